@@ -1,0 +1,102 @@
+"""Put draftwood in place of the name `llama_cpp`: what `draftwood.install()` and the alias package share.
+
+Under that name a program finds the private package itself (`llama_cpp is draftwood._llama_cpp`, and so for every
+submodule), with `Llama` bound to our class. One set of modules, so types, isinstance and monkeypatches agree.
+Must not know: models, contexts, libraries. Importing this module changes nothing and imports nothing of ours.
+"""
+
+from __future__ import annotations
+
+import importlib
+import importlib.util
+import sys
+from collections.abc import Sequence
+from importlib.abc import Loader, MetaPathFinder
+from importlib.machinery import ModuleSpec
+from types import CodeType, ModuleType
+from typing import Any
+
+_PUBLIC = "llama_cpp"
+_PRIVATE = "draftwood._llama_cpp"
+
+
+def install() -> ModuleType:
+    """Make `import llama_cpp` mean draftwood for the rest of this process, even where llama-cpp-python is installed.
+
+    Call it before anything imports `llama_cpp`; calling it again does nothing. Returns the module that the name
+    now stands for. Child processes start afresh and call it themselves.
+    Errors: ImportError when another `llama_cpp` is already imported: its functions take pointers from its own
+    library only, so swapping it under code that holds some of its names would crash, not fail.
+    Source: design section 5. Test: tests/compat/test_install.py.
+    """
+    found = sys.modules.get(_PUBLIC)
+    if found is None or found is sys.modules.get(_PRIVATE):
+        return occupy()
+    raise ImportError(
+        f"draftwood.install() found `llama_cpp` already imported from {getattr(found, '__file__', None)!r}; "
+        "expected that nothing had imported it yet.\n\n"
+        "hint: call draftwood.install() at the start of the program, before the imports that use llama_cpp "
+        "(in a notebook: restart the kernel first), or use draftwood.Llama directly.",
+        name=_PUBLIC,
+    )
+
+
+def occupy() -> ModuleType:
+    """Bind `llama_cpp` and all its submodules to the private package. Returns that package.
+
+    Submodules of another `llama_cpp` whose own import failed may linger in sys.modules; they are dropped.
+    """
+    draftwood: Any = importlib.import_module("draftwood")
+    ours: Any = importlib.import_module(_PRIVATE)
+    # Programs import it from either place, and the private package's own server takes it from the first.
+    # The class that ours derives from stays in draftwood.Llama.__mro__.
+    ours.Llama = ours.llama.Llama = draftwood.Llama
+    if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
+        # ahead of PathFinder, which would find the private package's files and load them a second time
+        sys.meta_path.insert(0, _AliasFinder())
+    for name in [name for name in sys.modules if name.startswith(_PUBLIC + ".")]:
+        if sys.modules[name] is not sys.modules.get(_private(name)):
+            del sys.modules[name]
+    sys.modules[_PUBLIC] = ours
+    module: ModuleType = ours
+    return module
+
+
+def _private(name: str) -> str:
+    return _PRIVATE + name[len(_PUBLIC) :]
+
+
+class _AliasFinder(MetaPathFinder):
+    """Finds `llama_cpp.x` as `draftwood._llama_cpp.x`, once `llama_cpp` is ours."""
+
+    def find_spec(
+        self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
+    ) -> ModuleSpec | None:
+        if not fullname.startswith(_PUBLIC + ".") or sys.modules.get(_PUBLIC) is not sys.modules.get(_PRIVATE):
+            return None
+        real = importlib.util.find_spec(_private(fullname))
+        if real is None:
+            return None
+        is_package = real.submodule_search_locations is not None
+        return ModuleSpec(fullname, _AliasLoader(real), origin=real.origin, is_package=is_package)
+
+
+class _AliasLoader(Loader):
+    """Hands out the module that the private name stands for, untouched: its spec and name stay its own."""
+
+    def __init__(self, real: ModuleSpec) -> None:
+        self._real = real
+
+    def create_module(self, spec: ModuleSpec) -> None:
+        return None
+
+    def exec_module(self, module: ModuleType) -> None:
+        # importlib takes whatever sys.modules holds after this call; returning the real module from create_module
+        # instead would have its __spec__ overwritten
+        sys.modules[module.__name__] = importlib.import_module(self._real.name)
+
+    def get_code(self, fullname: str) -> CodeType | None:
+        """Serve `python -m llama_cpp.server`, which asks the loader for code instead of importing."""
+        loader: Any = self._real.loader
+        code: CodeType | None = loader.get_code(self._real.name)
+        return code

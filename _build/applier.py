@@ -12,7 +12,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
-REFRESH = "hint: `make patch-import`, mend the commit in build/patches, then `make patch-export` and `make patch-check`"
+REFRESH = "\n\nhint: `make patch-import`, mend the commit in build/patches, then `make patch-export`"
+_ONLY = "a patch may only change lines of existing text files"
 
 _HUNK = re.compile(rb"@@ -(\d+)(?:,(\d+))? \+(\d+)(?:,(\d+))? @@")
 _REFUSED = {
@@ -34,7 +35,7 @@ class PatchError(RuntimeError):
 
 @dataclass(frozen=True, slots=True)
 class Hunk:
-    """One change: `lines` are (mark, text) with mark in b" -+"; texts keep their newline; `start` counts from 1."""
+    """One change: `lines` are (mark, text), mark one of b" -+", text with its newline; `start` is from 1."""
 
     number: int
     start: int
@@ -43,18 +44,22 @@ class Hunk:
 
     @property
     def old(self) -> list[bytes]:
+        """The lines that must stand in the old file."""
         return [text for mark, text in self.lines if mark != b"+"]
 
     @property
     def new(self) -> list[bytes]:
+        """The lines that take their place."""
         return [text for mark, text in self.lines if mark != b"-"]
 
     @property
     def added(self) -> list[bytes]:
+        """The lines marked +."""
         return [text for mark, text in self.lines if mark == b"+"]
 
     @property
     def removed(self) -> list[bytes]:
+        """The lines marked -."""
         return [text for mark, text in self.lines if mark == b"-"]
 
 
@@ -87,7 +92,7 @@ def read_series(patches: Path) -> list[str]:
     """
     series = patches / "series"
     if not series.is_file():
-        raise PatchError(f"`{series}` is missing; it lists the patches, one file name a line (it may be empty)")
+        raise PatchError(f"`{series}` is missing, expected the patch names, one a line (it may be empty)")
     lines = (line.split("#", 1)[0].strip() for line in series.read_text("utf-8").splitlines())
     return [line for line in lines if line]
 
@@ -96,14 +101,14 @@ def load_patch(patches: Path, name: str) -> Patch:
     """Read and parse one patch of the queue; raises PatchError where it is missing or cannot be read."""
     path = patches / name
     if not path.is_file():
-        raise PatchError(f"patch `{name}` is listed in `{patches / 'series'}` but `{path}` is missing\n\n{REFRESH}")
+        raise PatchError(f"patch `{name}` is listed in `series`, but there is no `{path}`{REFRESH}")
     return parse(name, path.read_bytes())
 
 
 def parse(name: str, data: bytes) -> Patch:
     """Parse the bytes of a patch file.
 
-    Raises PatchError for anything but changes to existing text files, and for a hunk whose line counts are wrong.
+    Raises PatchError for anything but changes to existing text files, and for a hunk with wrong line counts.
     Test: tests/unit/test_applier.py.
     """
     return _Parser(name, split_lines(data)).patch()
@@ -118,7 +123,7 @@ class _Parser:
     def patch(self) -> Patch:
         while not self.starts(b"diff --git ", b"--- "):
             if self.line is None:
-                raise self.error("holds no diff")
+                raise self.error("found no diff, expected `diff --git`")
             self.at += 1
         header = b"".join(self.lines[: self.at]).decode("utf-8")
         files: list[FilePatch] = []
@@ -139,7 +144,8 @@ class _Parser:
         return self.line is not None and self.line.startswith(prefixes)
 
     def error(self, what: str) -> PatchError:
-        return PatchError(f"patch `{self.name}`, line {min(self.at + 1, len(self.lines))}: {what}\n\n{REFRESH}")
+        line = min(self.at + 1, len(self.lines))
+        return PatchError(f"patch `{self.name}`, line {line}: {what}{REFRESH}")
 
     def file(self) -> FilePatch:
         if not self.starts(b"diff --git ", b"--- "):
@@ -147,14 +153,14 @@ class _Parser:
         while not self.starts(b"--- "):
             for prefix, what in _REFUSED.items():
                 if self.starts(prefix):
-                    raise self.error(f"{what}; a patch may only change lines of existing text files")
+                    raise self.error(f"{what}; {_ONLY}")
             self.at += 1
             if self.line is None or self.starts(b"diff --git ", b"@@"):
                 raise self.error(f"expected `--- a/<file>`, found {_show(self.line)}")
         old = self.path(b"--- ", "a/", "adds a file")
         new = self.path(b"+++ ", "b/", "deletes a file")
         if old != new:
-            raise self.error(f"renames `{old}` to `{new}`; a patch may only change lines of existing text files")
+            raise self.error(f"renames `{old}` to `{new}`; {_ONLY}")
         hunks: list[Hunk] = []
         while self.starts(b"@@"):
             hunks.append(self.hunk(len(hunks) + 1))
@@ -168,7 +174,7 @@ class _Parser:
         assert self.line is not None
         text = self.line[len(mark) :].split(b"\t")[0].rstrip(b"\r\n").decode("utf-8", "replace")
         if text == "/dev/null":
-            raise self.error(f"{if_null}; a patch may only change lines of existing text files")
+            raise self.error(f"{if_null}; {_ONLY}")
         path = PurePosixPath(text.removeprefix(prefix))
         unsafe = path.is_absolute() or ".." in path.parts or "\\" in text or ":" in text
         if not text.startswith(prefix) or unsafe or not path.parts:
@@ -180,7 +186,7 @@ class _Parser:
         head = self.at
         match = _HUNK.match(self.lines[head])
         if match is None:
-            raise self.error(f"hunk {number}: expected `@@ -line,count +line,count @@`, found {_show(self.line)}")
+            raise self.error(f"hunk {number}: expected `@@ -n,n +n,n @@`, found {_show(self.line)}")
         start, n_old, new_start, n_new = (1 if group is None else int(group) for group in match.groups())
         if n_old == 0:
             raise self.error(f"hunk {number} has no line of context, so nothing holds it in place")
@@ -188,15 +194,17 @@ class _Parser:
         self.at += 1
         while n_old > 0 or n_new > 0 or self.starts(b"\\"):
             mark, text = (self.line or b"")[:1], (self.line or b"")[1:]
-            if mark == b"\\" and lines:
+            if mark == b"\\" and lines:  # "\ No newline at end of file"
                 lines[-1] = (lines[-1][0], lines[-1][1].removesuffix(b"\n"))
             elif mark in (b" ", b"-", b"+"):
                 lines.append((mark, text))
                 n_old -= mark != b"+"
                 n_new -= mark != b"-"
-            if n_old < 0 or n_new < 0 or mark not in (b" ", b"-", b"+", b"\\"):
-                self.at = head
-                raise self.error(f"hunk {number}: its line counts do not fit the lines that follow")
+            else:
+                n_old = -1
+            if n_old < 0 or n_new < 0:
+                found = _show(self.line)
+                raise self.error(f"hunk {number}, at line {head + 1}: its counts do not fit, found {found}")
             self.at += 1
         return Hunk(number, start, new_start, tuple(lines))
 
@@ -218,8 +226,8 @@ def apply_file(name: str, file: FilePatch, data: bytes) -> bytes:
             raise PatchError(_misfit(name, file, hunk, lines, overlaps=begin < taken))
         if len(out) + 1 != hunk.new_start:
             raise PatchError(
-                f"patch `{name}`, file `{file.path}`, hunk {hunk.number}: its header says that it begins at line "
-                f"{hunk.new_start} of the new file, expected {len(out) + 1} after the hunks before it\n\n{REFRESH}"
+                f"patch `{name}`, file `{file.path}`, hunk {hunk.number}: its header says that it begins "
+                f"at line {hunk.new_start} of the new file, expected {len(out) + 1}{REFRESH}"
             )
         out += hunk.new
         taken = end
@@ -227,14 +235,14 @@ def apply_file(name: str, file: FilePatch, data: bytes) -> bytes:
 
 
 def apply_patch(patch: Patch, tree: Path) -> None:
-    """Change the files under `tree`; where any hunk fails, none of the patch is written (raises PatchError)."""
+    """Change the files under `tree`; where a hunk fails, none is written (raises PatchError)."""
     changed: dict[Path, bytes] = {}
     for file in patch.files:
         target = tree / file.path
         if target.is_symlink() or not target.is_file():
             raise PatchError(
                 f"patch `{patch.name}` changes `{file.path}`, expected a file there, found "
-                f"{'a link' if target.is_symlink() else 'none'}\n\n{REFRESH}"
+                f"{'a link' if target.is_symlink() else 'none'}{REFRESH}"
             )
         changed[target] = apply_file(patch.name, file, target.read_bytes())
     for target, data in changed.items():
@@ -244,7 +252,7 @@ def apply_patch(patch: Patch, tree: Path) -> None:
 def apply_series(patches: Path, tree: Path) -> list[str]:
     """Apply every patch of `patches/series` to `tree`, in order, and return their names.
 
-    Stops with a PatchError at the first that fails; the tree is then half patched, so give it a temporary one.
+    Stops with a PatchError at the first that fails; the tree is then half patched: give it a temporary one.
     """
     names = read_series(patches)
     for name in names:
@@ -265,13 +273,13 @@ def _misfit(name: str, file: FilePatch, hunk: Hunk, lines: list[bytes], overlaps
     begin = hunk.start - 1
     where = f"patch `{name}` does not apply: file `{file.path}`, hunk {hunk.number}"
     if overlaps:
-        return f"{where}: line {hunk.start} lies inside or before the hunk above it\n\n{REFRESH}"
+        return f"{where}: line {hunk.start} lies inside or before the hunk above it{REFRESH}"
     found = [*lines[begin : begin + len(hunk.old)], *[None] * len(hunk.old)]
-    at = next(i for i, (want, have) in enumerate(zip(hunk.old, found)) if want != have)
+    at = next(i for i, (want, have) in enumerate(zip(hunk.old, found, strict=False)) if want != have)
     text = f"{where}, line {hunk.start + at}\n  expected {_show(hunk.old[at])}\n  found    {_show(found[at])}"
     moved = [str(line) for line in _places(hunk.old, lines)]
     if hunk.removed + hunk.added and lines[hunk.new_start - 1 :][: len(hunk.new)] == hunk.new:
         text += "\nIts result already stands there: the patch is applied, or upstream has taken it."
     elif moved:
         text += f"\nThe expected lines stand at line {', '.join(moved)}; an offset is never guessed."
-    return f"{text}\n\n{REFRESH}"
+    return f"{text}{REFRESH}"

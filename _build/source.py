@@ -1,14 +1,16 @@
-"""Provide the pinned llama-cpp-python source: find the archive, check it, unpack it, apply the patch series.
+"""Provide the pinned llama-cpp-python source: find the archive, check it, unpack it, apply the patches.
 
-Every state of pin and patches has a folder of its own, `build/src/<hash>/`, which appears by one rename, so no
-half-patched tree is ever seen. `build/src/current` points at the one in force: compilers and ccache see a path
-that does not change with the patches.
+Every state of pin and patches has its own folder, `build/src/<hash>/`, which appears by one rename, so no
+half-patched tree is ever seen. `build/src/current` points at the one in force: compilers and ccache see a
+path that does not change with the patches.
 Must not know how the tree is built. Entry point: `ensure_source`; `python _build/source.py` prints its path.
 """
 
 from __future__ import annotations
 
+import fcntl
 import filecmp
+import gzip
 import hashlib
 import json
 import os
@@ -18,11 +20,11 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
-from typing import IO
 
 from applier import PatchError, apply_series, read_series
 
@@ -51,10 +53,12 @@ class Lock:
 
     @property
     def top(self) -> str:
+        """The one folder that the archive holds."""
         return f"{self.name}-{self.version}"
 
     @property
     def tarball(self) -> str:
+        """The archive's file name."""
         return f"{self.top}.tar.gz"
 
 
@@ -78,15 +82,15 @@ class Source:
 
 
 def load_lock(root: Path) -> Lock:
-    """Read `vendor/llama.lock`; raises SourceError where a field is missing. Test: tests/unit/test_source.py."""
+    """Read `vendor/llama.lock`; raises SourceError for a missing or unknown field. Test: test_source.py."""
     path = root / "vendor" / "llama.lock"
     with path.open("rb") as file:
         table = tomllib.load(file)
     try:
-        lock = Lock(**{**table, "leave_out": tuple(table["leave_out"])})
+        return Lock(**{**table, "leave_out": tuple(table["leave_out"])})
     except (KeyError, TypeError) as error:
-        raise SourceError(f"`{path}` does not hold the fields {', '.join(Lock.__slots__)}: {error}") from error
-    return lock
+        fields = ", ".join(Lock.__slots__)
+        raise SourceError(f"`{path}` holds {', '.join(table)}, expected {fields}") from error
 
 
 def series_hash(root: Path, lock: Lock, *, pristine: bool = False) -> str:
@@ -112,16 +116,14 @@ def cache_dir() -> Path:
     """Return the folder that keeps downloads: DRAFTWOOD_CACHE, else draftwood/ in the user's cache folder."""
     if named := os.environ.get("DRAFTWOOD_CACHE"):
         return Path(named).expanduser()
-    if os.name == "nt" and (local := os.environ.get("LOCALAPPDATA")):
-        return Path(local) / "draftwood" / "cache"
     return Path(os.environ.get("XDG_CACHE_HOME") or Path.home() / ".cache") / "draftwood"
 
 
 def find_sdist(root: Path, lock: Lock) -> Path:
-    """Return the archive, its sha256 checked: DRAFTWOOD_SDIST, `vendor/`, the cache, else a download by pip.
+    """Return the archive, its sha256 checked: DRAFTWOOD_SDIST, `vendor/`, the cache, or a download.
 
-    Raises SourceError for a wrong hash (file, found, expected, fix), a DRAFTWOOD_SDIST that is not there, and a
-    failed download. Test: tests/unit/test_source.py.
+    Raises SourceError for a wrong hash (file, found, expected, fix), a DRAFTWOOD_SDIST that is not there, and
+    a failed download. Test: tests/unit/test_source.py.
     """
     if named := os.environ.get("DRAFTWOOD_SDIST"):
         path = Path(named).expanduser()
@@ -159,7 +161,7 @@ def checked(path: Path, lock: Lock) -> Path:
 
 
 def _download(cache: Path, lock: Lock) -> Path:
-    """Download with pip, so that the user's index, proxy and certificates are used; pip checks the hash too."""
+    """Download with pip, so that the user's index, proxy and certificates hold; pip checks the hash too."""
     print(f"draftwood: downloading {lock.tarball} to {cache}", file=sys.stderr, flush=True)
     cache.mkdir(parents=True, exist_ok=True)
     with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
@@ -172,8 +174,9 @@ def _download(cache: Path, lock: Lock) -> Path:
 
 
 def pip_download(what: list[str], name: str, folder: Path, tarball: str) -> None:
-    """Run `pip download` of one source distribution into `folder`; raises SourceError with pip's last words."""
-    command = [sys.executable, "-m", "pip", "download", "--no-deps", "--no-binary", name, "--dest", str(folder)]
+    """Let pip download one source distribution to `folder`; raises SourceError with pip's last words."""
+    pip = [sys.executable, "-m", "pip", "download"]
+    command = [*pip, "--no-deps", f"--no-binary={name}", f"--dest={folder}"]
     try:
         import scikit_build_core  # noqa: F401
     except ImportError:
@@ -182,7 +185,7 @@ def pip_download(what: list[str], name: str, folder: Path, tarball: str) -> None
         # pip asks the archive's own build backend for its name; where that is at hand, a second isolated
         # environment (and its downloads) can be saved.
         command.append("--no-build-isolation")
-    result = subprocess.run([*command, *what], capture_output=True, text=True)
+    result = subprocess.run([*command, *what], capture_output=True, text=True, check=False)
     if result.returncode != 0 or not (folder / tarball).is_file():
         words = (result.stderr.strip() or result.stdout.strip()).splitlines()[-6:]
         raise SourceError(
@@ -198,8 +201,8 @@ def pip_download(what: list[str], name: str, folder: Path, tarball: str) -> None
 def unpack(archive: Path, lock: Lock, target: Path) -> None:
     """Write the regular files of the archive under `target`, without its top folder and what is left out.
 
-    Files get the present time, not the archive's, so that a build sees a change. Raises SourceError for a link,
-    a device, a path that leaves the folder, or a damaged archive. Test: tests/unit/test_source.py.
+    Files get the present time, not the archive's, so that a build sees a change. Raises SourceError for a
+    link, a device, a path that leaves the folder, or a damaged archive. Test: tests/unit/test_source.py.
     """
     made: set[Path] = set()
     try:
@@ -217,10 +220,9 @@ def unpack(archive: Path, lock: Lock, target: Path) -> None:
                     shutil.copyfileobj(content, file)
                 if member.mode & 0o100:
                     path.chmod(0o755)
-    except (tarfile.TarError, EOFError, OSError) as error:
-        if isinstance(error, OSError) and error.errno is not None and not isinstance(error, FileExistsError):
-            raise
-        raise SourceError(f"`{archive}` cannot be unpacked: {error}\n\nhint: delete it and run again") from error
+    except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, FileExistsError) as error:
+        hint = "hint: delete it and run again"
+        raise SourceError(f"`{archive}` cannot be unpacked: {error}\n\n{hint}") from error
 
 
 def _inside(member: tarfile.TarInfo, lock: Lock) -> str | None:
@@ -238,7 +240,7 @@ def _inside(member: tarfile.TarInfo, lock: Lock) -> str | None:
 
 
 def ensure_source(root: Path, *, pristine: bool = False) -> Source:
-    """Return the pinned source with the series applied, unpacked under `root/build/src` if it is not yet there.
+    """Return the pinned source with the series applied, unpacked under `root/build/src` where it is not.
 
     Args: `pristine` leaves the patches out and `build/src/current` alone (for comparison builds).
     Safe to interrupt and to call from several processes at once. Raises SourceError or PatchError.
@@ -262,8 +264,8 @@ def ensure_source(root: Path, *, pristine: bool = False) -> Source:
 
 def _make_tree(root: Path, lock: Lock, tree: Path, pristine: bool) -> None:
     archive = find_sdist(root, lock)
-    for left_over in tree.parent.glob(".part-*"):  # of an interrupted run; we hold the lock, so nobody uses it
-        shutil.rmtree(left_over)
+    for left_over in tree.parent.glob(".part-*"):
+        shutil.rmtree(left_over)  # of an interrupted run: we hold the lock, so nobody uses it
     part = tree.parent / f".part-{tree.name}"
     try:
         unpack(archive, lock, part)
@@ -298,7 +300,7 @@ def _make_current(store: Path, tree: Path) -> Path:
 
 
 def _settle_times(old: Path, new: Path) -> None:
-    """Give files behind `current` the times that editing in place would: unchanged keep theirs, changed are new.
+    """Give files the times that editing in place would give: the unchanged keep theirs, the changed get now.
 
     Without this, a change of one patch would rebuild everything, and going back to older patches nothing.
     """
@@ -315,36 +317,26 @@ def _settle_times(old: Path, new: Path) -> None:
 
 def _prune(store: Path, keep: set[str]) -> None:
     """Remove old trees, except those to keep and the newest of the others."""
-    trees = [path for path in store.iterdir() if re.fullmatch(r"[0-9a-f]{16}", path.name) and path.name not in keep]
-    trees.sort(key=lambda path: (path / STAMP).stat().st_mtime if (path / STAMP).is_file() else 0.0)
-    for path in trees[:-1]:
+    old = [path for path in store.iterdir() if re.fullmatch(r"[0-9a-f]{16}", path.name)]
+    old = [path for path in old if path.name not in keep and (path / STAMP).is_file()]
+    old.sort(key=lambda path: (path / STAMP).stat().st_mtime)
+    for path in old[:-1]:
         shutil.rmtree(path)
 
 
 @contextmanager
 def _exclusive(path: Path) -> Iterator[None]:
     """Hold an exclusive lock on a file; the system frees it when the process ends, however it ends."""
-    with path.open("a+b") as file:
-        _lock_file(file)
-        yield
-
-
-def _lock_file(file: IO[bytes]) -> None:
-    if sys.platform == "win32":
-        import msvcrt
-
-        file.seek(0)
-        msvcrt.locking(file.fileno(), msvcrt.LK_LOCK, 1)
-    else:
-        import fcntl
-
+    with path.open("a") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
+        yield
 
 
 def main() -> int:
     """Print the path of the source tree, for the Makefile and for CMake."""
+    root = Path(__file__).resolve().parent.parent
     try:
-        print(ensure_source(Path(__file__).resolve().parent.parent, pristine="--pristine" in sys.argv[1:]).path)
+        print(ensure_source(root, pristine="--pristine" in sys.argv[1:]).path)
     except (SourceError, PatchError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

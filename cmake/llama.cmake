@@ -1,0 +1,60 @@
+# llama.cpp as a subproject: which parts are built, and under which private names.
+
+find_program(DRAFTWOOD_CCACHE ccache)
+if (DRAFTWOOD_CCACHE AND NOT CMAKE_CXX_COMPILER_LAUNCHER)
+    foreach(lang C CXX CUDA)
+        set(CMAKE_${lang}_COMPILER_LAUNCHER "${DRAFTWOOD_CCACHE}")
+    endforeach()
+endif()
+
+set(BUILD_SHARED_LIBS ON)
+set(CMAKE_POSITION_INDEPENDENT_CODE ON)
+set(CMAKE_BUILD_WITH_INSTALL_RPATH ON)
+
+# a cache entry given by the user (CMAKE_ARGS="-DGGML_CUDA=on") wins over these defaults
+function(draftwood_default name value)
+    if (NOT DEFINED CACHE{${name}})
+        set(${name} ${value} CACHE STRING "set by draftwood")
+    endif()
+endfunction()
+
+draftwood_default(GGML_CCACHE           OFF)   # done above, for every target
+draftwood_default(GGML_RPC              ON)
+draftwood_default(GGML_CUDA_NCCL        OFF)
+draftwood_default(LLAMA_BUILD_COMMON    ON)
+draftwood_default(LLAMA_BUILD_TOOLS     ON)
+draftwood_default(LLAMA_BUILD_SERVER    ON)
+draftwood_default(LLAMA_BUILD_TESTS     OFF)
+draftwood_default(LLAMA_BUILD_EXAMPLES  OFF)
+draftwood_default(LLAMA_BUILD_APP       OFF)
+draftwood_default(LLAMA_BUILD_UI        OFF)   # the web page would be fetched from a model hub
+draftwood_default(LLAMA_USE_PREBUILT_UI OFF)
+draftwood_default(LLAMA_OPENSSL         OFF)
+# fixed ids: the tree has no .git, and ids that change with it would break ccache
+draftwood_default(LLAMA_BUILD_NUMBER    1)
+draftwood_default(LLAMA_BUILD_COMMIT    "${DRAFTWOOD_PIN_COMMIT}")
+
+add_subdirectory("${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
+
+set(DRAFTWOOD_LIBS llama mtmd)                # file names that llama-cpp-python's loader looks for
+set(DRAFTWOOD_PRIVATE_LIBS ggml-base ggml-cpu ggml llama-common llama-server-impl)
+foreach(backend ggml-rpc ggml-cuda)
+    if (TARGET ${backend})
+        list(APPEND DRAFTWOOD_PRIVATE_LIBS ${backend})
+    endif()
+endforeach()
+set(DRAFTWOOD_PROGRAMS llama-server)
+
+# Unversioned files and sonames of our own: the loader would bind a stock libllama's `libggml.so.0`
+# to ours, and the other way round, if both lived in one process (tests/compat/test_two_libraries.py).
+foreach(target IN LISTS DRAFTWOOD_LIBS DRAFTWOOD_PRIVATE_LIBS)
+    set_property(TARGET ${target} PROPERTY VERSION)
+    set_property(TARGET ${target} PROPERTY SOVERSION)
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" EXCLUDE_FROM_ALL OFF)
+endforeach()
+foreach(target IN LISTS DRAFTWOOD_PRIVATE_LIBS)
+    set_target_properties(${target} PROPERTIES OUTPUT_NAME "draftwood-${target}")
+endforeach()
+foreach(target IN LISTS DRAFTWOOD_PROGRAMS)
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../_llama_cpp/lib")
+endforeach()

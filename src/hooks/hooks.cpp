@@ -1,0 +1,47 @@
+// The hooks' bodies: see hooks.h for who calls them and when.
+
+#include "hooks.h"
+
+#include "ggml-cpu.h"
+
+namespace {
+
+using set_use_ref_t = decltype(&ggml_backend_cpu_set_use_ref);
+
+// Looked up through the registry, since the CPU backend may be a module of its own (GGML_BACKEND_DL).
+set_use_ref_t find_set_use_ref(ggml_backend_t backend_cpu) {
+    ggml_backend_dev_t dev = ggml_backend_get_device(backend_cpu);
+    ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
+    return reg ? (set_use_ref_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref") : nullptr;
+}
+
+} // namespace
+
+void dw_hook_decode(dw_state * dw) noexcept {
+    if (dw && dw->flush) {
+        dw->flush(dw->user);
+    }
+}
+
+void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows) noexcept {
+    if (!dw || !backend_cpu) {
+        return;
+    }
+    if (set_use_ref_t set_use_ref = find_set_use_ref(backend_cpu)) {
+        const bool exact = n_rows <= dw->exact_rows;
+        set_use_ref(backend_cpu, exact);
+        dw->n_exact_batches += exact ? 1 : 0;
+    }
+}
+
+void dw_hook_state_write(dw_state * dw) noexcept {
+    if (dw && dw->flush) {
+        dw->flush(dw->user);
+    }
+}
+
+void dw_hook_state_read(dw_state * dw) noexcept {
+    if (dw && dw->replaced) {
+        dw->replaced(dw->user);
+    }
+}

@@ -1,0 +1,42 @@
+// The contract between llama.cpp's patched lines and draftwood: the only room that llama.cpp calls.
+//
+// Every hook takes the per-context pointer that the patch `llama-cparams-hook-state` adds to
+// llama_cparams. It is nullptr unless an engine was attached, and then each hook returns at once:
+// a build with draftwood switched off computes what a pristine build computes
+// (tests/model/test_inert.py). Hooks never throw and never abort.
+
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <cstdint>
+
+// What an attached engine wants to hear of its llama_context. Owned by the engine.
+struct dw_state {
+    // rows of a batch up to which CPU kernels run whose rows do not depend on each other's number; 0: never
+    int32_t exact_rows = 0;
+
+    // batches that ran on the row-exact kernels since the engine was attached (a counter for tests and doctor)
+    int64_t n_exact_batches = 0;
+
+    // ends an open verify before somebody else looks at the context's memory; may be nullptr
+    void (*flush)(void * user) noexcept = nullptr;
+
+    // the context's memory was replaced from outside (state load); may be nullptr
+    void (*replaced)(void * user) noexcept = nullptr;
+
+    void * user = nullptr;
+};
+
+// llama_context::decode, first line: a raw decode must not land behind rows that were never accepted.
+void dw_hook_decode(dw_state * dw) noexcept;
+
+// llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows.
+// backend_cpu may be nullptr.
+void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows) noexcept;
+
+// llama_context::state_write_data and state_seq_write_data, before the memory is written.
+void dw_hook_state_write(dw_state * dw) noexcept;
+
+// llama_context::state_read_data and state_seq_read_data, before the memory is read.
+void dw_hook_state_read(dw_state * dw) noexcept;

@@ -1,9 +1,9 @@
 """Stage llama-cpp-python's Python files as the private package `draftwood._llama_cpp`.
 
-Copies `llama_cpp/**/*.py` and `py.typed` out of the unpacked sdist and rewrites absolute imports of `llama_cpp`,
-so that the copy never touches that name. Nothing else changes, not even a line number: tracebacks match upstream.
-A form of import that is not foreseen here stops the build, it is never guessed at.
-Must not know: how the sdist is fetched or patched, CMake, where the wheel is built. Standard library only.
+Copies `llama_cpp/**/*.py` and `py.typed` out of the unpacked sdist and rewrites absolute imports of `llama_cpp`
+so that the copy never touches that name. Nothing else changes, not even a line number: tracebacks match
+upstream. A form of import that is not foreseen here stops the build, it is never guessed at.
+Must not know: how the sdist is fetched or patched, CMake. Standard library only. Entry point: `stage`.
 """
 
 from __future__ import annotations
@@ -27,7 +27,7 @@ class StageReport:
     statements: int
 
 
-# What the pinned sdist holds (vendor/llama.lock). A bump that changes it asks a person to look, then edit here.
+# What the pinned sdist holds (vendor/llama.lock). When a bump changes it, read the new imports, then edit here.
 EXPECTED = StageReport(copied=26, changed=16, statements=39)
 
 
@@ -39,8 +39,8 @@ def stage(sdist_dir: Path, dest: Path, expected: StageReport | None = EXPECTED) 
     """Write the private package into `dest`, the folder that becomes `draftwood/_llama_cpp`.
 
     Same sdist, same bytes and same mtimes, so that a second run changes nothing that a build tool looks at.
-    Python files that an earlier run left and this sdist lacks are removed; other files in `dest` are left alone.
-    Errors: StageError when counts differ from `expected` (None: not compared) or an import cannot be rewritten.
+    Python files that an earlier run left and this sdist lacks are removed; other files in `dest` stay.
+    Errors: StageError when counts differ from `expected` (None: not compared), or from `rewrite`.
     Source: design section 5. Test: tests/unit/test_pyfiles.py.
     """
     source_dir = sdist_dir / UPSTREAM
@@ -73,25 +73,31 @@ def stage(sdist_dir: Path, dest: Path, expected: StageReport | None = EXPECTED) 
 
 
 def rewrite(source: bytes, filename: str) -> tuple[bytes, int]:
-    """Return `source` (UTF-8) with absolute imports of `llama_cpp` renamed, and the number of statements changed.
+    """Return `source` (UTF-8) with absolute imports of `llama_cpp` renamed, and how many statements that were.
 
-    Errors: StageError with file and line for an import that is laid out in a way not foreseen, or a dynamic one.
+    Errors: StageError with file and line for an import in a layout that is not foreseen, or a dynamic one.
     """
     lines = source.splitlines(keepends=True)
     nodes = _upstream_imports(ast.parse(source, filename))
-    for node in nodes:
+    for node in reversed(nodes):  # from the back, so that columns of earlier statements on a line still hold
         row = node.lineno - 1
         before, after = _old_and_new(node)
         # ast counts columns in UTF-8 bytes, which is why the whole file is handled as bytes
         head, rest = lines[row][: node.col_offset], lines[row][node.col_offset :]
         if not rest.startswith(before):
-            raise StageError(f"{filename}:{node.lineno}: found `{rest.decode().rstrip()}`, expected `{before.decode()}`.")
+            raise StageError(
+                f"{filename}:{node.lineno}: found `{rest.decode().rstrip()}`, expected `{before.decode()}`."
+                "\n\nhint: teach _build/pyfiles.py this layout; it rewrites imports that stand on one line."
+            )
         lines[row] = head + after + rest[len(before) :]
     result = b"".join(lines)
     tree = ast.parse(result, filename)
     left = [node.lineno for node in _upstream_imports(tree)] + _dynamic_imports(tree)
     if left:
-        raise StageError(f"{filename}:{left[0]}: an import of `{UPSTREAM}` is left that cannot be rewritten.")
+        raise StageError(
+            f"{filename}:{left[0]}: an import of `{UPSTREAM}` is left, expected none after rewriting."
+            "\n\nhint: a name that is imported at run time needs a rule of its own in _build/pyfiles.py."
+        )
     return result, len(nodes)
 
 
@@ -107,7 +113,7 @@ def _upstream_imports(tree: ast.Module) -> list[ast.Import | ast.ImportFrom]:
                 found.append(node)
         elif isinstance(node, ast.Import) and any(_is_upstream(alias.name) for alias in node.names):
             found.append(node)
-    return found
+    return sorted(found, key=lambda node: (node.lineno, node.col_offset))
 
 
 def _dynamic_imports(tree: ast.Module) -> list[int]:
@@ -138,8 +144,8 @@ def _renamed(alias: ast.alias) -> list[ast.alias]:
     private = ast.alias(_private(alias.name), alias.asname or UPSTREAM)
     if alias.asname or alias.name == UPSTREAM:
         return [private]
-    # `import llama_cpp.llama` loads the submodule but binds the package: load first, then bind the same name over
-    # it. Both find a module that is still being imported, so llama_cache's cycle works as it does upstream.
+    # `import llama_cpp.llama` loads the submodule but binds the package: load first, then bind the name anew.
+    # Both find a module that is still being imported, so llama_cache's cycle works as it does upstream.
     return [private, ast.alias(PRIVATE, UPSTREAM)]
 
 
@@ -150,7 +156,7 @@ def _private(name: str) -> str:
 def _write(target: Path, data: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
-    # One mtime for all would be quiet too, but bytecode caches and CMake's install take equal mtimes for equal
-    # content: a changed file would be missed. So the mtime follows the content: 2001 plus up to 34 years.
-    stamp = 1_000_000_000 + zlib.crc32(data) % (1 << 30)
+    # One mtime for all would be quiet too, but bytecode caches and CMake's install take an equal mtime for equal
+    # content and would miss a change. So the mtime follows the content: some second between 2001 and 2018.
+    stamp = 1_000_000_000 + zlib.crc32(data) % (1 << 29)
     os.utime(target, (stamp, stamp))

@@ -1,8 +1,8 @@
 """Put draftwood in place of the name `llama_cpp`: what `draftwood.install()` and the alias package share.
 
-Under that name a program finds the private package itself (`llama_cpp is draftwood._llama_cpp`, and so for every
-submodule), with `Llama` bound to our class. One set of modules, so types, isinstance and monkeypatches agree.
-Must not know: models, contexts, libraries. Importing this module changes nothing and imports nothing of ours.
+Under that name a program finds the private package itself (`llama_cpp is draftwood._llama_cpp`, and so for
+every submodule), with `Llama` bound to our class. One set of modules, so types, isinstance and monkeypatches
+agree. Must not know: models, contexts, libraries. Importing this module imports nothing of ours.
 """
 
 from __future__ import annotations
@@ -21,12 +21,12 @@ _PRIVATE = "draftwood._llama_cpp"
 
 
 def install() -> ModuleType:
-    """Make `import llama_cpp` mean draftwood for the rest of this process, even where llama-cpp-python is installed.
+    """Make `import llama_cpp` mean draftwood in this process, even where llama-cpp-python is installed.
 
     Call it before anything imports `llama_cpp`; calling it again does nothing. Returns the module that the name
     now stands for. Child processes start afresh and call it themselves.
-    Errors: ImportError when another `llama_cpp` is already imported: its functions take pointers from its own
-    library only, so swapping it under code that holds some of its names would crash, not fail.
+    Errors: ImportError when another `llama_cpp` is already imported. Each copy works with pointers of its own
+    library only, so swapping it under code that holds some of its names would crash the process.
     Source: design section 5. Test: tests/compat/test_install.py.
     """
     found = sys.modules.get(_PUBLIC)
@@ -72,7 +72,8 @@ class _AliasFinder(MetaPathFinder):
     def find_spec(
         self, fullname: str, path: Sequence[str] | None, target: ModuleType | None = None
     ) -> ModuleSpec | None:
-        if not fullname.startswith(_PUBLIC + ".") or sys.modules.get(_PUBLIC) is not sys.modules.get(_PRIVATE):
+        ours = sys.modules.get(_PRIVATE)
+        if not fullname.startswith(_PUBLIC + ".") or ours is None or sys.modules.get(_PUBLIC) is not ours:
             return None
         real = importlib.util.find_spec(_private(fullname))
         if real is None:
@@ -91,8 +92,8 @@ class _AliasLoader(Loader):
         return None
 
     def exec_module(self, module: ModuleType) -> None:
-        # importlib takes whatever sys.modules holds after this call; returning the real module from create_module
-        # instead would have its __spec__ overwritten
+        # importlib takes what sys.modules holds after this call. Handing out the real module in create_module
+        # would have its __spec__ overwritten.
         sys.modules[module.__name__] = importlib.import_module(self._real.name)
 
     def get_code(self, fullname: str) -> CodeType | None:

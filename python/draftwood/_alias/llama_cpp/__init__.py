@@ -1,7 +1,7 @@
 """`llama_cpp` for programs written against llama-cpp-python, on a machine that has draftwood instead.
 
-The folder above is on sys.path through draftwood.pth, behind the packages installed beside it. Importing this file
-replaces it in sys.modules: by draftwood's own copy, or by another `llama_cpp` further along sys.path.
+The folder above is on sys.path through draftwood.pth, behind the packages installed beside it. Importing this
+file replaces it in sys.modules: by draftwood's own copy, or by another `llama_cpp` further along sys.path.
 Test: tests/compat/test_alias.py.
 """
 
@@ -20,16 +20,17 @@ if TYPE_CHECKING:  # what a type checker sees, which reads .pth paths but runs n
 def _other() -> ModuleSpec | None:
     """Find a `llama_cpp` other than this one on sys.path.
 
-    One that is installed beside draftwood comes first by itself, for a .pth line goes behind its own folder. One in a
-    folder further on (system packages below a user install or a virtual environment) would be shadowed by us.
+    One that is installed beside draftwood comes first by itself, for a .pth line goes behind its own folder.
+    One in a folder further on (system packages below a user install or a virtual environment) would be shadowed.
     """
     here = Path(__file__).resolve().parent.parent
     spec = PathFinder.find_spec(__name__, [entry for entry in sys.path if Path(entry).resolve() != here])
-    return spec if spec is not None and spec.has_location else None  # a bare folder of that name has no location
+    # a bare folder of that name, such as a checkout's, has no location
+    return spec if spec is not None and spec.has_location else None
 
 
 if (_spec := _other()) is not None and _spec.loader is not None:
-    # draftwood is not imported on this branch: what is wrong with it is no concern of a program that does not use it
+    # draftwood stays unimported here: what may be wrong with it is no concern of a program that does not use it
     sys.modules[__name__] = module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[__name__])
 else:

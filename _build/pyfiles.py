@@ -1,7 +1,7 @@
 """Stage llama-cpp-python's Python files as the private package `draftwood._llama_cpp`.
 
-Copies `llama_cpp/**/*.py` and `py.typed` out of the unpacked sdist and rewrites absolute imports of `llama_cpp`
-so that the copy never touches that name. Nothing else changes, not even a line number: tracebacks match
+Copies `llama_cpp/**/*.py` and `py.typed` out of the unpacked sdist and rewrites absolute imports, so that
+the copy never touches that name. Nothing else changes, not even a line number: tracebacks match
 upstream. A form of import that is not foreseen here stops the build, it is never guessed at.
 Must not know: how the sdist is fetched or patched, CMake. Standard library only. Entry point: `stage`.
 """
@@ -27,7 +27,7 @@ class StageReport:
     statements: int
 
 
-# What the pinned sdist holds (vendor/llama.lock). When a bump changes it, read the new imports, then edit here.
+# What the pinned sdist holds (vendor/llama.lock). When a bump changes it: read the new imports, edit here.
 EXPECTED = StageReport(copied=26, changed=16, statements=39)
 
 
@@ -73,7 +73,7 @@ def stage(sdist_dir: Path, dest: Path, expected: StageReport | None = EXPECTED) 
 
 
 def rewrite(source: bytes, filename: str) -> tuple[bytes, int]:
-    """Return `source` (UTF-8) with absolute imports of `llama_cpp` renamed, and how many statements that were.
+    """Return `source` (UTF-8) with absolute imports of `llama_cpp` renamed, and how many statements.
 
     Errors: StageError with file and line for an import in a layout that is not foreseen, or a dynamic one.
     """
@@ -156,7 +156,7 @@ def _private(name: str) -> str:
 def _write(target: Path, data: bytes) -> None:
     target.parent.mkdir(parents=True, exist_ok=True)
     target.write_bytes(data)
-    # One mtime for all would be quiet too, but bytecode caches and CMake's install take an equal mtime for equal
-    # content and would miss a change. So the mtime follows the content: some second between 2001 and 2018.
+    # One mtime for all would be quiet too, but bytecode caches and CMake's install would then miss changed
+    # content. So the mtime follows the content: some second between 2001 and 2018.
     stamp = 1_000_000_000 + zlib.crc32(data) % (1 << 29)
     os.utime(target, (stamp, stamp))

@@ -23,8 +23,8 @@ _PRIVATE = "draftwood._llama_cpp"
 def install() -> ModuleType:
     """Make `import llama_cpp` mean draftwood in this process, even where llama-cpp-python is installed.
 
-    Call it before anything imports `llama_cpp`; calling it again does nothing. Returns the module that the name
-    now stands for. Child processes start afresh and call it themselves.
+    Call it before anything imports `llama_cpp`; calling it again does nothing. Returns the module that the
+    name now stands for. Child processes start afresh and call it themselves.
     Errors: ImportError when another `llama_cpp` is already imported. Each copy works with pointers of its own
     library only, so swapping it under code that holds some of its names would crash the process.
     Source: design section 5. Test: tests/compat/test_install.py.

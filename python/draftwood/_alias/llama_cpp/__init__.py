@@ -21,7 +21,7 @@ def _other() -> ModuleSpec | None:
     """Find a `llama_cpp` other than this one on sys.path.
 
     One that is installed beside draftwood comes first by itself, for a .pth line goes behind its own folder.
-    One in a folder further on (system packages below a user install or a virtual environment) would be shadowed.
+    One in a folder further on (system packages below a virtual environment, say) would be shadowed.
     """
     here = Path(__file__).resolve().parent.parent
     spec = PathFinder.find_spec(__name__, [entry for entry in sys.path if Path(entry).resolve() != here])
@@ -30,7 +30,7 @@ def _other() -> ModuleSpec | None:
 
 
 if (_spec := _other()) is not None and _spec.loader is not None:
-    # draftwood stays unimported here: what may be wrong with it is no concern of a program that does not use it
+    # draftwood is not imported: what may be wrong with it does not concern a program that does not use it
     sys.modules[__name__] = module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[__name__])
 else:

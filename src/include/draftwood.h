@@ -1,0 +1,159 @@
+// draftwood's public C API: one engine per llama_context, one speculative round at a time.
+//
+// A round is four calls:
+//
+//     dw_propose   drafters continue the last token          (drafter's context)
+//     dw_verify    last token and drafts in one llama_decode (target's context)
+//     dw_next      one emitted token per call, from the request's own sampler chain
+//     dw_commit    keep what was emitted, roll the rest back
+//
+// dw_next samples the target at each verified position and stops where the sample differs from the
+// draft, so text does not depend on what was drafted: greedy, and seeded sampled.
+//
+// Conventions: every call returns a dw_status; text of the last failure: dw_last_error(). No exception
+// and no abort crosses this header. Calls on one engine must not overlap. Token positions count from 0
+// in sequence 0; n_past is the number of positions evaluated and kept.
+// Tests: tests/model/test_engine_capi.py. Python signatures: python/draftwood/_capi.py.
+
+#pragma once
+
+#include "llama.h"
+
+#include <stdbool.h>
+#include <stdint.h>
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+#define DW_API LLAMA_API
+
+// raised when a struct or a signature below changes
+#define DW_API_VERSION 1
+
+// longest draft; with its root it fills the 64 rows that are row-exact on CPU
+#define DW_MAX_DRAFT 63
+
+typedef struct dw_engine dw_engine;
+
+typedef enum dw_status {
+    DW_OK              = 0,
+    DW_ROUND_END       = 1, // dw_row: no row is left to sample, start a new round
+    DW_ERR_ARGUMENT    = 2, // an argument out of range; nothing was changed
+    DW_ERR_UNSUPPORTED = 3, // this model or context cannot do it; nothing was changed
+    DW_ERR_STATE       = 4, // a call out of order; nothing was changed
+    DW_ERR_CONTEXT     = 5, // the context is full
+    DW_ERR_DECODE      = 6, // llama_decode failed; the engine drops what it knew: call dw_reset
+    DW_ERR_FILE        = 7, // a model file that is missing, truncated or of another kind
+    DW_ERR_INTERNAL    = 8, // an exception inside; its text is in dw_last_error()
+} dw_status;
+
+typedef enum dw_drafter_type {
+    DW_DRAFTER_NONE = 0,
+    DW_DRAFTER_MTP  = 1, // the model's own NextN block (arXiv:2404.19737; src/models/qwen35moe.cpp graph_mtp)
+} dw_drafter_type;
+
+typedef struct dw_params {
+    uint32_t struct_size;  // sizeof(dw_params), set by dw_params_init
+    int32_t  drafter;      // dw_drafter_type
+    int32_t  draft_tokens; // longest draft, 1..DW_MAX_DRAFT; the context's n_rs_seq must be at least this
+    float    draft_p_min;  // stop drafting when the path's probability falls under this, 0..1
+    int32_t  exact_rows;   // batches of up to this many rows run row-exact kernels on CPU; 0: never
+} dw_params;
+
+// Counters since the engine was made or dw_stats_reset. Times in microseconds.
+typedef struct dw_stats {
+    uint32_t struct_size;
+    int32_t  reserved;
+    int64_t  n_rounds;         // verifies, those without a draft included
+    int64_t  n_drafted;        // draft tokens verified
+    int64_t  n_accepted;       // draft tokens that the sampler confirmed and the consumer took
+    int64_t  n_emitted;        // tokens out of dw_next
+    int64_t  n_prompt;         // tokens through dw_eval
+    int64_t  n_exact_batches;  // target batches on row-exact kernels
+    int64_t  n_cold_rounds;    // rounds without a draft because the drafter lacked a hidden state
+    int64_t  t_draft_us;
+    int64_t  t_verify_us;
+    int64_t  t_eval_us;
+    int64_t  t_sample_us;
+    int64_t  t_commit_us;
+    int64_t  drafted_at[DW_MAX_DRAFT];  // [depth-1] drafts that reached this depth
+    int64_t  accepted_at[DW_MAX_DRAFT]; // [depth-1] of those, how many were accepted
+} dw_stats;
+
+// What a GGUF's header says, read without loading it.
+typedef struct dw_model_info {
+    uint32_t struct_size;
+    int32_t  n_layer_nextn;   // MTP blocks in the file
+    int32_t  can_draft_mtp;   // 1 if MTP drafting works for this architecture and file
+    int32_t  n_tensors;
+    int64_t  file_bytes;
+    char     architecture[64];
+} dw_model_info;
+
+DW_API int32_t      dw_api_version(void);
+DW_API const char * dw_last_error(void);  // this thread's; valid until its next failing call
+DW_API const char * dw_build_info(void);  // JSON: pin version and commit, series hash, build type, compiler
+
+// Read the header of the GGUF at `path` and check that the file is whole.
+// Errors: DW_ERR_FILE (missing, not a GGUF, shorter than its tensors).
+DW_API dw_status dw_probe_model(const char * path, dw_model_info * info);
+
+DW_API void dw_params_init(dw_params * params);
+
+// Attach an engine to `target`. `context_params` are those that `target` was made with; the drafter's own
+// context is made from them. The engine must be freed before `target`.
+// Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_rs_seq or n_ubatch too
+// small, an engine is already attached), DW_ERR_INTERNAL (no memory for the drafter's context).
+DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,
+                               const dw_params * params, dw_engine ** engine);
+DW_API void      dw_engine_free(dw_engine * engine);
+
+// Evaluate tokens i32[n_tokens] at positions n_past.. in one ubatch (n_tokens <= n_ubatch of the context).
+// Cuts the sequence to n_past first. Logits of the last token, or of all with all_logits, become available;
+// the last row can be sampled with dw_next.
+DW_API dw_status dw_eval(dw_engine * engine, const llama_token * tokens, int32_t n_tokens, int32_t n_past,
+                         bool all_logits);
+
+// Draft up to max_draft tokens after `last`, which is the token at position n_past, not yet evaluated.
+// The draft is cut to what the context has room for. n_draft (out) may be 0: dw_verify is then a plain step.
+DW_API dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_draft, int32_t * n_draft);
+
+// The same with a draft of the caller's: i32[n_draft], n_draft <= draft_tokens.
+DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft);
+
+// Decode the proposed tokens: rows 0..n_draft, row i seeing the draft up to its i-th token.
+DW_API dw_status dw_verify(dw_engine * engine);
+
+// The row that dw_next will sample: its index for llama_get_logits_ith and the n_past that it stands for.
+// Returns DW_ROUND_END when the walk is over.
+DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
+
+// Sample the next row with `sampler` (which accepts the token). The walk goes on while samples equal the draft.
+// Errors: DW_ERR_STATE when no row is left.
+DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, llama_token * token);
+
+// Make the row sampled last available to dw_next once more (its logits are still there).
+// Errors: DW_ERR_STATE if no live row stands for n_past.
+DW_API dw_status dw_rewind(dw_engine * engine);
+
+// Keep the rows that were sampled, free the others, in the target and in the drafter. Without an open
+// round: no effect. Runs by itself before a raw llama_decode or a state save.
+DW_API dw_status dw_commit(dw_engine * engine);
+
+// Cut the sequence to n_keep positions.
+// Errors: DW_ERR_UNSUPPORTED when recurrent layers cannot go back that far: dw_reset and evaluate anew.
+DW_API dw_status dw_trim(dw_engine * engine, int32_t n_keep);
+
+// Forget everything: target memory, drafter memory, open round.
+DW_API dw_status dw_reset(dw_engine * engine);
+
+DW_API int32_t   dw_n_past(const dw_engine * engine);
+DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
+DW_API dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
+DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
+DW_API dw_status dw_stats_reset(dw_engine * engine);
+
+#ifdef __cplusplus
+}
+#endif

@@ -1,0 +1,170 @@
+// The C line: argument checks, and every exception turned into a status. Contract: draftwood.h.
+
+#include "engine.h"
+#include "probe.h"
+#include "status.h"
+
+#include <algorithm>
+#include <type_traits>
+
+using namespace draftwood;
+
+struct dw_engine {
+    engine impl;
+};
+
+namespace {
+
+template <typename... Pointers> void require(const char * call, const Pointers *... pointers) {
+    if (((pointers == nullptr) || ...)) {
+        fail(DW_ERR_ARGUMENT, "%s was given a null pointer", call);
+    }
+}
+
+// structs may grow at their end: only the same layout is accepted, so that no caller reads unset bytes
+template <typename T> void require_layout(const char * name, const T & value) {
+    if (value.struct_size != sizeof(T)) {
+        fail(DW_ERR_ARGUMENT, "%s has struct_size %u; this library expects %zu (API version %d)", name,
+             value.struct_size, sizeof(T), DW_API_VERSION);
+    }
+}
+
+// run `body(engine)` behind the guard
+template <typename F> dw_status with(dw_engine * engine, const char * call, F && body) noexcept {
+    return guard([&]() -> dw_status {
+        require(call, engine);
+        if constexpr (std::is_same_v<decltype(body(engine->impl)), dw_status>) {
+            return body(engine->impl);
+        } else {
+            body(engine->impl);
+            return DW_OK;
+        }
+    });
+}
+
+} // namespace
+
+int32_t dw_api_version(void) {
+    return DW_API_VERSION;
+}
+
+const char * dw_last_error(void) {
+    return last_error();
+}
+
+dw_status dw_probe_model(const char * path, dw_model_info * info) {
+    return guard([&] {
+        require("dw_probe_model", path, info);
+        probe_model(path, *info);
+        return DW_OK;
+    });
+}
+
+void dw_params_init(dw_params * params) {
+    if (params) {
+        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 5, 0.0f, DW_MAX_DRAFT + 1 };
+    }
+}
+
+dw_status dw_engine_new(llama_context * target, const llama_context_params * context_params, const dw_params * params,
+                        dw_engine ** engine) {
+    return guard([&] {
+        require("dw_engine_new", target, context_params, params, engine);
+        require_layout("dw_params", *params);
+        *engine = nullptr;
+        *engine = new dw_engine{ { target, *context_params, *params } };
+        return DW_OK;
+    });
+}
+
+void dw_engine_free(dw_engine * engine) {
+    delete engine;
+}
+
+dw_status dw_eval(dw_engine * engine, const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+    return with(engine, "dw_eval", [&](auto & e) {
+        require("dw_eval", tokens);
+        e.eval(tokens, n_tokens, n_past, all_logits);
+    });
+}
+
+dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_draft, int32_t * n_draft) {
+    return with(engine, "dw_propose", [&](auto & e) {
+        require("dw_propose", n_draft);
+        *n_draft = e.propose(last, max_draft);
+    });
+}
+
+dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft) {
+    return with(engine, "dw_propose_given", [&](auto & e) {
+        if (n_draft > 0) {
+            require("dw_propose_given", draft);
+        }
+        e.propose_given(last, draft, n_draft);
+    });
+}
+
+dw_status dw_verify(dw_engine * engine) {
+    return with(engine, "dw_verify", [](auto & e) { e.verify(); });
+}
+
+dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past) {
+    return with(engine, "dw_row", [&](auto & e) {
+        require("dw_row", row, n_past);
+        return e.row(*row, *n_past) ? DW_OK : DW_ROUND_END;
+    });
+}
+
+dw_status dw_next(dw_engine * engine, llama_sampler * sampler, llama_token * token) {
+    return with(engine, "dw_next", [&](auto & e) {
+        require("dw_next", sampler, token);
+        *token = e.next(sampler);
+    });
+}
+
+dw_status dw_rewind(dw_engine * engine) {
+    return with(engine, "dw_rewind", [](auto & e) { e.rewind(); });
+}
+
+dw_status dw_commit(dw_engine * engine) {
+    return with(engine, "dw_commit", [](auto & e) { e.commit(); });
+}
+
+dw_status dw_trim(dw_engine * engine, int32_t n_keep) {
+    return with(engine, "dw_trim", [&](auto & e) { e.trim(n_keep); });
+}
+
+dw_status dw_reset(dw_engine * engine) {
+    return with(engine, "dw_reset", [](auto & e) { e.reset(); });
+}
+
+int32_t dw_n_past(const dw_engine * engine) {
+    return engine ? engine->impl.n_past() : 0;
+}
+
+int32_t dw_draft_tokens(const dw_engine * engine) {
+    return engine ? engine->impl.draft_tokens() : 0;
+}
+
+dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens) {
+    return guard([&] {
+        require("dw_get_draft", engine, tokens, n_tokens);
+        const auto & draft = engine->impl.draft();
+        std::copy(draft.begin(), draft.end(), tokens);
+        *n_tokens = (int32_t) draft.size();
+        return DW_OK;
+    });
+}
+
+dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats) {
+    return guard([&] {
+        require("dw_get_stats", engine, stats);
+        require_layout("dw_stats", *stats);
+        *stats = engine->impl.stats();
+        return DW_OK;
+    });
+}
+
+dw_status dw_stats_reset(dw_engine * engine) {
+    return with(engine, "dw_stats_reset", [](auto & e) { e.stats_reset(); });
+}

@@ -1,0 +1,359 @@
+// The speculative round: see engine.h and draftwood.h.
+
+#include "engine.h"
+
+#include "llama-context.h"
+#include "llama-ext.h"
+#include "mtp.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+namespace {
+
+// adds the time of its scope to a counter of microseconds
+class timer {
+  public:
+    explicit timer(int64_t & sum) : sum_(sum), start_(ggml_time_us()) {}
+    ~timer() { sum_ += ggml_time_us() - start_; }
+
+  private:
+    int64_t & sum_;
+    int64_t   start_;
+};
+
+// llama_cparams is where the patch keeps our pointer; llama_context only offers it read-only
+dw_state *& state_slot(llama_context * ctx) {
+    return const_cast<llama_cparams &>(ctx->get_cparams()).dw;
+}
+
+bool is_recurrent(const llama_context * ctx) {
+    const llama_model * model = llama_get_model(ctx);
+    return llama_model_is_hybrid(model) || llama_model_is_recurrent(model);
+}
+
+void check(llama_context * target, const dw_params & params, bool recurrent) {
+    if (params.exact_rows < 0) {
+        fail(DW_ERR_ARGUMENT, "exact_rows is %d; expected 0 (off) or a number of rows", params.exact_rows);
+    }
+    if (!(params.draft_p_min >= 0.0f && params.draft_p_min <= 1.0f)) {
+        fail(DW_ERR_ARGUMENT, "draft_p_min is %g; expected a probability from 0 to 1", params.draft_p_min);
+    }
+    if (params.draft_tokens < 1 || params.draft_tokens > DW_MAX_DRAFT) {
+        fail(DW_ERR_ARGUMENT, "draft_tokens is %d; expected 1 to %d", params.draft_tokens, DW_MAX_DRAFT);
+    }
+    if (state_slot(target)) {
+        fail(DW_ERR_UNSUPPORTED, "this llama_context has an engine already; free that one first");
+    }
+    if (params.drafter == DW_DRAFTER_NONE) {
+        return;
+    }
+    if (recurrent && llama_n_rs_seq(target) < (uint32_t) params.draft_tokens) {
+        fail(DW_ERR_UNSUPPORTED,
+             "the context keeps %u recurrent snapshots and draft_tokens is %d; expected n_rs_seq >= draft_tokens",
+             llama_n_rs_seq(target), params.draft_tokens);
+    }
+    // llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
+    const uint32_t n_rows = std::max((uint32_t) params.draft_tokens + 1, llama_n_rs_seq(target) + 2);
+    if (llama_n_ubatch(target) < n_rows) {
+        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens need at least %u", llama_n_ubatch(target),
+             params.draft_tokens, n_rows);
+    }
+    if (llama_n_ctx(target) < (uint32_t) params.draft_tokens + 2) {
+        fail(DW_ERR_UNSUPPORTED, "n_ctx is %u; %d draft tokens need at least %d", llama_n_ctx(target),
+             params.draft_tokens, params.draft_tokens + 2);
+    }
+}
+
+std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_context_params & context_params,
+                                      const dw_params & params) {
+    switch (params.drafter) {
+        case DW_DRAFTER_NONE:
+            return nullptr;
+        case DW_DRAFTER_MTP: {
+            const llama_model * model = llama_get_model(target);
+            // read from the model, not from the file: it may have been loaded without its MTP tensors
+            if (llama_model_n_layer_nextn(model) < 1) {
+                fail(DW_ERR_UNSUPPORTED, "the model has no MTP block (nextn_predict_layers is 0)");
+            }
+            return std::make_unique<mtp_drafter>(target, context_params);
+        }
+        default:
+            fail(DW_ERR_ARGUMENT, "drafter is %d; expected a value of dw_drafter_type", params.drafter);
+    }
+}
+
+} // namespace
+
+engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
+    target_(target),
+    params_(params),
+    batch_(target),
+    recurrent_(is_recurrent(target)) {
+    check(target, params, recurrent_);
+    drafter_ = make_drafter(target, context_params, params);
+    n_past_  = pos_end();
+    stats_reset();
+
+    state_.exact_rows  = params.exact_rows;
+    state_.flush       = on_flush;
+    state_.replaced    = on_replaced;
+    state_.user        = this;
+    state_slot(target) = &state_;
+}
+
+engine::~engine() {
+    state_slot(target_) = nullptr;
+}
+
+// somebody else is about to decode or to save: only accepted rows may be in the memory then
+void engine::on_flush(void * user) noexcept {
+    auto * self = static_cast<engine *>(user);
+    if (!self->decoding_) {
+        guard([self] {
+            self->commit();
+            return DW_OK;
+        });
+        self->walk_    = {}; // the logits will be another decode's
+        self->decoded_ = {};
+    }
+}
+
+void engine::on_replaced(void * user) noexcept {
+    auto * self     = static_cast<engine *>(user);
+    self->walk_     = {};
+    self->decoded_  = {};
+    self->proposed_ = false;
+    if (self->drafter_) {
+        self->drafter_->reset();
+    }
+}
+
+// run the batch that the caller filled with n_tokens rows from pos on
+void engine::decode(llama_pos pos, int32_t n_tokens) {
+    walk_    = {};
+    decoded_ = {};
+
+    decoding_        = true;
+    const int32_t rc = batch_.decode();
+    decoding_        = false;
+
+    if (rc == 1) {
+        fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
+             n_tokens, pos, llama_n_ctx(target_));
+    }
+    if (rc != 0) {
+        fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d", rc, n_tokens, pos);
+    }
+    decoded_ = { pos, n_tokens, false };
+}
+
+void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+    if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(target_)) {
+        fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens, llama_n_ubatch(target_));
+    }
+    commit();
+    trim(n_past);
+
+    timer t(stats_.t_eval_us);
+    batch_.clear();
+    for (int32_t i = 0; i < n_tokens; ++i) {
+        batch_.add(tokens[i], n_past + i, all_logits || i == n_tokens - 1);
+    }
+    decode(n_past, n_tokens);
+
+    n_past_ = n_past + n_tokens;
+    stats_.n_prompt += n_tokens;
+    walk_.first_row = n_tokens - 1;
+    walk_.n_rows    = 1;
+    walk_.pos       = n_past_ - 1;
+    walk_.alive     = true;
+    draft_.clear();
+    if (drafter_) {
+        drafter_->observe(tokens, n_tokens, n_past, llama_get_embeddings_nextn(target_));
+    }
+}
+
+// a raw llama_decode by others may have moved the context on; drafting over it would corrupt it
+void engine::require_whole(const char * what) {
+    if (pos_end() != n_past_) {
+        fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first", what,
+             n_past_, pos_end());
+    }
+}
+
+void engine::start(llama_token last) {
+    commit();
+    require_whole("a round");
+    last_ = last;
+    draft_.clear();
+    proposed_ = true;
+}
+
+int32_t engine::propose(llama_token last, int32_t max_draft) {
+    start(last);
+    const int32_t n_max = std::min({ max_draft, params_.draft_tokens, room() - 1 });
+    if (drafter_ && n_max > 0) {
+        timer t(stats_.t_draft_us);
+        if (!drafter_->draft(last, n_past_, n_max, params_.draft_p_min, draft_)) {
+            stats_.n_cold_rounds++;
+        }
+    }
+    return (int32_t) draft_.size();
+}
+
+void engine::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
+    const bool can_roll_back = !recurrent_ || (uint32_t) n_draft <= llama_n_rs_seq(target_);
+    if (n_draft < 0 || n_draft > params_.draft_tokens || !can_roll_back) {
+        fail(DW_ERR_ARGUMENT, "a draft of %d tokens; expected 0 to draft_tokens = %d, and no more than the context's %u "
+             "recurrent snapshots", n_draft, params_.draft_tokens, llama_n_rs_seq(target_));
+    }
+    start(last);
+    draft_.assign(draft, draft + std::max(0, std::min(n_draft, room() - 1)));
+}
+
+void engine::verify() {
+    if (!proposed_) {
+        fail(DW_ERR_STATE, "dw_verify without a dw_propose before it");
+    }
+    timer t(stats_.t_verify_us);
+    proposed_ = false;
+    batch_.clear();
+    batch_.add(last_, n_past_, true);
+    for (size_t i = 0; i < draft_.size(); ++i) {
+        batch_.add(draft_[i], n_past_ + 1 + (llama_pos) i, true);
+    }
+    const int32_t n_rows = 1 + (int32_t) draft_.size();
+    decode(n_past_, n_rows);
+
+    walk_ = { 0, n_rows, 0, n_past_, /*alive*/ true, /*open*/ true };
+    n_past_ += 1; // the root is part of the text already
+    stats_.n_rounds++;
+    stats_.n_drafted += (int64_t) draft_.size();
+    for (size_t i = 0; i < draft_.size(); ++i) {
+        stats_.drafted_at[i]++;
+    }
+}
+
+bool engine::row(int32_t & row, int32_t & n_past) const {
+    if (!walk_.alive) {
+        return false;
+    }
+    row    = walk_.first_row + walk_.n_sampled;
+    n_past = walk_.pos + walk_.n_sampled + 1;
+    return true;
+}
+
+llama_token engine::next(llama_sampler * sampler) {
+    if (!walk_.alive) {
+        fail(DW_ERR_STATE, "dw_next without a row to sample; call dw_propose and dw_verify, or dw_eval");
+    }
+    timer             t(stats_.t_sample_us);
+    const int32_t     i     = walk_.n_sampled;
+    const llama_token token = llama_sampler_sample(sampler, target_, walk_.first_row + i);
+
+    n_past_ = walk_.pos + i + 1;
+    walk_.n_sampled++;
+    walk_.alive = walk_.n_sampled < walk_.n_rows && token == draft_[i];
+    stats_.n_emitted++;
+    if (walk_.alive) {
+        stats_.n_accepted++;
+        stats_.accepted_at[i]++;
+    }
+    return token;
+}
+
+void engine::commit() {
+    if (!walk_.open) {
+        return;
+    }
+    timer t(stats_.t_commit_us);
+    walk_.open  = false;
+    walk_.alive = false;
+
+    // the root stays even if its row was never sampled: its token was emitted before
+    const int32_t n_kept = std::max(walk_.n_sampled, 1);
+    if (n_kept < walk_.n_rows) {
+        cut(walk_.pos + n_kept);
+    }
+    if (drafter_) {
+        std::vector<llama_token> kept(1, last_);
+        kept.insert(kept.end(), draft_.begin(), draft_.begin() + (n_kept - 1));
+        drafter_->observe(kept.data(), n_kept, walk_.pos, llama_get_embeddings_nextn(target_));
+    }
+}
+
+void engine::rewind() {
+    if (walk_.open || walk_.n_sampled < 1 || n_past_ != walk_.pos + walk_.n_sampled || pos_end() != n_past_) {
+        fail(DW_ERR_STATE, "no logits of this engine's last decode stand for position %d; evaluate a token first", n_past_);
+    }
+    walk_.n_sampled--;
+    walk_.n_rows = walk_.n_sampled + 1; // the rows behind it are gone
+    walk_.alive  = true;
+}
+
+// The recurrent layers write a snapshot per row of the last decode and leave older slots as they were, so
+// llama_memory_seq_rm would accept a deeper cut and restore garbage (delta-net-base.cpp, build_recurrent_attn).
+bool engine::can_cut(int32_t n_keep) const {
+    const int32_t n_back = pos_end() - n_keep;
+    return !recurrent_ || (n_back <= (int32_t) llama_n_rs_seq(target_) && n_keep > decoded_.pos && !decoded_.rolled &&
+                           decoded_.pos + decoded_.n == pos_end());
+}
+
+void engine::cut(int32_t n_keep) {
+    if (!can_cut(n_keep) || !llama_memory_seq_rm(memory(), 0, n_keep, -1)) {
+        fail(DW_ERR_UNSUPPORTED, "this model's memory cannot go back from %d to %d positions; reset and evaluate anew",
+             pos_end(), n_keep);
+    }
+    decoded_.rolled = true;
+    n_past_         = n_keep;
+}
+
+void engine::trim(int32_t n_keep) {
+    commit();
+    const llama_pos end = pos_end();
+    if (n_keep < 0 || n_keep > end) {
+        fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
+    }
+    if (n_keep == end && n_keep == n_past_) {
+        return;
+    }
+    if (n_keep == 0) {
+        reset();
+        return;
+    }
+    if (n_keep < end) {
+        cut(n_keep);
+    }
+    n_past_ = n_keep; // also when others moved the context on
+    walk_   = {};
+    if (drafter_) {
+        drafter_->trim(n_keep);
+    }
+}
+
+void engine::reset() {
+    walk_     = {};
+    decoded_  = {};
+    proposed_ = false;
+    n_past_   = 0;
+    llama_memory_clear(memory(), true);
+    if (drafter_) {
+        drafter_->reset();
+    }
+}
+
+dw_stats engine::stats() const {
+    dw_stats stats        = stats_;
+    stats.n_exact_batches = state_.n_exact_batches;
+    return stats;
+}
+
+void engine::stats_reset() {
+    stats_                 = {};
+    stats_.struct_size     = sizeof(stats_);
+    state_.n_exact_batches = 0;
+}
+
+} // namespace draftwood

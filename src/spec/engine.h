@@ -1,0 +1,90 @@
+// The speculative round on one llama_context: propose, verify, next, commit. See draftwood.h for the contract.
+
+#pragma once
+
+#include "batch.h"
+#include "drafter.h"
+#include "hooks.h"
+
+#include <memory>
+#include <vector>
+
+namespace draftwood {
+
+class engine {
+  public:
+    engine(llama_context * target, const llama_context_params & context_params, const dw_params & params);
+    ~engine();
+
+    engine(const engine &)             = delete;
+    engine & operator=(const engine &) = delete;
+
+    void eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
+
+    int32_t propose(llama_token last, int32_t max_draft);
+    void    propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
+    void    verify();
+    bool    row(int32_t & row, int32_t & n_past) const; // false: the round has ended
+    llama_token next(llama_sampler * sampler);
+    void    commit();
+
+    void rewind();
+    void trim(int32_t n_keep);
+    void reset();
+
+    int32_t                          n_past() const { return n_past_; }
+    int32_t                          draft_tokens() const { return params_.draft_tokens; }
+    const std::vector<llama_token> & draft() const { return draft_; }
+    dw_stats                         stats() const;
+    void                             stats_reset();
+
+  private:
+    // The rows of the last decode that samples can be drawn from, in order: row i stands for
+    // n_past = pos + i + 1. The walk goes on to row i + 1 only if the sample at row i was draft_[i].
+    struct walk {
+        int32_t   first_row = 0; // index in the batch
+        int32_t   n_rows    = 0;
+        int32_t   n_sampled = 0;
+        llama_pos pos       = 0; // of the first row's token
+        bool      alive     = false;
+        bool      open      = false; // rows beyond the sampled ones wait in the memory for commit
+    };
+
+    // positions of the last decode: how far recurrent layers can go back
+    struct decoded {
+        llama_pos pos    = 0;
+        int32_t   n      = 0;
+        bool      rolled = false; // one roll-back per decode
+    };
+
+    static void on_flush(void * user) noexcept;
+    static void on_replaced(void * user) noexcept;
+
+    llama_memory_t memory() const { return llama_get_memory(target_); }
+    llama_pos      pos_end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
+    int32_t        room() const { return (int32_t) llama_n_ctx(target_) - n_past_; }
+
+    void decode(llama_pos pos, int32_t n_tokens);
+    void require_whole(const char * what);
+    void start(llama_token last);
+    bool can_cut(int32_t n_keep) const;
+    void cut(int32_t n_keep);
+
+    llama_context *          target_;
+    dw_params                params_;
+    row_batch                batch_;
+    std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
+    bool                     recurrent_;
+
+    int32_t                  n_past_   = 0;
+    llama_token              last_     = LLAMA_TOKEN_NULL;
+    std::vector<llama_token> draft_;
+    bool                     proposed_ = false;
+    bool                     decoding_ = false; // our own llama_decode is running
+    walk                     walk_;
+    decoded                  decoded_;
+    dw_stats                 stats_{};
+    dw_state                 state_;
+};
+
+} // namespace draftwood

@@ -1,0 +1,171 @@
+// MTP drafting: see mtp.h.
+
+#include "mtp.h"
+
+#include "llama-ext.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace draftwood {
+
+namespace {
+
+llama_context * make_context(llama_context * target, llama_context_params params) {
+    params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
+    params.ctx_other     = target;
+    params.n_ctx         = llama_n_ctx(target);
+    params.n_seq_max     = 1;
+    params.n_rs_seq      = 0; // plain KV cache: rejected cells are just removed
+    params.n_outputs_max = 1; // only the last row of a batch is asked for
+    params.embeddings    = false;
+
+    llama_context * ctx = llama_init_from_model(const_cast<llama_model *>(llama_get_model(target)), params);
+    if (!ctx) {
+        fail(DW_ERR_INTERNAL, "no context for the MTP block could be made for n_ctx = %u: is there enough memory?",
+             params.n_ctx);
+    }
+    return ctx;
+}
+
+struct best_token {
+    llama_token id;
+    float       probability;
+};
+
+// the most probable token of logits f32[n_vocab], the first of equals, as llama_sampler_init_greedy picks
+best_token pick(const float * logits, int32_t n_vocab) {
+    const float * best = std::max_element(logits, logits + n_vocab);
+    float         sum  = 0.0f;
+    for (int32_t i = 0; i < n_vocab; ++i) {
+        sum += std::exp(logits[i] - *best);
+    }
+    return { (llama_token) (best - logits), 1.0f / sum };
+}
+
+} // namespace
+
+mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params) :
+    ctx_(make_context(target, params)),
+    batch_(ctx_.get()),
+    n_embd_(llama_model_n_embd_out(llama_get_model(target))),
+    n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target)))),
+    n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())) {
+    hidden_.resize(n_embd_);
+    llama_set_embeddings_nextn(target, true, /*masked*/ false);
+    llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
+}
+
+void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
+    if (pos != queue_.pos + (llama_pos) queue_.tokens.size()) { // after a gap: the queue is one run of positions
+        while (!queue_.tokens.empty()) {
+            feed(false);
+        }
+        queue_.pos = pos;
+    }
+    queue_.tokens.push_back(token);
+    queue_.hidden.insert(queue_.hidden.end(), hidden, hidden + n_embd_);
+}
+
+void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos, const float * hidden) {
+    for (int32_t i = 0; i < n_tokens; ++i) {
+        const llama_pos p = pos + i;
+        // the hidden state before this token; where it is unknown (position 0, a gap) the pair is skipped
+        const float * before = i > 0                 ? hidden + (size_t) (i - 1) * n_embd_ :
+                               hidden_pos_ == p - 1 ? hidden_.data() :
+                                                      nullptr;
+        if (p >= n_fed_ && before && p > 0) {
+            push(tokens[i], p, before);
+        }
+    }
+    std::copy_n(hidden + (size_t) (n_tokens - 1) * n_embd_, n_embd_, hidden_.begin());
+    hidden_pos_ = pos + n_tokens - 1;
+
+    // a prompt is fed at once; what a round accepted waits and rides along with the next draft
+    while ((int32_t) queue_.tokens.size() >= std::min(n_rows_max_, DW_MAX_DRAFT + 2)) {
+        feed(false);
+    }
+}
+
+// decode the first n_rows_max_ queued pairs
+void mtp_drafter::feed(bool with_output_of_last) {
+    const int32_t n = std::min<int32_t>((int32_t) queue_.tokens.size(), n_rows_max_);
+
+    batch_.clear();
+    for (int32_t i = 0; i < n; ++i) {
+        batch_.add(queue_.tokens[i], queue_.pos + i, with_output_of_last && i == n - 1,
+                   queue_.hidden.data() + (size_t) i * n_embd_, n_embd_);
+    }
+    const int32_t rc = batch_.decode();
+    if (rc != 0) {
+        fail(DW_ERR_DECODE, "llama_decode returned %d in the MTP block at positions %d..%d", rc, queue_.pos,
+             queue_.pos + n - 1);
+    }
+    queue_.tokens.erase(queue_.tokens.begin(), queue_.tokens.begin() + n);
+    queue_.hidden.erase(queue_.hidden.begin(), queue_.hidden.begin() + (size_t) n * n_embd_);
+    queue_.pos += n;
+    n_fed_ = queue_.pos;
+}
+
+bool mtp_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
+                        std::vector<llama_token> & out) {
+    if (pos == 0 || hidden_pos_ != pos - 1) {
+        return false;
+    }
+    if (n_fed_ > pos) { // this very token was drafted from before, and its round never came
+        drop_cells_from(pos);
+    }
+    push(last, pos, hidden_.data());
+    while ((int32_t) queue_.tokens.size() > n_rows_max_) {
+        feed(false);
+    }
+    feed(true);
+
+    float              path = 1.0f;
+    std::vector<float> hidden(n_embd_);
+    for (int32_t i = 0; i < max_draft; ++i) {
+        const best_token best = pick(llama_get_logits_ith(ctx_.get(), -1), n_vocab_);
+        path *= best.probability;
+        if (path < p_min) {
+            break;
+        }
+        out.push_back(best.id);
+        if (i + 1 == max_draft) {
+            break;
+        }
+        std::copy_n(llama_get_embeddings_nextn_ith(ctx_.get(), -1), n_embd_, hidden.begin());
+        batch_.clear();
+        batch_.add(best.id, pos + 1 + i, true, hidden.data(), n_embd_);
+        if (batch_.decode() != 0) {
+            break; // the context's end: what is drafted so far stands
+        }
+    }
+    // the pair of `last` is true and stays; the drafts' pairs were made from guessed hidden states
+    llama_memory_seq_rm(llama_get_memory(ctx_.get()), 0, pos + 1, -1);
+    return true;
+}
+
+void mtp_drafter::drop_cells_from(llama_pos pos) {
+    llama_memory_seq_rm(llama_get_memory(ctx_.get()), 0, pos, -1);
+    n_fed_ = std::min(n_fed_, pos);
+}
+
+void mtp_drafter::trim(llama_pos n_keep) {
+    while (!queue_.tokens.empty() && queue_.pos + (llama_pos) queue_.tokens.size() > n_keep) {
+        queue_.tokens.pop_back();
+        queue_.hidden.resize(queue_.hidden.size() - n_embd_);
+    }
+    drop_cells_from(n_keep);
+    if (hidden_pos_ != n_keep - 1) {
+        hidden_pos_ = -1;
+    }
+}
+
+void mtp_drafter::reset() {
+    llama_memory_clear(llama_get_memory(ctx_.get()), false);
+    queue_      = {};
+    n_fed_      = 0;
+    hidden_pos_ = -1;
+}
+
+} // namespace draftwood

@@ -8,16 +8,13 @@ from __future__ import annotations
 
 import fnmatch
 import re
-import sys
 from collections.abc import Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 
-ROOT = Path(__file__).resolve().parent.parent
-sys.path.insert(0, str(ROOT / "_build"))
-
-from applier import FilePatch, Hunk, Patch, PatchError, apply_file, load_patch, read_series  # noqa: E402
-from source import Lock  # noqa: E402
+import _paths  # noqa: F401
+from applier import FilePatch, Hunk, Patch, PatchError, apply_file, load_patch, read_series
+from source import Lock
 
 FIELDS = ("Subject", "Why", "Class", "Drop-when", "Checked-at")
 CLASSES = ("hook", "build", "backport", "fix")

@@ -20,11 +20,10 @@ import sys
 import tempfile
 from pathlib import Path
 
+from _paths import ROOT
+from applier import Patch, PatchError, apply_patch, load_patch, read_series
 from patch_queue import (
-    ROOT,
     Entry,
-    Patch,
-    PatchError,
     budget_line,
     called_hooks,
     file_name,
@@ -34,25 +33,23 @@ from patch_queue import (
     lint_listing,
     lint_patch,
     load_entry,
-    load_patch,
     pin,
-    read_series,
     readme_with,
     table,
 )
+from source import Lock, SourceError, ensure_source, load_lock
 
-from applier import apply_patch  # isort: skip  (patch_queue puts _build on the path)
-from source import Lock, SourceError, ensure_source, load_lock  # isort: skip
-
-BASE = "pristine"  # the tag below the first patch
+BASE = "pristine"  # tag: the source below the first patch
+SAVED = "saved"  # tag: the last commit that patches/ is known to hold
 # fmt: off
 DIFF = (
-    "diff-tree", "-p", "-U1", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-renames", "--no-color",
-    "--diff-algorithm=myers", "--indent-heuristic", "--inter-hunk-context=0", "--src-prefix=a/",
-    "--dst-prefix=b/",
+    "diff-tree", "-p", "-U1", "--no-commit-id", "--no-ext-diff", "--no-textconv", "--no-renames",
+    "--no-color", "--diff-algorithm=myers", "--indent-heuristic", "--inter-hunk-context=0",
+    "--src-prefix=a/", "--dst-prefix=b/",
 )
 GIT = (
-    "git", "-c", "core.autocrlf=false", "-c", "core.quotePath=false", "-c", f"core.attributesFile={os.devnull}",
+    "git", "-c", "core.autocrlf=false", "-c", "core.quotePath=false",
+    "-c", f"core.attributesFile={os.devnull}",
 )
 # fmt: on
 
@@ -89,6 +86,7 @@ def start_repository(work: Path) -> None:
     git(work, "add", "--all", "--force")
     git(work, "commit", "--quiet", "--message=pristine source")
     git(work, "tag", BASE)
+    git(work, "tag", SAVED)
 
 
 def commit_patch(work: Path, patch: Patch) -> None:
@@ -97,6 +95,7 @@ def commit_patch(work: Path, patch: Patch) -> None:
     apply_patch(patch, work)
     message = subject.removeprefix("Subject:").strip() + "\n\n" + rest
     git(work, "commit", "--quiet", "--all", "--cleanup=verbatim", "--file=-", stdin=message)
+    git(work, "tag", "--force", SAVED)
 
 
 def exported(work: Path, lock: Lock) -> dict[str, bytes]:
@@ -128,9 +127,9 @@ def import_queue(root: Path, work: Path, force: bool) -> str:
     does not apply; the patches before it are then in the repository, so that it can be mended there.
     """
     lock = load_lock(root)
-    if (work / ".git").is_dir() and not force and (unsaved := unsaved_work(root, work, lock)):
+    if (work / ".git").is_dir() and not force and (unsaved := unsaved_work(work)):
         raise PatchError(
-            f"`{work}` holds work that patches/ does not: {unsaved}\n\n"
+            f"`{work}` holds {unsaved} that patches/ does not\n\n"
             "hint: `make patch-export` keeps it; `python tools/patches.py import --force` throws it away"
         )
     shutil.rmtree(work, ignore_errors=True)
@@ -143,16 +142,11 @@ def import_queue(root: Path, work: Path, force: bool) -> str:
     return f"{work}: the pristine source {pin(lock)} and {len(names)} patches, one commit each"
 
 
-def unsaved_work(root: Path, work: Path, lock: Lock) -> str:
+def unsaved_work(work: Path) -> str:
     """Say what in `work` would be lost by a fresh import; empty where nothing would."""
     if git(work, "status", "--porcelain").strip():
         return "uncommitted changes"
-    queue = exported(work, lock)
-    patches = root / "patches"
-    if list(queue) != read_series(patches):
-        return "other patches, or another order"
-    changed = [name for name, data in queue.items() if not same_file(patches / name, data)]
-    return ", ".join(changed)
+    return "" if git(work, "rev-parse", "HEAD") == git(work, "rev-parse", SAVED) else "commits"
 
 
 def same_file(path: Path, data: bytes) -> bool:
@@ -176,6 +170,7 @@ def export_queue(root: Path, work: Path) -> str:
     series = patches / "series"
     series.write_text(series_text(series.read_text("utf-8"), list(queue)), "utf-8")
     write_readme(root)
+    git(work, "tag", "--force", SAVED)
     return f"{patches}: {len(queue)} patches written"
 
 

@@ -67,9 +67,9 @@ def fetch(root: Path, old: Lock, version: str) -> Path:
             return folder / new.tarball
     cache_dir().mkdir(parents=True, exist_ok=True)
     print(f"downloading {new.tarball}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".download-") as folder:
-        pip_download([f"{new.name}=={version}"], new.name, Path(folder), new.tarball)
-        os.replace(Path(folder) / new.tarball, cache_dir() / new.tarball)
+    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".download-") as part:
+        pip_download([f"{new.name}=={version}"], new.name, Path(part), new.tarball)
+        os.replace(Path(part) / new.tarball, cache_dir() / new.tarball)
     return cache_dir() / new.tarball
 
 

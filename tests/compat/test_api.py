@@ -1,0 +1,57 @@
+"""The whole surface of llama-cpp-python is there under our name: modules, names, constants, signatures."""
+
+import pytest
+
+pytestmark = pytest.mark.compat
+
+# every module, but those that need the server's packages, and two for libraries that no build makes
+SURFACE = """
+    import draftwood  # so that `package` may be either
+    import importlib, inspect, pkgutil, re
+    package = importlib.import_module(PACKAGE)
+
+    def describe(value):
+        if isinstance(value, (bool, int, float, str)):
+            return value
+        try:
+            text = str(inspect.signature(value))
+        except (TypeError, ValueError):
+            return type(value).__name__
+        return re.sub(" at 0x[0-9a-f]+", "", text).replace("draftwood._llama_cpp", "llama_cpp")
+
+    def surface(thing):
+        return {name: describe(getattr(thing, name)) for name in dir(thing) if name[0] != "_"}
+
+    modules = {"": package}
+    for info in pkgutil.iter_modules(package.__path__):
+        if info.name not in ("server", "_ggml", "llava_cpp"):
+            modules[info.name] = importlib.import_module(package.__name__ + "." + info.name)
+    Llama = draftwood.Llama if PACKAGE == "draftwood._llama_cpp" else package.Llama
+    arguments = {name: str(p) for name, p in inspect.signature(Llama.__init__).parameters.items()}
+    report({name: surface(module) for name, module in modules.items()}, surface(Llama), arguments)
+"""
+
+
+@pytest.fixture(scope="module")
+def surfaces(both):
+    return [both.run(f"\n    PACKAGE = {name!r}{SURFACE}") for name in ("llama_cpp", "draftwood._llama_cpp")]
+
+
+def test_modules_names_and_signatures_are_equal(surfaces):
+    (stock, _, _), (ours, _, _) = surfaces
+    assert ours.keys() == stock.keys() >= {"", "llama", "llama_cpp", "mtmd_cpp", "llama_chat_format"}
+    assert sum(map(len, stock.values())) > 1000
+    for module, names in stock.items():
+        assert ours[module] == names, module
+
+
+def test_llama_has_every_method_with_its_signature(surfaces):
+    (_, stock, _), (_, ours, _) = surfaces
+    assert len(stock) > 30
+    assert {name: ours.get(name) for name in stock} == stock
+
+
+def test_llama_takes_every_argument_with_its_default(surfaces):
+    (_, _, stock), (_, _, ours) = surfaces
+    assert len(stock) > 40
+    assert {name: ours.get(name) for name in stock} == stock

@@ -1,8 +1,8 @@
 """Wheels and throw-away environments for the coexistence tests.
 
-Tests of draftwood beside llama-cpp-python run twice: with fakes, fast, in `make test`, and with the built wheels
-in `make test-full`. A fake holds the real Python files over a library of empty functions; the fake draftwood
-has the real alias and `install()`, and a `Llama` that derives from the copied class and adds nothing.
+Tests of draftwood beside llama-cpp-python run twice: with fakes, fast, in `make test`, and with the built
+wheels in `make test-full`. A fake holds the real Python files over a library of empty functions; the fake
+draftwood has the real alias and `install()`, and a `Llama` that is the copied class under our name.
 Must not know: what any test expects. pip and venv do the installing, no code of ours stands in for them.
 """
 

@@ -224,10 +224,11 @@ def apply_file(name: str, file: FilePatch, data: bytes) -> bytes:
         out += lines[taken:begin]
         if begin < taken or lines[begin:end] != hunk.old:
             raise PatchError(_misfit(name, file, hunk, lines, overlaps=begin < taken))
-        if len(out) + 1 != hunk.new_start:
+        new_start = len(out) + bool(hunk.new)  # by convention the line before, where nothing remains
+        if hunk.new_start != new_start:
             raise PatchError(
                 f"patch `{name}`, file `{file.path}`, hunk {hunk.number}: its header says that it begins "
-                f"at line {hunk.new_start} of the new file, expected {len(out) + 1}{REFRESH}"
+                f"at line {hunk.new_start} of the new file, expected {new_start}{REFRESH}"
             )
         out += hunk.new
         taken = end

@@ -206,7 +206,7 @@ def unpack(archive: Path, lock: Lock, target: Path) -> None:
     """
     made: set[Path] = set()
     try:
-        with tarfile.open(archive, "r|gz") as tar:
+        with gzip.open(archive) as stream, tarfile.open(fileobj=stream, mode="r:") as tar:
             for member in tar:
                 name = _inside(member, lock)
                 content = None if name is None else tar.extractfile(member)
@@ -220,6 +220,8 @@ def unpack(archive: Path, lock: Lock, target: Path) -> None:
                     shutil.copyfileobj(content, file)
                 if member.mode & 0o100:
                     path.chmod(0o755)
+            while stream.read(1 << 20):
+                pass  # to the end, where gzip compares length and checksum
     except (tarfile.TarError, gzip.BadGzipFile, zlib.error, EOFError, FileExistsError) as error:
         hint = "hint: delete it and run again"
         raise SourceError(f"`{archive}` cannot be unpacked: {error}\n\n{hint}") from error

@@ -212,7 +212,7 @@ def bump(root: Path, version: str, write: bool, commit: str | None) -> int:
     return 1 if any(verdict.kind == "conflict" for verdict in verdicts) else 0
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     parser.add_argument("version", help="a version of llama-cpp-python")
@@ -220,7 +220,7 @@ def main(argv: list[str] | None = None) -> int:
     parser.add_argument("--commit", help="the llama.cpp commit, where the archive does not tell")
     args = parser.parse_args(argv)
     try:
-        return bump(ROOT, args.version, args.write, args.commit)
+        return bump(root, args.version, args.write, args.commit)
     except (PatchError, SourceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

@@ -265,7 +265,7 @@ def first_difference(want: bytes, have: bytes) -> str:
     return f"at line {at + 1}: expected `{pairs[at][0].decode()}`, found `{pairs[at][1].decode()}`"
 
 
-def run(args: argparse.Namespace, root: Path = ROOT) -> int:
+def run(args: argparse.Namespace, root: Path) -> int:
     """Run one command; returns the exit status."""
     work = root / "build" / "patches"
     if args.command == "import":
@@ -285,7 +285,7 @@ def run(args: argparse.Namespace, root: Path = ROOT) -> int:
     return 0
 
 
-def main(argv: list[str] | None = None) -> int:
+def main(argv: list[str] | None = None, root: Path = ROOT) -> int:
     as_written = argparse.RawDescriptionHelpFormatter
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=as_written)
     commands = parser.add_subparsers(dest="command", required=True)
@@ -296,7 +296,7 @@ def main(argv: list[str] | None = None) -> int:
     stats = commands.add_parser("stats", help="print the table of patches")
     stats.add_argument("--readme", action="store_true", help="write it to patches/README.md")
     try:
-        return run(parser.parse_args(argv))
+        return run(parser.parse_args(argv), root)
     except (PatchError, SourceError) as error:
         print(f"error: {error}", file=sys.stderr)
         return 1

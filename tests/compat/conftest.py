@@ -1,13 +1,10 @@
 """Wheels and throw-away environments for the coexistence tests.
 
 Tests of draftwood beside llama-cpp-python run twice: with fakes, fast, in `make test`, and with the built
-wheels in `make test-full`. A fake holds the real Python files over a library of empty functions; the fake
-draftwood has the real alias and `install()`, and a `Llama` that is the copied class under our name.
+wheels in `make test-full`. A fake holds all of the real Python files over a library of empty functions.
 Must not know: what any test expects. pip and venv do the installing, no code of ours stands in for them.
 """
 
-import base64
-import hashlib
 import importlib.util
 import json
 import os
@@ -129,23 +126,14 @@ def sdist() -> Path:
 @pytest.fixture(scope="session")
 def fake_wheels(sdist, tmp_path_factory) -> Wheels:
     folder = tmp_path_factory.mktemp("fake")
-    python = {str(path.relative_to(sdist)): path.read_bytes() for path in (sdist / "llama_cpp").rglob("*.py")}
-    stub = _stub_library(folder, b"\n".join(python.values()).decode())
-    stock = python | {"llama_cpp/lib/libllama.so": stub, "llama_cpp/lib/libmtmd.so": stub}
-
-    private = folder / "_llama_cpp"
-    pyfiles.stage(sdist, private)
-    ours = {
-        f"draftwood/_llama_cpp/{path.relative_to(private)}": path.read_bytes()
-        for path in private.rglob("*.py")
-    }
-    package = ROOT / "python" / "draftwood"
-    for path in [package / "_install.py", *(package / "_alias").rglob("*.py")]:
-        ours[str(path.relative_to(package.parent))] = path.read_bytes()
-    ours |= {f"draftwood/_llama_cpp/lib/{name}": stub for name in ("libllama.so", "libmtmd.so")}
+    pyfiles.stage(sdist, folder / "_llama_cpp")
+    stock = _python_files(sdist / "llama_cpp", "llama_cpp")
+    private = _python_files(folder / "_llama_cpp", "draftwood/_llama_cpp")
+    ours = private | _python_files(ROOT / "python" / "draftwood", "draftwood")
     ours["draftwood.pth"] = (ROOT / "cmake" / "draftwood.pth").read_bytes()
-    ours["draftwood/__init__.py"] = b"from ._install import install\nfrom .llama import Llama\n"
-    ours["draftwood/llama.py"] = b"from ._llama_cpp.llama import Llama as Base\nclass Llama(Base): pass\n"
+    library = _empty_library(folder, _text(stock | ours))
+    stock |= {f"llama_cpp/lib/{name}": library for name in _library_names(_text(stock))}
+    ours |= {f"draftwood/_llama_cpp/lib/{name}": library for name in _library_names(_text(private))}
     version = source.load_lock(ROOT).version
     return Wheels(
         _wheel(folder, "draftwood", "0", ours), _wheel(folder, "llama_cpp_python", version, stock), real=False
@@ -182,11 +170,7 @@ def _wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> Pa
         f"{info}/METADATA": f"Metadata-Version: 2.1\nName: {name}\nVersion: {version}\n".encode(),
         f"{info}/WHEEL": b"Wheel-Version: 1.0\nRoot-Is-Purelib: true\nTag: py3-none-any\n",
     }
-    record = [
-        f"{path},sha256={base64.urlsafe_b64encode(hashlib.sha256(data).digest()).rstrip(b'=').decode()},{len(data)}"
-        for path, data in files.items()
-    ]
-    files[f"{info}/RECORD"] = "\n".join([*record, f"{info}/RECORD,,"]).encode()
+    files[f"{info}/RECORD"] = "".join(f"{path},,\n" for path in [*files, f"{info}/RECORD"]).encode()
     path = folder / f"{name}-{version}-py3-none-any.whl"
     with zipfile.ZipFile(path, "w") as archive:
         for member, data in files.items():
@@ -194,13 +178,28 @@ def _wheel(folder: Path, name: str, version: str, files: dict[str, bytes]) -> Pa
     return path
 
 
-def _stub_library(folder: Path, python: str) -> bytes:
-    """Compile a library that has every C function the Python files bind; each returns 0."""
-    names = set(re.findall(r'"(_Z\w+|(?:llama|ggml|gguf|mtmd)_\w+)"', python)) | set(
-        re.findall(r"_lib\.(\w+)", python)
-    )
-    code, library = folder / "stub.c", folder / "stub.so"
-    code.write_text("".join(f"long {name}(void) {{ return 0; }}\n" for name in sorted(names)))
+def _python_files(folder: Path, package: str) -> dict[str, bytes]:
+    return {f"{package}/{path.relative_to(folder)}": path.read_bytes() for path in folder.rglob("*.py")}
+
+
+def _text(files: dict[str, bytes]) -> str:
+    return b"\n".join(files.values()).decode()
+
+
+def _library_names(python: str) -> list[str]:
+    """File names of the libraries that the loader code asks for."""
+    names = re.findall(r'_lib(?:mtmd)?_base_name = "(\S+)"|load_shared_library\("(\S+)",', python)
+    return sorted(f"lib{one or other}.so" for one, other in names)
+
+
+def _empty_library(folder: Path, python: str) -> bytes:
+    """Compile a library that has every C function the code binds. Each returns 0, but for the API version."""
+    names = set(re.findall(r'"(_Z\w+|(?:llama|ggml|gguf|mtmd|dw)_\w+)"', python))
+    names |= set(re.findall(r"\b_lib\.(\w+)", python))
+    header = (ROOT / "src" / "include" / "draftwood.h").read_text()
+    value = {"dw_api_version": re.search(r"define DW_API_VERSION (\d+)", header)[1]}
+    code, library = folder / "empty.c", folder / "empty.so"
+    code.write_text("".join(f"long {name}(void) {{ return {value.get(name, 0)}; }}\n" for name in names))
     subprocess.run([os.environ.get("CC", "cc"), "-w", "-shared", "-fPIC", "-o", library, code], check=True)
     return library.read_bytes()
 

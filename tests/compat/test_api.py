@@ -19,16 +19,21 @@ SURFACE = """
             return type(value).__name__
         return re.sub(" at 0x[0-9a-f]+", "", text).replace("draftwood._llama_cpp", "llama_cpp")
 
-    def surface(thing):
-        return {name: describe(getattr(thing, name)) for name in dir(thing) if name[0] != "_"}
+    def surface(module):
+        return {name: describe(getattr(module, name)) for name in dir(module) if name[0] != "_"}
+
+    def arguments(method):  # what a call depends on: annotations may differ
+        if not callable(method):
+            return type(method).__name__
+        return [(p.name, p.kind, repr(p.default)) for p in inspect.signature(method).parameters.values()]
 
     modules = {"": package}
     for info in pkgutil.iter_modules(package.__path__):
         if info.name not in ("server", "_ggml", "llava_cpp"):
             modules[info.name] = importlib.import_module(package.__name__ + "." + info.name)
     Llama = draftwood.Llama if PACKAGE == "draftwood._llama_cpp" else package.Llama
-    arguments = {name: str(p) for name, p in inspect.signature(Llama.__init__).parameters.items()}
-    report({name: surface(module) for name, module in modules.items()}, surface(Llama), arguments)
+    methods = {name: arguments(getattr(Llama, name)) for name in dir(Llama) if name[0] != "_"}
+    report({name: surface(module) for name, module in modules.items()}, methods, arguments(Llama))
 """
 
 
@@ -45,13 +50,13 @@ def test_modules_names_and_signatures_are_equal(surfaces):
         assert ours[module] == names, module
 
 
-def test_llama_has_every_method_with_its_signature(surfaces):
+def test_llama_has_every_method_with_its_arguments(surfaces):
     (_, stock, _), (_, ours, _) = surfaces
     assert len(stock) > 30
     assert {name: ours.get(name) for name in stock} == stock
 
 
-def test_llama_takes_every_argument_with_its_default(surfaces):
+def test_making_a_llama_takes_every_argument_with_its_default(surfaces):
     (_, _, stock), (_, _, ours) = surfaces
     assert len(stock) > 40
-    assert {name: ours.get(name) for name in stock} == stock
+    assert [argument for argument in ours if argument in stock] == stock

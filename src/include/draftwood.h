@@ -65,13 +65,13 @@ typedef struct dw_params {
 typedef struct dw_stats {
     uint32_t struct_size;
     int32_t  reserved;
-    int64_t  n_rounds;         // verifies, those without a draft included
-    int64_t  n_drafted;        // draft tokens verified
-    int64_t  n_accepted;       // draft tokens that the sampler confirmed and the consumer took
-    int64_t  n_emitted;        // tokens out of dw_next
-    int64_t  n_prompt;         // tokens through dw_eval
-    int64_t  n_exact_batches;  // target batches on row-exact kernels
-    int64_t  n_cold_rounds;    // rounds without a draft because the drafter lacked a hidden state
+    int64_t  n_rounds;        // verifies, those without a draft included
+    int64_t  n_drafted;       // draft tokens verified
+    int64_t  n_accepted;      // draft tokens that the sampler confirmed and the consumer took
+    int64_t  n_emitted;       // tokens out of dw_next
+    int64_t  n_prompt;        // tokens through dw_eval
+    int64_t  n_exact_batches; // target batches on row-exact kernels
+    int64_t  n_cold_rounds;   // rounds without a draft because the drafter lacked a hidden state
     int64_t  t_draft_us;
     int64_t  t_verify_us;
     int64_t  t_eval_us;
@@ -84,16 +84,16 @@ typedef struct dw_stats {
 // What a GGUF's header says, read without loading it.
 typedef struct dw_model_info {
     uint32_t struct_size;
-    int32_t  n_layer_nextn;   // MTP blocks in the file
-    int32_t  can_draft_mtp;   // 1 if MTP drafting works for this architecture and file
+    int32_t  n_layer_nextn; // MTP blocks in the file
+    int32_t  can_draft_mtp; // 1 if MTP drafting works for this architecture and file
     int32_t  n_tensors;
     int64_t  file_bytes;
     char     architecture[64];
 } dw_model_info;
 
 DW_API int32_t      dw_api_version(void);
-DW_API const char * dw_last_error(void);  // this thread's; valid until its next failing call
-DW_API const char * dw_build_info(void);  // JSON: pin version and commit, series hash, build type, compiler
+DW_API const char * dw_last_error(void); // this thread's; valid until its next failing call
+DW_API const char * dw_build_info(void); // JSON: pin version and commit, series hash, build type, compiler
 
 // Read the header of the GGUF at `path` and check that the file is whole.
 // Errors: DW_ERR_FILE (missing, not a GGUF, shorter than its tensors).

@@ -12,7 +12,9 @@ namespace draftwood {
 class row_batch {
   public:
     // `ctx` must outlive the batch, whose capacity is the context's n_batch
-    explicit row_batch(llama_context * ctx) : ctx_(ctx), batch_(llama_batch_ext_init(ctx)) {
+    explicit row_batch(llama_context * ctx) :
+        ctx_(ctx),
+        batch_(llama_batch_ext_init(ctx)) {
         if (!batch_) {
             fail(DW_ERR_INTERNAL, "llama_batch_ext_init found no memory for a batch");
         }

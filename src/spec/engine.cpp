@@ -15,7 +15,9 @@ namespace {
 // adds the time of its scope to a counter of microseconds
 class timer {
   public:
-    explicit timer(int64_t & sum) : sum_(sum), start_(ggml_time_us()) {}
+    explicit timer(int64_t & sum) :
+        sum_(sum),
+        start_(ggml_time_us()) {}
     ~timer() { sum_ += ggml_time_us() - start_; }
 
   private:
@@ -178,8 +180,8 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
 // a raw llama_decode by others may have moved the context on; drafting over it would corrupt it
 void engine::require_whole(const char * what) {
     if (pos_end() != n_past_) {
-        fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first", what,
-             n_past_, pos_end());
+        fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first",
+             what, n_past_, pos_end());
     }
 }
 
@@ -206,8 +208,10 @@ int32_t engine::propose(llama_token last, int32_t max_draft) {
 void engine::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
     const bool can_roll_back = !recurrent_ || (uint32_t) n_draft <= llama_n_rs_seq(target_);
     if (n_draft < 0 || n_draft > params_.draft_tokens || !can_roll_back) {
-        fail(DW_ERR_ARGUMENT, "a draft of %d tokens; expected 0 to draft_tokens = %d, and no more than the context's %u "
-             "recurrent snapshots", n_draft, params_.draft_tokens, llama_n_rs_seq(target_));
+        fail(DW_ERR_ARGUMENT,
+             "a draft of %d tokens; expected 0 to draft_tokens = %d, and no more than the context's %u "
+             "recurrent snapshots",
+             n_draft, params_.draft_tokens, llama_n_rs_seq(target_));
     }
     start(last);
     draft_.assign(draft, draft + std::max(0, std::min(n_draft, room() - 1)));
@@ -286,7 +290,8 @@ void engine::commit() {
 
 void engine::rewind() {
     if (walk_.open || walk_.n_sampled < 1 || n_past_ != walk_.pos + walk_.n_sampled || pos_end() != n_past_) {
-        fail(DW_ERR_STATE, "no logits of this engine's last decode stand for position %d; evaluate a token first", n_past_);
+        fail(DW_ERR_STATE, "no logits of this engine's last decode stand for position %d; evaluate a token first",
+             n_past_);
     }
     walk_.n_sampled--;
     walk_.n_rows = walk_.n_sampled + 1; // the rows behind it are gone

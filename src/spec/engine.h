@@ -21,12 +21,12 @@ class engine {
 
     void eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
 
-    int32_t propose(llama_token last, int32_t max_draft);
-    void    propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
-    void    verify();
-    bool    row(int32_t & row, int32_t & n_past) const; // false: the round has ended
+    int32_t     propose(llama_token last, int32_t max_draft);
+    void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
+    void        verify();
+    bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
     llama_token next(llama_sampler * sampler);
-    void    commit();
+    void        commit();
 
     void rewind();
     void trim(int32_t n_keep);
@@ -76,8 +76,8 @@ class engine {
     std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
     bool                     recurrent_;
 
-    int32_t                  n_past_   = 0;
-    llama_token              last_     = LLAMA_TOKEN_NULL;
+    int32_t                  n_past_ = 0;
+    llama_token              last_   = LLAMA_TOKEN_NULL;
     std::vector<llama_token> draft_;
     bool                     proposed_ = false;
     bool                     decoding_ = false; // our own llama_decode is running

@@ -71,9 +71,9 @@ void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_po
     for (int32_t i = 0; i < n_tokens; ++i) {
         const llama_pos p = pos + i;
         // the hidden state before this token; where it is unknown (position 0, a gap) the pair is skipped
-        const float * before = i > 0                 ? hidden + (size_t) (i - 1) * n_embd_ :
-                               hidden_pos_ == p - 1 ? hidden_.data() :
-                                                      nullptr;
+        const float * before = i > 0                  ? hidden + (size_t) (i - 1) * n_embd_
+                               : hidden_pos_ == p - 1 ? hidden_.data()
+                                                      : nullptr;
         if (p >= n_fed_ && before && p > 0) {
             push(tokens[i], p, before);
         }

@@ -44,7 +44,8 @@ int64_t size_of_gguf(const char * path) {
 int64_t announced_size(const gguf_context * gguf) {
     size_t end = gguf_get_data_offset(gguf);
     for (int64_t i = 0; i < gguf_get_n_tensors(gguf); ++i) {
-        end = std::max(end, gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i) + gguf_get_tensor_size(gguf, i));
+        end =
+            std::max(end, gguf_get_data_offset(gguf) + gguf_get_tensor_offset(gguf, i) + gguf_get_tensor_size(gguf, i));
     }
     return (int64_t) end;
 }
@@ -96,9 +97,9 @@ void probe_model(const char * path, dw_model_info & info) {
     }
     const std::string arch = architecture(gguf.get());
     std::snprintf(info.architecture, sizeof(info.architecture), "%s", arch.c_str());
-    info.n_tensors      = (int32_t) gguf_get_n_tensors(gguf.get());
-    info.n_layer_nextn  = (int32_t) get_u32(gguf.get(), arch + ".nextn_predict_layers");
-    info.can_draft_mtp  = can_draft_mtp(gguf.get(), arch, (uint32_t) info.n_layer_nextn) ? 1 : 0;
+    info.n_tensors     = (int32_t) gguf_get_n_tensors(gguf.get());
+    info.n_layer_nextn = (int32_t) get_u32(gguf.get(), arch + ".nextn_predict_layers");
+    info.can_draft_mtp = can_draft_mtp(gguf.get(), arch, (uint32_t) info.n_layer_nextn) ? 1 : 0;
 }
 
 } // namespace draftwood

@@ -13,7 +13,9 @@ namespace draftwood {
 
 class failure : public std::exception {
   public:
-    failure(dw_status code, std::string text) : code_(code), text_(std::move(text)) {}
+    failure(dw_status code, std::string text) :
+        code_(code),
+        text_(std::move(text)) {}
 
     dw_status    code() const noexcept { return code_; }
     const char * what() const noexcept override { return text_.c_str(); }

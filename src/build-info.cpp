@@ -4,7 +4,7 @@
 #include "draftwood.h"
 
 #define DW_STRING_(x) #x
-#define DW_STRING(x)  DW_STRING_(x)
+#define DW_STRING(x) DW_STRING_(x)
 
 const char * dw_build_info(void) {
     return "{\"pin_version\": \"" DRAFTWOOD_PIN_VERSION "\", \"pin_commit\": \"" DRAFTWOOD_PIN_COMMIT

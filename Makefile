@@ -1,0 +1,84 @@
+# One command per task; everything works in .venv and build/, both of which may be deleted at any time.
+# Used as in CI: `make test`.
+
+PYTHON  ?= python3
+VENV    := .venv
+PY      := $(VENV)/bin/python
+STAMP   := $(VENV)/.installed
+PYTEST  := $(PY) -m pytest
+
+# what a new build depends on
+SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
+           $(wildcard cmake/* patches/*.patch _build/*.py) $(shell find src -type f)
+
+.PHONY: help dev wheel demo test test-full test-gpu exact bench lint format asan \
+        patch-import patch-export patch-check clean
+
+help:                ## list the targets
+	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
+
+$(VENV)/bin/python:
+	$(PYTHON) -m venv $(VENV)
+	$(PY) -m pip install -q --upgrade pip
+
+$(VENV)/.tools: pyproject.toml | $(VENV)/bin/python
+	$(PY) -m pip install -q "scikit-build-core>=0.10" "cmake>=3.24" "ninja>=1.11" "tomli>=2; python_version<'3.11'"
+	@touch $@
+
+$(STAMP): $(SOURCES) | $(VENV)/.tools
+	$(PY) -m pip install --no-build-isolation -e ".[dev]"
+	@touch $@
+
+dev: $(STAMP)        ## editable install with a persistent build folder (first time 6 minutes on 2 cores)
+	@if [ -d .git ] && [ ! -e .git/hooks/pre-commit ]; then $(VENV)/bin/pre-commit install; fi
+
+wheel: $(STAMP)      ## the wheel, into build/dist
+	$(PY) -m pip wheel -q --no-build-isolation --no-deps -w build/dist .
+
+demo: $(STAMP)       ## text from the trained tiny model with and without drafting; writes build/demo.json
+	$(PY) bench/demo.py
+
+test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torch, no stock build
+	$(PYTEST) -m "not slow and not gpu"
+
+test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
+	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt
+	$(PYTEST) -m "not gpu" --timeout 1800
+	$(PY) bench/exact.py
+
+test-gpu: $(STAMP)   ## what needs a CUDA device
+	$(PYTEST) -m gpu tests/gpu
+
+exact: $(STAMP)      ## text with drafting = text without, token for token; the last line is JSON
+	$(PY) bench/exact.py
+
+bench: $(STAMP)      ## speed of plain decode and drafting side by side
+	$(PY) bench/demo.py --long
+
+lint: $(STAMP)       ## ruff, mypy, clang-format, the patch queue
+	$(VENV)/bin/ruff check .
+	$(VENV)/bin/ruff format --check .
+	$(VENV)/bin/mypy
+	find src -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	$(PY) tools/patches.py check
+
+format: $(STAMP)     ## let the formatters write
+	$(VENV)/bin/ruff check --fix .
+	$(VENV)/bin/ruff format .
+	find src -name '*.cpp' -o -name '*.h' | xargs $(VENV)/bin/clang-format -i
+
+asan: $(STAMP)       ## the engine's tests on a library with address and undefined-behaviour sanitizers
+	$(PY) _build/source.py
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --preset cpu-asan
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset cpu-asan
+	$(PY) tests/run_asan.py build/cpu-asan/bin
+
+patch-import: $(STAMP) ## the patch queue as git commits under build/patches
+	$(PY) tools/patches.py import
+patch-export: $(STAMP) ## and back into patches/
+	$(PY) tools/patches.py export
+patch-check: $(STAMP)  ## lint, budget, strict application, round trip
+	$(PY) tools/patches.py check
+
+clean:               ## remove builds, keep the environment
+	rm -rf build

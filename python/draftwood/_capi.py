@@ -1,0 +1,126 @@
+"""ctypes signatures of src/include/draftwood.h, and nothing else.
+
+tests/unit/test_capi.py holds them against the header. The library is the libllama that
+draftwood._llama_cpp has loaded: our sources are linked into it.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from typing import Any
+
+from draftwood._llama_cpp import llama_cpp as _llama
+
+lib: Any = _llama._lib
+
+API_VERSION = 1
+MAX_DRAFT = 63
+
+OK = 0
+ROUND_END = 1
+ERR_ARGUMENT = 2
+ERR_UNSUPPORTED = 3
+ERR_STATE = 4
+ERR_CONTEXT = 5
+ERR_DECODE = 6
+ERR_FILE = 7
+ERR_INTERNAL = 8
+
+DRAFTER_NONE = 0
+DRAFTER_MTP = 1
+
+Token = ctypes.c_int32
+EngineHandle = ctypes.c_void_p
+
+
+class Params(ctypes.Structure):
+    """dw_params."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("drafter", ctypes.c_int32),
+        ("draft_tokens", ctypes.c_int32),
+        ("draft_p_min", ctypes.c_float),
+        ("exact_rows", ctypes.c_int32),
+    ]
+
+
+class Stats(ctypes.Structure):
+    """dw_stats."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_int32),
+        ("n_rounds", ctypes.c_int64),
+        ("n_drafted", ctypes.c_int64),
+        ("n_accepted", ctypes.c_int64),
+        ("n_emitted", ctypes.c_int64),
+        ("n_prompt", ctypes.c_int64),
+        ("n_exact_batches", ctypes.c_int64),
+        ("n_cold_rounds", ctypes.c_int64),
+        ("t_draft_us", ctypes.c_int64),
+        ("t_verify_us", ctypes.c_int64),
+        ("t_eval_us", ctypes.c_int64),
+        ("t_sample_us", ctypes.c_int64),
+        ("t_commit_us", ctypes.c_int64),
+        ("drafted_at", ctypes.c_int64 * MAX_DRAFT),
+        ("accepted_at", ctypes.c_int64 * MAX_DRAFT),
+    ]
+
+
+class ModelInfo(ctypes.Structure):
+    """dw_model_info."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("n_layer_nextn", ctypes.c_int32),
+        ("can_draft_mtp", ctypes.c_int32),
+        ("n_tensors", ctypes.c_int32),
+        ("file_bytes", ctypes.c_int64),
+        ("architecture", ctypes.c_char * 64),
+    ]
+
+
+_P = ctypes.POINTER
+_STATUS = ctypes.c_int
+_I32P = _P(ctypes.c_int32)
+
+# name -> (result, arguments)
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "dw_api_version": (ctypes.c_int32, []),
+    "dw_last_error": (ctypes.c_char_p, []),
+    "dw_build_info": (ctypes.c_char_p, []),
+    "dw_probe_model": (_STATUS, [ctypes.c_char_p, _P(ModelInfo)]),
+    "dw_params_init": (None, [_P(Params)]),
+    "dw_engine_new": (
+        _STATUS,
+        [ctypes.c_void_p, _P(_llama.llama_context_params), _P(Params), _P(EngineHandle)],
+    ),
+    "dw_engine_free": (None, [EngineHandle]),
+    "dw_eval": (_STATUS, [EngineHandle, _P(Token), ctypes.c_int32, ctypes.c_int32, ctypes.c_bool]),
+    "dw_propose": (_STATUS, [EngineHandle, Token, ctypes.c_int32, _I32P]),
+    "dw_propose_given": (_STATUS, [EngineHandle, Token, _P(Token), ctypes.c_int32]),
+    "dw_verify": (_STATUS, [EngineHandle]),
+    "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
+    "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
+    "dw_rewind": (_STATUS, [EngineHandle]),
+    "dw_commit": (_STATUS, [EngineHandle]),
+    "dw_trim": (_STATUS, [EngineHandle, ctypes.c_int32]),
+    "dw_reset": (_STATUS, [EngineHandle]),
+    "dw_n_past": (ctypes.c_int32, [EngineHandle]),
+    "dw_draft_tokens": (ctypes.c_int32, [EngineHandle]),
+    "dw_get_draft": (_STATUS, [EngineHandle, _P(Token), _I32P]),
+    "dw_get_stats": (_STATUS, [EngineHandle, _P(Stats)]),
+    "dw_stats_reset": (_STATUS, [EngineHandle]),
+}
+
+for _name, (_restype, _argtypes) in SIGNATURES.items():
+    _function = getattr(lib, _name)
+    _function.restype = _restype
+    _function.argtypes = _argtypes
+
+if lib.dw_api_version() != API_VERSION:
+    raise ImportError(
+        f"the loaded libllama has draftwood API version {lib.dw_api_version()}, this package expects "
+        f"{API_VERSION}.\n\nhint: reinstall draftwood, and unset LLAMA_CPP_LIB_PATH if it is set"
+    )

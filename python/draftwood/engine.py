@@ -1,0 +1,192 @@
+"""The speculative round as Python calls it: a thin owner of a `dw_engine`.
+
+Knows tokens, rows and positions; knows nothing of text, requests or sampling parameters.
+Contract: src/include/draftwood.h. Test: tests/model/test_engine_capi.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood import _capi
+from draftwood.errors import (
+    ContextFullError,
+    DecodeError,
+    DraftwoodError,
+    ModelFileError,
+    NativeError,
+    OptionError,
+    UnsupportedError,
+)
+from draftwood.stats import SpeculationStats
+
+_lib = _capi.lib
+
+_ERRORS: dict[int, type[DraftwoodError]] = {
+    _capi.ERR_ARGUMENT: OptionError,
+    _capi.ERR_UNSUPPORTED: UnsupportedError,
+    _capi.ERR_CONTEXT: ContextFullError,
+    _capi.ERR_DECODE: DecodeError,
+    _capi.ERR_FILE: ModelFileError,
+}
+
+_HINTS: dict[int, str] = {
+    _capi.ERR_CONTEXT: "pass a larger n_ctx to Llama(), or stop at max_tokens",
+    _capi.ERR_FILE: "check the path, or download the file again",
+}
+
+
+def _check(status: int) -> None:
+    if status != _capi.OK:
+        text = (_lib.dw_last_error() or b"").decode("utf-8", "replace")
+        raise _ERRORS.get(status, NativeError)(text, hint=_HINTS.get(status))
+
+
+@dataclass(frozen=True, slots=True)
+class ModelInfo:
+    """What a GGUF's header says."""
+
+    architecture: str
+    n_layer_nextn: int
+    can_draft_mtp: bool
+    n_tensors: int
+    file_bytes: int
+
+
+def probe_model(path: str) -> ModelInfo:
+    """Read a GGUF's header without loading it, and check that the file is whole.
+
+    Errors: ModelFileError for a file that is missing, cut off or no GGUF.
+    Test: tests/model/test_bad_input.py.
+    """
+    info = _capi.ModelInfo()
+    _check(_lib.dw_probe_model(path.encode("utf-8"), ctypes.byref(info)))
+    return ModelInfo(
+        architecture=info.architecture.decode("utf-8", "replace"),
+        n_layer_nextn=info.n_layer_nextn,
+        can_draft_mtp=bool(info.can_draft_mtp),
+        n_tensors=info.n_tensors,
+        file_bytes=info.file_bytes,
+    )
+
+
+def build_info() -> dict[str, Any]:
+    """Return what the loaded library was built from: pin version and commit, series hash, compiler, backends."""
+    info: dict[str, Any] = json.loads(_lib.dw_build_info())
+    return info
+
+
+class Engine:
+    """One engine on one llama_context, sequence 0. Free it (`close`) before the context."""
+
+    def __init__(
+        self,
+        ctx: Any,
+        context_params: Any,
+        *,
+        drafter: int,
+        draft_tokens: int,
+        draft_p_min: float,
+        exact_rows: int,
+    ) -> None:
+        params = _capi.Params()
+        _lib.dw_params_init(ctypes.byref(params))
+        params.drafter = drafter
+        params.draft_tokens = draft_tokens
+        params.draft_p_min = draft_p_min
+        params.exact_rows = exact_rows
+        self._handle = _capi.EngineHandle()
+        self._a = ctypes.c_int32()
+        self._b = ctypes.c_int32()
+        self._token = _capi.Token()
+        _check(
+            _lib.dw_engine_new(
+                ctx, ctypes.byref(context_params), ctypes.byref(params), ctypes.byref(self._handle)
+            )
+        )
+
+    def close(self) -> None:
+        """Free the engine and its drafter. Closing twice is allowed."""
+        handle, self._handle = self._handle, _capi.EngineHandle()
+        _lib.dw_engine_free(handle)
+
+    @property
+    def n_past(self) -> int:
+        """Positions evaluated and kept."""
+        return int(_lib.dw_n_past(self._handle))
+
+    def eval(self, tokens: Sequence[int], n_past: int, *, all_logits: bool = False) -> None:
+        """Evaluate `tokens` (at most n_ubatch) at positions n_past.. ; the last row can then be sampled.
+
+        Errors: ContextFullError; UnsupportedError if the memory cannot be cut to n_past; DecodeError.
+        """
+        array = (_capi.Token * len(tokens))(*tokens)
+        _check(_lib.dw_eval(self._handle, array, len(tokens), n_past, all_logits))
+
+    def propose(self, last: int, max_draft: int = _capi.MAX_DRAFT) -> int:
+        """Draft after `last`, the token at n_past. Returns how many tokens were drafted, 0 included."""
+        _check(_lib.dw_propose(self._handle, last, max_draft, ctypes.byref(self._a)))
+        return self._a.value
+
+    def propose_given(self, last: int, draft: Sequence[int]) -> None:
+        """Propose the caller's own draft after `last`."""
+        array = (_capi.Token * len(draft))(*draft)
+        _check(_lib.dw_propose_given(self._handle, last, array, len(draft)))
+
+    def verify(self) -> None:
+        """Evaluate `last` and the draft in one llama_decode."""
+        _check(_lib.dw_verify(self._handle))
+
+    def row(self) -> tuple[int, int] | None:
+        """Return (row, n_past) of the row that `next` will sample, or None when the round has ended."""
+        status = _lib.dw_row(self._handle, ctypes.byref(self._a), ctypes.byref(self._b))
+        if status == _capi.ROUND_END:
+            return None
+        _check(status)
+        return self._a.value, self._b.value
+
+    def next(self, sampler: Any) -> int:
+        """Sample that row with a llama_sampler, which accepts the token. Returns the token."""
+        _check(_lib.dw_next(self._handle, sampler, ctypes.byref(self._token)))
+        return self._token.value
+
+    def draft(self) -> list[int]:
+        """Return the tokens of the current draft."""
+        array = (_capi.Token * _capi.MAX_DRAFT)()
+        _check(_lib.dw_get_draft(self._handle, array, ctypes.byref(self._a)))
+        return list(array[: self._a.value])
+
+    def rewind(self) -> bool:
+        """Make the row sampled last available again. Returns False if its logits are gone."""
+        return bool(_lib.dw_rewind(self._handle) == _capi.OK)
+
+    def commit(self) -> None:
+        """Keep what was sampled, roll the rest back. No effect without an open round."""
+        _check(_lib.dw_commit(self._handle))
+
+    def trim(self, n_keep: int) -> bool:
+        """Cut the sequence to n_keep positions. Returns False where the memory cannot go back that far."""
+        status = _lib.dw_trim(self._handle, n_keep)
+        if status == _capi.ERR_UNSUPPORTED:
+            return False
+        _check(status)
+        return True
+
+    def reset(self) -> None:
+        """Forget everything that was evaluated."""
+        _check(_lib.dw_reset(self._handle))
+
+    def stats(self) -> SpeculationStats:
+        """Return the counters since the engine was made or `stats_reset`."""
+        raw = _capi.Stats()
+        raw.struct_size = ctypes.sizeof(raw)
+        _check(_lib.dw_get_stats(self._handle, ctypes.byref(raw)))
+        return SpeculationStats.from_native(raw)
+
+    def stats_reset(self) -> None:
+        """Set all counters to zero."""
+        _check(_lib.dw_stats_reset(self._handle))

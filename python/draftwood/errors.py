@@ -1,0 +1,41 @@
+"""Every exception that draftwood raises of its own.
+
+Each also derives from the builtin that llama-cpp-python raises in the same place, so existing
+except-clauses keep working. A message says what was found, what was expected and the fix; a `hint`
+follows after a blank line. Test: tests/unit/test_errors.py.
+"""
+
+from __future__ import annotations
+
+
+class DraftwoodError(Exception):
+    """Base of all draftwood errors."""
+
+    def __init__(self, message: str, hint: str | None = None) -> None:
+        super().__init__(f"{message}\n\nhint: {hint}" if hint else message)
+        self.message = message
+        self.hint = hint
+
+
+class OptionError(DraftwoodError, ValueError):
+    """An argument that makes no sense, or does not go with another."""
+
+
+class UnsupportedError(DraftwoodError, ValueError):
+    """This model, context or build cannot do what was asked."""
+
+
+class ModelFileError(DraftwoodError, ValueError):
+    """A model file that is missing, cut off, or of another kind."""
+
+
+class ContextFullError(DraftwoodError, RuntimeError):
+    """The context has no room for another token."""
+
+
+class DecodeError(DraftwoodError, RuntimeError):
+    """llama_decode failed; the context was reset and evaluates its prompt anew."""
+
+
+class NativeError(DraftwoodError, RuntimeError):
+    """A failure inside the library that no other class names."""

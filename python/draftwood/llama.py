@@ -1,0 +1,382 @@
+"""`Llama`: llama-cpp-python's class with our engine under `eval` and `generate`.
+
+Every other method is upstream's own and comes to the engine through these two. Text is the same with
+drafting on and off: `generate` samples the target itself at each position, with the request's own sampler
+chain, and uses drafts only to evaluate several positions at once (engine.py).
+Tests: tests/model/test_generate.py, tests/model/test_exact.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import inspect
+import os
+import sys
+import warnings
+from collections.abc import Generator, Sequence
+from typing import Any
+
+import numpy as np
+
+from draftwood import _capi
+from draftwood._llama_cpp import llama as _upstream
+from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.engine import Engine, probe_model
+from draftwood.errors import DecodeError, ModelFileError, OptionError, UnsupportedError
+from draftwood.options import EXACT_ROWS, Options, Plan, check_context, needed_batch, plan
+from draftwood.processors import GuardedProcessors
+from draftwood.stats import SpeculationStats
+
+_DRAFTERS = {"none": _capi.DRAFTER_NONE, "mtp": _capi.DRAFTER_MTP}
+# announced for later versions; upstream would swallow them as unknown keywords
+_NOT_YET = ("drafter", "tree_budget", "checkpoint_bytes")
+
+
+class Llama(_upstream.Llama):  # type: ignore[misc]
+    """llama-cpp-python's Llama, with drafting.
+
+    Takes every argument of llama-cpp-python's Llama, and:
+        speculation: "auto" (draft with the model's MTP block if it has one), "off", or "mtp".
+        draft_tokens: longest draft of a round, 1 to 63 tokens.
+        draft_p_min: end a draft where the drafter gives its path less than this probability.
+        exact: on CPU, run batches of up to 64 rows on kernels whose rows do not depend on each other's number,
+            so that text is the same with drafting on and off. False takes llama.cpp's faster stock kernels.
+
+    Errors: OptionError (ValueError) for arguments that make no sense, UnsupportedError (ValueError) when a
+    drafter was asked for that this model cannot run, ModelFileError (ValueError) for a bad file.
+    """
+
+    def __init__(
+        self,
+        model_path: str,
+        *,
+        speculation: str = Options.__dataclass_fields__["speculation"].default,
+        draft_tokens: int = Options.__dataclass_fields__["draft_tokens"].default,
+        draft_p_min: float = Options.__dataclass_fields__["draft_p_min"].default,
+        exact: bool = True,
+        **kwargs: Any,
+    ) -> None:
+        self._engine: Engine | None = None
+        self._guard: GuardedProcessors | None = None
+        for name in _NOT_YET:
+            if kwargs.get(name) is not None:
+                raise UnsupportedError(f"{name}= is not in this version of draftwood; expected it left out")
+        self._options = Options(speculation, draft_tokens, draft_p_min, exact)  # type: ignore[arg-type]
+        self._plan = self._make_plan(model_path, kwargs)
+        if self._plan.drafter != "none":
+            check_context(self._options, kwargs.get("n_ctx", 512))
+            _raise_batch(kwargs, needed_batch(self._options.draft_tokens))
+        super().__init__(model_path, **kwargs)
+        try:
+            self._attach_engine()
+        except BaseException:
+            self.close()
+            raise
+
+    def _make_plan(self, model_path: str, kwargs: dict[str, Any]) -> Plan:
+        if not os.path.exists(model_path):
+            raise ModelFileError(f"Model path does not exist: {model_path}", hint="check the path")
+        return plan(self._options, probe_model(model_path), kwargs)
+
+    # Upstream's __init__ assigns the library's default structs to these two before it uses them, which is
+    # where fields that it has no argument for can be set.
+    @property
+    def model_params(self) -> Any:
+        """The `llama_model_params` the model was loaded with."""
+        return self._model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        params.load_mtp = self._plan.drafter == "mtp"
+        if self._options.exact:
+            params.use_extra_bufts = False  # repacked weights have kernels that depend on the batch
+        self._model_params = params
+
+    @property
+    def context_params(self) -> Any:
+        """The `llama_context_params` the context was made with."""
+        return self._context_params
+
+    @context_params.setter
+    def context_params(self, params: Any) -> None:
+        params.n_rs_seq = self._plan.n_rs_seq
+        self._context_params = params
+
+    def _attach_engine(self) -> None:
+        # upstream sizes these by its argument; llama.cpp rounds the context up
+        if len(self.input_ids) < self._n_ctx:
+            self.input_ids = np.ndarray((self._n_ctx,), dtype=np.intc)
+            if self._logits_all:
+                self.scores = np.ndarray((self._n_ctx, self._n_vocab), dtype=np.single)
+        if not self._generates_on_engine():
+            return
+        self._engine = Engine(
+            self._ctx.ctx,
+            self.context_params,
+            drafter=_DRAFTERS[self._plan.drafter],
+            draft_tokens=self._options.draft_tokens,
+            draft_p_min=self._options.draft_p_min,
+            exact_rows=EXACT_ROWS if self._options.exact else 0,
+        )
+        self._stack.callback(self._detach_engine)  # runs before the context is freed
+
+    def _generates_on_engine(self) -> bool:
+        wanted = self._plan.drafter != "none" or self._options.exact
+        generates = not (self.context_params.embeddings or self.model_params.vocab_only)
+        model = self._model.model
+        return bool(
+            wanted
+            and generates
+            and self.draft_model is None
+            and not _native.llama_model_has_encoder(model)
+            and _native.llama_get_memory(self._ctx.ctx)
+        )
+
+    def _detach_engine(self) -> None:
+        engine, self._engine = self._engine, None
+        if engine is not None:
+            engine.close()
+
+    @property
+    def speculation(self) -> str:
+        """What drafts: "mtp", or "off"."""
+        return self._plan.drafter if self._plan.drafter != "none" else "off"
+
+    @property
+    def speculation_reason(self) -> str:
+        """Why nothing is drafted; empty when a drafter runs."""
+        return self._plan.reason
+
+    @property
+    def speculation_stats(self) -> SpeculationStats | None:
+        """Counters of the engine; None where llama-cpp-python's own loop runs (exact=False without drafting)."""
+        return self._engine.stats() if self._engine else None
+
+    def reset_speculation_stats(self) -> None:
+        """Set the counters of `speculation_stats` to zero."""
+        if self._engine:
+            self._engine.stats_reset()
+
+    def reset(self) -> None:
+        """Forget everything that was evaluated."""
+        if self._engine is None:
+            super().reset()
+            return
+        self._engine.reset()
+        self.n_tokens = 0
+        self._requires_eval = True
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate `tokens` after the first `n_tokens` of the context.
+
+        Errors: ContextFullError (RuntimeError) when they do not fit; UnsupportedError when `n_tokens` was set
+        back further than the model's memory can go.
+        """
+        if self._engine is None:
+            super().eval(tokens)
+            return
+        for chunk in _chunks(list(tokens), self.n_batch, self.context_params.n_ubatch):
+            n_past = self.n_tokens
+            fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words
+            self.input_ids[n_past : n_past + len(fits)] = fits
+            self._decoding(self._engine.eval, chunk, n_past, all_logits=self._logits_all)
+            self.n_tokens = n_past + len(chunk)
+            self._requires_eval = False
+            if self._logits_all:
+                self._store_scores(n_past, range(len(chunk)))
+
+    def _store_scores(self, pos: int, rows: Sequence[int]) -> None:
+        for offset, row in enumerate(rows):
+            logits = _native.llama_get_logits_ith(self._ctx.ctx, row)
+            self.scores[pos + offset, :] = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
+
+    def _decoding(self, call: Any, *args: Any, **kwargs: Any) -> None:
+        try:
+            call(*args, **kwargs)
+        except DecodeError:
+            self.reset()  # what the context holds now is unknown
+            raise
+
+    def generate(
+        self,
+        tokens: Sequence[int],
+        top_k: int = 40,
+        top_p: float = 0.95,
+        min_p: float = 0.05,
+        typical_p: float = 1.0,
+        temp: float = 0.80,
+        repeat_penalty: float = 1.0,
+        reset: bool = True,
+        frequency_penalty: float = 0.0,
+        presence_penalty: float = 0.0,
+        tfs_z: float = 1.0,
+        mirostat_mode: int = 0,
+        mirostat_tau: float = 5.0,
+        mirostat_eta: float = 0.1,
+        penalize_nl: bool = True,
+        logits_processor: Any = None,
+        stopping_criteria: Any = None,
+        grammar: Any = None,
+    ) -> Generator[int, Sequence[int] | None, None]:
+        """Generate tokens after the prompt `tokens`, one per step, until the caller stops.
+
+        After the k-th token `n_tokens` is len(prompt) + k - 1, as with llama-cpp-python: the token just yielded
+        is not evaluated yet. `send()` adds tokens after it. Processors see each prefix once, in order.
+        Errors: OptionError for an empty prompt; ContextFullError at the end of the context; whatever a logits
+        processor or stopping criterion raises.
+        """
+        sampling: dict[str, Any] = dict(
+            top_k=top_k,
+            top_p=top_p,
+            min_p=min_p,
+            typical_p=typical_p,
+            temp=temp,
+            repeat_penalty=repeat_penalty,
+            frequency_penalty=frequency_penalty,
+            presence_penalty=presence_penalty,
+            tfs_z=tfs_z,
+            mirostat_mode=mirostat_mode,
+            mirostat_tau=mirostat_tau,
+            mirostat_eta=mirostat_eta,
+            penalize_nl=penalize_nl,
+            logits_processor=logits_processor,
+            grammar=grammar,
+        )
+        if self._engine is None:
+            yield from super().generate(
+                tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling
+            )
+            return
+        self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
+        self._sampler = self._init_sampler(**sampling)
+        try:
+            self._prefill([int(token) for token in tokens], reset)
+            yield from self._rounds(stopping_criteria)
+        finally:
+            self._settle()
+
+    def _init_sampler(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:
+        # ctypes prints and drops what a callback raises; ours is kept and raised after the C call
+        self._guard = GuardedProcessors(logits_processor) if logits_processor is not None else None
+        return super()._init_sampler(*args, logits_processor=self._guard, **kwargs)
+
+    def _prefill(self, prompt: list[int], reset: bool) -> None:
+        """Evaluate the prompt, keeping the longest prefix that the context already holds."""
+        assert self._engine is not None
+        if reset and self.n_tokens > 0:
+            common = _common_prefix(self._input_ids, prompt)
+            if common == len(prompt) == self.n_tokens and not self._requires_eval and self._engine.rewind():
+                return  # the logits are still there
+            keep = min(common, len(prompt) - 1)  # at least one token must be evaluated to have logits
+            if keep > 0 and self._engine.trim(keep):
+                self.n_tokens, self._requires_eval = keep, True
+                prompt, reset = prompt[keep:], False
+                if self.verbose:
+                    print(f"Llama.generate: kept {keep} tokens, {len(prompt)} to evaluate", file=sys.stderr)
+        if reset:
+            self.reset()
+        if prompt:
+            self.eval(prompt)
+        elif not (self.n_tokens > 0 and self._engine.rewind()):
+            raise OptionError("found an empty prompt; expected at least one token")
+
+    def _rounds(self, stopping_criteria: Any) -> Generator[int, Sequence[int] | None, None]:
+        engine = self._engine
+        assert engine is not None
+        assert self._sampler is not None
+        sampler = self._sampler.sampler
+        while True:
+            row = engine.row()
+            if row is None:
+                self._start_round(token)  # noqa: F821  (bound: the first row comes from the prompt)
+                continue
+            # processors and criteria look at the prefix through n_tokens, so it is set before they run
+            index, self.n_tokens = row
+            if self._logits_all:
+                self._store_scores(self.n_tokens - 1, [index])
+            token = engine.next(sampler)
+            if self._guard is not None:
+                self._guard.raise_pending()
+            if self.n_tokens < len(self.input_ids):
+                self.input_ids[self.n_tokens] = token
+            if stopping_criteria is not None and stopping_criteria(self._input_ids, self._newest_scores()):
+                return
+            sent = yield token
+            if sent is not None:
+                self.eval([token, *sent])
+
+    def _start_round(self, last: int) -> None:
+        engine = self._engine
+        assert engine is not None
+        if not engine.trim(self.n_tokens):
+            raise UnsupportedError(
+                f"the context was moved past position {self.n_tokens} while a generation was running; expected "
+                "it untouched between two tokens",
+                hint="start a new generate()",
+            )
+        self._decoding(engine.propose, last)
+        self._decoding(engine.verify)
+
+    def _newest_scores(self) -> Any:
+        # without logits_all nothing is stored, and upstream hands out its first, unset row
+        return self._scores[-1 if self._logits_all else 0, :]
+
+    def _settle(self) -> None:
+        """End an open round: what the caller took is kept."""
+        if self._engine is not None:
+            self._engine.commit()
+
+    def __getstate__(self) -> dict[str, Any]:
+        """Return the constructor's arguments: a pickled Llama loads its model again."""
+        state: dict[str, Any] = super().__getstate__()
+        options = self._options
+        return {
+            **state,
+            "speculation": options.speculation,
+            "draft_tokens": options.draft_tokens,
+            "draft_p_min": options.draft_p_min,
+            "exact": options.exact,
+        }
+
+
+def _chunks(tokens: list[int], n_batch: int, n_ubatch: int) -> list[list[int]]:
+    """Cut tokens where llama.cpp would: into batches, and those into ubatches.
+
+    With recurrent snapshots it would cut elsewhere (split_equal keeps a tail together), and a prompt's
+    rounding would then depend on whether drafting is on.
+    """
+    cut: list[list[int]] = []
+    for start in range(0, len(tokens), n_batch):
+        batch = tokens[start : start + n_batch]
+        cut += [batch[i : i + n_ubatch] for i in range(0, len(batch), n_ubatch)]
+    return cut
+
+
+def _common_prefix(held: Any, prompt: list[int]) -> int:
+    n = min(len(held), len(prompt))
+    differs = np.flatnonzero(np.asarray(held[:n]) != np.asarray(prompt[:n], dtype=np.intc))
+    return int(differs[0]) if len(differs) else n
+
+
+def _raise_batch(kwargs: dict[str, Any], needed: int) -> None:
+    """Raise n_batch and n_ubatch in `kwargs` to what a draft needs, and say so."""
+    small = {name: kwargs[name] for name in ("n_batch", "n_ubatch") if 0 <= kwargs.get(name, needed) < needed}
+    if small:
+        found = ", ".join(f"{name}={value}" for name, value in small.items())
+        warnings.warn(
+            f"found {found}; a draft needs at least {needed}, which is used instead "
+            '(speculation="off" leaves it as it is)',
+            stacklevel=3,
+        )
+        kwargs.update(dict.fromkeys(small, needed))
+
+
+def _joined_signature() -> inspect.Signature:
+    """Upstream's constructor signature with our keywords before its **kwargs."""
+    theirs = list(inspect.signature(_upstream.Llama.__init__).parameters.values())
+    ours = inspect.signature(Llama.__init__).parameters
+    added = [p for name, p in ours.items() if name not in {q.name for q in theirs}]
+    return inspect.Signature([*theirs[:-1], *added, theirs[-1]])
+
+
+Llama.__init__.__signature__ = _joined_signature()  # type: ignore[attr-defined]

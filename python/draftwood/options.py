@@ -1,0 +1,128 @@
+"""Which speculation a `Llama` runs: the user's wish held against what the model file can do.
+
+Pure decisions, no library calls, so each refusal is a unit test (tests/unit/test_options.py).
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from draftwood.errors import OptionError, UnsupportedError
+
+Speculation = Literal["auto", "off", "mtp"]
+
+SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp")
+DEFAULT_DRAFT_TOKENS = 5
+MAX_DRAFT_TOKENS = 63
+DEFAULT_DRAFT_P_MIN = 0.0
+EXACT_ROWS = MAX_DRAFT_TOKENS + 1
+
+
+@dataclass(frozen=True, slots=True)
+class Options:
+    """What the user asked for, checked in itself."""
+
+    speculation: Speculation = "auto"
+    draft_tokens: int = DEFAULT_DRAFT_TOKENS
+    """Longest draft of a round, tokens."""
+    draft_p_min: float = DEFAULT_DRAFT_P_MIN
+    """A draft ends where the drafter gives its path less than this probability."""
+    exact: bool = True
+    """Run batches of up to 64 rows on CPU kernels whose rows do not depend on each other's number."""
+
+    def __post_init__(self) -> None:
+        if self.speculation not in SPECULATIONS:
+            raise OptionError(
+                f"speculation is {self.speculation!r}; expected one of {', '.join(map(repr, SPECULATIONS))}"
+            )
+        if isinstance(self.draft_tokens, bool) or not isinstance(self.draft_tokens, int):
+            raise OptionError(f"draft_tokens is {self.draft_tokens!r}; expected a whole number")
+        if not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
+            raise OptionError(
+                f"draft_tokens is {self.draft_tokens}; expected 1 to {MAX_DRAFT_TOKENS}",
+                hint='speculation="off" turns drafting off',
+            )
+        if not isinstance(self.draft_p_min, (int, float)) or not 0.0 <= self.draft_p_min <= 1.0:
+            raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What will run, and why it is not more."""
+
+    drafter: Literal["none", "mtp"]
+    reason: str
+    """Why nothing is drafted; empty when a drafter runs."""
+    n_rs_seq: int
+    """Recurrent snapshots the context needs to roll a whole draft back."""
+
+
+# llama-cpp-python arguments with which a context never generates token by token
+_NO_GENERATION = ("embedding", "vocab_only")
+
+
+def plan(options: Options, info: Any, arguments: dict[str, Any]) -> Plan:
+    """Decide what runs for a model file (`engine.ModelInfo`) and llama-cpp-python's own `arguments`.
+
+    Errors: OptionError or UnsupportedError if the user asked for a drafter that cannot run; with "auto" the
+    same reason is kept in the plan instead.
+    """
+    if options.speculation == "off":
+        return _without('speculation="off"')
+
+    refusal = _refusal(info, arguments)
+    if refusal is None:
+        return Plan("mtp", "", options.draft_tokens)
+    if options.speculation == "auto":
+        return _without(refusal)
+    raise UnsupportedError(
+        f"speculation={options.speculation!r} cannot run: {refusal}",
+        hint='speculation="auto" drafts where it can and decodes plainly elsewhere',
+    )
+
+
+def _without(reason: str) -> Plan:
+    return Plan("none", reason, 0)
+
+
+def _refusal(info: Any, arguments: dict[str, Any]) -> str | None:
+    for name in _NO_GENERATION:
+        if arguments.get(name):
+            return f"{name}=True contexts generate no text"
+    if arguments.get("draft_model") is not None:
+        return "draft_model= brings its own drafting"
+    if info.architecture not in ("qwen35", "qwen35moe"):
+        return (
+            f"found architecture {info.architecture!r}; MTP drafting works for 'qwen35' and 'qwen35moe' "
+            "(Qwen3.5/3.6)"
+        )
+    if info.n_layer_nextn == 0:
+        return (
+            "found no MTP block in the file (nextn_predict_layers is 0); expected a GGUF converted with its "
+            "MTP layers"
+        )
+    if not info.can_draft_mtp:
+        return (
+            f"found {info.n_layer_nextn} MTP layers that this llama.cpp cannot run; expected exactly 1 with "
+            "nextn.eh_proj, enorm and hnorm beside a full trunk"
+        )
+    return None
+
+
+def needed_batch(draft_tokens: int) -> int:
+    """Return the smallest n_batch (= n_ubatch) in which a draft fits.
+
+    A verify has draft_tokens + 1 rows; with n_rs_seq snapshots llama.cpp wants n_ubatch > n_rs_seq + 1.
+    """
+    return draft_tokens + 2
+
+
+def check_context(options: Options, n_ctx: int) -> None:
+    """Refuse a context in which no draft fits. n_ctx 0 means the model's own and is fine."""
+    if 0 < n_ctx < options.draft_tokens + 2:
+        raise OptionError(
+            f"n_ctx is {n_ctx}; a draft of {options.draft_tokens} tokens needs at least "
+            f"{options.draft_tokens + 2}",
+            hint="raise n_ctx, or lower draft_tokens",
+        )

@@ -1,0 +1,64 @@
+"""Counters of the speculative round, as users read them: `llm.speculation_stats`."""
+
+from __future__ import annotations
+
+from dataclasses import asdict, dataclass
+from typing import Any
+
+
+@dataclass(frozen=True, slots=True)
+class SpeculationStats:
+    """Counters since the model was loaded or `reset_speculation_stats()`. Times are in seconds.
+
+    A round is one verify; a plain step is a round whose draft is empty. Test: tests/model/test_generate.py.
+    """
+
+    rounds: int
+    drafted: int
+    accepted: int
+    emitted: int
+    prompt_tokens: int
+    exact_batches: int
+    """Batches of the target that ran row-exact CPU kernels."""
+    cold_rounds: int
+    """Rounds without a draft because the drafter lacked the hidden state before the root."""
+    drafted_by_depth: tuple[int, ...]
+    accepted_by_depth: tuple[int, ...]
+    draft_seconds: float
+    verify_seconds: float
+    prompt_seconds: float
+    sample_seconds: float
+    commit_seconds: float
+
+    @property
+    def tokens_per_round(self) -> float:
+        """Mean tokens a round yields, the bonus token included; 0.0 before the first round.
+
+        The first token of a request comes from the prompt's own evaluation and belongs to no round.
+        """
+        return (self.accepted + self.rounds) / self.rounds if self.rounds else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counters and `tokens_per_round`, ready for JSON."""
+        return {**asdict(self), "tokens_per_round": self.tokens_per_round}
+
+    @classmethod
+    def from_native(cls, raw: Any) -> SpeculationStats:
+        """Convert a `dw_stats`."""
+        deepest = max((i + 1 for i, n in enumerate(raw.drafted_at) if n), default=0)
+        return cls(
+            rounds=raw.n_rounds,
+            drafted=raw.n_drafted,
+            accepted=raw.n_accepted,
+            emitted=raw.n_emitted,
+            prompt_tokens=raw.n_prompt,
+            exact_batches=raw.n_exact_batches,
+            cold_rounds=raw.n_cold_rounds,
+            drafted_by_depth=tuple(raw.drafted_at[:deepest]),
+            accepted_by_depth=tuple(raw.accepted_at[:deepest]),
+            draft_seconds=raw.t_draft_us * 1e-6,
+            verify_seconds=raw.t_verify_us * 1e-6,
+            prompt_seconds=raw.t_eval_us * 1e-6,
+            sample_seconds=raw.t_sample_us * 1e-6,
+            commit_seconds=raw.t_commit_us * 1e-6,
+        )

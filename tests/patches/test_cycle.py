@@ -92,6 +92,12 @@ def test_the_outer_repository_is_left_alone(root: Path, work: Path) -> None:
     assert git(outer, "tag") == ""
 
 
+def test_git_never_takes_the_outer_repository(root: Path, work: Path) -> None:
+    work.mkdir(parents=True)
+    with pytest.raises(PatchError, match="not a git repository"):
+        git(work, "status")
+
+
 def test_new_patch_and_new_order(root: Path, work: Path) -> None:
     import_queue(root, work, force=False)
     commit_edit(work, "int line_8;\n", "int line_8;\nhook_8();\n", message("a : hook after line 8"))

@@ -20,6 +20,7 @@ import subprocess
 import sys
 import tarfile
 import tempfile
+import time
 import zlib
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -306,6 +307,7 @@ def _settle_times(old: Path, new: Path) -> None:
 
     Without this, a change of one patch would rebuild everything, and going back to older patches nothing.
     """
+    now = time.time_ns()  # finer than the clock that stamps written files: later than all of `old`
     for path in new.rglob("*"):
         if not path.is_file():
             continue
@@ -314,7 +316,7 @@ def _settle_times(old: Path, new: Path) -> None:
             stat = before.stat()
             os.utime(path, ns=(stat.st_atime_ns, stat.st_mtime_ns))
         else:
-            os.utime(path)
+            os.utime(path, ns=(now, now))
 
 
 def _prune(store: Path, keep: set[str]) -> None:

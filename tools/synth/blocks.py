@@ -31,7 +31,7 @@ class Random:
 RMS_8 = (65535 / 12) ** 0.5  # of a uniform signed byte about its mean
 RMS_6, RMS_5, RMS_4 = (4095 / 12) ** 0.5, (1023 / 12) ** 0.5, (255 / 12) ** 0.5
 RMS_SCALE = (63 * 127 / 6) ** 0.5  # of a uniform 6-bit scale about zero
-RMS_TABLE = 71.81  # of the 16 levels of IQ4_NL
+RMS_TABLE = (72768 / 16) ** 0.5  # of the 16 levels of IQ4_NL
 # Q4_K, Q5_K and Q5_1 store minima, stamped so that every sub-block is centred on zero
 RANDOM = {
     Type.Q8_0: Random(RMS_8, ((0, 1.0),)),

@@ -105,7 +105,7 @@ def _problems(spec: SynthSpec) -> Iterator[tuple[str, str, str]]:
     for field in fields(spec):
         value, kind = getattr(spec, field.name), type(field.default)
         if type(value) is not kind and not (kind is float and type(value) is int):
-            yield f"{field.name} is {value!r}", f"a {kind.__name__}", "see the field list: --list"
+            yield f"{field.name} is {value!r}", f"a value of type {kind.__name__}", "--list shows all fields"
     for name, (low, high) in (RANGES | (MOE_RANGES if spec.is_moe else DENSE_RANGES)).items():
         if not low <= getattr(spec, name) <= high:
             yield f"{name} is {getattr(spec, name)}", f"{low} to {high}", f"--set {name}={low}"

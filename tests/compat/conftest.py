@@ -43,35 +43,15 @@ class Wheels:
     real: bool
 
 
-class Environment:
-    """A virtual environment without pip; dependencies are links into the one that runs the tests."""
+class Interpreter:
+    """A Python to run code with."""
 
-    def __init__(self, root: Path):
-        self.root = root
-        venv.EnvBuilder(symlinks=True).create(root)
-        self.python = root / "bin" / "python"
-        self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(root)}))
-        self.dependencies = root / "dependencies"
-        self.dependencies.mkdir()
-        for name in DEPENDENCIES:
-            spec = importlib.util.find_spec(name)
-            origin = Path(spec.origin)
-            target = origin.parent if spec.submodule_search_locations else origin
-            (self.dependencies / target.name).symlink_to(target)
-        (self.site / "zz_dependencies.pth").write_text(f"{self.dependencies}\n")
-
-    def pip(self, *args: str | Path) -> None:
-        command = [sys.executable, "-m", "pip", "--python", self.python, *args]
-        subprocess.run(command, check=True, capture_output=True, env=_clean_environ())
-
-    def install(self, wheel: Path, *options: str | Path) -> None:
-        self.pip("install", "--quiet", "--no-index", "--no-deps", *options, wheel)
-
-    def uninstall(self, name: str) -> None:
-        self.pip("uninstall", "--quiet", "--yes", name)
+    def __init__(self, python: Path, folder: Path):
+        self.python = python
+        self.root = folder
 
     def start(self, *args: str, path: list[Path] | None = None) -> subprocess.CompletedProcess:
-        """Run this environment's Python, warnings as errors, in its own folder, with PYTHONPATH=`path`."""
+        """Run it in its own folder, warnings as errors, with PYTHONPATH=`path`."""
         environ = _clean_environ()
         if path:
             environ["PYTHONPATH"] = os.pathsep.join(map(str, path))
@@ -85,6 +65,40 @@ class Environment:
         done = self.start(*options, "-c", HEAD + textwrap.dedent(code), path=path)
         assert done.returncode == 0, done.stderr
         return json.loads(done.stdout.rpartition("report:")[2])
+
+
+class Environment(Interpreter):
+    """A virtual environment without pip; dependencies are links into the one that runs the tests."""
+
+    def __init__(self, root: Path):
+        super().__init__(root / "bin" / "python", root)
+        venv.EnvBuilder(symlinks=True).create(root)
+        self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(root)}))
+        self.dependencies = root / "dependencies"
+        self.dependencies.mkdir()
+        for name in DEPENDENCIES:
+            spec = importlib.util.find_spec(name)
+            origin = Path(spec.origin)
+            target = origin.parent if spec.submodule_search_locations else origin
+            (self.dependencies / target.name).symlink_to(target)
+        (self.site / "zz_dependencies.pth").write_text(f"{self.dependencies}\n")
+
+    def pip(self, *args: str | Path) -> None:
+        command = [sys.executable, "-m", "pip", "--python", self.python, *args]
+        done = subprocess.run(command, capture_output=True, text=True, env=_clean_environ(), check=False)
+        assert done.returncode == 0, done.stdout + done.stderr
+
+    def install(self, wheel: Path, *options: str | Path) -> None:
+        self.pip("install", "--quiet", "--no-index", "--no-deps", *options, wheel)
+
+    def uninstall(self, name: str) -> None:
+        self.pip("uninstall", "--quiet", "--yes", name)
+
+
+@pytest.fixture
+def running(tmp_path) -> Interpreter:
+    """The Python that runs the tests."""
+    return Interpreter(Path(sys.executable), tmp_path)
 
 
 @pytest.fixture

@@ -1,0 +1,85 @@
+"""Draftwood and llama-cpp-python generate side by side in one process, each on its own libraries."""
+
+import re
+import subprocess
+from pathlib import Path
+
+import pytest
+from synth_gguf import PRESETS, write
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+TOKENS = 24
+
+# `sides` in the order of import: loads the model on each, then takes one token of each in turn
+GENERATE = """
+    import ctypes, importlib, json
+    PACKAGES = {"stock": ("llama_cpp", "llama_cpp"), "ours": ("draftwood", "draftwood._llama_cpp")}
+
+    def owner(library, symbol):
+        # the file that the loader bound `symbol` to, looked up through `library` and what it depends on
+        address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+        for line in open("/proc/self/maps"):
+            low, high = (int(number, 16) for number in line.split()[0].split("-"))
+            if low <= address < high:
+                return line.split()[-1]
+
+    generators, bound = {}, {}
+    for side in sides:
+        package, private = PACKAGES[side]
+        llama = importlib.import_module(package).Llama(model, n_ctx=256, n_threads=2, verbose=False)
+        generators[side] = llama.generate([5, 6, 7, 8], temp=0.0)
+        core = importlib.import_module(private + ".llama_cpp")._lib
+        mtmd = importlib.import_module(private + ".mtmd_cpp")._libmtmd
+        bound[side] = [owner(core, name) for name in ("llama_decode", "ggml_time_us", "ggml_backend_cpu_init")]
+        bound[side] += [owner(mtmd, name) for name in ("mtmd_init_from_file", "llama_decode", "ggml_time_us")]
+    text = {side: [] for side in sides}
+    for _ in range(count):
+        for side in sides:
+            text[side].append(next(generators[side]))
+    report(text, bound)
+"""
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    path = tmp_path_factory.mktemp("model") / "moe.gguf"
+    write(PRESETS["moe-mtp"], path)
+    return path
+
+
+def test_each_binds_its_own_and_generates_what_it_generates_alone(environment, real_wheels, model):
+    environment.install(real_wheels.stock)
+    environment.install(real_wheels.draftwood)
+
+    def generate(*sides: str):
+        head = f"\n    sides, model, count = {sides!r}, {str(model)!r}, {TOKENS}"
+        return environment.run(head + GENERATE)
+
+    alone = {side: generate(side)[0][side] for side in ("stock", "ours")}
+    assert len(set(alone["stock"])) > 1
+    folders = {"stock": "llama_cpp/lib/", "ours": "draftwood/_llama_cpp/lib/"}
+    for order in (("stock", "ours"), ("ours", "stock")):
+        text, bound = generate(*order)
+        assert text == alone, order
+        for side, files in bound.items():
+            prefix = f"{environment.site}/{folders[side]}"
+            assert all(file.startswith(prefix) for file in files), (order, side, files)
+            assert len(set(files)) >= 4, (order, side, files)
+
+
+def test_no_library_of_ours_has_a_name_that_another_package_could_bind(environment, real_wheels):
+    # sonames are what the loader goes by once a library is in the process
+    environment.install(real_wheels.draftwood)
+    libraries = sorted((environment.site / "draftwood" / "_llama_cpp" / "lib").glob("*.so*"))
+    assert len(libraries) >= 6
+    assert [path.name for path in libraries if not path.name.startswith("libdraftwood-")] == []
+    for path in libraries:
+        assert _dynamic(path, "SONAME") == [path.name]
+        needed = [name for name in _dynamic(path, "NEEDED") if re.search("llama|ggml|mtmd", name)]
+        assert [name for name in needed if not name.startswith("libdraftwood-")] == [], path
+
+
+def _dynamic(path: Path, tag: str) -> list[str]:
+    text = subprocess.check_output(["readelf", "--dynamic", "--wide", path], text=True)
+    return re.findall(rf"\({tag}\).*\[(.+)\]", text)

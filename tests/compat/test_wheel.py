@@ -1,0 +1,86 @@
+"""What the built wheel holds, and that the sdist builds the same one."""
+
+import re
+import subprocess
+import sys
+import zipfile
+from pathlib import Path
+
+import pyfiles
+import pytest
+
+pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.timeout(1800)]
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+@pytest.fixture(scope="module")
+def wheel(real_wheels) -> zipfile.ZipFile:
+    return zipfile.ZipFile(real_wheels.draftwood)
+
+
+def test_nothing_lies_outside_the_package(wheel):
+    # llama.cpp's own install rules would drop lib/, bin/ and include/ into site-packages, as stock does
+    top = {name.partition("/")[0] for name in wheel.namelist()}
+    assert {name for name in top if not name.endswith(".dist-info")} == {"draftwood", "draftwood.pth"}
+    assert wheel.read("draftwood.pth").decode().splitlines() == ["draftwood/_alias"]
+    assert _under(wheel, "draftwood/_alias/") == {"llama_cpp/__init__.py"}
+
+
+def test_it_is_one_wheel_for_all_pythons_of_a_platform(wheel):
+    metadata = wheel.read(_one(wheel, r".*\.dist-info/WHEEL")).decode()
+    assert re.findall(r"Tag: (py3-none-(?!any).*)", metadata)
+    assert "Root-Is-Purelib: false" in metadata
+
+
+def test_the_private_package_is_the_staged_one(wheel, sdist, tmp_path):
+    pyfiles.stage(sdist, tmp_path)
+    for path in [*tmp_path.rglob("*.py"), tmp_path / "py.typed"]:
+        assert wheel.read(f"draftwood/_llama_cpp/{path.relative_to(tmp_path)}") == path.read_bytes()
+
+
+def test_libraries_server_header_and_licences_are_there_once(wheel, sdist):
+    libraries = {Path(name).name for name in _under(wheel, "draftwood/_llama_cpp/lib/")}
+    expected = {"llama", "mtmd", "ggml", "ggml-base", "ggml-cpu", "ggml-rpc", "llama-common"}
+    assert {f"libdraftwood-{name}.so" for name in expected} <= libraries
+    assert not [name for name in libraries if re.search(r"\.so\.", name)]  # a second copy under a version
+    server = wheel.getinfo("draftwood/bin/llama-server")
+    assert server.external_attr >> 16 & 0o111
+    assert b"DW_API_VERSION" in wheel.read("draftwood/include/draftwood.h")
+    for name, text in [("llama-cpp-python.md", "LICENSE.md"), ("llama.cpp.txt", "vendor/llama.cpp/LICENSE")]:
+        assert wheel.read(f"draftwood/licenses/{name}") == (sdist / text).read_bytes()
+    unwanted = re.compile(r"__pycache__|\.(gguf|cmake|pc|a)$")
+    assert not [name for name in wheel.namelist() if unwanted.search(name)]
+
+
+def test_the_installed_server_runs_on_our_libraries(environment, real_wheels):
+    environment.install(real_wheels.draftwood)
+    server = environment.site / "draftwood" / "bin" / "llama-server"
+    done = subprocess.run([server, "--version"], capture_output=True, text=True, check=True)
+    assert "version" in done.stdout + done.stderr
+    libraries = subprocess.check_output(["ldd", server], text=True)
+    found = re.findall(r"(\S*(?:llama|ggml|mtmd)\S*) => (\S+)", libraries)
+    assert len(found) >= 5
+    folder = (environment.site / "draftwood" / "_llama_cpp" / "lib").resolve()
+    assert {Path(path).resolve().parent for _, path in found} == {folder}
+
+
+def test_the_sdist_builds_a_wheel_with_the_same_files(wheel, tmp_path):
+    # in a folder of its own, so that nothing of the checkout can be used by chance
+    code = "import sys; sys.path.insert(0, '_build'); import backend; backend.build_sdist(sys.argv[1])"
+    subprocess.run([sys.executable, "-c", code, tmp_path], cwd=ROOT, check=True, capture_output=True)
+    (archive,) = tmp_path.glob("draftwood-*.tar.gz")
+    pip = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", tmp_path]
+    subprocess.run([*pip, archive], check=True, capture_output=True)
+    (built,) = tmp_path.glob("draftwood-*.whl")
+    assert set(zipfile.ZipFile(built).namelist()) == set(wheel.namelist())
+
+
+def _under(wheel: zipfile.ZipFile, folder: str) -> set[str]:
+    names = (name for name in wheel.namelist() if name.startswith(folder) and not name.endswith("/"))
+    return {name.removeprefix(folder) for name in names}
+
+
+def _one(wheel: zipfile.ZipFile, pattern: str) -> str:
+    (name,) = (name for name in wheel.namelist() if re.fullmatch(pattern, name))
+    return name

@@ -13,7 +13,9 @@ TOKENS = 24
 
 # `sides` in the order of import: loads the model on each, then takes one token of each in turn
 GENERATE = """
-    import ctypes, importlib, json
+    import ctypes, importlib
+    LLAMA_SYMBOLS = ("llama_decode", "ggml_time_us", "ggml_backend_cpu_init")
+    MTMD_SYMBOLS = ("mtmd_init_from_file", "llama_decode", "ggml_time_us")
     PACKAGES = {"stock": ("llama_cpp", "llama_cpp"), "ours": ("draftwood", "draftwood._llama_cpp")}
 
     def owner(library, symbol):
@@ -29,10 +31,11 @@ GENERATE = """
         package, private = PACKAGES[side]
         llama = importlib.import_module(package).Llama(model, n_ctx=256, n_threads=2, verbose=False)
         generators[side] = llama.generate([5, 6, 7, 8], temp=0.0)
-        core = importlib.import_module(private + ".llama_cpp")._lib
-        mtmd = importlib.import_module(private + ".mtmd_cpp")._libmtmd
-        bound[side] = [owner(core, name) for name in ("llama_decode", "ggml_time_us", "ggml_backend_cpu_init")]
-        bound[side] += [owner(mtmd, name) for name in ("mtmd_init_from_file", "llama_decode", "ggml_time_us")]
+        for library, symbols in [
+            (importlib.import_module(private + ".llama_cpp")._lib, LLAMA_SYMBOLS),
+            (importlib.import_module(private + ".mtmd_cpp")._libmtmd, MTMD_SYMBOLS),
+        ]:
+            bound.setdefault(side, []).extend(owner(library, symbol) for symbol in symbols)
     text = {side: [] for side in sides}
     for _ in range(count):
         for side in sides:

@@ -1,0 +1,176 @@
+"""Hold text with drafting against text without, token for token, on trained and random models.
+
+    make exact        (or: python bench/exact.py [--tokens N] [--only NAME])
+
+Plain decode (speculation="off", the same exact kernels) is generated once per model, prompt and temperature;
+each way of drafting must then repeat it. Ways: the model's own MTP block at several draft lengths, and an
+oracle that knows the plain text and plants a wrong token at a chosen depth, so that every accepted length
+occurs also where random weights accept nothing. Nothing is excused. The last line is one JSON object; the
+exit status is 1 if a single token differs.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+import time
+from collections import Counter
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import models
+
+from draftwood import Llama
+
+RANDOM_SHAPES = ("moe-mtp", "dense-mtp", "odd", "gqa", "q4k", "mix", "planted-moe", "planted-dense")
+SAMPLING: dict[str, dict[str, Any]] = {
+    "greedy": {"temp": 0.0},
+    "seeded": {"temp": 0.8, "top_k": 40, "top_p": 0.95},
+}
+SEED = 20260
+LONGEST = 8
+MTP_DRAFTS = (1, 3, LONGEST)
+
+
+class OracleLlama(Llama):
+    """A Llama whose drafts come from the known plain text, wrong from a depth that varies per round on."""
+
+    def plan_drafts(self, plain: Sequence[int], n_prompt: int, seed: int) -> None:
+        """Set what the next generation will draft: `plain` i32[n] are the tokens after n_prompt."""
+        self._plain, self._n_prompt = list(plain), n_prompt
+        self._dice = random.Random(seed)
+
+    def _start_round(self, last: int) -> None:
+        assert self._engine is not None
+        done = self.n_tokens - self._n_prompt + 1  # tokens of the plain text emitted so far
+        draft = self._plain[done : done + self._dice.randint(1, LONGEST)]
+        wrong = self._dice.randint(0, len(draft)) if draft else 0
+        if wrong < len(draft):
+            draft[wrong:] = [(token + 1) % self._n_vocab for token in draft[wrong:]]
+        self._engine.trim(self.n_tokens)
+        self._engine.propose_given(last, draft)
+        self._engine.verify()
+
+
+@dataclass(slots=True)
+class Tally:
+    """Sums over all cells."""
+
+    tokens: int = 0
+    mismatches: int = 0
+    cells: int = 0
+    accepted_lengths: Counter[int] = field(default_factory=Counter)
+
+
+def accepted_lengths(llm: Llama) -> Counter[int]:
+    """Return how many rounds accepted exactly 0, 1, 2... drafts."""
+    stats = llm.speculation_stats
+    assert stats is not None
+    reached = [stats.rounds, *stats.accepted_by_depth, 0]
+    return Counter({depth: reached[depth] - reached[depth + 1] for depth in range(len(reached) - 1)})
+
+
+def generate(llm: Llama, prompt: Sequence[int], n_tokens: int, sampling: dict[str, Any]) -> list[int]:
+    """Return n_tokens tokens after `prompt` with a fixed seed; the context starts empty."""
+    llm.reset()
+    llm.set_seed(SEED)
+    stream = llm.generate(prompt, **sampling)
+    tokens = [token for token, _ in zip(stream, range(n_tokens), strict=False)]
+    stream.close()
+    return tokens
+
+
+def run_model(name: str, path: Path, prompts: list[list[int]], n_tokens: int, tally: Tally) -> None:
+    """Compare every way of drafting with plain decode on one model and print a line per way."""
+    common: dict[str, Any] = {"n_ctx": 1024, "verbose": False}
+    plain_llm = Llama(str(path), speculation="off", **common)
+    keys = [(kind, i) for kind in SAMPLING for i in range(len(prompts))]
+    plain = {(kind, i): generate(plain_llm, prompts[i], n_tokens, SAMPLING[kind]) for kind, i in keys}
+    plain_llm.close()
+
+    ways: list[tuple[str, type[Llama], int]] = [(f"mtp-{n}", Llama, n) for n in MTP_DRAFTS]
+    for way, kind_of_llama, draft_tokens in [*ways, ("oracle", OracleLlama, LONGEST)]:
+        llm = kind_of_llama(str(path), speculation="mtp", draft_tokens=draft_tokens, **common)
+        wrong, started = 0, time.perf_counter()
+        for kind, i in keys:
+            if isinstance(llm, OracleLlama):
+                llm.plan_drafts(plain[kind, i], len(prompts[i]), seed=i)
+            tokens = generate(llm, prompts[i], n_tokens, SAMPLING[kind])
+            wrong += sum(a != b for a, b in zip(tokens, plain[kind, i], strict=True))
+        lengths = accepted_lengths(llm)
+        stats = llm.speculation_stats
+        assert stats is not None
+        llm.close()
+        n = len(keys) * n_tokens
+        tally.tokens += n
+        tally.mismatches += wrong
+        tally.cells += 1
+        tally.accepted_lengths += lengths
+        histogram = " ".join(f"{depth}:{count}" for depth, count in sorted(lengths.items()))
+        print(
+            f"{name:16} {way:7} {n:6} tokens {wrong:4} differ  {stats.tokens_per_round:5.2f} a round  "
+            f"{time.perf_counter() - started:5.1f} s  accepted {histogram}",
+            flush=True,
+        )
+
+
+def heldout_prompts(path: Path, per_category: int, n_tokens: int) -> list[list[int]]:
+    """Return the first tokens of held-out documents of every category."""
+    llm = Llama(str(path), vocab_only=True, verbose=False)
+    prompts = []
+    for file in sorted((models.TINY_MOE.parent / "heldout").glob("*.jsonl")):
+        documents = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
+        tokens = (llm.tokenize(text.encode(), add_bos=False) for text in documents)
+        prompts += [ids[:n_tokens] for ids in tokens if len(ids) >= n_tokens][:per_category]
+    llm.close()
+    return prompts
+
+
+def random_prompts(count: int) -> list[list[int]]:
+    """Return prompts of random tokens, of several lengths (one longer than the 64 exact rows)."""
+    dice = random.Random(SEED)
+    return [[dice.randrange(256) for _ in range(length)] for length in (7, 40, 130, 64)[:count]]
+
+
+def main() -> int:
+    """Run everything and print the verdict."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--tokens", type=int, default=128, help="tokens a text")
+    parser.add_argument("--only", help="run only the models whose name holds this")
+    args = parser.parse_args()
+
+    cases = [(f"tiny-moe-{kind}", lambda kind=kind: models.tiny_moe(kind)) for kind in ("F16", *models.QUANTISED)]
+    cases += [(shape, lambda shape=shape: models.synthetic(shape)) for shape in RANDOM_SHAPES]
+    tally = Tally()
+    for name, make in cases:
+        if args.only and args.only not in name:
+            continue
+        path = make()
+        trained = name.startswith("tiny-moe")
+        prompts = heldout_prompts(path, 2, 128) if trained else random_prompts(2)
+        run_model(name, path, prompts, args.tokens if trained else args.tokens // 2, tally)
+
+    histogram = {str(depth): tally.accepted_lengths[depth] for depth in range(LONGEST + 1)}
+    missing = [depth for depth, count in histogram.items() if count == 0]
+    if missing:
+        print(f"accepted lengths that never occurred: {', '.join(missing)}")
+    print(
+        json.dumps(
+            {
+                "tokens": tally.tokens,
+                "mismatches": tally.mismatches,
+                "excused": 0,
+                "cells": tally.cells,
+                "accepted_lengths": histogram,
+            }
+        )
+    )
+    return 1 if tally.mismatches or missing or not tally.cells else 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

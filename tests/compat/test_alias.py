@@ -112,7 +112,6 @@ def test_stock_installed_before_or_after_stays_in_force(environment, wheels, fir
                    draftwood.Llama is llama_cpp.Llama, issubclass(draftwood.Llama, llama_cpp.Llama))
         """)
         assert result == ["stock", "stock", "ours", False, False], imports
-    environment.pip("check")
 
 
 def test_stock_further_along_the_path_stays_in_force_and_draftwood_unimported(environment, wheels):

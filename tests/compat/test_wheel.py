@@ -19,12 +19,13 @@ def wheel(real_wheels) -> zipfile.ZipFile:
     return zipfile.ZipFile(real_wheels.draftwood)
 
 
-def test_nothing_lies_outside_the_package(wheel):
+def test_nothing_lies_outside_the_package_or_where_stock_has_a_file(wheel, real_wheels):
     # llama.cpp's own install rules would drop lib/, bin/ and include/ into site-packages, as stock does
     top = {name.partition("/")[0] for name in wheel.namelist()}
     assert {name for name in top if not name.endswith(".dist-info")} == {"draftwood", "draftwood.pth"}
     assert wheel.read("draftwood.pth").decode().splitlines() == ["draftwood/_alias"]
     assert _under(wheel, "draftwood/_alias/") == {"llama_cpp/__init__.py"}
+    assert not set(wheel.namelist()) & set(zipfile.ZipFile(real_wheels.stock).namelist())
 
 
 def test_it_is_one_wheel_for_all_pythons_of_a_platform(wheel):

@@ -24,12 +24,10 @@ def _other() -> ModuleSpec | None:
     One in a folder further on (system packages below a virtual environment, say) would be shadowed.
     """
     here = Path(__file__).resolve().parent.parent
-    spec = PathFinder.find_spec(__name__, [entry for entry in sys.path if Path(entry).resolve() != here])
-    # a bare folder of that name, such as a checkout's, has no location
-    return spec if spec is not None and spec.has_location else None
+    return PathFinder.find_spec(__name__, [entry for entry in sys.path if Path(entry).resolve() != here])
 
 
-if (_spec := _other()) is not None and _spec.loader is not None:
+if (_spec := _other()) is not None and _spec.loader is not None:  # a bare folder of that name has none
     # draftwood is not imported: what may be wrong with it does not concern a program that does not use it
     sys.modules[__name__] = module_from_spec(_spec)
     _spec.loader.exec_module(sys.modules[__name__])

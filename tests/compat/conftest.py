@@ -73,7 +73,7 @@ class Environment(Interpreter):
     def __init__(self, root: Path):
         super().__init__(root / "bin" / "python", root)
         venv.EnvBuilder(symlinks=True).create(root)
-        self.site = Path(sysconfig.get_path("purelib", "venv", {"base": str(root)}))
+        self.site = Path(sysconfig.get_path("purelib", "posix_prefix", {"base": str(root)}))
         self.dependencies = root / "dependencies"
         self.dependencies.mkdir()
         for name in DEPENDENCIES:

@@ -1,0 +1,64 @@
+"""The command line: `draftwood run | doctor | serve`.
+
+Holds the group, the exit codes and how errors are shown. Must not import the library, numpy or rich: `--help`
+and `--version` are instant, and each command imports what it needs when it runs.
+Exit codes: 0, 1 (an error, said in one message), 2 (wrong usage), 130 (Ctrl-C).
+Tests: tests/unit/test_cli.py, tests/model/test_cli.py.
+"""
+
+from __future__ import annotations
+
+from importlib.metadata import version
+from typing import Any, NoReturn
+
+import click
+
+from draftwood.cli.doctor import doctor
+from draftwood.cli.run import run
+from draftwood.cli.serve import serve
+from draftwood.errors import DraftwoodError
+
+INTERRUPTED = 130
+
+
+class _Commands(click.Group):
+    """A group whose commands end with a message, never with a traceback, where an error is one of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except DraftwoodError as error:
+            raise click.ClickException(str(error)) from error
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+
+
+def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
+    if wanted and not ctx.resilient_parsing:
+        click.echo(f"draftwood {version('draftwood')}")
+        ctx.exit()
+
+
+@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+@click.option(
+    "--version",
+    is_flag=True,
+    is_eager=True,
+    expose_value=False,
+    callback=_print_version,
+    help="Show the version.",
+)
+def cli() -> None:
+    """Run GGUF models with MTP drafting: the same text, faster."""
+
+
+cli.add_command(run)
+cli.add_command(serve)
+cli.add_command(doctor)
+
+
+def main() -> NoReturn:
+    """Run the command line on sys.argv and exit."""
+    cli.main(prog_name="draftwood")
+    raise AssertionError("click returned from main")

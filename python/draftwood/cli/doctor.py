@@ -1,0 +1,262 @@
+"""`draftwood doctor`: what is installed, what it was built from, which paths are in force, what is broken.
+
+Gathers facts first (`examine`), judges them (`problems`, `paths`), then prints; the last two are pure.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+import json
+import os
+import platform
+import signal
+import subprocess
+import sys
+from importlib import metadata
+from pathlib import Path
+from typing import Any
+
+import click
+
+from draftwood.cli.serve import server_path
+from draftwood.options import EXACT_ROWS
+
+Facts = dict[str, Any]
+
+_REINSTALL = "pip install --force-reinstall --no-cache-dir draftwood"
+_OVERRIDE = "LLAMA_CPP_LIB_PATH"
+
+
+@click.command()
+@click.argument("model", required=False)
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+@click.pass_context
+def doctor(ctx: click.Context, model: str | None, as_json: bool) -> None:
+    """Show what this installation is and which fast paths are in force; with MODEL, what it would run.
+
+    Exits with 1 if something that draftwood promises is broken, and says how to mend it.
+    """
+    facts = examine(model)
+    facts["paths"] = paths(facts)
+    facts["problems"] = problems(facts)
+    click.echo(json.dumps(facts, indent=1) if as_json else describe(facts))
+    if facts["problems"]:
+        ctx.exit(1)
+
+
+# ---- facts ----
+
+
+def examine(model: str | None) -> Facts:
+    """Return all facts. `library` is {"error": ...} where it cannot be used."""
+    return {
+        "draftwood": metadata.version("draftwood"),
+        "python": f"{platform.python_version()} at {sys.executable}",
+        "platform": platform.platform(),
+        "library": _library(model),
+        "library_override": os.environ.get(_OVERRIDE),
+        "llama_cpp": _llama_cpp(),
+        "server": _server(),
+    }
+
+
+def _library(model: str | None) -> Facts:
+    command = [sys.executable, "-m", "draftwood.cli.native", *([model] if model else [])]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode == 0:
+        facts: Facts = json.loads(done.stdout.splitlines()[-1])
+        return facts
+    if done.returncode < 0:
+        return {"error": f"loading it ended the process with {signal.Signals(-done.returncode).name}"}
+    # a traceback, whose last paragraph may be a message of ours with a hint
+    trace = done.stderr.strip().splitlines()
+    last = max((i for i, line in enumerate(trace) if line and line[0].isalpha()), default=0)
+    last = next((i for i, line in enumerate(trace) if "Error: " in line and line[0].isalpha()), last)
+    return {"error": "\n".join(trace[last:]) or f"exit code {done.returncode}"}
+
+
+def _llama_cpp() -> Facts:
+    """Say what `import llama_cpp` gives in this environment, without importing it."""
+    spec = importlib.util.find_spec("llama_cpp")
+    if spec is None or spec.origin is None:
+        return {"kind": "absent"}
+    folder = Path(spec.origin).parent
+    if folder.parent.name == "_alias":
+        return {"kind": "ours", "path": str(folder)}
+    try:
+        version = metadata.version("llama_cpp_python")
+    except metadata.PackageNotFoundError:
+        version = None
+    return {"kind": "stock", "path": str(folder), "version": version}
+
+
+def _server() -> Facts:
+    path = server_path()
+    facts: Facts = {"path": str(path), "runs": False}
+    if os.access(path, os.X_OK):
+        done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
+        facts["runs"] = done.returncode == 0
+        facts["said"] = (done.stderr or done.stdout).strip()
+    return facts
+
+
+# ---- judgement ----
+
+
+def problems(facts: Facts) -> list[dict[str, str]]:
+    """Return what is broken: [{"found": ..., "fix": ...}]."""
+    found = [*_library_problems(facts), *_server_problems(facts["server"])]
+    model = facts["library"].get("model")
+    if model and "error" in model:
+        found.append(_problem(model["error"], model["hint"] or "another file"))
+    return found
+
+
+def _problem(found: str, fix: str) -> dict[str, str]:
+    return {"found": found, "fix": fix}
+
+
+def _library_problems(facts: Facts) -> list[dict[str, str]]:
+    library, override = facts["library"], facts["library_override"]
+    reinstall = f"unset {_OVERRIDE}" if override else _REINSTALL
+    if "error" in library:
+        fix = reinstall
+        if "SIGILL" in library["error"]:
+            fix = f'CMAKE_ARGS="-DGGML_NATIVE=OFF" {_REINSTALL}   (it was built for another CPU)'
+        return [_problem(f"the library cannot be used: {library['error']}", fix)]
+    found = []
+    build, python_files = library["build"], library["python_files_version"]
+    if build["pin_version"] != python_files:
+        expected = f"expected {python_files}, as its Python files are"
+        found.append(
+            _problem(
+                f"the library was built from llama-cpp-python {build['pin_version']}, {expected}", reinstall
+            )
+        )
+    if build["rpc"] and not library["rpc"]:
+        found.append(_problem("the RPC backend was built, but its library does not load", reinstall))
+    return found
+
+
+def _server_problems(server: Facts) -> list[dict[str, str]]:
+    if server["runs"]:
+        return []
+    if "said" in server:
+        return [_problem(f"{server['path']} does not run: {server['said']}", _REINSTALL)]
+    return [_problem(f"found no llama-server at {server['path']}", _REINSTALL)]
+
+
+def paths(facts: Facts) -> list[Facts]:
+    """Return which fast paths are in force: [{"name": ..., "on": ..., "reason": ...}]."""
+    library = facts["library"]
+    if "error" in library:
+        return []
+    build = library["build"]
+    gpus = [device["name"] for device in library["devices"] if "GPU" in device["type"]]
+    exact = f"CPU batches of up to {EXACT_ROWS} rows, with exact=True (default)"
+    if gpus:
+        exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
+    return [
+        _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
+        _mtp(library.get("model")),
+        _path("CUDA", build["cuda"] and bool(gpus), _cuda_reason(build["cuda"], gpus)),
+        _path("RPC", library["rpc"], "" if library["rpc"] else "built with GGML_RPC=OFF"),
+    ]
+
+
+def _path(name: str, on: bool, reason: str) -> Facts:
+    return {"name": name, "on": on, "reason": reason}
+
+
+def _mtp(model: Facts | None) -> Facts:
+    if model is None:
+        return _path("MTP drafting", True, "for qwen35 and qwen35moe files with an MTP block")
+    if "error" in model:
+        return _path("MTP drafting", False, "the model file cannot be read")
+    return _path("MTP drafting", model["drafter"] == "mtp", model["reason"])
+
+
+def _cuda_reason(built: bool, gpus: list[str]) -> str:
+    if not built:
+        return 'not built in: CMAKE_ARGS="-DGGML_CUDA=on" when installing'
+    return ", ".join(gpus) or "built in, but no device answers: see nvidia-smi and CUDA_VISIBLE_DEVICES"
+
+
+# ---- words ----
+
+
+def describe(facts: Facts) -> str:
+    """Return the facts as lines for people."""
+    library = facts["library"]
+    lines = [_line("draftwood", facts["draftwood"]), _line("python", facts["python"])]
+    lines.append(_line("platform", facts["platform"]))
+    if "error" not in library:
+        lines += _library_lines(library)
+    lines.append(_line("llama_cpp", _llama_cpp_words(facts["llama_cpp"])))
+    lines.append(_line("server", facts["server"]["path"] if facts["server"]["runs"] else "does not run"))
+    lines += ["", "in force:"] if facts["paths"] else []
+    for path in facts["paths"]:
+        mark = click.style("yes", fg="green") if path["on"] else click.style("no ", fg="yellow")
+        lines.append(f"  {mark}  {path['name']}" + (f": {path['reason']}" if path["reason"] else ""))
+    if library.get("model") and "error" not in library["model"]:
+        lines += ["", *_model_lines(library)]
+    for problem in facts["problems"]:
+        lines += ["", click.style("broken: ", fg="red") + problem["found"], f"fix: {problem['fix']}"]
+    return "\n".join(lines)
+
+
+def _line(name: str, value: str) -> str:
+    return f"{name:<12} {value}"
+
+
+def _library_lines(library: Facts) -> list[str]:
+    build = library["build"]
+    lines = [
+        _line("pin", f"llama-cpp-python {build['pin_version']}, llama.cpp {build['pin_commit']}"),
+        _line("series", build["series_hash"]),
+        _line("build", f"{build['build_type']}, {build['compiler']}, API version {library['api_version']}"),
+        _line("library", library["library"]),
+    ]
+    for device in library["devices"]:
+        memory = f"{_gib(device['memory_free'])} of {_gib(device['memory_total'])} free"
+        lines.append(
+            _line("device", f"{device['name']}: {device['description']}, {device['type']}, {memory}")
+        )
+    lines += [_line("features", f"{name}: {' '.join(found)}") for name, found in library["features"].items()]
+    return lines
+
+
+def _llama_cpp_words(found: Facts) -> str:
+    if found["kind"] == "absent":
+        return "absent: `import llama_cpp` fails here"
+    if found["kind"] == "ours":
+        return f"draftwood ({found['path']})"
+    version = found["version"] or "of unknown version"
+    return f"stock llama-cpp-python {version} ({found['path']}); draftwood.install() replaces it in a process"
+
+
+def _model_lines(library: Facts) -> list[str]:
+    model = library["model"]
+    blocks = f"MTP blocks: {model['n_layer_nextn']}"
+    lines = [
+        _line("model", model["path"]),
+        _line(
+            "header",
+            f"{model['architecture']}, {blocks}, {model['n_tensors']} tensors, {_gib(model['file_bytes'])}",
+        ),
+    ]
+    drafter = model["drafter"] if model["drafter"] != "none" else f"none: {model['reason']}"
+    lines.append(_line("drafter", drafter))
+    if model["drafter"] != "none":
+        needs = f"{model['recurrent_snapshots']} recurrent snapshots, n_batch and n_ubatch at least"
+        lines.append(
+            _line("needs", f"{needs} {model['smallest_n_batch']}, for {model['draft_tokens']} tokens")
+        )
+    for device in library["devices"]:
+        fits = "fit" if model["file_bytes"] < device["memory_free"] else "do not fit"
+        lines.append(_line("memory", f"the weights {fits} in what is free on {device['name']}"))
+    return lines
+
+
+def _gib(size: int) -> str:
+    return f"{size / 2**30:.1f} GiB" if size >= 2**30 else f"{size / 2**20:.1f} MiB"

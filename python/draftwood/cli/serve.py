@@ -1,0 +1,115 @@
+"""`draftwood serve`: becomes the bundled llama-server, with MTP drafting on where the model has it."""
+
+from __future__ import annotations
+
+import os
+import sys
+from importlib import resources
+from itertools import pairwise
+from pathlib import Path
+from typing import Any
+
+import click
+
+from draftwood.errors import UnsupportedError
+from draftwood.options import SPECULATIONS, Options, plan
+
+_MODEL_FLAGS = ("-m", "--model")
+# a user who gives one of these has chosen a drafter; names from common/arg.cpp at the pin
+_DRAFT_FLAGS = frozenset(
+    (
+        "--spec-type",
+        "--spec-draft-model",
+        "-md",
+        "--model-draft",
+        "--spec-draft-hf",
+        "-hfd",
+        "-hfrd",
+        "--hf-repo-draft",
+    )
+)
+_DRAFT_VARIABLES = ("LLAMA_ARG_SPEC_TYPE", "LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
+_MTP = ("--spec-type", "draft-mtp")
+
+
+def server_path() -> Path:
+    """Return where the bundled llama-server is, or would be."""
+    return Path(str(resources.files("draftwood") / "bin" / "llama-server"))
+
+
+@click.command(
+    no_args_is_help=True,
+    context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
+    options_metavar="[--speculation auto|off|mtp]",
+)
+@click.argument("arguments", metavar="[MODEL] [LLAMA-SERVER FLAGS]...", nargs=-1, type=click.UNPROCESSED)
+@click.option(
+    "--speculation",
+    type=click.Choice(SPECULATIONS),
+    default="auto",
+    show_default=True,
+    help="auto: add --spec-type draft-mtp if MODEL has an MTP block; mtp: fail if it has none.",
+)
+def serve(arguments: tuple[str, ...], speculation: str) -> None:
+    """Run the bundled llama-server.
+
+    MODEL is a GGUF file, the same as -m MODEL. All other flags are llama-server's own and reach it unchanged;
+    `draftwood serve -h` lists them.
+    """
+    server = server_path()
+    if not os.access(server, os.X_OK):
+        raise UnsupportedError(
+            f"found no llama-server at {server}; expected it in the installed package",
+            hint="reinstall draftwood without -DLLAMA_BUILD_SERVER=OFF in CMAKE_ARGS",
+        )
+    command = [str(server), *command_line(list(arguments), speculation)]
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os.execv(server, command)
+
+
+def command_line(arguments: list[str], speculation: str) -> list[str]:
+    """Return llama-server's arguments: -m before a model that came first, --spec-type where MTP can draft."""
+    if arguments and not arguments[0].startswith("-"):
+        arguments = ["-m", *arguments]
+    if speculation == "off" or _chose_a_drafter(arguments):
+        return arguments
+    path = _model(arguments)
+    if path is None or not os.path.isfile(path):
+        if speculation == "mtp":
+            raise UnsupportedError(
+                f"--speculation mtp needs a model file to look into; found {path or 'none'}",
+                hint="name it first, or pass llama-server's own --spec-type draft-mtp",
+            )
+        return arguments
+    if _drafter(path, speculation) != "mtp":
+        return arguments
+    click.echo(
+        f"draftwood: {path} has an MTP block, adding {' '.join(_MTP)} (--speculation off: without)", err=True
+    )
+    return [*arguments, *_MTP]
+
+
+def _flag(argument: str) -> str:
+    # llama-server reads --spec_type as --spec-type
+    return argument.replace("_", "-") if argument.startswith("--") else argument
+
+
+def _chose_a_drafter(arguments: list[str]) -> bool:
+    return any(_flag(a) in _DRAFT_FLAGS for a in arguments) or any(
+        os.environ.get(v) for v in _DRAFT_VARIABLES
+    )
+
+
+def _model(arguments: list[str]) -> str | None:
+    path = os.environ.get("LLAMA_ARG_MODEL")
+    for flag, value in pairwise(arguments):
+        if _flag(flag) in _MODEL_FLAGS:
+            path = value
+    return path
+
+
+def _drafter(path: str, speculation: Any) -> str:
+    from draftwood.engine import probe_model
+
+    return plan(Options(speculation=speculation), probe_model(path), {}).drafter

@@ -1,0 +1,166 @@
+"""One prompt through one model, for `draftwood run`: loads, generates, measures. Prints nothing itself.
+
+Imports the library, so it is imported only when a model is to be run.
+Test: tests/model/test_cli.py.
+"""
+
+from __future__ import annotations
+
+import time
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from typing import Any, Literal
+
+from draftwood._llama_cpp import llama_cpp as _native
+from draftwood._llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from draftwood.cli.progress import Bar, Interrupt
+from draftwood.errors import ContextFullError, OptionError, UnsupportedError
+from draftwood.llama import Llama
+from draftwood.stats import SpeculationStats
+
+Finish = Literal["stop", "length", "context", "interrupt"]
+
+_TEMPLATE = "tokenizer.chat_template"
+
+
+@dataclass(slots=True)
+class Report:
+    """What a run came to. Times in seconds; `seconds` is without the prompt's."""
+
+    tokens: int = 0
+    seconds: float = 0.0
+    prompt_tokens: int = 0
+    prompt_seconds: float = 0.0
+    finish: Finish = "stop"
+    """stop: the model ended its text; length: max_tokens; context: no room; interrupt: Ctrl-C."""
+    speculation: str = "off"
+    speculation_reason: str = ""
+    stats: SpeculationStats | None = None
+
+    @property
+    def tokens_per_second(self) -> float:
+        """Tokens generated a second, the prompt's time left out."""
+        return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+class Session(Llama):
+    """A `Llama` that shows how far loading and the prompt have come, and lets Ctrl-C end both."""
+
+    def __init__(self, model_path: str, interrupt: Interrupt, **kwargs: Any) -> None:
+        self._interrupt = interrupt
+        self._bars = not kwargs.get("verbose")  # llama.cpp's log would tear them apart
+        self._bar: Bar | None = None
+        self._on_load = _native.llama_progress_callback(self._loading)
+        self.prompt_seconds = 0.0
+        with Bar("loading", wanted=self._bars) as self._bar:
+            try:
+                super().__init__(model_path, **kwargs)
+            finally:
+                self._bar = None
+                interrupt.check()  # also where the load failed because we ended it
+
+    @property
+    def model_params(self) -> Any:
+        """The `llama_model_params` the model was loaded with."""
+        return super().model_params
+
+    @model_params.setter
+    def model_params(self, params: Any) -> None:
+        params.progress_callback = self._on_load
+        super(Session, type(self)).model_params.fset(self, params)  # type: ignore[attr-defined]
+
+    def _loading(self, fraction: float, _user: Any) -> bool:
+        if self._bar is not None:
+            self._bar.update(fraction)
+        return not self._interrupt.raised
+
+    def eval(self, tokens: Sequence[int]) -> None:
+        """Evaluate `tokens`; a prompt goes a batch at a time, which is where `Llama.eval` cuts it too."""
+        if self.n_tokens > 0:
+            super().eval(tokens)
+            return
+        began = time.perf_counter()
+        with Bar("prompt", wanted=self._bars) as bar:
+            for start in range(0, len(tokens), self.n_batch):
+                self._interrupt.check()
+                super().eval(tokens[start : start + self.n_batch])
+                bar.update(min(1.0, (start + self.n_batch) / len(tokens)))
+        self.prompt_seconds += time.perf_counter() - began
+
+    @property
+    def from_draft(self) -> bool:
+        """Whether the token that `generate` yielded last was a draft token that the target confirmed.
+
+        It was exactly if its round goes on behind it.
+        """
+        return self._engine is not None and self._engine.row() is not None
+
+    def encode_prompt(self, prompt: str, chat: bool | None) -> tuple[list[int], bool]:
+        """Return the prompt's tokens and whether they went through the model's chat template.
+
+        `chat` None takes the template if the model has one.
+        Errors: UnsupportedError when a template was asked for and there is none; OptionError for no tokens.
+        """
+        template = self.metadata.get(_TEMPLATE)
+        if chat and template is None:
+            raise UnsupportedError(
+                f"found no chat template in the model ({_TEMPLATE} is not in its metadata); --chat needs one",
+                hint="--raw continues the prompt as it stands",
+            )
+        templated = template is not None and chat is not False
+        text = self._through_template(template, prompt) if templated else prompt
+        tokens: list[int] = self.tokenize(text.encode("utf-8"), add_bos=not templated, special=True)
+        if not tokens:
+            raise OptionError("found an empty prompt; expected at least one token")
+        return tokens, templated
+
+    def _through_template(self, template: str, prompt: str) -> str:
+        special = {
+            name: self._model.token_get_text(token) if token != -1 else ""
+            for name, token in (("eos_token", self.token_eos()), ("bos_token", self.token_bos()))
+        }
+        formatter: Any = Jinja2ChatFormatter(template=template, **special)
+        text: str = formatter(messages=[{"role": "user", "content": prompt}]).prompt
+        return text
+
+    def run(
+        self, prompt: list[int], max_tokens: int, emit: Callable[[bytes, bool], None], **sampling: Any
+    ) -> Report:
+        """Generate after `prompt` and hand each token's bytes to `emit`, with whether it came from the draft.
+
+        Ends at the model's end token, after `max_tokens` (0 or less: no limit), at the end of the context or
+        at Ctrl-C. Errors: ContextFullError if the prompt leaves no room; what `generate` and `emit` raise.
+        """
+        room = self.n_ctx() - len(prompt)
+        if room < 1:
+            raise ContextFullError(
+                f"the prompt has {len(prompt)} tokens, the context {self.n_ctx()}; expected room for another",
+                hint=f"--n-ctx {len(prompt) + max(max_tokens, 256)}",
+            )
+        limit = min(max_tokens, room) if max_tokens > 0 else room
+        report = Report(
+            prompt_tokens=len(prompt),
+            finish="length" if limit == max_tokens else "context",
+            speculation=self.speculation,
+            speculation_reason=self.speculation_reason,
+        )
+        began = time.perf_counter()
+        tokens = self.generate(prompt, **sampling)
+        try:
+            for token in tokens:
+                if _native.llama_vocab_is_eog(self._model.vocab, token):
+                    report.finish = "stop"
+                    break
+                report.tokens += 1
+                emit(self.detokenize([token]), self.from_draft)
+                if report.tokens == limit:
+                    break
+                self._interrupt.check()
+        except KeyboardInterrupt:
+            report.finish = "interrupt"
+        finally:
+            tokens.close()
+        report.prompt_seconds = self.prompt_seconds
+        report.seconds = time.perf_counter() - began - self.prompt_seconds
+        report.stats = self.speculation_stats
+        return report

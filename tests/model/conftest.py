@@ -1,0 +1,106 @@
+"""Models and `Llama` objects for the tests that run the built library.
+
+Models are random or planted ones of tools/synth_gguf.py, written once per session. Everything runs on one
+thread, so that these tests can share a machine with a build. Must not know: what any test expects.
+"""
+
+from __future__ import annotations
+
+import subprocess
+import sys
+import textwrap
+from collections.abc import Callable, Iterator
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftwood import Llama
+from synth_gguf import PRESETS, write
+
+from tests.model.rig import Rig, Run
+
+ROOT = Path(__file__).resolve().parents[2]
+
+MakeModel = Callable[..., str]
+MakeLlama = Callable[..., Llama]
+MakeRig = Callable[..., Rig]
+
+
+def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+    for item in items:
+        if Path(__file__).parent in item.path.parents:
+            item.add_marker(pytest.mark.model)
+
+
+@pytest.fixture(scope="session")
+def gguf(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
+    """gguf("moe-mtp", types="Q8_0") -> path of that preset with these fields changed."""
+    folder = tmp_path_factory.mktemp("models")
+    written: dict[Any, str] = {}
+
+    def make(preset: str, **changes: Any) -> str:
+        spec = replace(PRESETS[preset], **changes)
+        if spec not in written:
+            path = folder / f"{preset}-{len(written)}.gguf"
+            write(spec, path)
+            written[spec] = str(path)
+        return written[spec]
+
+    return make
+
+
+@pytest.fixture(scope="session")
+def run_of(gguf: MakeModel) -> Callable[..., Run]:
+    """run_of("moe-mtp") -> 200 plain tokens of it and their rows, from a context without snapshots."""
+    known: dict[Any, Run] = {}
+
+    def make(preset: str, n: int = 200, **changes: Any) -> Run:
+        key = (preset, n, tuple(changes.items()))
+        if key not in known:
+            rig = Rig(gguf(preset, **changes), n_rs_seq=0, n_ctx=n + 56)
+            known[key] = rig.reference(n)
+            rig.close()
+        return known[key]
+
+    return make
+
+
+@pytest.fixture
+def rig(gguf: MakeModel) -> Iterator[MakeRig]:
+    """rig("moe-mtp", drafter=...) -> Rig, closed after the test."""
+    made: list[Rig] = []
+
+    def make(preset: str = "moe-mtp", **settings: Any) -> Rig:
+        made.append(Rig(gguf(preset), **settings))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def llama(gguf: MakeModel) -> Iterator[MakeLlama]:
+    """llama("planted-moe", speculation="off") -> Llama on one thread, closed after the test."""
+    made: list[Llama] = []
+
+    def make(preset: str = "planted-moe", **settings: Any) -> Llama:
+        defaults = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "seed": 7, "verbose": False}
+        made.append(Llama(gguf(preset), **{**defaults, **settings}))
+        return made[-1]
+
+    yield make
+    for each in made:
+        each.close()
+
+
+@pytest.fixture
+def python() -> Callable[..., subprocess.CompletedProcess[str]]:
+    """python(code, *args) -> finished process: for what would end pytest if it went wrong."""
+
+    def run(code: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+        command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *args]
+        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+
+    return run

@@ -8,6 +8,7 @@ Tests: tests/model/test_generate.py, tests/model/test_exact.py.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import inspect
 import os
@@ -58,6 +59,7 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
     ) -> None:
         self._engine: Engine | None = None
         self._guard: GuardedProcessors | None = None
+        self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         for name in _NOT_YET:
             if kwargs.get(name) is not None:
                 raise UnsupportedError(f"{name}= is not in this version of draftwood; expected it left out")

@@ -8,18 +8,17 @@ Tests: tests/unit/test_cli.py, tests/model/test_cli.py.
 
 from __future__ import annotations
 
+import errno
 from importlib.metadata import version
 from typing import Any, NoReturn
 
 import click
 
 from draftwood.cli.doctor import doctor
+from draftwood.cli.progress import INTERRUPTED
 from draftwood.cli.run import run
 from draftwood.cli.serve import serve
 from draftwood.errors import DraftwoodError
-
-INTERRUPTED = 130
-
 
 class _Commands(click.Group):
     """A group whose commands end with a message, never with a traceback, where an error is one of ours."""
@@ -32,6 +31,10 @@ class _Commands(click.Group):
             raise click.ClickException(str(error)) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read our text has left; click ends quietly
+                raise
+            raise click.ClickException(str(error)) from error
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:

@@ -11,7 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from draftwood.cli.progress import Interrupt
+from draftwood.cli.progress import INTERRUPTED, Interrupt
 from draftwood.options import (
     DEFAULT_DRAFT_P_MIN,
     DEFAULT_DRAFT_TOKENS,
@@ -105,7 +105,7 @@ def run(
             line = summary(report, templated=templated, marked=writer.marking)
             click.echo(click.style(line, dim=True), err=True)
     if report.finish == "interrupt":
-        ctx.exit(130)
+        ctx.exit(INTERRUPTED)
 
 
 def _load(path: str, interrupt: Interrupt, options: dict[str, Any]) -> Session:
@@ -215,7 +215,7 @@ def summary(report: Report, *, templated: bool, marked: bool) -> str:
     parts = [f"{report.tokens} tokens{_ENDS[report.finish]}, {report.tokens_per_second:.1f} tok/s"]
     if report.speculation == "off":
         parts.append(f"no drafts: {report.speculation_reason}")
-    elif report.stats is not None:
+    elif report.stats is not None and report.stats.rounds > 0:
         rate = report.stats.accepted / max(1, report.stats.drafted)
         parts.append(f"{report.stats.tokens_per_round:.2f} tokens a round")
         parts.append(f"{rate:.0%} of {report.stats.drafted} {report.speculation} drafts accepted")

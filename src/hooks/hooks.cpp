@@ -3,6 +3,7 @@
 #include "hooks.h"
 
 #include "ggml-cpu.h"
+#include "llama-context.h"
 
 namespace {
 
@@ -16,6 +17,11 @@ set_use_ref_t find_set_use_ref(ggml_backend_t backend_cpu) {
 }
 
 } // namespace
+
+dw_state *& dw_state_of(llama_context * ctx) noexcept {
+    // llama_context only offers its parameters read-only
+    return const_cast<llama_cparams &>(ctx->get_cparams()).dw;
+}
 
 void dw_hook_decode(dw_state * dw) noexcept {
     if (dw && dw->flush) {

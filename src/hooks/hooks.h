@@ -11,6 +11,8 @@
 
 #include <cstdint>
 
+struct llama_context;
+
 // What an attached engine wants to hear of its llama_context. Owned by the engine.
 struct dw_state {
     // rows of a batch up to which CPU kernels run whose rows do not depend on each other's number; 0: never
@@ -27,6 +29,9 @@ struct dw_state {
 
     void * user = nullptr;
 };
+
+// Where the patch keeps the pointer of `ctx`. Whoever sets it clears it before the state or the context goes.
+dw_state *& dw_state_of(llama_context * ctx) noexcept;
 
 // llama_context::decode, first line: a raw decode must not land behind rows that were never accepted.
 void dw_hook_decode(dw_state * dw) noexcept;

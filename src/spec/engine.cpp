@@ -2,7 +2,6 @@
 
 #include "engine.h"
 
-#include "llama-context.h"
 #include "llama-ext.h"
 #include "mtp.h"
 
@@ -25,11 +24,6 @@ class timer {
     int64_t   start_;
 };
 
-// llama_cparams is where the patch keeps our pointer; llama_context only offers it read-only
-dw_state *& state_slot(llama_context * ctx) {
-    return const_cast<llama_cparams &>(ctx->get_cparams()).dw;
-}
-
 bool is_recurrent(const llama_context * ctx) {
     const llama_model * model = llama_get_model(ctx);
     return llama_model_is_hybrid(model) || llama_model_is_recurrent(model);
@@ -45,7 +39,7 @@ void check(llama_context * target, const dw_params & params, bool recurrent) {
     if (params.draft_tokens < 1 || params.draft_tokens > DW_MAX_DRAFT) {
         fail(DW_ERR_ARGUMENT, "draft_tokens is %d; expected 1 to %d", params.draft_tokens, DW_MAX_DRAFT);
     }
-    if (state_slot(target)) {
+    if (dw_state_of(target)) {
         fail(DW_ERR_UNSUPPORTED, "this llama_context has an engine already; free that one first");
     }
     if (params.drafter == DW_DRAFTER_NONE) {
@@ -79,7 +73,7 @@ std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_contex
             if (llama_model_n_layer_nextn(model) < 1) {
                 fail(DW_ERR_UNSUPPORTED, "the model has no MTP block (nextn_predict_layers is 0)");
             }
-            return std::make_unique<mtp_drafter>(target, context_params);
+            return std::make_unique<mtp_drafter>(target, context_params, params.exact_rows);
         }
         default:
             fail(DW_ERR_ARGUMENT, "drafter is %d; expected a value of dw_drafter_type", params.drafter);
@@ -98,15 +92,15 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     n_past_  = pos_end();
     stats_reset();
 
-    state_.exact_rows  = params.exact_rows;
-    state_.flush       = on_flush;
-    state_.replaced    = on_replaced;
-    state_.user        = this;
-    state_slot(target) = &state_;
+    state_.exact_rows   = params.exact_rows;
+    state_.flush        = on_flush;
+    state_.replaced     = on_replaced;
+    state_.user         = this;
+    dw_state_of(target) = &state_;
 }
 
 engine::~engine() {
-    state_slot(target_) = nullptr;
+    dw_state_of(target_) = nullptr;
 }
 
 // somebody else is about to decode or to save: only accepted rows may be in the memory then

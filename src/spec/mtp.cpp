@@ -28,24 +28,18 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
-struct best_token {
-    llama_token id;
-    float       probability;
-};
-
-// the most probable token of logits f32[n_vocab], the first of equals, as llama_sampler_init_greedy picks
-best_token pick(const float * logits, int32_t n_vocab) {
-    const float * best = std::max_element(logits, logits + n_vocab);
-    float         sum  = 0.0f;
+// softmax(logits f32[n_vocab])[best], best being the largest
+float probability(const float * logits, int32_t n_vocab, const float * best) {
+    float sum = 0.0f;
     for (int32_t i = 0; i < n_vocab; ++i) {
         sum += std::exp(logits[i] - *best);
     }
-    return { (llama_token) (best - logits), 1.0f / sum };
+    return 1.0f / sum;
 }
 
 } // namespace
 
-mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params) :
+mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows) :
     ctx_(make_context(target, params)),
     batch_(ctx_.get()),
     n_embd_(llama_model_n_embd_out(llama_get_model(target))),
@@ -54,6 +48,12 @@ mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params) :
     hidden_.resize(n_embd_);
     llama_set_embeddings_nextn(target, true, /*masked*/ false);
     llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
+    state_.exact_rows       = exact_rows;
+    dw_state_of(ctx_.get()) = &state_;
+}
+
+mtp_drafter::~mtp_drafter() {
+    dw_state_of(ctx_.get()) = nullptr;
 }
 
 void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
@@ -124,18 +124,22 @@ bool mtp_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, floa
     float              path = 1.0f;
     std::vector<float> hidden(n_embd_);
     for (int32_t i = 0; i < max_draft; ++i) {
-        const best_token best = pick(llama_get_logits_ith(ctx_.get(), -1), n_vocab_);
-        path *= best.probability;
-        if (path < p_min) {
-            break;
+        const float *     logits = llama_get_logits_ith(ctx_.get(), -1);
+        const float *     best   = std::max_element(logits, logits + n_vocab_); // the first of equals, as greedy picks
+        const llama_token token  = (llama_token) (best - logits);
+        if (p_min > 0.0f) { // a pass over the vocabulary that is only paid for when it decides something
+            path *= probability(logits, n_vocab_, best);
+            if (path < p_min) {
+                break;
+            }
         }
-        out.push_back(best.id);
+        out.push_back(token);
         if (i + 1 == max_draft) {
             break;
         }
         std::copy_n(llama_get_embeddings_nextn_ith(ctx_.get(), -1), n_embd_, hidden.begin());
         batch_.clear();
-        batch_.add(best.id, pos + 1 + i, true, hidden.data(), n_embd_);
+        batch_.add(token, pos + 1 + i, true, hidden.data(), n_embd_);
         if (batch_.decode() != 0) {
             break; // the context's end: what is drafted so far stands
         }

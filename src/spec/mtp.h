@@ -4,6 +4,7 @@
 
 #include "batch.h"
 #include "drafter.h"
+#include "hooks.h"
 
 namespace draftwood {
 
@@ -13,8 +14,10 @@ namespace draftwood {
 // Test: tests/model/test_engine_capi.py, tests/model/test_parity.py.
 class mtp_drafter : public drafter {
   public:
-    // makes its own context from the target's parameters; throws failure
-    mtp_drafter(llama_context * target, llama_context_params params);
+    // makes its own context from the target's parameters; throws failure. exact_rows as in dw_params: drafts
+    // need no exact rows, but on CPU those kernels are the faster ones for a few rows (bench/LOG.md)
+    mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows);
+    ~mtp_drafter() override;
 
     void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos, const float * hidden) override;
     bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
@@ -39,6 +42,7 @@ class mtp_drafter : public drafter {
     void drop_cells_from(llama_pos pos);
 
     std::unique_ptr<llama_context, deleter> ctx_;
+    dw_state                                state_; // of ctx_
     row_batch                               batch_;
     int32_t                                 n_embd_;
     int32_t                                 n_vocab_;

@@ -1,0 +1,235 @@
+"""Train tiny-moe on one GPU within a time budget: the trunk on text, the MTP block on the trunk's own predictions.
+
+Learning rates follow elapsed time, so any machine ends on schedule. Checkpoints: OUT/resume.pt (everything, for
+--resume) and OUT/part-N.safetensors (weights as the GGUF holds them, parts under 16 MiB).
+Must not know: GGUF, how the corpus was made.
+Usage: python -m tools.tiny_moe.train TOKENS.npy OUT --minutes 19
+"""
+from __future__ import annotations
+
+import argparse
+import json
+import lzma
+import math
+import time
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+import torch
+import torch.nn.functional as F
+from tokenizers import Tokenizer
+from torch import Tensor
+
+from tools.tiny_moe.accept import heldout_ids, loss, report
+from tools.tiny_moe.checkpoint import rounded, save_state
+from tools.tiny_moe.corpus import MODEL
+from tools.tiny_moe.model import TinyMoe
+from tools.tiny_moe.optim import Optimizer
+
+
+@dataclass(frozen=True)
+class Plan:
+    """What a run does; times in minutes."""
+
+    minutes: float = 19.0
+    batch: int = 64
+    length: int = 512
+    depth: int = 5  # unrolled draft steps
+    draft_rows: int = 32  # sequences of a batch that train the MTP block
+    lr: float = 4e-3
+    muon: bool = True
+    graph: bool = True
+    steps: int = 10**9
+    seed: int = 0
+
+
+def draft_loss(row: Tensor, target: Tensor, head: Tensor, weight: Tensor) -> Tensor:
+    """Return the weighted cross entropy of a draft depth against the trunk, part soft, part its first choice.
+
+    row f32 [B, T, width]; target [B, T, vocab] trunk logits of the same token; weight f32 [B, T].
+    """
+    log_q = F.linear(row, head).float().log_softmax(-1)
+    p = target.float().softmax(-1)
+    soft = -(p * log_q).sum(-1)
+    hard = -log_q.gather(-1, target.argmax(-1, keepdim=True)).squeeze(-1)
+    return ((0.7 * soft + 0.3 * hard) * weight).sum() / weight.sum()
+
+
+def losses(model: TinyMoe, ids: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
+    """Return the total loss and a f32 [2 + depth] report: trunk loss, balance, each draft depth's agreement.
+
+    The MTP block sees detached rows, embedding and head: it follows the trunk and never pulls it.
+    """
+    h, balance = model.model(ids)
+    logits = model.logits(h)
+    trunk = F.cross_entropy(logits[:, :-1].float().flatten(0, 1), ids[:, 1:].flatten())
+    n = plan.draft_rows
+    target, some = logits[:n].detach(), ids[:n]
+    choice = target.argmax(-1)
+    agree = F.pad((choice[:, :-1] == some[:, 1:]).float(), (0, 1))[:, :-1]
+    rows, draft_balance = model.draft_rows(some, h[:n].detach(), plan.depth)
+    head = model.model.embed_tokens.weight.detach()
+    weight, total, rates = torch.ones_like(agree), trunk + 0.01 * (balance + draft_balance), []
+    for d, row in enumerate(rows):
+        if d:  # text that the trunk itself would have written is what a chain meets when it is used
+            weight = F.pad(weight, (1, 0))[:, :-1] * agree
+        reached = (torch.arange(agree.shape[1], device=ids.device) >= d).float()
+        total = total + 0.8**d * draft_loss(row, target[:, 1:], head, (0.2 + 0.8 * weight) * reached)
+        with torch.no_grad():
+            same = (F.linear(row.detach(), head).argmax(-1) == choice[:, 1:]).float()
+            rates.append((same * weight).sum() / weight.sum())
+    return total, torch.stack([trunk.detach(), balance.detach(), *rates])
+
+
+class Step:
+    """One training step, compiled by parts and, if asked, captured whole as a CUDA graph."""
+
+    def __init__(self, model: TinyMoe, optimizer: Optimizer, plan: Plan, device: torch.device):
+        self.model, self.optimizer, self.plan, self.device = model, optimizer, plan, device
+        self.ids = torch.zeros(plan.batch, plan.length, dtype=torch.long, device=device)
+        self.graph: torch.cuda.CUDAGraph | None = None
+        self.stats = torch.zeros(2 + plan.depth, device=device)
+        self.count = 0
+
+    def once(self) -> Tensor:
+        """Run forward, backward and update on `self.ids`."""
+        with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
+            total, stats = losses(self.model, self.ids, self.plan)
+        total.backward()
+        self.optimizer.step()
+        return stats
+
+    def __call__(self, ids: Tensor, lr: float) -> None:
+        self.ids.copy_(ids)
+        self.optimizer.lr.fill_(lr)
+        if self.graph is not None:
+            self.graph.replay()
+        elif self.device.type == "cuda" and self.plan.graph:
+            side = torch.cuda.Stream()
+            side.wait_stream(torch.cuda.current_stream())
+            with torch.cuda.stream(side):  # type: ignore[no-untyped-call]
+                self.stats.copy_(self.once())
+            torch.cuda.current_stream().wait_stream(side)
+            if self.count == 5:
+                self.capture()
+        else:
+            self.stats.copy_(self.once())
+        self.count += 1
+
+    def capture(self) -> None:
+        """Record the step once; replays then cost no Python time."""
+        torch.cuda.synchronize()
+        self.graph = torch.cuda.CUDAGraph()
+        with torch.cuda.graph(self.graph):
+            self.stats.copy_(self.once())
+
+
+def compile_parts(model: TinyMoe) -> None:
+    """Compile each kind of block once instead of the whole model, which takes minutes."""
+    for layer in model.model.layers:
+        layer.compile(dynamic=False)
+    model.mtp.step = torch.compile(model.mtp.step, dynamic=False)  # type: ignore[method-assign]
+    global draft_loss
+    draft_loss = torch.compile(draft_loss, dynamic=False)
+
+
+def rate(done: float, step: int) -> float:
+    """Return the share of the peak learning rate at a share of the time: warm up, hold, fall to 1 %."""
+    return min(1.0, step / 200) * min(1.0, max(0.01, (1 - done) / 0.6))
+
+
+def load_tokens(path: Path, device: torch.device) -> Tensor:
+    """Read u16 tokens of a .npy, .npy.xz to the device as i32."""
+    opened = lzma.open(path) if path.suffix == ".xz" else path.open("rb")
+    with opened as f:
+        return torch.from_numpy(np.load(f).astype(np.int32)).to(device)
+
+
+def save(out: Path, model: TinyMoe, step: Step, seconds: float) -> None:
+    """Write weights in parts and the state that --resume reads."""
+    save_state(model.state_dict(), out)
+    state = {"model": model.state_dict(), "optimizer": step.optimizer.state(), "seconds": seconds, "count": step.count}
+    torch.save(state, out / "resume.tmp")
+    (out / "resume.tmp").rename(out / "resume.pt")
+
+
+def train(tokens: Path, out: Path, plan: Plan, resume: bool, extra: bool) -> None:
+    """Run the plan and write the final weights and report.json."""
+    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+    torch.manual_seed(plan.seed)
+    torch.backends.cuda.matmul.allow_tf32 = True
+    torch._dynamo.config.cache_size_limit = 64
+    out.mkdir(parents=True, exist_ok=True)
+    data = load_tokens(tokens, device)
+    tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
+    held = heldout_ids(tokenizer)
+    model = TinyMoe().to(device)
+    step = Step(model, Optimizer(model, muon=plan.muon), plan, device)
+    before, first = 0.0, 0
+    if resume:
+        state = torch.load(out / "resume.pt", map_location=device)
+        model.load_state_dict(state["model"])
+        step.optimizer.load(state["optimizer"])
+        before, first = state["seconds"], state["count"]
+    if device.type == "cuda":
+        compile_parts(model)
+    offsets = torch.arange(plan.length, device=device)
+    began = start = said = saved = time.time()
+    while True:
+        done = (before + time.time() - start) / (60 * plan.minutes)
+        if done >= 1 or step.count >= plan.steps:
+            break
+        at = torch.randint(len(data) - plan.length, (plan.batch, 1), device=device)
+        step(data[at + offsets].long(), plan.lr * rate(done, first + step.count))
+        if step.count == 6:  # compiling is over: the clock of the schedule starts here
+            if device.type == "cuda":
+                torch.cuda.synchronize()
+            start = time.time()
+            print(f"first steps took {start - began:.0f} s", flush=True)
+        if step.count % 100 == 0 and time.time() - said > 10:
+            stats = [round(x, 3) for x in step.stats.tolist()]
+            said = time.time()
+            speed = (step.count - 6) * plan.batch * plan.length / (said - start)
+            print(f"{said - start:5.0f}s step {first + step.count} {speed:,.0f} tok/s loss, balance, agree {stats}", flush=True)
+            if not math.isfinite(stats[0]):
+                raise FloatingPointError("the loss is not finite")
+        if time.time() - saved > 120 and extra:
+            saved = time.time()
+            save(out, model, step, before + saved - start)
+            with torch.autocast(device.type, torch.bfloat16):
+                print("held-out", {c: round(loss(model, r), 3) for c, r in held.items()}, flush=True)
+    finish(out, model, step, before + time.time() - start, tokenizer, plan)
+
+
+def finish(out: Path, model: TinyMoe, step: Step, seconds: float, tokenizer: Tokenizer, plan: Plan) -> None:
+    """Round the weights as the GGUF will hold them, save, and measure with exactly those."""
+    save(out, model, step, seconds)
+    final = TinyMoe().to(next(model.parameters()).device)
+    final.load_state_dict({k: v.float() for k, v in rounded(model.state_dict()).items()})
+    result = {"seconds": round(seconds), "steps": step.count, "tokens": step.count * plan.batch * plan.length, **report(final, tokenizer)}
+    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
+    print(json.dumps(result), flush=True)
+
+
+def main() -> None:
+    """Run from the command line."""
+    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    p.add_argument("tokens", type=Path)
+    p.add_argument("out", type=Path)
+    d = Plan()
+    for name in ("minutes", "lr"):
+        p.add_argument(f"--{name}", type=float, default=getattr(d, name))
+    for name in ("batch", "length", "depth", "draft_rows", "steps", "seed"):
+        p.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(d, name))
+    for name in ("muon", "graph"):
+        p.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=True)
+    p.add_argument("--resume", action="store_true")
+    p.add_argument("--extra", action=argparse.BooleanOptionalAction, default=True, help="checkpoints and held-out loss on the way")
+    a = vars(p.parse_args())
+    tokens, out, resume, extra = (a.pop(k) for k in ("tokens", "out", "resume", "extra"))
+    train(tokens, out, Plan(**a), resume, extra)
+
+
+if __name__ == "__main__":
+    main()

@@ -9,6 +9,7 @@ from importlib.metadata import version as _version
 
 from draftwood._install import install
 from draftwood.errors import (
+    ClosedError,
     ContextFullError,
     DecodeError,
     DraftwoodError,
@@ -22,6 +23,7 @@ from draftwood.stats import SpeculationStats
 __version__ = _version("draftwood")
 
 __all__ = [
+    "ClosedError",
     "ContextFullError",
     "DecodeError",
     "DraftwoodError",

@@ -37,5 +37,9 @@ class DecodeError(DraftwoodError, RuntimeError):
     """llama_decode failed; the context was reset and evaluates its prompt anew."""
 
 
+class ClosedError(DraftwoodError, RuntimeError):
+    """A use of a Llama after its close()."""
+
+
 class NativeError(DraftwoodError, RuntimeError):
     """A failure inside the library that no other class names."""

@@ -23,7 +23,7 @@ from draftwood import _capi
 from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine import Engine, probe_model
-from draftwood.errors import DecodeError, ModelFileError, OptionError, UnsupportedError
+from draftwood.errors import ClosedError, DecodeError, ModelFileError, OptionError, UnsupportedError
 from draftwood.options import EXACT_ROWS, Options, Plan, check_context, needed_batch, plan
 from draftwood.processors import GuardedProcessors
 from draftwood.stats import SpeculationStats
@@ -139,6 +139,12 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
         if engine is not None:
             engine.close()
 
+    def close(self) -> None:
+        """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
+        super().close()
+        # upstream keeps the freed pointers and would hand them to the library
+        self._model = self._ctx = self._batch = self.tokenizer_ = _Closed()
+
     @property
     def speculation(self) -> str:
         """What drafts: "mtp", or "off"."""
@@ -164,9 +170,9 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
         if self._engine is None:
             super().reset()
             return
-        self._engine.reset()
-        self.n_tokens = 0
+        self.n_tokens = 0  # first: Ctrl-C may fall between any two lines
         self._requires_eval = True
+        self._engine.reset()
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate `tokens` after the first `n_tokens` of the context.
@@ -250,27 +256,52 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
             )
             return
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
-        self._sampler = self._init_sampler(**sampling)
+        self._sampler = sampler = self._init_sampler(**sampling)
         try:
             self._prefill([int(token) for token in tokens], reset)
-            yield from self._rounds(stopping_criteria)
+            yield from self._rounds(sampler, self._guard, stopping_criteria)
         finally:
-            self._settle()
+            if self._sampler is sampler:  # else a later generate() has the context
+                self._settle()
 
     def _init_sampler(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:
         # ctypes prints and drops what a callback raises; ours is kept and raised after the C call
         self._guard = GuardedProcessors(logits_processor) if logits_processor is not None else None
         return super()._init_sampler(*args, logits_processor=self._guard, **kwargs)
 
+    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+        """Sample a token after the first `n_tokens` of the context, or after the first idx + 1.
+
+        Errors: whatever a logits processor raises.
+        """
+        if idx is None or idx == self.n_tokens - 1:
+            row = self._newest_row()
+            if row is not None:  # after a round it is not the last one, which upstream would take
+                idx = row + self.n_tokens
+        token: int = super().sample(*args, idx=idx, **kwargs)
+        if self._guard is not None:
+            self._guard.raise_pending()
+        return token
+
+    def _newest_row(self) -> int | None:
+        """Return the row of the last decode that stands for `n_tokens` and make it the engine's next."""
+        if self._engine is None:
+            return None
+        row = self._engine.row()
+        if row is None or row[1] != self.n_tokens:
+            row = self._engine.row() if self._engine.rewind() else None
+        return row[0] if row is not None and row[1] == self.n_tokens else None
+
     def _prefill(self, prompt: list[int], reset: bool) -> None:
         """Evaluate the prompt, keeping the longest prefix that the context already holds."""
         assert self._engine is not None
         if reset and self.n_tokens > 0:
             common = _common_prefix(self._input_ids, prompt)
-            if common == len(prompt) == self.n_tokens and not self._requires_eval and self._engine.rewind():
+            same = common == len(prompt) == self.n_tokens and not self._requires_eval
+            if same and self._newest_row() is not None:
                 return  # the logits are still there
             keep = min(common, len(prompt) - 1)  # at least one token must be evaluated to have logits
-            if keep > 0 and self._engine.trim(keep):
+            if keep > 0 and self._keeps(keep):
                 self.n_tokens, self._requires_eval = keep, True
                 prompt, reset = prompt[keep:], False
                 if self.verbose:
@@ -279,14 +310,22 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
             self.reset()
         if prompt:
             self.eval(prompt)
-        elif not (self.n_tokens > 0 and self._engine.rewind()):
+        elif self.n_tokens == 0 or self._newest_row() is None:
             raise OptionError("found an empty prompt; expected at least one token")
 
-    def _rounds(self, stopping_criteria: Any) -> Generator[int, Sequence[int] | None, None]:
+    def _keeps(self, n_tokens: int) -> bool:
+        """Cut the context to its first tokens; False where it cannot go back that far."""
+        assert self._engine is not None
+        try:
+            return self._engine.trim(n_tokens)
+        except OptionError:  # it holds less than we counted: Ctrl-C came between the two
+            return False
+
+    def _rounds(
+        self, sampler: Any, guard: GuardedProcessors | None, stopping_criteria: Any
+    ) -> Generator[int, Sequence[int] | None, None]:
         engine = self._engine
         assert engine is not None
-        assert self._sampler is not None
-        sampler = self._sampler.sampler
         while True:
             row = engine.row()
             if row is None:
@@ -296,14 +335,19 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
             index, self.n_tokens = row
             if self._logits_all:
                 self._store_scores(self.n_tokens - 1, [index])
-            token = engine.next(sampler)
-            if self._guard is not None:
-                self._guard.raise_pending()
+            token = engine.next(sampler.sampler)
+            if guard is not None:
+                guard.raise_pending()
             if self.n_tokens < len(self.input_ids):
                 self.input_ids[self.n_tokens] = token
             if stopping_criteria is not None and stopping_criteria(self._input_ids, self._newest_scores()):
                 return
             sent = yield token
+            if self._sampler is not sampler:
+                raise UnsupportedError(
+                    "found that a later generate() has taken the context; expected one generation at a time",
+                    hint="close this generator, or load the model a second time",
+                )
             if sent is not None:
                 self.eval([token, *sent])
 
@@ -339,6 +383,13 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
             "draft_p_min": options.draft_p_min,
             "exact": options.exact,
         }
+
+
+class _Closed:
+    """Stands where something was that is freed."""
+
+    def __getattr__(self, name: str) -> Any:
+        raise ClosedError("found a Llama that was closed; expected an open one", hint="load the model again")
 
 
 def _chunks(tokens: list[int], n_batch: int, n_ubatch: int) -> list[list[int]]:

@@ -5,6 +5,10 @@ from __future__ import annotations
 from collections.abc import Callable, Iterable
 from typing import Any
 
+import numpy as np
+
+from draftwood.errors import OptionError
+
 Processor = Callable[[Any, Any], Any]
 
 
@@ -23,7 +27,7 @@ class GuardedProcessors(list[Processor]):
             if self._error is not None:
                 return scores
             try:
-                return processor(input_ids, scores)
+                return _checked(processor(input_ids, scores), scores)
             except BaseException as error:  # Ctrl-C lands here too
                 self._error = error
                 return scores
@@ -35,3 +39,10 @@ class GuardedProcessors(list[Processor]):
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+def _checked(result: Any, scores: Any) -> Any:
+    if result is None or np.shape(result) != np.shape(scores):
+        found = "None" if result is None else f"an array of shape {np.shape(result)}"
+        raise OptionError(f"a logits processor returned {found}; expected scores of shape {np.shape(scores)}")
+    return result

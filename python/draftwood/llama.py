@@ -343,13 +343,19 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
             if stopping_criteria is not None and stopping_criteria(self._input_ids, self._newest_scores()):
                 return
             sent = yield token
-            if self._sampler is not sampler:
-                raise UnsupportedError(
-                    "found that a later generate() has taken the context; expected one generation at a time",
-                    hint="close this generator, or load the model a second time",
-                )
+            self._require_turn(sampler)
             if sent is not None:
                 self.eval([token, *sent])
+
+    def _require_turn(self, sampler: Any) -> None:
+        """Refuse to go on with a generation whose context is gone or was taken by a later one."""
+        if self._engine is None:
+            raise ClosedError("found a Llama that was closed; expected it open until the generator ends")
+        if self._sampler is not sampler:
+            raise UnsupportedError(
+                "found that a later generate() has taken the context; expected one generation at a time",
+                hint="close this generator, or load the model a second time",
+            )
 
     def _start_round(self, last: int) -> None:
         engine = self._engine

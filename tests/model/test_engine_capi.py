@@ -364,7 +364,7 @@ def new(r, p, context_params=None):
     status = lib.dw_engine_new(
         r.ctx, ctypes.byref(context_params or r.params), ctypes.byref(p), ctypes.byref(handle)
     )
-    if status != _capi.OK and status != _capi.ERR_ARGUMENT:
+    if status not in (_capi.OK, _capi.ERR_ARGUMENT):
         assert not handle
     return status, handle
 
@@ -545,21 +545,36 @@ def test_an_empty_draft_may_be_null(rig, run_of):
     assert r.sample()[0] == run.tokens[1]
 
 
+def eval_call(tokens, n, at=None):
+    def call(e):
+        return lib.dw_eval(e, (_capi.Token * 200)(*tokens), n, lib.dw_n_past(e) if at is None else at, False)
+
+    return call
+
+
+def draft_call(tokens, n):
+    return lambda e: lib.dw_propose_given(e, 1, (_capi.Token * 64)(*tokens), n)
+
+
+# what is called, and what the error text must hold
 BAD_CALLS = {
-    "eval nothing": (lambda e: lib.dw_eval(e, (_capi.Token * 1)(1), 0, 13, False), "0 tokens"),
-    "eval less than nothing": (lambda e: lib.dw_eval(e, (_capi.Token * 1)(1), -3, 13, False), "-3 tokens"),
-    "eval over n_ubatch": (lambda e: lib.dw_eval(e, (_capi.Token * 200)(), 200, 13, False), "n_ubatch = 128"),
-    "eval before the start": (lambda e: lib.dw_eval(e, (_capi.Token * 1)(1), 1, -1, False), "-1 positions"),
-    "eval beyond the end": (lambda e: lib.dw_eval(e, (_capi.Token * 1)(1), 1, 99, False), "99 positions"),
-    "eval a token that is none": (lambda e: lib.dw_eval(e, (_capi.Token * 1)(-5), 1, lib.dw_n_past(e), False), "token -5"),
-    "eval a token over the vocabulary": (lambda e: lib.dw_eval(e, (_capi.Token * 1)(384), 1, lib.dw_n_past(e), False), "token 384"),
-    "propose a token that is none": (lambda e: lib.dw_propose(e, -5, 5, ctypes.byref(ctypes.c_int32())), "token -5"),
-    "draft a token that is none": (lambda e: lib.dw_propose_given(e, 1, (_capi.Token * 1)(-5), 1), "token -5"),
-    "draft too much": (lambda e: lib.dw_propose_given(e, 1, (_capi.Token * 6)(), 6), "a draft of 6 tokens"),
-    "draft less than nothing": (lambda e: lib.dw_propose_given(e, 1, (_capi.Token * 6)(), -1), "a draft of -1 tokens"),
+    "eval nothing": (eval_call([1], 0), "0 tokens"),
+    "eval less than nothing": (eval_call([1], -3), "-3 tokens"),
+    "eval over n_ubatch": (eval_call([1], 200), "n_ubatch = 128"),
+    "eval before the start": (eval_call([1], 1, -1), "-1 positions"),
+    "eval beyond the end": (eval_call([1], 1, 99), "99 positions"),
+    "eval a token that is none": (eval_call([-5], 1), "token -5"),
+    "eval a token over the vocabulary": (eval_call([384], 1), "token 384"),
+    "propose a token that is none": (
+        lambda e: lib.dw_propose(e, -5, 5, ctypes.byref(ctypes.c_int32())),
+        "token -5",
+    ),
+    "draft a token that is none": (draft_call([2, -5], 2), "token -5"),
+    "draft too much": (draft_call([], 6), "a draft of 6 tokens"),
+    "draft less than nothing": (draft_call([], -1), "a draft of -1 tokens"),
     "trim before the start": (lambda e: lib.dw_trim(e, -1), "-1 positions"),
     "trim beyond the end": (lambda e: lib.dw_trim(e, 99), "99 positions"),
-}  # fmt: skip
+}
 
 
 @pytest.mark.parametrize("name", BAD_CALLS)
@@ -765,7 +780,7 @@ def test_aborted_decode(rig, run_of, where):
 
 
 def test_exception_in_a_sampler(rig, run_of):
-    """A grammar throws when it is made to accept what it forbids: a status, and the row can be sampled anew."""
+    """A grammar throws when made to accept what it forbids: a status, and the row can be sampled anew."""
     run = run_of("moe-mtp")
     r = rig(drafter=MTP)
     vocab = native.llama_model_get_vocab(r.model)

@@ -1,8 +1,8 @@
 """Stage llama-cpp-python's Python files as the private package `draftwood._llama_cpp`.
 
 Copies `llama_cpp/**/*.py` and `py.typed` out of the unpacked sdist and rewrites absolute imports, so that
-the copy never touches that name. Nothing else changes, not even a line number: tracebacks match
-upstream. A form of import that is not foreseen here stops the build, it is never guessed at.
+the copy never touches that name; and has it load libraries that bear our own names. Nothing else changes,
+not even a line number: tracebacks match upstream. What is not foreseen here stops the build.
 Must not know: how the sdist is fetched or patched, CMake. Standard library only. Entry point: `stage`.
 """
 
@@ -17,18 +17,34 @@ from pathlib import Path
 UPSTREAM = "llama_cpp"
 PRIVATE = "draftwood._llama_cpp"
 
+# To the loader, libraries of one name in a process are one: were ours called libllama.so too, libmtmd.so
+# would bind to whichever came first (llama-cpp-python 0.3.16 has such sonames). And a folder that a user
+# names for llama-cpp-python's libraries is not one of ours. File: old and new text, each found exactly once.
+LIBRARIES = {
+    "llama_cpp.py": [
+        (b'_lib_base_name = "llama"', b'_lib_base_name = "draftwood-llama"'),
+        (b'"LLAMA_CPP_LIB_PATH"', b'"DRAFTWOOD_LIB_PATH"'),
+    ],
+    "mtmd_cpp.py": [
+        (b'_libmtmd_base_name = "mtmd"', b'_libmtmd_base_name = "draftwood-mtmd"'),
+        (b'"MTMD_CPP_LIB"', b'"DRAFTWOOD_LIB_PATH"'),
+    ],
+    "_ggml.py": [(b'load_shared_library("ggml",', b'load_shared_library("draftwood-ggml",')],
+}
+
 
 @dataclass(frozen=True, slots=True)
 class StageReport:
-    """What `stage` did: files copied, files among them that changed, import statements rewritten."""
+    """What `stage` did: files copied, files changed, import statements rewritten, library names changed."""
 
     copied: int
     changed: int
     statements: int
+    renamed: int
 
 
 # What the pinned sdist holds (vendor/llama.lock). When a bump changes it: read the new imports, edit here.
-EXPECTED = StageReport(copied=26, changed=16, statements=39)
+EXPECTED = StageReport(copied=26, changed=16, statements=39, renamed=5)
 
 
 class StageError(Exception):
@@ -50,20 +66,22 @@ def stage(sdist_dir: Path, dest: Path, expected: StageReport | None = EXPECTED) 
             f"no Python files under {source_dir}, expected an unpacked llama-cpp-python sdist."
             "\n\nhint: unpack it again, or point the build at another copy."
         )
-    changed = statements = 0
+    changed = statements = renamed = 0
     kept = set()
     for source in sources:
         data = source.read_bytes()
         if source.suffix == ".py":
-            data, count = rewrite(data, str(source.relative_to(sdist_dir)))
-            changed += bool(count)
-            statements += count
+            data, imports = rewrite(data, str(source.relative_to(sdist_dir)))
+            data, names = _rename_libraries(data, str(source.relative_to(source_dir)))
+            changed += bool(imports or names)
+            statements += imports
+            renamed += names
         target = dest / source.relative_to(source_dir)
         _write(target, data)
         kept.add(target)
     for stale in {*dest.rglob("*.py"), *dest.rglob("py.typed")} - kept:
         stale.unlink()
-    report = StageReport(len(sources), changed, statements)
+    report = StageReport(len(sources), changed, statements, renamed)
     if expected is not None and report != expected:
         raise StageError(
             f"staging {source_dir} gave {report}, expected {expected}."
@@ -151,6 +169,18 @@ def _renamed(alias: ast.alias) -> list[ast.alias]:
 
 def _private(name: str) -> str:
     return PRIVATE + name[len(UPSTREAM) :]
+
+
+def _rename_libraries(data: bytes, filename: str) -> tuple[bytes, int]:
+    names = LIBRARIES.get(filename, [])
+    for before, after in names:
+        if data.count(before) != 1:
+            raise StageError(
+                f"{filename}: found `{before.decode()}` {data.count(before)} times, expected once."
+                "\n\nhint: see how this version finds its libraries and edit LIBRARIES in _build/pyfiles.py."
+            )
+        data = data.replace(before, after)
+    return data, len(names)
 
 
 def _write(target: Path, data: bytes) -> None:

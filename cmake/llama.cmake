@@ -36,24 +36,25 @@ draftwood_default(LLAMA_BUILD_COMMIT    "${DRAFTWOOD_PIN_COMMIT}")
 
 add_subdirectory("${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
 
-set(DRAFTWOOD_LIBS llama mtmd)                # file names that llama-cpp-python's loader looks for
-set(DRAFTWOOD_PRIVATE_LIBS ggml-base ggml-cpu ggml llama-common llama-server-impl)
+set(DRAFTWOOD_LIBS ggml-base ggml-cpu ggml llama mtmd llama-common llama-server-impl)
 foreach(backend ggml-rpc ggml-cuda)
     if (TARGET ${backend})
-        list(APPEND DRAFTWOOD_PRIVATE_LIBS ${backend})
+        list(APPEND DRAFTWOOD_LIBS ${backend})
     endif()
 endforeach()
 set(DRAFTWOOD_PROGRAMS llama-server)
+if (GGML_RPC)
+    list(APPEND DRAFTWOOD_PROGRAMS ggml-rpc-server)
+endif()
 
 # Unversioned files and sonames of our own: the loader would bind a stock libllama's `libggml.so.0`
 # to ours, and the other way round, if both lived in one process (tests/compat/test_two_libraries.py).
-foreach(target IN LISTS DRAFTWOOD_LIBS DRAFTWOOD_PRIVATE_LIBS)
+# llama and mtmd too: llama-cpp-python 0.3.16 calls them plain `libllama.so`. _build/pyfiles.py knows the names.
+foreach(target IN LISTS DRAFTWOOD_LIBS)
     set_property(TARGET ${target} PROPERTY VERSION)
     set_property(TARGET ${target} PROPERTY SOVERSION)
-    set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN" EXCLUDE_FROM_ALL OFF)
-endforeach()
-foreach(target IN LISTS DRAFTWOOD_PRIVATE_LIBS)
-    set_target_properties(${target} PROPERTIES OUTPUT_NAME "draftwood-${target}")
+    set_target_properties(${target} PROPERTIES
+        OUTPUT_NAME "draftwood-${target}" INSTALL_RPATH "$ORIGIN" EXCLUDE_FROM_ALL OFF)
 endforeach()
 foreach(target IN LISTS DRAFTWOOD_PROGRAMS)
     set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../_llama_cpp/lib")

@@ -122,5 +122,5 @@ for _name, (_restype, _argtypes) in SIGNATURES.items():
 if lib.dw_api_version() != API_VERSION:
     raise ImportError(
         f"the loaded libllama has draftwood API version {lib.dw_api_version()}, this package expects "
-        f"{API_VERSION}.\n\nhint: reinstall draftwood, and unset LLAMA_CPP_LIB_PATH if it is set"
+        f"{API_VERSION}.\n\nhint: reinstall draftwood, and unset DRAFTWOOD_LIB_PATH if it is set"
     )

@@ -4,7 +4,7 @@ import pytest
 
 pytestmark = pytest.mark.compat
 
-# every module, but those that need the server's packages, and two for libraries that no build makes
+# every module but those that need the server's packages, and one for a library that is no longer built
 SURFACE = """
     import draftwood  # so that `package` may be either
     import importlib, inspect, pkgutil, re
@@ -29,7 +29,7 @@ SURFACE = """
 
     modules = {"": package}
     for info in pkgutil.iter_modules(package.__path__):
-        if info.name not in ("server", "_ggml", "llava_cpp"):
+        if info.name not in ("server", "llava_cpp"):
             modules[info.name] = importlib.import_module(package.__name__ + "." + info.name)
     Llama = draftwood.Llama if PACKAGE == "draftwood._llama_cpp" else package.Llama
     methods = {name: arguments(getattr(Llama, name)) for name in dir(Llama) if name[0] != "_"}

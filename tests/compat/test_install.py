@@ -42,6 +42,14 @@ def test_importing_both_maps_both(both):
     assert _mapped(both, code) == {"draftwood", "llama_cpp"}
 
 
+def test_a_library_folder_named_for_stock_is_not_ours(both, tmp_path):
+    # users of llama-cpp-python point these at a build of their own
+    environ = {"LLAMA_CPP_LIB_PATH": str(both.site / "llama_cpp" / "lib"), "MTMD_CPP_LIB": str(tmp_path)}
+    assert _mapped(both, f"import os; os.environ |= {environ}; import draftwood._llama_cpp.mtmd_cpp") == {
+        "draftwood"
+    }
+
+
 def _mapped(environment, code: str) -> set[str]:
     """The packages whose libraries a process maps after `code`."""
     paths = environment.run(f"""

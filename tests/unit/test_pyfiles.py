@@ -79,24 +79,31 @@ def test_what_is_not_foreseen_stops_the_build_and_says_where(text):
         pyfiles.rewrite(b"x = 1\n" + text.encode(), "case.py")
 
 
-def test_the_pinned_files_change_in_import_lines_only(sdist, staged):
+def test_the_pinned_files_change_in_imports_and_library_names_only(sdist, staged):
     report = pyfiles.stage(sdist, staged)
     assert report == pyfiles.EXPECTED
-    lines = 0
+    imports, others = 0, set()
     for path in staged.rglob("*.py"):
         new = path.read_bytes()
         old = (sdist / "llama_cpp" / path.relative_to(staged)).read_bytes()
         assert new.count(b"\n") == old.count(b"\n")
-        differing = [a for a, b in zip(old.splitlines(), new.splitlines(), strict=True) if a != b]
-        assert all(line.split()[0] in (b"import", b"from") for line in differing)
-        lines += len(differing)
+        differing = [b for a, b in zip(old.splitlines(), new.splitlines(), strict=True) if a != b]
+        imports += sum(line.split()[0] in (b"import", b"from") for line in differing)
+        others |= {line.strip().decode() for line in differing if line.split()[0] not in (b"import", b"from")}
         # by this test's own eyes, not by the helper under test
         for node in ast.walk(ast.parse(new)):
             names = [alias.name for alias in node.names] if isinstance(node, ast.Import) else []
             if isinstance(node, ast.ImportFrom) and node.level == 0:
                 names = [node.module or ""]
             assert not [name for name in names if name.split(".")[0] == "llama_cpp"], path
-    assert lines == report.statements
+    assert imports == report.statements
+    assert others == {
+        '_lib_base_name = "draftwood-llama"',
+        '_override_base_path = os.environ.get("DRAFTWOOD_LIB_PATH")',
+        '_libmtmd_base_name = "draftwood-mtmd"',
+        '_libmtmd_override_path = os.environ.get("DRAFTWOOD_LIB_PATH")',
+        'libggml = ctypes_ext.load_shared_library("draftwood-ggml", libggml_base_path)',
+    }
 
 
 def test_a_second_run_changes_nothing_and_removes_what_is_stale(sdist, staged):
@@ -124,6 +131,9 @@ def test_other_content_gets_another_mtime(tmp_path):
 def test_wrong_counts_and_an_empty_folder_are_refused(tmp_path):
     _tree(tmp_path, {"__init__.py": "import llama_cpp\n"})
     with pytest.raises(pyfiles.StageError, match=r"copied=1.*expected.*statements=39"):
+        pyfiles.stage(tmp_path, tmp_path / "out")
+    _tree(tmp_path, {"mtmd_cpp.py": "_libmtmd_base_name = other\n"})
+    with pytest.raises(pyfiles.StageError, match=r"mtmd_cpp\.py: found .* 0 times, expected once"):
         pyfiles.stage(tmp_path, tmp_path / "out")
     with pytest.raises(pyfiles.StageError, match=r"no Python files under .*expected an unpacked"):
         pyfiles.stage(tmp_path / "nowhere", tmp_path / "out")

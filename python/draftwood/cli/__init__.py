@@ -14,11 +14,10 @@ from typing import Any, NoReturn
 
 import click
 
-from draftwood.cli.doctor import doctor
-from draftwood.cli.progress import INTERRUPTED
-from draftwood.cli.run import run
-from draftwood.cli.serve import serve
+from draftwood.cli import doctor, run, serve
+from draftwood.cli.failure import INTERRUPTED
 from draftwood.errors import DraftwoodError
+
 
 class _Commands(click.Group):
     """A group whose commands end with a message, never with a traceback, where an error is one of ours."""
@@ -56,9 +55,8 @@ def cli() -> None:
     """Run GGUF models with MTP drafting: the same text, faster."""
 
 
-cli.add_command(run)
-cli.add_command(serve)
-cli.add_command(doctor)
+for _module in (run, serve, doctor):
+    cli.add_command(_module.command)
 
 
 def main() -> NoReturn:

@@ -18,20 +18,20 @@ from typing import Any
 
 import click
 
-from draftwood.cli.serve import server_path
+from draftwood.cli.serve import program
 from draftwood.options import EXACT_ROWS
 
 Facts = dict[str, Any]
 
-_REINSTALL = "pip install --force-reinstall --no-cache-dir draftwood"
-_OVERRIDE = "LLAMA_CPP_LIB_PATH"
+_REINSTALL = "pip install --force-reinstall --no-cache-dir draftwood   (or the path of its wheel or checkout)"
+_OVERRIDE = "DRAFTWOOD_LIB_PATH"
 
 
-@click.command()
+@click.command("doctor")
 @click.argument("model", required=False)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def doctor(ctx: click.Context, model: str | None, as_json: bool) -> None:
+def command(ctx: click.Context, model: str | None, as_json: bool) -> None:
     """Show what this installation is and which fast paths are in force; with MODEL, what it would run.
 
     Exits with 1 if something that draftwood promises is broken, and says how to mend it.
@@ -57,6 +57,7 @@ def examine(model: str | None) -> Facts:
         "library_override": os.environ.get(_OVERRIDE),
         "llama_cpp": _llama_cpp(),
         "server": _server(),
+        "rpc_server": _executable("ggml-rpc-server"),
     }
 
 
@@ -90,10 +91,15 @@ def _llama_cpp() -> Facts:
     return {"kind": "stock", "path": str(folder), "version": version}
 
 
+def _executable(name: str) -> str | None:
+    path = program(name)
+    return str(path) if os.access(path, os.X_OK) else None
+
+
 def _server() -> Facts:
-    path = server_path()
-    facts: Facts = {"path": str(path), "runs": False}
-    if os.access(path, os.X_OK):
+    path = _executable("llama-server")
+    facts: Facts = {"path": path, "runs": False}
+    if path:
         done = subprocess.run([path, "--version"], capture_output=True, text=True, check=False)
         facts["runs"] = done.returncode == 0
         facts["said"] = (done.stderr or done.stdout).strip()
@@ -105,7 +111,7 @@ def _server() -> Facts:
 
 def problems(facts: Facts) -> list[dict[str, str]]:
     """Return what is broken: [{"found": ..., "fix": ...}]."""
-    found = [*_library_problems(facts), *_server_problems(facts["server"])]
+    found = [*_library_problems(facts), *_server_problems(facts)]
     model = facts["library"].get("model")
     if model and "error" in model:
         found.append(_problem(model["error"], model["hint"] or "another file"))
@@ -122,7 +128,7 @@ def _library_problems(facts: Facts) -> list[dict[str, str]]:
     if "error" in library:
         fix = reinstall
         if "SIGILL" in library["error"]:
-            fix = f'CMAKE_ARGS="-DGGML_NATIVE=OFF" {_REINSTALL}   (it was built for another CPU)'
+            fix = f'it was built for another CPU: CMAKE_ARGS="-DGGML_NATIVE=OFF" {_REINSTALL}'
         return [_problem(f"the library cannot be used: {library['error']}", fix)]
     found = []
     build, python_files = library["build"], library["python_files_version"]
@@ -138,12 +144,15 @@ def _library_problems(facts: Facts) -> list[dict[str, str]]:
     return found
 
 
-def _server_problems(server: Facts) -> list[dict[str, str]]:
-    if server["runs"]:
-        return []
-    if "said" in server:
-        return [_problem(f"{server['path']} does not run: {server['said']}", _REINSTALL)]
-    return [_problem(f"found no llama-server at {server['path']}", _REINSTALL)]
+def _server_problems(facts: Facts) -> list[dict[str, str]]:
+    found, server = [], facts["server"]
+    if server["path"] is None:
+        found.append(_problem("found no llama-server in the package", _REINSTALL))
+    elif not server["runs"]:
+        found.append(_problem(f"{server['path']} does not run: {server['said']}", _REINSTALL))
+    if facts["rpc_server"] is None and facts["library"].get("rpc"):
+        found.append(_problem("the RPC backend is there, but no ggml-rpc-server in the package", _REINSTALL))
+    return found
 
 
 def paths(facts: Facts) -> list[Facts]:
@@ -160,12 +169,12 @@ def paths(facts: Facts) -> list[Facts]:
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
         _mtp(library.get("model")),
         _path("CUDA", build["cuda"] and bool(gpus), _cuda_reason(build["cuda"], gpus)),
-        _path("RPC", library["rpc"], "" if library["rpc"] else "built with GGML_RPC=OFF"),
+        _path("RPC", library["rpc"], facts["rpc_server"] if library["rpc"] else "built with GGML_RPC=OFF"),
     ]
 
 
-def _path(name: str, on: bool, reason: str) -> Facts:
-    return {"name": name, "on": on, "reason": reason}
+def _path(name: str, on: bool, reason: str | None) -> Facts:
+    return {"name": name, "on": on, "reason": reason or ""}
 
 
 def _mtp(model: Facts | None) -> Facts:
@@ -193,7 +202,7 @@ def describe(facts: Facts) -> str:
     if "error" not in library:
         lines += _library_lines(library)
     lines.append(_line("llama_cpp", _llama_cpp_words(facts["llama_cpp"])))
-    lines.append(_line("server", facts["server"]["path"] if facts["server"]["runs"] else "does not run"))
+    lines.append(_line("server", facts["server"]["path"] if facts["server"]["runs"] else "none that runs"))
     lines += ["", "in force:"] if facts["paths"] else []
     for path in facts["paths"]:
         mark = click.style("yes", fg="green") if path["on"] else click.style("no ", fg="yellow")

@@ -74,10 +74,6 @@ class Bar:
         self._terminal.close()
 
 
-INTERRUPTED = 130
-"""Exit code after Ctrl-C: 128 and the signal's number, as shells have it."""
-
-
 class Interrupt:
     """Ctrl-C as a flag, in a `with` block: an exception could strike inside a C callback and be lost there.
 

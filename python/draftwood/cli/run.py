@@ -11,7 +11,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from draftwood.cli.progress import INTERRUPTED, Interrupt
+from draftwood.cli.failure import INTERRUPTED, library_needed
+from draftwood.cli.progress import Interrupt
+from draftwood.errors import DraftwoodError
 from draftwood.options import (
     DEFAULT_DRAFT_P_MIN,
     DEFAULT_DRAFT_TOKENS,
@@ -48,7 +50,7 @@ def _prompt(prompt: str | None, file: IO[bytes] | None) -> str:
 _SAMPLING = ("temp", "top_k", "top_p", "min_p")
 
 
-@click.command()
+@click.command("run")
 @click.argument("model")
 @click.argument("prompt", required=False)
 @click.option("-f", "--file", type=click.File("rb"), help="Read the prompt from this file.")
@@ -80,7 +82,7 @@ _SAMPLING = ("temp", "top_k", "top_p", "min_p")
 @click.option("--no-mark", is_flag=True, help="Do not colour tokens that came from the draft.")
 @click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log.")
 @click.pass_context
-def run(
+def command(
     ctx: click.Context, /, model: str, prompt: str | None, file: IO[bytes] | None, **options: Any
 ) -> None:
     """Generate text after PROMPT with the GGUF file MODEL.
@@ -91,16 +93,13 @@ def run(
     text = _prompt(prompt, file)
     if options["seed"] is None:
         options["seed"] = random.SystemRandom().randrange(1, 2**31)
-    marks = not options["no_mark"] and not options["as_json"]
     with Interrupt() as interrupt, contextlib.closing(_load(model, interrupt, options)) as session:
         tokens, templated = session.encode_prompt(text, options["chat"])
-        with Writer(marks=marks, held=options["as_json"]) as writer:
+        with Writer(marks=not options["no_mark"], held=options["as_json"]) as writer:
             sampling = {name: options[name] for name in _SAMPLING}
             report = session.run(tokens, options["max_tokens"], writer.write, **sampling)
         if options["as_json"]:
-            click.echo(
-                json.dumps(_as_dict(report, writer.text, options["seed"], templated), ensure_ascii=False)
-            )
+            click.echo(json.dumps(_as_dict(report, writer.text, options["seed"], templated)))
         else:
             line = summary(report, templated=templated, marked=writer.marking)
             click.echo(click.style(line, dim=True), err=True)
@@ -109,12 +108,8 @@ def run(
 
 
 def _load(path: str, interrupt: Interrupt, options: dict[str, Any]) -> Session:
-    try:
+    with library_needed():
         from draftwood.cli.session import Session
-    except (ImportError, AttributeError, OSError, RuntimeError) as error:
-        hint = "`draftwood doctor` says what is wrong with this installation"
-        raise click.ClickException(f"draftwood's library cannot be used: {error}\n\nhint: {hint}") from error
-    from draftwood.errors import DraftwoodError
 
     passed = ("n_ctx", "n_gpu_layers", "speculation", "draft_tokens", "draft_p_min", "exact", "verbose")
     threads = {name: options["threads"] for name in ("n_threads", "n_threads_batch") if options["threads"]}
@@ -123,9 +118,8 @@ def _load(path: str, interrupt: Interrupt, options: dict[str, Any]) -> Session:
     except DraftwoodError:
         raise
     except (ValueError, RuntimeError) as error:  # llama-cpp-python's own
-        raise click.ClickException(
-            f"{error}\n\nhint: --verbose shows what llama.cpp says about it"
-        ) from error
+        hint = "--verbose shows what llama.cpp says about it"
+        raise click.ClickException(f"{error}\n\nhint: {hint}") from error
     session.set_seed(options["seed"])  # the constructor takes 0 for none
     return session
 

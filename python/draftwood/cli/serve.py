@@ -11,6 +11,7 @@ from typing import Any
 
 import click
 
+from draftwood.cli.failure import library_needed
 from draftwood.errors import UnsupportedError
 from draftwood.options import SPECULATIONS, Options, plan
 
@@ -32,12 +33,13 @@ _DRAFT_VARIABLES = ("LLAMA_ARG_SPEC_TYPE", "LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_
 _MTP = ("--spec-type", "draft-mtp")
 
 
-def server_path() -> Path:
-    """Return where the bundled llama-server is, or would be."""
-    return Path(str(resources.files("draftwood") / "bin" / "llama-server"))
+def program(name: str) -> Path:
+    """Return where a bundled program is, or would be."""
+    return Path(str(resources.files("draftwood") / "bin" / name))
 
 
 @click.command(
+    "serve",
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
     options_metavar="[--speculation auto|off|mtp]",
@@ -50,20 +52,19 @@ def server_path() -> Path:
     show_default=True,
     help="auto: add --spec-type draft-mtp if MODEL has an MTP block; mtp: fail if it has none.",
 )
-def serve(arguments: tuple[str, ...], speculation: str) -> None:
+def command(arguments: tuple[str, ...], speculation: str) -> None:
     """Run the bundled llama-server.
 
     MODEL is a GGUF file, the same as -m MODEL. All other flags are llama-server's own and reach it unchanged;
     `draftwood serve -h` lists them.
     """
-    server = server_path()
+    server = str(program("llama-server"))
     if not os.access(server, os.X_OK):
         raise UnsupportedError(
             f"found no llama-server at {server}; expected it in the installed package",
-            hint="reinstall draftwood without -DLLAMA_BUILD_SERVER=OFF in CMAKE_ARGS",
+            hint="install draftwood again; `draftwood doctor` shows what else is missing",
         )
-    command = [str(server), *command_line(list(arguments), speculation)]
-    sys.stdout.flush()
+    command = [server, *command_line(list(arguments), speculation)]
     sys.stderr.flush()
     os.execv(server, command)
 
@@ -110,6 +111,6 @@ def _model(arguments: list[str]) -> str | None:
 
 
 def _drafter(path: str, speculation: Any) -> str:
-    from draftwood.engine import probe_model
-
+    with library_needed():
+        from draftwood.engine import probe_model
     return plan(Options(speculation=speculation), probe_model(path), {}).drafter

@@ -1,0 +1,465 @@
+"""The command line without a model: parsing, words, exit codes, what reaches stdout and a terminal."""
+
+from __future__ import annotations
+
+import io
+import os
+import pty
+import re
+import select
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import click
+import draftwood.cli.doctor as doctor_module
+import draftwood.cli.serve as serve_module
+import pytest
+from click.testing import CliRunner
+from draftwood.cli import _Commands, cli
+from draftwood.cli.doctor import describe, paths, problems
+from draftwood.cli.progress import Bar, Interrupt
+from draftwood.cli.run import Writer, _prompt, summary
+from draftwood.cli.serve import command_line
+from draftwood.errors import OptionError, UnsupportedError
+
+ROOT = Path(__file__).resolve().parents[2]
+
+
+def invoke(*arguments: str, **settings: Any) -> Any:
+    return CliRunner().invoke(cli, list(arguments), **settings)
+
+
+# ---- the group ----
+
+
+def test_version_by_both_names():
+    for command in ([sys.executable, "-m", "draftwood"], [str(Path(sys.executable).with_name("draftwood"))]):
+        done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
+        assert re.fullmatch(r"draftwood \d+\.\d+\.\d+\n", done.stdout)
+
+
+@pytest.mark.parametrize("command", [[], ["run"], ["serve"], ["doctor"]])
+def test_help(command):
+    result = invoke(*command, "--help")
+    assert result.exit_code == 0
+    assert "Usage: " in result.output
+
+
+def group_that(raises: BaseException) -> click.Group:
+    group = _Commands()
+
+    @group.command()
+    def fail() -> None:
+        raise raises
+
+    return group
+
+
+def test_our_errors_are_message_and_hint_without_traceback():
+    result = CliRunner().invoke(group_that(OptionError("found 3; expected 2", hint="try 2")), ["fail"])
+    assert result.exit_code == 1
+    assert result.stdout == ""
+    assert result.stderr == "Error: found 3; expected 2\n\nhint: try 2\n"
+
+
+def test_interrupts_end_with_130_and_file_errors_with_one_line():
+    assert CliRunner().invoke(group_that(KeyboardInterrupt()), ["fail"]).exit_code == 130
+    result = CliRunner().invoke(group_that(OSError(28, "No space left on device")), ["fail"])
+    assert (result.exit_code, result.stderr) == (1, "Error: [Errno 28] No space left on device\n")
+    assert CliRunner().invoke(group_that(BrokenPipeError(32, "Broken pipe")), ["fail"]).stderr == ""
+
+
+# ---- run: parsing ----
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        ["m.gguf", "hi", "--draft-tokens", "64"],
+        ["m.gguf", "hi", "--draft-tokens", "0"],
+        ["m.gguf", "hi", "--draft-p-min", "1.5"],
+        ["m.gguf", "hi", "--speculation", "tree"],
+        ["m.gguf", "hi", "--temp", "-1"],
+        ["m.gguf", "hi", "--seed", "4294967295"],  # means "random" to llama.cpp
+        ["m.gguf", "hi", "--file", "no-such-file"],
+        ["m.gguf", "hi", "--file", __file__],
+        ["m.gguf", "hi", "more"],
+        ["m.gguf"],  # stdin is empty
+        [],
+    ],
+)
+def test_wrong_usage_exits_with_2(arguments):
+    result = invoke("run", *arguments)
+    assert result.exit_code == 2, result.output
+    assert "Error: " in result.stderr
+
+
+def test_a_prompt_must_be_text(tmp_path):
+    path = tmp_path / "prompt"
+    path.write_bytes(b"\xff\xfe")
+    result = invoke("run", "m.gguf", "--file", str(path))
+    assert result.exit_code == 2
+    assert "no UTF-8" in result.stderr
+
+
+def test_no_prompt_on_a_terminal(monkeypatch):
+    monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: True)))
+    with pytest.raises(click.UsageError, match="found no prompt"):
+        cli.main(["run", "m.gguf"], standalone_mode=False)
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [("a\n", "a"), ("a\r\n", "a"), ("a\n\n", "a\n"), ("ä b", "ä b"), ("\n a", "\n a")]
+)
+def test_a_prompt_from_stdin_or_a_file_loses_one_newline(monkeypatch, given, expected):
+    monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
+    assert _prompt("-", None) == expected
+    assert _prompt(None, io.BytesIO(given.encode())) == expected
+    assert _prompt(given, None) == given
+
+
+# ---- run: what is written ----
+
+
+def output(monkeypatch, *, terminal: bool = False) -> io.BytesIO:
+    buffer = io.BytesIO()
+    stdout = SimpleNamespace(isatty=lambda: terminal, buffer=buffer, write=None, flush=None, encoding="utf-8")
+    monkeypatch.setattr("sys.stdout", stdout)
+    if terminal:
+        monkeypatch.setenv("TERM", "xterm-256color")
+        monkeypatch.delenv("NO_COLOR", raising=False)
+    return buffer
+
+
+def test_piped_text_is_exact(monkeypatch):
+    buffer = output(monkeypatch)
+    text = "a\r\n\x1b[31m\täö€🌲\x00 \n\n"
+    with Writer(marks=True) as writer:
+        for byte in text.encode():  # every character in as many tokens as it has bytes
+            writer.write(bytes([byte]), True)
+    assert buffer.getvalue() == text.encode()
+
+
+def test_bytes_that_are_no_text_are_left_out_as_in_completions(monkeypatch):
+    buffer = output(monkeypatch)
+    pieces = [b"a\xff", b"\xe2\x82", b"b", b"\xf0\x9f"]
+    with Writer(marks=True) as writer:
+        for piece in pieces:
+            writer.write(piece, False)
+    assert buffer.getvalue() == b"".join(pieces).decode(errors="ignore").encode() == b"ab"
+
+
+def test_characters_leave_as_soon_as_they_are_whole(monkeypatch):
+    buffer = output(monkeypatch)
+    with Writer(marks=True) as writer:
+        writer.write(b"x\xe2\x82", False)
+        assert buffer.getvalue() == b"x"
+        writer.write(b"\xac", False)
+        assert buffer.getvalue() == "x€".encode()
+
+
+def test_a_terminal_gets_marks_no_controls_and_an_ended_line(monkeypatch):
+    buffer = output(monkeypatch, terminal=True)
+    with Writer(marks=True) as writer:
+        assert writer.marking
+        writer.write(b"plain\x1b]0;title\x07 ", False)
+        writer.write(b"dra\tft", True)
+    assert buffer.getvalue() == b"plain]0;title \x1b[32mdra\tft\x1b[0m\n"
+
+
+def test_no_color_underlines_and_no_mark_leaves_text_alone(monkeypatch):
+    buffer = output(monkeypatch, terminal=True)
+    monkeypatch.setenv("NO_COLOR", "1")
+    with Writer(marks=True) as writer:
+        writer.write(b"a\n", True)
+    with Writer(marks=False) as writer:
+        writer.write(b"b\n", True)
+    assert buffer.getvalue() == b"\x1b[4ma\n\x1b[0mb\n"
+
+
+def test_a_terminal_without_styles_gets_plain_text(monkeypatch):
+    buffer = output(monkeypatch, terminal=True)
+    monkeypatch.setenv("TERM", "dumb")
+    with Writer(marks=True) as writer:
+        assert not writer.marking
+        writer.write(b"a\n", True)
+    assert buffer.getvalue() == b"a\n"
+
+
+def report(**changes: Any) -> Any:
+    stats = SimpleNamespace(rounds=10, drafted=50, accepted=20, tokens_per_round=3.0)
+    values = {
+        "tokens": 31, "tokens_per_second": 12.34, "finish": "length", "speculation": "mtp",
+        "speculation_reason": "", "stats": stats, "prompt_tokens": 7, "prompt_seconds": 0.5,
+    }  # fmt: skip
+    return SimpleNamespace(**{**values, **changes})
+
+
+def test_summary_is_one_line_with_all_figures():
+    assert summary(report(), templated=True, marked=False) == (
+        "31 tokens, 12.3 tok/s | 3.00 tokens a round | 40% of 50 mtp drafts accepted | "
+        "chat prompt 7 tokens in 0.50 s"
+    )
+    assert "accepted (marked) |" in summary(report(), templated=True, marked=True)
+    assert summary(report(finish="interrupt"), templated=False, marked=False).startswith(
+        "31 tokens (interrupted), "
+    )
+    plain = report(speculation="off", speculation_reason="found no MTP block", finish="context")
+    assert summary(plain, templated=False, marked=False) == (
+        "31 tokens (context full), 12.3 tok/s | no drafts: found no MTP block | raw prompt 7 tokens in 0.50 s"
+    )
+
+
+# ---- progress and Ctrl-C ----
+
+
+@contextmanager
+def terminal(monkeypatch) -> Iterator[Callable[[str], str]]:
+    """stderr as a terminal; gives read(until) -> what was drawn on it up to there."""
+    master, slave = pty.openpty()
+
+    def read(until: str) -> str:
+        drawn = ""
+        while until not in drawn and select.select([master], [], [], 10)[0]:
+            drawn += os.read(master, 1 << 16).decode()
+        assert until in drawn
+        return drawn
+
+    # not a fixture: pytest puts its own stderr in place between setup and test
+    with os.fdopen(slave, "w") as stderr, monkeypatch.context() as patch:
+        patch.setattr("sys.stderr", stderr)
+        patch.setenv("TERM", "xterm")
+        yield read
+    os.close(master)
+
+
+def test_a_bar_appears_after_its_delay_and_goes_away(monkeypatch):
+    with terminal(monkeypatch) as read:
+        with Bar("loading", delay=0.01) as bar:
+            assert "loading" in read(" 0%")
+            bar.update(0.25)
+            read("25%")
+        print("end", file=sys.stderr, flush=True)
+        assert re.search(r"\x1b\[2K(\x1b\[\?25h)?end", read("end"))  # its line is erased again
+
+
+def test_a_short_step_draws_nothing(monkeypatch):
+    with terminal(monkeypatch) as read:
+        with Bar("loading", delay=60) as bar:
+            bar.update(1.0)
+        print("end", file=sys.stderr, flush=True)
+        assert read("end").startswith("end")
+
+
+def test_no_bar_without_a_terminal(capfd):
+    with Bar("loading", delay=0) as bar:
+        time.sleep(0.05)
+        bar.update(0.5)
+    assert capfd.readouterr() == ("", "")
+
+
+def test_first_ctrl_c_is_a_flag_and_the_second_an_exception():
+    before = signal.getsignal(signal.SIGINT)
+    with Interrupt() as interrupt:
+        interrupt.check()
+        signal.raise_signal(signal.SIGINT)
+        assert interrupt.raised
+        with pytest.raises(KeyboardInterrupt):
+            signal.raise_signal(signal.SIGINT)
+    assert signal.getsignal(signal.SIGINT) is before
+
+
+def test_an_ignored_ctrl_c_stays_ignored():
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        with Interrupt() as interrupt:
+            signal.raise_signal(signal.SIGINT)
+            assert not interrupt.raised
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_IGN
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# ---- serve ----
+
+MTP = ["--spec-type", "draft-mtp"]
+
+
+@pytest.fixture
+def model(tmp_path, monkeypatch):
+    """An existing file whose header has an MTP block, as far as `serve` can see."""
+    for name in ("LLAMA_ARG_MODEL", *serve_module._DRAFT_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(serve_module, "_drafter", lambda path, speculation: "mtp")
+    path = tmp_path / "model.gguf"
+    path.touch()
+    return str(path)
+
+
+def test_serve_puts_m_before_a_model_and_mtp_behind(model, capsys):
+    assert command_line([model, "--port", "8080"], "auto") == ["-m", model, "--port", "8080", *MTP]
+    assert model in capsys.readouterr().err
+    for flag in ("-m", "--model"):
+        assert command_line(["--port", "1", flag, model], "auto") == ["--port", "1", flag, model, *MTP]
+
+
+def test_serve_passes_everything_else_unchanged(model):
+    assert command_line([model], "off") == ["-m", model]
+    for flags in (["--spec-type", "none"], ["--spec_type", "none"], ["-md", "draft.gguf"], ["-hfd", "a/b"]):
+        assert command_line([model, *flags], "auto") == ["-m", model, *flags]
+    for flags in (["-h"], ["--version"], ["-hf", "a/b", "-ngl", "9"], ["-m", "/nowhere.gguf"], []):
+        assert command_line(flags, "auto") == flags
+
+
+def test_serve_heeds_llama_servers_variables(model, monkeypatch):
+    monkeypatch.setenv("LLAMA_ARG_MODEL", model)
+    assert command_line(["--port", "1"], "auto") == ["--port", "1", *MTP]
+    monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "none")
+    assert command_line(["--port", "1"], "auto") == ["--port", "1"]
+
+
+def test_serve_without_mtp_in_the_model(model, monkeypatch, capsys):
+    monkeypatch.setattr(serve_module, "_drafter", lambda path, speculation: "none")
+    assert command_line([model], "auto") == ["-m", model]
+    assert capsys.readouterr().err == ""
+    with pytest.raises(UnsupportedError, match="needs a model file"):
+        command_line(["-hf", "a/b"], "mtp")
+
+
+def test_serve_becomes_the_server_with_our_options_taken_out(model, monkeypatch):
+    started = []
+    monkeypatch.setattr(os, "execv", lambda path, command: started.append((path, command)))
+    result = invoke("serve", model, "-ngl", "3", "--speculation", "off", "--alias", "x", "-fa", "on")
+    assert result.exit_code == 0, result.output
+    path = str(serve_module.program("llama-server"))
+    assert started == [(path, [path, "-m", model, "-ngl", "3", "--alias", "x", "-fa", "on"])]
+
+
+def test_serve_without_a_server_says_how_to_get_one(model, monkeypatch, tmp_path):
+    monkeypatch.setattr(serve_module, "program", lambda name: tmp_path / name)
+    result = invoke("serve", model)
+    assert result.exit_code == 1
+    assert "found no llama-server" in result.stderr
+    assert "hint: install draftwood again" in result.stderr
+
+
+# ---- doctor ----
+
+
+def facts(**changes: Any) -> dict[str, Any]:
+    build = {"pin_version": "1.2.3", "pin_commit": "abc", "series_hash": "def", "build_type": "Release",
+             "cuda": False, "rpc": True, "compiler": "gcc 12"}  # fmt: skip
+    device = {"name": "CPU", "description": "a CPU", "type": "CPU", "backend": "CPU",
+              "memory_free": 8 << 30, "memory_total": 16 << 30}  # fmt: skip
+    library = {"build": {**build, **changes.pop("build", {})}, "api_version": 1,
+               "library": "/lib/libllama.so", "python_files_version": "1.2.3", "loaded": [],
+               "devices": [device], "features": {"CPU": ["AVX2"]},
+               "rpc": True, "model": None, **changes.pop("library", {})}  # fmt: skip
+    return {"draftwood": "9.9.9", "python": "3", "platform": "here", "library_override": None,
+            "library": library, "llama_cpp": {"kind": "absent"},
+            "server": {"path": "/bin/llama-server", "runs": True, "said": "version"},
+            "rpc_server": "/bin/ggml-rpc-server", **changes}  # fmt: skip
+
+
+def judged(given: dict[str, Any]) -> tuple[list[dict[str, str]], str]:
+    given = {**given, "paths": paths(given), "problems": problems(given)}
+    return given["problems"], describe(given)
+
+
+def test_doctor_finds_nothing_wrong_and_names_what_is_in_force():
+    found, words = judged(facts())
+    assert found == []
+    for part in ("9.9.9", "1.2.3", "abc", "def", "Release, gcc 12", "a CPU", "AVX2", "row-exact kernels"):
+        assert part in words
+
+
+def test_doctor_names_a_wrong_pin():
+    found, words = judged(facts(build={"pin_version": "1.2.4"}))
+    assert "1.2.4, expected 1.2.3" in found[0]["found"]
+    assert "reinstall" in found[0]["fix"]
+    assert "broken: " in words
+    found, _ = judged(facts(build={"pin_version": "1.2.4"}, library_override="/elsewhere"))
+    assert found[0]["fix"] == "unset DRAFTWOOD_LIB_PATH"
+
+
+def test_doctor_names_a_library_that_cannot_be_used():
+    (found,), words = judged({**facts(), "library": {"error": "loading it ended the process with SIGILL"}})
+    assert "SIGILL" in found["found"]
+    assert "GGML_NATIVE=OFF" in found["fix"]
+    assert "SIGILL" in words
+
+
+def test_doctor_names_a_missing_or_broken_server_and_rpc_backend():
+    (found,), _ = judged(facts(server={"path": None, "runs": False}))
+    assert "found no llama-server" in found["found"]
+    (found,), _ = judged(facts(server={"path": "/bin/llama-server", "runs": False, "said": "no libllama"}))
+    assert "/bin/llama-server does not run: no libllama" in found["found"]
+    (found,), _ = judged(facts(rpc_server=None))
+    assert "no ggml-rpc-server" in found["found"]
+    (found,), _ = judged(facts(library={"rpc": False}))
+    assert "does not load" in found["found"]
+    assert judged(facts(library={"rpc": False}, build={"rpc": False}, rpc_server=None))[0] == []
+
+
+def reasons(given: dict[str, Any]) -> dict[str, tuple[bool, str]]:
+    return {path["name"]: (path["on"], path["reason"]) for path in paths(given)}
+
+
+def test_doctor_says_why_cuda_is_not_in_force():
+    assert "not built in" in reasons(facts())["CUDA"][1]
+    assert "no device answers" in reasons(facts(build={"cuda": True}))["CUDA"][1]
+    gpu = {"name": "CUDA0", "type": "GPU"}
+    with_gpu = reasons(
+        facts(build={"cuda": True}, library={"devices": [{"type": "CPU", "name": "CPU"}, gpu]})
+    )
+    assert with_gpu["CUDA"] == (True, "CUDA0")
+    assert "CUDA0" in with_gpu["row-exact kernels"][1]
+    assert not reasons(facts(library={"devices": [gpu]}))["row-exact kernels"][0]
+
+
+def test_doctor_says_what_drafts_for_a_model():
+    model = {"path": "m.gguf", "architecture": "qwen35moe", "n_layer_nextn": 1, "n_tensors": 5,
+             "file_bytes": 9 << 30, "drafter": "mtp", "reason": "", "draft_tokens": 5, "smallest_n_batch": 7,
+             "recurrent_snapshots": 5}  # fmt: skip
+    given = facts(library={"model": model})
+    assert reasons(given)["MTP drafting"] == (True, "")
+    assert "do not fit" in judged(given)[1]
+    given = facts(library={"model": {**model, "drafter": "none", "reason": "found no MTP block"}})
+    assert reasons(given)["MTP drafting"] == (False, "found no MTP block")
+    assert "none: found no MTP block" in judged(given)[1]
+
+
+@pytest.mark.parametrize(
+    ("kind", "words"), [("absent", "fails here"), ("ours", "draftwood (/x)"), ("stock", "0.3 (/x)")]
+)
+def test_doctor_says_whose_llama_cpp_it_is(kind, words):
+    assert words in judged(facts(llama_cpp={"kind": kind, "path": "/x", "version": "0.3"}))[1]
+
+
+def test_doctor_exits_with_1_only_if_something_is_broken(monkeypatch):
+    monkeypatch.setattr(doctor_module, "examine", lambda model: facts())
+    assert invoke("doctor").exit_code == 0
+    monkeypatch.setattr(doctor_module, "examine", lambda model: facts(library={"rpc": False}))
+    assert invoke("doctor").exit_code == 1
+
+
+# ---- docs ----
+
+
+def test_every_variable_that_the_code_reads_is_documented():
+    reads = re.compile(r"""(?:environ(?:\.get)?|getenv)[\[(]\s*["'](\w+)["'](?!\] = )""")
+    names = set(serve_module._DRAFT_VARIABLES) | {doctor_module._OVERRIDE}
+    for folder, pattern in (("python", "*.py"), ("_build", "*.py"), ("tools", "*.py"), ("tests", "*.py"),
+                            ("bench", "*.py"), ("src", "*.cpp")):  # fmt: skip
+        for path in (ROOT / folder).rglob(pattern):
+            names |= set(reads.findall(path.read_text("utf-8")))
+    assert {"DRAFTWOOD_SDIST", "DRAFTWOOD_CACHE", "DRAFTWOOD_LIB_PATH", "LLAMA_ARG_MODEL"} <= names
+    text = (ROOT / "docs" / "env.md").read_text("utf-8")
+    assert {name for name in names if f"`{name}`" not in text} == set()

@@ -11,13 +11,15 @@ namespace draftwood {
 
 namespace {
 
+constexpr int32_t n_single_max = 12; // pairs that are cheaper one by one than in a batch
+
 llama_context * make_context(llama_context * target, llama_context_params params) {
     params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
     params.ctx_other     = target;
     params.n_ctx         = llama_n_ctx(target);
     params.n_seq_max     = 1;
     params.n_rs_seq      = 0; // plain KV cache: rejected cells are just removed
-    params.n_outputs_max = 1; // only the last row of a batch is asked for
+    params.n_outputs_max = 1; // only single rows are asked for
     params.embeddings    = false;
 
     llama_context * ctx = llama_init_from_model(const_cast<llama_model *>(llama_get_model(target)), params);
@@ -58,9 +60,7 @@ mtp_drafter::~mtp_drafter() {
 
 void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
     if (pos != queue_.pos + (llama_pos) queue_.tokens.size()) { // after a gap: the queue is one run of positions
-        while (!queue_.tokens.empty()) {
-            feed(false);
-        }
+        catch_up();
         queue_.pos = pos;
     }
     queue_.tokens.push_back(token);
@@ -82,19 +82,17 @@ void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_po
     hidden_pos_ = pos + n_tokens - 1;
 
     // a prompt is fed at once; what a round accepted waits and rides along with the next draft
-    while ((int32_t) queue_.tokens.size() >= std::min(n_rows_max_, DW_MAX_DRAFT + 2)) {
-        feed(false);
+    while ((int32_t) queue_.tokens.size() > std::min(n_rows_max_, DW_MAX_DRAFT + 1)) {
+        feed(std::min((int32_t) queue_.tokens.size(), n_rows_max_), /*output*/ false);
     }
 }
 
-// decode the first n_rows_max_ queued pairs
-void mtp_drafter::feed(bool with_output_of_last) {
-    const int32_t n = std::min<int32_t>((int32_t) queue_.tokens.size(), n_rows_max_);
-
+// Decode the first n queued pairs, with output only for a single one: a masked context copies the first rows of
+// its hidden states, not those asked for (llama-context.cpp, decode), so a batch would hand back a wrong one.
+void mtp_drafter::feed(int32_t n, bool output) {
     batch_.clear();
     for (int32_t i = 0; i < n; ++i) {
-        batch_.add(queue_.tokens[i], queue_.pos + i, with_output_of_last && i == n - 1,
-                   queue_.hidden.data() + (size_t) i * n_embd_, n_embd_);
+        batch_.add(queue_.tokens[i], queue_.pos + i, output, queue_.hidden.data() + (size_t) i * n_embd_, n_embd_);
     }
     const int32_t rc = batch_.decode();
     if (rc != 0) {
@@ -107,6 +105,19 @@ void mtp_drafter::feed(bool with_output_of_last) {
     n_fed_ = queue_.pos;
 }
 
+// Feed all queued pairs. What a round accepted goes in pair by pair: llama.cpp reuses only the last graph of a
+// context, and two rebuilds a round (batch, single, batch) cost more than a few more decodes of one layer.
+void mtp_drafter::catch_up() {
+    while (!queue_.tokens.empty()) {
+        const int32_t n = (int32_t) queue_.tokens.size();
+        if (n <= n_single_max) {
+            feed(1, /*output*/ true);
+        } else {
+            feed(std::min(n - 1, n_rows_max_), /*output*/ false); // the last one is needed with logits
+        }
+    }
+}
+
 bool mtp_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
                         std::vector<llama_token> & out) {
     if (pos == 0 || hidden_pos_ != pos - 1) {
@@ -116,10 +127,7 @@ bool mtp_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, floa
         drop_cells_from(pos);
     }
     push(last, pos, hidden_.data());
-    while ((int32_t) queue_.tokens.size() > n_rows_max_) {
-        feed(false);
-    }
-    feed(true);
+    catch_up();
 
     float              path = 1.0f;
     std::vector<float> hidden(n_embd_);

@@ -37,7 +37,8 @@ class mtp_drafter : public drafter {
         std::vector<float>       hidden; // f32[tokens.size()][n_embd]
     };
 
-    void feed(bool with_output_of_last);
+    void feed(int32_t n, bool output);
+    void catch_up();
     void push(llama_token token, llama_pos pos, const float * hidden);
     void drop_cells_from(llama_pos pos);
 

@@ -1,0 +1,105 @@
+"""Run one ggml op on the CPU backend from numpy arrays: a minimal ctypes face of the built libraries.
+
+Shapes here are numpy's (slowest first); ggml's ne is their reverse.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+from draftwood._llama_cpp import llama_cpp  # its import loads the libraries, from the right folder
+
+TYPES = {"F32": 0, "F16": 1, "I32": 26, "BF16": 30}
+MAX_DIMS = 4
+
+_folder = llama_cpp._base_path
+base = ctypes.CDLL(str(_folder / "libdraftwood-ggml-base.so"))
+cpu = ctypes.CDLL(str(_folder / "libdraftwood-ggml-cpu.so"))
+
+_p, _i64 = ctypes.c_void_p, ctypes.c_int64
+for _lib, _name, _result, _arguments in (
+    (base, "ggml_init", _p, None),
+    (base, "ggml_free", None, [_p]),
+    (base, "ggml_new_tensor", _p, [_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(_i64)]),
+    (base, "ggml_mul_mat", _p, [_p, _p, _p]),
+    (base, "ggml_mul_mat_id", _p, [_p, _p, _p, _p]),
+    (base, "ggml_nbytes", ctypes.c_size_t, [_p]),
+    (base, "ggml_get_data", _p, [_p]),
+    (base, "ggml_new_graph", _p, [_p]),
+    (base, "ggml_build_forward_expand", None, [_p, _p]),
+    (base, "ggml_backend_alloc_ctx_tensors", _p, [_p, _p]),
+    (base, "ggml_backend_buffer_free", None, [_p]),
+    (base, "ggml_backend_graph_compute", ctypes.c_int, [_p, _p]),
+    (base, "ggml_backend_free", None, [_p]),
+    (cpu, "ggml_backend_cpu_init", _p, []),
+    (cpu, "ggml_backend_cpu_set_n_threads", None, [_p, ctypes.c_int]),
+    (cpu, "ggml_backend_cpu_set_use_ref", None, [_p, ctypes.c_bool]),
+):
+    _function = getattr(_lib, _name)
+    _function.restype = _result
+    if _arguments is not None:
+        _function.argtypes = _arguments
+
+
+class _InitParams(ctypes.Structure):
+    _fields_ = [("mem_size", ctypes.c_size_t), ("mem_buffer", _p), ("no_alloc", ctypes.c_bool)]
+
+
+def encode(array: np.ndarray, kind: str) -> np.ndarray:
+    """Return the bytes that ggml stores for f32 `array` as F32, F16 or BF16 (round to nearest even)."""
+    if kind == "BF16":
+        bits = np.ascontiguousarray(array, np.float32).view(np.uint32).astype(np.uint64)
+        return ((bits + 0x7FFF + ((bits >> 16) & 1)) >> 16).astype(np.uint16)
+    return np.ascontiguousarray(array, {"F32": np.float32, "F16": np.float16, "I32": np.int32}[kind])
+
+
+def decode(stored: np.ndarray, kind: str) -> np.ndarray:
+    """Return as float64 what `encode` stored."""
+    if kind == "BF16":
+        return (stored.astype(np.uint32) << 16).view(np.float32).astype(np.float64)
+    return stored.astype(np.float64)
+
+
+def run(
+    op: Callable[..., Any],
+    operands: list[tuple[np.ndarray, str]],
+    shape: tuple[int, ...],
+    *,
+    use_ref: bool,
+    n_threads: int,
+) -> np.ndarray:
+    """Compute op(context, *tensors) and return its f32 result of `shape`; outputs are poisoned with NaN first.
+
+    operands: (stored array, type) as `encode` gives them.
+    """
+    context = base.ggml_init(_InitParams(1 << 20, None, True))
+    backend = cpu.ggml_backend_cpu_init()
+    cpu.ggml_backend_cpu_set_n_threads(backend, n_threads)
+    cpu.ggml_backend_cpu_set_use_ref(backend, use_ref)
+    tensors = []
+    for stored, kind in operands:
+        ne = (_i64 * stored.ndim)(*reversed(stored.shape))
+        tensors.append(base.ggml_new_tensor(context, TYPES[kind], stored.ndim, ne))
+    result = op(context, *tensors)
+    graph = base.ggml_new_graph(context)
+    base.ggml_build_forward_expand(graph, result)
+    buffer = base.ggml_backend_alloc_ctx_tensors(context, backend)
+    try:
+        for tensor, (stored, _) in zip(tensors, operands, strict=True):
+            data = np.ascontiguousarray(stored)
+            assert base.ggml_nbytes(tensor) == data.nbytes
+            ctypes.memmove(base.ggml_get_data(tensor), data.ctypes.data, data.nbytes)
+        size = base.ggml_nbytes(result)
+        poison = np.full(size // 4, np.nan, np.float32)
+        ctypes.memmove(base.ggml_get_data(result), poison.ctypes.data, size)
+        assert base.ggml_backend_graph_compute(backend, graph) == 0
+        out = np.empty(size // 4, np.float32)
+        ctypes.memmove(out.ctypes.data, base.ggml_get_data(result), size)
+    finally:
+        base.ggml_backend_buffer_free(buffer)
+        base.ggml_backend_free(backend)
+        base.ggml_free(context)
+    return out.reshape(shape)

@@ -81,18 +81,28 @@ def rig(gguf: MakeModel) -> Iterator[MakeRig]:
 
 
 @pytest.fixture
-def llama(gguf: MakeModel) -> Iterator[MakeLlama]:
-    """llama("planted-moe", speculation="off") -> Llama on one thread, closed after the test."""
+def llama_of(gguf: MakeModel) -> Iterator[MakeLlama]:
+    """llama_of("moe-mtp", {"types": "Q8_0"}, n_ctx=64) -> Llama on one thread, closed after the test."""
     made: list[Llama] = []
 
-    def make(preset: str = "planted-moe", **settings: Any) -> Llama:
+    def make(preset: str, changes: dict[str, Any], **settings: Any) -> Llama:
         defaults = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "seed": 7, "verbose": False}
-        made.append(Llama(gguf(preset), **{**defaults, **settings}))
+        made.append(Llama(gguf(preset, **changes), **{**defaults, **settings}))
         return made[-1]
 
     yield make
     for each in made:
         each.close()
+
+
+@pytest.fixture
+def llama(llama_of: MakeLlama) -> MakeLlama:
+    """llama("moe-mtp", speculation="off"): llama_of with a preset as it is."""
+
+    def make(preset: str = "planted-moe", **settings: Any) -> Llama:
+        return llama_of(preset, {}, **settings)
+
+    return make
 
 
 @pytest.fixture

@@ -1,7 +1,8 @@
 """Save and load tiny-moe weights as safetensors parts small enough for any transfer.
 
-Must not know: the model's forward pass, GGUF. Matrices are kept as F16, the rest as F32, as the GGUF will hold them.
+Must not know: the model's forward pass, GGUF. Matrices are kept as F16, the rest as F32, as in the GGUF.
 """
+
 from __future__ import annotations
 
 from pathlib import Path
@@ -17,12 +18,16 @@ PART = 15 << 20  # bytes; under 16 MiB with the header
 
 def is_matrix(name: str, value: Tensor | npt.NDArray[np.floating]) -> bool:
     """Tell whether a tensor of that name is stored as F16; vectors, routers and convolutions stay F32."""
-    return value.ndim >= 2 and not name.endswith(("conv1d.weight", "mlp.gate.weight", "shared_expert_gate.weight"))
+    return value.ndim >= 2 and not name.endswith(
+        ("conv1d.weight", "mlp.gate.weight", "shared_expert_gate.weight")
+    )
 
 
 def rounded(state: dict[str, Tensor]) -> dict[str, Tensor]:
-    """Return the state on the CPU in its stored types: f16 matrices, f32 rest; values beyond F16 are an error."""
-    out = {k: v.detach().cpu().to(torch.float16 if is_matrix(k, v) else torch.float32) for k, v in state.items()}
+    """Return the state in its stored types, on the CPU; values beyond F16 are an error."""
+    out = {
+        k: v.detach().cpu().to(torch.float16 if is_matrix(k, v) else torch.float32) for k, v in state.items()
+    }
     for k, v in out.items():
         if not v.isfinite().all():
             raise ValueError(f"`{k}` is not finite after rounding to {v.dtype}")

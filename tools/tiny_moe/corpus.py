@@ -1,12 +1,13 @@
 """Fetch the pinned packages, build the training tokens and tokenizer, and choose the held-out text.
 
-Must not know: torch, the model. The sources and their licences are in sources.toml; no training text is committed.
+Must not know: torch, the model. Sources and licences are in sources.toml; no training text is committed.
 Usage: python -m tools.tiny_moe.corpus fetch|build|check WORK_FOLDER
   fetch  pip-downloads every source by hash into WORK_FOLDER/archives
   build  writes WORK_FOLDER/{tokens.npy,docs.json} and models/tiny-moe/{tokenizer.json,heldout/*.jsonl}
   check  tells whether committed held-out text shares a 13-gram with the training text
 Tests: tests/model/test_tiny_moe_corpus.py.
 """
+
 from __future__ import annotations
 
 import argparse
@@ -20,6 +21,7 @@ from concurrent.futures import ProcessPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
+from typing import Any
 
 if sys.version_info >= (3, 11):
     import tomllib
@@ -76,7 +78,9 @@ def fetch(folder: Path) -> None:
             subprocess.run([*pip, *how, f"{s.name}=={s.version}"], check=True)
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != s.sha256:
-            raise ValueError(f"`{s.file}` has sha256 {found}, expected {s.sha256}\n\nhint: delete it and fetch again")
+            raise ValueError(
+                f"`{s.file}` has sha256 {found}, expected {s.sha256}\n\nhint: delete it and fetch again"
+            )
 
 
 def package_documents(folder: Path, s: Source) -> list[Document]:
@@ -142,7 +146,11 @@ def choose_heldout(folder: Path, train: list[Document]) -> list[Document]:
     bad = shared_grams((d.text for d in train), wanted)
     out = []
     for c in CATEGORIES:
-        clean = [[d for d in q if bad.isdisjoint(grams(d.text))] for (kind, _), q in sorted(queues.items()) if kind == c]
+        clean = [
+            [d for d in q if bad.isdisjoint(grams(d.text))]
+            for (kind, _), q in sorted(queues.items())
+            if kind == c
+        ]
         turns = [d for i in range(max(map(len, clean))) for q in clean if i < len(q) for d in (q[i],)]
         out += list(islice(turns, HELD["records"]))
     return out
@@ -160,19 +168,25 @@ def write_heldout(docs: list[Document], folder: Path) -> None:
 
 def read_heldout(folder: Path = MODEL / "heldout") -> list[dict[str, str]]:
     """Read the committed held-out records of all categories."""
-    return [json.loads(x) for c in CATEGORIES for x in (folder / f"{c}.jsonl").read_text("utf-8").splitlines()]
+    return [
+        json.loads(x) for c in CATEGORIES for x in (folder / f"{c}.jsonl").read_text("utf-8").splitlines()
+    ]
 
 
-def make_tokenizer(texts: Iterable[str]):  # type: ignore[no-untyped-def]  # tokenizers has no types
+def make_tokenizer(texts: Iterable[str]) -> Any:
     """Train the byte-level BPE of 4,096 entries, special tokens first."""
     from tokenizers import Regex, Tokenizer, decoders, models, pre_tokenizers, trainers
 
     t = Tokenizer(models.BPE())
     cut = pre_tokenizers.Split(Regex(SPLIT), "isolated")
-    t.pre_tokenizer = pre_tokenizers.Sequence([cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)])
+    t.pre_tokenizer = pre_tokenizers.Sequence(
+        [cut, pre_tokenizers.ByteLevel(add_prefix_space=False, use_regex=False)]
+    )
     t.decoder = decoders.ByteLevel()
     alphabet = pre_tokenizers.ByteLevel.alphabet()
-    trainer = trainers.BpeTrainer(vocab_size=4096, special_tokens=list(SPECIAL), initial_alphabet=sorted(alphabet))
+    trainer = trainers.BpeTrainer(
+        vocab_size=4096, special_tokens=list(SPECIAL), initial_alphabet=sorted(alphabet)
+    )
     t.train_from_iterator(texts, trainer)
     return t
 
@@ -185,7 +199,7 @@ def framed(d: Document, rng: random.Random) -> tuple[str | None, str]:
     return ask.format(path=d.path, name=Path(d.path).name, package=d.package), d.text
 
 
-def encode(docs: list[Document], tokenizer):  # type: ignore[no-untyped-def]
+def encode(docs: list[Document], tokenizer: Any) -> Any:
     """Return u16 [n] of all documents in a seeded random order, each closed by its end token."""
     import numpy as np
 
@@ -201,7 +215,18 @@ def encode(docs: list[Document], tokenizer):  # type: ignore[no-untyped-def]
             if ask is None:
                 ids = [*body.ids, end]
             else:
-                ids = [start, *user, *tokenizer.encode(ask).ids, stop, *nl, start, *assistant, *body.ids, stop, *nl]
+                ids = [
+                    start,
+                    *user,
+                    *tokenizer.encode(ask).ids,
+                    stop,
+                    *nl,
+                    start,
+                    *assistant,
+                    *body.ids,
+                    stop,
+                    *nl,
+                ]
             out.append(np.array(ids, np.uint16))
     return np.concatenate(out)
 
@@ -218,7 +243,12 @@ def build(work: Path) -> None:
     tokens = encode(train, tokenizer)
     np.save(work / "tokens.npy", tokens)
     chars = {c: sum(len(d.text) for d in train if d.category == c) for c in CATEGORIES}
-    note = {"documents": len(train), "chars": chars, "tokens": len(tokens), "sha256": hashlib.sha256(tokens.tobytes()).hexdigest()}
+    note = {
+        "documents": len(train),
+        "chars": chars,
+        "tokens": len(tokens),
+        "sha256": hashlib.sha256(tokens.tobytes()).hexdigest(),
+    }
     (work / "corpus.json").write_text(json.dumps(note, indent=2) + "\n", "utf-8")
     print(json.dumps(note, indent=2))
 
@@ -240,7 +270,9 @@ def main() -> None:
     elif a.command == "build":
         build(a.work)
     elif shared := check(a.work):
-        sys.exit(f"{len(shared)} 13-grams of the held-out text are in the training text, such as `{min(shared)}`")
+        sys.exit(
+            f"{len(shared)} 13-grams of the held-out text are in the training text, such as `{min(shared)}`"
+        )
 
 
 if __name__ == "__main__":

@@ -5,6 +5,7 @@ convolution stay F32. Facts of names and layouts: conversion/qwen.py and src/mod
 Must not know: how the weights were trained. Test: tests/model/test_parity.py.
 Usage: python -m tools.tiny_moe.export CHECKPOINT_FOLDER TOKENIZER_JSON OUT.gguf
 """
+
 from __future__ import annotations
 
 import argparse
@@ -17,13 +18,13 @@ import numpy as np
 import numpy.typing as npt
 
 from tools.tiny_moe.checkpoint import is_matrix, load_state
-from tools.tiny_moe.model import Shape
+from tools.tiny_moe.model import TINY, Shape, TinyMoe
 
 ARCH = "qwen35moe"
 LIMIT = 24_000_000
 CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
-# Names inside one block, ours (transformers') to GGUF's; the router and the convolution are kept F32 by `weights`.
+# Names inside one block, transformers' to GGUF's.
 BLOCK = {
     "input_layernorm.weight": "attn_norm.weight",
     "post_attention_layernorm.weight": "post_attention_norm.weight",
@@ -43,7 +44,6 @@ BLOCK = {
     "linear_attn.norm.weight": "ssm_norm.weight",
     "linear_attn.out_proj.weight": "ssm_out.weight",
     "mlp.gate.weight": "ffn_gate_inp.weight",
-    "mlp.experts.gate_up_proj": "",  # split in two by `weights`
     "mlp.experts.down_proj": "ffn_down_exps.weight",
     "mlp.shared_expert_gate.weight": "ffn_gate_inp_shexp.weight",
     "mlp.shared_expert.gate_proj.weight": "ffn_gate_shexp.weight",
@@ -61,29 +61,44 @@ OUTER = {
 Array = npt.NDArray[np.float32]
 
 
-def weights(state: dict[str, Array], s: Shape) -> Iterator[tuple[str, npt.NDArray[np.floating]]]:
-    """Yield (GGUF name, array, row-major) for every entry of a state dict of f32 arrays; a foreign name is an error.
+def block_of(name: str, s: Shape) -> str:
+    """Return the GGUF prefix of a parameter's block; the MTP block comes after the trunk's."""
+    owner, _, rest = name.partition("layers.")
+    index = int(rest.partition(".")[0])
+    return f"blk.{s.layers + index if owner == 'mtp.' else index}."
 
-    With one key head the value heads are already in ggml's order, so nothing is permuted.
+
+def gguf_name(name: str, s: Shape) -> str:
+    """Return the GGUF name of a parameter; one that is not the model's raises KeyError."""
+    if name in OUTER:
+        return OUTER[name].format(mtp=s.layers)
+    return block_of(name, s) + BLOCK[name.partition("layers.")[2].partition(".")[2]]
+
+
+def is_offset(name: str) -> bool:
+    """Tell whether a parameter is a norm weight kept as an offset from one: all but the gated norm."""
+    return (
+        name.split(".")[-2].endswith(("norm", "norm_embedding", "norm_hidden")) and "linear_attn" not in name
+    )
+
+
+def weights(state: dict[str, Array], s: Shape) -> Iterator[tuple[str, npt.NDArray[np.floating]]]:
+    """Yield (GGUF name, row-major array) for every entry of a state dict of f32 arrays.
+
+    A foreign name raises KeyError. With one key head the value heads are already in ggml's order, so nothing
+    is permuted.
     """
     for name, value in state.items():
-        # Norms are stored as offsets from one, all but the delta net's gated norm; the decay is stored as its log.
-        if name.endswith("norm.weight") and "linear_attn" not in name or "layernorm" in name or "pre_fc_norm" in name:
+        if is_offset(name):
             value = value + 1
         if name.endswith("A_log"):
             value = -np.exp(value)
-        if name in OUTER:
-            yield OUTER[name].format(mtp=s.layers), stored(name, value)
-            continue
-        owner, _, rest = name.partition("layers.")
-        index, _, inner = rest.partition(".")
-        block = f"blk.{s.layers + int(index) if owner == 'mtp.' else int(index)}."
-        if inner == "mlp.experts.gate_up_proj":
+        if name.endswith("gate_up_proj"):
             half = value.shape[1] // 2
-            yield block + "ffn_gate_exps.weight", stored(name, value[:, :half])
-            yield block + "ffn_up_exps.weight", stored(name, value[:, half:])
+            yield block_of(name, s) + "ffn_gate_exps.weight", stored(name, value[:, :half])
+            yield block_of(name, s) + "ffn_up_exps.weight", stored(name, value[:, half:])
         else:
-            yield block + BLOCK[inner], stored(name, value)
+            yield gguf_name(name, s), stored(name, value)
 
 
 def stored(name: str, value: Array) -> npt.NDArray[np.floating]:
@@ -91,9 +106,28 @@ def stored(name: str, value: Array) -> npt.NDArray[np.floating]:
     if is_matrix(name, value):
         half = value.astype(np.float16)
         if not np.array_equal(half.astype(np.float32), value):
-            raise ValueError(f"`{name}` holds values that F16 cannot; expected a checkpoint rounded by train.py")
+            raise ValueError(
+                f"`{name}` holds values that F16 cannot; expected a checkpoint rounded by train.py"
+            )
         return np.ascontiguousarray(half)
     return np.ascontiguousarray(value.squeeze() if value.ndim > 1 else value, dtype=np.float32)
+
+
+def state_of(path: Path, s: Shape = TINY) -> dict[str, Array]:
+    """Read a GGUF written by `export` back into a state dict of f32 arrays: the inverse of `weights`."""
+    tensors = {t.name: np.asarray(t.data, np.float32) for t in gguf.GGUFReader(path).tensors}
+    out = {}
+    for name, like in TinyMoe(s).state_dict().items():
+        if name.endswith("gate_up_proj"):
+            block = block_of(name, s)
+            gate, up = tensors[block + "ffn_gate_exps.weight"], tensors[block + "ffn_up_exps.weight"]
+            value = np.concatenate([gate, up], 1)
+        else:
+            value = tensors[gguf_name(name, s)].reshape(tuple(like.shape))
+        if name.endswith("A_log"):
+            value = np.log(-value)
+        out[name] = value - 1 if is_offset(name) else value
+    return out
 
 
 def add_shape(w: gguf.GGUFWriter, s: Shape) -> None:
@@ -128,7 +162,7 @@ def add_shape(w: gguf.GGUFWriter, s: Shape) -> None:
 
 
 def add_tokenizer(w: gguf.GGUFWriter, tokenizer: Path) -> None:
-    """Write vocabulary, merges and special tokens of a byte-level BPE tokenizer.json that splits as `qwen35`."""
+    """Write vocabulary, merges and special tokens of a tokenizer.json that splits as `qwen35`."""
     spec = json.loads(tokenizer.read_text("utf-8"))
     ids = spec["model"]["vocab"]
     special = {t["content"]: t["id"] for t in spec["added_tokens"]}
@@ -148,7 +182,7 @@ def add_tokenizer(w: gguf.GGUFWriter, tokenizer: Path) -> None:
     w.add_chat_template(CHAT_TEMPLATE.read_text("utf-8"))
 
 
-def export(state: dict[str, Array], tokenizer: Path, out: Path, s: Shape = Shape()) -> int:
+def export(state: dict[str, Array], tokenizer: Path, out: Path, s: Shape = TINY) -> int:
     """Write the GGUF of a state dict and return its size in bytes; over `LIMIT` is an error."""
     w = gguf.GGUFWriter(out, ARCH)
     add_shape(w, s)

@@ -1,10 +1,11 @@
 """The tiny-moe model for training: the Qwen3.5-MoE text trunk and one MTP block in compact torch.
 
-Parameter names and shapes are those of transformers' `Qwen3_5MoeForCausalLM` plus its `mtp.*` names, so a state
-dict moves between the two unchanged (tests/model/test_parity.py holds them equal). Experts run as one masked dense
-layer and the delta rule as chunked matrix products, since thousands of tiny kernels would dominate at this size.
+Parameter names and shapes are those of transformers' `Qwen3_5MoeForCausalLM` plus its `mtp.*` names, so a
+state dict moves between the two unchanged (tests/model/test_parity.py holds them equal). Experts run as one
+masked dense layer and the delta rule as chunked matrix products: thousands of tiny kernels would dominate.
 Must not know: the corpus, the optimiser, GGUF. All arrays are row-major, batch first.
 """
+
 from __future__ import annotations
 
 import math
@@ -13,6 +14,8 @@ from dataclasses import dataclass
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
+
+from tools.tiny_moe.delta import gated_delta_rule
 
 
 @dataclass(frozen=True)
@@ -42,111 +45,38 @@ class Shape:
         return (layer + 1) % self.interval == 0
 
 
+TINY = Shape()
+
+
 class RMSNorm(nn.Module):
     """Normalise the last axis; the stored weight is an offset from one."""
 
-    def __init__(self, n: int, eps: float):
+    def __init__(self, n: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.zeros(n)), eps
 
     def forward(self, x: Tensor) -> Tensor:
+        """Normalise x [..., n] to f32 of the same shape."""
         f = x.float()
         return f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * (1 + self.weight)
 
 
-def unit_lower_inverse(a: Tensor) -> Tensor:
-    """Invert I + a for strictly lower `a` [..., n, n], n = 8 * 2**i, by doubling block inverses.
-
-    Blocks of 8 use the finite Neumann product, whose terms stay small there; larger blocks merge by
-    [[P, 0], [L, Q]]^-1 = [[P', 0], [-Q' L P', Q']].
-    """
-    n, s = a.shape[-1], 8
-
-    def diagonal(size: int) -> Tensor:
-        m = n // size
-        return a.unflatten(-1, (m, size)).unflatten(-3, (m, size)).diagonal(dim1=-4, dim2=-2).movedim(-1, -3)
-
-    d = diagonal(s)
-    eye = torch.eye(s, device=a.device, dtype=a.dtype)
-    d2 = d @ d
-    inv = (eye - d) @ (eye + d2) @ (eye + d2 @ d2)
-    while s < n:
-        p, q = inv[..., 0::2, :, :], inv[..., 1::2, :, :]
-        low = -(q @ diagonal(2 * s)[..., s:, :s] @ p)
-        inv = torch.cat([torch.cat([p, torch.zeros_like(p)], -1), torch.cat([low, q], -1)], -2)
-        s *= 2
-    return inv.squeeze(-3)
-
-
-class _Solve(torch.autograd.Function):
-    """Solve (I + a) u = b with a cheap exact gradient instead of one through every merge."""
-
-    @staticmethod
-    def forward(ctx, a: Tensor, b: Tensor) -> Tensor:  # type: ignore[no-untyped-def,override]
-        t = unit_lower_inverse(a)
-        u = t @ b
-        ctx.save_for_backward(t, u)
-        return u
-
-    @staticmethod
-    def backward(ctx, du: Tensor):  # type: ignore[no-untyped-def,override]
-        t, u = ctx.saved_tensors
-        db = t.mT @ du
-        return -(db @ u.mT).tril(-1), db
-
-
-def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int = 64) -> Tensor:
-    """Run S_t = e^g S_{t-1} (I - beta k k^T) + beta v k^T from zero and read it with q, chunk by chunk.
-
-    q, k  [B, 1, T, D] unit rows (q scaled); v [B, H, T, D]; g, beta f32 [B, H, T], g <= 0. Returns [B, H, T, D] f32.
-    T is padded to the chunk. Source: Yang et al. 2024, Gated Delta Networks, section 3.
-    """
-    t = q.shape[2]
-    pad = -t % chunk
-    if pad:
-        q, k, v = (F.pad(x, (0, 0, 0, pad)) for x in (q, k, v))
-        g, beta = F.pad(g, (0, pad)), F.pad(beta, (0, pad))
-    q, k, v = (x.unflatten(2, (-1, chunk)) for x in (q, k, v))
-    c = g.unflatten(2, (-1, chunk)).cumsum(-1)
-    b = beta.unflatten(2, (-1, chunk)).unsqueeze(-1)
-    keep = torch.ones(chunk, chunk, dtype=torch.bool, device=q.device).tril()
-    decay = (c.unsqueeze(-1) - c.unsqueeze(-2)).masked_fill(~keep, -math.inf).exp()
-    gain, last = c.exp().unsqueeze(-1), c[..., -1:]
-    with torch.autocast(q.device.type, enabled=False):
-        a = ((k @ k.mT).float() * decay * b).tril(-1)
-        u, w = _Solve.apply(a, torch.cat([v.float() * b, k.float() * (b * gain)], -1)).chunk(2, -1)
-    scores = ((q @ k.mT) * decay).to(q.dtype)
-    q_in, k_out = (q * gain).to(q.dtype), (k * (last.unsqueeze(-1) - c.unsqueeze(-1)).exp()).to(q.dtype)
-    w, carry = w.to(q.dtype), last.exp().unsqueeze(-1)
-    state, out = None, []
-    for i in range(q.shape[2]):
-        if state is None:
-            new = u[:, :, i]
-            read = scores[:, :, i] @ new.to(q.dtype)
-            state = k_out[:, :, i].mT @ new.to(q.dtype)
-        else:
-            s = state.to(q.dtype)
-            new = (u[:, :, i] - w[:, :, i] @ s).to(q.dtype)
-            read = scores[:, :, i] @ new + q_in[:, :, i] @ s
-            state = state * carry[:, :, i] + k_out[:, :, i].mT @ new
-        out.append(read)
-    return torch.cat(out, 2)[:, :, :t].float()
-
-
 class _GatedNorm(nn.Module):
-    def __init__(self, n: int, eps: float):
+    def __init__(self, n: int, eps: float) -> None:
         super().__init__()
         self.weight, self.eps = nn.Parameter(torch.ones(n)), eps
 
     def forward(self, x: Tensor, gate: Tensor) -> Tensor:
         f = x.float()
-        return f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight * F.silu(gate.float())
+        return (
+            f * torch.rsqrt(f.pow(2).mean(-1, keepdim=True) + self.eps) * self.weight * F.silu(gate.float())
+        )
 
 
 class DeltaNet(nn.Module):
     """Mix tokens with a short causal convolution and the gated delta rule."""
 
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         e, d, h = s.width, s.delta_dim, s.delta_heads
         self.s, c = s, 2 * d + h * d
@@ -160,6 +90,7 @@ class DeltaNet(nn.Module):
         self.norm, self.out_proj = _GatedNorm(d, s.eps), nn.Linear(h * d, e, bias=False)
 
     def forward(self, x: Tensor) -> Tensor:
+        """Map normed rows [B, T, width] to [B, T, width]."""
         s, d = self.s, self.s.delta_dim
         mixed, z = self.in_proj_qkv(x), self.in_proj_z(x)
         padded = F.pad(mixed, (0, 0, s.conv - 1, 0))
@@ -197,7 +128,7 @@ def rotate(x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
 class Attention(nn.Module):
     """Attend with one key/value head, normed queries and keys, and an output gate."""
 
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         e, d, h = s.width, s.head_dim, s.heads
         self.s = s
@@ -218,29 +149,31 @@ class Attention(nn.Module):
         return self.o_proj(o.transpose(1, 2).flatten(2) * gate.sigmoid())
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Map normed rows [B, T, width] to [B, T, width]."""
         q, k, v, gate = self.project(x, rope)
         k, v = k.expand_as(q), v.expand_as(q)
         return self.finish(F.scaled_dot_product_attention(q, k, v, is_causal=True), gate)
 
 
 class _Router(nn.Module):
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.zeros(s.experts, s.width))
 
 
 class _Experts(nn.Module):
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         self.gate_up_proj = nn.Parameter(torch.zeros(s.experts, 2 * s.expert_ff, s.width))
         self.down_proj = nn.Parameter(torch.zeros(s.experts, s.width, s.expert_ff))
 
 
 class _Mlp(nn.Module):
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         self.gate_proj, self.up_proj, self.down_proj = (
-            nn.Linear(a, b, bias=False) for a, b in ((s.width, s.shared_ff), (s.width, s.shared_ff), (s.shared_ff, s.width))
+            nn.Linear(a, b, bias=False)
+            for a, b in ((s.width, s.shared_ff), (s.width, s.shared_ff), (s.shared_ff, s.width))
         )
 
     def forward(self, x: Tensor) -> Tensor:
@@ -250,7 +183,7 @@ class _Mlp(nn.Module):
 class Moe(nn.Module):
     """Mix top-k experts (as one dense layer whose unchosen parts are zeroed) and a gated shared expert."""
 
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         self.s = s
         self.gate, self.experts, self.shared_expert = _Router(s), _Experts(s), _Mlp(s)
@@ -268,6 +201,7 @@ class Moe(nn.Module):
         return w / w.sum(-1, keepdim=True), (load * p.mean(flat)).sum() * self.s.experts
 
     def forward(self, x: Tensor) -> tuple[Tensor, Tensor]:
+        """Map normed rows [..., width] to [..., width], and the load-balance loss."""
         w, balance = self.route(x)
         e, ff = self.s.experts, self.s.expert_ff
         gate_up = F.linear(x, self.experts.gate_up_proj.flatten(0, 1)).unflatten(-1, (e, 2 * ff))
@@ -280,7 +214,7 @@ class Moe(nn.Module):
 class Layer(nn.Module):
     """One decoder block: token mixer, then experts, each on a normed input with a residual."""
 
-    def __init__(self, s: Shape, full: bool):
+    def __init__(self, s: Shape, full: bool) -> None:
         super().__init__()
         self.full = full
         if full:
@@ -291,6 +225,7 @@ class Layer(nn.Module):
         self.input_layernorm, self.post_attention_layernorm = RMSNorm(s.width, s.eps), RMSNorm(s.width, s.eps)
 
     def forward(self, x: Tensor, rope: tuple[Tensor, Tensor]) -> tuple[Tensor, Tensor]:
+        """Map rows f32 [B, T, width] to the next rows, and the load-balance loss."""
         y = self.input_layernorm(x)
         x = x + (self.self_attn(y, rope) if self.full else self.linear_attn(y))
         y, balance = self.mlp(self.post_attention_layernorm(x))
@@ -300,7 +235,7 @@ class Layer(nn.Module):
 class Trunk(nn.Module):
     """Embedding, decoder blocks and final norm."""
 
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         self.s = s
         self.embed_tokens = nn.Embedding(s.vocab, s.width)
@@ -318,22 +253,27 @@ class Trunk(nn.Module):
 
 
 class Mtp(nn.Module):
-    """The draft block: one full-attention decoder block over a token embedding and the previous hidden row."""
+    """The draft block: one full-attention block over a token embedding and the previous hidden row."""
 
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         self.s = s
         self.fc = nn.Linear(2 * s.width, s.width, bias=False)
         self.layers = nn.ModuleList([Layer(s, True)])
-        self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (RMSNorm(s.width, s.eps) for _ in range(3))
+        self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
+            RMSNorm(s.width, s.eps) for _ in range(3)
+        )
 
-    def step(self, emb: Tensor, h: Tensor, past: list[tuple[Tensor, Tensor]]) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
+    def step(
+        self, emb: Tensor, h: Tensor, past: list[tuple[Tensor, Tensor]]
+    ) -> tuple[Tensor, tuple[Tensor, Tensor], Tensor]:
         """Run draft depth len(past) + 1 at every position at once.
 
-        emb f32 [B, T, width] of the token at each position; h f32 [B, T, width], the row of the position before it;
-        past: (k, v) of the shallower depths, [B, 1, T, D]. A chain of depth n that ends at position p saw trunk rows
-        up to p-n+1 and one row of each depth after that: just what the engine's draft cache holds. Positions p < n-1
-        have no chain and return rows of no meaning. Returns rows, (k, v), balance loss.
+        emb f32 [B, T, width] of the token at each position; h f32 [B, T, width], the row of the position
+        before it; past: (k, v) of the shallower depths, [B, 1, T, D]. A chain of depth n that ends at
+        position p saw trunk rows up to p-n+1 and one row of each depth after that: just what the engine's
+        draft cache holds. Positions p < n-1 have no chain and return rows of no meaning. Returns rows,
+        (k, v), balance loss.
         """
         layer = self.layers[0]
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(emb), self.pre_fc_norm_hidden(h)], -1)).float()
@@ -362,7 +302,7 @@ def shift(x: Tensor, n: int) -> Tensor:
 class TinyMoe(nn.Module):
     """Trunk and draft block; the output matrix is the embedding."""
 
-    def __init__(self, s: Shape = Shape()):
+    def __init__(self, s: Shape = TINY) -> None:
         super().__init__()
         self.s, self.model, self.mtp = s, Trunk(s), Mtp(s)
         self.apply_init()
@@ -374,7 +314,11 @@ class TinyMoe(nn.Module):
         for name, p in self.named_parameters():
             if p.dim() < 2 or "conv1d" in name:
                 continue
-            scale = residual if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj")) else 1.0
+            scale = (
+                residual
+                if name.endswith(("out_proj.weight", "o_proj.weight", "down_proj.weight", "down_proj"))
+                else 1.0
+            )
             std = 0.02 if "embed_tokens" in name or "gate.weight" in name else scale * p.shape[-1] ** -0.5
             p.normal_(0, std)
 
@@ -385,8 +329,9 @@ class TinyMoe(nn.Module):
     def draft_rows(self, ids: Tensor, h: Tensor, depth: int) -> tuple[list[Tensor], Tensor]:
         """Chain the draft block over known text.
 
-        Row p of entry n-1 is depth n's guess at token p+2 of ids (it read tokens up to p+1), for p >= n-1; ids i64
-        [B, T], h the trunk's rows [B, T, width]. Returns `depth` arrays f32 [B, T-1, width] and the balance loss.
+        Row p of entry n-1 is depth n's guess at token p+2 of ids (it read tokens up to p+1), for p >= n-1;
+        ids i64 [B, T], h the trunk's rows [B, T, width]. Returns `depth` arrays f32 [B, T-1, width] and the
+        balance loss.
         """
         emb = F.embedding(ids[:, 1:], self.model.embed_tokens.weight.detach()).float()
         prev, past, rows, total = h[:, :-1], [], [], h.new_zeros(())

@@ -1,14 +1,21 @@
 """Muon for the weight matrices, Adam for the rest, with learning rates as device scalars.
 
-Must not know: the model, the data. Every operation keeps its shapes, so a whole step can be captured as a CUDA graph.
-Source: Jordan et al. 2024, Muon (Newton-Schulz iteration); Liu et al. 2025, Muon is scalable (0.2 RMS, weight decay).
+Must not know: the model, the data. Every operation keeps its shapes, so a CUDA graph can hold a step.
+Source: Jordan et al. 2024, Muon (Newton-Schulz iteration); Liu et al. 2025, Muon is scalable (RMS 0.2).
 """
+
 from __future__ import annotations
 
 import torch
 from torch import Tensor, nn
 
-STEPS = ((4.0848, -6.8946, 2.9270), (3.9505, -6.3029, 2.6377), (3.7418, -5.5913, 2.3037), (2.8769, -3.1427, 1.2046), (2.8366, -3.0525, 1.2012))
+STEPS = (
+    (4.0848, -6.8946, 2.9270),
+    (3.9505, -6.3029, 2.6377),
+    (3.7418, -5.5913, 2.3037),
+    (2.8769, -3.1427, 1.2046),
+    (2.8366, -3.0525, 1.2012),
+)
 
 
 def orthogonal(g: Tensor) -> Tensor:
@@ -32,10 +39,19 @@ def is_hidden_matrix(name: str, p: Tensor) -> bool:
 class Optimizer:
     """Step all parameters of a model; set `lr` (one device scalar) before each step."""
 
-    def __init__(self, model: nn.Module, *, decay: float = 0.1, momentum: float = 0.95, adam_scale: float = 1.0, muon: bool = True):
+    def __init__(
+        self,
+        model: nn.Module,
+        *,
+        decay: float = 0.1,
+        momentum: float = 0.95,
+        adam_scale: float = 1.0,
+        muon: bool = True,
+    ) -> None:
         self.decay, self.momentum, self.adam_scale = decay, momentum, adam_scale
         named = list(model.named_parameters())
         device = named[0][1].device
+        on_gpu = device.type == "cuda"
         self.lr = torch.zeros((), device=device)
         groups: dict[torch.Size, list[nn.Parameter]] = {}
         rest = []
@@ -49,9 +65,9 @@ class Optimizer:
         self.adam = torch.optim.AdamW(
             [{"params": [p for p in rest if p.dim() > 1], "weight_decay": 0.01},
              {"params": [p for p in rest if p.dim() == 1], "weight_decay": 0.0}],
-            lr=torch.zeros((), device=device), betas=(0.9, 0.95), eps=1e-10, fused=device.type == "cuda", capturable=device.type == "cuda",
+            lr=torch.zeros((), device=device), betas=(0.9, 0.95), eps=1e-10, fused=on_gpu, capturable=on_gpu,
         )  # fmt: skip
-        self.orthogonal = torch.compile(orthogonal, dynamic=False) if device.type == "cuda" else orthogonal
+        self.orthogonal = torch.compile(orthogonal, dynamic=False) if on_gpu else orthogonal
 
     @torch.no_grad()
     def step(self) -> None:
@@ -67,7 +83,9 @@ class Optimizer:
             # The two halves of gate_up_proj are separate matrices, as are the experts.
             m, n = update.shape[-2:]
             rows = m // 2 if update.dim() == 4 and m < n else m
-            flat = self.orthogonal(update.reshape(-1, rows, n)).float() * (self.lr * 0.2 * max(rows, n) ** 0.5)
+            flat = self.orthogonal(update.reshape(-1, rows, n)).float() * (
+                self.lr * 0.2 * max(rows, n) ** 0.5
+            )
             torch._foreach_mul_(params, 1 - self.lr * self.decay)
             torch._foreach_sub_(params, list(flat.view_as(update).unbind(0)))
         for p in [*self.rest, *(p for ps, _ in self.groups for p in ps)]:

@@ -1,8 +1,9 @@
 """transformers' own modules with tiny-moe weights: the float32 reference that parity compares against.
 
-Must not know: our compact model's forward pass. transformers has the text trunk; its MTP block is assembled here from
-its decoder layer and norms, in the order of `graph_mtp` (src/models/qwen35moe.cpp of the pinned llama.cpp).
+Must not know: our compact model's forward pass. transformers has the text trunk; the MTP block is assembled
+here from its decoder layer and norms, as `graph_mtp` of src/models/qwen35moe.cpp at the pin orders them.
 """
+
 from __future__ import annotations
 
 import torch
@@ -33,15 +34,18 @@ def config(s: Shape) -> configuration.Qwen3_5MoeTextConfig:
 class Block(nn.Module):
     """The MTP block out of transformers' parts, with the `mtp.*` parameter names."""
 
-    def __init__(self, c: configuration.Qwen3_5MoeTextConfig, full_layer: int):
+    def __init__(self, c: configuration.Qwen3_5MoeTextConfig, full_layer: int) -> None:
         super().__init__()
         n = c.hidden_size
         self.fc = nn.Linear(2 * n, n, bias=False)
         self.layers = nn.ModuleList([modeling.Qwen3_5MoeDecoderLayer(c, full_layer)])
         norm = modeling.Qwen3_5MoeRMSNorm
-        self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (norm(n, c.rms_norm_eps) for _ in range(3))
+        self.norm, self.pre_fc_norm_embedding, self.pre_fc_norm_hidden = (
+            norm(n, c.rms_norm_eps) for _ in range(3)
+        )
 
     def forward(self, emb: Tensor, h: Tensor, rope: tuple[Tensor, Tensor]) -> Tensor:
+        """Map a token embedding and the row before it, both [B, T, width], to the next row."""
         x = self.fc(torch.cat([self.pre_fc_norm_embedding(emb), self.pre_fc_norm_hidden(h)], -1))
         return self.norm(self.layers[0](x, position_embeddings=rope, attention_mask=None))
 
@@ -49,7 +53,7 @@ class Block(nn.Module):
 class Reference(nn.Module):
     """transformers' Qwen3_5MoeForCausalLM and the MTP block over it."""
 
-    def __init__(self, s: Shape):
+    def __init__(self, s: Shape) -> None:
         super().__init__()
         c = config(s)
         self.trunk = modeling.Qwen3_5MoeForCausalLM(c)
@@ -57,7 +61,7 @@ class Reference(nn.Module):
 
     @torch.no_grad()
     def forward(self, ids: Tensor) -> tuple[Tensor, Tensor, Tensor, Tensor]:
-        """Map ids i64 [B, T] to rows [B, T, width], logits [B, T, vocab], and the MTP block's [B, T-1, ...] of both."""
+        """Map ids i64 [B, T] to rows [B, T, width], logits, and the MTP block's [B, T-1, ...] of both."""
         embed, head = self.trunk.model.embed_tokens, self.trunk.lm_head
         h = self.trunk.model(input_ids=ids).last_hidden_state
         # Token t+1 with row t sits at position t+1; only distances matter, so positions may start at zero.

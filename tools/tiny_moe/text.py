@@ -2,6 +2,7 @@
 
 Must not know: tokenizers, torch, which packages are used. Entry points: `documents`, `grams`.
 """
+
 from __future__ import annotations
 
 import gzip
@@ -70,7 +71,9 @@ def category(path: str) -> str | None:
 def without_licence(text: str) -> str:
     """Drop the leading comment block of a file if it speaks of licences."""
     lines = text.splitlines(keepends=True)
-    n = next((i for i, x in enumerate(lines) if x.strip() and not x.startswith(("#", ".. ", "   "))), len(lines))
+    n = next(
+        (i for i, x in enumerate(lines) if x.strip() and not x.startswith(("#", ".. ", "   "))), len(lines)
+    )
     return "".join(lines[n:]) if LICENCE_LINE.search("".join(lines[:n])) else text
 
 
@@ -96,7 +99,7 @@ def clean(text: str, kind: str) -> str | None:
 
 
 def documents(package: str, archive: Path, seen: set[bytes]) -> Iterator[Document]:
-    """Yield the clean documents of an archive that are not in `seen` (hashes of text without spaces), adding them."""
+    """Yield the clean documents of an archive that are not in `seen` (hashes without spaces), adding them."""
     for path, raw in members(archive):
         kind = category(path)
         if kind is None or len(raw) > 3_000_000:

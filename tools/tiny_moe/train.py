@@ -1,10 +1,11 @@
-"""Train tiny-moe on one GPU within a time budget: the trunk on text, the MTP block on the trunk's own predictions.
+"""Train tiny-moe on one GPU within a time budget: the trunk on text, the MTP block on the trunk itself.
 
-Learning rates follow elapsed time, so any machine ends on schedule. Checkpoints: OUT/resume.pt (everything, for
---resume) and OUT/part-N.safetensors (weights as the GGUF holds them, parts under 16 MiB).
+Learning rates follow elapsed time, so any machine ends on schedule. Checkpoints: OUT/resume.pt (everything,
+for --resume) and OUT/part-N.safetensors (weights as the GGUF holds them, parts under 16 MiB).
 Must not know: GGUF, how the corpus was made.
-Usage: python -m tools.tiny_moe.train TOKENS.npy OUT --minutes 19
+Usage: python -m tools.tiny_moe.train TOKENS.npy OUT --minutes 18
 """
+
 from __future__ import annotations
 
 import argparse
@@ -12,6 +13,7 @@ import json
 import lzma
 import math
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
@@ -21,9 +23,9 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.tiny_moe.accept import heldout_ids, loss, report
 from tools.tiny_moe.checkpoint import rounded, save_state
 from tools.tiny_moe.corpus import MODEL
+from tools.tiny_moe.evaluate import report
 from tools.tiny_moe.model import TinyMoe
 from tools.tiny_moe.optim import Optimizer
 
@@ -32,7 +34,7 @@ from tools.tiny_moe.optim import Optimizer
 class Plan:
     """What a run does; times in minutes."""
 
-    minutes: float = 19.0
+    minutes: float = 18.0
     batch: int = 64
     length: int = 512
     depth: int = 5  # unrolled draft steps
@@ -42,6 +44,9 @@ class Plan:
     graph: bool = True
     steps: int = 10**9
     seed: int = 0
+
+
+DepthLoss = Callable[[Tensor, Tensor, Tensor, Tensor], Tensor]
 
 
 def draft_loss(row: Tensor, target: Tensor, head: Tensor, weight: Tensor) -> Tensor:
@@ -56,8 +61,8 @@ def draft_loss(row: Tensor, target: Tensor, head: Tensor, weight: Tensor) -> Ten
     return ((0.7 * soft + 0.3 * hard) * weight).sum() / weight.sum()
 
 
-def losses(model: TinyMoe, ids: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
-    """Return the total loss and a f32 [2 + depth] report: trunk loss, balance, each draft depth's agreement.
+def losses(model: TinyMoe, ids: Tensor, plan: Plan, depth_loss: DepthLoss) -> tuple[Tensor, Tensor]:
+    """Return the total loss and a f32 [2 + depth] report: trunk loss, balance, each depth's agreement.
 
     The MTP block sees detached rows, embedding and head: it follows the trunk and never pulls it.
     """
@@ -75,7 +80,7 @@ def losses(model: TinyMoe, ids: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
         if d:  # text that the trunk itself would have written is what a chain meets when it is used
             weight = F.pad(weight, (1, 0))[:, :-1] * agree
         reached = (torch.arange(agree.shape[1], device=ids.device) >= d).float()
-        total = total + 0.8**d * draft_loss(row, target[:, 1:], head, (0.2 + 0.8 * weight) * reached)
+        total = total + 0.8**d * depth_loss(row, target[:, 1:], head, (0.2 + 0.8 * weight) * reached)
         with torch.no_grad():
             same = (F.linear(row.detach(), head).argmax(-1) == choice[:, 1:]).float()
             rates.append((same * weight).sum() / weight.sum())
@@ -85,22 +90,27 @@ def losses(model: TinyMoe, ids: Tensor, plan: Plan) -> tuple[Tensor, Tensor]:
 class Step:
     """One training step, compiled by parts and, if asked, captured whole as a CUDA graph."""
 
-    def __init__(self, model: TinyMoe, optimizer: Optimizer, plan: Plan, device: torch.device):
+    def __init__(self, model: TinyMoe, optimizer: Optimizer, plan: Plan, device: torch.device) -> None:
         self.model, self.optimizer, self.plan, self.device = model, optimizer, plan, device
         self.ids = torch.zeros(plan.batch, plan.length, dtype=torch.long, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stats = torch.zeros(2 + plan.depth, device=device)
         self.count = 0
+        self.depth_loss: DepthLoss = draft_loss
+        if device.type == "cuda":
+            compile_parts(model)
+            self.depth_loss = torch.compile(draft_loss, dynamic=False)
 
     def once(self) -> Tensor:
         """Run forward, backward and update on `self.ids`."""
         with torch.autocast(self.device.type, torch.bfloat16, cache_enabled=False):
-            total, stats = losses(self.model, self.ids, self.plan)
+            total, stats = losses(self.model, self.ids, self.plan, self.depth_loss)
         total.backward()
         self.optimizer.step()
         return stats
 
     def __call__(self, ids: Tensor, lr: float) -> None:
+        """Train on ids i64 [batch, length] at a learning rate."""
         self.ids.copy_(ids)
         self.optimizer.lr.fill_(lr)
         if self.graph is not None:
@@ -130,8 +140,6 @@ def compile_parts(model: TinyMoe) -> None:
     for layer in model.model.layers:
         layer.compile(dynamic=False)
     model.mtp.step = torch.compile(model.mtp.step, dynamic=False)  # type: ignore[method-assign]
-    global draft_loss
-    draft_loss = torch.compile(draft_loss, dynamic=False)
 
 
 def rate(done: float, step: int) -> float:
@@ -141,73 +149,70 @@ def rate(done: float, step: int) -> float:
 
 def load_tokens(path: Path, device: torch.device) -> Tensor:
     """Read u16 tokens of a .npy, .npy.xz to the device as i32."""
-    opened = lzma.open(path) if path.suffix == ".xz" else path.open("rb")
-    with opened as f:
+    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as f:
         return torch.from_numpy(np.load(f).astype(np.int32)).to(device)
 
 
-def save(out: Path, model: TinyMoe, step: Step, seconds: float) -> None:
+def save(out: Path, step: Step, seconds: float) -> None:
     """Write weights in parts and the state that --resume reads."""
-    save_state(model.state_dict(), out)
-    state = {"model": model.state_dict(), "optimizer": step.optimizer.state(), "seconds": seconds, "count": step.count}
+    weights = step.model.state_dict()
+    save_state(weights, out)
+    state = {"model": weights, "optimizer": step.optimizer.state(), "seconds": seconds, "count": step.count}
     torch.save(state, out / "resume.tmp")
     (out / "resume.tmp").rename(out / "resume.pt")
 
 
-def train(tokens: Path, out: Path, plan: Plan, resume: bool, extra: bool) -> None:
+def restore(out: Path, step: Step) -> tuple[float, int]:
+    """Load OUT/resume.pt into the step's model and optimiser; return the seconds and steps already spent."""
+    state = torch.load(out / "resume.pt", map_location=step.device)
+    step.model.load_state_dict(state["model"])
+    step.optimizer.load(state["optimizer"])
+    return state["seconds"], state["count"]
+
+
+def train(tokens: Path, out: Path, plan: Plan, resume: bool) -> None:
     """Run the plan and write the final weights and report.json."""
     device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
     torch.manual_seed(plan.seed)
     torch.backends.cuda.matmul.allow_tf32 = True
-    torch._dynamo.config.cache_size_limit = 64
     out.mkdir(parents=True, exist_ok=True)
     data = load_tokens(tokens, device)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
-    held = heldout_ids(tokenizer)
     model = TinyMoe().to(device)
     step = Step(model, Optimizer(model, muon=plan.muon), plan, device)
-    before, first = 0.0, 0
-    if resume:
-        state = torch.load(out / "resume.pt", map_location=device)
-        model.load_state_dict(state["model"])
-        step.optimizer.load(state["optimizer"])
-        before, first = state["seconds"], state["count"]
-    if device.type == "cuda":
-        compile_parts(model)
+    spent, first = restore(out, step) if resume else (0.0, 0)
     offsets = torch.arange(plan.length, device=device)
-    began = start = said = saved = time.time()
-    while True:
-        done = (before + time.time() - start) / (60 * plan.minutes)
-        if done >= 1 or step.count >= plan.steps:
-            break
+    start = said = saved = time.time()
+    while step.count < plan.steps and (done := (spent + time.time() - start) / (60 * plan.minutes)) < 1:
         at = torch.randint(len(data) - plan.length, (plan.batch, 1), device=device)
         step(data[at + offsets].long(), plan.lr * rate(done, first + step.count))
-        if step.count == 6:  # compiling is over: the clock of the schedule starts here
-            if device.type == "cuda":
-                torch.cuda.synchronize()
+        if step.count == 6:  # compiling is over: the schedule's clock starts here
+            step.stats.tolist()
             start = time.time()
-            print(f"first steps took {start - began:.0f} s", flush=True)
         if step.count % 100 == 0 and time.time() - said > 10:
-            stats = [round(x, 3) for x in step.stats.tolist()]
             said = time.time()
-            speed = (step.count - 6) * plan.batch * plan.length / (said - start)
-            print(f"{said - start:5.0f}s step {first + step.count} {speed:,.0f} tok/s loss, balance, agree {stats}", flush=True)
-            if not math.isfinite(stats[0]):
-                raise FloatingPointError("the loss is not finite")
-        if time.time() - saved > 120 and extra:
+            say(step, said - start)
+        if time.time() - saved > 120:
+            save(out, step, spent + time.time() - start)
             saved = time.time()
-            save(out, model, step, before + saved - start)
-            with torch.autocast(device.type, torch.bfloat16):
-                print("held-out", {c: round(loss(model, r), 3) for c, r in held.items()}, flush=True)
-    finish(out, model, step, before + time.time() - start, tokenizer, plan)
+    save(out, step, spent + time.time() - start)
+    finish(out, step, tokenizer)
 
 
-def finish(out: Path, model: TinyMoe, step: Step, seconds: float, tokenizer: Tokenizer, plan: Plan) -> None:
-    """Round the weights as the GGUF will hold them, save, and measure with exactly those."""
-    save(out, model, step, seconds)
-    final = TinyMoe().to(next(model.parameters()).device)
-    final.load_state_dict({k: v.float() for k, v in rounded(model.state_dict()).items()})
-    result = {"seconds": round(seconds), "steps": step.count, "tokens": step.count * plan.batch * plan.length, **report(final, tokenizer)}
+def say(step: Step, seconds: float) -> None:
+    """Print speed and the newest figures; a loss that is not finite ends the run."""
+    stats = [round(x, 3) for x in step.stats.tolist()]
+    speed = (step.count - 6) * step.ids.numel() / seconds
+    print(f"{seconds:5.0f}s step {step.count} {speed:,.0f} tok/s; loss, balance, agree {stats}", flush=True)
+    if not math.isfinite(stats[0]):
+        raise FloatingPointError("the loss is not finite")
+
+
+def finish(out: Path, step: Step, tokenizer: Tokenizer) -> None:
+    """Round the weights as the GGUF will hold them and measure exactly those."""
+    final = TinyMoe().to(step.device)
+    final.load_state_dict({k: v.float() for k, v in rounded(step.model.state_dict()).items()})
+    result = {"steps": step.count, "tokens": step.count * step.ids.numel(), **report(final, tokenizer)}
     (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result), flush=True)
 
@@ -225,10 +230,9 @@ def main() -> None:
     for name in ("muon", "graph"):
         p.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=True)
     p.add_argument("--resume", action="store_true")
-    p.add_argument("--extra", action=argparse.BooleanOptionalAction, default=True, help="checkpoints and held-out loss on the way")
     a = vars(p.parse_args())
-    tokens, out, resume, extra = (a.pop(k) for k in ("tokens", "out", "resume", "extra"))
-    train(tokens, out, Plan(**a), resume, extra)
+    tokens, out, resume = (a.pop(k) for k in ("tokens", "out", "resume"))
+    train(tokens, out, Plan(**a), resume)
 
 
 if __name__ == "__main__":

@@ -51,8 +51,9 @@ endif()
 # to ours, and the other way round, if both lived in one process (tests/compat/test_two_libraries.py).
 # llama and mtmd too: llama-cpp-python 0.3.16 calls them plain `libllama.so`. _build/pyfiles.py knows the names.
 foreach(target IN LISTS DRAFTWOOD_LIBS)
-    set_property(TARGET ${target} PROPERTY VERSION)
-    set_property(TARGET ${target} PROPERTY SOVERSION)
+    foreach(property VERSION SOVERSION PUBLIC_HEADER PRIVATE_HEADER)
+        set_property(TARGET ${target} PROPERTY ${property})
+    endforeach()
     set_target_properties(${target} PROPERTIES
         OUTPUT_NAME "draftwood-${target}" INSTALL_RPATH "$ORIGIN" EXCLUDE_FROM_ALL OFF)
 endforeach()

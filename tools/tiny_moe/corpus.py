@@ -74,7 +74,17 @@ def fetch(folder: Path) -> None:
             how = ["--only-binary=:all:", "--python-version=3.11"] if wheel else [f"--no-binary={s.name}"]
             tags = s.file.removesuffix(".whl").split("-")[-1].split(".") if wheel else []
             how += [f"--platform={t}" for t in tags if t != "any"]
-            pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "-d", str(folder)]
+            pip = [
+                sys.executable,
+                "-m",
+                "pip",
+                "download",
+                "-q",
+                "--no-deps",
+                "--ignore-requires-python",
+                "-d",
+                str(folder),
+            ]
             subprocess.run([*pip, *how, f"{s.name}=={s.version}"], check=True)
         found = hashlib.sha256(path.read_bytes()).hexdigest()
         if found != s.sha256:

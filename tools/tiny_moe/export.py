@@ -115,7 +115,7 @@ def stored(name: str, value: Array) -> npt.NDArray[np.floating]:
 
 def state_of(path: Path, s: Shape = TINY) -> dict[str, Array]:
     """Read a GGUF written by `export` back into a state dict of f32 arrays: the inverse of `weights`."""
-    tensors = {t.name: np.asarray(t.data, np.float32) for t in gguf.GGUFReader(path).tensors}
+    tensors = {t.name: np.array(t.data, np.float32) for t in gguf.GGUFReader(path).tensors}
     out = {}
     for name, like in TinyMoe(s).state_dict().items():
         if name.endswith("gate_up_proj"):

@@ -17,7 +17,7 @@ from torch import Tensor
 
 from tools.tiny_moe.corpus import MODEL, read_heldout
 from tools.tiny_moe.export import state_of
-from tools.tiny_moe.model import Shape
+from tools.tiny_moe.model import TINY
 from tools.tiny_moe.native import Native
 from tools.tiny_moe.reference import reference
 
@@ -60,9 +60,15 @@ def texts(positions: int) -> list[list[int]]:
     return turns[: -(-positions // LENGTH)]
 
 
-def compare(model: Path, positions: int = 2000) -> dict[str, dict[str, float]]:
-    """Return l2, differ and kl of `target` and `mtp` logits and l2 of `rows` and `mtp_rows`."""
-    expected = reference({k: torch.from_numpy(v) for k, v in state_of(model).items()}, Shape())
+def compare(
+    model: Path, positions: int = 2000, reference_of: Path | None = None
+) -> dict[str, dict[str, float]]:
+    """Return l2, differ and kl of `target` and `mtp` logits and l2 of `rows` and `mtp_rows`.
+
+    The reference has the weights of the GGUF `reference_of`, by default of the model itself.
+    """
+    state = state_of(reference_of or model)
+    expected = reference({k: torch.from_numpy(v) for k, v in state.items()}, TINY)
     kinds = {"rows": False, "target": True, "mtp_rows": False, "mtp": True}
     sums = {k: Sum() for k in kinds}
     with Native(model) as native:

@@ -24,7 +24,7 @@ from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine import Engine, probe_model
 from draftwood.errors import ClosedError, DecodeError, ModelFileError, OptionError, UnsupportedError
-from draftwood.options import EXACT_ROWS, Options, Plan, check_context, needed_batch, plan
+from draftwood.options import EXACT_ROWS, Options, Plan, check_context, check_sizes, needed_batch, plan
 from draftwood.processors import GuardedProcessors
 from draftwood.stats import SpeculationStats
 
@@ -64,10 +64,12 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
             if kwargs.get(name) is not None:
                 raise UnsupportedError(f"{name}= is not in this version of draftwood; expected it left out")
         self._options = Options(speculation, draft_tokens, draft_p_min, exact)  # type: ignore[arg-type]
+        model_path = os.fsdecode(model_path)
         self._plan = self._make_plan(model_path, kwargs)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
             _raise_batch(kwargs, needed_batch(self._options.draft_tokens))
+        check_sizes(kwargs)
         super().__init__(model_path, **kwargs)
         try:
             self._attach_engine()
@@ -78,6 +80,8 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
     def _make_plan(self, model_path: str, kwargs: dict[str, Any]) -> Plan:
         if not os.path.exists(model_path):
             raise ModelFileError(f"Model path does not exist: {model_path}", hint="check the path")
+        if os.path.isdir(model_path):
+            raise ModelFileError(f"{model_path} is a directory; expected a GGUF file", hint="check the path")
         return plan(self._options, probe_model(model_path), kwargs)
 
     # Upstream's __init__ assigns the library's default structs to these two before it uses them, which is
@@ -183,7 +187,7 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
         if self._engine is None:
             super().eval(tokens)
             return
-        for chunk in _chunks(list(tokens), self.n_batch, self.context_params.n_ubatch):
+        for chunk in _chunks(list(tokens), self.n_batch, _native.llama_n_ubatch(self._ctx.ctx)):
             n_past = self.n_tokens
             fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words
             self.input_ids[n_past : n_past + len(fits)] = fits
@@ -269,16 +273,17 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
         self._guard = GuardedProcessors(logits_processor) if logits_processor is not None else None
         return super()._init_sampler(*args, logits_processor=self._guard, **kwargs)
 
-    def sample(self, *args: Any, idx: int | None = None, **kwargs: Any) -> int:
+    def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token after the first `n_tokens` of the context, or after the first idx + 1.
 
-        Errors: whatever a logits processor raises.
+        Takes upstream's arguments. Errors: whatever a logits processor raises.
         """
-        if idx is None or idx == self.n_tokens - 1:
+        given = inspect.signature(_upstream.Llama.sample).bind(self, *args, **kwargs).arguments
+        if given.get("idx") in (None, self.n_tokens - 1):
             row = self._newest_row()
             if row is not None:  # after a round it is not the last one, which upstream would take
-                idx = row + self.n_tokens
-        token: int = super().sample(*args, idx=idx, **kwargs)
+                given["idx"] = row + self.n_tokens
+        token: int = _upstream.Llama.sample(**given)
         if self._guard is not None:
             self._guard.raise_pending()
         return token
@@ -439,3 +444,4 @@ def _joined_signature() -> inspect.Signature:
 
 
 Llama.__init__.__signature__ = _joined_signature()  # type: ignore[attr-defined]
+Llama.sample.__signature__ = inspect.signature(_upstream.Llama.sample)  # type: ignore[attr-defined]

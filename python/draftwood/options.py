@@ -43,8 +43,11 @@ class Options:
                 f"draft_tokens is {self.draft_tokens}; expected 1 to {MAX_DRAFT_TOKENS}",
                 hint='speculation="off" turns drafting off',
             )
-        if not isinstance(self.draft_p_min, (int, float)) or not 0.0 <= self.draft_p_min <= 1.0:
+        is_number = isinstance(self.draft_p_min, (int, float)) and not isinstance(self.draft_p_min, bool)
+        if not is_number or not 0.0 <= self.draft_p_min <= 1.0:
             raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
+        if self.exact not in (True, False):
+            raise OptionError(f"exact is {self.exact!r}; expected True or False")
 
 
 @dataclass(frozen=True, slots=True)
@@ -126,3 +129,11 @@ def check_context(options: Options, n_ctx: int) -> None:
             f"{options.draft_tokens + 2}",
             hint="raise n_ctx, or lower draft_tokens",
         )
+
+
+def check_sizes(arguments: dict[str, Any]) -> None:
+    """Refuse sizes with which llama-cpp-python would end the process or say no more than that it failed."""
+    for name, least in (("n_ctx", 0), ("n_batch", 1)):
+        value = arguments.get(name, least)
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}")

@@ -30,7 +30,7 @@ STOCK = {"speculation": "off", "exact": False}
 
 @pytest.fixture
 def on(llama):
-    return llama(speculation="mtp")
+    return llama(speculation="mtp", draft_tokens=5)
 
 
 @pytest.fixture
@@ -98,7 +98,7 @@ def test_draft_lengths(llama, draft_tokens):
 
 
 def test_draft_p_min(llama, off):
-    unsure = llama(speculation="mtp", draft_p_min=0.5)
+    unsure = llama(speculation="mtp", draft_tokens=5, draft_p_min=0.5)
     assert text(unsure, 80) == text(off, 80)
     stats = unsure.speculation_stats
     assert 0 < stats.drafted < 5 * stats.rounds

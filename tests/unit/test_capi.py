@@ -1,0 +1,117 @@
+"""python/draftwood/_capi.py held against src/include/draftwood.h, by reading the header.
+
+The library itself is checked when it is loaded (dw_api_version); this finds what only the two texts show.
+"""
+
+import ctypes
+import re
+from pathlib import Path
+
+import pytest
+from draftwood import _capi
+
+HEADER = Path(__file__).resolve().parents[2] / "src" / "include" / "draftwood.h"
+CODE = re.sub(r"//[^\n]*|/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+
+STRUCTS = {"dw_params": _capi.Params, "dw_stats": _capi.Stats, "dw_model_info": _capi.ModelInfo}
+SCALARS = {
+    "uint32_t": ctypes.c_uint32,
+    "int32_t": ctypes.c_int32,
+    "int64_t": ctypes.c_int64,
+    "float": ctypes.c_float,
+    "bool": ctypes.c_bool,
+    "char": ctypes.c_char,
+    "llama_token": ctypes.c_int32,
+    "dw_status": ctypes.c_int,
+}
+POINTERS = {
+    "char": ctypes.c_char_p,
+    "dw_engine": _capi.EngineHandle,
+    "llama_context": ctypes.c_void_p,
+    "llama_sampler": ctypes.c_void_p,
+    "llama_context_params": ctypes.POINTER(_capi._llama.llama_context_params),
+    **{name: ctypes.POINTER(struct) for name, struct in STRUCTS.items()},
+}
+
+
+def constants():
+    defines = {name: int(value) for name, value in re.findall(r"#define\s+(DW_\w+)\s+(\d+)\s*$", CODE, re.M)}
+    for body in re.findall(r"typedef enum \w+ \{(.*?)\}", CODE, re.DOTALL):
+        defines |= {name: int(value) for name, value in re.findall(r"(DW_\w+)\s*=\s*(\d+)", body)}
+    return defines
+
+
+def value_of(text):
+    return int(text) if text.isdigit() else constants()[text]
+
+
+def fields(struct):
+    body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", CODE, re.DOTALL).group(1)
+    for kind, name, count in re.findall(r"(\w+)\s+(\w+)\s*(?:\[(\w+)\])?\s*;", body):
+        yield name, SCALARS[kind] * value_of(count) if count else SCALARS[kind]
+
+
+def type_of(declared, *, is_result=False):
+    """Return the ctypes type of one argument or result, its name already taken off."""
+    words = declared.replace("const", " ").replace("struct", " ").split()
+    base, stars = words[0], "".join(words[1:])
+    if stars == "":
+        return None if base == "void" and is_result else SCALARS[base]
+    if stars == "*":
+        return POINTERS[base] if base in POINTERS else ctypes.POINTER(SCALARS[base])
+    assert (base, stars) == ("dw_engine", "**"), declared
+    return ctypes.POINTER(POINTERS[base])
+
+
+def functions():
+    found = {}
+    for result, name, arguments in re.findall(
+        r"DW_API\s+([\w\s*]+?)\s*(dw_\w+)\s*\((.*?)\)\s*;", CODE, re.DOTALL
+    ):
+        parts = [] if arguments.strip() == "void" else arguments.split(",")
+        # "const llama_token * draft": the last word is the argument's name
+        found[name] = (result, [re.sub(r"\w+\s*$", "", " ".join(part.split())) for part in parts])
+    return found
+
+
+def test_the_header_is_read_at_all():
+    assert len(functions()) == CODE.count("DW_API ") - CODE.count("#define DW_API ")
+    assert len(functions()) > 15
+    assert len(constants()) > 10
+
+
+def test_constants():
+    values = constants()
+    assert values.pop("DW_API_VERSION") == _capi.API_VERSION
+    for name, value in values.items():
+        assert getattr(_capi, name.removeprefix("DW_")) == value, name
+    theirs = {name for name, value in vars(_capi).items() if name.isupper() and isinstance(value, int)}
+    assert theirs == {name.removeprefix("DW_") for name in constants()}, "the same names on both sides"
+
+
+@pytest.mark.parametrize("struct", STRUCTS)
+def test_struct_fields(struct):
+    assert list(STRUCTS[struct]._fields_) == list(fields(struct))
+
+
+def test_all_structs_are_there():
+    assert set(re.findall(r"typedef struct (\w+) \{", CODE)) == set(STRUCTS)
+
+
+def test_functions_are_the_same_on_both_sides():
+    assert set(functions()) == set(_capi.SIGNATURES)
+
+
+@pytest.mark.parametrize("name", functions())
+def test_signature(name):
+    result, arguments = functions()[name]
+    declared = (type_of(result, is_result=True), [type_of(argument) for argument in arguments])
+    assert _capi.SIGNATURES[name] == declared
+    function = getattr(_capi.lib, name)
+    assert (function.restype, list(function.argtypes)) == declared
+
+
+def test_the_library_agrees_on_sizes():
+    params = _capi.Params()
+    _capi.lib.dw_params_init(ctypes.byref(params))
+    assert params.struct_size == ctypes.sizeof(_capi.Params)

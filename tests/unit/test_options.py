@@ -1,0 +1,144 @@
+"""Which speculation runs: each refusal, in words, without any model."""
+
+from dataclasses import dataclass
+
+import pytest
+from draftwood.errors import OptionError, UnsupportedError
+from draftwood.options import (
+    DEFAULT_DRAFT_TOKENS,
+    EXACT_ROWS,
+    MAX_DRAFT_TOKENS,
+    Options,
+    check_context,
+    check_sizes,
+    needed_batch,
+    plan,
+)
+
+
+@dataclass
+class Info:
+    architecture: str = "qwen35moe"
+    n_layer_nextn: int = 1
+    can_draft_mtp: bool = True
+
+
+def test_defaults():
+    options = Options()
+    assert (options.speculation, options.draft_tokens, options.draft_p_min, options.exact) == (
+        "auto",
+        DEFAULT_DRAFT_TOKENS,
+        0.0,
+        True,
+    )
+    assert EXACT_ROWS == MAX_DRAFT_TOKENS + 1 == 64, "a full draft and its root are one row-exact batch"
+
+
+@pytest.mark.parametrize(
+    ("settings", "found"),
+    [
+        ({"speculation": "tree"}, "speculation is 'tree'; expected one of 'auto', 'off', 'mtp'"),
+        ({"speculation": "MTP"}, "speculation is 'MTP'"),
+        ({"speculation": None}, "speculation is None"),
+        ({"speculation": False}, "speculation is False"),
+        ({"speculation": []}, r"speculation is \[\]"),
+        ({"draft_tokens": 0}, "draft_tokens is 0; expected 1 to 63"),
+        ({"draft_tokens": -1}, "draft_tokens is -1; expected 1 to 63"),
+        ({"draft_tokens": 64}, "draft_tokens is 64; expected 1 to 63"),
+        ({"draft_tokens": "3"}, "draft_tokens is '3'; expected a whole number"),
+        ({"draft_tokens": True}, "draft_tokens is True; expected a whole number"),
+        ({"draft_tokens": 2.5}, "draft_tokens is 2.5; expected a whole number"),
+        ({"draft_tokens": None}, "draft_tokens is None; expected a whole number"),
+        ({"draft_p_min": float("nan")}, "draft_p_min is nan; expected a probability from 0 to 1"),
+        ({"draft_p_min": float("inf")}, "draft_p_min is inf"),
+        ({"draft_p_min": -1}, "draft_p_min is -1"),
+        ({"draft_p_min": 2}, "draft_p_min is 2"),
+        ({"draft_p_min": True}, "draft_p_min is True"),
+        ({"draft_p_min": "0.5"}, "draft_p_min is '0.5'"),
+        ({"draft_p_min": None}, "draft_p_min is None"),
+        ({"exact": "no"}, "exact is 'no'; expected True or False"),
+        ({"exact": None}, "exact is None; expected True or False"),
+    ],
+)
+def test_options_that_make_no_sense(settings, found):
+    with pytest.raises(OptionError, match=found):
+        Options(**settings)
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 63])
+@pytest.mark.parametrize("draft_p_min", [0, 0.0, 0.5, 1, 1.0])
+def test_limits_are_allowed(draft_tokens, draft_p_min):
+    Options("mtp", draft_tokens, draft_p_min, False)
+
+
+@pytest.mark.parametrize("architecture", ["qwen35", "qwen35moe"])
+@pytest.mark.parametrize("speculation", ["auto", "mtp"])
+def test_a_file_with_mtp_drafts(architecture, speculation):
+    chosen = plan(Options(speculation, 7), Info(architecture), {})
+    assert (chosen.drafter, chosen.reason, chosen.n_rs_seq) == ("mtp", "", 7)
+
+
+def test_off_is_off():
+    chosen = plan(Options("off"), Info(), {})
+    assert (chosen.drafter, chosen.n_rs_seq) == ("none", 0)
+    assert "off" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("info", "arguments", "found"),
+    [
+        (Info("llama", 0, False), {}, "found architecture 'llama'"),
+        (Info("qwen3next", 1, False), {}, "MTP drafting works for 'qwen35' and 'qwen35moe'"),
+        (Info("", 0, False), {}, "found architecture ''"),
+        (Info(n_layer_nextn=0, can_draft_mtp=False), {}, "found no MTP block in the file"),
+        (Info(n_layer_nextn=2, can_draft_mtp=False), {}, "found 2 MTP layers"),
+        (Info(), {"embedding": True}, "embedding=True"),
+        (Info(), {"vocab_only": True}, "vocab_only=True"),
+        (Info(), {"draft_model": object()}, "draft_model="),
+    ],
+)
+def test_what_cannot_draft(info, arguments, found):
+    """Asked for, it is refused; with "auto" the same words are the reason."""
+    with pytest.raises(UnsupportedError, match=found) as caught:
+        plan(Options("mtp"), info, arguments)
+    assert "speculation='mtp' cannot run" in str(caught.value)
+    assert 'speculation="auto"' in caught.value.hint
+    chosen = plan(Options("auto"), info, arguments)
+    assert (chosen.drafter, chosen.n_rs_seq) == ("none", 0)
+    assert found in chosen.reason
+
+
+@pytest.mark.parametrize("arguments", [{"embedding": False}, {"vocab_only": False}, {"draft_model": None}])
+def test_what_is_left_off_hinders_nothing(arguments):
+    assert plan(Options("mtp"), Info(), arguments).drafter == "mtp"
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 3, 63])
+def test_context_and_batch_of_a_draft(draft_tokens):
+    options = Options("mtp", draft_tokens)
+    least = draft_tokens + 2
+    assert needed_batch(draft_tokens) == least
+    for n_ctx in (0, least, 4096):
+        check_context(options, n_ctx)
+    for n_ctx in (1, least - 1):
+        with pytest.raises(OptionError, match=f"n_ctx is {n_ctx}; .* needs at least {least}") as caught:
+            check_context(options, n_ctx)
+        assert "raise n_ctx" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"n_ctx": -1}, "n_ctx is -1; expected a whole number of at least 0"),
+        ({"n_ctx": None}, "n_ctx is None"),
+        ({"n_ctx": 512.0}, "n_ctx is 512.0"),
+        ({"n_batch": 0}, "n_batch is 0; expected a whole number of at least 1"),
+        ({"n_batch": -5}, "n_batch is -5"),
+        ({"n_batch": True}, "n_batch is True"),
+    ],
+)
+def test_sizes_that_make_no_sense(arguments, found):
+    with pytest.raises(OptionError, match=found):
+        check_sizes(arguments)
+    check_sizes({})
+    check_sizes({"n_ctx": 0, "n_batch": 1})

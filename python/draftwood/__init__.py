@@ -2,10 +2,13 @@
 
     from draftwood import Llama
 
-Importing this package never touches the name `llama_cpp`; `install()` does, when asked to.
+Importing this package never touches the name `llama_cpp`; `install()` does, when asked to. The library and
+numpy are loaded when `Llama` is first named, so that `draftwood doctor` can say what is wrong with them.
 """
 
 from importlib.metadata import version as _version
+from typing import TYPE_CHECKING as _TYPE_CHECKING
+from typing import Any as _Any
 
 from draftwood._install import install
 from draftwood.errors import (
@@ -17,8 +20,10 @@ from draftwood.errors import (
     OptionError,
     UnsupportedError,
 )
-from draftwood.llama import Llama
 from draftwood.stats import SpeculationStats
+
+if _TYPE_CHECKING:
+    from draftwood.llama import Llama
 
 __version__ = _version("draftwood")
 
@@ -35,3 +40,16 @@ __all__ = [
     "__version__",
     "install",
 ]
+
+
+def __getattr__(name: str) -> _Any:
+    if name != "Llama":
+        raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
+    from draftwood.llama import Llama
+
+    globals()[name] = Llama  # the next look-up does not come here
+    return Llama
+
+
+def __dir__() -> list[str]:
+    return sorted({*globals(), *__all__})

@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 import source
 from click.testing import CliRunner
-from draftwood import Llama, __version__
+from draftwood import Llama, __version__, _capi
 from draftwood.cli import cli
 from draftwood.cli.progress import Interrupt
 from draftwood.cli.session import Session
@@ -397,6 +397,39 @@ def test_doctor_says_why_a_model_does_not_draft_and_what_is_wrong_with_a_file(gg
     done = draftwood("doctor", __file__, text=True)
     assert done.returncode == 1
     assert re.search(r"broken: .* is not a GGUF file.*\nfix: ", done.stdout)
+
+
+def test_a_library_that_cannot_be_used_is_a_finding(planted, tmp_path, monkeypatch):
+    monkeypatch.setitem(ENVIRONMENT, "DRAFTWOOD_LIB_PATH", str(tmp_path))
+    done = draftwood("doctor", text=True)
+    assert done.returncode == 1
+    assert re.search(r"broken: the library cannot be used: .*\nfix: unset DRAFTWOOD_LIB_PATH\n", done.stdout)
+    for command in (["run", planted, "hi"], ["serve", planted]):
+        done = draftwood(*command, text=True)
+        assert (done.returncode, done.stdout) == (1, "")
+        assert re.fullmatch(r"Error: .* cannot be used: .*\n\nhint: `draftwood doctor` .*\n", done.stderr)
+
+
+@pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("int dw_api_version(void) { return 99; }", "API version 99, this package expects"),
+        ("#include <signal.h>\nint dw_api_version(void) { raise(SIGILL); return 1; }", "SIGILL"),
+    ],
+)
+def test_another_api_version_and_another_cpu_are_findings(tmp_path, monkeypatch, body, words):
+    # in front of the real library, one that differs in this function
+    real, code = Path(_capi.lib._name), tmp_path / "front.c"
+    code.write_text(body)
+    link = ["-Wl,--no-as-needed", real, f"-Wl,-rpath,{real.parent}"]
+    compiler = os.environ.get("CC", "cc")
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", tmp_path / real.name, code, *link], check=True)
+    monkeypatch.setitem(ENVIRONMENT, "DRAFTWOOD_LIB_PATH", str(tmp_path))
+    done = draftwood("doctor", "--json", text=True)
+    assert done.returncode == 1
+    (problem,) = json.loads(done.stdout)["problems"]
+    assert words in problem["found"]
+    assert problem["fix"]
 
 
 # ---- serve ----

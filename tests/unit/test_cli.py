@@ -10,6 +10,7 @@ import select
 import signal
 import subprocess
 import sys
+import textwrap
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -43,6 +44,22 @@ def test_version_by_both_names():
     for command in ([sys.executable, "-m", "draftwood"], [str(Path(sys.executable).with_name("draftwood"))]):
         done = subprocess.run([*command, "--version"], capture_output=True, text=True, check=True)
         assert re.fullmatch(r"draftwood \d+\.\d+\.\d+\n", done.stdout)
+
+
+@pytest.mark.parametrize("argument", ["--version", "--help"])
+def test_neither_library_nor_numpy_is_loaded_for(argument):
+    code = f"""
+        import sys
+        from draftwood.cli import main
+        sys.argv[1:] = [{argument!r}]
+        try:
+            main()
+        except SystemExit:
+            heavy = ("numpy", "rich", "draftwood.llama", "draftwood._llama_cpp")
+            print([name for name in heavy if name in sys.modules])
+    """
+    command = [sys.executable, "-c", textwrap.dedent(code)]
+    assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("[]\n")
 
 
 @pytest.mark.parametrize("command", [[], ["run"], ["serve"], ["doctor"]])

@@ -47,11 +47,11 @@ def build_wheel(
     wheel_directory: str, config_settings: Settings | None = None, metadata_directory: str | None = None
 ) -> str:
     """Build the wheel (PEP 517)."""
-    return _skbuild.build_wheel(wheel_directory, with_source(config_settings), metadata_directory)
+    return str(_skbuild.build_wheel(wheel_directory, with_source(config_settings), metadata_directory))
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings | None = None, metadata_directory: str | None = None
 ) -> str:
     """Build the editable wheel (PEP 660)."""
-    return _skbuild.build_editable(wheel_directory, with_source(config_settings), metadata_directory)
+    return str(_skbuild.build_editable(wheel_directory, with_source(config_settings), metadata_directory))

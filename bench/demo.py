@@ -17,12 +17,12 @@ import time
 from collections.abc import Iterator
 from typing import Any
 
-import models
+from draftwood import Llama
+from draftwood.engine import build_info
 from rich.console import Console
 from rich.progress import Progress
 
-from draftwood import Llama
-from draftwood.engine import build_info
+import models
 
 REPORT = models.ROOT / "build" / "demo.json"
 N_PROMPT = 128
@@ -116,7 +116,7 @@ def main() -> int:
     print(f"a held-out prompt, continued by {report['model']}:\n\n{report['sample']}\n")
     for row in report["rows"]:
         print(
-            f"{row['category']:8} plain {row['plain_tps']:7.1f} tok/s   with MTP {row['spec_tps']:7.1f} tok/s   "
+            f"{row['category']:8} plain {row['plain_tps']:7.1f} tok/s, with MTP {row['spec_tps']:7.1f} tok/s, "
             f"{row['mean_length']:.2f} tokens a round   {'same text' if row['same_text'] else 'TEXT DIFFERS'}"
         )
     print(

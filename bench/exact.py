@@ -22,9 +22,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import models
-
 from draftwood import Llama
+
+import models
 
 RANDOM_SHAPES = ("moe-mtp", "dense-mtp", "odd", "gqa", "q4k", "mix", "planted-moe", "planted-dense")
 SAMPLING: dict[str, dict[str, Any]] = {
@@ -143,7 +143,9 @@ def main() -> int:
     parser.add_argument("--only", help="run only the models whose name holds this")
     args = parser.parse_args()
 
-    cases = [(f"tiny-moe-{kind}", lambda kind=kind: models.tiny_moe(kind)) for kind in ("F16", *models.QUANTISED)]
+    cases = [
+        (f"tiny-moe-{kind}", lambda kind=kind: models.tiny_moe(kind)) for kind in ("F16", *models.QUANTISED)
+    ]
     cases += [(shape, lambda shape=shape: models.synthetic(shape)) for shape in RANDOM_SHAPES]
     tally = Tally()
     for name, make in cases:

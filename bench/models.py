@@ -32,7 +32,7 @@ def tiny_moe(kind: str) -> Path:
 
 def synthetic(preset: str) -> Path:
     """Return the path of a random GGUF of tools/synth_gguf.py's preset."""
-    from synth_gguf import PRESETS, write  # noqa: PLC0415  (needs the dev extra's gguf)
+    from synth_gguf import PRESETS, write
 
     MODELS.mkdir(parents=True, exist_ok=True)
     target = MODELS / f"synth-{preset}.gguf"
@@ -44,7 +44,7 @@ def synthetic(preset: str) -> Path:
 
 def quantise(source: Path, target: Path, kind: str) -> None:
     """Write `target` with llama.cpp's quantiser; kind is a llama_ftype name without its prefix."""
-    from draftwood._llama_cpp import _logger, llama_cpp  # noqa: PLC0415
+    from draftwood._llama_cpp import _logger, llama_cpp
 
     _logger.set_verbose(False)
     target.parent.mkdir(parents=True, exist_ok=True)

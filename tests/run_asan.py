@@ -37,7 +37,17 @@ def main() -> int:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:verify_asan_link_order=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=0",
     }
-    command = [sys.executable, "-m", "pytest", "-q", "-m", "not slow and not gpu", "--timeout", "1200", *TESTS]
+    command = [
+        sys.executable,
+        "-m",
+        "pytest",
+        "-q",
+        "-m",
+        "not slow and not gpu",
+        "--timeout",
+        "1200",
+        *TESTS,
+    ]
     return subprocess.run(command, cwd=ROOT, env=environment, check=False).returncode
 
 

@@ -75,7 +75,7 @@ def probe_model(path: str) -> ModelInfo:
 
 
 def build_info() -> dict[str, Any]:
-    """Return what the loaded library was built from: pin version and commit, series hash, compiler, backends."""
+    """Return what the loaded library was built from: pin, series hash, compiler, backends."""
     info: dict[str, Any] = json.loads(_lib.dw_build_info())
     return info
 

@@ -28,20 +28,23 @@ from draftwood.options import EXACT_ROWS, Options, Plan, check_context, check_si
 from draftwood.processors import GuardedProcessors
 from draftwood.stats import SpeculationStats
 
+# bound now: install() and the alias put our class in its place in that module
+_Base: Any = _upstream.Llama
+_DEFAULTS = Options()
 _DRAFTERS = {"none": _capi.DRAFTER_NONE, "mtp": _capi.DRAFTER_MTP}
 # announced for later versions; upstream would swallow them as unknown keywords
 _NOT_YET = ("drafter", "tree_budget", "checkpoint_bytes")
 
 
-class Llama(_upstream.Llama):  # type: ignore[misc]
+class Llama(_Base):  # type: ignore[misc]
     """llama-cpp-python's Llama, with drafting.
 
     Takes every argument of llama-cpp-python's Llama, and:
         speculation: "auto" (draft with the model's MTP block if it has one), "off", or "mtp".
         draft_tokens: longest draft of a round, 1 to 63 tokens.
         draft_p_min: end a draft where the drafter gives its path less than this probability.
-        exact: on CPU, run batches of up to 64 rows on kernels whose rows do not depend on each other's number,
-            so that text is the same with drafting on and off. False takes llama.cpp's faster stock kernels.
+        exact: on CPU, run batches of up to 64 rows on kernels whose rows do not depend on each other's
+            number, so that text is the same with drafting on and off. False takes llama.cpp's stock kernels.
 
     Errors: OptionError (ValueError) for arguments that make no sense, UnsupportedError (ValueError) when a
     drafter was asked for that this model cannot run, ModelFileError (ValueError) for a bad file.
@@ -51,10 +54,10 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
         self,
         model_path: str,
         *,
-        speculation: str = Options.__dataclass_fields__["speculation"].default,
-        draft_tokens: int = Options.__dataclass_fields__["draft_tokens"].default,
-        draft_p_min: float = Options.__dataclass_fields__["draft_p_min"].default,
-        exact: bool = True,
+        speculation: str = _DEFAULTS.speculation,
+        draft_tokens: int = _DEFAULTS.draft_tokens,
+        draft_p_min: float = _DEFAULTS.draft_p_min,
+        exact: bool = _DEFAULTS.exact,
         **kwargs: Any,
     ) -> None:
         self._engine: Engine | None = None
@@ -111,7 +114,7 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
     def _attach_engine(self) -> None:
         # upstream sizes these by its argument; llama.cpp rounds the context up
         if len(self.input_ids) < self._n_ctx:
-            self.input_ids = np.ndarray((self._n_ctx,), dtype=np.intc)
+            self.input_ids: Any = np.ndarray((self._n_ctx,), dtype=np.intc)
             if self._logits_all:
                 self.scores = np.ndarray((self._n_ctx, self._n_vocab), dtype=np.single)
         if not self._generates_on_engine():
@@ -161,7 +164,7 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
 
     @property
     def speculation_stats(self) -> SpeculationStats | None:
-        """Counters of the engine; None where llama-cpp-python's own loop runs (exact=False without drafting)."""
+        """Counters of the engine; None where upstream's own loop runs (exact=False without drafting)."""
         return self._engine.stats() if self._engine else None
 
     def reset_speculation_stats(self) -> None:
@@ -232,8 +235,8 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
     ) -> Generator[int, Sequence[int] | None, None]:
         """Generate tokens after the prompt `tokens`, one per step, until the caller stops.
 
-        After the k-th token `n_tokens` is len(prompt) + k - 1, as with llama-cpp-python: the token just yielded
-        is not evaluated yet. `send()` adds tokens after it. Processors see each prefix once, in order.
+        After the k-th token `n_tokens` is len(prompt) + k - 1, as with llama-cpp-python: the token just
+        yielded is not evaluated yet. `send()` adds tokens after it. Processors see each prefix once, in order.
         Errors: OptionError for an empty prompt; ContextFullError at the end of the context; whatever a logits
         processor or stopping criterion raises.
         """
@@ -255,9 +258,7 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
             grammar=grammar,
         )
         if self._engine is None:
-            yield from super().generate(
-                tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling
-            )
+            yield from super().generate(tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling)
             return
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
         self._sampler = sampler = self._init_sampler(**sampling)
@@ -278,12 +279,12 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
 
         Takes upstream's arguments. Errors: whatever a logits processor raises.
         """
-        given = inspect.signature(_upstream.Llama.sample).bind(self, *args, **kwargs).arguments
+        given = inspect.signature(_Base.sample).bind(self, *args, **kwargs).arguments
         if given.get("idx") in (None, self.n_tokens - 1):
             row = self._newest_row()
             if row is not None:  # after a round it is not the last one, which upstream would take
                 given["idx"] = row + self.n_tokens
-        token: int = _upstream.Llama.sample(**given)
+        token: int = _Base.sample(**given)
         if self._guard is not None:
             self._guard.raise_pending()
         return token
@@ -331,10 +332,11 @@ class Llama(_upstream.Llama):  # type: ignore[misc]
     ) -> Generator[int, Sequence[int] | None, None]:
         engine = self._engine
         assert engine is not None
+        token = -1
         while True:
             row = engine.row()
-            if row is None:
-                self._start_round(token)  # noqa: F821  (bound: the first row comes from the prompt)
+            if row is None:  # never at first: the prompt left a row to sample
+                self._start_round(token)
                 continue
             # processors and criteria look at the prefix through n_tokens, so it is set before they run
             index, self.n_tokens = row
@@ -437,11 +439,11 @@ def _raise_batch(kwargs: dict[str, Any], needed: int) -> None:
 
 def _joined_signature() -> inspect.Signature:
     """Upstream's constructor signature with our keywords before its **kwargs."""
-    theirs = list(inspect.signature(_upstream.Llama.__init__).parameters.values())
+    theirs = list(inspect.signature(_Base.__init__).parameters.values())
     ours = inspect.signature(Llama.__init__).parameters
     added = [p for name, p in ours.items() if name not in {q.name for q in theirs}]
     return inspect.Signature([*theirs[:-1], *added, theirs[-1]])
 
 
 Llama.__init__.__signature__ = _joined_signature()  # type: ignore[attr-defined]
-Llama.sample.__signature__ = inspect.signature(_upstream.Llama.sample)  # type: ignore[attr-defined]
+Llama.sample.__signature__ = inspect.signature(_Base.sample)  # type: ignore[attr-defined]

@@ -60,12 +60,21 @@ uint32_t get_u32(const gguf_context * gguf, const std::string & name) {
     return key >= 0 && gguf_get_kv_type(gguf, key) == GGUF_TYPE_UINT32 ? gguf_get_val_u32(gguf, key) : 0;
 }
 
+// one of several files: the others' tensors are not listed here
+bool is_split(const gguf_context * gguf) {
+    const int64_t key = gguf_find_key(gguf, "split.count");
+    return key >= 0 && gguf_get_kv_type(gguf, key) == GGUF_TYPE_UINT16 && gguf_get_val_u16(gguf, key) > 1;
+}
+
 // what graph_mtp of qwen35.cpp and qwen35moe.cpp asserts at the pin
 bool can_draft_mtp(const gguf_context * gguf, const std::string & arch, uint32_t n_nextn) {
     if ((arch != "qwen35" && arch != "qwen35moe") || n_nextn != 1) {
         return false;
     }
     const uint32_t n_blocks = get_u32(gguf, arch + ".block_count");
+    if (is_split(gguf)) {
+        return n_blocks >= 2; // llama.cpp's loader refuses a model whose MTP tensors are in none of the files
+    }
     if (n_blocks < 2 || gguf_find_tensor(gguf, "blk.0.attn_norm.weight") < 0) {
         return false; // a file with the MTP block alone is no target
     }

@@ -1,4 +1,4 @@
-"""A short run of `make exact`: text with drafting = text without, and the checker itself notices a wrong token."""
+"""A short run of `make exact`: text is the same with drafting, and the checker notices a wrong token."""
 
 from __future__ import annotations
 
@@ -16,7 +16,12 @@ EXACT = ROOT / "bench" / "exact.py"
 def run(*arguments: str, code: str | None = None) -> subprocess.CompletedProcess[str]:
     start = [str(EXACT)] if code is None else ["-c", code]
     return subprocess.run(
-        [sys.executable, *start, *arguments], cwd=ROOT, capture_output=True, text=True, check=False, timeout=280
+        [sys.executable, *start, *arguments],
+        cwd=ROOT,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=280,
     )
 
 
@@ -36,7 +41,8 @@ def test_text_is_the_same(name):
 def test_a_wrong_token_is_found():
     """With the target's row mixed up (drafts accepted unseen) the verdict is not 0."""
     sabotage = (
-        "import sys; sys.path.insert(0, 'bench'); sys.argv = ['exact.py', '--only', 'planted-dense', '--tokens', '40']\n"
+        "import sys; sys.path.insert(0, 'bench')\n"
+        "sys.argv = ['exact.py', '--only', 'planted-dense', '--tokens', '40']\n"
         "import exact\n"
         "honest = exact.Llama._rounds\n"
         "def lying(self, criteria):\n"

@@ -71,7 +71,7 @@ def run(
     use_ref: bool,
     n_threads: int,
 ) -> np.ndarray:
-    """Compute op(context, *tensors) and return its f32 result of `shape`; outputs are poisoned with NaN first.
+    """Compute op(context, *tensors); return its f32 result of `shape`. Outputs are poisoned with NaN first.
 
     operands: (stored array, type) as `encode` gives them.
     """

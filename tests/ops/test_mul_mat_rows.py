@@ -26,7 +26,7 @@ def mul_mat(weights, kind, x, *, use_ref=True, n_threads=2):
 
 
 def mul_mat_id(weights, kind, x, ids, *, use_ref=True, n_threads=2):
-    """weights [experts, rows, n], x f32 [tokens, slots or 1, n], ids i32 [tokens, slots] -> [tokens, slots, rows]."""
+    """weights [experts, rows, n], x f32 [tokens, slots or 1, n], ids i32 [tokens, slots] -> f32 [.., rows]."""
     shape = (*ids.shape, weights.shape[-2])
     operands = [(weights, kind), (x, "F32"), (ids, "I32")]
     return ggml.run(ggml.base.ggml_mul_mat_id, operands, shape, use_ref=use_ref, n_threads=n_threads)
@@ -34,7 +34,12 @@ def mul_mat_id(weights, kind, x, ids, *, use_ref=True, n_threads=2):
 
 def bound(weights, kind, x):
     """The oracle's error bound for a plain product: eps * sum |w| |x|, per element."""
-    return EPS * x.shape[-1] ** 0.5 * np.abs(x.astype(np.float64)) @ np.abs(ggml.decode(weights, kind)).swapaxes(-1, -2)
+    return (
+        EPS
+        * x.shape[-1] ** 0.5
+        * np.abs(x.astype(np.float64))
+        @ np.abs(ggml.decode(weights, kind)).swapaxes(-1, -2)
+    )
 
 
 @pytest.mark.parametrize("kind", ["F16", "BF16"])
@@ -69,7 +74,9 @@ def test_experts_against_float64(kind, shared_input):
     ids = np.stack([rng.permutation(6)[:3] for _ in range(9)]).astype(np.int32)
     x = rng.standard_normal((9, 1 if shared_input else 3, 48)).astype(np.float32)
     found = mul_mat_id(weights, kind, x, ids)
-    oracle = np.einsum("tsn,tsrn->tsr", np.broadcast_to(x, (9, 3, 48)).astype(np.float64), ggml.decode(weights, kind)[ids])
+    oracle = np.einsum(
+        "tsn,tsrn->tsr", np.broadcast_to(x, (9, 3, 48)).astype(np.float64), ggml.decode(weights, kind)[ids]
+    )
     np.testing.assert_allclose(found, oracle, rtol=0, atol=1e-4)
 
 

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import argparse
 import json
+import sys
 from collections.abc import Iterable
 from itertools import islice
 from pathlib import Path
@@ -77,13 +78,19 @@ def measure(model: Path) -> dict[str, Any]:
         c: {str(t): {"mean_tokens": [], "repeat_share": []} for t in TEMPERATURES} for c in held
     }
     for depth in range(1, DEPTH + 1):
-        llm = Llama(str(model), n_ctx=512, verbose=False, speculation="mtp", draft_tokens=depth)
+        options = {
+            "n_ctx": 512,
+            "n_threads": 1,
+            "verbose": False,
+        }  # one thread: as fast at this size, less noise
+        llm = Llama(str(model), speculation="mtp", draft_tokens=depth, **options)
         for category, records in held.items():
             for temperature in TEMPERATURES:
                 llm.set_seed(0)
                 texts = [run(llm, p, temperature) for p in prompts(records)]
                 for name, value in zip(("mean_tokens", "repeat_share"), mean_tokens(texts), strict=True):
                     out[category][str(temperature)][name].append(value)
+            print(f"{depth} drafts, {category}: {out[category]['0.0']['mean_tokens'][-1]}", file=sys.stderr)
         llm.close()
     return out
 

@@ -17,7 +17,7 @@ import random
 import subprocess
 import sys
 from collections.abc import Iterable, Iterator
-from concurrent.futures import ProcessPoolExecutor
+from concurrent.futures import ProcessPoolExecutor, ThreadPoolExecutor
 from dataclasses import asdict, dataclass
 from itertools import islice
 from pathlib import Path
@@ -67,30 +67,29 @@ def sources(path: Path = HERE / "sources.toml") -> list[Source]:
 def fetch(folder: Path) -> None:
     """Download every missing archive with pip and check its hash."""
     folder.mkdir(parents=True, exist_ok=True)
-    for s in sources():
-        path = folder / s.file
-        if not path.exists():
-            wheel = s.file.endswith(".whl")
-            how = ["--only-binary=:all:", "--python-version=3.11"] if wheel else [f"--no-binary={s.name}"]
-            tags = s.file.removesuffix(".whl").split("-")[-1].split(".") if wheel else []
-            how += [f"--platform={t}" for t in tags if t != "any"]
-            pip = [
-                sys.executable,
-                "-m",
-                "pip",
-                "download",
-                "-q",
-                "--no-deps",
-                "--ignore-requires-python",
-                "-d",
-                str(folder),
+    with ThreadPoolExecutor(4) as pool:
+        list(pool.map(fetch_one, [folder] * len(sources()), sources()))
+
+
+def fetch_one(folder: Path, s: Source) -> None:
+    """Make sure of one archive; a wheel is asked for by its own tags, whatever Python runs this."""
+    path = folder / s.file
+    if not path.exists():
+        how = [f"--no-binary={s.name}"]
+        if s.file.endswith(".whl"):
+            tags = s.file.removesuffix(".whl").split("-")[-1].split(".")
+            how = [
+                "--only-binary=:all:",
+                "--python-version=3.11",
+                *(f"--platform={t}" for t in tags if t != "any"),
             ]
-            subprocess.run([*pip, *how, f"{s.name}=={s.version}"], check=True)
-        found = hashlib.sha256(path.read_bytes()).hexdigest()
-        if found != s.sha256:
-            raise ValueError(
-                f"`{s.file}` has sha256 {found}, expected {s.sha256}\n\nhint: delete it and fetch again"
-            )
+        pip = [sys.executable, "-m", "pip", "download", "-q", "--no-deps", "--ignore-requires-python"]
+        subprocess.run([*pip, "-d", str(folder), *how, f"{s.name}=={s.version}"], check=True)
+    found = hashlib.sha256(path.read_bytes()).hexdigest()
+    if found != s.sha256:
+        raise ValueError(
+            f"`{s.file}` has sha256 {found}, expected {s.sha256}\n\nhint: delete `{path}` and fetch again"
+        )
 
 
 def package_documents(folder: Path, s: Source) -> list[Document]:

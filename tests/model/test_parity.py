@@ -112,7 +112,6 @@ def test_tokenizer_cuts_as_llama_cpp() -> None:
         "naïve café\u0301 日本語 🙂",
         "a\r\n\tb",
         "12345",
-        "<|im_end|>x",
     ]
     with Native(GGUF) as native:
         for text in [*(r["text"] for r in read_heldout()), *awkward]:

@@ -127,7 +127,7 @@ class Llama(_Base):  # type: ignore[misc]
             draft_p_min=self._options.draft_p_min,
             exact_rows=EXACT_ROWS if self._options.exact else 0,
         )
-        self._stack.callback(self._detach_engine)  # runs before the context is freed
+        self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
 
     def _generates_on_engine(self) -> bool:
         wanted = self._plan.drafter != "none" or self._options.exact
@@ -141,14 +141,10 @@ class Llama(_Base):  # type: ignore[misc]
             and _native.llama_get_memory(self._ctx.ctx)
         )
 
-    def _detach_engine(self) -> None:
-        engine, self._engine = self._engine, None
-        if engine is not None:
-            engine.close()
-
     def close(self) -> None:
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
         super().close()
+        self._engine = None
         # upstream keeps the freed pointers and would hand them to the library
         self._model = self._ctx = self._batch = self.tokenizer_ = _Closed()
 

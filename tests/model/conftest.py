@@ -18,7 +18,7 @@ import pytest
 from draftwood import Llama
 from synth_gguf import PRESETS, write
 
-from tests.model.rig import Rig, Run
+from tests.model.rig import Rig, Run, write_llama
 
 ROOT = Path(__file__).resolve().parents[2]
 
@@ -48,6 +48,14 @@ def gguf(tmp_path_factory: pytest.TempPathFactory) -> MakeModel:
         return written[spec]
 
     return make
+
+
+@pytest.fixture(scope="session")
+def llama_arch(gguf: MakeModel, tmp_path_factory: pytest.TempPathFactory) -> str:
+    """A random model of architecture "llama": attention only, with the tokenizer of the presets."""
+    path = tmp_path_factory.mktemp("llama") / "llama.gguf"
+    write_llama(path, like=gguf("dense-plain"))
+    return str(path)
 
 
 @pytest.fixture(scope="session")

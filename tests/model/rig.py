@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+import gguf
 import numpy as np
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
@@ -206,3 +207,45 @@ def check_plain(rig: Rig, run: Run, done: int, n: int = 20) -> None:
     assert tokens == run.tokens[done : done + n]
     for i, row in enumerate(rows):
         assert np.array_equal(row, run.rows[done + i]), f"row {done + i}, {i} after the round"
+
+
+def write_llama(path: Path, like: str, *, width: int = 64, blocks: int = 3) -> None:
+    """Write a random F32 model of architecture "llama" with the tokenizer of the GGUF `like`."""
+    fields = {
+        name: field for name, field in gguf.GGUFReader(like).fields.items() if name.startswith("tokenizer.")
+    }
+    tokens = fields["tokenizer.ggml.tokens"].contents()
+    out = gguf.GGUFWriter(path, "llama")
+    out.add_context_length(4096)
+    out.add_embedding_length(width)
+    out.add_block_count(blocks)
+    out.add_feed_forward_length(2 * width)
+    out.add_head_count(4)
+    out.add_layer_norm_rms_eps(1e-6)
+    out.add_tokenizer_model("gpt2")
+    out.add_tokenizer_pre("qwen2")
+    out.add_token_list(tokens)
+    out.add_token_types(fields["tokenizer.ggml.token_type"].contents())
+    out.add_token_merges(fields["tokenizer.ggml.merges"].contents())
+    out.add_eos_token_id(len(tokens) - 1)
+    chance = np.random.default_rng(0)
+
+    def add(name: str, *shape: int) -> None:
+        weight = chance.standard_normal(shape) / np.sqrt(shape[-1]) if len(shape) > 1 else np.ones(shape)
+        out.add_tensor(f"{name}.weight", weight.astype(np.float32))
+
+    add("token_embd", len(tokens), width)
+    add("output_norm", width)
+    add("output", len(tokens), width)
+    for i in range(blocks):
+        for name in ("attn_norm", "ffn_norm"):
+            add(f"blk.{i}.{name}", width)
+        for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
+            add(f"blk.{i}.{name}", width, width)
+        for name in ("ffn_gate", "ffn_up"):
+            add(f"blk.{i}.{name}", 2 * width, width)
+        add(f"blk.{i}.ffn_down", width, 2 * width)
+    out.write_header_to_file()
+    out.write_kv_data_to_file()
+    out.write_tensors_to_file()
+    out.close()

@@ -14,6 +14,7 @@ import pytest
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood._llama_cpp._internals import LlamaSampler
+from draftwood.options import DEFAULT_DRAFT_P_MIN, DEFAULT_DRAFT_TOKENS, EXACT_ROWS
 
 from tests.model.rig import PROMPT, check_plain, follow, hooked_sampler
 
@@ -372,7 +373,8 @@ def new(r, p, context_params=None):
 def test_params_init():
     p = params()
     assert p.struct_size == ctypes.sizeof(_capi.Params)
-    assert (p.drafter, p.draft_tokens, p.draft_p_min, p.exact_rows) == (NONE, 5, 0.0, _capi.MAX_DRAFT + 1)
+    assert (p.drafter, p.draft_tokens, p.draft_p_min) == (NONE, DEFAULT_DRAFT_TOKENS, DEFAULT_DRAFT_P_MIN)
+    assert p.exact_rows == EXACT_ROWS
     lib.dw_params_init(None)
 
 
@@ -408,9 +410,10 @@ def test_params_that_make_no_sense(rig, changes, found):
     ],
 )
 def test_contexts_that_cannot_draft(rig, preset, context, found):
-    r = rig(preset, engine=False, **context)
-    text = error_of(new(r, params(drafter=MTP))[0], _capi.ERR_UNSUPPORTED)
+    r = rig(preset, engine=False, drafter=MTP, **context)
+    text = error_of(new(r, params(drafter=MTP, draft_tokens=5))[0], _capi.ERR_UNSUPPORTED)
     assert found in text
+    r.settings["drafter"] = NONE
     assert r.attach().n_past == 0, "without drafting this context works"
 
 

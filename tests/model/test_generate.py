@@ -308,15 +308,16 @@ def test_resuming_a_stale_generator_is_no_crash(python, gguf):
         """
         import gc, sys, itertools
         from draftwood import Llama
-        llm = Llama(sys.argv[1], speculation=sys.argv[2], n_ctx=256, n_threads=1, verbose=False, seed=7)
+        settings = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+        llm = Llama(sys.argv[1], speculation=sys.argv[2], seed=7, **settings)
         expected = list(itertools.islice(llm.generate([1, 2, 3], temp=0.7), 20))
-        for k in range(1, 8):
+        for k in (1, 2, 3, 5):
             old = llm.generate([1, 2, 3], temp=0.7)
             for _ in range(k): next(old)
             new = llm.generate([4, 5, 6], temp=0.7, top_k=5)
             for _ in range(k): next(new)
             gc.collect()
-            junk = [bytearray(4096) for _ in range(1000)]
+            junk = [bytearray(4096) for _ in range(200)]
             try:
                 for _ in range(10): next(old)
             except Exception as error:
@@ -359,7 +360,7 @@ def drain(generator, into):
 
 
 @pytest.mark.parametrize("error", [Boom, KeyboardInterrupt, SystemExit, StopIteration])
-@pytest.mark.parametrize("at", range(1, 9))
+@pytest.mark.parametrize("at", [1, 2, 3, 5, 8])
 def test_processor_that_raises(either, off, at, error):
     calls = []
 
@@ -941,41 +942,42 @@ def test_closing_twice(llama):
     llm.reset_speculation_stats()
 
 
-USES = {
-    "generate": "next(llm.generate([1, 2, 3]))",
-    "eval": "llm.eval([1, 2, 3])",
-    "sample": "llm.sample()",
-    "completion": "llm('one two', max_tokens=3)",
-    "chat": "llm.create_chat_completion([{'role': 'user', 'content': 'hi'}], max_tokens=3)",
-    "tokenize": "llm.tokenize(b'one two')",
-    "detokenize": "llm.detokenize([1, 2, 3])",
-    "save_state": "llm.save_state()",
-    "reset": "llm.reset(); llm.generate([1, 2]).__next__()",
-    "n_ctx": "llm.n_ctx()",
-    "n_vocab": "llm.n_vocab()",
-    "token_eos": "llm.token_eos()",
-}
-
-
-@pytest.mark.parametrize("name", USES)
-def test_use_after_close(python, gguf, name):
-    """An exception, not the end of the process."""
+def test_use_after_close(python, gguf):
+    """An exception, not the end of the process: upstream hands freed pointers to the library."""
+    uses = (
+        "next(llm.generate([1, 2, 3]))",
+        "llm.eval([1, 2, 3])",
+        "llm.sample()",
+        "llm('one two', max_tokens=3)",
+        "llm.create_chat_completion([{'role': 'user', 'content': 'hi'}], max_tokens=3)",
+        "llm.tokenize(b'one two')",
+        "llm.detokenize([1, 2, 3])",
+        "llm.save_state()",
+        "(llm.reset(), next(llm.generate([1, 2])))",
+        "llm.n_ctx()",
+        "llm.n_vocab()",
+        "llm.token_eos()",
+        "llm.ctx",
+        "llm.model",
+    )
     done = python(
-        f"""
+        """
         import sys
         from draftwood import Llama
-        llm = Llama(sys.argv[1], speculation="mtp", n_ctx=256, n_threads=1, verbose=False)
+        llm = Llama(sys.argv[1], speculation="mtp", n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
         next(llm.generate([1, 2, 3]))
         llm.close()
-        try:
-            {USES[name]}
-        except Exception as error:
-            print("refused:", type(error).__name__, error)
+        for use in sys.argv[2:]:
+            try:
+                eval(use)
+            except Exception as error:
+                print(type(error).__name__, use)
         """,
         gguf("planted-moe"),
+        *uses,
     )
-    assert done.returncode == 0, done.stderr[-500:]
-    assert "refused:" in done.stdout
+    assert done.returncode == 0, f"after {done.stdout!r}: {done.stderr[-500:]}"
+    assert done.stdout.splitlines() == [f"ClosedError {use}" for use in uses]
 
 
 def test_auto_picks_what_the_file_has(llama):

@@ -1,0 +1,447 @@
+"""Files, arguments and machines that are not as they should be: one exception in words, then all works again.
+
+Every case runs in this process, with an open `Llama` beside it that must go on as if nothing had happened.
+What may end the process is tried in another one first.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import gc
+import os
+import random
+import re
+import shutil
+import weakref
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from draftwood import DraftwoodError, Llama, ModelFileError, OptionError, UnsupportedError
+
+from tests.model.rig import PROMPT
+
+P = list(PROMPT)
+SMALL = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+
+
+@pytest.fixture(scope="module")
+def witness(gguf) -> Iterator[tuple[Llama, list[int]]]:
+    """A model that is open all the time, and what it says."""
+    llm = Llama(gguf("planted-moe"), **SMALL)
+    yield llm, take(llm)
+    llm.close()
+
+
+def take(llm, n=12):
+    tokens = []
+    for token in llm.generate(P, temp=0.0):
+        tokens.append(token)
+        if len(tokens) == n:
+            break
+    return tokens
+
+
+@contextlib.contextmanager
+def refused(kind, witness, *parts):
+    """The block raises exactly `kind`; its text has all `parts`; the witness is not disturbed."""
+    with pytest.raises(kind) as caught:
+        yield
+    text = str(caught.value)
+    assert type(caught.value) is kind
+    assert isinstance(caught.value, DraftwoodError)
+    for part in parts:
+        assert part in text, f"{part!r} is not in {text!r}"
+    assert "  " not in text
+    assert len(text.splitlines()[0]) < 400
+    llm, expected = witness
+    llm.reset()
+    assert take(llm) == expected
+
+
+# --- files ---------------------------------------------------------------------------------------------
+
+
+CUTS = [0, 1, 3, 4, 5, 8, 12, 20, 24, 25, 100, 1000, 5000, 9000]
+
+
+@pytest.mark.parametrize("length", CUTS)
+def test_cut_in_the_header(gguf, tmp_path, witness, length):
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(Path(gguf("moe-mtp")).read_bytes()[:length])
+    with refused(ModelFileError, witness, str(path), "expected", "download the file again"):
+        Llama(str(path), **SMALL)
+
+
+@pytest.mark.parametrize("part", [0.05, 0.5, 0.99, -1])
+def test_cut_in_the_tensors(gguf, tmp_path, witness, part):
+    whole = Path(gguf("moe-mtp")).read_bytes()
+    length = len(whole) - 1 if part == -1 else int(len(whole) * part)
+    path = tmp_path / "cut.gguf"
+    path.write_bytes(whole[:length])
+    with refused(
+        ModelFileError, witness, "is cut off", f"found {length} bytes", f"expects {len(whole)}", "download"
+    ):
+        Llama(str(path), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("content", "found"),
+    [
+        (b"", "(none)"),
+        (b"PK\x03\x04" + bytes(5000), "50 4b 03 04"),
+        (b"GGML" + bytes(5000), "47 47 4d 4c"),
+        (b"FUGG" + bytes(5000), "46 55 47 47"),
+        (b"\x80\x04\x95\x00" * 100, "80 04 95 00"),
+        (b'{"__metadata__":{}}', "7b 22 5f 5f"),
+        (b"GG", "47 47"),
+    ],
+    ids=["empty", "zip", "ggml", "byte-swapped", "pickle", "json", "two bytes"],
+)
+def test_foreign_file(tmp_path, witness, content, found):
+    path = tmp_path / "foreign"
+    path.write_bytes(content)
+    with refused(
+        ModelFileError, witness, str(path), f"starts with bytes {found}, expected 47 47 55 46", "hint:"
+    ):
+        Llama(str(path), **SMALL)
+
+
+def test_junk_behind_the_magic(tmp_path, witness):
+    chance = random.Random(3)
+    path = tmp_path / "junk"
+    for version in (b"\x03\x00\x00\x00", b"\x01\x00\x00\x00", b"\xff\xff\xff\xff"):
+        path.write_bytes(b"GGUF" + version + chance.randbytes(5000))
+        with refused(ModelFileError, witness, "damaged or cut-off header", "expected"):
+            Llama(str(path), **SMALL)
+
+
+def test_directory(tmp_path, witness):
+    with refused(ModelFileError, witness, str(tmp_path), "is a directory", "expected a GGUF file", "hint:"):
+        Llama(str(tmp_path), **SMALL)
+
+
+@pytest.mark.parametrize("name", ["none.gguf", "none/none.gguf", "a\0b"])
+def test_missing(tmp_path, witness, name):
+    with refused(ModelFileError, witness, "does not exist", str(tmp_path), "hint:"):
+        Llama(str(tmp_path / name), **SMALL)
+    with refused(ModelFileError, witness, "does not exist", "hint:"):
+        Llama("", **SMALL)
+
+
+def test_device_file(witness):
+    with refused(ModelFileError, witness, "/dev/null", "not a GGUF file"):
+        Llama("/dev/null", **SMALL)
+
+
+@contextlib.contextmanager
+def without_privileges() -> Iterator[None]:
+    """The superuser may read everything; another user for a moment may not."""
+    if os.geteuid() != 0:
+        yield
+        return
+    os.seteuid(65534)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+
+
+def test_no_permission(gguf, witness):
+    path = Path("/tmp") / f"draftwood-{os.getpid()}.gguf"  # the folders above must be open to everybody
+    shutil.copyfile(gguf("moe-mtp"), path)
+    path.chmod(0)
+    try:
+        with (
+            without_privileges(),
+            pytest.raises(ModelFileError, match="cannot be opened for reading") as caught,
+        ):
+            Llama(str(path), **SMALL)
+        assert str(path) in str(caught.value)
+    finally:
+        path.unlink()
+    llm, expected = witness
+    llm.reset()
+    assert take(llm) == expected
+
+
+def test_paths_of_other_types(gguf, witness):
+    for path in (Path(gguf("planted-moe")), os.fsencode(gguf("planted-moe"))):
+        llm = Llama(path, **SMALL)
+        assert take(llm) == witness[1]
+        llm.close()
+    with pytest.raises(TypeError, match="NoneType"):
+        Llama(None, **SMALL)
+
+
+def test_damaged_headers_end_no_process(gguf, python, tmp_path):
+    """Bytes of the header changed at random: the probe says something or nothing, and never aborts."""
+    done = python(
+        """
+        import random, sys
+        from pathlib import Path
+        from draftwood.engine import probe_model
+        from draftwood import ModelFileError
+        from draftwood._llama_cpp._logger import set_verbose
+        set_verbose(False)
+        whole, path = Path(sys.argv[1]).read_bytes(), Path(sys.argv[2])
+        chance, refused = random.Random(5), 0
+        for round in range(400):
+            head = bytearray(whole[:16000])
+            for _ in range(chance.choice([1, 1, 2, 8])):
+                at = chance.choice([chance.randrange(4, 64), chance.randrange(4, len(head))])
+                head[at] = chance.choice([0, 1, 0x7f, 0x80, 0xff, chance.randrange(256)])
+            path.write_bytes(bytes(head) + whole[16000:])
+            try:
+                probe_model(str(path))
+            except ModelFileError:
+                refused += 1
+        print("refused", refused)
+        """,
+        gguf("dense-mtp", layers=4, width=64, ff=64),
+        str(tmp_path / "damaged"),
+    )
+    assert done.returncode == 0, done.stderr[-1500:]
+    assert int(done.stdout.split()[-1]) > 50
+
+
+# --- models that cannot draft --------------------------------------------------------------------------
+
+
+def test_mtp_of_a_model_without_it(gguf, witness):
+    for preset in ("moe-plain", "dense-plain"):
+        with refused(
+            UnsupportedError, witness, "no MTP block", "expected a GGUF converted with", 'speculation="auto"'
+        ):
+            Llama(gguf(preset), speculation="mtp", **SMALL)
+        llm = Llama(gguf(preset), **SMALL)
+        assert llm.speculation == "off"
+        assert "no MTP block" in llm.speculation_reason
+        assert len(take(llm)) == 12
+        llm.close()
+
+
+def test_mtp_of_another_architecture(llama_arch, witness):
+    with refused(UnsupportedError, witness, "found architecture 'llama'", "'qwen35' and 'qwen35moe'"):
+        Llama(llama_arch, speculation="mtp", **SMALL)
+    llm = Llama(llama_arch, **SMALL)
+    assert llm.speculation == "off"
+    assert "found architecture 'llama'" in llm.speculation_reason
+    assert len(take(llm)) == 12
+    llm.close()
+
+
+def test_file_that_says_more_than_it_holds(gguf, tmp_path, witness):
+    """The header announces an MTP block whose tensors the file lacks."""
+    data = Path(gguf("moe-mtp")).read_bytes()
+    path = tmp_path / "lacking.gguf"
+    path.write_bytes(data.replace(b"nextn.eh_proj.weight", b"nextn.eh_prox.weight"))
+    with refused(UnsupportedError, witness, "found 1 MTP layers", "eh_proj"):
+        Llama(str(path), speculation="mtp", **SMALL)
+
+
+def test_sound_header_over_a_model_that_is_none(gguf, tmp_path, witness):
+    """What only loading finds is upstream's ValueError; nothing stays behind."""
+    data = Path(gguf("moe-mtp")).read_bytes()
+    path = tmp_path / "renamed.gguf"
+    path.write_bytes(data.replace(b"blk.1.attn_norm.weight", b"blk.1.attn_morn.weight"))
+    with pytest.raises(ValueError, match="Failed to load model"):
+        Llama(str(path), **SMALL)
+    llm, expected = witness
+    llm.reset()
+    assert take(llm) == expected
+
+
+# --- arguments -----------------------------------------------------------------------------------------
+
+ARGUMENTS = {
+    "draft_tokens=0": ({"draft_tokens": 0}, OptionError, "draft_tokens is 0", "expected 1 to 63"),
+    "draft_tokens=-1": ({"draft_tokens": -1}, OptionError, "draft_tokens is -1", "expected 1 to 63"),
+    "draft_tokens=64": ({"draft_tokens": 64}, OptionError, "draft_tokens is 64", "expected 1 to 63"),
+    "draft_tokens='3'": (
+        {"draft_tokens": "3"},
+        OptionError,
+        "draft_tokens is '3'",
+        "expected a whole number",
+    ),
+    "draft_tokens=True": (
+        {"draft_tokens": True},
+        OptionError,
+        "draft_tokens is True",
+        "expected a whole number",
+    ),
+    "draft_tokens=2.5": (
+        {"draft_tokens": 2.5},
+        OptionError,
+        "draft_tokens is 2.5",
+        "expected a whole number",
+    ),
+    "draft_p_min=nan": (
+        {"draft_p_min": float("nan")},
+        OptionError,
+        "draft_p_min is nan",
+        "expected a probability",
+    ),
+    "draft_p_min=-1": ({"draft_p_min": -1}, OptionError, "draft_p_min is -1", "expected a probability"),
+    "draft_p_min=2": ({"draft_p_min": 2}, OptionError, "draft_p_min is 2", "expected a probability"),
+    "small n_ctx": (
+        {"n_ctx": 9, "draft_tokens": 8},
+        OptionError,
+        "n_ctx is 9",
+        "needs at least 10",
+        "raise n_ctx",
+    ),
+    "n_ctx=-1": ({"n_ctx": -1}, OptionError, "n_ctx is -1", "expected a whole number of at least 0"),
+    "n_batch=-5": ({"n_batch": -5}, OptionError, "n_batch is -5", "expected a whole number of at least 1"),
+    "n_batch=0": ({"n_batch": 0, "speculation": "off"}, OptionError, "n_batch is 0", "at least 1"),
+    "tree": (
+        {"speculation": "tree"},
+        OptionError,
+        "speculation is 'tree'",
+        "expected one of 'auto', 'off', 'mtp'",
+    ),
+    "drafter": ({"drafter": "x"}, UnsupportedError, "drafter=", "expected it left out"),
+    "tree_budget": ({"tree_budget": 9}, UnsupportedError, "tree_budget=", "expected it left out"),
+    "embedding": (
+        {"embedding": True, "speculation": "mtp"},
+        UnsupportedError,
+        "embedding=True",
+        'speculation="auto"',
+    ),
+    "vocab_only": (
+        {"vocab_only": True, "speculation": "mtp"},
+        UnsupportedError,
+        "vocab_only=True",
+        'speculation="auto"',
+    ),
+    "draft_model": (
+        {"draft_model": lambda ids: ids, "speculation": "mtp"},
+        UnsupportedError,
+        "draft_model=",
+        'speculation="auto"',
+    ),
+}
+
+
+@pytest.mark.parametrize("name", ARGUMENTS)
+def test_arguments(gguf, witness, name):
+    arguments, kind, *parts = ARGUMENTS[name]
+    with refused(kind, witness, *parts):
+        Llama(gguf("moe-mtp"), **{**SMALL, **arguments})
+
+
+def test_smallest_context_and_batch_that_work(gguf, witness):
+    llm = Llama(gguf("planted-moe"), **{**SMALL, "n_ctx": 10, "n_batch": 10, "draft_tokens": 8})
+    assert take(llm) == witness[1]
+    llm.close()
+
+
+def test_contexts_that_generate_nothing(gguf):
+    for arguments in ({"embedding": True}, {"vocab_only": True}):
+        llm = Llama(gguf("moe-mtp"), **SMALL, **arguments)
+        assert llm.speculation == "off"
+        assert next(iter(arguments)) in llm.speculation_reason
+        assert llm.speculation_stats is None
+        assert llm.detokenize(llm.tokenize(b"one two", add_bos=False)) == b"one two"
+        if "embedding" in arguments:
+            assert len(llm.embed("one two")) > 0
+        llm.close()
+
+
+def test_generating_with_a_vocabulary_only(gguf, python):
+    done = python(
+        """
+        import sys
+        from draftwood import Llama
+        llm = Llama(sys.argv[1], vocab_only=True, n_ctx=256, verbose=False)
+        try:
+            next(llm.generate([1, 2, 3]))
+        except Exception as error:
+            print("refused:", error)
+        """,
+        gguf("moe-mtp"),
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    assert "refused:" in done.stdout
+
+
+@pytest.mark.parametrize("token", [-1, -(2**31), 384, 2**31 - 1])
+def test_tokens_that_are_none(gguf, witness, token):
+    llm = Llama(gguf("planted-moe"), **SMALL)
+    for prompt in ([token], [1, 2, token], [token, 1]):
+        with refused(OptionError, witness, f"token {token}", "expected 0 to 383"):
+            next(llm.generate(prompt))
+        with refused(OptionError, witness, f"token {token}"):
+            llm.eval(prompt)
+        llm.reset()
+    generator = llm.generate(P, temp=0.0)
+    next(generator)
+    with refused(OptionError, witness, f"token {token}"):
+        generator.send([token])
+    assert take(llm) == witness[1]
+    llm.close()
+
+
+# --- nothing leaks -------------------------------------------------------------------------------------
+
+
+def mapped() -> dict[str, int]:
+    """Open files, mappings and resident KiB of this process, without what malloc keeps for later."""
+    gc.collect()
+    ctypes.CDLL(None).malloc_trim(0)
+    status = Path("/proc/self/status").read_text()
+    return {
+        "files": len(os.listdir("/proc/self/fd")),
+        "maps": len(Path("/proc/self/maps").read_text().splitlines()),
+        "resident": int(re.search(r"VmRSS:\s+(\d+)", status).group(1)),
+    }
+
+
+@pytest.mark.parametrize(
+    "arguments",
+    [
+        {"draft_tokens": 0},
+        {"n_ctx": 4, "draft_tokens": 8},
+        {"type_v": 8},
+        {"embedding": True, "speculation": "mtp"},
+        {},
+    ],
+    ids=["option", "context", "in llama.cpp", "unsupported", "no error"],
+)
+def test_nothing_leaks(gguf, arguments):
+    path = gguf("moe-mtp")
+
+    def once():
+        try:
+            llm = Llama(path, **{**SMALL, **arguments})
+        except ValueError:
+            return
+        take(llm, 3)
+        llm.close()
+
+    def rounds(n):
+        for _ in range(n):
+            once()
+        return mapped()
+
+    before = rounds(5)
+    after = rounds(20)
+    assert after["files"] <= before["files"]
+    assert after["maps"] <= before["maps"] + 5, "one loaded model is 1 mapping at least: 20 left would show"
+    assert after["resident"] <= before["resident"] + 4 * 1024, "20 contexts would be over 80 MiB"
+
+
+@pytest.mark.parametrize("speculation", ["mtp", "off"])
+def test_dropped_objects_are_freed_at_once(gguf, speculation):
+    """No reference cycle keeps a model until the garbage collector comes by."""
+    gc.collect()
+    gc.disable()
+    try:
+        llm = Llama(gguf("moe-mtp"), speculation=speculation, **SMALL)
+        assert len(take(llm)) == 12
+        dropped = weakref.ref(llm)
+        del llm
+        assert dropped() is None
+    finally:
+        gc.enable()

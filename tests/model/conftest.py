@@ -76,11 +76,11 @@ def run_of(gguf: MakeModel) -> Callable[..., Run]:
 
 @pytest.fixture
 def rig(gguf: MakeModel) -> Iterator[MakeRig]:
-    """rig("moe-mtp", drafter=...) -> Rig, closed after the test."""
+    """rig("moe-mtp", drafter=...) -> Rig on a preset or a path, closed after the test."""
     made: list[Rig] = []
 
     def make(preset: str = "moe-mtp", **settings: Any) -> Rig:
-        made.append(Rig(gguf(preset), **settings))
+        made.append(Rig(preset if preset.endswith(".gguf") else gguf(preset), **settings))
         return made[-1]
 
     yield make

@@ -121,6 +121,23 @@ def test_eval_rows_equal_single_steps(rig, run_of, n):
     check_plain(r, run, n + 1)
 
 
+def test_attention_only_models_roll_back_anywhere(rig, llama_arch):
+    """Their memory can be cut at any position: given drafts need no snapshots, and every trim is exact."""
+    r = rig(llama_arch, n_rs_seq=0)
+    run = r.reference(120)
+    for accept in range(6):
+        r.start()
+        done = follow(r, run, 1, accept)
+        check_plain(r, run, done)
+    text = [*run.prompt, *run.tokens]
+    r.engine.reset()
+    r.engine.eval(text[:60], 0)
+    for keep in (59, 50, 50, 20, 13):
+        assert r.engine.trim(keep)
+        assert r.held == r.engine.n_past == keep
+        check_plain(r, run, keep - len(run.prompt) + 1, 5)
+
+
 def test_draft_p_min_ends_a_draft_early(rig):
     every = rig("planted-moe", drafter=MTP)
     assert every.engine.propose(every.start()) == 5

@@ -232,7 +232,8 @@ class Llama(_Base):  # type: ignore[misc]
         """Generate tokens after the prompt `tokens`, one per step, until the caller stops.
 
         After the k-th token `n_tokens` is len(prompt) + k - 1, as with llama-cpp-python: the token just
-        yielded is not evaluated yet. `send()` adds tokens after it. Processors see each prefix once, in order.
+        yielded is not evaluated yet. `send()` adds tokens after it. Processors see each prefix once and in
+        order. Another generate() or close() ends it: UnsupportedError, ClosedError.
         Errors: OptionError for an empty prompt; ContextFullError at the end of the context; whatever a logits
         processor or stopping criterion raises.
         """
@@ -365,8 +366,8 @@ class Llama(_Base):  # type: ignore[misc]
         assert engine is not None
         if not engine.trim(self.n_tokens):
             raise UnsupportedError(
-                f"the context was moved past position {self.n_tokens} while a generation was running; expected "
-                "it untouched between two tokens",
+                f"the context was moved past position {self.n_tokens} while a generation was running; "
+                "expected it untouched between two tokens",
                 hint="start a new generate()",
             )
         self._decoding(engine.propose, last)

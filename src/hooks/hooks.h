@@ -33,7 +33,11 @@ struct dw_state {
 // Where the patch keeps the pointer of `ctx`. Whoever sets it clears it before the state or the context goes.
 dw_state *& dw_state_of(llama_context * ctx) noexcept;
 
-// llama_context::decode, first line: a raw decode must not land behind rows that were never accepted.
+// Back to the kernels that `ctx` would use without us; the choice of dw_hook_compute outlives its state.
+void dw_use_stock_kernels(llama_context * ctx) noexcept;
+
+// llama_context::decode, first line of both: a raw decode must not land behind rows that were never accepted,
+// nor take its positions from them.
 void dw_hook_decode(dw_state * dw) noexcept;
 
 // llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows.

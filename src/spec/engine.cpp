@@ -3,6 +3,7 @@
 #include "engine.h"
 
 #include "llama-ext.h"
+#include "llama-model.h"
 #include "mtp.h"
 
 #include <algorithm>
@@ -69,9 +70,13 @@ std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_contex
             return nullptr;
         case DW_DRAFTER_MTP: {
             const llama_model * model = llama_get_model(target);
-            // read from the model, not from the file: it may have been loaded without its MTP tensors
             if (llama_model_n_layer_nextn(model) < 1) {
                 fail(DW_ERR_UNSUPPORTED, "the model has no MTP block (nextn_predict_layers is 0)");
+            }
+            const size_t block = model->hparams.n_layer(); // behind the trunk
+            if (block >= model->layers.size() || !model->layers[block].nextn.eh_proj) {
+                fail(DW_ERR_UNSUPPORTED,
+                     "the model was loaded without the tensors of its MTP block; set load_mtp in llama_model_params");
             }
             return std::make_unique<mtp_drafter>(target, context_params, params.exact_rows);
         }
@@ -100,7 +105,12 @@ engine::engine(llama_context * target, const llama_context_params & context_para
 }
 
 engine::~engine() {
+    guard([this] {
+        commit();
+        return DW_OK;
+    });
     dw_state_of(target_) = nullptr;
+    dw_use_stock_kernels(target_);
 }
 
 // somebody else is about to decode or to save: only accepted rows may be in the memory then
@@ -111,8 +121,9 @@ void engine::on_flush(void * user) noexcept {
             self->commit();
             return DW_OK;
         });
-        self->walk_    = {}; // the logits will be another decode's
-        self->decoded_ = {};
+        self->walk_     = {}; // the logits will be another decode's
+        self->decoded_  = {};
+        self->proposed_ = false;
     }
 }
 
@@ -145,12 +156,29 @@ void engine::decode(llama_pos pos, int32_t n_tokens) {
     decoded_ = { pos, n_tokens, false };
 }
 
+void engine::require_tokens(const llama_token * tokens, int32_t n_tokens) const {
+    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target_)));
+    for (int32_t i = 0; i < n_tokens; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab) {
+            fail(DW_ERR_ARGUMENT, "token %d; expected 0 to %d", tokens[i], n_vocab - 1);
+        }
+    }
+}
+
+void engine::require_kept(int32_t n_keep) const {
+    const llama_pos end = walk_.open ? n_past_ : pos_end(); // where it is once an open round is settled
+    if (n_keep < 0 || n_keep > end) {
+        fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
+    }
+}
+
 void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
     if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(target_)) {
         fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens, llama_n_ubatch(target_));
     }
-    commit();
+    require_tokens(tokens, n_tokens);
     trim(n_past);
+    proposed_ = false;
 
     timer t(stats_.t_eval_us);
     batch_.clear();
@@ -180,6 +208,7 @@ void engine::require_whole(const char * what) {
 }
 
 void engine::start(llama_token last) {
+    require_tokens(&last, 1);
     commit();
     require_whole("a round");
     last_ = last;
@@ -207,6 +236,7 @@ void engine::propose_given(llama_token last, const llama_token * draft, int32_t 
              "recurrent snapshots",
              n_draft, params_.draft_tokens, llama_n_rs_seq(target_));
     }
+    require_tokens(draft, n_draft);
     start(last);
     draft_.assign(draft, draft + std::max(0, std::min(n_draft, room() - 1)));
 }
@@ -247,13 +277,23 @@ llama_token engine::next(llama_sampler * sampler) {
     if (!walk_.alive) {
         fail(DW_ERR_STATE, "dw_next without a row to sample; call dw_propose and dw_verify, or dw_eval");
     }
-    timer             t(stats_.t_sample_us);
-    const int32_t     i     = walk_.n_sampled;
-    const llama_token token = llama_sampler_sample(sampler, target_, walk_.first_row + i);
-
-    n_past_ = walk_.pos + i + 1;
-    walk_.n_sampled++;
-    walk_.alive = walk_.n_sampled < walk_.n_rows && token == draft_[i];
+    timer         t(stats_.t_sample_us);
+    const int32_t i      = walk_.n_sampled;
+    const int32_t n_past = n_past_;
+    // taken before it is sampled: a logits processor that saves the state ends the round through on_flush
+    walk_.n_sampled = i + 1;
+    n_past_         = walk_.pos + i + 1;
+    llama_token token;
+    try {
+        token = llama_sampler_sample(sampler, target_, walk_.first_row + i);
+    } catch (...) {
+        if (walk_.alive) {
+            walk_.n_sampled = i;
+            n_past_         = n_past;
+        }
+        throw;
+    }
+    walk_.alive = walk_.alive && walk_.n_sampled < walk_.n_rows && token == draft_[i];
     stats_.n_emitted++;
     if (walk_.alive) {
         stats_.n_accepted++;
@@ -310,14 +350,13 @@ void engine::cut(int32_t n_keep) {
 }
 
 void engine::trim(int32_t n_keep) {
+    require_kept(n_keep);
     commit();
     const llama_pos end = pos_end();
-    if (n_keep < 0 || n_keep > end) {
-        fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
-    }
     if (n_keep == end && n_keep == n_past_) {
         return;
     }
+    proposed_ = false;
     if (n_keep == 0) {
         reset();
         return;

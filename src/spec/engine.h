@@ -65,6 +65,8 @@ class engine {
     int32_t        room() const { return (int32_t) llama_n_ctx(target_) - n_past_; }
 
     void decode(llama_pos pos, int32_t n_tokens);
+    void require_tokens(const llama_token * tokens, int32_t n_tokens) const;
+    void require_kept(int32_t n_keep) const;
     void require_whole(const char * what);
     void start(llama_token last);
     bool can_cut(int32_t n_keep) const;

@@ -42,6 +42,7 @@ float probability(const float * logits, int32_t n_vocab, const float * best) {
 } // namespace
 
 mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows) :
+    target_(target),
     ctx_(make_context(target, params)),
     batch_(ctx_.get()),
     n_embd_(llama_model_n_embd_out(llama_get_model(target))),
@@ -56,6 +57,7 @@ mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, in
 
 mtp_drafter::~mtp_drafter() {
     dw_state_of(ctx_.get()) = nullptr;
+    llama_set_embeddings_nextn(target_, false, /*masked*/ false);
 }
 
 void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {

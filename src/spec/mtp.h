@@ -42,6 +42,7 @@ class mtp_drafter : public drafter {
     void push(llama_token token, llama_pos pos, const float * hidden);
     void drop_cells_from(llama_pos pos);
 
+    llama_context *                         target_;
     std::unique_ptr<llama_context, deleter> ctx_;
     dw_state                                state_; // of ctx_
     row_batch                               batch_;

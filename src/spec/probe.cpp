@@ -31,10 +31,10 @@ int64_t size_of_gguf(const char * path) {
     if (file.gcount() != sizeof(magic) || std::memcmp(magic, GGUF_MAGIC, sizeof(magic)) != 0) {
         char shown[32] = "";
         for (int i = 0; i < (int) file.gcount(); ++i) {
-            std::snprintf(shown + 3 * i, 4, "%02x ", (unsigned char) magic[i]);
+            std::snprintf(shown + 3 * i, 4, " %02x", (unsigned char) magic[i]);
         }
-        fail(DW_ERR_FILE, "%s is not a GGUF file: it starts with bytes %sexpected 47 47 55 46 (\"GGUF\")", path,
-             shown[0] ? shown : "(none), ");
+        fail(DW_ERR_FILE, "%s is not a GGUF file: it starts with bytes%s, expected 47 47 55 46 (\"GGUF\")", path,
+             shown[0] ? shown : " (none)");
     }
     file.seekg(0, std::ios::end);
     return (int64_t) file.tellg();
@@ -96,7 +96,8 @@ void probe_model(const char * path, dw_model_info & info) {
 
     const gguf_ptr gguf(gguf_init_from_file(path, { /*no_alloc*/ true, /*ctx*/ nullptr }));
     if (!gguf) {
-        fail(DW_ERR_FILE, "%s has a damaged or cut-off GGUF header (%lld bytes on disk)", path,
+        fail(DW_ERR_FILE,
+             "%s has a damaged or cut-off header (%lld bytes on disk); expected a whole GGUF of version 2 or 3", path,
              (long long) info.file_bytes);
     }
     const int64_t announced = announced_size(gguf.get());

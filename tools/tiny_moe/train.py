@@ -95,7 +95,7 @@ class Step:
         self.ids = torch.zeros(plan.batch, plan.length, dtype=torch.long, device=device)
         self.graph: torch.cuda.CUDAGraph | None = None
         self.stats = torch.zeros(2 + plan.depth, device=device)
-        self.count = 0
+        self.count = self.before = 0  # steps of this run, and of the runs it resumes
         self.depth_loss: DepthLoss = draft_loss
         if device.type == "cuda":
             compile_parts(model)
@@ -157,17 +157,19 @@ def save(out: Path, step: Step, seconds: float) -> None:
     """Write weights in parts and the state that --resume reads."""
     weights = step.model.state_dict()
     save_state(weights, out)
-    state = {"model": weights, "optimizer": step.optimizer.state(), "seconds": seconds, "count": step.count}
+    count = step.before + step.count
+    state = {"model": weights, "optimizer": step.optimizer.state(), "seconds": seconds, "count": count}
     torch.save(state, out / "resume.tmp")
     (out / "resume.tmp").rename(out / "resume.pt")
 
 
-def restore(out: Path, step: Step) -> tuple[float, int]:
-    """Load OUT/resume.pt into the step's model and optimiser; return the seconds and steps already spent."""
+def restore(out: Path, step: Step) -> float:
+    """Load OUT/resume.pt into the step, its model and optimiser; return the seconds already spent."""
     state = torch.load(out / "resume.pt", map_location=step.device)
     step.model.load_state_dict(state["model"])
     step.optimizer.load(state["optimizer"])
-    return state["seconds"], state["count"]
+    step.before = state["count"]
+    return float(state["seconds"])
 
 
 def train(tokens: Path, out: Path, plan: Plan, resume: bool) -> None:
@@ -180,12 +182,15 @@ def train(tokens: Path, out: Path, plan: Plan, resume: bool) -> None:
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     model = TinyMoe().to(device)
     step = Step(model, Optimizer(model, muon=plan.muon), plan, device)
-    spent, first = restore(out, step) if resume else (0.0, 0)
+    spent = restore(out, step) if resume else 0.0
     offsets = torch.arange(plan.length, device=device)
     start = said = saved = time.time()
-    while step.count < plan.steps and (done := (spent + time.time() - start) / (60 * plan.minutes)) < 1:
+    while step.count < plan.steps:
+        done = (spent + (time.time() - start) * (step.count >= 6)) / (60 * plan.minutes)
+        if done >= 1:
+            break
         at = torch.randint(len(data) - plan.length, (plan.batch, 1), device=device)
-        step(data[at + offsets].long(), plan.lr * rate(done, first + step.count))
+        step(data[at + offsets].long(), plan.lr * rate(done, step.before + step.count))
         if step.count == 6:  # compiling is over: the schedule's clock starts here
             step.stats.tolist()
             start = time.time()
@@ -212,7 +217,8 @@ def finish(out: Path, step: Step, tokenizer: Tokenizer) -> None:
     """Round the weights as the GGUF will hold them and measure exactly those."""
     final = TinyMoe().to(step.device)
     final.load_state_dict({k: v.float() for k, v in rounded(step.model.state_dict()).items()})
-    result = {"steps": step.count, "tokens": step.count * step.ids.numel(), **report(final, tokenizer)}
+    steps = step.before + step.count
+    result = {"steps": steps, "tokens": steps * step.ids.numel(), **report(final, tokenizer)}
     (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
     print(json.dumps(result), flush=True)
 

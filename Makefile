@@ -53,7 +53,7 @@ exact: $(STAMP)      ## text with drafting = text without, token for token; the 
 	$(PY) bench/exact.py
 
 bench: $(STAMP)      ## speed of plain decode and drafting side by side
-	$(PY) bench/demo.py --long
+	$(PY) bench/demo.py --long --report build/bench.json
 
 lint: $(STAMP)       ## ruff, mypy, clang-format, the patch queue
 	$(VENV)/bin/ruff check .

@@ -9,8 +9,12 @@ from __future__ import annotations
 from pathlib import Path
 from typing import Any
 
+import os
+import shutil
+
 import pyfiles
 import source
+from applier import PatchError
 from scikit_build_core import build as _skbuild
 from scikit_build_core.build import (  # noqa: F401  (hooks that need no source)
     build_sdist,
@@ -26,14 +30,29 @@ ROOT = Path(__file__).resolve().parent.parent
 Settings = dict[str, Any]
 
 
+def require_compiler() -> None:
+    """Stop in words where no C++ compiler can be found: CMake says it in forty lines."""
+    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
+    if not any(shutil.which(name.split()[0]) for name in names):
+        raise SystemExit(
+            f"error: found no C++ compiler ({', '.join(names)}); expected one that knows C++17.\n\n"
+            "hint: apt-get install g++   (dnf install gcc-c++; or set CXX to its path)"
+        )
+
+
 def with_source(config_settings: Settings | None) -> Settings:
     """Return `config_settings` with the CMake paths of the patched source and the staged Python files.
 
-    Errors: source.SourceError when the sdist cannot be found, has a wrong hash, or a patch does not apply.
+    Errors: SystemExit with a message when there is no compiler, the sdist cannot be found or has a wrong hash, a
+    patch does not apply, or the Python files are not those of the pin.
     """
-    tree = source.ensure_source(ROOT)
+    require_compiler()
     staged = ROOT / "build" / "stage" / "_llama_cpp"
-    pyfiles.stage(tree.path, staged)
+    try:
+        tree = source.ensure_source(ROOT)
+        pyfiles.stage(tree.path, staged)
+    except (source.SourceError, PatchError, pyfiles.StageError) as error:
+        raise SystemExit(f"error: {error}") from None  # in words: a traceback would bury them
     settings = dict(config_settings or {})
     settings["cmake.define.DRAFTWOOD_SDIST_DIR"] = str(tree.path)
     settings["cmake.define.DRAFTWOOD_STAGED_PYTHON"] = str(staged)

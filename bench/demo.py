@@ -2,38 +2,51 @@
 
     make demo
 
-Plain decode and drafting run interleaved, several times per prompt, in this process, with llama-cpp-python's
-own defaults for threads; medians count. Prompts are held-out documents that training never saw. Writes
-build/demo.json. Exit status 1 if the texts differ.
+Plain decode and drafting run interleaved in this process, on the same number of threads (all cores), several
+times per prompt; medians count. Prompts are the first 128 tokens of held-out documents that training never saw.
+Mean tokens per round as in tools/rounds.py: loops are left out. Writes build/demo.json.
+Exit status 1 if the texts differ.
 """
 
 from __future__ import annotations
 
 import argparse
 import json
+import os
 import statistics
 import sys
 import time
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
 from draftwood.engine import build_info
 from rich.console import Console
 from rich.progress import Progress
+from rounds import generate_rounds, mean_tokens
 
 import models
 
-REPORT = models.ROOT / "build" / "demo.json"
 N_PROMPT = 128
 N_TOKENS = 128
 
 
-def prompts(per_category: int) -> Iterator[tuple[str, str]]:
-    """Yield (category, text) of held-out documents, the first of each category."""
+def documents() -> Iterator[tuple[str, str]]:
+    """Yield (category, text) of the held-out documents."""
     for file in sorted((models.TINY_MOE.parent / "heldout").glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines()[:per_category]:
+        for line in file.read_text(encoding="utf-8").splitlines():
             yield file.stem, json.loads(line)["text"]
+
+
+def prompts(llm: Llama, per_category: int) -> list[tuple[str, list[int]]]:
+    """Return (category, i32[N_PROMPT]) of the first documents of each category that are long enough."""
+    chosen: list[tuple[str, list[int]]] = []
+    for category, text in documents():
+        tokens = llm.tokenize(text.encode(), add_bos=False)
+        if len(tokens) >= N_PROMPT and sum(c == category for c, _ in chosen) < per_category:
+            chosen.append((category, tokens[:N_PROMPT]))
+    return chosen
 
 
 def generate(llm: Llama, prompt: list[int]) -> tuple[list[int], float]:
@@ -50,55 +63,77 @@ def generate(llm: Llama, prompt: list[int]) -> tuple[list[int], float]:
     return tokens, time.perf_counter() - started
 
 
+def compare(plain: Llama, spec: Llama, prompt: list[int], repeats: int) -> dict[str, Any]:
+    """Run both on one prompt, interleaved, the order alternating."""
+    texts: list[list[int]] = []
+    seconds: dict[str, list[float]] = {"plain": [], "spec": []}
+    for repeat in range(repeats):
+        order = [("plain", plain), ("spec", spec)]
+        for name, llm in order if repeat % 2 == 0 else reversed(order):
+            tokens, elapsed = generate(llm, prompt)
+            texts.append(tokens)
+            seconds[name].append(elapsed)
+    rounds = generate_rounds(spec, prompt, N_TOKENS, temp=0.0)
+    stats = spec.speculation_stats
+    assert stats is not None
+    return {
+        "same_text": all(tokens == texts[0] for tokens in texts) and rounds[0][len(prompt) :] == texts[0],
+        "plain_tps": (N_TOKENS - 1) / statistics.median(seconds["plain"]),
+        "spec_tps": (N_TOKENS - 1) / statistics.median(seconds["spec"]),
+        "all_rounds": stats.tokens_per_round,
+        "rounds": rounds,
+    }
+
+
 def measure(per_category: int, repeats: int, kind: str, draft_tokens: int | None) -> dict[str, Any]:
-    """Run both on every prompt, interleaved; return the report."""
-    path = str(models.tiny_moe(kind))
-    common: dict[str, Any] = {"n_ctx": 512, "verbose": False}
+    """Run every prompt and return the report."""
+    threads = os.cpu_count() or 1
+    common = {"n_ctx": 512, "verbose": False, "n_threads": threads, "n_threads_batch": threads}
     drafting = {} if draft_tokens is None else {"draft_tokens": draft_tokens}
+    path = str(models.tiny_moe(kind))
     plain = Llama(path, speculation="off", **common)
     spec = Llama(path, speculation="mtp", **common, **drafting)
     rows: list[dict[str, Any]] = []
-    sample = ""
-    chosen = list(prompts(per_category))
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for category, text in progress.track(chosen, description="plain and drafting"):
-            prompt = plain.tokenize(text.encode(), add_bos=False)[:N_PROMPT]
-            texts, seconds = [], {"plain": [], "spec": []}
-            spec.reset_speculation_stats()
-            for repeat in range(repeats):
-                order = [("plain", plain), ("spec", spec)]
-                for name, llm in order if repeat % 2 == 0 else reversed(order):
-                    tokens, elapsed = generate(llm, prompt)
-                    texts.append(tokens)
-                    seconds[name].append(elapsed)
-            stats = spec.speculation_stats
-            assert stats is not None
-            rows.append(
-                {
-                    "category": category,
-                    "same_text": all(tokens == texts[0] for tokens in texts),
-                    "plain_tps": (N_TOKENS - 1) / statistics.median(seconds["plain"]),
-                    "spec_tps": (N_TOKENS - 1) / statistics.median(seconds["spec"]),
-                    "mean_length": stats.tokens_per_round,
-                }
-            )
-            sample = sample or plain.detokenize(texts[0]).decode("utf-8", "replace")
+        for category, prompt in progress.track(prompts(plain, per_category), description="plain and MTP"):
+            rows.append({"category": category, **compare(plain, spec, prompt, repeats)})
+    ids = rows[0]["rounds"][0]
+    sample = plain.detokenize(ids[N_PROMPT:]).decode("utf-8", "replace")
     plain.close()
     spec.close()
-    return {**summary(rows), "model": f"tiny-moe {kind}", "repeats": repeats, "rows": rows, "sample": sample}
+    setup = {"model": f"tiny-moe {kind}", "repeats": repeats, "threads": threads, "sample": sample}
+    return {**summary(rows), **setup, "rows": rows}
 
 
 def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
-    """Return the totals: speeds over all prompts' tokens, mean length over all rounds."""
+    """Return the totals: speeds over all prompts' tokens, tokens per round over all rounds."""
     plain = len(rows) / sum(1 / row["plain_tps"] for row in rows)
     spec = len(rows) / sum(1 / row["spec_tps"] for row in rows)
+    length, left_out = mean_tokens(row["rounds"] for row in rows)
     return {
         "same_text": all(row["same_text"] for row in rows),
         "plain_tps": plain,
         "spec_tps": spec,
         "ratio": spec / plain,
-        "mean_length": len(rows) / sum(1 / row["mean_length"] for row in rows),
+        "mean_length": length,
+        "repeated_rounds_left_out": left_out,
     }
+
+
+def show(report: dict[str, Any]) -> None:
+    """Print the report for people."""
+    print(f"a held-out prompt, continued by {report['model']}:\n\n{report['sample']}\n")
+    for row in report["rows"]:
+        print(
+            f"{row['category']:7} plain {row['plain_tps']:7.1f} tok/s, with MTP {row['spec_tps']:7.1f} tok/s, "
+            f"{row['all_rounds']:.2f} tokens a round, {'same text' if row['same_text'] else 'TEXT DIFFERS'}"
+        )
+    print(
+        f"\n{'same text' if report['same_text'] else 'TEXT DIFFERS'}: plain {report['plain_tps']:.1f} tok/s, "
+        f"with MTP {report['spec_tps']:.1f} tok/s ({report['ratio']:.2f}x) on {report['threads']} threads; "
+        f"{report['mean_length']:.2f} tokens a round ({report['repeated_rounds_left_out']:.0%} of rounds repeat "
+        "earlier text and are not counted in it)"
+    )
 
 
 def main() -> int:
@@ -107,23 +142,17 @@ def main() -> int:
     parser.add_argument("--long", action="store_true", help="more prompts and repeats")
     parser.add_argument("--kind", default="F16", choices=("F16", *models.QUANTISED), help="weight type")
     parser.add_argument("--draft-tokens", type=int, help="longest draft of a round")
+    parser.add_argument(
+        "--report", type=Path, default=models.ROOT / "build" / "demo.json", help="JSON to write"
+    )
     args = parser.parse_args()
     per_category, repeats = (8, 5) if args.long else (2, 3)
     report = {**measure(per_category, repeats, args.kind, args.draft_tokens), **build_info()}
-    REPORT.parent.mkdir(exist_ok=True)
-    REPORT.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
-
-    print(f"a held-out prompt, continued by {report['model']}:\n\n{report['sample']}\n")
     for row in report["rows"]:
-        print(
-            f"{row['category']:8} plain {row['plain_tps']:7.1f} tok/s, with MTP {row['spec_tps']:7.1f} tok/s, "
-            f"{row['mean_length']:.2f} tokens a round   {'same text' if row['same_text'] else 'TEXT DIFFERS'}"
-        )
-    print(
-        f"\n{'same text' if report['same_text'] else 'TEXT DIFFERS'}: plain {report['plain_tps']:.1f} tok/s, "
-        f"with MTP {report['spec_tps']:.1f} tok/s ({report['ratio']:.2f}x), "
-        f"{report['mean_length']:.2f} tokens a round; written to {REPORT.relative_to(models.ROOT)}"
-    )
+        del row["rounds"]
+    args.report.parent.mkdir(parents=True, exist_ok=True)
+    args.report.write_text(json.dumps(report, indent=1) + "\n", encoding="utf-8")
+    show(report)
     return 0 if report["same_text"] else 1
 
 

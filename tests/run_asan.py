@@ -12,7 +12,7 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/model/test_engine_capi.py", "tests/model/test_generate.py", "tests/model/test_bad_input.py")
+TESTS = ("tests/ops", "tests/model/test_engine_capi.py", "tests/model/test_generate.py")
 
 
 def runtime(name: str) -> str:
@@ -35,7 +35,7 @@ def main() -> int:
         "DRAFTWOOD_LIB_PATH": str(folder),
         "LD_PRELOAD": f"{runtime('libasan.so')} {runtime('libstdc++.so')}",
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:verify_asan_link_order=0",
-        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=0",
+        "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
     command = [
         sys.executable,

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import ctypes
 import json
+import os
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -64,7 +65,7 @@ def probe_model(path: str) -> ModelInfo:
     Test: tests/model/test_bad_input.py.
     """
     info = _capi.ModelInfo()
-    _check(_lib.dw_probe_model(path.encode("utf-8"), ctypes.byref(info)))
+    _check(_lib.dw_probe_model(os.fsencode(path), ctypes.byref(info)))
     return ModelInfo(
         architecture=info.architecture.decode("utf-8", "replace"),
         n_layer_nextn=info.n_layer_nextn,

@@ -69,10 +69,10 @@ class Llama(_Base):  # type: ignore[misc]
         self._options = Options(speculation, draft_tokens, draft_p_min, exact)  # type: ignore[arg-type]
         model_path = os.fsdecode(model_path)
         self._plan = self._make_plan(model_path, kwargs)
+        check_sizes(kwargs)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
             _raise_batch(kwargs, needed_batch(self._options.draft_tokens))
-        check_sizes(kwargs)
         super().__init__(model_path, **kwargs)
         try:
             self._attach_engine()

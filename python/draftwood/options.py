@@ -13,7 +13,7 @@ from draftwood.errors import OptionError, UnsupportedError
 Speculation = Literal["auto", "off", "mtp"]
 
 SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp")
-DEFAULT_DRAFT_TOKENS = 3
+DEFAULT_DRAFT_TOKENS = 4
 MAX_DRAFT_TOKENS = 63
 DEFAULT_DRAFT_P_MIN = 0.0
 EXACT_ROWS = MAX_DRAFT_TOKENS + 1

@@ -30,6 +30,11 @@ bool is_recurrent(const llama_context * ctx) {
     return llama_model_is_hybrid(model) || llama_model_is_recurrent(model);
 }
 
+bool uses_mrope(const llama_context * ctx) {
+    const llama_rope_type type = llama_model_rope_type(llama_get_model(ctx));
+    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
+}
+
 void check(llama_context * target, const dw_params & params, bool recurrent) {
     if (params.exact_rows < 0) {
         fail(DW_ERR_ARGUMENT, "exact_rows is %d; expected 0 (off) or a number of rows", params.exact_rows);
@@ -91,7 +96,8 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     target_(target),
     params_(params),
     batch_(target),
-    recurrent_(is_recurrent(target)) {
+    recurrent_(is_recurrent(target)),
+    mrope_(uses_mrope(target)) {
     check(target, params, recurrent_);
     drafter_ = make_drafter(target, context_params, params);
     n_past_  = pos_end();
@@ -142,16 +148,24 @@ void engine::decode(llama_pos pos, int32_t n_tokens) {
     walk_    = {};
     decoded_ = {};
 
-    decoding_        = true;
-    const int32_t rc = batch_.decode();
-    decoding_        = false;
+    // an exception is a failed decode too: the hooks must hear of other decodes again
+    int32_t     rc = -3;
+    std::string why;
+    decoding_ = true;
+    try {
+        rc = batch_.decode();
+    } catch (const std::exception & e) {
+        why = e.what();
+    }
+    decoding_ = false;
 
     if (rc == 1) {
         fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
              n_tokens, pos, llama_n_ctx(target_));
     }
     if (rc != 0) {
-        fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d", rc, n_tokens, pos);
+        fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_tokens, pos,
+             why.c_str());
     }
     decoded_ = { pos, n_tokens, false };
 }
@@ -177,8 +191,8 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
         fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens, llama_n_ubatch(target_));
     }
     require_tokens(tokens, n_tokens);
-    trim(n_past);
-    proposed_ = false;
+    place(n_past);
+    drop_proposal();
 
     timer t(stats_.t_eval_us);
     batch_.clear();
@@ -194,14 +208,50 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     walk_.pos       = n_past_ - 1;
     walk_.alive     = true;
     draft_.clear();
-    if (drafter_) {
-        drafter_->observe(tokens, n_tokens, n_past, llama_get_embeddings_nextn(target_));
+    observe(tokens, n_tokens, n_past);
+}
+
+// Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on
+// at a position that is further than the cells it filled.
+void engine::place(int32_t n_past) {
+    const bool gap = mrope_ && n_past > n_past_ && n_past < (int32_t) llama_n_ctx(target_);
+    if (!gap) {
+        require_kept(n_past);
     }
+    commit();
+    if (!gap || n_past <= pos_end()) {
+        trim(n_past);
+        return;
+    }
+    walk_   = {};
+    n_past_ = n_past;
+    if (drafter_) {
+        drafter_->trim(n_past);
+    }
+}
+
+// Show the drafter what was kept. A drafter that fails costs drafts, never the request.
+void engine::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) {
+    if (drafter_) {
+        try {
+            drafter_->observe(tokens, n_tokens, pos, llama_get_embeddings_nextn(target_));
+        } catch (const std::exception &) {
+            drafter_->reset();
+        }
+    }
+}
+
+// a draft was made from a token that may not come after all
+void engine::drop_proposal() {
+    if (proposed_ && drafter_) {
+        drafter_->trim(n_past_);
+    }
+    proposed_ = false;
 }
 
 // a raw llama_decode by others may have moved the context on; drafting over it would corrupt it
 void engine::require_whole(const char * what) {
-    if (pos_end() != n_past_) {
+    if (pos_end() != n_past_ && !(mrope_ && n_past_ > pos_end())) {
         fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first",
              what, n_past_, pos_end());
     }
@@ -211,6 +261,7 @@ void engine::start(llama_token last) {
     require_tokens(&last, 1);
     commit();
     require_whole("a round");
+    drop_proposal();
     last_ = last;
     draft_.clear();
     proposed_ = true;
@@ -221,9 +272,14 @@ int32_t engine::propose(llama_token last, int32_t max_draft) {
     const int32_t n_max = std::min({ max_draft, params_.draft_tokens, room() - 1 });
     if (drafter_ && n_max > 0) {
         timer t(stats_.t_draft_us);
-        if (!drafter_->draft(last, n_past_, n_max, params_.draft_p_min, draft_)) {
-            stats_.n_cold_rounds++;
+        bool  drafted = false;
+        try {
+            drafted = drafter_->draft(last, n_past_, n_max, params_.draft_p_min, draft_);
+        } catch (const std::exception &) { // costs drafts, never the request
+            drafter_->reset();
+            draft_.clear();
         }
+        stats_.n_cold_rounds += drafted ? 0 : 1;
     }
     return (int32_t) draft_.size();
 }
@@ -318,7 +374,7 @@ void engine::commit() {
     if (drafter_) {
         std::vector<llama_token> kept(1, last_);
         kept.insert(kept.end(), draft_.begin(), draft_.begin() + (n_kept - 1));
-        drafter_->observe(kept.data(), n_kept, walk_.pos, llama_get_embeddings_nextn(target_));
+        observe(kept.data(), n_kept, walk_.pos);
     }
 }
 
@@ -356,7 +412,7 @@ void engine::trim(int32_t n_keep) {
     if (n_keep == end && n_keep == n_past_) {
         return;
     }
-    proposed_ = false;
+    drop_proposal();
     if (n_keep == 0) {
         reset();
         return;

@@ -65,6 +65,9 @@ class engine {
     int32_t        room() const { return (int32_t) llama_n_ctx(target_) - n_past_; }
 
     void decode(llama_pos pos, int32_t n_tokens);
+    void place(int32_t n_past);
+    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
+    void drop_proposal();
     void require_tokens(const llama_token * tokens, int32_t n_tokens) const;
     void require_kept(int32_t n_keep) const;
     void require_whole(const char * what);
@@ -77,6 +80,7 @@ class engine {
     row_batch                batch_;
     std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
     bool                     recurrent_;
+    bool                     mrope_; // an image holds fewer cells than it spans positions
 
     int32_t                  n_past_ = 0;
     llama_token              last_   = LLAMA_TOKEN_NULL;

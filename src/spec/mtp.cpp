@@ -70,6 +70,7 @@ void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
 }
 
 void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos, const float * hidden) {
+    drop_cells_from(pos + n_tokens); // pairs of rejected drafts; those of accepted ones stay as they were drafted
     for (int32_t i = 0; i < n_tokens; ++i) {
         const llama_pos p = pos + i;
         // the hidden state before this token; where it is unknown (position 0, a gap) the pair is skipped
@@ -154,8 +155,7 @@ bool mtp_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, floa
             break; // the context's end: what is drafted so far stands
         }
     }
-    // the pair of `last` is true and stays; the drafts' pairs were made from guessed hidden states
-    llama_memory_seq_rm(llama_get_memory(ctx_.get()), 0, pos + 1, -1);
+    n_fed_ = llama_memory_seq_pos_max(llama_get_memory(ctx_.get()), 0) + 1; // the drafts' pairs stay: see observe
     return true;
 }
 

@@ -582,7 +582,7 @@ BAD_CALLS = {
     "eval less than nothing": (eval_call([1], -3), "-3 tokens"),
     "eval over n_ubatch": (eval_call([1], 200), "n_ubatch = 128"),
     "eval before the start": (eval_call([1], 1, -1), "-1 positions"),
-    "eval beyond the end": (eval_call([1], 1, 99), "99 positions"),
+    "eval beyond the context": (eval_call([1], 1, 99999), "99999 positions"),
     "eval a token that is none": (eval_call([-5], 1), "token -5"),
     "eval a token over the vocabulary": (eval_call([384], 1), "token 384"),
     "propose a token that is none": (

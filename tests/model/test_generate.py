@@ -1003,3 +1003,18 @@ def test_two_objects_side_by_side(llama, off):
     streams = [a.generate(P, temp=0.0), b.generate(P, temp=0.0)]
     pairs = [(next(streams[0]), next(streams[1])) for _ in range(40)]
     assert [x for x, _ in pairs] == [y for _, y in pairs] == expected
+
+
+def test_positions_that_an_image_skips(on, off, llama):
+    """Multimodal handlers decode by themselves and set n_tokens further than the cells they filled (M-RoPE)."""
+    stock = llama(**STOCK)
+    found = []
+    for llm in (on, off, stock):
+        llm.reset()
+        llm.eval(P[:3])
+        llm.n_tokens = 10
+        llm.eval(P[3:5])
+        assert llm.n_tokens == 12
+        found.append(text(llm, 12, prompt=[], reset=False))
+    assert found[0] == found[1]
+    assert len(found[2]) == 12

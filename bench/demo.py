@@ -3,7 +3,7 @@
     make demo
 
 Plain decode and drafting run interleaved in this process, on the same number of threads (all cores), several
-times per prompt; medians count. Prompts are the first 128 tokens of held-out documents that training never saw.
+times per prompt; medians count. Prompts are the first 128 tokens of held-out documents, unseen in training.
 Mean tokens per round as in tools/rounds.py: loops are left out. Writes build/demo.json.
 Exit status 1 if the texts differ.
 """
@@ -120,19 +120,24 @@ def summary(rows: list[dict[str, Any]]) -> dict[str, Any]:
     }
 
 
+def verdict(result: dict[str, Any]) -> str:
+    """Return in words whether all texts were equal."""
+    return "same text" if result["same_text"] else "TEXT DIFFERS"
+
+
 def show(report: dict[str, Any]) -> None:
     """Print the report for people."""
     print(f"a held-out prompt, continued by {report['model']}:\n\n{report['sample']}\n")
     for row in report["rows"]:
         print(
             f"{row['category']:7} plain {row['plain_tps']:7.1f} tok/s, with MTP {row['spec_tps']:7.1f} tok/s, "
-            f"{row['all_rounds']:.2f} tokens a round, {'same text' if row['same_text'] else 'TEXT DIFFERS'}"
+            f"{row['all_rounds']:.2f} tokens a round, {verdict(row)}"
         )
     print(
-        f"\n{'same text' if report['same_text'] else 'TEXT DIFFERS'}: plain {report['plain_tps']:.1f} tok/s, "
+        f"\n{verdict(report)}: plain {report['plain_tps']:.1f} tok/s, "
         f"with MTP {report['spec_tps']:.1f} tok/s ({report['ratio']:.2f}x) on {report['threads']} threads; "
-        f"{report['mean_length']:.2f} tokens a round ({report['repeated_rounds_left_out']:.0%} of rounds repeat "
-        "earlier text and are not counted in it)"
+        f"{report['mean_length']:.2f} tokens a round "
+        f"({report['repeated_rounds_left_out']:.0%} of rounds repeat earlier text and are not counted in it)"
     )
 
 

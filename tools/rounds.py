@@ -1,7 +1,7 @@
 """Mean tokens per round, as design section 10 defines it: shared by the model card's tool and the demo.
 
-Emitted tokens / verify rounds, bonus token included. Rounds whose newest 16 tokens already occurred in the text
-are left out, since small greedy models loop and loops accept everything; their share is told.
+Emitted tokens / verify rounds, bonus token included. Rounds whose newest 16 tokens already occurred in the
+text are left out, since small greedy models loop and loops accept everything; their share is told.
 Must not know: torch, tokenizers. Test: tests/unit/test_rounds.py.
 """
 

@@ -320,8 +320,8 @@ class Llama(_Base):  # type: ignore[misc]
         """Cut the context to its first tokens; False where it cannot go back that far."""
         assert self._engine is not None
         if n_tokens < self.n_tokens and (self._is_hybrid or self._is_recurrent):
-            # Snapshots would take it back a few tokens with drafting on, and only then. The rest of the prompt
-            # would enter in another batch than with drafting off, and large batches round by their size.
+            # Snapshots would take it back a few tokens with drafting on, and only then. The rest of the
+            # prompt would enter in another batch than with drafting off, and large ones round by size.
             return False
         try:
             return self._engine.trim(n_tokens)

@@ -10,7 +10,8 @@ namespace draftwood {
 
 // The block sees pairs (token at p, target's hidden state at p - 1) and predicts the token at p + 1; further
 // drafts feed the block its own output row as hidden state (src/models/qwen35moe.cpp, graph_mtp at the pin).
-// Position 0 has no pair and stays empty, as in training. Only pairs of kept tokens stay in its KV cache.
+// Position 0 has no pair and stays empty, as in training. Pairs of accepted drafts stay as they were drafted, with the
+// block's own hidden state; those of rejected ones go.
 // Test: tests/model/test_engine_capi.py, tests/model/test_parity.py.
 class mtp_drafter : public drafter {
   public:

@@ -1006,7 +1006,7 @@ def test_two_objects_side_by_side(llama, off):
 
 
 def test_positions_that_an_image_skips(on, off, llama):
-    """Multimodal handlers decode by themselves and set n_tokens further than the cells they filled (M-RoPE)."""
+    """Multimodal handlers decode by themselves and set n_tokens past the cells they filled (M-RoPE)."""
     stock = llama(**STOCK)
     found = []
     for llm in (on, off, stock):

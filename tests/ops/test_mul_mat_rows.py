@@ -26,7 +26,7 @@ def mul_mat(weights, kind, x, *, use_ref=True, n_threads=2):
 
 
 def mul_mat_id(weights, kind, x, ids, *, use_ref=True, n_threads=2):
-    """weights [experts, rows, n], x f32 [tokens, slots or 1, n], ids i32 [tokens, slots] -> f32 [.., rows]."""
+    """weights [experts, rows, n], x f32 [tokens, slots | 1, n], ids i32 [tokens, slots] -> [.., rows]."""
     shape = (*ids.shape, weights.shape[-2])
     operands = [(weights, kind), (x, "F32"), (ids, "I32")]
     return ggml.run(ggml.base.ggml_mul_mat_id, operands, shape, use_ref=use_ref, n_threads=n_threads)

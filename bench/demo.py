@@ -130,7 +130,7 @@ def show(report: dict[str, Any]) -> None:
     print(f"a held-out prompt, continued by {report['model']}:\n\n{report['sample']}\n")
     for row in report["rows"]:
         print(
-            f"{row['category']:7} plain {row['plain_tps']:7.1f} tok/s, with MTP {row['spec_tps']:7.1f} tok/s, "
+            f"{row['category']:7} plain {row['plain_tps']:6.0f} tok/s, MTP {row['spec_tps']:6.0f} tok/s, "
             f"{row['all_rounds']:.2f} tokens a round, {verdict(row)}"
         )
     print(

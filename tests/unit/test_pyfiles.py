@@ -159,7 +159,8 @@ def test_an_import_cycle_works_and_binds_what_it_bound_upstream(tmp_path):
     """
     results = []
     for folder, name in [("sdist", "llama_cpp"), ("out", "draftwood._llama_cpp")]:
-        command = [sys.executable, "-c", code.format(name)]
+        # -S: an editable install of draftwood would answer for the fake one
+        command = [sys.executable, "-S", "-c", code.format(name)]
         results.append(json.loads(subprocess.check_output(command, cwd=tmp_path / folder)))
     upstream, ours = results
     assert ours[:3] == upstream[:3] == [3, ["Llama", "cache", "llama", "size"], ["llama_cpp", "size"]]

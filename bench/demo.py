@@ -4,7 +4,7 @@
 
 Plain decode and drafting run interleaved in this process, on the same number of threads (all cores), several
 times per prompt; medians count. Prompts are the first 128 tokens of held-out documents, unseen in training.
-Mean tokens per round as in tools/rounds.py: loops are left out. Writes build/demo.json.
+Mean tokens per round as in bench/rounds.py: loops are left out. Writes build/demo.json.
 Exit status 1 if the texts differ.
 """
 

@@ -1,11 +1,12 @@
-"""tools/rounds.py: what counts as a round, and which are left out."""
+"""bench/rounds.py: what counts as a round, and which are left out."""
 
 from __future__ import annotations
 
 from types import SimpleNamespace
 
 import pytest
-from rounds import REPEAT, generate_rounds, mean_tokens, repeats
+
+from bench.rounds import REPEAT, generate_rounds, mean_tokens, repeats
 
 
 def test_repeats_wants_sixteen_tokens_seen_before():

@@ -16,7 +16,7 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from tools.rounds import generate_rounds, mean_tokens
+from bench.rounds import generate_rounds, mean_tokens
 from tools.tiny_moe.corpus import MODEL, read_heldout
 from tools.tiny_moe.text import CATEGORIES
 

@@ -16,7 +16,7 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.rounds import Rounds, mean_tokens
+from bench.rounds import Rounds, mean_tokens
 from tools.tiny_moe.accept import DEPTH, NEW, PROMPT, TEMPERATURES, heldout_ids, prompts
 from tools.tiny_moe.checkpoint import load_state
 from tools.tiny_moe.corpus import MODEL

@@ -16,7 +16,6 @@ import os
 import statistics
 import sys
 import time
-from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,23 +29,6 @@ import models
 
 N_PROMPT = 128
 N_TOKENS = 128
-
-
-def documents() -> Iterator[tuple[str, str]]:
-    """Yield (category, text) of the held-out documents."""
-    for file in sorted((models.TINY_MOE.parent / "heldout").glob("*.jsonl")):
-        for line in file.read_text(encoding="utf-8").splitlines():
-            yield file.stem, json.loads(line)["text"]
-
-
-def prompts(llm: Llama, per_category: int) -> list[tuple[str, list[int]]]:
-    """Return (category, i32[N_PROMPT]) of the first documents of each category that are long enough."""
-    chosen: list[tuple[str, list[int]]] = []
-    for category, text in documents():
-        tokens = llm.tokenize(text.encode(), add_bos=False)
-        if len(tokens) >= N_PROMPT and sum(c == category for c, _ in chosen) < per_category:
-            chosen.append((category, tokens[:N_PROMPT]))
-    return chosen
 
 
 def generate(llm: Llama, prompt: list[int]) -> tuple[list[int], float]:
@@ -94,8 +76,9 @@ def measure(per_category: int, repeats: int, kind: str, draft_tokens: int | None
     plain = Llama(path, speculation="off", **common)
     spec = Llama(path, speculation="mtp", **common, **drafting)
     rows: list[dict[str, Any]] = []
+    prompts = models.heldout_prompts(plain, per_category, N_PROMPT)
     with Progress(console=Console(stderr=True), transient=True) as progress:
-        for category, prompt in progress.track(prompts(plain, per_category), description="plain and MTP"):
+        for category, prompt in progress.track(prompts, description="plain and MTP"):
             rows.append({"category": category, **compare(plain, spec, prompt, repeats)})
     ids = rows[0]["rounds"][0]
     sample = plain.detokenize(ids[N_PROMPT:]).decode("utf-8", "replace")

@@ -118,14 +118,10 @@ def run_model(name: str, path: Path, prompts: list[list[int]], n_tokens: int, ta
         )
 
 
-def heldout_prompts(path: Path, per_category: int, n_tokens: int) -> list[list[int]]:
-    """Return the first tokens of held-out documents of every category."""
+def trained_prompts(path: Path) -> list[list[int]]:
+    """Return two held-out prompts of 128 tokens of every category."""
     llm = Llama(str(path), vocab_only=True, verbose=False)
-    prompts = []
-    for file in sorted((models.TINY_MOE.parent / "heldout").glob("*.jsonl")):
-        documents = [json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines()]
-        tokens = (llm.tokenize(text.encode(), add_bos=False) for text in documents)
-        prompts += [ids[:n_tokens] for ids in tokens if len(ids) >= n_tokens][:per_category]
+    prompts = [ids for _, ids in models.heldout_prompts(llm, 2, 128)]
     llm.close()
     return prompts
 
@@ -153,7 +149,7 @@ def main() -> int:
             continue
         path = make()
         trained = name.startswith("tiny-moe")
-        prompts = heldout_prompts(path, 2, 128) if trained else random_prompts(2)
+        prompts = trained_prompts(path) if trained else random_prompts(2)
         run_model(name, path, prompts, args.tokens if trained else args.tokens // 2, tally)
 
     histogram = {str(depth): tally.accepted_lengths[depth] for depth in range(LONGEST + 1)}

@@ -7,8 +7,11 @@ ones from tools/synth_gguf.py; both land in build/models and are reused while th
 from __future__ import annotations
 
 import ctypes
+import json
 import sys
+from itertools import islice
 from pathlib import Path
+from typing import Any
 
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "build" / "models"
@@ -40,6 +43,17 @@ def synthetic(preset: str) -> Path:
     if not _fresh(target, newest):
         write(PRESETS[preset], target)
     return target
+
+
+def heldout_prompts(llm: Any, per_category: int, n_tokens: int) -> list[tuple[str, list[int]]]:
+    """Return (category, i32[n_tokens]): how the first held-out documents that are long enough begin."""
+    prompts: list[tuple[str, list[int]]] = []
+    for file in sorted((TINY_MOE.parent / "heldout").glob("*.jsonl")):
+        texts = (json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines())
+        tokens = (llm.tokenize(text.encode(), add_bos=False) for text in texts)
+        long = (ids[:n_tokens] for ids in tokens if len(ids) >= n_tokens)
+        prompts += [(file.stem, ids) for ids in islice(long, per_category)]
+    return prompts
 
 
 def quantise(source: Path, target: Path, kind: str) -> None:

@@ -109,7 +109,9 @@ def exported(work: Path, lock: Lock) -> dict[str, bytes]:
         name = file_name(subject)
         if name in queue:
             raise PatchError(f"two commits have the subject `{subject}`; squash them or reword one")
-        body = re.sub(r"^Checked-at:.*$", f"Checked-at: {pin(lock)}", body.strip("\n"), flags=re.MULTILINE)
+        checked = f"Checked-at: {pin(lock)}"
+        body, n_found = re.subn(r"^Checked-at:.*$", checked, body.strip("\n"), flags=re.MULTILINE)
+        body = body if n_found else f"{body}\n{checked}"
         diff = git(work, *DIFF, commit)
         diff = re.sub(r"^diff --git [^\n]*\n(?:index [^\n]*\n)?(?=--- a/)", "", diff, flags=re.MULTILINE)
         text = f"Subject: {subject}\n{body}\n---\n{diff}"

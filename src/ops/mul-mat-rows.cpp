@@ -97,12 +97,52 @@ template <int n> inline float sum(const typename vector_of<n>::type & v) {
     }
 }
 
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define DW_HAS_SHUFFLE
+#endif
+#endif
+
+#ifdef DW_HAS_SHUFFLE
+// x and y hold rows of b lanes each; of every row the upper half is added onto the lower, all side by side
+template <int b, int... i> inline vec fold(const vec & x, const vec & y, std::integer_sequence<int, i...>) {
+    constexpr int h = b / 2;
+    return __builtin_shufflevector(x, y, (i / h * b + i % h)...) +
+           __builtin_shufflevector(x, y, (i / h * b + i % h + h)...);
+}
+
+// the sums of R = lanes / 2 vectors, with the additions of sum<lanes>() in the same order but in half as many steps
+template <int b, int R> inline void sums(vec * v, float * out) {
+    if constexpr (b > 2) {
+        for (int r = 0; r < R; r += 2) {
+            v[r / 2] = fold<b>(v[r], v[r + 1], std::make_integer_sequence<int, lanes>());
+        }
+        sums<b / 2, R / 2>(v, out);
+    } else {
+        for (int r = 0; r < lanes / 2; ++r) {
+            out[r] = v[0][2 * r] + v[0][2 * r + 1];
+        }
+    }
+}
+#endif
+
+template <int R> inline void sums(vec * v, float * out) {
+#ifdef DW_HAS_SHUFFLE
+    if constexpr (R == lanes / 2) {
+        return sums<lanes, R>(v, out);
+    }
+#endif
+    for (int r = 0; r < R; ++r) {
+        out[r] = sum<lanes>(v[r]);
+    }
+}
+
 // out[c][r] = weight row r . x[c] for R rows and C columns: the same order of additions for every R and C
 template <ggml_type type, int R, int C>
 inline void dots(int64_t n, const char * weights, size_t stride, const float * const * x, float * const * out) {
-    vec acc[R][C];
-    for (auto & row : acc) {
-        for (vec & v : row) {
+    vec acc[C][R];
+    for (auto & col : acc) {
+        for (vec & v : col) {
             v = vec{};
         }
     }
@@ -111,17 +151,16 @@ inline void dots(int64_t n, const char * weights, size_t stride, const float * c
         for (int r = 0; r < R; ++r) {
             const vec w = load_weights<type>(weights + r * stride, k);
             for (int c = 0; c < C; ++c) {
-                acc[r][c] += w * load_f32(x[c] + k);
+                acc[c][r] += w * load_f32(x[c] + k);
             }
         }
     }
     for (int c = 0; c < C; ++c) {
-        for (int r = 0; r < R; ++r) {
-            float s = sum<lanes>(acc[r][c]);
-            for (int64_t i = k; i < n; ++i) {
-                s += weight<type>(weights + r * stride, i) * x[c][i];
+        sums<R>(acc[c], out[c]);
+        for (int64_t i = k; i < n; ++i) {
+            for (int r = 0; r < R; ++r) {
+                out[c][r] += weight<type>(weights + r * stride, i) * x[c][i];
             }
-            out[c][r] = s;
         }
     }
 }

@@ -26,6 +26,8 @@ for _lib, _name, _result, _arguments in (
     (base, "ggml_new_tensor", _p, [_p, ctypes.c_int, ctypes.c_int, ctypes.POINTER(_i64)]),
     (base, "ggml_mul_mat", _p, [_p, _p, _p]),
     (base, "ggml_mul_mat_id", _p, [_p, _p, _p, _p]),
+    (base, "ggml_mul", _p, [_p, _p, _p]),
+    (base, "ggml_gated_delta_net", _p, [_p, _p, _p, _p, _p, _p, _p, _i64]),
     (base, "ggml_nbytes", ctypes.c_size_t, [_p]),
     (base, "ggml_get_data", _p, [_p]),
     (base, "ggml_new_graph", _p, [_p]),

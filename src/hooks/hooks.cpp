@@ -3,7 +3,10 @@
 #include "hooks.h"
 
 #include "ggml-cpu.h"
+#include "graphs.h"
 #include "llama-context.h"
+
+#include <exception>
 
 namespace {
 
@@ -39,6 +42,22 @@ void dw_use_stock_kernels(llama_context * ctx) noexcept {
 void dw_hook_decode(dw_state * dw) noexcept {
     if (dw && dw->flush) {
         dw->flush(dw->user);
+    }
+}
+
+void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_result_ptr & result,
+                   llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) noexcept {
+    if (!dw || !dw->graphs) {
+        return;
+    }
+    try {
+        if (has_outputs) {
+            dw->graphs->select(n_rows, result, reusable, sched);
+        } else {
+            dw->graphs->restore(); // a part of a prompt: the context's own graph
+        }
+    } catch (const std::exception &) {
+        // no memory for another graph: nothing was swapped, llama.cpp rebuilds as it always did
     }
 }
 

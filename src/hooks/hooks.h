@@ -7,11 +7,13 @@
 
 #pragma once
 
-#include "ggml-backend.h"
+#include "ggml-cpp.h"
+#include "llama-graph.h"
 
 #include <cstdint>
 
 struct llama_context;
+class dw_graph_store;
 
 // What an attached engine wants to hear of its llama_context. Owned by the engine.
 struct dw_state {
@@ -28,6 +30,9 @@ struct dw_state {
     void (*replaced)(void * user) noexcept = nullptr;
 
     void * user = nullptr;
+
+    // graphs by number of rows (graphs.h); nullptr: the newest graph only, as llama.cpp does
+    dw_graph_store * graphs = nullptr;
 };
 
 // Where the patch keeps the pointer of `ctx`. Whoever sets it clears it before the state or the context goes.
@@ -39,6 +44,11 @@ void dw_use_stock_kernels(llama_context * ctx) noexcept;
 // llama_context::decode, first line of both: a raw decode must not land behind rows that were never accepted,
 // nor take its positions from them.
 void dw_hook_decode(dw_state * dw) noexcept;
+
+// llama_context::process_ubatch, before the last graph is looked at: put the one for n_rows rows in its place.
+// The three references are the context's members; has_outputs tells whose arena `result` is.
+void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_result_ptr & result,
+                   llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) noexcept;
 
 // llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows.
 // backend_cpu may be nullptr.

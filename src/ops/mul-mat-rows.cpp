@@ -150,6 +150,8 @@ inline void dots(int64_t n, const char * weights, size_t stride, const float * c
     for (; k + lanes <= n; k += lanes) {
         for (int r = 0; r < R; ++r) {
             const vec w = load_weights<type>(weights + r * stride, k);
+            // weights come from main memory, and a tile of short rows ends before the hardware sees a pattern
+            __builtin_prefetch(weights + (R + r) * stride + k * sizeof(ggml_fp16_t));
             for (int c = 0; c < C; ++c) {
                 acc[c][r] += w * load_f32(x[c] + k);
             }

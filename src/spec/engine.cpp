@@ -95,6 +95,7 @@ std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_contex
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     target_(target),
     params_(params),
+    graphs_(target),
     batch_(target),
     recurrent_(is_recurrent(target)),
     mrope_(uses_mrope(target)) {
@@ -104,6 +105,7 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     stats_reset();
 
     state_.exact_rows   = params.exact_rows;
+    state_.graphs       = &graphs_;
     state_.flush        = on_flush;
     state_.replaced     = on_replaced;
     state_.user         = this;

@@ -4,6 +4,7 @@
 
 #include "batch.h"
 #include "drafter.h"
+#include "graphs.h"
 #include "hooks.h"
 
 #include <memory>
@@ -77,6 +78,7 @@ class engine {
 
     llama_context *          target_;
     dw_params                params_;
+    dw_graph_store           graphs_;
     row_batch                batch_;
     std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
     bool                     recurrent_;

@@ -44,6 +44,7 @@ float probability(const float * logits, int32_t n_vocab, const float * best) {
 mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows) :
     target_(target),
     ctx_(make_context(target, params)),
+    graphs_(ctx_.get()),
     batch_(ctx_.get()),
     n_embd_(llama_model_n_embd_out(llama_get_model(target))),
     n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target)))),
@@ -52,6 +53,7 @@ mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, in
     llama_set_embeddings_nextn(target, true, /*masked*/ false);
     llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
     state_.exact_rows       = exact_rows;
+    state_.graphs           = &graphs_;
     dw_state_of(ctx_.get()) = &state_;
 }
 

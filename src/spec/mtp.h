@@ -4,6 +4,7 @@
 
 #include "batch.h"
 #include "drafter.h"
+#include "graphs.h"
 #include "hooks.h"
 
 namespace draftwood {
@@ -46,6 +47,7 @@ class mtp_drafter : public drafter {
     llama_context *                         target_;
     std::unique_ptr<llama_context, deleter> ctx_;
     dw_state                                state_; // of ctx_
+    dw_graph_store                          graphs_;
     row_batch                               batch_;
     int32_t                                 n_embd_;
     int32_t                                 n_vocab_;

@@ -1,0 +1,80 @@
+// One graph and one scheduler per number of rows: see graphs.h.
+
+#include "graphs.h"
+
+#include "llama-context.h"
+
+#include <algorithm>
+#include <vector>
+
+namespace {
+
+// a scheduler over the same backends, without buffers yet
+ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context & ctx) {
+    std::vector<ggml_backend_t>             backends;
+    std::vector<ggml_backend_buffer_type_t> types;
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        backends.push_back(ggml_backend_sched_get_backend(sched, i));
+        types.push_back(ggml_backend_sched_get_buffer_type(sched, backends.back()));
+    }
+    const llama_cparams & cparams   = ctx.get_cparams();
+    const size_t          max_nodes = ctx.graph_max_nodes(std::min(cparams.n_ctx, cparams.n_ubatch));
+    return ggml_backend_sched_new(backends.data(), types.data(), (int) backends.size(), max_nodes,
+                                  /*parallel*/ false, cparams.op_offload);
+}
+
+} // namespace
+
+void dw_graph_store::select(int64_t n_rows, llm_graph_result_ptr & result, llm_graph_result *& reusable,
+                            ggml_backend_sched_ptr & sched) {
+    result_   = &result;
+    reusable_ = &reusable;
+    sched_    = &sched;
+    swap_to(n_rows <= max_rows ? n_rows : 0);
+}
+
+void dw_graph_store::swap_to(int64_t size) {
+    if (!*reusable_) { // llama.cpp dropped its graph, say after a change of the memory: the others are as old
+        for (auto & [_, slot] : slots_) {
+            slot.built = false;
+        }
+    }
+    if (size == size_) {
+        return;
+    }
+    slot & next = slots_[size];
+    if (!next.sched) {
+        next.sched.reset(make_like(sched_->get(), *ctx_));
+    }
+    slot & last    = slots_[size_];
+    last.built     = *reusable_ && *reusable_ == result_->get();
+    last.result    = std::move(*result_);
+    last.sched     = std::move(*sched_);
+    last.last_used = ++clock_;
+
+    *result_   = std::move(next.result);
+    *sched_    = std::move(next.sched);
+    *reusable_ = next.built ? result_->get() : nullptr;
+    size_      = size;
+    drop_oldest();
+}
+
+void dw_graph_store::drop_oldest() {
+    if (slots_.size() <= max_kept) {
+        return;
+    }
+    auto oldest = slots_.end();
+    for (auto it = slots_.begin(); it != slots_.end(); ++it) {
+        const bool in_use = it->first == 0 || it->first == size_;
+        if (!in_use && (oldest == slots_.end() || it->second.last_used < oldest->second.last_used)) {
+            oldest = it;
+        }
+    }
+    slots_.erase(oldest);
+}
+
+void dw_graph_store::restore() {
+    if (sched_) {
+        swap_to(0);
+    }
+}

@@ -1,0 +1,55 @@
+// One graph and one scheduler per number of rows. llama.cpp keeps a context's newest graph only, so a verify of
+// another size than the last rebuilds and allocates it: half a plain step on a small model, and a new capture with
+// CUDA graphs. Here the graphs of the last few sizes stay, each with the scheduler that allocated it.
+
+#pragma once
+
+#include "ggml-cpp.h"
+#include "llama-graph.h"
+
+#include <cstdint>
+#include <map>
+
+struct llama_context;
+
+// Swaps a context's own (newest result, scheduler, "result may be reused") for those of another size. What is not
+// in the context is owned here. Test: tests/model/test_graphs.py.
+class dw_graph_store {
+  public:
+    explicit dw_graph_store(llama_context * ctx) :
+        ctx_(ctx) {}
+    ~dw_graph_store() { restore(); } // the context must still be there
+    dw_graph_store(const dw_graph_store &)             = delete;
+    dw_graph_store & operator=(const dw_graph_store &) = delete;
+
+    // a decode of n_rows rows comes; the three are llama_context's members, the result that of batches with outputs
+    void select(int64_t n_rows, llm_graph_result_ptr & result, llm_graph_result *& reusable,
+                ggml_backend_sched_ptr & sched);
+
+    // hand the context its own ones back
+    void restore();
+
+    // batches larger than a verify share the context's own graph
+    static constexpr int64_t max_rows = 64;
+    // graphs kept; the least recently used goes
+    static constexpr size_t max_kept = 12;
+
+  private:
+    struct slot {
+        llm_graph_result_ptr   result;
+        ggml_backend_sched_ptr sched;
+        bool                   built     = false; // the scheduler holds this result's graph
+        int64_t                last_used = 0;
+    };
+
+    void swap_to(int64_t size);
+    void drop_oldest();
+
+    llama_context *          ctx_;
+    std::map<int64_t, slot>  slots_;        // by rows; 0: the context's own
+    int64_t                  size_     = 0; // whose slot the context holds
+    int64_t                  clock_    = 0;
+    llm_graph_result_ptr *   result_   = nullptr;
+    llm_graph_result **      reusable_ = nullptr;
+    ggml_backend_sched_ptr * sched_    = nullptr;
+};

@@ -1,42 +1,34 @@
-"""`Llama`: llama-cpp-python's class with our engine under `eval` and `generate`.
+"""`Llama`: llama-cpp-python's class with our engine: how it is made, looked at, pickled and closed.
 
-Every other method is upstream's own and comes to the engine through these two. Text is the same with
-drafting on and off: `generate` samples the target itself at each position, with the request's own sampler
-chain, and uses drafts only to evaluate several positions at once (engine.py).
-Tests: tests/model/test_generate.py, tests/model/test_exact.py.
+What it does between is in generation.py. Every method that is in neither is upstream's own.
+Tests: tests/model/test_generate.py, tests/model/test_bad_input.py.
 """
 
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import os
-import sys
-import warnings
-from collections.abc import Generator, Sequence
 from typing import Any
 
 import numpy as np
 
 from draftwood import _capi
-from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.arguments import raise_batch
 from draftwood.engine import Engine, probe_model
-from draftwood.errors import ClosedError, DecodeError, ModelFileError, OptionError, UnsupportedError
+from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
+from draftwood.generation import Base, Generation
 from draftwood.options import EXACT_ROWS, Options, Plan, check_context, check_sizes, needed_batch, plan
-from draftwood.processors import GuardedProcessors
 from draftwood.stats import SpeculationStats
 
-# bound now: install() and the alias put our class in its place in that module
-_Base: Any = _upstream.Llama
 _DEFAULTS = Options()
 _DRAFTERS = {"none": _capi.DRAFTER_NONE, "mtp": _capi.DRAFTER_MTP}
 # announced for later versions; upstream would swallow them as unknown keywords
 _NOT_YET = ("drafter", "tree_budget", "checkpoint_bytes")
 
 
-class Llama(_Base):  # type: ignore[misc]
+class Llama(Generation):
     """llama-cpp-python's Llama, with drafting.
 
     Takes every argument of llama-cpp-python's Llama, and:
@@ -60,8 +52,8 @@ class Llama(_Base):  # type: ignore[misc]
         exact: bool = _DEFAULTS.exact,
         **kwargs: Any,
     ) -> None:
-        self._engine: Engine | None = None
-        self._guard: GuardedProcessors | None = None
+        self._engine = None
+        self._guard = None
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         for name in _NOT_YET:
             if kwargs.get(name) is not None:
@@ -72,7 +64,7 @@ class Llama(_Base):  # type: ignore[misc]
         check_sizes(kwargs)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
-            _raise_batch(kwargs, needed_batch(self._options.draft_tokens))
+            raise_batch(kwargs, needed_batch(self._options.draft_tokens))
         super().__init__(model_path, **kwargs)
         try:
             self._attach_engine()
@@ -168,224 +160,6 @@ class Llama(_Base):  # type: ignore[misc]
         if self._engine:
             self._engine.stats_reset()
 
-    def reset(self) -> None:
-        """Forget everything that was evaluated."""
-        if self._engine is None:
-            super().reset()
-            return
-        self.n_tokens = 0  # first: Ctrl-C may fall between any two lines
-        self._requires_eval = True
-        self._engine.reset()
-
-    def eval(self, tokens: Sequence[int]) -> None:
-        """Evaluate `tokens` after the first `n_tokens` of the context.
-
-        Errors: ContextFullError (RuntimeError) when they do not fit; UnsupportedError when `n_tokens` was set
-        back further than the model's memory can go.
-        """
-        if self._engine is None:
-            super().eval(tokens)
-            return
-        for chunk in _chunks(list(tokens), self.n_batch, _native.llama_n_ubatch(self._ctx.ctx)):
-            n_past = self.n_tokens
-            fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words
-            self.input_ids[n_past : n_past + len(fits)] = fits
-            self._decoding(self._engine.eval, chunk, n_past, all_logits=self._logits_all)
-            self.n_tokens = n_past + len(chunk)
-            self._requires_eval = False
-            if self._logits_all:
-                self._store_scores(n_past, range(len(chunk)))
-
-    def _store_scores(self, pos: int, rows: Sequence[int]) -> None:
-        for offset, row in enumerate(rows):
-            logits = _native.llama_get_logits_ith(self._ctx.ctx, row)
-            self.scores[pos + offset, :] = np.ctypeslib.as_array(logits, shape=(self._n_vocab,))
-
-    def _decoding(self, call: Any, *args: Any, **kwargs: Any) -> None:
-        try:
-            call(*args, **kwargs)
-        except DecodeError:
-            self.reset()  # what the context holds now is unknown
-            raise
-
-    def generate(
-        self,
-        tokens: Sequence[int],
-        top_k: int = 40,
-        top_p: float = 0.95,
-        min_p: float = 0.05,
-        typical_p: float = 1.0,
-        temp: float = 0.80,
-        repeat_penalty: float = 1.0,
-        reset: bool = True,
-        frequency_penalty: float = 0.0,
-        presence_penalty: float = 0.0,
-        tfs_z: float = 1.0,
-        mirostat_mode: int = 0,
-        mirostat_tau: float = 5.0,
-        mirostat_eta: float = 0.1,
-        penalize_nl: bool = True,
-        logits_processor: Any = None,
-        stopping_criteria: Any = None,
-        grammar: Any = None,
-    ) -> Generator[int, Sequence[int] | None, None]:
-        """Generate tokens after the prompt `tokens`, one per step, until the caller stops.
-
-        After the k-th token `n_tokens` is len(prompt) + k - 1, as with llama-cpp-python: the token just
-        yielded is not evaluated yet. `send()` adds tokens after it. Processors see each prefix once and in
-        order. Another generate() or close() ends it: UnsupportedError, ClosedError.
-        Errors: OptionError for an empty prompt; ContextFullError at the end of the context; whatever a logits
-        processor or stopping criterion raises.
-        """
-        sampling: dict[str, Any] = dict(
-            top_k=top_k,
-            top_p=top_p,
-            min_p=min_p,
-            typical_p=typical_p,
-            temp=temp,
-            repeat_penalty=repeat_penalty,
-            frequency_penalty=frequency_penalty,
-            presence_penalty=presence_penalty,
-            tfs_z=tfs_z,
-            mirostat_mode=mirostat_mode,
-            mirostat_tau=mirostat_tau,
-            mirostat_eta=mirostat_eta,
-            penalize_nl=penalize_nl,
-            logits_processor=logits_processor,
-            grammar=grammar,
-        )
-        if self._engine is None:
-            yield from super().generate(tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling)
-            return
-        self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
-        self._sampler = sampler = self._init_sampler(**sampling)
-        try:
-            self._prefill([int(token) for token in tokens], reset)
-            yield from self._rounds(sampler, self._guard, stopping_criteria)
-        finally:
-            if self._sampler is sampler:  # else a later generate() has the context
-                self._settle()
-
-    def _init_sampler(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:
-        # ctypes prints and drops what a callback raises; ours is kept and raised after the C call
-        self._guard = GuardedProcessors(logits_processor) if logits_processor is not None else None
-        return super()._init_sampler(*args, logits_processor=self._guard, **kwargs)
-
-    def sample(self, *args: Any, **kwargs: Any) -> int:
-        """Sample a token after the first `n_tokens` of the context, or after the first idx + 1.
-
-        Takes upstream's arguments. Errors: whatever a logits processor raises.
-        """
-        given = inspect.signature(_Base.sample).bind(self, *args, **kwargs).arguments
-        if given.get("idx") in (None, self.n_tokens - 1):
-            row = self._newest_row()
-            if row is not None:  # after a round it is not the last one, which upstream would take
-                given["idx"] = row + self.n_tokens
-        token: int = _Base.sample(**given)
-        if self._guard is not None:
-            self._guard.raise_pending()
-        return token
-
-    def _newest_row(self) -> int | None:
-        """Return the row of the last decode that stands for `n_tokens` and make it the engine's next."""
-        if self._engine is None:
-            return None
-        row = self._engine.row()
-        if row is None or row[1] != self.n_tokens:
-            row = self._engine.row() if self._engine.rewind() else None
-        return row[0] if row is not None and row[1] == self.n_tokens else None
-
-    def _prefill(self, prompt: list[int], reset: bool) -> None:
-        """Evaluate the prompt, keeping the longest prefix that the context already holds."""
-        assert self._engine is not None
-        if reset and self.n_tokens > 0:
-            common = _common_prefix(self._input_ids, prompt)
-            same = common == len(prompt) == self.n_tokens and not self._requires_eval
-            if same and self._newest_row() is not None:
-                return  # the logits are still there
-            keep = min(common, len(prompt) - 1)  # at least one token must be evaluated to have logits
-            if keep > 0 and self._keeps(keep):
-                self.n_tokens, self._requires_eval = keep, True
-                prompt, reset = prompt[keep:], False
-                if self.verbose:
-                    print(f"Llama.generate: kept {keep} tokens, {len(prompt)} to evaluate", file=sys.stderr)
-        if reset:
-            self.reset()
-        if prompt:
-            self.eval(prompt)
-        elif self.n_tokens == 0 or self._newest_row() is None:
-            raise OptionError("found an empty prompt; expected at least one token")
-
-    def _keeps(self, n_tokens: int) -> bool:
-        """Cut the context to its first tokens; False where it cannot go back that far."""
-        assert self._engine is not None
-        if n_tokens < self.n_tokens and (self._is_hybrid or self._is_recurrent):
-            # Snapshots would take it back a few tokens with drafting on, and only then. The rest of the
-            # prompt would enter in another batch than with drafting off, and large ones round by size.
-            return False
-        try:
-            return self._engine.trim(n_tokens)
-        except OptionError:  # it holds less than we counted: Ctrl-C came between the two
-            return False
-
-    def _rounds(
-        self, sampler: Any, guard: GuardedProcessors | None, stopping_criteria: Any
-    ) -> Generator[int, Sequence[int] | None, None]:
-        engine = self._engine
-        assert engine is not None
-        token = -1
-        while True:
-            row = engine.row()
-            if row is None:  # never at first: the prompt left a row to sample
-                self._start_round(token)
-                continue
-            # processors and criteria look at the prefix through n_tokens, so it is set before they run
-            index, self.n_tokens = row
-            if self._logits_all:
-                self._store_scores(self.n_tokens - 1, [index])
-            token = engine.next(sampler.sampler)
-            if guard is not None:
-                guard.raise_pending()
-            if self.n_tokens < len(self.input_ids):
-                self.input_ids[self.n_tokens] = token
-            if stopping_criteria is not None and stopping_criteria(self._input_ids, self._newest_scores()):
-                return
-            sent = yield token
-            self._require_turn(sampler)
-            if sent is not None:
-                self.eval([token, *sent])
-
-    def _require_turn(self, sampler: Any) -> None:
-        """Refuse to go on with a generation whose context is gone or was taken by a later one."""
-        if self._engine is None:
-            raise ClosedError("found a Llama that was closed; expected it open until the generator ends")
-        if self._sampler is not sampler:
-            raise UnsupportedError(
-                "found that a later generate() has taken the context; expected one generation at a time",
-                hint="close this generator, or load the model a second time",
-            )
-
-    def _start_round(self, last: int) -> None:
-        engine = self._engine
-        assert engine is not None
-        if not engine.trim(self.n_tokens):
-            raise UnsupportedError(
-                f"the context was moved past position {self.n_tokens} while a generation was running; "
-                "expected it untouched between two tokens",
-                hint="start a new generate()",
-            )
-        self._decoding(engine.propose, last)
-        self._decoding(engine.verify)
-
-    def _newest_scores(self) -> Any:
-        # without logits_all nothing is stored, and upstream hands out its first, unset row
-        return self._scores[-1 if self._logits_all else 0, :]
-
-    def _settle(self) -> None:
-        """End an open round: what the caller took is kept."""
-        if self._engine is not None:
-            self._engine.commit()
-
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: a pickled Llama loads its model again."""
         state: dict[str, Any] = super().__getstate__()
@@ -406,45 +180,12 @@ class _Closed:
         raise ClosedError("found a Llama that was closed; expected an open one", hint="load the model again")
 
 
-def _chunks(tokens: list[int], n_batch: int, n_ubatch: int) -> list[list[int]]:
-    """Cut tokens where llama.cpp would: into batches, and those into ubatches.
-
-    With recurrent snapshots it would cut elsewhere (split_equal keeps a tail together), and a prompt's
-    rounding would then depend on whether drafting is on.
-    """
-    cut: list[list[int]] = []
-    for start in range(0, len(tokens), n_batch):
-        batch = tokens[start : start + n_batch]
-        cut += [batch[i : i + n_ubatch] for i in range(0, len(batch), n_ubatch)]
-    return cut
-
-
-def _common_prefix(held: Any, prompt: list[int]) -> int:
-    n = min(len(held), len(prompt))
-    differs = np.flatnonzero(np.asarray(held[:n]) != np.asarray(prompt[:n], dtype=np.intc))
-    return int(differs[0]) if len(differs) else n
-
-
-def _raise_batch(kwargs: dict[str, Any], needed: int) -> None:
-    """Raise n_batch and n_ubatch in `kwargs` to what a draft needs, and say so."""
-    small = {name: kwargs[name] for name in ("n_batch", "n_ubatch") if 0 <= kwargs.get(name, needed) < needed}
-    if small:
-        found = ", ".join(f"{name}={value}" for name, value in small.items())
-        warnings.warn(
-            f"found {found}; a draft needs at least {needed}, which is used instead "
-            '(speculation="off" leaves it as it is)',
-            stacklevel=3,
-        )
-        kwargs.update(dict.fromkeys(small, needed))
-
-
 def _joined_signature() -> inspect.Signature:
     """Upstream's constructor signature with our keywords before its **kwargs."""
-    theirs = list(inspect.signature(_Base.__init__).parameters.values())
+    theirs = list(inspect.signature(Base.__init__).parameters.values())
     ours = inspect.signature(Llama.__init__).parameters
     added = [p for name, p in ours.items() if name not in {q.name for q in theirs}]
     return inspect.Signature([*theirs[:-1], *added, theirs[-1]])
 
 
 Llama.__init__.__signature__ = _joined_signature()  # type: ignore[attr-defined]
-Llama.sample.__signature__ = inspect.signature(_Base.sample)  # type: ignore[attr-defined]

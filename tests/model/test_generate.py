@@ -13,7 +13,7 @@ import signal
 import sys
 import warnings
 
-import draftwood.llama as llama_module
+import draftwood.generation as generation_module
 import numpy as np
 import pytest
 from draftwood import ClosedError, ContextFullError, OptionError, UnsupportedError
@@ -451,7 +451,7 @@ def test_signal_in_mid_generation(either, off):
 
 
 class Interrupter:
-    """Raises KeyboardInterrupt at the n-th time that a line of draftwood/llama.py is about to run."""
+    """Raises KeyboardInterrupt at the n-th time that a line of draftwood/generation.py is about to run."""
 
     def __init__(self, at: tuple[int, int] | None = None) -> None:
         self.at = at
@@ -465,7 +465,7 @@ class Interrupter:
         sys.settrace(None)
 
     def trace(self, frame, event, arg):
-        if frame.f_code.co_filename != llama_module.__file__:
+        if frame.f_code.co_filename != generation_module.__file__:
             return None
         if event == "line":
             self.hits[frame.f_lineno] = self.hits.get(frame.f_lineno, 0) + 1
@@ -476,7 +476,7 @@ class Interrupter:
 
 
 def test_interrupt_at_every_line(on, off):
-    """Python delivers Ctrl-C between any two bytecodes: each line of llama.py, its first and third run."""
+    """Python delivers Ctrl-C between any two bytecodes: each line of generation.py, run 1 and 3."""
     tokens = text(off, 12)
     held, second = [*P, *tokens[:3]], [*P, *tokens[:3], 17]
 
@@ -504,7 +504,7 @@ ENGINE_CALLS = ["row", "next", "propose", "verify", "trim", "commit", "eval", "r
 
 @pytest.mark.parametrize("name", ENGINE_CALLS)
 def test_interrupt_after_every_engine_call(on, off, name, monkeypatch):
-    """The same inside engine.py: after the library has done its work, before llama.py hears of it."""
+    """The same inside engine.py: after the library has done its work, before generation.py hears of it."""
     held = [*P, *text(off, 3)]
     second = [*held, 17]
     expected, after = fresh(off, 12, second), fresh(off, 12)

@@ -123,6 +123,18 @@ def test_export_writes_the_pin(root: Path, work: Path) -> None:
     assert f"Checked-at: {COMMIT[:9]}\n" in (root / "patches" / NAME).read_text()
 
 
+def test_export_adds_the_pin(root: Path, work: Path) -> None:
+    """A new commit's author does not know the pin's name, so a missing `Checked-at` is written, not refused."""
+    import_queue(root, work, force=False)
+    unpinned = message("a : hook after line 8").replace(f"Checked-at: {COMMIT[:9]}\n", "")
+    commit_edit(work, "int line_8;\n", "int line_8;\nhook_8();\n", unpinned)
+    export_queue(root, work)
+    header = (root / "patches" / "a-hook-after-line-8.patch").read_text().split("---\n")[0]
+    assert header.count("Checked-at:") == 1
+    assert header.endswith(f"Checked-at: {COMMIT[:9]}\n")
+    assert check(root)[0] == []
+
+
 def test_two_commits_of_one_name(root: Path, work: Path) -> None:
     import_queue(root, work, force=False)
     commit_edit(work, "int line_8;\n", "int line_8;\nhook_8();\n", message("a : hook, after line 5"))

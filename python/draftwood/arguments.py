@@ -10,9 +10,12 @@ import warnings
 from typing import Any
 
 
-def raise_batch(kwargs: dict[str, Any], needed: int) -> None:
-    """Raise n_batch and n_ubatch in `kwargs` to what a draft needs, and say so."""
-    small = {name: kwargs[name] for name in ("n_batch", "n_ubatch") if 0 <= kwargs.get(name, needed) < needed}
+def raise_batch(kwargs: dict[str, Any], needed: int) -> dict[str, int]:
+    """Raise n_batch and n_ubatch in `kwargs` to what a draft needs, say so, and return what was raised.
+
+    n_ubatch 0 means n_batch and stays.
+    """
+    small = {name: kwargs[name] for name in ("n_batch", "n_ubatch") if 0 < kwargs.get(name, needed) < needed}
     if small:
         found = ", ".join(f"{name}={value}" for name, value in small.items())
         warnings.warn(
@@ -21,3 +24,4 @@ def raise_batch(kwargs: dict[str, Any], needed: int) -> None:
             stacklevel=3,
         )
         kwargs.update(dict.fromkeys(small, needed))
+    return small

@@ -31,6 +31,8 @@ class Generation(Base):  # type: ignore[misc]
 
     _engine: Engine | None
     _guard: GuardedProcessors | None
+    _raised: dict[str, int]
+    """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
 
     def reset(self) -> None:
         """Forget everything that was evaluated."""
@@ -50,7 +52,10 @@ class Generation(Base):  # type: ignore[misc]
         if self._engine is None:
             super().eval(tokens)
             return
-        for chunk in _chunks(list(tokens), self.n_batch, _native.llama_n_ubatch(self._ctx.ctx)):
+        # as given, not as raised for a draft: a prompt is cut, and so rounds, as without drafting
+        n_batch = self._raised.get("n_batch") or self.n_batch
+        n_ubatch = self._raised.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
+        for chunk in _chunks(list(tokens), n_batch, n_ubatch):
             n_past = self.n_tokens
             fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words
             self.input_ids[n_past : n_past + len(fits)] = fits

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as _native
+from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.arguments import raise_batch
+from draftwood.completion import complete, with_bias
+from draftwood.detokenize import Pieces
 from draftwood.engine import Engine, probe_model
 from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
 from draftwood.generation import Base, Generation
@@ -54,6 +58,7 @@ class Llama(Generation):
     ) -> None:
         self._engine = None
         self._guard = None
+        self._pieces: Pieces | None = None
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         for name in _NOT_YET:
             if kwargs.get(name) is not None:
@@ -61,12 +66,15 @@ class Llama(Generation):
         self._options = Options(speculation, draft_tokens, draft_p_min, exact)  # type: ignore[arg-type]
         model_path = os.fsdecode(model_path)
         self._plan = self._make_plan(model_path, kwargs)
+        self._raised = {}
         check_sizes(kwargs)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
-            raise_batch(kwargs, needed_batch(self._options.draft_tokens))
+            self._raised = raise_batch(kwargs, needed_batch(self._options.draft_tokens))
         super().__init__(model_path, **kwargs)
         try:
+            self._pieces = Pieces(self._model.vocab)
+            self._model.detokenize = self._pieces.join  # below every tokenizer of this model
             self._attach_engine()
         except BaseException:
             self.close()
@@ -135,6 +143,8 @@ class Llama(Generation):
 
     def close(self) -> None:
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
+        if self._pieces is not None:
+            self._pieces.close()
         super().close()
         self._engine = None
         # upstream keeps the freed pointers and would hand them to the library
@@ -160,12 +170,27 @@ class Llama(Generation):
         if self._engine:
             self._engine.stats_reset()
 
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        """Yield a completion or its chunks: upstream's arguments and results, in linear time (completion.py)."""
+        bound = inspect.signature(Base._create_completion).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        request = dict(bound.arguments)
+        del request["self"]
+        request.update(logits_processor=with_bias(request), logit_bias=None)
+        # the text of another tokenizer, or of a subclass's detokenize, need not be a join of pieces
+        if type(self.tokenizer_) is not LlamaTokenizer or type(self).detokenize is not Base.detokenize:
+            yield from super()._create_completion(**request)
+        else:
+            assert self._pieces is not None
+            yield from complete(self, self._pieces, request)
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: a pickled Llama loads its model again."""
         state: dict[str, Any] = super().__getstate__()
         options = self._options
         return {
             **state,
+            **self._raised,
             "speculation": options.speculation,
             "draft_tokens": options.draft_tokens,
             "draft_p_min": options.draft_p_min,

@@ -162,6 +162,26 @@ def test_small_batches_are_raised_in_words(llama, off, small):
         assert text(llama(speculation="off", **small), 40) == text(off, 40)
 
 
+@pytest.mark.parametrize("small", [{"n_batch": 8}, {"n_ubatch": 64}, {"n_ubatch": 0}], ids=str)
+@pytest.mark.filterwarnings("ignore:found n_:UserWarning")
+def test_raised_batches_do_not_move_the_cut(llama, small):
+    """The longest draft needs batches of 65, which are not row-exact; the prompt still enters as asked."""
+    prompt = [(7 * i * i + 3 * i) % 380 for i in range(150)]
+    seen = []
+    for speculation in ("mtp", "off"):
+        llm = llama("q4k", speculation=speculation, draft_tokens=63, logits_all=True, **small)
+        seen.append((text(llm, 12, prompt), llm.scores[:150].copy()))
+    assert llm.speculation == "off"
+    assert seen[0][0] == seen[1][0]
+    assert np.array_equal(seen[0][1], seen[1][1])
+
+
+def test_a_pickled_llama_cuts_as_its_original(llama):
+    with pytest.warns(UserWarning, match="a draft needs"):
+        llm = llama(speculation="mtp", n_batch=3)
+    assert llm.__getstate__()["n_batch"] == 3
+
+
 # --- bookkeeping ----------------------------------------------------------------------------------------
 
 

@@ -9,13 +9,17 @@ from __future__ import annotations
 import contextlib
 import inspect
 import os
+from collections.abc import Iterator
 from typing import Any
 
 import numpy as np
 
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as _native
+from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.arguments import raise_batch
+from draftwood.completion import complete, with_bias
+from draftwood.detokenize import Pieces
 from draftwood.engine import Engine, probe_model
 from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
 from draftwood.generation import Base, Generation
@@ -54,6 +58,7 @@ class Llama(Generation):
     ) -> None:
         self._engine = None
         self._guard = None
+        self._pieces: Pieces | None = None
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         for name in _NOT_YET:
             if kwargs.get(name) is not None:
@@ -68,6 +73,8 @@ class Llama(Generation):
             self._raised = raise_batch(kwargs, needed_batch(self._options.draft_tokens))
         super().__init__(model_path, **kwargs)
         try:
+            self._pieces = Pieces(self._model.vocab)
+            self._model.detokenize = self._pieces.join  # below every tokenizer of this model
             self._attach_engine()
         except BaseException:
             self.close()
@@ -136,10 +143,13 @@ class Llama(Generation):
 
     def close(self) -> None:
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
+        if self._pieces is not None:
+            self._pieces.close()
         super().close()
         self._engine = None
         # upstream keeps the freed pointers and would hand them to the library
-        self._model = self._ctx = self._batch = self.tokenizer_ = _Closed()
+        closed: Any = _Closed()
+        self._model = self._ctx = self._batch = self.tokenizer_ = closed
 
     @property
     def speculation(self) -> str:
@@ -160,6 +170,20 @@ class Llama(Generation):
         """Set the counters of `speculation_stats` to zero."""
         if self._engine:
             self._engine.stats_reset()
+
+    def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
+        """Yield a completion or its chunks as upstream does, in linear time (completion.py)."""
+        bound = inspect.signature(Base._create_completion).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        request = dict(bound.arguments)
+        del request["self"]
+        request.update(logits_processor=with_bias(request), logit_bias=None)
+        # the text of another tokenizer, or of a subclass's detokenize, need not be a join of pieces
+        if type(self.tokenizer_) is not LlamaTokenizer or type(self).detokenize is not Base.detokenize:
+            yield from super()._create_completion(**request)
+        else:
+            assert self._pieces is not None
+            yield from complete(self, self._pieces, request)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: a pickled Llama loads its model again."""

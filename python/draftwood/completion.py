@@ -1,0 +1,284 @@
+"""A completion: the request made ready, the loop over `generate`, the result.
+
+Gives what llama-cpp-python's `_create_completion` gives, byte for byte, in time linear in the reply: upstream
+detokenises the whole reply for every token. Chunks are stream.py's, log-probabilities logprobs.py's.
+Must not know: drafting, chat. Tests: tests/model/test_api_completion.py (against upstream's own method).
+"""
+
+from __future__ import annotations
+
+import random
+import sys
+import time
+import uuid
+import warnings
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from draftwood._llama_cpp import llama as _upstream
+from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.detokenize import Growing, Pieces
+from draftwood.errors import OptionError
+from draftwood.logprobs import of_completion
+from draftwood.stream import Chunks
+from draftwood.timings import Timer
+
+_SAMPLING = [
+    *("top_k", "top_p", "min_p", "typical_p", "tfs_z", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
+    *("frequency_penalty", "presence_penalty", "repeat_penalty"),
+    *("stopping_criteria", "logits_processor", "grammar"),
+]
+_FIM = 0  # upstream's placeholder for the prefix, middle and suffix tokens of infilling
+
+
+@dataclass(slots=True)
+class _Run:
+    """One request on its way."""
+
+    llm: Any
+    pieces: Pieces
+    request: dict[str, Any]
+    head: dict[str, Any]
+    prompt_tokens: list[int]
+    max_tokens: int
+    stops: list[bytes]
+    reply: Growing
+    chunks: Chunks | None
+    timer: Timer
+    text: bytes = b""
+    finish: str = "length"
+
+
+def complete(llm: Any, pieces: Pieces, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield the completion, or with request["stream"] its chunks.
+
+    `request` holds every argument of upstream's `_create_completion`, defaults included. The result has
+    upstream's keys and `timings` (timings.py). Errors: ValueError if the prompt does not fit or logprobs were
+    asked of a model without logits_all; whatever `generate` raises.
+    """
+    run = _prepare(llm, pieces, request)
+    yield from _reply(run)
+    criteria = request["stopping_criteria"]
+    if criteria is not None and criteria(llm._input_ids, llm._scores[-1, :]):
+        run.text, run.finish = bytes(run.reply.data), "stop"
+    timings = run.timer.result()
+    if llm.verbose:
+        llm._ctx.print_timings()
+    if run.chunks is not None:
+        yield from run.chunks.rest(run.finish, timings)
+    if llm.cache:
+        _keep(llm, [*run.prompt_tokens, *run.reply.tokens])
+    if run.chunks is None:
+        yield _result(run, timings)
+
+
+def _prepare(llm: Any, pieces: Pieces, request: dict[str, Any]) -> _Run:
+    prompt = request["prompt"]
+    prompt_tokens = _prompt_tokens(llm, prompt, request["suffix"])
+    max_tokens = _max_tokens(llm, request, len(prompt_tokens))
+    stops = [stop.encode("utf-8") for stop in _listed(request["stop"])]
+    head = _head(llm, request["model"])
+    # an empty prompt begins with BOS, which keeps a leading space out of the text
+    reply = Growing(pieces, [] if len(prompt) > 0 else [llm.token_bos()])
+    chunks = Chunks(llm, pieces, head, request, reply, prompt_tokens, stops) if request["stream"] else None
+    if llm.verbose:
+        llm._ctx.reset_timings()
+    if llm.cache:
+        _look_up(llm, prompt_tokens)
+    seed = request["seed"]
+    llm.set_seed(seed if seed is not None else random.Random(llm._seed).randint(0, 2**32))
+    timer = Timer(llm, len(prompt_tokens))
+    return _Run(llm, pieces, request, head, prompt_tokens, max_tokens, stops, reply, chunks, timer)
+
+
+def _reply(run: _Run) -> Iterator[dict[str, Any]]:
+    """Generate the reply into `run`; yield the chunks that may go out on the way."""
+    reply, chunks, vocab = run.reply, run.chunks, run.llm._model.vocab
+    watch = _Watch(reply, run.stops)
+    sampling = {name: run.request[name] for name in _SAMPLING}
+    for token in run.llm.generate(run.prompt_tokens, temp=run.request["temperature"], **sampling):
+        run.timer.tick()
+        if _native.llama_vocab_is_eog(vocab, token):
+            run.text, run.finish = bytes(reply.data), "stop"
+            return
+        reply.push(token)
+        if watch.waits():
+            continue
+        cut = watch.stop()
+        if cut is not None:
+            run.text, run.finish = bytes(reply.data[:cut]), "stop"
+            return
+        if chunks is not None:
+            yield from chunks.ready()
+        if len(reply.tokens) >= run.max_tokens:
+            run.text = bytes(reply.data)
+            return
+
+
+def _head(llm: Any, model: str | None) -> dict[str, Any]:
+    return {
+        "id": f"cmpl-{uuid.uuid4()}",
+        "object": "text_completion",
+        "created": int(time.time()),
+        "model": model if model is not None else llm.model_path,
+    }
+
+
+def _listed(stop: Any) -> list[str]:
+    return stop if isinstance(stop, list) else [stop] if isinstance(stop, str) else []
+
+
+def _prompt_tokens(llm: Any, prompt: str | list[int], suffix: str | None) -> list[int]:
+    """Tokenise a prompt as upstream does, BOS, EOS and infill placeholders included."""
+    model, bos, sep = llm._model, llm.token_bos(), llm._model.token_sep()
+    as_given = isinstance(prompt, list) and suffix is None
+    head = [] if as_given or bos == -1 or not model.add_bos_token() else [bos]
+    tail = (
+        []
+        if as_given or (sep == -1 and not model.add_eos_token())
+        else [sep if sep != -1 else llm.token_eos()]
+    )
+    body: list[int] = list(prompt) if isinstance(prompt, list) else []
+    if isinstance(prompt, str) and prompt:
+        body = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=suffix is None)
+    if suffix is not None:
+        before, after = [_FIM, *body], [_FIM, *_suffix_tokens(llm, suffix)]
+        body = [*after, *before, _FIM] if llm.spm_infill else [*before, *after, _FIM]
+    tokens = [*head, *body, *tail]
+    if tokens[:2] == [bos] * 2:
+        warnings.warn(
+            f'Detected duplicate leading "{model.token_get_text(bos)}" in prompt, this will likely reduce '
+            "response quality, consider removing it...",
+            RuntimeWarning,
+            stacklevel=5,
+        )
+    return tokens
+
+
+def _suffix_tokens(llm: Any, suffix: str) -> list[int]:
+    if not suffix:
+        return []
+    spaced = llm.metadata.get("tokenizer.ggml.add_space_prefix", "true") == "true"
+    # a tokenizer that puts a space in front puts it before the mark, which is then cut off (two tokens)
+    text = "☺" + suffix if spaced else suffix
+    tokens: list[int] = llm.tokenize(text.encode("utf-8"), add_bos=False, special=False)
+    return tokens[2:] if spaced else tokens
+
+
+def _max_tokens(llm: Any, request: dict[str, Any], n_prompt: int) -> int:
+    """Check the request against the context and return how many tokens it may yield."""
+    if n_prompt >= llm._n_ctx:
+        raise OptionError(
+            f"Requested tokens ({n_prompt}) exceed context window of {llm._n_ctx}",
+            hint="shorten the prompt, or pass a larger n_ctx to Llama()",
+        )
+    if request["logprobs"] is not None and llm._logits_all is False:
+        raise OptionError(
+            "logprobs is not supported for models created with logits_all=False",
+            hint="pass logits_all=True to Llama()",
+        )
+    room: int = llm._n_ctx - n_prompt
+    asked = request["max_tokens"]
+    return room if asked is None or asked <= 0 else min(asked, room)
+
+
+def with_bias(request: dict[str, Any]) -> Any:
+    """Return the request's processors, its logit_bias last (upstream drops all if both are given)."""
+    processors = request["logits_processor"]
+    if request["logit_bias"] is None:
+        return processors
+    bias = {int(token): float(value) for token, value in request["logit_bias"].items()}
+
+    def add_bias(input_ids: Any, scores: Any) -> Any:
+        biased = np.copy(scores)
+        for token, value in bias.items():
+            biased[token] = value + scores[token]
+        return biased
+
+    return _upstream.LogitsProcessorList([*(processors or []), add_bias])
+
+
+def _look_up(llm: Any, prompt_tokens: list[int]) -> None:
+    """Load the cached state that shares more of the prompt than the context does."""
+    try:
+        item = llm.cache[prompt_tokens]
+    except KeyError:
+        if llm.verbose:
+            print("Llama._create_completion: cache miss", file=sys.stderr)
+        return
+    cached = llm.longest_token_prefix(item.input_ids.tolist(), prompt_tokens)
+    held = llm.longest_token_prefix(llm._input_ids.tolist(), prompt_tokens)
+    if cached > held:
+        llm.load_state(item)
+        if llm.verbose:
+            print("Llama._create_completion: cache hit", file=sys.stderr)
+
+
+def _keep(llm: Any, tokens: list[int]) -> None:
+    if llm.verbose:
+        print("Llama._create_completion: cache save", file=sys.stderr)
+    llm.cache[tokens] = llm.save_state()
+
+
+def _result(run: _Run, timings: dict[str, Any]) -> dict[str, Any]:
+    text = run.text.decode("utf-8", errors="ignore")
+    prompt, tokens = run.request["prompt"], run.reply.tokens
+    if run.request["echo"]:
+        text = (
+            prompt if isinstance(prompt, str) else run.pieces.join(prompt).decode("utf-8", "ignore")
+        ) + text
+    n_prompt, n_reply = len(run.prompt_tokens), len(tokens)
+    logprobs = of_completion(run.llm, run.pieces, run.request, run.prompt_tokens, tokens)
+    choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": run.finish}
+    return {
+        **run.head,
+        "choices": [choice],
+        "usage": {
+            "prompt_tokens": n_prompt,
+            "completion_tokens": n_reply,
+            "total_tokens": n_prompt + n_reply,
+        },
+        "timings": timings,
+    }
+
+
+def _missing(char: int, seen: int) -> int:
+    """Bytes that a UTF-8 sequence beginning with `char` still lacks when `seen` of it are there."""
+    lengths = [length for length, lead in ((2, 0xC0), (3, 0xE0), (4, 0xF0)) if char & lead == lead]
+    return max([length - seen for length in lengths if length > seen], default=0)
+
+
+_MISSING = [[_missing(char, seen) for char in range(256)] for seen in range(4)]
+
+
+class _Watch:
+    """Looks at the end of a growing reply: is a character incomplete, is a stop string there?"""
+
+    def __init__(self, reply: Growing, stops: list[bytes]) -> None:
+        self._reply, self._stops = reply, stops
+        self._wait = 0
+        self._looked = 0  # bytes that held no stop string
+
+    def waits(self) -> bool:
+        """Tell whether this token is passed over, as upstream counts it: one token a missing byte."""
+        for i, char in enumerate(self._reply.data[-3:]):
+            lacks = _MISSING[3 - i][char]
+            if lacks:
+                self._wait = lacks
+        if self._wait > 0:
+            self._wait -= 1
+            return True
+        return False
+
+    def stop(self) -> int | None:
+        """Return where the reply is to be cut: at the caller's first stop string that it holds."""
+        data, looked = self._reply.data, self._looked
+        for stop in self._stops:
+            found = data.find(stop, max(0, looked - len(stop) + 1) if stop else 0)
+            if found >= 0:
+                return found
+        self._looked = len(data)
+        return None

@@ -11,7 +11,7 @@ PYTEST  := $(PY) -m pytest
 SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
            $(wildcard cmake/* patches/*.patch _build/*.py) $(shell find src -type f)
 
-.PHONY: help dev wheel demo test test-full test-gpu exact bench lint format asan \
+.PHONY: help dev wheel demo test test-full test-gpu exact bench lint format asan corpus-check \
         patch-import patch-export patch-check clean
 
 help:                ## list the targets
@@ -72,6 +72,11 @@ asan: $(STAMP)       ## the engine's tests on a library with address and undefin
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --preset cpu-asan
 	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" cmake --build --preset cpu-asan
 	$(PY) tests/run_asan.py build/cpu-asan/bin
+
+corpus-check: $(STAMP) ## no 13-gram of tiny-moe's held-out text is in its training text; downloads 500 MB once
+	$(PY) -m tools.tiny_moe.corpus fetch build/tiny-moe
+	$(PY) -m tools.tiny_moe.corpus check build/tiny-moe
+	@echo "no 13-gram is shared"
 
 patch-import: $(STAMP) ## the patch queue as git commits under build/patches
 	$(PY) tools/patches.py import

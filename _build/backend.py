@@ -1,16 +1,17 @@
 """PEP 517 backend: scikit-build-core, after the pinned source has been fetched, checked and patched.
 
 Knows nothing of llama.cpp itself: `source.py` gives a patched tree, `pyfiles.py` stages
-llama-cpp-python's Python files, and CMake gets both paths. Test: tests/compat/test_wheel.py.
+llama-cpp-python's Python files, and CMake gets both paths.
+Tests: tests/unit/test_build_backend.py, tests/compat/test_wheel.py.
 """
 
 from __future__ import annotations
 
+import os
+import re
+import shutil
 from pathlib import Path
 from typing import Any
-
-import os
-import shutil
 
 import pyfiles
 import source
@@ -30,23 +31,39 @@ ROOT = Path(__file__).resolve().parent.parent
 Settings = dict[str, Any]
 
 
-def require_compiler() -> None:
-    """Stop in words where no C++ compiler can be found: CMake says it in forty lines."""
-    names = [os.environ["CXX"]] if os.environ.get("CXX") else ["c++", "g++", "clang++"]
-    if not any(shutil.which(name.split()[0]) for name in names):
-        raise SystemExit(
-            f"error: found no C++ compiler ({', '.join(names)}); expected one that knows C++17.\n\n"
-            "hint: apt-get install g++   (dnf install gcc-c++; or set CXX to its path)"
-        )
+# language: its environment variable, and what CMake would find by itself
+_COMPILERS = {"C": ("CC", ("cc", "gcc", "clang")), "C++": ("CXX", ("c++", "g++", "clang++"))}
+
+
+def require_compiler(config_settings: Settings | None = None) -> None:
+    """Stop in words where a compiler is missing: CMake says it in forty lines.
+
+    Compilers named to CMake itself (toolchain file, CMAKE_ARGS, `config_settings`) are left to it.
+    Test: tests/unit/test_build_backend.py.
+    """
+    options = f"{os.environ.get('CMAKE_ARGS')} {config_settings}"
+    if "CMAKE_TOOLCHAIN_FILE" in os.environ or re.search("CMAKE_(TOOLCHAIN_FILE|CXX_COMPILER)", options):
+        return
+    for language, (variable, names) in _COMPILERS.items():
+        named = os.environ.get(variable, "").split()[:1]
+        if any(shutil.which(name) for name in named or names):
+            continue
+        if named:
+            found = f"{variable} is `{named[0]}`, which is not there"
+            hint = f"correct {variable}, or unset it"
+        else:
+            found = f"found none of {', '.join(names)} on the PATH"
+            hint = f"apt-get install g++   (dnf install gcc-c++; or set {variable} to its path)"
+        raise SystemExit(f"error: {found}; expected a {language} compiler, GCC or Clang\n\nhint: {hint}")
 
 
 def with_source(config_settings: Settings | None) -> Settings:
     """Return `config_settings` with the CMake paths of the patched source and the staged Python files.
 
-    Errors: SystemExit with a message when there is no compiler, the sdist cannot be found or has a wrong hash, a
-    patch does not apply, or the Python files are not those of the pin.
+    Errors: SystemExit with a message when there is no compiler, the sdist cannot be found or has a wrong
+    hash, a patch does not apply, or the Python files are not those of the pin.
     """
-    require_compiler()
+    require_compiler(config_settings)
     staged = ROOT / "build" / "stage" / "_llama_cpp"
     try:
         tree = source.ensure_source(ROOT)
@@ -56,9 +73,6 @@ def with_source(config_settings: Settings | None) -> Settings:
     settings = dict(config_settings or {})
     settings["cmake.define.DRAFTWOOD_SDIST_DIR"] = str(tree.path)
     settings["cmake.define.DRAFTWOOD_STAGED_PYTHON"] = str(staged)
-    settings["cmake.define.DRAFTWOOD_SERIES_HASH"] = tree.hash
-    settings["cmake.define.DRAFTWOOD_PIN_VERSION"] = tree.lock.version
-    settings["cmake.define.DRAFTWOOD_PIN_COMMIT"] = tree.lock.commit
     return settings
 
 

@@ -32,13 +32,20 @@ draftwood_default(LLAMA_USE_PREBUILT_UI OFF)
 draftwood_default(LLAMA_OPENSSL         OFF)
 # fixed ids: the tree has no .git, and ids that change with it would break ccache
 draftwood_default(LLAMA_BUILD_NUMBER    1)
-draftwood_default(LLAMA_BUILD_COMMIT    "${DRAFTWOOD_PIN_COMMIT}")
+set(LLAMA_BUILD_COMMIT "${DRAFTWOOD_PIN_COMMIT}" CACHE STRING "set by draftwood" FORCE)  # moves with the pin
 
+if (GGML_BACKEND_DL)
+    message(FATAL_ERROR
+        "GGML_BACKEND_DL is on; expected off: it looks for backends by file names that ours do not have.\n\n"
+        "hint: leave it out; the backends that are switched on (-DGGML_VULKAN=on ...) are linked in")
+endif()
+# ggml asks git for its commit, and would be told that of the repository around it
+set(ENV{GIT_CEILING_DIRECTORIES} "${DRAFTWOOD_SDIST_DIR}")
 add_subdirectory("${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
 
-set(DRAFTWOOD_LIBS ggml-base ggml-cpu ggml llama mtmd llama-common llama-server-impl)
-foreach(backend ggml-rpc ggml-cuda)
-    if (TARGET ${backend})
+set(DRAFTWOOD_LIBS ggml-base ggml llama mtmd llama-common llama-server-impl)
+foreach(backend IN LISTS GGML_AVAILABLE_BACKENDS)   # ggml's own list: CPU, and what the options switched on
+    if (TARGET ${backend})                          # it is a cache entry and keeps what was switched off since
         list(APPEND DRAFTWOOD_LIBS ${backend})
     endif()
 endforeach()

@@ -12,7 +12,13 @@ import sys
 from pathlib import Path
 
 ROOT = Path(__file__).resolve().parent.parent
-TESTS = ("tests/ops", "tests/model/test_engine_capi.py", "tests/model/test_generate.py")
+TESTS = (
+    "tests/ops",
+    "tests/model/test_build_info.py",
+    "tests/model/test_engine_capi.py",
+    "tests/model/test_generate.py",
+    "tests/model/test_graphs.py",
+)
 
 
 def runtime(name: str) -> str:

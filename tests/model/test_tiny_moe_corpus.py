@@ -1,8 +1,8 @@
 """tiny-moe's corpus: pinned and permissive sources, held-out text apart from training, cleaning, the card.
 
-That no 13-gram is shared is checked against the rebuilt training text (slow: it downloads the sources, about
-500 MB, into build/tiny-moe and keeps them). No committed index could stand in for it: 25 million 13-grams do
-not fit in a small file, and a sample would prove nothing. What can be checked without the text runs always.
+That the held-out text shares no 13-gram with the training text needs that text: `make corpus-check` downloads
+its sources. No committed index could stand in for it: 25 million 13-grams do not fit in a small file, and a
+sample would prove nothing. Here is what can be checked on committed data, and that a shared 13-gram is found.
 """
 
 from __future__ import annotations
@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import sys
 from collections import Counter
-from pathlib import Path
 
 import pytest
 
@@ -19,7 +18,6 @@ if sys.version_info < (3, 11):
 
 from tools.tiny_moe import corpus, text
 
-ROOT = Path(__file__).resolve().parents[2]
 PERMISSIVE = {"MIT", "MIT-0", "BSD-2-Clause", "BSD-3-Clause", "Apache-2.0", "PSF-2.0"}
 
 
@@ -102,11 +100,3 @@ def test_cleaning_drops_what_teaches_loops() -> None:
     pretty = text.clean(minified, "json")
     assert pretty is not None
     assert pretty.startswith('{\n  "name": ')
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-def test_no_thirteen_gram_is_shared_with_training() -> None:
-    work = ROOT / "build" / "tiny-moe"
-    corpus.fetch(work / "archives")
-    assert corpus.check(work) == set()

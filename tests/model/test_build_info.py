@@ -1,4 +1,4 @@
-"""The loaded library says what it was built from, that of a CMake preset too (tests/run_asan.py runs this)."""
+"""The loaded library says what it was built from, a CMake preset's too (tests/run_asan.py runs this)."""
 
 from __future__ import annotations
 

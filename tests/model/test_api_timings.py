@@ -13,7 +13,10 @@ def test_timings(llama, speculation, stream):
     for prompt in ("one two three", "other"):
         out = llm.create_completion(prompt, max_tokens=30, temperature=0.0, stream=stream)
         timings = (list(out)[-1] if stream else out)["timings"]
-        assert timings["predicted_n"] == 30
+        n = timings["predicted_n"]
+        assert 30 <= n <= 33  # as upstream, a few more to end an incomplete character
+        if not stream:
+            assert n == out["usage"]["completion_tokens"]
         assert timings["cache_n"] == 0
         assert timings["prompt_n"] == len(llm.tokenize(prompt.encode(), add_bos=False))
         assert timings["speculation"] == speculation

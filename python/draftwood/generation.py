@@ -24,6 +24,7 @@ from draftwood.processors import GuardedProcessors
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
+_SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
 class Generation(Base):  # type: ignore[misc]
@@ -145,12 +146,15 @@ class Generation(Base):  # type: ignore[misc]
 
         Takes upstream's arguments. Errors: whatever a logits processor raises.
         """
-        given = inspect.signature(Base.sample).bind(self, *args, **kwargs).arguments
-        if given.get("idx") in (None, self.n_tokens - 1):
-            row = self._newest_row()
-            if row is not None:  # after a round it is not the last one, which upstream would take
-                given["idx"] = row + self.n_tokens
-        token: int = Base.sample(**given)
+        if self._engine is not None:
+            given = _SAMPLE.bind(self, *args, **kwargs).arguments
+            if given.get("idx") in (None, self.n_tokens - 1):
+                row = self._newest_row()
+                if row is not None:  # after a round it is not the last one, which upstream would take
+                    given["idx"] = row + self.n_tokens
+            del given["self"]
+            args, kwargs = (), given
+        token: int = super().sample(*args, **kwargs)
         if self._guard is not None:
             self._guard.raise_pending()
         return token
@@ -275,4 +279,4 @@ def _common_prefix(held: Any, prompt: list[int]) -> int:
     return int(differs[0]) if len(differs) else n
 
 
-Generation.sample.__signature__ = inspect.signature(Base.sample)  # type: ignore[attr-defined]
+Generation.sample.__signature__ = _SAMPLE  # type: ignore[attr-defined]

@@ -30,8 +30,8 @@ def test_our_files_are_the_checkout_and_the_name_is_ours(editable):
     """) == [False, "python", "ours", True, True]
 
 
-def test_stock_stays_in_force_and_install_replaces_it(editable, fake_wheels, environment):
-    environment.install(fake_wheels.stock)
+def test_stock_stays_in_force_and_install_replaces_it(editable, wheels, environment):
+    environment.install(wheels.stock)
     stock = [environment.site]
     assert editable.run(
         """

@@ -5,15 +5,18 @@ Slow: needs tools/tiny_moe/requirements.txt (torch, transformers), which `make t
 
 from __future__ import annotations
 
+import importlib.util
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
 
-torch = pytest.importorskip("torch", reason="torch is not installed: tools/tiny_moe/requirements.txt")
-pytest.importorskip("transformers", reason="transformers is not installed: tools/tiny_moe/requirements.txt")
-pytest.importorskip("tokenizers", reason="tokenizers is not installed: tools/tiny_moe/requirements.txt")
+for name in ("torch", "transformers", "tokenizers"):  # found, not imported: that takes seconds
+    if importlib.util.find_spec(name) is None:
+        reason = f"{name} is not installed: pip install -r tools/tiny_moe/requirements.txt"
+        pytest.skip(reason, allow_module_level=True)
 
 # Libraries of the reference warn of what does not touch its numbers.
 pytestmark = [
@@ -23,6 +26,13 @@ pytestmark = [
 
 ROOT = Path(__file__).resolve().parents[2]
 GGUF = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
+
+
+@pytest.fixture(scope="module")
+def torch() -> Any:
+    import torch
+
+    return torch
 
 
 @pytest.fixture(scope="module")
@@ -41,7 +51,7 @@ def test_gguf_equals_transformers(figures: dict[str, dict[str, float]], kind: st
     assert ("kl" in figures[kind]) == (kind in {"target", "mtp"})
 
 
-def test_parity_sees_a_wrong_weight(tmp_path: Path) -> None:
+def test_parity_sees_a_wrong_weight(torch: Any, tmp_path: Path) -> None:
     """A weight of the MTP block off by 30 % must show in the MTP figures and nowhere else."""
     from tools.tiny_moe import parity
     from tools.tiny_moe.checkpoint import rounded
@@ -56,7 +66,7 @@ def test_parity_sees_a_wrong_weight(tmp_path: Path) -> None:
     assert found["mtp"]["l2"] > parity.BOUNDS["l2"]
 
 
-def test_training_model_equals_transformers() -> None:
+def test_training_model_equals_transformers(torch: Any) -> None:
     """Logits, rows and first-depth MTP rows of our compact model, f32; 1e-4 is summation order."""
     from tools.tiny_moe.export import state_of
     from tools.tiny_moe.model import TINY, TinyMoe
@@ -76,7 +86,7 @@ def test_training_model_equals_transformers() -> None:
         assert float((found - wanted).norm() / wanted.norm()) < 1e-4
 
 
-def test_unrolled_depths_equal_a_draft_cache() -> None:
+def test_unrolled_depths_equal_a_draft_cache(torch: Any) -> None:
     """Depth 3 at one position, from an explicit cache as the engine keeps it, equals `draft_rows`."""
     from tools.tiny_moe.model import TinyMoe
 

@@ -12,7 +12,7 @@ SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
            $(wildcard cmake/* patches/*.patch _build/*.py) $(shell find src -type f)
 
 .PHONY: help dev wheel demo test test-full test-gpu exact bench lint format asan corpus-check \
-        patch-import patch-export patch-check clean
+        patch-import patch-export patch-check clean off-speed
 
 help:                ## list the targets
 	@sed -n 's/^\([a-z-]*\):.*## \(.*\)/\1|\2/p' $(MAKEFILE_LIST) | column -t -s '|'
@@ -87,3 +87,6 @@ patch-check: $(STAMP)  ## lint, budget, strict application, round trip
 
 clean:               ## remove builds, keep the environment
 	rm -rf build
+
+off-speed: $(STAMP)    ## speed of plain decode with draftwood off against a pristine build; the last line is JSON
+	$(PY) bench/off_speed.py

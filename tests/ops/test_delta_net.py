@@ -49,7 +49,7 @@ def run(arrays, n_keep, *, use_ref, n_threads):
 def oracle(arrays):
     """The rule of delta-net.h in float64: out and the states after each token."""
     q, k, v, g, beta, state = (x.astype(np.float64) for x in arrays)
-    n_seqs, n_tokens, heads, size = v.shape
+    _, n_tokens, heads, size = v.shape
     repeat = heads // q.shape[2]
     q, k = (np.tile(x, (1, 1, repeat, 1)) for x in (q, k))  # head h uses key head h % key_heads
     out, states = np.empty_like(v), []

@@ -124,7 +124,7 @@ def test_export_writes_the_pin(root: Path, work: Path) -> None:
 
 
 def test_export_adds_the_pin(root: Path, work: Path) -> None:
-    """A new commit's author does not know the pin's name, so a missing `Checked-at` is written, not refused."""
+    """A new commit's author does not know the pin's name, so a missing `Checked-at` is written."""
     import_queue(root, work, force=False)
     unpinned = message("a : hook after line 8").replace(f"Checked-at: {COMMIT[:9]}\n", "")
     commit_edit(work, "int line_8;\n", "int line_8;\nhook_8();\n", unpinned)

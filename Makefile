@@ -6,6 +6,8 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 PYTEST  := $(PY) -m pytest
+# the tests of test-full; CI leaves out those that `make test` has just run
+FULL    ?= not gpu
 
 # what a new build depends on
 SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
@@ -43,7 +45,7 @@ test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torc
 
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt
-	$(PYTEST) -m "not gpu" --timeout 1800
+	$(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
 	$(PY) bench/exact.py
 
 test-gpu: $(STAMP)   ## what needs a CUDA device

@@ -25,3 +25,24 @@ def raise_batch(kwargs: dict[str, Any], needed: int) -> dict[str, int]:
         )
         kwargs.update(dict.fromkeys(small, needed))
     return small
+
+
+def correct_langchain(kwargs: dict[str, Any], architecture: str) -> None:
+    """Undo what LangChain's wrappers always pass, where it is wrong for Qwen3.5 models, and say so.
+
+    They fix rope_freq_base=10000.0, rope_freq_scale=1.0 (Qwen3.5 was trained with 1e7; the text would be
+    nonsense) and n_batch=8 (prompts eight tokens at a time). n_batch is corrected beside the other two only.
+    """
+    fixed = (kwargs.get("rope_freq_base"), kwargs.get("rope_freq_scale"))
+    if fixed != (10000.0, 1.0) or architecture not in ("qwen35", "qwen35moe"):
+        return
+    kwargs.update(rope_freq_base=0.0, rope_freq_scale=0.0)
+    changed = "the model file's own values are used instead"
+    if kwargs.get("n_batch") == 8:
+        kwargs["n_batch"] = 512
+        changed += ", and n_batch=512 for 8"
+    warnings.warn(
+        "found rope_freq_base=10000.0 and rope_freq_scale=1.0, which LangChain passes for every model; "
+        f"{changed} (pass rope_freq_base=0.0 to say so yourself)",
+        stacklevel=3,
+    )

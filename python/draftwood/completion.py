@@ -64,7 +64,7 @@ def complete(llm: Any, pieces: Pieces, request: dict[str, Any]) -> Iterator[dict
     criteria = request["stopping_criteria"]
     if criteria is not None and criteria(llm._input_ids, llm._scores[-1, :]):
         run.text, run.finish = bytes(run.reply.data), "stop"
-    timings = run.timer.result()
+    llm._timings = timings = run.timer.result()
     if llm.verbose:
         llm._ctx.print_timings()
     if run.chunks is not None:

@@ -7,9 +7,11 @@ Tests: tests/model/test_generate.py, tests/model/test_bad_input.py.
 from __future__ import annotations
 
 import contextlib
+import ctypes
 import inspect
 import os
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
+from dataclasses import asdict
 from typing import Any
 
 import numpy as np
@@ -17,13 +19,15 @@ import numpy as np
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.arguments import raise_batch
+from draftwood.arguments import correct_langchain, raise_batch
+from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.engine import Engine, probe_model
+from draftwood.engine import Engine, ModelInfo, probe_model
 from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
 from draftwood.generation import Base, Generation
-from draftwood.options import EXACT_ROWS, Options, Plan, check_context, check_sizes, needed_batch, plan
+from draftwood.options import EXACT_ROWS, Options, check_context, check_sizes, needed_batch, plan
+from draftwood.placement import tensor_overrides
 from draftwood.stats import SpeculationStats
 
 _DEFAULTS = Options()
@@ -41,6 +45,9 @@ class Llama(Generation):
         draft_p_min: end a draft where the drafter gives its path less than this probability.
         exact: on CPU, run batches of up to 64 rows on kernels whose rows do not depend on each other's
             number, so that text is the same with drafting on and off. False takes llama.cpp's stock kernels.
+        n_cpu_moe: layers, from the first, whose experts stay in host memory.
+        tensor_buft_overrides: {regex of tensor names: buffer type}, as llama.cpp's --override-tensor.
+        chat_template_kwargs, reasoning_format, parse_tool_calls: defaults of `create_chat_completion`.
 
     Errors: OptionError (ValueError) for arguments that make no sense, UnsupportedError (ValueError) when a
     drafter was asked for that this model cannot run, ModelFileError (ValueError) for a bad file.
@@ -54,18 +61,29 @@ class Llama(Generation):
         draft_tokens: int = _DEFAULTS.draft_tokens,
         draft_p_min: float = _DEFAULTS.draft_p_min,
         exact: bool = _DEFAULTS.exact,
+        n_cpu_moe: int = 0,
+        tensor_buft_overrides: Mapping[str, str] | str | None = None,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        reasoning_format: str | None = None,
+        parse_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> None:
         self._engine = None
         self._guard = None
         self._pieces: Pieces | None = None
+        self._timings: dict[str, Any] | None = None  # of the last completion
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         for name in _NOT_YET:
             if kwargs.get(name) is not None:
                 raise UnsupportedError(f"{name}= is not in this version of draftwood; expected it left out")
         self._options = Options(speculation, draft_tokens, draft_p_min, exact)  # type: ignore[arg-type]
+        self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
+        self._placement = {"n_cpu_moe": n_cpu_moe, "tensor_buft_overrides": tensor_buft_overrides}
+        self._tensor_overrides = tensor_overrides(n_cpu_moe, tensor_buft_overrides)
         model_path = os.fsdecode(model_path)
-        self._plan = self._make_plan(model_path, kwargs)
+        info = _checked_model(model_path)
+        self._plan = plan(self._options, info, kwargs)
+        correct_langchain(kwargs, info.architecture)
         self._raised = {}
         check_sizes(kwargs)
         if self._plan.drafter != "none":
@@ -80,13 +98,6 @@ class Llama(Generation):
             self.close()
             raise
 
-    def _make_plan(self, model_path: str, kwargs: dict[str, Any]) -> Plan:
-        if not os.path.exists(model_path):
-            raise ModelFileError(f"Model path does not exist: {model_path}", hint="check the path")
-        if os.path.isdir(model_path):
-            raise ModelFileError(f"{model_path} is a directory; expected a GGUF file", hint="check the path")
-        return plan(self._options, probe_model(model_path), kwargs)
-
     # Upstream's __init__ assigns the library's default structs to these two before it uses them, which is
     # where fields that it has no argument for can be set.
     @property
@@ -97,6 +108,8 @@ class Llama(Generation):
     @model_params.setter
     def model_params(self, params: Any) -> None:
         params.load_mtp = self._plan.drafter == "mtp"
+        if self._tensor_overrides is not None:
+            params.tensor_buft_overrides = ctypes.addressof(self._tensor_overrides)
         if self._options.exact:
             params.use_extra_bufts = False  # repacked weights have kernels that depend on the batch
         self._model_params = params
@@ -185,6 +198,28 @@ class Llama(Generation):
             assert self._pieces is not None
             yield from complete(self, self._pieces, request)
 
+    def create_chat_completion(
+        self,
+        *args: Any,
+        chat_template_kwargs: dict[str, Any] | None = None,
+        reasoning_format: str | None = None,
+        parse_tool_calls: bool | None = None,
+        **kwargs: Any,
+    ) -> Any:
+        """Answer a list of messages: upstream's arguments and result, with `timings`, and chat.ChatOptions.
+
+        Errors: OptionError, UnsupportedError for options that the template or the chat format cannot serve.
+        """
+        asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
+        options = asked.over(self._chat_options)
+        self._timings = None
+        if options == ChatOptions():
+            return with_timings(self, super().create_chat_completion(*args, **kwargs))
+        bound = inspect.signature(Base.create_chat_completion).bind(self, *args, **kwargs)
+        bound.apply_defaults()
+        request = {name: value for name, value in bound.arguments.items() if name != "self"}
+        return with_timings(self, chat(self, request, options))
+
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: a pickled Llama loads its model again."""
         state: dict[str, Any] = super().__getstate__()
@@ -196,7 +231,17 @@ class Llama(Generation):
             "draft_tokens": options.draft_tokens,
             "draft_p_min": options.draft_p_min,
             "exact": options.exact,
+            **self._placement,
+            **asdict(self._chat_options),
         }
+
+
+def _checked_model(path: str) -> ModelInfo:
+    if not os.path.exists(path):
+        raise ModelFileError(f"Model path does not exist: {path}", hint="check the path")
+    if os.path.isdir(path):
+        raise ModelFileError(f"{path} is a directory; expected a GGUF file", hint="check the path")
+    return probe_model(path)
 
 
 class _Closed:
@@ -206,12 +251,18 @@ class _Closed:
         raise ClosedError("found a Llama that was closed; expected an open one", hint="load the model again")
 
 
-def _joined_signature() -> inspect.Signature:
-    """Upstream's constructor signature with our keywords before its **kwargs."""
-    theirs = list(inspect.signature(Base.__init__).parameters.values())
-    ours = inspect.signature(Llama.__init__).parameters
-    added = [p for name, p in ours.items() if name not in {q.name for q in theirs}]
-    return inspect.Signature([*theirs[:-1], *added, theirs[-1]])
+def _joined_signature(theirs: Any, ours: Any) -> inspect.Signature:
+    """Upstream's signature with our keywords behind its own, before its **kwargs."""
+    parameters = list(inspect.signature(theirs).parameters.values())
+    known = {p.name for p in parameters} | {"args", "kwargs"}
+    added = [p for name, p in inspect.signature(ours).parameters.items() if name not in known]
+    rest = [p for p in parameters if p.kind is p.VAR_KEYWORD]
+    return inspect.Signature([*(p for p in parameters if p not in rest), *added, *rest])
 
 
-Llama.__init__.__signature__ = _joined_signature()  # type: ignore[attr-defined]
+def _sign(ours: Any, theirs: Any) -> None:
+    ours.__signature__ = _joined_signature(theirs, ours)
+
+
+_sign(Llama.__init__, Base.__init__)
+_sign(Llama.create_chat_completion, Base.create_chat_completion)

@@ -53,7 +53,11 @@ def test_modules_names_and_signatures_are_equal(surfaces):
 def test_llama_has_every_method_with_its_arguments(surfaces):
     (_, stock, _), (_, ours, _) = surfaces
     assert len(stock) > 30
-    assert {name: ours.get(name) for name in stock} == stock
+    for name, arguments in stock.items():
+        kept = ours.get(name)
+        if isinstance(kept, list):  # ours may take more, behind
+            kept = [argument for argument in kept if argument in arguments]
+        assert kept == arguments, name
 
 
 def test_making_a_llama_takes_every_argument_with_its_default(surfaces):

@@ -1,0 +1,218 @@
+"""Chat with what llama-server has and llama-cpp-python lacks: template arguments, reasoning, tool calls.
+
+A request that asks for none of these takes upstream's way; only `timings` are added. One that does is
+rendered with the model file's own template and its reply split by replies.py. Must not know: drafting.
+Tests: tests/model/test_api_chat.py.
+"""
+
+from __future__ import annotations
+
+import json
+import uuid
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood._llama_cpp import llama_chat_format
+from draftwood.errors import OptionError, UnsupportedError
+from draftwood.replies import CALL, Part, Splitter, opening_of, split
+
+REASONING_FORMATS = (None, "none", "auto", "deepseek")
+
+
+@dataclass(frozen=True, slots=True)
+class ChatOptions:
+    """What a chat request, or a Llama for all of its requests, asks for beyond upstream's arguments."""
+
+    chat_template_kwargs: dict[str, Any] | None = None
+    """Variables of the chat template, such as enable_thinking."""
+    reasoning_format: str | None = None
+    """"auto" or "deepseek": thoughts go to `reasoning_content`. None and "none": they stay in the content."""
+    parse_tool_calls: bool | None = None
+    """Turn Qwen's <tool_call> blocks into `tool_calls` where the request has tools."""
+
+    def __post_init__(self) -> None:
+        if self.reasoning_format not in REASONING_FORMATS:
+            expected = ", ".join(map(repr, REASONING_FORMATS))
+            raise OptionError(f"reasoning_format is {self.reasoning_format!r}; expected one of {expected}")
+        if not isinstance(self.chat_template_kwargs, (dict, type(None))):
+            raise OptionError(
+                f"chat_template_kwargs is {self.chat_template_kwargs!r}; expected a dict or None"
+            )
+        if self.parse_tool_calls not in (None, True, False):
+            raise OptionError(f"parse_tool_calls is {self.parse_tool_calls!r}; expected True or False")
+
+    def over(self, defaults: ChatOptions) -> ChatOptions:
+        """Return these options with `defaults` where they say nothing; template variables are merged."""
+        variables = self.chat_template_kwargs
+        if defaults.chat_template_kwargs is not None:
+            variables = {**defaults.chat_template_kwargs, **(variables or {})}
+        return ChatOptions(
+            variables,
+            defaults.reasoning_format if self.reasoning_format is None else self.reasoning_format,
+            defaults.parse_tool_calls if self.parse_tool_calls is None else self.parse_tool_calls,
+        )
+
+    @property
+    def splits(self) -> bool:
+        """Tell whether thoughts go to `reasoning_content`."""
+        return self.reasoning_format in ("auto", "deepseek")
+
+
+def chat(llm: Any, request: dict[str, Any], options: ChatOptions) -> Any:
+    """Answer a chat request: upstream's result or iterator of chunks, changed as `options` say.
+
+    Errors: UnsupportedError where the options need the model file's chat template and another format is in
+    force, or tool calls are to be parsed that are not Qwen's; OptionError for options that make no sense.
+    """
+    formatter = _Formatter(llm, _template(llm), options)
+    handler = llama_chat_format.chat_formatter_to_chat_completion_handler(formatter)
+    tools = request["tools"]
+    chosen = request["tool_choice"]
+    parses = bool(options.parse_tool_calls and tools) and (chosen is None or chosen in ("auto", "required"))
+    if parses and CALL not in formatter.template:
+        raise UnsupportedError(
+            "found a chat template without <tool_call>; parse_tool_calls=True reads the calls of Qwen models",
+            hint="pass tool_choice={...} to force one tool with a grammar",
+        )
+    result = handler(llama=llm, **request)
+    opening = opening_of(formatter.prompt) if options.splits else None
+    splitter = Splitter(opening, tools if parses else None, tagged="<function=" in formatter.template)
+    if request["stream"]:
+        return _split_chunks(result, splitter)
+    return _split_result(result, splitter)
+
+
+def with_timings(llm: Any, result: Any) -> Any:
+    """Add the completion's timings to a chat result, or to the last chunk."""
+    if isinstance(result, dict):
+        return {**result, "timings": llm._timings} if llm._timings is not None else result
+    return _chunks_with_timings(llm, result)
+
+
+def _chunks_with_timings(llm: Any, chunks: Iterator[Any]) -> Iterator[Any]:
+    for chunk in chunks:
+        ends = isinstance(chunk, dict) and chunk.get("choices") and chunk["choices"][0].get("finish_reason")
+        yield {**chunk, "timings": llm._timings} if ends and llm._timings is not None else chunk
+
+
+def _template(llm: Any) -> str:
+    name = llm.chat_format
+    metadata = llm.metadata
+    template = metadata.get(f"tokenizer.{name}")
+    if template is None and name == "chat_template.default":
+        template = metadata.get("tokenizer.chat_template")
+    if template is None or llm.chat_handler is not None:
+        found = "a chat_handler" if llm.chat_handler is not None else f"chat_format={name!r}"
+        raise UnsupportedError(
+            f"found {found}; chat_template_kwargs, reasoning_format and parse_tool_calls work with the chat "
+            "template of the model file",
+            hint="leave chat_format and chat_handler out",
+        )
+    return str(template)
+
+
+class _Formatter:
+    """Renders a model file's template as llama-server does, and keeps the prompt."""
+
+    def __init__(self, llm: Any, template: str, options: ChatOptions) -> None:
+        self.template, self._variables, self.prompt = template, options.chat_template_kwargs, ""
+        eos, bos, text = llm.token_eos(), llm.token_bos(), llm._model.token_get_text
+        self._jinja = llama_chat_format.Jinja2ChatFormatter(
+            template=template,
+            eos_token=text(eos) if eos != -1 else "",
+            bos_token=text(bos) if bos != -1 else "",
+            stop_token_ids=[eos],
+        )
+
+    def __call__(self, *, messages: Any, tools: Any = None, **rest: Any) -> Any:
+        # a template that walks through arguments cannot take the text that OpenAI's format has there
+        messages = [_with_objects(message) for message in messages] if self._walks() else messages
+        if self._variables is not None:
+            rest.update({"enable_thinking": True, **self._variables})
+            tools = [_whole_tool(tool) for tool in tools] if tools else None
+            messages = [{**message, "content": message.get("content") or ""} for message in messages]
+        response = self._jinja(messages=messages, tools=tools, **rest)
+        self.prompt = response.prompt
+        return response
+
+    def _walks(self) -> bool:
+        return "arguments|items" in self.template.replace(" ", "")
+
+
+def _with_objects(message: dict[str, Any]) -> dict[str, Any]:
+    """Return the message with the arguments of its tool calls as objects."""
+    calls = message.get("tool_calls")
+    return {**message, "tool_calls": [_with_object(call) for call in calls]} if calls else message
+
+
+def _with_object(call: dict[str, Any]) -> dict[str, Any]:
+    arguments = call["function"]["arguments"]
+    if not isinstance(arguments, str):
+        return call
+    try:
+        return {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
+    except ValueError:
+        raise OptionError(
+            f"found a tool call in the messages whose arguments are no JSON: {arguments[:80]!r}",
+            hint="pass the arguments as the model wrote them, or drop the message",
+        ) from None
+
+
+def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
+    """Return the tool with the fields that llama-server hands to templates, no others."""
+    function = tool["function"]
+    parameters = function.get("parameters") or {"type": "object", "properties": {}}
+    described = {"name": function["name"], "description": function.get("description") or ""}
+    return {"type": "function", "function": {**described, "parameters": parameters}}
+
+
+def _split_result(result: dict[str, Any], splitter: Splitter) -> dict[str, Any]:
+    choice = result["choices"][0]
+    message = choice["message"]
+    if message["content"] is None:  # a forced tool: upstream has made the call
+        return result
+    part = split([message["content"]], splitter)
+    message = {**message, "content": part.content}
+    finish = choice["finish_reason"]
+    if part.reasoning:
+        message["reasoning_content"] = part.reasoning
+    if part.calls:
+        message["tool_calls"] = [_call(call) for call in part.calls]
+        finish = "tool_calls"
+    return {**result, "choices": [{**choice, "message": message, "finish_reason": finish}]}
+
+
+def _call(call: Any) -> dict[str, Any]:
+    function = {"name": call.name, "arguments": call.arguments}
+    return {"id": f"call_{uuid.uuid4().hex}", "type": "function", "function": function}
+
+
+def _split_chunks(chunks: Iterator[dict[str, Any]], splitter: Splitter) -> Iterator[dict[str, Any]]:
+    for chunk in chunks:
+        choice = chunk["choices"][0]
+        delta, finish = choice["delta"], choice["finish_reason"]
+        if finish is None and isinstance(delta.get("content"), str):
+            changed = _delta(splitter.feed(delta["content"]))
+            if changed or choice["logprobs"]:
+                yield {**chunk, "choices": [{**choice, "delta": changed}]}
+            continue
+        if finish is not None:
+            part = splitter.finish()
+            last = _delta(part)
+            if last:
+                yield {**chunk, "choices": [{**choice, "delta": last, "finish_reason": None}]}
+            if part.calls:
+                chunk = {**chunk, "choices": [{**choice, "finish_reason": "tool_calls"}]}
+        yield chunk
+
+
+def _delta(part: Part) -> dict[str, Any]:
+    delta: dict[str, Any] = {}
+    if part.reasoning:
+        delta["reasoning_content"] = part.reasoning
+    if part.content:
+        delta["content"] = part.content
+    if part.calls:
+        delta["tool_calls"] = [{"index": i, **_call(call)} for i, call in enumerate(part.calls)]
+    return delta

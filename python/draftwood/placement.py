@@ -1,0 +1,80 @@
+"""Which memory tensors are loaded into: llama.cpp's own --n-cpu-moe and --override-tensor, as arguments.
+
+Must not know: models, contexts. Tests: tests/model/test_api_placement.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import re
+from collections.abc import Mapping
+from typing import Any
+
+from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.errors import OptionError
+
+_EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_lib: Any = _native._lib
+
+
+class _Override(ctypes.Structure):
+    """llama_model_tensor_buft_override."""
+
+    _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
+
+
+def tensor_overrides(n_cpu_moe: int, overrides: Mapping[str, str] | str | None) -> Any:
+    """Return the array that `llama_model_params.tensor_buft_overrides` points to, or None; keep it alive.
+
+    n_cpu_moe: experts of that many first layers stay in host memory. overrides: {regex of tensor names: type
+    of buffer}, or llama.cpp's "regex=name,regex=name"; they go first. Errors: OptionError for a number, a
+    regex or a name that is none; the message lists the names of this machine.
+    """
+    if isinstance(n_cpu_moe, bool) or not isinstance(n_cpu_moe, int) or n_cpu_moe < 0:
+        raise OptionError(f"n_cpu_moe is {n_cpu_moe!r}; expected a number of layers, 0 or more")
+    wanted = list(_pairs(overrides).items())
+    wanted += [(_EXPERTS.format(layer), "CPU") for layer in range(n_cpu_moe)]
+    if not wanted:
+        return None
+    types = buffer_types()
+    rows = []
+    for pattern, name in wanted:
+        if name not in types:
+            raise OptionError(
+                f"tensor_buft_overrides names the buffer type {name!r}; expected one of "
+                f"{', '.join(map(repr, types))}"
+            )
+        try:
+            re.compile(pattern)
+        except re.error as error:
+            raise OptionError(
+                f"tensor_buft_overrides has {pattern!r}, which is no regular expression: {error}"
+            ) from None
+        rows.append(_Override(pattern.encode(), types[name]))
+    return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
+
+
+def buffer_types() -> dict[str, int]:
+    """Return the buffer types of this machine's devices by name, such as "CPU" and "CUDA0"."""
+    _lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+    _lib.ggml_backend_buft_name.restype = ctypes.c_char_p
+    for name in ("ggml_backend_dev_get", "ggml_backend_dev_buffer_type", "ggml_backend_cpu_buffer_type"):
+        getattr(_lib, name).restype = ctypes.c_void_p
+    types = {"CPU": int(_lib.ggml_backend_cpu_buffer_type())}
+    for i in range(_lib.ggml_backend_dev_count()):
+        device = _lib.ggml_backend_dev_get(ctypes.c_size_t(i))
+        type_ = _lib.ggml_backend_dev_buffer_type(ctypes.c_void_p(device))
+        if type_:
+            types[_lib.ggml_backend_buft_name(ctypes.c_void_p(type_)).decode()] = int(type_)
+    return types
+
+
+def _pairs(overrides: Mapping[str, str] | str | None) -> dict[str, str]:
+    if isinstance(overrides, str):
+        parts = [part.partition("=") for part in overrides.split(",")]
+        if not all(sign for _, sign, _ in parts):
+            raise OptionError(f"tensor_buft_overrides is {overrides!r}; expected regex=name,regex=name")
+        return {pattern: name for pattern, _, name in parts}
+    if overrides is None or isinstance(overrides, Mapping):
+        return dict(overrides or {})
+    raise OptionError(f"tensor_buft_overrides is {overrides!r}; expected a dict of regex to name, or text")

@@ -162,9 +162,8 @@ def _with_object(call: dict[str, Any]) -> dict[str, Any]:
 def _whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
     """Return the tool with the fields that llama-server hands to templates, no others."""
     function = tool["function"]
-    parameters = function.get("parameters") or {"type": "object", "properties": {}}
-    described = {"name": function["name"], "description": function.get("description") or ""}
-    return {"type": "function", "function": {**described, "parameters": parameters}}
+    rest = {"description": function.get("description") or "", "parameters": function.get("parameters") or {}}
+    return {"type": "function", "function": {"name": function["name"], **rest}}
 
 
 def _split_result(result: dict[str, Any], splitter: Splitter) -> dict[str, Any]:

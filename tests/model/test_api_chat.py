@@ -1,0 +1,285 @@
+"""Chat beyond upstream's: prompts equal to the bundled server's, replies split, errors in words.
+
+The server renders the same requests with the same template over HTTP. Replies are replayed in place of
+`generate`, for no small model writes tool calls. tests/model/test_api_replies.py has the texts.
+"""
+
+from __future__ import annotations
+
+import json
+import socket
+import subprocess
+import time
+import urllib.error
+import urllib.request
+from pathlib import Path
+
+import draftwood
+import pytest
+from draftwood import Llama, OptionError, UnsupportedError
+
+from tests.model.test_api_completion import Replay
+from tests.model.test_api_replies import TEMPLATES, TINY, TOOLS, called, tagged
+
+HI = [{"role": "user", "content": "hi"}]
+SERVER = Path(draftwood.__file__).parent / "bin" / "llama-server"
+if not SERVER.exists():  # an editable install keeps the built files beside the private package
+    import draftwood._llama_cpp as private
+
+    SERVER = Path(private.__file__).parents[1] / "bin" / "llama-server"
+
+CALL = {
+    "id": "1",
+    "type": "function",
+    "function": {"name": "weather", "arguments": '{"place": "Oslo", "days": 2}'},
+}
+TURNS = [
+    {"role": "system", "content": "Be brief."},
+    {"role": "user", "content": "Weather?"},
+    {"role": "assistant", "content": None, "tool_calls": [CALL, CALL]},
+    {"role": "tool", "tool_call_id": "1", "content": "rain"},
+    {"role": "tool", "tool_call_id": "1", "content": "sun"},
+]
+REQUESTS = {
+    "plain": {"messages": HI},
+    "no thinking": {"messages": HI, "chat_template_kwargs": {"enable_thinking": False}},
+    "thinking": {"messages": HI, "chat_template_kwargs": {"enable_thinking": True}},
+    "tools": {"messages": HI, "tools": TOOLS},
+    "tools that say little": {"messages": HI, "tools": [{"type": "function", "function": {"name": "a"}}]},
+    "turns": {"messages": TURNS},
+    "turns with tools, no thinking": {
+        "messages": [
+            *TURNS,
+            {"role": "assistant", "content": "Both."},
+            {"role": "user", "content": "ö\n<b> "},
+        ],
+        "tools": TOOLS,
+        "chat_template_kwargs": {"enable_thinking": False},
+    },
+    "thoughts": {
+        "messages": [
+            *HI,
+            {"role": "assistant", "content": "x", "reasoning_content": "hm"},
+            {"role": "user", "content": "y"},
+        ]
+    },
+}
+
+
+@pytest.fixture(scope="module", params=sorted(TEMPLATES))
+def both(request, tmp_path_factory):
+    """(ours, ask the server) with the same template."""
+    folder = tmp_path_factory.mktemp("server")
+    (folder / "t.jinja").write_text(TEMPLATES[request.param])
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        port = probe.getsockname()[1]
+    options = [
+        "-m",
+        str(TINY),
+        "--jinja",
+        "--chat-template-file",
+        str(folder / "t.jinja"),
+        "-c",
+        "256",
+        "-t",
+        "1",
+    ]
+    command = [SERVER, *options, "--port", str(port), "--no-warmup", "--parallel", "1"]
+    log = folder / "log"
+    llm = replay(request.param)
+    with log.open("w") as out, subprocess.Popen(command, stdout=out, stderr=out) as server:
+        try:
+            address = f"http://127.0.0.1:{port}"
+            while not healthy(address):
+                assert server.poll() is None, log.read_text()[-2000:]
+                time.sleep(0.1)
+            yield llm, lambda body: post(f"{address}/apply-template", body)["prompt"]
+        finally:
+            server.terminate()
+    llm.close()
+
+
+def healthy(address):
+    try:
+        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+            return answer.status == 200
+    except (urllib.error.URLError, ConnectionError):
+        return False
+
+
+def post(address, body):
+    request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
+    with urllib.request.urlopen(request, timeout=60) as answer:
+        return json.load(answer)
+
+
+def replay(template, **settings):
+    llm = Replay(str(TINY), n_ctx=512, speculation="off", exact=False, verbose=False, n_threads=1, **settings)
+    llm.metadata["tokenizer.chat_template"] = TEMPLATES[template]
+    return llm
+
+
+@pytest.fixture
+def qwen3():
+    llm = replay("qwen3")
+    yield llm
+    llm.close()
+
+
+@pytest.fixture
+def qwen35():
+    llm = replay("qwen35")
+    yield llm
+    llm.close()
+
+
+def prompt_of(llm, request):
+    """The text that a request is rendered to."""
+    llm.reply, seen = [5], []
+    tokenize = llm.tokenize
+    llm.tokenize = lambda text, **kwargs: (seen.append(text), tokenize(text, **kwargs))[1]
+    try:
+        llm.create_chat_completion(**{"chat_template_kwargs": {}, **request})
+    finally:
+        del llm.tokenize
+    return seen[0].decode()
+
+
+@pytest.mark.parametrize("name", REQUESTS)
+def test_prompts_are_the_servers(both, name):
+    ours, server = both
+    assert prompt_of(ours, REQUESTS[name]) == server(REQUESTS[name])
+
+
+def test_template_arguments_reach_the_template(qwen35):
+    ends = [
+        prompt_of(qwen35, {"messages": HI, "chat_template_kwargs": {"enable_thinking": on}})[-30:]
+        for on in (True, False)
+    ]
+    assert ends[0].endswith("assistant\n<think>\n")
+    assert ends[1].endswith("<think>\n\n</think>\n\n")
+
+
+def say(llm, text):
+    llm.reply = [*llm.tokenize(text.encode(), add_bos=False), llm.token_eos()]
+
+
+REPLY = "hm\n</think>\n\nlook:\n" + tagged("weather", place="Oslo", days=2) + "\n" + tagged("now")
+
+
+def test_reply_is_split(qwen35):
+    say(qwen35, REPLY)
+    asked = {"tools": TOOLS, "reasoning_format": "auto", "parse_tool_calls": True, "max_tokens": 300}
+    choice = qwen35.create_chat_completion(HI, **asked)["choices"][0]
+    message = choice["message"]
+    assert (message["role"], message["reasoning_content"], message["content"]) == (
+        "assistant",
+        "hm\n",
+        "look:\n",
+    )
+    assert [call["function"] for call in message["tool_calls"]] == [
+        {"name": "weather", "arguments": '{"place":"Oslo","days":2}'},
+        {"name": "now", "arguments": "{}"},
+    ]
+    assert len({call["id"] for call in message["tool_calls"]}) == 2
+    assert choice["finish_reason"] == "tool_calls"
+
+    joined = {"reasoning_content": "", "content": ""}
+    calls, ends = [], []
+    for chunk in qwen35.create_chat_completion(HI, stream=True, **asked):
+        part = chunk["choices"][0]
+        for key in joined:
+            joined[key] += part["delta"].get(key) or ""
+        calls += part["delta"].get("tool_calls", [])
+        ends.append(part["finish_reason"])
+    assert joined == {"reasoning_content": "hm\n", "content": "look:\n"}
+    assert [call["function"] for call in calls] == [call["function"] for call in message["tool_calls"]]
+    assert [call["index"] for call in calls] == [0, 1]
+    assert ends == [*[None] * (len(ends) - 1), "tool_calls"]
+
+
+@pytest.mark.parametrize("choice", ["none", {"type": "function", "function": {"name": "now"}}], ids=str)
+def test_tool_choice_that_leaves_nothing_to_parse(qwen3, choice):
+    say(qwen3, called("now"))
+    asked = {"tools": TOOLS, "tool_choice": choice, "parse_tool_calls": True, "max_tokens": 300}
+    message = qwen3.create_chat_completion(HI, **asked)["choices"][0]["message"]
+    if choice == "none":
+        assert message["content"] == called("now")
+    else:  # forced: upstream takes the whole reply for its arguments
+        assert message["tool_calls"][0]["function"]["arguments"] == called("now")
+
+
+def test_without_options_the_result_is_upstreams(qwen35):
+    say(qwen35, REPLY)
+    for stream in (False, True):
+        results = []
+        for method in (Llama.create_chat_completion, Llama.__mro__[2].create_chat_completion):
+            out = method(qwen35, HI, tools=TOOLS, stream=stream, max_tokens=300)
+            results.append([strip(part) for part in (out if stream else [out])])
+        assert results[0] == results[1]
+
+
+def strip(part):
+    return {key: value for key, value in part.items() if key not in ("id", "created", "timings")}
+
+
+def test_defaults_of_the_object(qwen3):
+    llm = replay("qwen3", reasoning_format="auto", chat_template_kwargs={"enable_thinking": False})
+    say(llm, "<think>a</think>b")
+    message = llm.create_chat_completion(HI, chat_template_kwargs={"enable_thinking": True})["choices"][0][
+        "message"
+    ]
+    assert (message["reasoning_content"], message["content"]) == ("a", "b")
+    assert llm.create_chat_completion(HI)["choices"][0]["message"]["content"] == "<think>a</think>b"
+    message = llm.create_chat_completion(HI, reasoning_format="none")["choices"][0]["message"]
+    assert message["content"] == "<think>a</think>b"
+    state = llm.__getstate__()
+    assert (state["reasoning_format"], state["chat_template_kwargs"]) == ("auto", {"enable_thinking": False})
+    llm.close()
+
+
+def test_timings_come_along(qwen3):
+    say(qwen3, "one two three")
+    n = len(qwen3.reply)
+    assert qwen3.create_chat_completion(HI)["timings"]["predicted_n"] == n
+    chunks = list(qwen3.create_chat_completion(HI, stream=True))
+    assert ["timings" in chunk for chunk in chunks] == [*[False] * (len(chunks) - 1), True]
+
+
+@pytest.mark.parametrize(
+    ("asked", "error", "words"),
+    [
+        ({"reasoning_format": "deep"}, OptionError, "reasoning_format is 'deep'; expected one of"),
+        ({"chat_template_kwargs": "x"}, OptionError, "chat_template_kwargs is 'x'; expected a dict"),
+        ({"parse_tool_calls": "x"}, OptionError, "parse_tool_calls is 'x'; expected True or False"),
+    ],
+    ids=str,
+)
+def test_options_that_make_no_sense(qwen3, asked, error, words):
+    with pytest.raises(error, match=words):
+        qwen3.create_chat_completion(HI, **asked)
+    with pytest.raises(error, match=words):
+        Llama(str(TINY), **asked)
+
+
+def test_chat_formats_without_the_files_template(qwen3):
+    qwen3.chat_format = "llama-2"
+    with pytest.raises(UnsupportedError, match="found chat_format='llama-2'"):
+        qwen3.create_chat_completion(HI, reasoning_format="auto")
+    qwen3.chat_format, qwen3.chat_handler = "chat_template.default", lambda **kwargs: None
+    with pytest.raises(UnsupportedError, match="found a chat_handler"):
+        qwen3.create_chat_completion(HI, chat_template_kwargs={})
+
+
+def test_templates_without_tool_calls(qwen3):
+    qwen3.metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
+    with pytest.raises(UnsupportedError, match="template without <tool_call>"):
+        qwen3.create_chat_completion(HI, tools=TOOLS, parse_tool_calls=True)
+
+
+def test_arguments_that_are_no_json(qwen35):
+    broken = {**CALL, "function": {"name": "now", "arguments": "{"}}
+    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [broken]}, *HI]
+    with pytest.raises(OptionError, match="whose arguments are no JSON"):
+        qwen35.create_chat_completion(messages, chat_template_kwargs={})

@@ -58,8 +58,15 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, c
     """Run S_t = e^g S_{t-1} (I - beta k k^T) + beta v k^T from zero and read it with q, chunk by chunk.
 
     q, k  [B, 1, T, D] unit rows (q scaled); v [B, H, T, D]; g, beta f32 [B, H, T], g <= 0. Returns f32
-    [B, H, T, D].
-    T is padded to the chunk. Source: Yang et al. 2024, Gated Delta Networks, section 3.
+    [B, H, T, D]. Source: Yang et al. 2024, Gated Delta Networks, section 3.
+    """
+    return scan(q, k, v, g, beta, chunk)[0]
+
+
+def scan(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, chunk: int = 64) -> tuple[Tensor, Tensor]:
+    """Run the rule as `gated_delta_rule` does; return its rows and the last state [B, H, D of k, D of v].
+
+    T is padded to the chunk with rows that leave the state as it is.
     """
     t = q.shape[2]
     pad = -t % chunk
@@ -90,4 +97,5 @@ def gated_delta_rule(q: Tensor, k: Tensor, v: Tensor, g: Tensor, beta: Tensor, c
             read = scores[:, :, i] @ new + q_in[:, :, i] @ s
             state = state * carry[:, :, i] + k_out[:, :, i].mT @ new
         out.append(read)
-    return torch.cat(out, 2)[:, :, :t].float()
+    assert state is not None
+    return torch.cat(out, 2)[:, :, :t].float(), state

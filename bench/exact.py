@@ -3,10 +3,11 @@
     make exact        (or: python bench/exact.py [--tokens N] [--only NAME])
 
 Plain decode (speculation="off", the same exact kernels) is generated once per model, prompt and temperature;
-each way of drafting must then repeat it. Ways: the model's own MTP block at several draft lengths, and an
-oracle that knows the plain text and plants a wrong token at a chosen depth, so that every accepted length
-occurs also where random weights accept nothing. Nothing is excused. The last line is one JSON object; the
-exit status is 1 if a single token differs.
+each way must then repeat it. Ways: the model's own MTP block at several draft lengths; an oracle that knows
+the plain text and plants a wrong token at a chosen depth, so that every accepted length occurs also where
+random weights accept nothing; and llama-cpp-python's own loop (its `generate`, one `eval` and `sample` per
+token) on a Llama without and with a drafter attached. Nothing is excused. The last line is one JSON object;
+the exit status is 1 if a single token differs.
 """
 
 from __future__ import annotations
@@ -17,12 +18,13 @@ import random
 import sys
 import time
 from collections import Counter
-from collections.abc import Sequence
+from collections.abc import Callable, Generator, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
+from draftwood.generation import Base
 
 import models
 
@@ -33,7 +35,6 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 SEED = 20260
 LONGEST = 8
-MTP_DRAFTS = (1, 3, LONGEST)
 
 
 class OracleLlama(Llama):
@@ -56,6 +57,27 @@ class OracleLlama(Llama):
         self._engine.verify()
 
 
+@dataclass(frozen=True, slots=True)
+class Way:
+    """One way to generate the text that plain decode gave."""
+
+    name: str
+    speculation: str = "mtp"
+    draft_tokens: int = LONGEST
+    llama: type[Llama] = Llama
+    loop: Callable[..., Generator[int, Any, None]] = Llama.generate
+
+
+WAYS = (
+    Way("mtp-1", draft_tokens=1),
+    Way("mtp-3", draft_tokens=3),
+    Way(f"mtp-{LONGEST}"),
+    Way("oracle", llama=OracleLlama),
+    Way("loop", "off", loop=Base.generate),
+    Way("loop-mtp", loop=Base.generate),
+)
+
+
 @dataclass(slots=True)
 class Tally:
     """Sums over all cells."""
@@ -71,39 +93,42 @@ def accepted_lengths(llm: Llama) -> Counter[int]:
     stats = llm.speculation_stats
     assert stats is not None
     reached = [stats.rounds, *stats.accepted_by_depth, 0]
-    return Counter({depth: reached[depth] - reached[depth + 1] for depth in range(len(reached) - 1)})
+    return +Counter({depth: reached[depth] - reached[depth + 1] for depth in range(len(reached) - 1)})
 
 
-def generate(llm: Llama, prompt: Sequence[int], n_tokens: int, sampling: dict[str, Any]) -> list[int]:
+def generate(
+    llm: Llama, prompt: Sequence[int], n_tokens: int, sampling: dict[str, Any], loop: Any = Llama.generate
+) -> list[int]:
     """Return n_tokens tokens after `prompt` with a fixed seed; the context starts empty."""
     llm.reset()
     llm.set_seed(SEED)
-    stream = llm.generate(prompt, **sampling)
+    stream = loop(llm, prompt, **sampling)
     tokens = [token for token, _ in zip(stream, range(n_tokens), strict=False)]
     stream.close()
     return tokens
 
 
 def run_model(name: str, path: Path, prompts: list[list[int]], n_tokens: int, tally: Tally) -> None:
-    """Compare every way of drafting with plain decode on one model and print a line per way."""
+    """Compare every way with plain decode on one model and print a line per way."""
     common: dict[str, Any] = {"n_ctx": 1024, "verbose": False}
     plain_llm = Llama(str(path), speculation="off", **common)
     keys = [(kind, i) for kind in SAMPLING for i in range(len(prompts))]
     plain = {(kind, i): generate(plain_llm, prompts[i], n_tokens, SAMPLING[kind]) for kind, i in keys}
     plain_llm.close()
 
-    ways: list[tuple[str, type[Llama], int]] = [(f"mtp-{n}", Llama, n) for n in MTP_DRAFTS]
-    for way, kind_of_llama, draft_tokens in [*ways, ("oracle", OracleLlama, LONGEST)]:
-        llm = kind_of_llama(str(path), speculation="mtp", draft_tokens=draft_tokens, **common)
+    for way in WAYS:
+        llm = way.llama(str(path), speculation=way.speculation, draft_tokens=way.draft_tokens, **common)
         wrong, started = 0, time.perf_counter()
         for kind, i in keys:
             if isinstance(llm, OracleLlama):
                 llm.plan_drafts(plain[kind, i], len(prompts[i]), seed=i)
-            tokens = generate(llm, prompts[i], n_tokens, SAMPLING[kind])
+            tokens = generate(llm, prompts[i], n_tokens, SAMPLING[kind], way.loop)
             wrong += sum(a != b for a, b in zip(tokens, plain[kind, i], strict=True))
         lengths = accepted_lengths(llm)
         stats = llm.speculation_stats
         assert stats is not None
+        if (stats.rounds == 0) != (way.loop is Base.generate):
+            raise SystemExit(f"{name}, {way.name}: counted {stats.rounds} rounds; the wrong loop ran")
         llm.close()
         n = len(keys) * n_tokens
         tally.tokens += n
@@ -112,8 +137,8 @@ def run_model(name: str, path: Path, prompts: list[list[int]], n_tokens: int, ta
         tally.accepted_lengths += lengths
         histogram = " ".join(f"{depth}:{count}" for depth, count in sorted(lengths.items()))
         print(
-            f"{name:16} {way:7} {n:6} tokens {wrong:4} differ  {stats.tokens_per_round:5.2f} a round  "
-            f"{time.perf_counter() - started:5.1f} s  accepted {histogram}",
+            f"{name:16} {way.name:8} {n:6} tokens {wrong:4} differ  {stats.tokens_per_round:5.2f} a round  "
+            f"{time.perf_counter() - started:5.1f} s  accepted {histogram or 'nothing, no rounds'}",
             flush=True,
         )
 

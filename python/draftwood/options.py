@@ -58,15 +58,17 @@ class Plan:
     reason: str
     """Why nothing is drafted; empty when a drafter runs."""
     n_rs_seq: int
-    """Recurrent snapshots the context needs to roll a whole draft back."""
+    """Recurrent snapshots that roll a whole draft back; 0 where a verify leaves the state alone."""
 
 
 # llama-cpp-python arguments with which a context never generates token by token
 _NO_GENERATION = ("embedding", "vocab_only")
 
 
-def plan(options: Options, info: Any, arguments: dict[str, Any]) -> Plan:
+def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload: bool = False) -> Plan:
     """Decide what runs for a model file (`engine.ModelInfo`) and llama-cpp-python's own `arguments`.
+
+    can_offload tells whether layers can land on other devices than the CPU, which is where the tree ops run.
 
     Errors: OptionError or UnsupportedError if the user asked for a drafter that cannot run; with "auto" the
     same reason is kept in the plan instead.
@@ -76,7 +78,8 @@ def plan(options: Options, info: Any, arguments: dict[str, Any]) -> Plan:
 
     refusal = _refusal(info, arguments)
     if refusal is None:
-        return Plan("mtp", "", options.draft_tokens)
+        on_cpu = not can_offload or arguments.get("n_gpu_layers", 0) == 0
+        return Plan("mtp", "", 0 if on_cpu else options.draft_tokens)
     if options.speculation == "auto":
         return _without(refusal)
     raise UnsupportedError(

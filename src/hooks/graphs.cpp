@@ -25,12 +25,12 @@ ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context &
 
 } // namespace
 
-void dw_graph_store::select(int64_t n_rows, llm_graph_result_ptr & result, llm_graph_result *& reusable,
+void dw_graph_store::select(int64_t n_rows, bool verify, llm_graph_result_ptr & result, llm_graph_result *& reusable,
                             ggml_backend_sched_ptr & sched) {
     result_   = &result;
     reusable_ = &reusable;
     sched_    = &sched;
-    swap_to(n_rows <= max_rows ? n_rows : 0);
+    swap_to(verify ? -n_rows : n_rows <= max_rows ? n_rows : 0);
 }
 
 void dw_graph_store::swap_to(int64_t size) {

@@ -22,8 +22,9 @@ class dw_graph_store {
     dw_graph_store(const dw_graph_store &)             = delete;
     dw_graph_store & operator=(const dw_graph_store &) = delete;
 
-    // a decode of n_rows rows comes; the three are llama_context's members, the result that of batches with outputs
-    void select(int64_t n_rows, llm_graph_result_ptr & result, llm_graph_result *& reusable,
+    // a decode of n_rows rows comes, as a verify or not; the three are llama_context's members, the result that of
+    // batches with outputs
+    void select(int64_t n_rows, bool verify, llm_graph_result_ptr & result, llm_graph_result *& reusable,
                 ggml_backend_sched_ptr & sched);
 
     // hand the context its own ones back

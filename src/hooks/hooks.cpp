@@ -52,12 +52,12 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
     }
     try {
         if (has_outputs) {
-            dw->graphs->select(n_rows, result, reusable, sched);
+            dw->graphs->select(n_rows, dw->verify != nullptr, result, reusable, sched);
         } else {
             dw->graphs->restore(); // a part of a prompt: the context's own graph
         }
     } catch (const std::exception &) {
-        // no memory for another graph: nothing was swapped, llama.cpp rebuilds as it always did
+        reusable = nullptr; // no memory for another graph: llama.cpp rebuilds, as it always did
     }
 }
 
@@ -82,4 +82,20 @@ void dw_hook_state_read(dw_state * dw) noexcept {
     if (dw && dw->replaced) {
         dw->replaced(dw->user);
     }
+}
+
+ggml_tensor * dw_hook_build_rs(const dw_state * dw, ggml_context * ctx, ggml_tensor * states, int64_t state_size,
+                               int64_t n_seqs) noexcept {
+    return dw && dw->verify ? ggml_view_2d(ctx, states, state_size, n_seqs, states->nb[1], 0) : nullptr;
+}
+
+ggml_tensor * dw_hook_conv_state(const dw_state * dw, ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell,
+                                 ggml_tensor * x, int il) noexcept {
+    return dw && dw->verify ? dw->verify->conv_input(ctx, graph, cell, x, il) : nullptr;
+}
+
+ggml_tensor * dw_hook_delta_net(const dw_state * dw, ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell,
+                                ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta,
+                                int il) noexcept {
+    return dw && dw->verify ? dw->verify->delta_net(ctx, graph, cell, q, k, v, g, beta, il) : nullptr;
 }

@@ -15,6 +15,21 @@
 struct llama_context;
 class dw_graph_store;
 
+// Builds the recurrent layers of a verify's graph in place of llama.cpp, so that the state is read and not written:
+// which draft tokens stay is only known afterwards (src/spec/tree_state.h). One sequence, f32.
+class dw_verify_graph {
+  public:
+    virtual ~dw_verify_graph() = default;
+
+    // conv inputs x [C, N] of layer il -> what ggml_ssm_conv takes; cell i32[1] is the row of the sequence's state
+    virtual ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * x,
+                                     int il) = 0;
+
+    // the layer's output [S, H, N, 1]; arguments as in ggml_gated_delta_net
+    virtual ggml_tensor * delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * q,
+                                    ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int il) = 0;
+};
+
 // What an attached engine wants to hear of its llama_context. Owned by the engine.
 struct dw_state {
     // rows of a batch up to which CPU kernels run whose rows do not depend on each other's number; 0: never
@@ -33,6 +48,9 @@ struct dw_state {
 
     // graphs by number of rows (graphs.h); nullptr: the newest graph only, as llama.cpp does
     dw_graph_store * graphs = nullptr;
+
+    // set while a verify is decoded that leaves the recurrent state alone; nullptr: llama.cpp's own graph
+    dw_verify_graph * verify = nullptr;
 };
 
 // Where the patch keeps the pointer of `ctx`. Whoever sets it clears it before the state or the context goes.
@@ -59,3 +77,15 @@ void dw_hook_state_write(dw_state * dw) noexcept;
 
 // llama_context::state_read_data and state_seq_read_data, before the memory is read.
 void dw_hook_state_read(dw_state * dw) noexcept;
+
+// llm_graph_context::build_rs, first line: no state is copied in a verify; returns nullptr elsewhere.
+ggml_tensor * dw_hook_build_rs(const dw_state * dw, ggml_context * ctx, ggml_tensor * states, int64_t state_size,
+                               int64_t n_seqs) noexcept;
+
+// llm_build_delta_net_base::build_conv_state and build_recurrent_attn, first lines: see dw_verify_graph; both return
+// nullptr where llama.cpp builds.
+ggml_tensor * dw_hook_conv_state(const dw_state * dw, ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell,
+                                 ggml_tensor * x, int il) noexcept;
+ggml_tensor * dw_hook_delta_net(const dw_state * dw, ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell,
+                                ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta,
+                                int il) noexcept;

@@ -2,8 +2,7 @@
 
 #include "delta-net.h"
 
-#include "ggml-cpu-impl.h"
-#include "vec.h"
+#include "delta-net-step.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,16 +11,13 @@
 
 namespace {
 
-constexpr int64_t max_row = 256;
-constexpr int64_t block   = 16; // rows side by side: one alone waits for the latency of each step
-
 bool supported(const ggml_compute_params * params, const ggml_tensor * dst) {
     for (int i = 0; i < 6; ++i) {
         if (dst->src[i]->type != GGML_TYPE_F32 || dst->src[i]->nb[0] != sizeof(float)) {
             return false;
         }
     }
-    return params->use_ref && dst->src[3]->ne[0] == 1 && dst->src[2]->ne[0] <= max_row;
+    return params->use_ref && dst->src[3]->ne[0] == 1 && dst->src[2]->ne[0] <= dw::delta_max_row;
 }
 
 // where the vector of head h, token t and sequence s begins; q and k repeat over heads and sequences
@@ -51,29 +47,16 @@ void walk(ggml_tensor * dst, int64_t h, int64_t s, int64_t first, int64_t last) 
     for (int64_t t = 0; t < n_tokens; ++t) {
         decay[t] = expf(*vector_at(dst->src[3], h, t, s, n_seqs));
     }
-    for (int64_t j = first; j < last; j += block) {
-        const int64_t n_rows = std::min(block, last - j);
-        float         rows[block * max_row];
-        float         delta[block];
-        std::memcpy(rows, state_in + j * size, n_rows * size * sizeof(float));
+    for (int64_t j = first; j < last; j += dw::delta_block) {
+        const int64_t n_rows = std::min(dw::delta_block, last - j);
+        float         rows[dw::delta_block * dw::delta_max_row];
+        float         delta[dw::delta_block];
+        const float * from = state_in + j * size;
         for (int64_t t = 0; t < n_tokens; ++t) {
-            const float * q      = vector_at(dst->src[0], h, t, s, n_seqs);
-            const float * k      = vector_at(dst->src[1], h, t, s, n_seqs);
-            const float * values = vector_at(v, h, t, s, n_seqs) + j;
-            const float   beta   = *vector_at(dst->src[4], h, t, s, n_seqs);
-            float *       sums   = out + t * n_heads * size + j;
-            ggml_vec_scale_f32((int) (n_rows * size), rows, decay[t]);
-            for (int64_t r = 0; r < n_rows; ++r) {
-                ggml_vec_dot_f32((int) size, &delta[r], 0, rows + r * size, 0, k, 0, 1);
-                delta[r] = (values[r] - delta[r]) * beta;
-            }
-            for (int64_t r = 0; r < n_rows; ++r) {
-                ggml_vec_mad_f32((int) size, rows + r * size, k, delta[r]);
-            }
-            for (int64_t r = 0; r < n_rows; ++r) {
-                ggml_vec_dot_f32((int) size, &sums[r], 0, rows + r * size, 0, q, 0, 1);
-                sums[r] *= scale;
-            }
+            dw::delta_step(n_rows, size, from, rows, decay[t], vector_at(dst->src[1], h, t, s, n_seqs),
+                           vector_at(dst->src[0], h, t, s, n_seqs), vector_at(v, h, t, s, n_seqs) + j,
+                           *vector_at(dst->src[4], h, t, s, n_seqs), scale, delta, out + t * n_heads * size + j);
+            from               = rows;
             const int64_t slot = n_tokens - 1 - t;
             if (slot < n_keep) {
                 std::memcpy(kept + slot * n_state + j * size, rows, n_rows * size * sizeof(float));
@@ -88,15 +71,10 @@ bool dw_op_delta_net(const ggml_compute_params * params, ggml_tensor * dst) {
     if (!supported(params, dst)) {
         return false;
     }
-    const int64_t size    = dst->src[2]->ne[0];
-    const int64_t n_heads = dst->src[2]->ne[1];
-    const int64_t n_rows  = size * n_heads * dst->src[2]->ne[3];
-    const int64_t end     = n_rows * (params->ith + 1) / params->nth;
-    for (int64_t row = n_rows * params->ith / params->nth; row < end;) {
-        const int64_t head = row / size; // of all sequences
-        const int64_t last = std::min(end, (head + 1) * size);
-        walk(dst, head % n_heads, head / n_heads, row % size, last - head * size);
-        row = last;
-    }
+    const ggml_tensor * v       = dst->src[2];
+    const int64_t       n_heads = v->ne[1];
+    dw::for_rows(
+        n_heads * v->ne[3], v->ne[0], params->ith, params->nth,
+        [&](int64_t head, int64_t first, int64_t last) { walk(dst, head % n_heads, head / n_heads, first, last); });
     return true;
 }

@@ -7,6 +7,8 @@
 #include "mtp.h"
 
 #include <algorithm>
+#include <numeric>
+#include <string>
 
 namespace draftwood {
 
@@ -35,7 +37,7 @@ bool uses_mrope(const llama_context * ctx) {
     return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
 }
 
-void check(llama_context * target, const dw_params & params, bool recurrent) {
+void check(llama_context * target, const dw_params & params) {
     if (params.exact_rows < 0) {
         fail(DW_ERR_ARGUMENT, "exact_rows is %d; expected 0 (off) or a number of rows", params.exact_rows);
     }
@@ -51,11 +53,6 @@ void check(llama_context * target, const dw_params & params, bool recurrent) {
     if (params.drafter == DW_DRAFTER_NONE) {
         return;
     }
-    if (recurrent && llama_n_rs_seq(target) < (uint32_t) params.draft_tokens) {
-        fail(DW_ERR_UNSUPPORTED,
-             "the context keeps %u recurrent snapshots and draft_tokens is %d; expected n_rs_seq >= draft_tokens",
-             llama_n_rs_seq(target), params.draft_tokens);
-    }
     // llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
     const uint32_t n_rows = std::max((uint32_t) params.draft_tokens + 1, llama_n_rs_seq(target) + 2);
     if (llama_n_ubatch(target) < n_rows) {
@@ -66,6 +63,21 @@ void check(llama_context * target, const dw_params & params, bool recurrent) {
         fail(DW_ERR_UNSUPPORTED, "n_ctx is %u; %d draft tokens need at least %d", llama_n_ctx(target),
              params.draft_tokens, params.draft_tokens + 2);
     }
+}
+
+// Recurrent layers cannot go back by themselves: a verify leaves their state alone, or, where our ops do not run,
+// the context keeps snapshots.
+std::unique_ptr<tree_state> make_tree_state(llama_context * target, const dw_params & params) {
+    std::string why_not;
+    auto        tree = tree_state::make(target, params.draft_tokens + 1, why_not);
+    if (!tree) {
+        fail(
+            DW_ERR_UNSUPPORTED,
+            "the context keeps %u recurrent snapshots, draft_tokens is %d, and no verify can do without (%s); expected "
+            "n_rs_seq >= draft_tokens",
+            llama_n_rs_seq(target), params.draft_tokens, why_not.c_str());
+    }
+    return tree;
 }
 
 std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_context_params & context_params,
@@ -99,7 +111,10 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     batch_(target),
     recurrent_(is_recurrent(target)),
     mrope_(uses_mrope(target)) {
-    check(target, params, recurrent_);
+    check(target, params);
+    if (params.drafter != DW_DRAFTER_NONE) {
+        prepare_rollback();
+    }
     drafter_ = make_drafter(target, context_params, params);
     n_past_  = pos_end();
     stats_reset();
@@ -159,7 +174,8 @@ void engine::decode(llama_pos pos, int32_t n_tokens) {
     } catch (const std::exception & e) {
         why = e.what();
     }
-    decoding_ = false;
+    decoding_     = false;
+    state_.verify = nullptr;
 
     if (rc == 1) {
         fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
@@ -259,6 +275,12 @@ void engine::require_whole(const char * what) {
     }
 }
 
+void engine::prepare_rollback() {
+    if (recurrent_ && !tree_ && llama_n_rs_seq(target_) < (uint32_t) params_.draft_tokens) {
+        tree_ = make_tree_state(target_, params_);
+    }
+}
+
 void engine::start(llama_token last) {
     require_tokens(&last, 1);
     commit();
@@ -269,9 +291,14 @@ void engine::start(llama_token last) {
     proposed_ = true;
 }
 
-int32_t engine::propose(llama_token last, int32_t max_draft) {
+// none where the state is another sequence's, as after llama_memory_seq_cp: a plain step makes it our own
+int32_t engine::max_draft() const {
+    return tree_ && !tree_->ready() ? 0 : std::max(0, std::min(params_.draft_tokens, room() - 1));
+}
+
+int32_t engine::propose(llama_token last, int32_t wanted) {
     start(last);
-    const int32_t n_max = std::min({ max_draft, params_.draft_tokens, room() - 1 });
+    const int32_t n_max = std::min(wanted, max_draft());
     if (drafter_ && n_max > 0) {
         timer t(stats_.t_draft_us);
         bool  drafted = false;
@@ -287,16 +314,15 @@ int32_t engine::propose(llama_token last, int32_t max_draft) {
 }
 
 void engine::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
-    const bool can_roll_back = !recurrent_ || (uint32_t) n_draft <= llama_n_rs_seq(target_);
-    if (n_draft < 0 || n_draft > params_.draft_tokens || !can_roll_back) {
-        fail(DW_ERR_ARGUMENT,
-             "a draft of %d tokens; expected 0 to draft_tokens = %d, and no more than the context's %u "
-             "recurrent snapshots",
-             n_draft, params_.draft_tokens, llama_n_rs_seq(target_));
+    if (n_draft < 0 || n_draft > params_.draft_tokens) {
+        fail(DW_ERR_ARGUMENT, "a draft of %d tokens; expected 0 to draft_tokens = %d", n_draft, params_.draft_tokens);
     }
     require_tokens(draft, n_draft);
+    if (n_draft > 0) {
+        prepare_rollback();
+    }
     start(last);
-    draft_.assign(draft, draft + std::max(0, std::min(n_draft, room() - 1)));
+    draft_.assign(draft, draft + std::min(n_draft, max_draft()));
 }
 
 void engine::verify() {
@@ -311,9 +337,16 @@ void engine::verify() {
         batch_.add(draft_[i], n_past_ + 1 + (llama_pos) i, true);
     }
     const int32_t n_rows = 1 + (int32_t) draft_.size();
+    const bool    tree   = tree_ && n_rows > 1; // one row stays in any case
+    if (tree) {
+        std::vector<int32_t> parents(n_rows);
+        std::iota(parents.begin(), parents.end(), -1);
+        tree_->set_tree(parents.data(), n_rows);
+        state_.verify = tree_.get();
+    }
     decode(n_past_, n_rows);
 
-    walk_ = { 0, n_rows, 0, n_past_, /*alive*/ true, /*open*/ true };
+    walk_ = { 0, n_rows, 0, n_past_, /*alive*/ true, /*open*/ true, tree };
     n_past_ += 1; // the root is part of the text already
     stats_.n_rounds++;
     stats_.n_drafted += (int64_t) draft_.size();
@@ -370,7 +403,12 @@ void engine::commit() {
 
     // the root stays even if its row was never sampled: its token was emitted before
     const int32_t n_kept = std::max(walk_.n_sampled, 1);
-    if (n_kept < walk_.n_rows) {
+    if (walk_.tree) {
+        std::vector<int32_t> path(n_kept);
+        std::iota(path.begin(), path.end(), 0);
+        tree_->commit(path.data(), n_kept, walk_.pos);
+        n_past_ = walk_.pos + n_kept;
+    } else if (n_kept < walk_.n_rows) {
         cut(walk_.pos + n_kept);
     }
     if (drafter_) {

@@ -6,6 +6,7 @@
 #include "drafter.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "tree_state.h"
 
 #include <memory>
 #include <vector>
@@ -22,7 +23,7 @@ class engine {
 
     void eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
 
-    int32_t     propose(llama_token last, int32_t max_draft);
+    int32_t     propose(llama_token last, int32_t wanted);
     void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
     void        verify();
     bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
@@ -49,6 +50,7 @@ class engine {
         llama_pos pos       = 0; // of the first row's token
         bool      alive     = false;
         bool      open      = false; // rows beyond the sampled ones wait in the memory for commit
+        bool      tree      = false; // the recurrent state is that before the first row
     };
 
     // positions of the last decode: how far recurrent layers can go back
@@ -65,24 +67,27 @@ class engine {
     llama_pos      pos_end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
     int32_t        room() const { return (int32_t) llama_n_ctx(target_) - n_past_; }
 
-    void decode(llama_pos pos, int32_t n_tokens);
-    void place(int32_t n_past);
-    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
-    void drop_proposal();
-    void require_tokens(const llama_token * tokens, int32_t n_tokens) const;
-    void require_kept(int32_t n_keep) const;
-    void require_whole(const char * what);
-    void start(llama_token last);
-    bool can_cut(int32_t n_keep) const;
-    void cut(int32_t n_keep);
+    void    decode(llama_pos pos, int32_t n_tokens);
+    void    place(int32_t n_past);
+    void    observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
+    void    drop_proposal();
+    void    require_tokens(const llama_token * tokens, int32_t n_tokens) const;
+    void    require_kept(int32_t n_keep) const;
+    void    require_whole(const char * what);
+    void    prepare_rollback();
+    void    start(llama_token last);
+    int32_t max_draft() const; // tokens that may be drafted now
+    bool    can_cut(int32_t n_keep) const;
+    void    cut(int32_t n_keep);
 
-    llama_context *          target_;
-    dw_params                params_;
-    dw_graph_store           graphs_;
-    row_batch                batch_;
-    std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
-    bool                     recurrent_;
-    bool                     mrope_; // an image holds fewer cells than it spans positions
+    llama_context *             target_;
+    dw_params                   params_;
+    dw_graph_store              graphs_;
+    row_batch                   batch_;
+    std::unique_ptr<drafter>    drafter_; // nullptr: plain steps only
+    std::unique_ptr<tree_state> tree_;    // nullptr: rejected drafts are rolled back by seq_rm
+    bool                        recurrent_;
+    bool                        mrope_; // an image holds fewer cells than it spans positions
 
     int32_t                  n_past_ = 0;
     llama_token              last_   = LLAMA_TOKEN_NULL;

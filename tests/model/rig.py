@@ -46,7 +46,7 @@ class Rig:
         *,
         drafter: int = _capi.DRAFTER_NONE,
         draft_tokens: int = 5,
-        n_rs_seq: int | None = None,
+        n_rs_seq: int = 0,
         n_ctx: int = 256,
         n_ubatch: int = 128,
         exact_rows: int = 64,
@@ -65,7 +65,7 @@ class Rig:
         self.params.n_ctx = n_ctx
         self.params.n_batch = self.params.n_ubatch = n_ubatch
         self.params.n_threads = self.params.n_threads_batch = n_threads
-        self.params.n_rs_seq = draft_tokens if n_rs_seq is None else n_rs_seq
+        self.params.n_rs_seq = n_rs_seq
         self.params.flash_attn_type = native.LLAMA_FLASH_ATTN_TYPE_DISABLED
         self.ctx = native.llama_init_from_model(self.model, self.params)
         assert self.ctx is not None, path

@@ -14,6 +14,7 @@ from draftwood._llama_cpp import llama_cpp  # its import loads the libraries, fr
 
 TYPES = {"F32": 0, "F16": 1, "I32": 26, "BF16": 30}
 MAX_DIMS = 4
+ALL_THREADS = -1  # GGML_N_TASKS_MAX
 
 _folder = llama_cpp._base_path
 base = ctypes.CDLL(str(_folder / "libdraftwood-ggml-base.so"))
@@ -28,6 +29,13 @@ for _lib, _name, _result, _arguments in (
     (base, "ggml_mul_mat_id", _p, [_p, _p, _p, _p]),
     (base, "ggml_mul", _p, [_p, _p, _p]),
     (base, "ggml_gated_delta_net", _p, [_p, _p, _p, _p, _p, _p, _p, _i64]),
+    (base, "ggml_custom_inplace", _p, [_p, _p, ctypes.POINTER(_p), ctypes.c_int, _p, ctypes.c_int, _p]),
+    (
+        base,
+        "ggml_custom_4d",
+        _p,
+        [_p, ctypes.c_int, _i64, _i64, _i64, _i64, ctypes.POINTER(_p), ctypes.c_int, _p, ctypes.c_int, _p],
+    ),
     (base, "ggml_nbytes", ctypes.c_size_t, [_p]),
     (base, "ggml_get_data", _p, [_p]),
     (base, "ggml_new_graph", _p, [_p]),
@@ -36,6 +44,7 @@ for _lib, _name, _result, _arguments in (
     (base, "ggml_backend_buffer_free", None, [_p]),
     (base, "ggml_backend_graph_compute", ctypes.c_int, [_p, _p]),
     (base, "ggml_backend_free", None, [_p]),
+    (cpu, "dw_tree_op_find", _p, [ctypes.c_char_p]),
     (cpu, "ggml_backend_cpu_init", _p, []),
     (cpu, "ggml_backend_cpu_set_n_threads", None, [_p, ctypes.c_int]),
     (cpu, "ggml_backend_cpu_set_use_ref", None, [_p, ctypes.c_bool]),
@@ -65,6 +74,30 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
     return stored.astype(np.float64)
 
 
+def custom(name: str, shape: tuple[int, int, int] | None = None) -> Callable[..., Any]:
+    """Return op(context, *sources) that runs one of src/ops/tree-ops.h on all threads.
+
+    Its result is f32 of `shape`; without one it works in place on the first source.
+    """
+    function = cpu.dw_tree_op_find(name.encode())
+    assert function, name
+
+    def op(context: Any, *sources: Any) -> Any:
+        if shape is not None:
+            array = (_p * len(sources))(*sources)
+            ne = (*reversed(shape), 1)
+            return base.ggml_custom_4d(
+                context, TYPES["F32"], *ne, array, len(sources), function, ALL_THREADS, None
+            )
+        destination, *sources = sources
+        array = (_p * len(sources))(*sources)
+        return base.ggml_custom_inplace(
+            context, destination, array, len(sources), function, ALL_THREADS, None
+        )
+
+    return op
+
+
 def run(
     op: Callable[..., Any],
     operands: list[tuple[np.ndarray, str]],
@@ -72,8 +105,10 @@ def run(
     *,
     use_ref: bool,
     n_threads: int,
+    in_place: bool = False,
 ) -> np.ndarray:
-    """Compute op(context, *tensors); return its f32 result of `shape`. Outputs are poisoned with NaN first.
+    """Compute op(context, *tensors); return its f32 result of `shape`. Outputs are poisoned with NaN first,
+    unless the op works in place on its first operand.
 
     operands: (stored array, type) as `encode` gives them.
     """
@@ -96,7 +131,8 @@ def run(
             ctypes.memmove(base.ggml_get_data(tensor), data.ctypes.data, data.nbytes)
         size = base.ggml_nbytes(result)
         poison = np.full(size // 4, np.nan, np.float32)
-        ctypes.memmove(base.ggml_get_data(result), poison.ctypes.data, size)
+        if not in_place:
+            ctypes.memmove(base.ggml_get_data(result), poison.ctypes.data, size)
         assert base.ggml_backend_graph_compute(backend, graph) == 0
         out = np.empty(size // 4, np.float32)
         ctypes.memmove(out.ctypes.data, base.ggml_get_data(result), size)

@@ -75,7 +75,21 @@ def test_limits_are_allowed(draft_tokens, draft_p_min):
 @pytest.mark.parametrize("speculation", ["auto", "mtp"])
 def test_a_file_with_mtp_drafts(architecture, speculation):
     chosen = plan(Options(speculation, 7), Info(architecture), {})
-    assert (chosen.drafter, chosen.reason, chosen.n_rs_seq) == ("mtp", "", 7)
+    assert (chosen.drafter, chosen.reason, chosen.n_rs_seq) == ("mtp", "", 0)
+
+
+@pytest.mark.parametrize(
+    ("can_offload", "arguments", "n_rs_seq"),
+    [
+        (False, {"n_gpu_layers": -1}, 0),
+        (True, {}, 0),
+        (True, {"n_gpu_layers": 0}, 0),
+        (True, {"n_gpu_layers": 1}, 7),
+        (True, {"n_gpu_layers": -1}, 7),
+    ],
+)
+def test_snapshots_only_where_the_tree_ops_may_not_run(can_offload, arguments, n_rs_seq):
+    assert plan(Options("mtp", 7), Info(), arguments, can_offload=can_offload).n_rs_seq == n_rs_seq
 
 
 def test_off_is_off():

@@ -1,0 +1,69 @@
+"""Corrections of upstream's classes in the private package, put in place when `draftwood.llama` is imported.
+
+Only where a subclass would not be met: these are made inside upstream's own methods, or by users through its
+names. Signatures stay. docs/compat.md lists them. Must not know: engines, requests.
+Tests: tests/model/test_api_bad_input.py, tests/model/test_api_states.py.
+"""
+
+from __future__ import annotations
+
+import functools
+import os
+import sqlite3
+from collections.abc import Sequence
+from typing import Any
+
+from draftwood._llama_cpp import _internals, llama_cache
+from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.errors import CacheError, GrammarError
+from draftwood.processors import WatchedGrammar
+
+CACHE_ERRORS = (OSError, sqlite3.Error)
+
+
+def add_grammar(self: Any, model: Any, grammar: Any) -> None:
+    """Add a grammar to a sampler chain. Upstream adds a null pointer where it does not parse, and crashes.
+
+    Errors: GrammarError.
+    """
+    text, root = grammar._grammar, grammar._root
+    sampler = _native.llama_sampler_init_grammar(model.vocab, text.encode(), root.encode())
+    if not sampler:
+        raise GrammarError(
+            f"found a grammar that llama.cpp cannot parse, or without its root rule {root!r}: {text[:200]!r}",
+            hint="llama.cpp has written what is wrong to stderr; its grammars/README.md has the syntax",
+        )
+    _native.llama_sampler_chain_add(self.sampler, sampler)
+    if isinstance(grammar, WatchedGrammar):
+        self.add_custom(grammar.check)
+
+
+def apply() -> None:
+    """Put the corrections in place; again is harmless."""
+    _internals.LlamaSampler.add_grammar = add_grammar
+    cache: Any = llama_cache.LlamaDiskCache
+    if not hasattr(cache.__init__, "__wrapped__"):
+        cache.__init__ = _saying_which_folder(cache.__init__)
+        cache.__getitem__ = _keeping_getitem
+
+
+def _saying_which_folder(init: Any) -> Any:
+    @functools.wraps(init)
+    def wrapped(self: Any, cache_dir: str = ".cache/llama_cache", *args: Any, **kwargs: Any) -> None:
+        try:
+            init(self, cache_dir, *args, **kwargs)
+        except CACHE_ERRORS as error:
+            raise CacheError(
+                f"found a cache folder that cannot be written, {os.path.abspath(cache_dir)!r}: {error}",
+                hint="pass cache_dir= with a folder of your own, or use LlamaRAMCache",
+            ) from error
+
+    return wrapped
+
+
+def _keeping_getitem(self: Any, key: Sequence[int]) -> Any:
+    """Return the state with the longest common prefix; upstream also removes it from the cache."""
+    found = self._find_longest_prefix_key(tuple(key))
+    if found is None:
+        raise KeyError("Key not found")
+    return self.cache[found]

@@ -1,0 +1,78 @@
+// What a verify keeps per draft token in the recurrent layers, and the commit of those that stay. The verify reads
+// the state and writes small factors; the commit applies those of the accepted path, with the additions of plain
+// decoding in the same order. No copies of the state, so nothing is rolled back. Ops: src/ops/tree-ops.h.
+// Must not know: drafters, samplers. Test: tests/model/test_engine_capi.py.
+
+#pragma once
+
+#include "ggml-cpp.h"
+#include "hooks.h"
+#include "tree-ops.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+class llama_memory_hybrid;
+
+namespace draftwood {
+
+class tree_state : public dw_verify_graph {
+  public:
+    // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or recurrent layers on a
+    // device without them
+    static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_nodes, std::string & why_not);
+
+    // whether sequence 0 has a state of its own that a verify can read in place (not after a copy between sequences)
+    bool ready() const;
+
+    // the tree of the next verify: parents i32[n_nodes] as in tree-ops.h
+    void set_tree(const int32_t * parents, int32_t n_nodes);
+
+    // keep the path i32[n] (node 0 first) of the last verify, whose node 0 is at position pos, and free the rest
+    void commit(const int32_t * path, int32_t n, llama_pos pos);
+
+    int32_t max_nodes() const { return max_nodes_; }
+    size_t  bytes() const; // of all buffers
+
+    ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * x,
+                             int il) override;
+    ggml_tensor * delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * q,
+                            ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int il) override;
+
+  private:
+    struct ops {
+        ggml_custom_op_t conv_windows, delta_net, commit_state, commit_conv;
+    };
+    struct layer {
+        ggml_tensor * conv_inputs = nullptr; // f32[C, M]
+        size_t        factors     = 0;       // where the layer's begin in factors_, bytes
+    };
+
+    tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_t backend, const ops & found,
+               int32_t max_nodes);
+
+    void    allocate();
+    void    build_commit(int32_t cell);
+    int32_t cell() const; // of sequence 0; -1: none
+
+    llama_context *       target_;
+    llama_memory_hybrid * memory_;
+    ggml_backend_t        backend_;
+    ops                   ops_;
+    int32_t               max_nodes_;
+    int64_t               size_, n_heads_, n_key_heads_, n_channels_, conv_width_; // S, H, Hk, C, W of tree-ops.h
+
+    ggml_context_ptr        tensors_;
+    ggml_backend_buffer_ptr buffer_;
+    std::vector<layer>      layers_;            // by model layer
+    ggml_tensor *           factors_ = nullptr; // f32, all layers' one after another, then the newest one's output
+    ggml_tensor *           parents_ = nullptr; // i32[M]
+    ggml_tensor *           path_    = nullptr; // i32[1 + M]
+
+    ggml_context_ptr commit_tensors_;
+    ggml_cgraph *    commit_graph_ = nullptr;
+    int32_t          commit_cell_  = -1; // that commit_graph_ writes to
+};
+
+} // namespace draftwood

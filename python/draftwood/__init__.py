@@ -12,12 +12,15 @@ from typing import Any as _Any
 
 from draftwood._install import install
 from draftwood.errors import (
+    CacheError,
     ClosedError,
     ContextFullError,
     DecodeError,
     DraftwoodError,
+    GrammarError,
     ModelFileError,
     OptionError,
+    StateError,
     UnsupportedError,
 )
 from draftwood.stats import SpeculationStats
@@ -28,14 +31,17 @@ if _TYPE_CHECKING:
 __version__ = _version("draftwood")
 
 __all__ = [
+    "CacheError",
     "ClosedError",
     "ContextFullError",
     "DecodeError",
     "DraftwoodError",
+    "GrammarError",
     "Llama",
     "ModelFileError",
     "OptionError",
     "SpeculationStats",
+    "StateError",
     "UnsupportedError",
     "__version__",
     "install",

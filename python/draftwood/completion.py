@@ -21,7 +21,8 @@ import numpy as np
 from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.detokenize import Growing, Pieces
-from draftwood.errors import OptionError
+from draftwood.errors import CacheError, OptionError
+from draftwood.fixes import CACHE_ERRORS
 from draftwood.logprobs import of_completion
 from draftwood.stream import Chunks
 from draftwood.timings import Timer
@@ -220,7 +221,13 @@ def _look_up(llm: Any, prompt_tokens: list[int]) -> None:
 def _keep(llm: Any, tokens: list[int]) -> None:
     if llm.verbose:
         print("Llama._create_completion: cache save", file=sys.stderr)
-    llm.cache[tokens] = llm.save_state()
+    try:
+        llm.cache[tokens] = llm.save_state()
+    except CACHE_ERRORS as error:
+        raise CacheError(
+            f"the reply was generated, but its state could not be written to the cache: {error}",
+            hint="make room or mend the cache's folder; set_cache(None) works without one",
+        ) from error
 
 
 def _result(run: _Run, timings: dict[str, Any]) -> dict[str, Any]:

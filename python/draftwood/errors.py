@@ -29,6 +29,18 @@ class ModelFileError(DraftwoodError, ValueError):
     """A model file that is missing, cut off, or of another kind."""
 
 
+class GrammarError(DraftwoodError, ValueError):
+    """A grammar that does not parse, or that nothing can follow any more."""
+
+
+class StateError(DraftwoodError, RuntimeError):
+    """A saved state that does not belong to this model or context."""
+
+
+class CacheError(DraftwoodError, OSError):
+    """A cache of states that cannot be read or written."""
+
+
 class ContextFullError(DraftwoodError, RuntimeError):
     """The context has no room for another token."""
 

@@ -20,7 +20,7 @@ from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine import Engine
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
-from draftwood.processors import GuardedProcessors
+from draftwood.processors import GuardedProcessors, WatchedGrammar
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
@@ -136,10 +136,16 @@ class Generation(Base):  # type: ignore[misc]
             if self._sampler is sampler:  # else a later generate() has the context
                 self._settle()
 
-    def _init_sampler(self, *args: Any, logits_processor: Any = None, **kwargs: Any) -> Any:
+    def _init_sampler(
+        self, *args: Any, logits_processor: Any = None, grammar: Any = None, **kwargs: Any
+    ) -> Any:
         # ctypes prints and drops what a callback raises; ours is kept and raised after the C call
-        self._guard = GuardedProcessors(logits_processor) if logits_processor is not None else None
-        return super()._init_sampler(*args, logits_processor=self._guard, **kwargs)
+        watched = logits_processor is not None or grammar is not None
+        self._guard = GuardedProcessors(logits_processor or []) if watched else None
+        if grammar is not None and self._guard is not None:
+            grammar = WatchedGrammar(grammar, self._guard)
+        processors = self._guard if logits_processor is not None else None
+        return super()._init_sampler(*args, logits_processor=processors, grammar=grammar, **kwargs)
 
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token after the first `n_tokens` of the context, or after the first idx + 1.
@@ -216,9 +222,7 @@ class Generation(Base):  # type: ignore[misc]
             index, self.n_tokens = row
             if self._logits_all:
                 self._store_scores(self.n_tokens - 1, [index])
-            token = engine.next(sampler.sampler)
-            if guard is not None:
-                guard.raise_pending()
+            token = self._sampled(sampler, guard)
             if self.n_tokens < len(self.input_ids):
                 self.input_ids[self.n_tokens] = token
             if stopping_criteria is not None and stopping_criteria(self._input_ids, self._newest_scores()):
@@ -227,6 +231,15 @@ class Generation(Base):  # type: ignore[misc]
             self._require_turn(sampler)
             if sent is not None:
                 self.eval([token, *sent])
+
+    def _sampled(self, sampler: Any, guard: GuardedProcessors | None) -> int:
+        """Sample the engine's row; raise what a processor raised rather than what came of it."""
+        assert self._engine is not None
+        try:
+            return self._engine.next(sampler.sampler)
+        finally:
+            if guard is not None:
+                guard.raise_pending()
 
     def _require_turn(self, sampler: Any) -> None:
         """Refuse to go on with a generation whose context is gone or was taken by a later one."""

@@ -16,7 +16,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood import _capi
+from draftwood import _capi, fixes
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.arguments import correct_langchain, raise_batch
@@ -28,7 +28,10 @@ from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
 from draftwood.generation import Base, Generation
 from draftwood.options import EXACT_ROWS, Options, check_context, check_sizes, needed_batch, plan
 from draftwood.placement import tensor_overrides
+from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
+
+fixes.apply()
 
 _DEFAULTS = Options()
 _DRAFTERS = {"none": _capi.DRAFTER_NONE, "mtp": _capi.DRAFTER_MTP}
@@ -82,7 +85,8 @@ class Llama(Generation):
         self._tensor_overrides = tensor_overrides(n_cpu_moe, tensor_buft_overrides)
         model_path = os.fsdecode(model_path)
         info = _checked_model(model_path)
-        self._plan = plan(self._options, info, kwargs)
+        can_offload = bool(_native.llama_supports_gpu_offload() or kwargs.get("rpc_servers"))
+        self._plan = plan(self._options, info, kwargs, can_offload=can_offload)
         correct_langchain(kwargs, info.architecture)
         self._raised = {}
         check_sizes(kwargs)
@@ -219,6 +223,14 @@ class Llama(Generation):
         bound.apply_defaults()
         request = {name: value for name, value in bound.arguments.items() if name != "self"}
         return with_timings(self, chat(self, request, options))
+
+    def save_state(self) -> Any:
+        """Return a LlamaState of what is evaluated; it knows its model."""
+        return mark(self, super().save_state())
+
+    def load_state(self, state: Any) -> None:
+        """Go back to a saved state. Errors: StateError for one that does not fit (states.py)."""
+        load(self, state)
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: a pickled Llama loads its model again."""

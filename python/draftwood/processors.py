@@ -2,12 +2,13 @@
 
 from __future__ import annotations
 
+import ctypes
 from collections.abc import Callable, Iterable
 from typing import Any
 
 import numpy as np
 
-from draftwood.errors import OptionError
+from draftwood.errors import GrammarError, OptionError
 
 Processor = Callable[[Any, Any], Any]
 
@@ -34,11 +35,40 @@ class GuardedProcessors(list[Processor]):
 
         return guarded
 
+    def keep(self, error: BaseException) -> None:
+        """Keep an exception for `raise_pending`, unless there is one already."""
+        self._error = self._error or error
+
     def raise_pending(self) -> None:
         """Raise what a processor raised since the last call, if anything."""
         error, self._error = self._error, None
         if error is not None:
             raise error
+
+
+class WatchedGrammar:
+    """A grammar that notices when it leaves no token: that is kept in `guard` as a GrammarError.
+
+    Without it llama.cpp takes any token, or fails in its own words. Test: tests/model/test_api_bad_input.py.
+    """
+
+    def __init__(self, grammar: Any, guard: GuardedProcessors) -> None:
+        self._grammar, self._root, self._guard = grammar._grammar, grammar._root, guard
+
+    def check(self, candidates: Any) -> None:
+        """Look at a llama_token_data_array right behind the grammar in the sampler chain."""
+        array = candidates.contents
+        kind = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)])
+        raw = (ctypes.c_char * (array.size * kind.itemsize)).from_address(
+            ctypes.addressof(array.data.contents)
+        )
+        if np.max(np.frombuffer(raw, kind)["logit"], initial=-np.inf) == -np.inf:
+            self._guard.keep(
+                GrammarError(
+                    "found no token that the grammar allows here and the logits processors leave over",
+                    hint="loosen the grammar or the processors; generation up to here was kept",
+                )
+            )
 
 
 def _checked(result: Any, scores: Any) -> Any:

@@ -28,6 +28,7 @@ ERR_INTERNAL = 8
 
 DRAFTER_NONE = 0
 DRAFTER_MTP = 1
+DRAFTER_NGRAM = 2
 
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p

@@ -34,7 +34,7 @@ from draftwood.stats import SpeculationStats
 fixes.apply()
 
 _DEFAULTS = Options()
-_DRAFTERS = {"none": _capi.DRAFTER_NONE, "mtp": _capi.DRAFTER_MTP}
+_DRAFTERS = {"none": _capi.DRAFTER_NONE, "mtp": _capi.DRAFTER_MTP, "ngram": _capi.DRAFTER_NGRAM}
 # announced for later versions; upstream would swallow them as unknown keywords
 _NOT_YET = ("drafter", "tree_budget", "checkpoint_bytes")
 
@@ -43,7 +43,8 @@ class Llama(Generation):
     """llama-cpp-python's Llama, with drafting.
 
     Takes every argument of llama-cpp-python's Llama, and:
-        speculation: "auto" (draft with the model's MTP block if it has one), "off", or "mtp".
+        speculation: "auto" (draft with the model's MTP block if it has one), "off", "mtp", or "ngram" (draft
+            what followed the last tokens where they occurred before in the text).
         draft_tokens: longest draft of a round, 1 to 63 tokens.
         draft_p_min: end a draft where the drafter gives its path less than this probability.
         exact: on CPU, run batches of up to 64 rows on kernels whose rows do not depend on each other's
@@ -170,7 +171,7 @@ class Llama(Generation):
 
     @property
     def speculation(self) -> str:
-        """What drafts: "mtp", or "off"."""
+        """What drafts: "mtp", "ngram", or "off"."""
         return self._plan.drafter if self._plan.drafter != "none" else "off"
 
     @property

@@ -10,9 +10,10 @@ from typing import Any, Literal
 
 from draftwood.errors import OptionError, UnsupportedError
 
-Speculation = Literal["auto", "off", "mtp"]
+Speculation = Literal["auto", "off", "mtp", "ngram"]
 
-SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp")
+SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "ngram")
+MTP_ARCHITECTURES = ("qwen35", "qwen35moe")
 DEFAULT_DRAFT_TOKENS = 4
 MAX_DRAFT_TOKENS = 63
 DEFAULT_DRAFT_P_MIN = 0.0
@@ -54,7 +55,7 @@ class Options:
 class Plan:
     """What will run, and why it is not more."""
 
-    drafter: Literal["none", "mtp"]
+    drafter: Literal["none", "mtp", "ngram"]
     reason: str
     """Why nothing is drafted; empty when a drafter runs."""
     n_rs_seq: int
@@ -76,10 +77,12 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
     if options.speculation == "off":
         return _without('speculation="off"')
 
-    refusal = _refusal(info, arguments)
+    drafter: Literal["mtp", "ngram"] = "ngram" if options.speculation == "ngram" else "mtp"
+    refusal = _refusal_of_any(arguments) or (_refusal_of_mtp(info) if drafter == "mtp" else None)
     if refusal is None:
         on_cpu = not can_offload or arguments.get("n_gpu_layers", 0) == 0
-        return Plan("mtp", "", 0 if on_cpu else options.draft_tokens)
+        keeps_state = on_cpu or info.architecture not in MTP_ARCHITECTURES
+        return Plan(drafter, "", 0 if keeps_state else options.draft_tokens)
     if options.speculation == "auto":
         return _without(refusal)
     raise UnsupportedError(
@@ -92,13 +95,17 @@ def _without(reason: str) -> Plan:
     return Plan("none", reason, 0)
 
 
-def _refusal(info: Any, arguments: dict[str, Any]) -> str | None:
+def _refusal_of_any(arguments: dict[str, Any]) -> str | None:
     for name in _NO_GENERATION:
         if arguments.get(name):
             return f"{name}=True contexts generate no text"
     if arguments.get("draft_model") is not None:
         return "draft_model= brings its own drafting"
-    if info.architecture not in ("qwen35", "qwen35moe"):
+    return None
+
+
+def _refusal_of_mtp(info: Any) -> str | None:
+    if info.architecture not in MTP_ARCHITECTURES:
         return (
             f"found architecture {info.architecture!r}; MTP drafting works for 'qwen35' and 'qwen35moe' "
             "(Qwen3.5/3.6)"

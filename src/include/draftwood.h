@@ -49,8 +49,9 @@ typedef enum dw_status {
 } dw_status;
 
 typedef enum dw_drafter_type {
-    DW_DRAFTER_NONE = 0,
-    DW_DRAFTER_MTP  = 1, // the model's own NextN block (arXiv:2404.19737; src/models/qwen35moe.cpp graph_mtp)
+    DW_DRAFTER_NONE  = 0,
+    DW_DRAFTER_MTP   = 1, // the model's own NextN block (arXiv:2404.19737; src/models/qwen35moe.cpp graph_mtp)
+    DW_DRAFTER_NGRAM = 2, // what followed the last tokens where they occurred before (prompt lookup)
 } dw_drafter_type;
 
 typedef struct dw_params {

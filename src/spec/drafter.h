@@ -12,12 +12,11 @@ class drafter {
   public:
     virtual ~drafter() = default;
 
-    // tokens i32[n_tokens] were evaluated and kept at positions pos.. ; hidden f32[n_tokens][n_embd], row i is
-    // the target's hidden state at pos + i. Rows are only valid during the call.
-    virtual void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos, const float * hidden) = 0;
+    // tokens i32[n_tokens] were evaluated in the target's last decode and are kept at positions pos..
+    virtual void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) = 0;
 
     // append up to max_draft tokens that may follow `last`, the token at `pos` which the target has not seen.
-    // Returns false if it cannot draft here (the hidden state at pos - 1 is unknown).
+    // Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
     virtual bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
                        std::vector<llama_token> & out) = 0;
 

@@ -5,6 +5,7 @@
 #include "llama-ext.h"
 #include "llama-model.h"
 #include "mtp.h"
+#include "ngram.h"
 
 #include <algorithm>
 #include <numeric>
@@ -27,17 +28,7 @@ class timer {
     int64_t   start_;
 };
 
-bool is_recurrent(const llama_context * ctx) {
-    const llama_model * model = llama_get_model(ctx);
-    return llama_model_is_hybrid(model) || llama_model_is_recurrent(model);
-}
-
-bool uses_mrope(const llama_context * ctx) {
-    const llama_rope_type type = llama_model_rope_type(llama_get_model(ctx));
-    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
-}
-
-void check(llama_context * target, const dw_params & params) {
+const dw_params & checked(llama_context * target, const dw_params & params) {
     if (params.exact_rows < 0) {
         fail(DW_ERR_ARGUMENT, "exact_rows is %d; expected 0 (off) or a number of rows", params.exact_rows);
     }
@@ -47,11 +38,8 @@ void check(llama_context * target, const dw_params & params) {
     if (params.draft_tokens < 1 || params.draft_tokens > DW_MAX_DRAFT) {
         fail(DW_ERR_ARGUMENT, "draft_tokens is %d; expected 1 to %d", params.draft_tokens, DW_MAX_DRAFT);
     }
-    if (dw_state_of(target)) {
-        fail(DW_ERR_UNSUPPORTED, "this llama_context has an engine already; free that one first");
-    }
     if (params.drafter == DW_DRAFTER_NONE) {
-        return;
+        return params;
     }
     // llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
     const uint32_t n_rows = std::max((uint32_t) params.draft_tokens + 1, llama_n_rs_seq(target) + 2);
@@ -63,21 +51,7 @@ void check(llama_context * target, const dw_params & params) {
         fail(DW_ERR_UNSUPPORTED, "n_ctx is %u; %d draft tokens need at least %d", llama_n_ctx(target),
              params.draft_tokens, params.draft_tokens + 2);
     }
-}
-
-// Recurrent layers cannot go back by themselves: a verify leaves their state alone, or, where our ops do not run,
-// the context keeps snapshots.
-std::unique_ptr<tree_state> make_tree_state(llama_context * target, const dw_params & params) {
-    std::string why_not;
-    auto        tree = tree_state::make(target, params.draft_tokens + 1, why_not);
-    if (!tree) {
-        fail(
-            DW_ERR_UNSUPPORTED,
-            "the context keeps %u recurrent snapshots, draft_tokens is %d, and no verify can do without (%s); expected "
-            "n_rs_seq >= draft_tokens",
-            llama_n_rs_seq(target), params.draft_tokens, why_not.c_str());
-    }
-    return tree;
+    return params;
 }
 
 std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_context_params & context_params,
@@ -97,6 +71,8 @@ std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_contex
             }
             return std::make_unique<mtp_drafter>(target, context_params, params.exact_rows);
         }
+        case DW_DRAFTER_NGRAM:
+            return std::make_unique<ngram_drafter>();
         default:
             fail(DW_ERR_ARGUMENT, "drafter is %d; expected a value of dw_drafter_type", params.drafter);
     }
@@ -105,26 +81,15 @@ std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_contex
 } // namespace
 
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
-    target_(target),
-    params_(params),
-    graphs_(target),
-    batch_(target),
-    recurrent_(is_recurrent(target)),
-    mrope_(uses_mrope(target)) {
-    check(target, params);
+    params_(checked(target, params)),
+    sequence_(target, params.exact_rows) {
     if (params.drafter != DW_DRAFTER_NONE) {
-        prepare_rollback();
+        sequence_.prepare_drafts(params.draft_tokens);
     }
     drafter_ = make_drafter(target, context_params, params);
-    n_past_  = pos_end();
+    n_past_  = sequence_.end();
     stats_reset();
-
-    state_.exact_rows   = params.exact_rows;
-    state_.graphs       = &graphs_;
-    state_.flush        = on_flush;
-    state_.replaced     = on_replaced;
-    state_.user         = this;
-    dw_state_of(target) = &state_;
+    sequence_.listen(on_flush, on_replaced, this);
 }
 
 engine::~engine() {
@@ -132,92 +97,55 @@ engine::~engine() {
         commit();
         return DW_OK;
     });
-    dw_state_of(target_) = nullptr;
-    dw_use_stock_kernels(target_);
 }
 
 // somebody else is about to decode or to save: only accepted rows may be in the memory then
 void engine::on_flush(void * user) noexcept {
     auto * self = static_cast<engine *>(user);
-    if (!self->decoding_) {
+    if (!self->sequence_.decoding()) {
         guard([self] {
             self->commit();
             return DW_OK;
         });
         self->walk_     = {}; // the logits will be another decode's
-        self->decoded_  = {};
         self->proposed_ = false;
+        self->sequence_.unknown();
     }
 }
 
 void engine::on_replaced(void * user) noexcept {
     auto * self     = static_cast<engine *>(user);
     self->walk_     = {};
-    self->decoded_  = {};
     self->proposed_ = false;
+    self->sequence_.unknown();
     if (self->drafter_) {
         self->drafter_->reset();
     }
 }
 
-// run the batch that the caller filled with n_tokens rows from pos on
-void engine::decode(llama_pos pos, int32_t n_tokens) {
-    walk_    = {};
-    decoded_ = {};
-
-    // an exception is a failed decode too: the hooks must hear of other decodes again
-    int32_t     rc = -3;
-    std::string why;
-    decoding_ = true;
-    try {
-        rc = batch_.decode();
-    } catch (const std::exception & e) {
-        why = e.what();
-    }
-    decoding_     = false;
-    state_.verify = nullptr;
-
-    if (rc == 1) {
-        fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
-             n_tokens, pos, llama_n_ctx(target_));
-    }
-    if (rc != 0) {
-        fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_tokens, pos,
-             why.c_str());
-    }
-    decoded_ = { pos, n_tokens, false };
-}
-
-void engine::require_tokens(const llama_token * tokens, int32_t n_tokens) const {
-    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target_)));
-    for (int32_t i = 0; i < n_tokens; ++i) {
-        if (tokens[i] < 0 || tokens[i] >= n_vocab) {
-            fail(DW_ERR_ARGUMENT, "token %d; expected 0 to %d", tokens[i], n_vocab - 1);
-        }
-    }
-}
-
 void engine::require_kept(int32_t n_keep) const {
-    const llama_pos end = walk_.open ? n_past_ : pos_end(); // where it is once an open round is settled
+    const llama_pos end = walk_.open ? n_past_ : sequence_.end(); // where it is once an open round is settled
     if (n_keep < 0 || n_keep > end) {
         fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
     }
 }
 
 void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
-    if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(target_)) {
-        fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens, llama_n_ubatch(target_));
+    if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(sequence_.target())) {
+        fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens,
+             llama_n_ubatch(sequence_.target()));
     }
-    require_tokens(tokens, n_tokens);
+    sequence_.require_tokens(tokens, n_tokens);
     place(n_past);
     drop_proposal();
 
     timer t(stats_.t_eval_us);
-    batch_.clear();
+    walk_ = {};
+    sequence_.batch().clear();
     for (int32_t i = 0; i < n_tokens; ++i) {
-        batch_.add(tokens[i], n_past + i, all_logits || i == n_tokens - 1);
+        sequence_.batch().add(tokens[i], n_past + i, all_logits || i == n_tokens - 1);
     }
-    decode(n_past, n_tokens);
+    sequence_.decode(n_past, n_tokens);
 
     n_past_ = n_past + n_tokens;
     stats_.n_prompt += n_tokens;
@@ -232,12 +160,12 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
 // Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on
 // at a position that is further than the cells it filled.
 void engine::place(int32_t n_past) {
-    const bool gap = mrope_ && n_past > n_past_ && n_past < (int32_t) llama_n_ctx(target_);
+    const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx(sequence_.target());
     if (!gap) {
         require_kept(n_past);
     }
     commit();
-    if (!gap || n_past <= pos_end()) {
+    if (!gap || n_past <= sequence_.end()) {
         trim(n_past);
         return;
     }
@@ -252,7 +180,7 @@ void engine::place(int32_t n_past) {
 void engine::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) {
     if (drafter_) {
         try {
-            drafter_->observe(tokens, n_tokens, pos, llama_get_embeddings_nextn(target_));
+            drafter_->observe(tokens, n_tokens, pos);
         } catch (const std::exception &) {
             drafter_->reset();
         }
@@ -269,20 +197,14 @@ void engine::drop_proposal() {
 
 // a raw llama_decode by others may have moved the context on; drafting over it would corrupt it
 void engine::require_whole(const char * what) {
-    if (pos_end() != n_past_ && !(mrope_ && n_past_ > pos_end())) {
+    if (sequence_.end() != n_past_ && !(sequence_.mrope() && n_past_ > sequence_.end())) {
         fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first",
-             what, n_past_, pos_end());
-    }
-}
-
-void engine::prepare_rollback() {
-    if (recurrent_ && !tree_ && llama_n_rs_seq(target_) < (uint32_t) params_.draft_tokens) {
-        tree_ = make_tree_state(target_, params_);
+             what, n_past_, sequence_.end());
     }
 }
 
 void engine::start(llama_token last) {
-    require_tokens(&last, 1);
+    sequence_.require_tokens(&last, 1);
     commit();
     require_whole("a round");
     drop_proposal();
@@ -291,9 +213,8 @@ void engine::start(llama_token last) {
     proposed_ = true;
 }
 
-// none where the state is another sequence's, as after llama_memory_seq_cp: a plain step makes it our own
 int32_t engine::max_draft() const {
-    return tree_ && !tree_->ready() ? 0 : std::max(0, std::min(params_.draft_tokens, room() - 1));
+    return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, room() - 1)) : 0;
 }
 
 int32_t engine::propose(llama_token last, int32_t wanted) {
@@ -317,9 +238,9 @@ void engine::propose_given(llama_token last, const llama_token * draft, int32_t 
     if (n_draft < 0 || n_draft > params_.draft_tokens) {
         fail(DW_ERR_ARGUMENT, "a draft of %d tokens; expected 0 to draft_tokens = %d", n_draft, params_.draft_tokens);
     }
-    require_tokens(draft, n_draft);
+    sequence_.require_tokens(draft, n_draft);
     if (n_draft > 0) {
-        prepare_rollback();
+        sequence_.prepare_drafts(params_.draft_tokens);
     }
     start(last);
     draft_.assign(draft, draft + std::min(n_draft, max_draft()));
@@ -330,23 +251,18 @@ void engine::verify() {
         fail(DW_ERR_STATE, "dw_verify without a dw_propose before it");
     }
     timer t(stats_.t_verify_us);
-    proposed_ = false;
-    batch_.clear();
-    batch_.add(last_, n_past_, true);
+    proposed_         = false;
+    walk_             = {};
+    row_batch & batch = sequence_.batch();
+    batch.clear();
+    batch.add(last_, n_past_, true);
     for (size_t i = 0; i < draft_.size(); ++i) {
-        batch_.add(draft_[i], n_past_ + 1 + (llama_pos) i, true);
+        batch.add(draft_[i], n_past_ + 1 + (llama_pos) i, true);
     }
     const int32_t n_rows = 1 + (int32_t) draft_.size();
-    const bool    tree   = tree_ && n_rows > 1; // one row stays in any case
-    if (tree) {
-        std::vector<int32_t> parents(n_rows);
-        std::iota(parents.begin(), parents.end(), -1);
-        tree_->set_tree(parents.data(), n_rows);
-        state_.verify = tree_.get();
-    }
-    decode(n_past_, n_rows);
+    sequence_.verify(n_past_, n_rows);
 
-    walk_ = { 0, n_rows, 0, n_past_, /*alive*/ true, /*open*/ true, tree };
+    walk_ = { 0, n_rows, 0, n_past_, /*alive*/ true, /*open*/ true };
     n_past_ += 1; // the root is part of the text already
     stats_.n_rounds++;
     stats_.n_drafted += (int64_t) draft_.size();
@@ -376,7 +292,7 @@ llama_token engine::next(llama_sampler * sampler) {
     n_past_         = walk_.pos + i + 1;
     llama_token token;
     try {
-        token = llama_sampler_sample(sampler, target_, walk_.first_row + i);
+        token = llama_sampler_sample(sampler, sequence_.target(), walk_.first_row + i);
     } catch (...) {
         if (walk_.alive) {
             walk_.n_sampled = i;
@@ -403,14 +319,8 @@ void engine::commit() {
 
     // the root stays even if its row was never sampled: its token was emitted before
     const int32_t n_kept = std::max(walk_.n_sampled, 1);
-    if (walk_.tree) {
-        std::vector<int32_t> path(n_kept);
-        std::iota(path.begin(), path.end(), 0);
-        tree_->commit(path.data(), n_kept, walk_.pos);
-        n_past_ = walk_.pos + n_kept;
-    } else if (n_kept < walk_.n_rows) {
-        cut(walk_.pos + n_kept);
-    }
+    sequence_.keep(walk_.pos, walk_.n_rows, n_kept);
+    n_past_ = walk_.pos + n_kept;
     if (drafter_) {
         std::vector<llama_token> kept(1, last_);
         kept.insert(kept.end(), draft_.begin(), draft_.begin() + (n_kept - 1));
@@ -419,7 +329,7 @@ void engine::commit() {
 }
 
 void engine::rewind() {
-    if (walk_.open || walk_.n_sampled < 1 || n_past_ != walk_.pos + walk_.n_sampled || pos_end() != n_past_) {
+    if (walk_.open || walk_.n_sampled < 1 || n_past_ != walk_.pos + walk_.n_sampled || sequence_.end() != n_past_) {
         fail(DW_ERR_STATE, "no logits of this engine's last decode stand for position %d; evaluate a token first",
              n_past_);
     }
@@ -428,27 +338,10 @@ void engine::rewind() {
     walk_.alive  = true;
 }
 
-// The recurrent layers write a snapshot per row of the last decode and leave older slots as they were, so
-// llama_memory_seq_rm would accept a deeper cut and restore garbage (delta-net-base.cpp, build_recurrent_attn).
-bool engine::can_cut(int32_t n_keep) const {
-    const int32_t n_back = pos_end() - n_keep;
-    return !recurrent_ || (n_back <= (int32_t) llama_n_rs_seq(target_) && n_keep > decoded_.pos && !decoded_.rolled &&
-                           decoded_.pos + decoded_.n == pos_end());
-}
-
-void engine::cut(int32_t n_keep) {
-    if (!can_cut(n_keep) || !llama_memory_seq_rm(memory(), 0, n_keep, -1)) {
-        fail(DW_ERR_UNSUPPORTED, "this model's memory cannot go back from %d to %d positions; reset and evaluate anew",
-             pos_end(), n_keep);
-    }
-    decoded_.rolled = true;
-    n_past_         = n_keep;
-}
-
 void engine::trim(int32_t n_keep) {
     require_kept(n_keep);
     commit();
-    const llama_pos end = pos_end();
+    const llama_pos end = sequence_.end();
     if (n_keep == end && n_keep == n_past_) {
         return;
     }
@@ -458,7 +351,7 @@ void engine::trim(int32_t n_keep) {
         return;
     }
     if (n_keep < end) {
-        cut(n_keep);
+        sequence_.cut(n_keep);
     }
     n_past_ = n_keep; // also when others moved the context on
     walk_   = {};
@@ -469,10 +362,9 @@ void engine::trim(int32_t n_keep) {
 
 void engine::reset() {
     walk_     = {};
-    decoded_  = {};
     proposed_ = false;
     n_past_   = 0;
-    llama_memory_clear(memory(), true);
+    sequence_.clear();
     if (drafter_) {
         drafter_->reset();
     }
@@ -480,14 +372,14 @@ void engine::reset() {
 
 dw_stats engine::stats() const {
     dw_stats stats        = stats_;
-    stats.n_exact_batches = state_.n_exact_batches;
+    stats.n_exact_batches = sequence_.n_exact_batches();
     return stats;
 }
 
 void engine::stats_reset() {
-    stats_                 = {};
-    stats_.struct_size     = sizeof(stats_);
-    state_.n_exact_batches = 0;
+    stats_             = {};
+    stats_.struct_size = sizeof(stats_);
+    sequence_.reset_counters();
 }
 
 } // namespace draftwood

@@ -2,11 +2,8 @@
 
 #pragma once
 
-#include "batch.h"
 #include "drafter.h"
-#include "graphs.h"
-#include "hooks.h"
-#include "tree_state.h"
+#include "sequence.h"
 
 #include <memory>
 #include <vector>
@@ -50,54 +47,31 @@ class engine {
         llama_pos pos       = 0; // of the first row's token
         bool      alive     = false;
         bool      open      = false; // rows beyond the sampled ones wait in the memory for commit
-        bool      tree      = false; // the recurrent state is that before the first row
-    };
-
-    // positions of the last decode: how far recurrent layers can go back
-    struct decoded {
-        llama_pos pos    = 0;
-        int32_t   n      = 0;
-        bool      rolled = false; // one roll-back per decode
     };
 
     static void on_flush(void * user) noexcept;
     static void on_replaced(void * user) noexcept;
 
-    llama_memory_t memory() const { return llama_get_memory(target_); }
-    llama_pos      pos_end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
-    int32_t        room() const { return (int32_t) llama_n_ctx(target_) - n_past_; }
-
-    void    decode(llama_pos pos, int32_t n_tokens);
-    void    place(int32_t n_past);
-    void    observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
-    void    drop_proposal();
-    void    require_tokens(const llama_token * tokens, int32_t n_tokens) const;
-    void    require_kept(int32_t n_keep) const;
-    void    require_whole(const char * what);
-    void    prepare_rollback();
-    void    start(llama_token last);
+    int32_t room() const { return (int32_t) llama_n_ctx(sequence_.target()) - n_past_; }
     int32_t max_draft() const; // tokens that may be drafted now
-    bool    can_cut(int32_t n_keep) const;
-    void    cut(int32_t n_keep);
 
-    llama_context *             target_;
-    dw_params                   params_;
-    dw_graph_store              graphs_;
-    row_batch                   batch_;
-    std::unique_ptr<drafter>    drafter_; // nullptr: plain steps only
-    std::unique_ptr<tree_state> tree_;    // nullptr: rejected drafts are rolled back by seq_rm
-    bool                        recurrent_;
-    bool                        mrope_; // an image holds fewer cells than it spans positions
+    void place(int32_t n_past);
+    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
+    void drop_proposal();
+    void require_kept(int32_t n_keep) const;
+    void require_whole(const char * what);
+    void start(llama_token last);
+
+    dw_params                params_;
+    sequence                 sequence_;
+    std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
 
     int32_t                  n_past_ = 0;
     llama_token              last_   = LLAMA_TOKEN_NULL;
     std::vector<llama_token> draft_;
     bool                     proposed_ = false;
-    bool                     decoding_ = false; // our own llama_decode is running
     walk                     walk_;
-    decoded                  decoded_;
     dw_stats                 stats_{};
-    dw_state                 state_;
 };
 
 } // namespace draftwood

@@ -71,7 +71,8 @@ void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
     queue_.hidden.insert(queue_.hidden.end(), hidden, hidden + n_embd_);
 }
 
-void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos, const float * hidden) {
+void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) {
+    const float * hidden = llama_get_embeddings_nextn(target_); // f32[n_tokens][n_embd] of the last decode
     drop_cells_from(pos + n_tokens); // pairs of rejected drafts; those of accepted ones stay as they were drafted
     for (int32_t i = 0; i < n_tokens; ++i) {
         const llama_pos p = pos + i;

@@ -21,7 +21,7 @@ class mtp_drafter : public drafter {
     mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows);
     ~mtp_drafter() override;
 
-    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos, const float * hidden) override;
+    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) override;
     bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
                std::vector<llama_token> & out) override;
     void trim(llama_pos n_keep) override;

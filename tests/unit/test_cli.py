@@ -329,6 +329,7 @@ def test_serve_puts_m_before_a_model_and_mtp_behind(model, capsys):
 
 def test_serve_passes_everything_else_unchanged(model):
     assert command_line([model], "off") == ["-m", model]
+    assert command_line([model], "ngram") == ["-m", model, "--spec-type", "ngram-simple"]
     for flags in (["--spec-type", "none"], ["--spec_type", "none"], ["-md", "draft.gguf"], ["-hfd", "a/b"]):
         assert command_line([model, *flags], "auto") == ["-m", model, *flags]
     for flags in (["-h"], ["--version"], ["-hf", "a/b", "-ngl", "9"], ["-m", "/nowhere.gguf"], []):

@@ -92,6 +92,16 @@ def test_snapshots_only_where_the_tree_ops_may_not_run(can_offload, arguments, n
     assert plan(Options("mtp", 7), Info(), arguments, can_offload=can_offload).n_rs_seq == n_rs_seq
 
 
+def test_ngram_needs_no_block():
+    for architecture in ("qwen35moe", "llama"):
+        chosen = plan(Options("ngram"), Info(architecture, 0, False), {})
+        assert (chosen.drafter, chosen.reason, chosen.n_rs_seq) == ("ngram", "", 0)
+    on_gpu = plan(Options("ngram", 5), Info("qwen35moe"), {"n_gpu_layers": -1}, can_offload=True)
+    assert on_gpu.n_rs_seq == 5
+    with pytest.raises(UnsupportedError, match="embedding=True"):
+        plan(Options("ngram"), Info(), {"embedding": True})
+
+
 def test_off_is_off():
     chosen = plan(Options("off"), Info(), {})
     assert (chosen.drafter, chosen.n_rs_seq) == ("none", 0)

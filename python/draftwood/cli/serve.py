@@ -31,6 +31,7 @@ _DRAFT_FLAGS = frozenset(
 )
 _DRAFT_VARIABLES = ("LLAMA_ARG_SPEC_TYPE", "LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
 _MTP = ("--spec-type", "draft-mtp")
+_NGRAM = ("--spec-type", "ngram-simple")
 
 
 def program(name: str) -> Path:
@@ -75,6 +76,8 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
         arguments = ["-m", *arguments]
     if speculation == "off" or _chose_a_drafter(arguments):
         return arguments
+    if speculation == "ngram":
+        return [*arguments, *_NGRAM]
     path = _model(arguments)
     if path is None or not os.path.isfile(path):
         if speculation == "mtp":

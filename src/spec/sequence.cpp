@@ -1,0 +1,144 @@
+// Decoding into the target's sequence, and going back: see sequence.h.
+
+#include "sequence.h"
+
+#include "llama-model.h"
+
+#include <numeric>
+#include <string>
+#include <vector>
+
+namespace draftwood {
+
+namespace {
+
+bool is_recurrent(const llama_context * ctx) {
+    const llama_model * model = llama_get_model(ctx);
+    return llama_model_is_hybrid(model) || llama_model_is_recurrent(model);
+}
+
+bool uses_mrope(const llama_context * ctx) {
+    const llama_rope_type type = llama_model_rope_type(llama_get_model(ctx));
+    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
+}
+
+} // namespace
+
+sequence::sequence(llama_context * target, int32_t exact_rows) :
+    target_(target),
+    recurrent_(is_recurrent(target)),
+    mrope_(uses_mrope(target)),
+    graphs_(target),
+    batch_(target) {
+    if (dw_state_of(target)) {
+        fail(DW_ERR_UNSUPPORTED, "this llama_context has an engine already; free that one first");
+    }
+    state_.exact_rows   = exact_rows;
+    state_.graphs       = &graphs_;
+    dw_state_of(target) = &state_;
+}
+
+sequence::~sequence() {
+    dw_state_of(target_) = nullptr;
+    dw_use_stock_kernels(target_);
+}
+
+void sequence::listen(void (*flush)(void *) noexcept, void (*replaced)(void *) noexcept, void * user) {
+    state_.flush    = flush;
+    state_.replaced = replaced;
+    state_.user     = user;
+}
+
+void sequence::require_tokens(const llama_token * tokens, int32_t n_tokens) const {
+    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target_)));
+    for (int32_t i = 0; i < n_tokens; ++i) {
+        if (tokens[i] < 0 || tokens[i] >= n_vocab) {
+            fail(DW_ERR_ARGUMENT, "token %d; expected 0 to %d", tokens[i], n_vocab - 1);
+        }
+    }
+}
+
+void sequence::decode(llama_pos pos, int32_t n_tokens) {
+    decoded_ = {};
+
+    // an exception is a failed decode too: the hooks must hear of other decodes again
+    int32_t     rc = -3;
+    std::string why;
+    decoding_ = true;
+    try {
+        rc = batch_.decode();
+    } catch (const std::exception & e) {
+        why = e.what();
+    }
+    decoding_     = false;
+    state_.verify = nullptr;
+
+    if (rc == 1) {
+        fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
+             n_tokens, pos, llama_n_ctx(target_));
+    }
+    if (rc != 0) {
+        fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_tokens, pos,
+             why.c_str());
+    }
+    decoded_ = { pos, n_tokens, false };
+}
+
+void sequence::prepare_drafts(int32_t draft_tokens) {
+    if (!recurrent_ || tree_ || llama_n_rs_seq(target_) >= (uint32_t) draft_tokens) {
+        return;
+    }
+    std::string why_not;
+    tree_ = tree_state::make(target_, draft_tokens + 1, why_not);
+    if (!tree_) {
+        fail(
+            DW_ERR_UNSUPPORTED,
+            "the context keeps %u recurrent snapshots, draft_tokens is %d, and no verify can do without (%s); expected "
+            "n_rs_seq >= draft_tokens",
+            llama_n_rs_seq(target_), draft_tokens, why_not.c_str());
+    }
+}
+
+void sequence::verify(llama_pos pos, int32_t n_rows) {
+    in_tree_ = tree_ && n_rows > 1; // one row stays in any case
+    if (in_tree_) {
+        std::vector<int32_t> parents(n_rows);
+        std::iota(parents.begin(), parents.end(), -1);
+        tree_->set_tree(parents.data(), n_rows);
+        state_.verify = tree_.get();
+    }
+    decode(pos, n_rows);
+}
+
+void sequence::keep(llama_pos pos, int32_t n_rows, int32_t n_kept) {
+    if (in_tree_) {
+        std::vector<int32_t> path(n_kept);
+        std::iota(path.begin(), path.end(), 0);
+        tree_->commit(path.data(), n_kept, pos);
+    } else if (n_kept < n_rows) {
+        cut(pos + n_kept);
+    }
+}
+
+// The recurrent layers write a snapshot per row of the last decode and leave older slots as they were, so
+// llama_memory_seq_rm would accept a deeper cut and restore garbage (delta-net-base.cpp, build_recurrent_attn).
+bool sequence::can_cut(int32_t n_keep) const {
+    const int32_t n_back = end() - n_keep;
+    return !recurrent_ || (n_back <= (int32_t) llama_n_rs_seq(target_) && n_keep > decoded_.pos && !decoded_.rolled &&
+                           decoded_.pos + decoded_.n == end());
+}
+
+void sequence::cut(int32_t n_keep) {
+    if (!can_cut(n_keep) || !llama_memory_seq_rm(memory(), 0, n_keep, -1)) {
+        fail(DW_ERR_UNSUPPORTED, "this model's memory cannot go back from %d to %d positions; reset and evaluate anew",
+             end(), n_keep);
+    }
+    decoded_.rolled = true;
+}
+
+void sequence::clear() {
+    decoded_ = {};
+    llama_memory_clear(memory(), true);
+}
+
+} // namespace draftwood

@@ -1,0 +1,80 @@
+// Sequence 0 of the target's context: decoding into it, and going back. The one owner of what is attached to that
+// context (hook state, graphs, the batch, the tree state). Must not know: drafters, samplers, rounds.
+
+#pragma once
+
+#include "batch.h"
+#include "draftwood.h"
+#include "graphs.h"
+#include "hooks.h"
+#include "tree_state.h"
+
+#include <memory>
+
+namespace draftwood {
+
+class sequence {
+  public:
+    // attaches to `target`, which must have no engine yet; throws failure
+    sequence(llama_context * target, int32_t exact_rows);
+    ~sequence();
+    sequence(const sequence &)             = delete;
+    sequence & operator=(const sequence &) = delete;
+
+    // what the context's owner wants to hear (hooks.h)
+    void listen(void (*flush)(void *) noexcept, void (*replaced)(void *) noexcept, void * user);
+
+    llama_context * target() const { return target_; }
+    bool            mrope() const { return mrope_; } // an image holds fewer cells than it spans positions
+    llama_pos       end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; } // positions held
+    bool            decoding() const { return decoding_; }                            // our own llama_decode is running
+    int64_t         n_exact_batches() const { return state_.n_exact_batches; }
+    void            reset_counters() { state_.n_exact_batches = 0; }
+
+    void require_tokens(const llama_token * tokens, int32_t n_tokens) const;
+
+    // the batch of the next decode; cleared by the caller, filled with rows from pos on
+    row_batch & batch() { return batch_; }
+    void        decode(llama_pos pos, int32_t n_tokens);
+
+    // Make ready for drafts of up to draft_tokens: recurrent layers cannot go back by themselves, so a verify leaves
+    // their state alone, or, where our ops do not run, the context must keep snapshots.
+    void prepare_drafts(int32_t draft_tokens);
+    // false where the state is another sequence's, as after llama_memory_seq_cp: a plain step makes it our own
+    bool can_draft() const { return !tree_ || tree_->ready(); }
+
+    // decode a chain of n_rows drafts, none of which is kept until keep()
+    void verify(llama_pos pos, int32_t n_rows);
+    // of the last verify, keep the first n_kept of n_rows rows
+    void keep(llama_pos pos, int32_t n_rows, int32_t n_kept);
+
+    // cut to n_keep positions; fails where recurrent layers cannot go back that far
+    void cut(int32_t n_keep);
+    // forget what the last decode was: the memory is not what it left
+    void unknown() { decoded_ = {}; }
+    void clear();
+
+  private:
+    llama_memory_t memory() const { return llama_get_memory(target_); }
+    bool           can_cut(int32_t n_keep) const;
+
+    // positions of the last decode: how far recurrent layers can go back
+    struct decoded {
+        llama_pos pos    = 0;
+        int32_t   n      = 0;
+        bool      rolled = false; // one roll-back per decode
+    };
+
+    llama_context *             target_;
+    bool                        recurrent_;
+    bool                        mrope_;
+    bool                        decoding_ = false;
+    bool                        in_tree_  = false; // the open verify left the recurrent state alone
+    decoded                     decoded_;
+    dw_state                    state_;
+    dw_graph_store              graphs_;
+    row_batch                   batch_;
+    std::unique_ptr<tree_state> tree_; // nullptr: rejected drafts are rolled back by seq_rm
+};
+
+} // namespace draftwood

@@ -21,6 +21,24 @@ TESTS = (
 )
 
 
+# What must hold before a green run means anything: ours are the libraries of that folder, linked with the
+# sanitizers (only they bring libubsan into the process), and a report ends the process.
+LOADED = """
+import sys
+from draftwood._llama_cpp import llama_cpp
+files = {line.split()[-1] for line in open("/proc/self/maps")}
+ours = {file for file in files if "/libdraftwood-" in file}
+assert ours and {file.rpartition("/")[0] for file in ours} == {sys.argv[1]}, ours
+assert any("/libubsan" in file for file in files), "the libraries are not instrumented"
+"""
+OVERFLOW = """
+import ctypes
+libc = ctypes.CDLL(None)
+libc.malloc.restype = ctypes.c_void_p
+ctypes.memset(libc.malloc(ctypes.c_size_t(8)), 0, 9)
+"""
+
+
 def runtime(name: str) -> str:
     """Return the path of a sanitizer runtime of the compiler that built the library."""
     found = subprocess.run(
@@ -29,6 +47,15 @@ def runtime(name: str) -> str:
     if not Path(found).is_absolute():
         raise SystemExit(f"gcc has no {name}; expected its sanitizer runtime to be installed with it")
     return found
+
+
+def check(folder: Path, environment: dict[str, str]) -> None:
+    """Stop if the sanitizers would not see our libraries, or not say so."""
+    for code, expected in ((LOADED, ""), (OVERFLOW, "heap-buffer-overflow")):
+        command = [sys.executable, "-c", code, str(folder)]
+        done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)
+        if (done.returncode != 0) != bool(expected) or expected not in done.stderr:
+            raise SystemExit(f"the sanitizers are not in force: exit {done.returncode}\n{done.stderr}")
 
 
 def main() -> int:
@@ -43,6 +70,7 @@ def main() -> int:
         "ASAN_OPTIONS": "detect_leaks=0:abort_on_error=1:verify_asan_link_order=0",
         "UBSAN_OPTIONS": "print_stacktrace=1:halt_on_error=1",
     }
+    check(folder, environment)
     command = [
         sys.executable,
         "-m",

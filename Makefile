@@ -13,7 +13,7 @@ FULL    ?= not gpu
 SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
            $(wildcard cmake/* patches/*.patch _build/*.py) $(shell find src -type f)
 
-.PHONY: help dev wheel demo test test-full test-gpu exact bench lint format asan corpus-check \
+.PHONY: help dev wheel demo test test-full test-gpu exact compat-table bench lint format asan corpus-check \
         patch-import patch-export patch-check clean off-speed
 
 help:                ## list the targets
@@ -53,6 +53,9 @@ test-gpu: $(STAMP)   ## what needs a CUDA device
 
 exact: $(STAMP)      ## text with drafting = text without, token for token; the last line is JSON
 	$(PY) bench/exact.py
+
+compat-table: $(STAMP) ## the compatibility table: runs every row's tests, prints row, test, result
+	$(PY) tests/compat/test_table.py
 
 bench: $(STAMP)      ## speed of plain decode and drafting side by side
 	$(PY) bench/demo.py --long --report build/bench.json

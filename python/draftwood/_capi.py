@@ -13,7 +13,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 1
+API_VERSION = 2
 MAX_DRAFT = 63
 
 OK = 0
@@ -29,6 +29,7 @@ ERR_INTERNAL = 8
 DRAFTER_NONE = 0
 DRAFTER_MTP = 1
 DRAFTER_NGRAM = 2
+DRAFTER_DFLASH = 3
 
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p
@@ -43,6 +44,7 @@ class Params(ctypes.Structure):
         ("draft_tokens", ctypes.c_int32),
         ("draft_p_min", ctypes.c_float),
         ("exact_rows", ctypes.c_int32),
+        ("drafter_path", ctypes.c_char_p),
     ]
 
 

@@ -34,17 +34,23 @@ from draftwood.stats import SpeculationStats
 fixes.apply()
 
 _DEFAULTS = Options()
-_DRAFTERS = {"none": _capi.DRAFTER_NONE, "mtp": _capi.DRAFTER_MTP, "ngram": _capi.DRAFTER_NGRAM}
+_DRAFTERS = {
+    "none": _capi.DRAFTER_NONE,
+    "mtp": _capi.DRAFTER_MTP,
+    "ngram": _capi.DRAFTER_NGRAM,
+    "dflash": _capi.DRAFTER_DFLASH,
+}
 # announced for later versions; upstream would swallow them as unknown keywords
-_NOT_YET = ("drafter", "tree_budget", "checkpoint_bytes")
+_NOT_YET = ("tree_budget", "checkpoint_bytes")
 
 
 class Llama(Generation):
     """llama-cpp-python's Llama, with drafting.
 
     Takes every argument of llama-cpp-python's Llama, and:
-        speculation: "auto" (draft with the model's MTP block if it has one), "off", "mtp", or "ngram" (draft
-            what followed the last tokens where they occurred before in the text).
+        speculation: "auto" (draft with `drafter`, else with the model's MTP block if it has one), "off",
+            "mtp", "dflash", or "ngram" (what followed the last tokens where they stood before in the text).
+        drafter: path of a DFlash drafter's GGUF, made for this model.
         draft_tokens: longest draft of a round, 1 to 63 tokens.
         draft_p_min: end a draft where the drafter gives its path less than this probability.
         exact: on CPU, run batches of up to 64 rows on kernels whose rows do not depend on each other's
@@ -62,6 +68,7 @@ class Llama(Generation):
         model_path: str,
         *,
         speculation: str = _DEFAULTS.speculation,
+        drafter: str | None = _DEFAULTS.drafter,
         draft_tokens: int = _DEFAULTS.draft_tokens,
         draft_p_min: float = _DEFAULTS.draft_p_min,
         exact: bool = _DEFAULTS.exact,
@@ -80,7 +87,9 @@ class Llama(Generation):
         for name in _NOT_YET:
             if kwargs.get(name) is not None:
                 raise UnsupportedError(f"{name}= is not in this version of draftwood; expected it left out")
-        self._options = Options(speculation, draft_tokens, draft_p_min, exact)  # type: ignore[arg-type]
+        if drafter is not None:
+            drafter = os.fsdecode(drafter)
+        self._options = Options(speculation, draft_tokens, draft_p_min, exact, drafter)  # type: ignore[arg-type]
         self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         self._placement = {"n_cpu_moe": n_cpu_moe, "tensor_buft_overrides": tensor_buft_overrides}
         self._tensor_overrides = tensor_overrides(n_cpu_moe, tensor_buft_overrides)
@@ -144,6 +153,7 @@ class Llama(Generation):
             draft_tokens=self._options.draft_tokens,
             draft_p_min=self._options.draft_p_min,
             exact_rows=EXACT_ROWS if self._options.exact else 0,
+            drafter_path=self._options.drafter if self._plan.drafter == "dflash" else None,
         )
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
 
@@ -171,7 +181,7 @@ class Llama(Generation):
 
     @property
     def speculation(self) -> str:
-        """What drafts: "mtp", "ngram", or "off"."""
+        """What drafts: "mtp", "dflash", "ngram", or "off"."""
         return self._plan.drafter if self._plan.drafter != "none" else "off"
 
     @property

@@ -10,10 +10,11 @@ from typing import Any, Literal
 
 from draftwood.errors import OptionError, UnsupportedError
 
-Speculation = Literal["auto", "off", "mtp", "ngram"]
+Drafter = Literal["none", "mtp", "dflash", "ngram"]
+Speculation = Literal["auto", "off", "mtp", "dflash", "ngram"]
 
-SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "ngram")
-MTP_ARCHITECTURES = ("qwen35", "qwen35moe")
+SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "dflash", "ngram")
+HYBRID_ARCHITECTURES = ("qwen35", "qwen35moe")
 DEFAULT_DRAFT_TOKENS = 4
 MAX_DRAFT_TOKENS = 63
 DEFAULT_DRAFT_P_MIN = 0.0
@@ -31,6 +32,8 @@ class Options:
     """A draft ends where the drafter gives its path less than this probability."""
     exact: bool = True
     """Run batches of up to 64 rows on CPU kernels whose rows do not depend on each other's number."""
+    drafter: str | None = None
+    """Path of a DFlash drafter's GGUF."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -49,13 +52,23 @@ class Options:
             raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
         if self.exact not in (True, False):
             raise OptionError(f"exact is {self.exact!r}; expected True or False")
+        if self.speculation == "dflash" and self.drafter is None:
+            raise OptionError(
+                'found speculation="dflash" without a drafter; expected the path of its GGUF',
+                hint="drafter=path",
+            )
+        if self.drafter is not None and self.speculation in ("mtp", "ngram"):
+            raise OptionError(
+                f'found a drafter= beside speculation="{self.speculation}", which takes none',
+                hint='speculation="dflash", or "auto"',
+            )
 
 
 @dataclass(frozen=True, slots=True)
 class Plan:
     """What will run, and why it is not more."""
 
-    drafter: Literal["none", "mtp", "ngram"]
+    drafter: Drafter
     reason: str
     """Why nothing is drafted; empty when a drafter runs."""
     n_rs_seq: int
@@ -77,11 +90,13 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
     if options.speculation == "off":
         return _without('speculation="off"')
 
-    drafter: Literal["mtp", "ngram"] = "ngram" if options.speculation == "ngram" else "mtp"
-    refusal = _refusal_of_any(arguments) or (_refusal_of_mtp(info) if drafter == "mtp" else None)
+    drafter = _drafter(options)
+    refusal = _refusal_of_any(arguments)
+    if refusal is None and drafter != "ngram":
+        refusal = _refusal_of_mtp(info) if drafter == "mtp" else _refusal_of_dflash(info)
     if refusal is None:
         on_cpu = not can_offload or arguments.get("n_gpu_layers", 0) == 0
-        keeps_state = on_cpu or info.architecture not in MTP_ARCHITECTURES
+        keeps_state = on_cpu or info.architecture not in HYBRID_ARCHITECTURES
         return Plan(drafter, "", 0 if keeps_state else options.draft_tokens)
     if options.speculation == "auto":
         return _without(refusal)
@@ -89,6 +104,12 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
         f"speculation={options.speculation!r} cannot run: {refusal}",
         hint='speculation="auto" drafts where it can and decodes plainly elsewhere',
     )
+
+
+def _drafter(options: Options) -> Drafter:
+    if options.speculation == "ngram":
+        return "ngram"
+    return "mtp" if options.drafter is None else "dflash"
 
 
 def _without(reason: str) -> Plan:
@@ -104,8 +125,17 @@ def _refusal_of_any(arguments: dict[str, Any]) -> str | None:
     return None
 
 
+def _refusal_of_dflash(info: Any) -> str | None:
+    if info.architecture not in HYBRID_ARCHITECTURES:
+        return (
+            f"found architecture {info.architecture!r}; DFlash drafting works for 'qwen35' and 'qwen35moe' "
+            "(Qwen3.5/3.6)"
+        )
+    return None
+
+
 def _refusal_of_mtp(info: Any) -> str | None:
-    if info.architecture not in MTP_ARCHITECTURES:
+    if info.architecture not in HYBRID_ARCHITECTURES:
         return (
             f"found architecture {info.architecture!r}; MTP drafting works for 'qwen35' and 'qwen35moe' "
             "(Qwen3.5/3.6)"

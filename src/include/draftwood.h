@@ -29,7 +29,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 1
+#define DW_API_VERSION 2
 
 // longest draft; with its root it fills the 64 rows that are row-exact on CPU
 #define DW_MAX_DRAFT 63
@@ -49,17 +49,19 @@ typedef enum dw_status {
 } dw_status;
 
 typedef enum dw_drafter_type {
-    DW_DRAFTER_NONE  = 0,
-    DW_DRAFTER_MTP   = 1, // the model's own NextN block (arXiv:2404.19737; src/models/qwen35moe.cpp graph_mtp)
-    DW_DRAFTER_NGRAM = 2, // what followed the last tokens where they occurred before (prompt lookup)
+    DW_DRAFTER_NONE   = 0,
+    DW_DRAFTER_MTP    = 1, // the model's own NextN block (arXiv:2404.19737; src/models/qwen35moe.cpp graph_mtp)
+    DW_DRAFTER_NGRAM  = 2, // what followed the last tokens where they occurred before (prompt lookup)
+    DW_DRAFTER_DFLASH = 3, // a block drafter in a file of its own (arXiv:2602.06036; src/models/dflash.cpp)
 } dw_drafter_type;
 
 typedef struct dw_params {
-    uint32_t struct_size;  // sizeof(dw_params), set by dw_params_init
-    int32_t  drafter;      // dw_drafter_type
-    int32_t  draft_tokens; // longest draft, 1..DW_MAX_DRAFT; the context's n_rs_seq must be at least this
-    float    draft_p_min;  // stop drafting when the path's probability falls under this, 0..1
-    int32_t  exact_rows;   // batches of up to this many rows run row-exact kernels on CPU; 0: never
+    uint32_t     struct_size;  // sizeof(dw_params), set by dw_params_init
+    int32_t      drafter;      // dw_drafter_type
+    int32_t      draft_tokens; // longest draft, 1..DW_MAX_DRAFT; the context's n_rs_seq must be at least this
+    float        draft_p_min;  // stop drafting when the path's probability falls under this, 0..1
+    int32_t      exact_rows;   // batches of up to this many rows run row-exact kernels on CPU; 0: never
+    const char * drafter_path; // GGUF of a DW_DRAFTER_DFLASH, read during dw_engine_new; else NULL
 } dw_params;
 
 // Counters since the engine was made or dw_stats_reset. Times in microseconds.

@@ -2,6 +2,7 @@
 
 #include "engine.h"
 
+#include "dflash.h"
 #include "llama-ext.h"
 #include "llama-model.h"
 #include "mtp.h"
@@ -73,6 +74,11 @@ std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_contex
         }
         case DW_DRAFTER_NGRAM:
             return std::make_unique<ngram_drafter>();
+        case DW_DRAFTER_DFLASH:
+            if (!params.drafter_path) {
+                fail(DW_ERR_ARGUMENT, "drafter_path is NULL; expected the GGUF of a DFlash drafter");
+            }
+            return std::make_unique<dflash_drafter>(target, context_params, params.drafter_path, params.exact_rows);
         default:
             fail(DW_ERR_ARGUMENT, "drafter is %d; expected a value of dw_drafter_type", params.drafter);
     }

@@ -47,8 +47,9 @@ def value_of(text):
 
 def fields(struct):
     body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", CODE, re.DOTALL).group(1)
-    for kind, name, count in re.findall(r"(\w+)\s+(\w+)\s*(?:\[(\w+)\])?\s*;", body):
-        yield name, SCALARS[kind] * value_of(count) if count else SCALARS[kind]
+    for kind, name, count in re.findall(r"([\w\s*]+?)(\w+)\s*(?:\[(\w+)\])?\s*;", body):
+        one = type_of(kind)
+        yield name, one * value_of(count) if count else one
 
 
 def type_of(declared, *, is_result=False):

@@ -71,7 +71,8 @@ _SAMPLING = ("temp", "top_k", "top_p", "min_p")
               help="CPU threads. Default: half of the cores, all of them for the prompt.")  # fmt: skip
 @click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
 @click.option("--speculation", type=click.Choice(SPECULATIONS), default="auto", show_default=True,
-              help="auto: draft if the model has an MTP block.")  # fmt: skip
+              help="auto: draft with --drafter, or if the model has an MTP block.")  # fmt: skip
+@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for this model.")
 @click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS), default=DEFAULT_DRAFT_TOKENS,
               show_default=True, help="Longest draft of a round.")  # fmt: skip
 @click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
@@ -111,7 +112,8 @@ def _load(path: str, interrupt: Interrupt, options: dict[str, Any]) -> Session:
     with library_needed():
         from draftwood.cli.session import Session
 
-    passed = ("n_ctx", "n_gpu_layers", "speculation", "draft_tokens", "draft_p_min", "exact", "verbose")
+    drafting = ("speculation", "drafter", "draft_tokens", "draft_p_min")
+    passed = ("n_ctx", "n_gpu_layers", "exact", "verbose", *drafting)
     threads = {name: options["threads"] for name in ("n_threads", "n_threads_batch") if options["threads"]}
     try:
         session = Session(path, interrupt, **threads, **{name: options[name] for name in passed})

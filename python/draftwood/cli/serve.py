@@ -48,7 +48,7 @@ def program(name: str) -> Path:
 @click.argument("arguments", metavar="[MODEL] [LLAMA-SERVER FLAGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--speculation",
-    type=click.Choice(SPECULATIONS),
+    type=click.Choice([s for s in SPECULATIONS if s != "dflash"]),
     default="auto",
     show_default=True,
     help="auto: add --spec-type draft-mtp if MODEL has an MTP block; mtp: fail if it has none.",

@@ -1,0 +1,59 @@
+// DFlash block drafting: a small model of its own fills a whole block of masked positions in one decode, attending to
+// features that were read inside the target (arXiv:2602.06036; src/models/dflash.cpp at the pin).
+
+#pragma once
+
+#include "batch.h"
+#include "drafter.h"
+#include "graphs.h"
+#include "hooks.h"
+
+#include <memory>
+#include <string>
+
+namespace draftwood {
+
+// Of every kept token the inputs of some target layers, side by side, are projected to keys and values of the
+// drafter's cache. A draft decodes [last, mask, mask, ..] without a causal mask; row i guesses the token i further on.
+// Token embeddings and output head are the target's where the file has none.
+// Test: tests/model/test_dflash.py; against the modules it was trained with: tests/model/test_dflash_parity.py.
+class dflash_drafter : public drafter {
+  public:
+    // loads the drafter at `path` and makes its context from the target's parameters; throws failure when it does not
+    // fit the target
+    dflash_drafter(llama_context * target, llama_context_params params, const std::string & path, int32_t exact_rows);
+    ~dflash_drafter() override;
+
+    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) override;
+    bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
+               std::vector<llama_token> & out) override;
+    void trim(llama_pos n_keep) override;
+    void reset() override;
+
+  private:
+    struct free_model {
+        void operator()(llama_model * model) const { llama_model_free(model); }
+    };
+    struct free_context {
+        void operator()(llama_context * ctx) const { llama_free(ctx); }
+    };
+
+    void read(const float * logits, int32_t n, float p_min, std::vector<llama_token> & out) const;
+
+    llama_context *                              target_;
+    std::unique_ptr<llama_model, free_model>     model_;
+    std::unique_ptr<llama_context, free_context> ctx_;
+    dw_state                                     state_; // of ctx_
+    dw_graph_store                               graphs_;
+    row_batch                                    batch_;
+    std::vector<int32_t>                         layers_; // of the target, whose inputs are read
+    int32_t                                      n_embd_; // of the target
+    int32_t                                      n_vocab_;
+    int32_t                                      block_size_;
+    llama_token                                  mask_;
+
+    std::vector<float> features_;  // f32[n_tokens][layers * n_embd]
+    llama_pos          n_fed_ = 0; // positions under this are in the drafter's cache
+};
+
+} // namespace draftwood

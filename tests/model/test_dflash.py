@@ -1,0 +1,158 @@
+"""DFlash drafting: the same text, real acceptance on the trained model, and drafters that do not fit."""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import gguf
+import pytest
+from draftwood import Llama, ModelFileError, OptionError, UnsupportedError
+
+MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
+TARGET, DRAFTER = MODELS / "tiny-moe-f16.gguf", MODELS / "dflash-f16.gguf"
+PROMPT = "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n\n\ndef "
+
+
+@pytest.fixture
+def llama():
+    made = []
+
+    def make(**settings):
+        defaults = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "seed": 3, "verbose": False}
+        made.append(Llama(str(TARGET), **{**defaults, **settings}))
+        return made[-1]
+
+    yield make
+    for llm in made:
+        llm.close()
+
+
+def text(llm, n=120, **sampling):
+    llm.reset()
+    return list(islice(llm.generate(llm.tokenize(PROMPT.encode()), **sampling), n))
+
+
+@pytest.mark.parametrize("temp", [0.0, 0.8])
+@pytest.mark.parametrize("draft_tokens", [1, 4, 15, 40])
+def test_the_same_text(llama, draft_tokens, temp):
+    off = llama(speculation="off")
+    on = llama(drafter=DRAFTER, draft_tokens=draft_tokens)
+    assert on.speculation == "dflash"
+    expected = text(off, temp=temp)
+    assert text(on, temp=temp) == expected
+    assert text(on, temp=temp) == expected, "after a reset"
+    assert len(on.speculation_stats.drafted_by_depth) == min(draft_tokens, 15), "a block is 16 positions"
+
+
+def test_it_drafts_well(llama):
+    """A feeding one position off, or of the wrong layers, would be exact too, and useless."""
+    on = llama(speculation="dflash", drafter=DRAFTER, draft_tokens=4)
+    text(on, 200, temp=0.0)
+    assert on.speculation_stats.tokens_per_round > 1.8
+    assert on.speculation_stats.cold_rounds == 0
+
+
+def test_draft_p_min_cuts(llama):
+    every, sure = (llama(drafter=DRAFTER, draft_tokens=8, draft_p_min=p) for p in (0.0, 0.5))
+    assert text(sure) == text(every)
+    assert sure.speculation_stats.drafted < every.speculation_stats.drafted
+
+
+def test_going_back_and_on(llama):
+    """A second prompt that shares a beginning, and one that goes on: the drafter's cache follows."""
+    off, on = llama(speculation="off"), llama(drafter=DRAFTER)
+    for prompt in (PROMPT, PROMPT + "write", PROMPT + "write_lines(", "import os\n"):
+        texts = []
+        for llm in (off, on):
+            texts.append(list(islice(llm.generate(llm.tokenize(prompt.encode()), temp=0.0), 40)))
+        assert texts[0] == texts[1]
+
+
+# --- drafters that do not fit ---------------------------------------------------------------------------
+
+
+def rewrite(path, out, *, change=None, drop=()):
+    """Copy a GGUF, with metadata changed by change(name, value) and some left out."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, "dflash")
+    for name, field in reader.fields.items():
+        if name.startswith("GGUF.") or name == "general.architecture" or name in drop:
+            continue
+        value = field.contents()
+        value = change(name, value) if change else value
+        kind = field.types[0]
+        writer.add_key_value(
+            name, value, kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
+        )
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def refused(llama, path, error=UnsupportedError):
+    with pytest.raises(error) as caught:
+        llama(speculation="dflash", drafter=path)
+    return str(caught.value)
+
+
+def test_a_copy_fits(llama, tmp_path):
+    """The rewriting below is not what is refused."""
+    on = llama(drafter=rewrite(DRAFTER, tmp_path / "same.gguf"))
+    assert len(text(on, 10)) == 10
+
+
+@pytest.mark.parametrize(
+    ("name", "value", "found"),
+    [
+        ("dflash.target_layers", [1, 4, 7, 9, 40], "reads layer 40 of its target"),
+        ("dflash.target_layers", [1, 4, 7], "cannot be loaded"),
+        ("dflash.block_size", 1, "block_size is 1"),
+    ],
+)
+def test_another_shape(llama, tmp_path, name, value, found):
+    path = rewrite(DRAFTER, tmp_path / "d.gguf", change=lambda n, old: value if n == name else old)
+    assert found in refused(llama, path)
+
+
+def test_another_vocabulary(llama, tmp_path):
+    def change(name, value):
+        if name == "tokenizer.ggml.tokens":
+            value = list(value)
+            value[1000] = "another"
+        return value
+
+    assert "token 1000 is 'another' to the drafter" in refused(
+        llama, rewrite(DRAFTER, tmp_path / "d.gguf", change=change)
+    )
+
+
+def test_no_mask_token(llama, tmp_path):
+    path = rewrite(DRAFTER, tmp_path / "d.gguf", drop=("tokenizer.ggml.mask_token_id",))
+    assert "no mask token" in refused(llama, path)
+
+
+def test_a_target_is_no_drafter(llama):
+    assert "architecture 'qwen35moe'; expected 'dflash'" in refused(llama, TARGET)
+
+
+def test_a_drafter_is_no_target():
+    with pytest.raises(ValueError, match="dflash"):
+        Llama(str(DRAFTER), speculation="mtp", verbose=False)
+
+
+def test_files_that_cannot_be_read(llama, tmp_path):
+    assert "cannot be opened" in refused(llama, tmp_path / "none.gguf", ModelFileError)
+    cut = tmp_path / "cut.gguf"
+    cut.write_bytes(DRAFTER.read_bytes()[:-1000])
+    assert "cut off" in refused(llama, cut, ModelFileError)
+
+
+def test_options_that_contradict(llama):
+    for settings in ({"speculation": "dflash"}, {"speculation": "mtp", "drafter": DRAFTER}):
+        with pytest.raises(OptionError):
+            llama(**settings)

@@ -164,16 +164,19 @@ def real_wheels() -> Wheels:
 
 
 def _stock_wheel(folder: Path) -> Path:
+    """Build llama-cpp-python's sdist as it is, in folders that stay: a build cut off goes on there."""
     lock = source.load_lock(ROOT)
     pattern = f"{lock.name}-{lock.version}-*.whl"
     if not list(folder.glob(pattern)):
         folder.mkdir(parents=True, exist_ok=True)
+        subprocess.run(["tar", "-xzf", source.find_sdist(ROOT, lock), "-C", folder], check=True)
         # no cache: a wheel without libraries, made with LLAMA_BUILD=OFF, would be taken from there in silence
         command = [sys.executable, "-m", "pip", "wheel", "--no-deps", "--no-cache-dir", "--wheel-dir", folder]
+        command += ["--no-build-isolation", "--config-settings", f"build-dir={folder / 'build'}"]
         environ = _clean_environ()
         environ.pop("CMAKE_ARGS", None)
         with (folder / "build.log").open("w") as log:
-            command.append(source.find_sdist(ROOT, lock))
+            command.append(folder / lock.top)
             subprocess.run(command, check=True, stdout=log, stderr=log, env=environ)
     return next(folder.glob(pattern))
 

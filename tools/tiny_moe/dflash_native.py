@@ -39,8 +39,17 @@ def _load(path: Path) -> Any:
     return model
 
 
-def _make(model: Any, n_ctx: int, threads: int, other: Any, kv_type: int | None) -> Any:
+def _meta(model: Any, key: str) -> float | None:
+    text = ctypes.create_string_buffer(64)
+    n = lib.llama_model_meta_val_str(model, key.encode(), text, len(text))
+    return float(text.value) if n >= 0 else None
+
+
+def _make(model: Any, n_ctx: int, threads: int, other: Any, kv_type: int | None, betas: bool = True) -> Any:
     p = lib.llama_context_default_params()
+    for side in ("fast", "slow") if betas else ():  # the pin's loader leaves them at 32 and 1
+        if (beta := _meta(model, f"dflash.rope.scaling.yarn_beta_{side}")) is not None:
+            setattr(p, f"yarn_beta_{side}", beta)
     p.n_ctx = p.n_batch = p.n_ubatch = n_ctx  # not causal: a batch must fit one ubatch
     p.n_threads = p.n_threads_batch = threads
     p.ctx_other = other
@@ -53,15 +62,24 @@ def _make(model: Any, n_ctx: int, threads: int, other: Any, kv_type: int | None)
 
 
 class Drafter:
-    """Hold target and drafter, each with a context of n_ctx tokens, one sequence."""
+    """Hold target and drafter, each with a context of n_ctx tokens, one sequence.
+
+    kv_type: ggml type of keys and values, by default F16; betas: take YaRN's betas from the drafter's file.
+    """
 
     def __init__(
-        self, target: Path, drafter: Path, n_ctx: int = 1024, threads: int = 2, kv_type: int | None = None
+        self,
+        target: Path,
+        drafter: Path,
+        n_ctx: int = 1024,
+        threads: int = 2,
+        kv_type: int | None = None,
+        betas: bool = True,
     ) -> None:
         lib.llama_backend_init()
         self.target_model, self.model = _load(target), _load(drafter)
         self.target = _make(self.target_model, n_ctx, threads, None, kv_type)
-        self.ctx = _make(self.model, n_ctx, threads, self.target, kv_type)
+        self.ctx = _make(self.model, n_ctx, threads, self.target, kv_type, betas)
         self.taps = _layers(self.model)[: _n_layers(self.model)]
         for layer in self.taps:
             _tap(self.target, layer, True)
@@ -110,8 +128,13 @@ class Drafter:
         tokens = [last, *[self.mask] * depth]
         self._decode(self.ctx, np.arange(at, at + depth + 1), tokens=tokens)
         out = self._logits(self.ctx, depth + 1)
-        lib.llama_memory_seq_rm(lib.llama_get_memory(self.ctx), 0, at, -1)
+        self.cut(at)
         return out
+
+    def cut(self, at: int) -> None:
+        """Take positions at.. out of the drafter's cache: the block, or features of rejected tokens."""
+        if not lib.llama_memory_seq_rm(lib.llama_get_memory(self.ctx), 0, at, -1):
+            raise RuntimeError(f"the drafter's cache cannot be cut at position {at}")
 
     def draft(self, last: int, at: int, depth: int) -> list[int]:
         """Return `depth` greedy drafts that follow token `last` at position `at`."""

@@ -9,15 +9,18 @@ from __future__ import annotations
 import argparse
 import json
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import torch
+import torch.nn.functional as F
 
 from tools.tiny_moe.corpus import MODEL
 from tools.tiny_moe.dflash import DRAFT, DFlash, DraftShape, read
 from tools.tiny_moe.dflash_evaluate import target
 from tools.tiny_moe.dflash_export import load
 from tools.tiny_moe.dflash_native import Drafter
+from tools.tiny_moe.model import TinyMoe
 from tools.tiny_moe.parity import Sum, texts
 
 FIRST, LENGTH = 3, 252  # a block starts at the third token and every so often after it
@@ -29,19 +32,16 @@ def anchors(depth: int) -> range:
 
 
 @torch.no_grad()
-def expected(drafter: DFlash, ids: list[int], depth: int, first: int = 0) -> torch.Tensor:
+def expected(model: TinyMoe, drafter: DFlash, ids: list[int], depth: int, first: int = 0) -> torch.Tensor:
     """Return the torch drafter's logits of drafts 1..depth at every anchor, [anchors * depth, vocab].
 
-    first: the position of the text's first token, on both sides of the drafter's attention.
+    first: the position of the text's first token, as the drafter sees it.
     """
-    model = target()
+    text, at = torch.tensor([ids]), torch.tensor([list(anchors(depth))])
+    features, _ = read(model.model, text, drafter.s.taps)
     embed = model.model.embed_tokens.weight
-    features, _ = read(model.model, torch.tensor([ids]), drafter.s.taps)
-    out = []
-    for at in anchors(depth):
-        last = torch.tensor([ids[at]])
-        out.append(drafter.draft(features[:, :at], last, depth, embed, first)[0, 1:])
-    return torch.cat(out)
+    rows = drafter.blocks(features, text, at, torch.full_like(at, depth + 1), embed, first)
+    return F.linear(rows[0, :, 1 : depth + 1], embed).flatten(0, 1)
 
 
 def found(native: Drafter, ids: list[int], depth: int, first: int = 0) -> torch.Tensor:
@@ -63,16 +63,17 @@ def compare(
     shape: DraftShape = DRAFT,
     first: int = 0,
     reference_of: Path | None = None,
+    **native_settings: Any,
 ) -> dict[str, float]:
     """Return l2, differ and kl of the drafter's logits over at least that many drafts.
 
     The reference has the weights of the GGUF `reference_of`, by default of the drafter itself, and `shape`;
-    texts begin at position `first`.
+    texts begin at position `first`. native_settings: of `Drafter`.
     """
-    module, total = load(reference_of or drafter, shape), Sum()
-    with Drafter(MODEL / "tiny-moe-f16.gguf", drafter) as native:
+    model, module, total = target(), load(reference_of or drafter, shape), Sum()
+    with Drafter(MODEL / "tiny-moe-f16.gguf", drafter, **native_settings) as native:
         for ids in texts(-(-positions // (depth * len(anchors(depth)))) * LENGTH):
-            total.add(found(native, ids, depth, first), expected(module, ids, depth, first), True)
+            total.add(found(native, ids, depth, first), expected(model, module, ids, depth, first), True)
     return total.result(True) | {"drafts": total.n}
 
 

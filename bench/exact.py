@@ -2,12 +2,13 @@
 
     make exact        (or: python bench/exact.py [--tokens N] [--only NAME])
 
-Plain decode (speculation="off", the same exact kernels) is generated once per model, prompt and temperature;
-each way must then repeat it. Ways: the model's own MTP block at several draft lengths; an oracle that knows
-the plain text and plants a wrong token at a chosen depth, so that every accepted length occurs also where
-random weights accept nothing; and llama-cpp-python's own loop (its `generate`, one `eval` and `sample` per
-token) on a Llama without and with a drafter attached. Nothing is excused. The last line is one JSON object;
-the exit status is 1 if a single token differs.
+Plain decode (speculation="off", the same exact kernels) is generated once per model, prompt and sampling;
+each way must then repeat it. Ways: the model's own MTP block at several draft lengths; a DFlash drafter
+(tiny-moe); n-grams; an oracle that knows the plain text and plants a wrong token at a chosen depth, so
+that every accepted length occurs also where random weights accept nothing; and llama-cpp-python's own
+loop (its `generate`, one `eval` and `sample` per token) on a Llama without and with a drafter attached.
+Sampling: greedy, temperature 0.8, penalties, and on trained models a grammar. Nothing is excused. The
+last line is one JSON object; the exit status is 1 if a single token differs.
 """
 
 from __future__ import annotations
@@ -24,6 +25,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
+from draftwood._llama_cpp.llama_grammar import LlamaGrammar
 from draftwood.generation import Base
 
 import models
@@ -32,7 +34,10 @@ RANDOM_SHAPES = ("moe-mtp", "dense-mtp", "odd", "gqa", "q4k", "mix", "planted-mo
 SAMPLING: dict[str, dict[str, Any]] = {
     "greedy": {"temp": 0.0},
     "seeded": {"temp": 0.8, "top_k": 40, "top_p": 0.95},
+    "penalties": {"temp": 0.6, "repeat_penalty": 1.2, "frequency_penalty": 0.5, "presence_penalty": 0.3},
 }
+# words of a few letters, so that it binds at nearly every token
+GRAMMAR = r"root ::= ([a-z] [a-z]? [a-z]? [ \n])*"
 SEED = 20260
 LONGEST = 8
 
@@ -63,6 +68,7 @@ class Way:
 
     name: str
     speculation: str = "mtp"
+    drafter: Path | None = None
     draft_tokens: int = LONGEST
     llama: type[Llama] = Llama
     loop: Callable[..., Generator[int, Any, None]] = Llama.generate
@@ -72,9 +78,15 @@ WAYS = (
     Way("mtp-1", draft_tokens=1),
     Way("mtp-3", draft_tokens=3),
     Way(f"mtp-{LONGEST}"),
+    Way("ngram", "ngram"),
     Way("oracle", llama=OracleLlama),
     Way("loop", "off", loop=Base.generate),
     Way("loop-mtp", loop=Base.generate),
+)
+# with the drafter that was trained for the model
+TRAINED_WAYS = (
+    Way("dflash-3", "dflash", models.DFLASH, draft_tokens=3),
+    Way(f"dflash-{LONGEST}", "dflash", models.DFLASH),
 )
 
 
@@ -102,27 +114,33 @@ def generate(
     """Return n_tokens tokens after `prompt` with a fixed seed; the context starts empty."""
     llm.reset()
     llm.set_seed(SEED)
+    if "grammar" in sampling:  # a grammar keeps its place in the text
+        sampling = {**sampling, "grammar": LlamaGrammar.from_string(sampling["grammar"], verbose=False)}
     stream = loop(llm, prompt, **sampling)
     tokens = [token for token, _ in zip(stream, range(n_tokens), strict=False)]
     stream.close()
     return tokens
 
 
-def run_model(name: str, path: Path, prompts: list[list[int]], n_tokens: int, tally: Tally) -> None:
+def run_model(
+    name: str, path: Path, prompts: list[list[int]], n_tokens: int, tally: Tally, *, trained: bool
+) -> None:
     """Compare every way with plain decode on one model and print a line per way."""
     common: dict[str, Any] = {"n_ctx": 1024, "verbose": False}
+    samplings = {**SAMPLING, "grammar": {"temp": 0.8, "grammar": GRAMMAR}} if trained else SAMPLING
     plain_llm = Llama(str(path), speculation="off", **common)
-    keys = [(kind, i) for kind in SAMPLING for i in range(len(prompts))]
-    plain = {(kind, i): generate(plain_llm, prompts[i], n_tokens, SAMPLING[kind]) for kind, i in keys}
+    keys = [(kind, i) for kind in samplings for i in range(len(prompts))]
+    plain = {(kind, i): generate(plain_llm, prompts[i], n_tokens, samplings[kind]) for kind, i in keys}
     plain_llm.close()
 
-    for way in WAYS:
-        llm = way.llama(str(path), speculation=way.speculation, draft_tokens=way.draft_tokens, **common)
+    for way in (*WAYS, *TRAINED_WAYS) if trained else WAYS:
+        drafting = {"speculation": way.speculation, "draft_tokens": way.draft_tokens, "drafter": way.drafter}
+        llm = way.llama(str(path), **drafting, **common)
         wrong, started = 0, time.perf_counter()
         for kind, i in keys:
             if isinstance(llm, OracleLlama):
                 llm.plan_drafts(plain[kind, i], len(prompts[i]), seed=i)
-            tokens = generate(llm, prompts[i], n_tokens, SAMPLING[kind], way.loop)
+            tokens = generate(llm, prompts[i], n_tokens, samplings[kind], way.loop)
             wrong += sum(a != b for a, b in zip(tokens, plain[kind, i], strict=True))
         lengths = accepted_lengths(llm)
         stats = llm.speculation_stats
@@ -144,9 +162,9 @@ def run_model(name: str, path: Path, prompts: list[list[int]], n_tokens: int, ta
 
 
 def trained_prompts(path: Path) -> list[list[int]]:
-    """Return two held-out prompts of 128 tokens of every category."""
+    """Return a held-out prompt of 128 tokens of every category."""
     llm = Llama(str(path), vocab_only=True, verbose=False)
-    prompts = [ids for _, ids in models.heldout_prompts(llm, 2, 128)]
+    prompts = [ids for _, ids in models.heldout_prompts(llm, 1, 128)]
     llm.close()
     return prompts
 
@@ -175,7 +193,8 @@ def main() -> int:
         path = make()
         trained = name.startswith("tiny-moe")
         prompts = trained_prompts(path) if trained else random_prompts(2)
-        run_model(name, path, prompts, args.tokens if trained else args.tokens // 2, tally)
+        n_tokens = args.tokens if trained else args.tokens // 2
+        run_model(name, path, prompts, n_tokens, tally, trained=trained)
 
     histogram = {str(depth): tally.accepted_lengths[depth] for depth in range(LONGEST + 1)}
     missing = [depth for depth, count in histogram.items() if count == 0]

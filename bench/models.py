@@ -16,6 +16,7 @@ from typing import Any
 ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "build" / "models"
 TINY_MOE = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
+DFLASH = TINY_MOE.with_name("dflash-f16.gguf")  # the drafter of all its forms
 QUANTISED = ("Q8_0", "Q4_K_M")
 
 sys.path.insert(0, str(ROOT / "tools"))

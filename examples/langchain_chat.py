@@ -30,6 +30,7 @@ def main(model: str, question: str) -> None:
         verbose=False,
         rope_freq_base=0.0,  # the file's own; LangChain's default is wrong for Qwen3.5
         n_batch=512,
+        streaming=False,  # invoke() of a forced tool needs the whole reply
         # what LangChain does not know goes to draftwood.Llama through model_kwargs
         model_kwargs={"speculation": "auto", "chat_template_kwargs": {"enable_thinking": False}},
     )
@@ -42,7 +43,8 @@ def main(model: str, question: str) -> None:
         print(chunk.content, end="", flush=True)
     print()
 
-    forced = chat.bind_tools([weather], tool_choice="weather")
+    # a dict forces the tool with a grammar; ChatLlamaCpp hands a name through, which forces nothing
+    forced = chat.bind_tools([weather], tool_choice={"type": "function", "function": {"name": "weather"}})
     reply = forced.invoke([HumanMessage("What is the weather in Oslo?")], max_tokens=200)
     print("tool:", [(call["name"], call["args"]) for call in reply.tool_calls] or reply.invalid_tool_calls)
 

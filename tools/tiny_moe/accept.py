@@ -1,9 +1,9 @@
-"""Measure mean tokens per round of the MTP block with the engine, as design section 10 defines it.
+"""Measure mean tokens per round of the MTP block or a DFlash drafter with the engine (design section 10).
 
 Mean tokens per round = emitted tokens / verify rounds, bonus token included; prompts are 128 held-out tokens,
 128 are generated; a round whose last 16 tokens occurred before in its text is left out and counted.
 Must not know: torch, training. Needs draftwood and the `tokenizers` package.
-Usage: python -m tools.tiny_moe.accept [MODEL.gguf]; the last line is one JSON object.
+Usage: python -m tools.tiny_moe.accept [MODEL.gguf] [--drafter DRAFTER.gguf]; the last line is JSON.
 """
 
 from __future__ import annotations
@@ -21,6 +21,7 @@ from tools.tiny_moe.corpus import MODEL, read_heldout
 from tools.tiny_moe.text import CATEGORIES
 
 PROMPT, NEW, PROMPTS, DEPTH = 128, 128, 24, 5
+BLOCK_DEPTHS = (4, 8, 15)  # of a DFlash drafter
 TEMPERATURES = (0.0, 0.8)
 
 
@@ -40,17 +41,21 @@ def prompts(records: list[list[int]]) -> list[list[int]]:
     return chosen
 
 
-def measure(model: Path) -> dict[str, Any]:
-    """Return, by category and temperature, mean tokens and repeat share at 1..DEPTH drafts."""
+def measure(model: Path, drafter: Path | None = None) -> dict[str, Any]:
+    """Return, by category and temperature, mean tokens and repeat share at 1..DEPTH drafts.
+
+    With a drafter it drafts, at BLOCK_DEPTHS drafts, in place of the MTP block.
+    """
     from draftwood import Llama
 
     held = heldout_ids(Tokenizer.from_file(str(MODEL / "tokenizer.json")))
     out: dict[str, Any] = {
         c: {str(t): {"mean_tokens": [], "repeat_share": []} for t in TEMPERATURES} for c in held
     }
-    for depth in range(1, DEPTH + 1):
+    how: dict[str, Any] = {"speculation": "dflash", "drafter": drafter} if drafter else {"speculation": "mtp"}
+    for depth in BLOCK_DEPTHS if drafter else range(1, DEPTH + 1):
         # one thread: as fast at this size, less noise
-        llm = Llama(str(model), speculation="mtp", draft_tokens=depth, n_ctx=512, n_threads=1, verbose=False)
+        llm = Llama(str(model), **how, draft_tokens=depth, n_ctx=512, n_threads=1, verbose=False)
         for category, records in held.items():
             for temperature in TEMPERATURES:
                 llm.set_seed(0)
@@ -67,7 +72,9 @@ def main() -> None:
     """Run from the command line."""
     p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     p.add_argument("model", type=Path, nargs="?", default=MODEL / "tiny-moe-f16.gguf")
-    print(json.dumps(measure(p.parse_args().model)))
+    p.add_argument("--drafter", type=Path)
+    a = p.parse_args()
+    print(json.dumps(measure(a.model, a.drafter)))
 
 
 if __name__ == "__main__":

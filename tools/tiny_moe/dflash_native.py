@@ -72,7 +72,7 @@ class Drafter:
         target: Path,
         drafter: Path,
         n_ctx: int = 1024,
-        threads: int = 2,
+        threads: int = 1,
         kv_type: int | None = None,
         betas: bool = True,
     ) -> None:
@@ -139,6 +139,21 @@ class Drafter:
     def draft(self, last: int, at: int, depth: int) -> list[int]:
         """Return `depth` greedy drafts that follow token `last` at position `at`."""
         return [int(i) for i in self.logits(last, at, depth)[1:].argmax(-1)]
+
+    def rounds(self, ids: list[int], features: Rows, first: int, depth: int) -> list[tuple[int, int]]:
+        """Draft a known text round by round from token `first` on: (newest token's index, tokens emitted).
+
+        features [T, taps*width] of the text; only those before the newest token are injected.
+        """
+        self.cut(0)
+        out, fed, t = [], 0, first
+        while t + depth + 1 < len(ids):
+            self.inject(features[fed:t], range(fed, t))  # what the round before has accepted
+            fed = t
+            right = [d == ids[t + 1 + i] for i, d in enumerate(self.draft(ids[t], t, depth))]
+            out.append((t, 1 + (right.index(False) if False in right else depth)))
+            t += out[-1][1]
+        return out
 
     def _logits(self, ctx: Any, n: int) -> Rows:
         return np.ctypeslib.as_array(lib.llama_get_logits(ctx), shape=(n, self.n_vocab)).copy()

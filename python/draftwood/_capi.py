@@ -31,6 +31,9 @@ DRAFTER_MTP = 1
 DRAFTER_NGRAM = 2
 DRAFTER_DFLASH = 3
 
+LENGTH_FIXED = 0
+LENGTH_AUTO = 1
+
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p
 
@@ -45,6 +48,7 @@ class Params(ctypes.Structure):
         ("draft_p_min", ctypes.c_float),
         ("exact_rows", ctypes.c_int32),
         ("drafter_path", ctypes.c_char_p),
+        ("length", ctypes.c_int32),
     ]
 
 
@@ -61,6 +65,7 @@ class Stats(ctypes.Structure):
         ("n_prompt", ctypes.c_int64),
         ("n_exact_batches", ctypes.c_int64),
         ("n_cold_rounds", ctypes.c_int64),
+        ("n_paused_rounds", ctypes.c_int64),
         ("t_draft_us", ctypes.c_int64),
         ("t_verify_us", ctypes.c_int64),
         ("t_eval_us", ctypes.c_int64),

@@ -94,6 +94,7 @@ class Engine:
         draft_p_min: float,
         exact_rows: int,
         drafter_path: str | None = None,
+        length: int = _capi.LENGTH_FIXED,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -101,6 +102,7 @@ class Engine:
         params.draft_tokens = draft_tokens
         params.draft_p_min = draft_p_min
         params.exact_rows = exact_rows
+        params.length = length
         params.drafter_path = None if drafter_path is None else os.fsencode(drafter_path)
         self._handle = _capi.EngineHandle()
         self._a = ctypes.c_int32()

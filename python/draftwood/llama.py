@@ -154,6 +154,7 @@ class Llama(Generation):
             draft_p_min=self._options.draft_p_min,
             exact_rows=EXACT_ROWS if self._options.exact else 0,
             drafter_path=self._options.drafter if self._plan.drafter == "dflash" else None,
+            length=_capi.LENGTH_AUTO if self._options.speculation == "auto" else _capi.LENGTH_FIXED,
         )
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
 

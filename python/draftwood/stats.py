@@ -22,6 +22,8 @@ class SpeculationStats:
     """Batches of the target that ran row-exact CPU kernels."""
     cold_rounds: int
     """Rounds without a draft because the drafter lacked the hidden state before the root."""
+    paused_rounds: int
+    """Rounds without a draft because speculation="auto" expected plain decode to be faster."""
     drafted_by_depth: tuple[int, ...]
     accepted_by_depth: tuple[int, ...]
     draft_seconds: float
@@ -54,6 +56,7 @@ class SpeculationStats:
             prompt_tokens=raw.n_prompt,
             exact_batches=raw.n_exact_batches,
             cold_rounds=raw.n_cold_rounds,
+            paused_rounds=raw.n_paused_rounds,
             drafted_by_depth=tuple(raw.drafted_at[:deepest]),
             accepted_by_depth=tuple(raw.accepted_at[:deepest]),
             draft_seconds=raw.t_draft_us * 1e-6,

@@ -55,6 +55,12 @@ typedef enum dw_drafter_type {
     DW_DRAFTER_DFLASH = 3, // a block drafter in a file of its own (arXiv:2602.06036; src/models/dflash.cpp)
 } dw_drafter_type;
 
+// How many tokens dw_propose drafts.
+typedef enum dw_length {
+    DW_LENGTH_FIXED = 0, // draft_tokens, less where draft_p_min cuts
+    DW_LENGTH_AUTO  = 1, // up to draft_tokens, none included: what measured costs and acceptance make fastest
+} dw_length;
+
 typedef struct dw_params {
     uint32_t     struct_size;  // sizeof(dw_params), set by dw_params_init
     int32_t      drafter;      // dw_drafter_type
@@ -62,6 +68,7 @@ typedef struct dw_params {
     float        draft_p_min;  // stop drafting when the path's probability falls under this, 0..1
     int32_t      exact_rows;   // batches of up to this many rows run row-exact kernels on CPU; 0: never
     const char * drafter_path; // GGUF of a DW_DRAFTER_DFLASH, read during dw_engine_new; else NULL
+    int32_t      length;       // dw_length
 } dw_params;
 
 // Counters since the engine was made or dw_stats_reset. Times in microseconds.
@@ -75,6 +82,7 @@ typedef struct dw_stats {
     int64_t  n_prompt;        // tokens through dw_eval
     int64_t  n_exact_batches; // target batches on row-exact kernels
     int64_t  n_cold_rounds;   // rounds without a draft because the drafter lacked a hidden state
+    int64_t  n_paused_rounds; // rounds without a draft because plain decode was expected to be faster
     int64_t  t_draft_us;
     int64_t  t_verify_us;
     int64_t  t_eval_us;

@@ -62,7 +62,7 @@ dw_status dw_probe_model(const char * path, dw_model_info * info) {
 
 void dw_params_init(dw_params * params) {
     if (params) {
-        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, DW_MAX_DRAFT + 1, nullptr };
+        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, DW_MAX_DRAFT + 1, nullptr, DW_LENGTH_FIXED };
     }
 }
 

@@ -39,6 +39,9 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     if (params.draft_tokens < 1 || params.draft_tokens > DW_MAX_DRAFT) {
         fail(DW_ERR_ARGUMENT, "draft_tokens is %d; expected 1 to %d", params.draft_tokens, DW_MAX_DRAFT);
     }
+    if (params.length != DW_LENGTH_FIXED && params.length != DW_LENGTH_AUTO) {
+        fail(DW_ERR_ARGUMENT, "length is %d; expected a value of dw_length", params.length);
+    }
     if (params.drafter == DW_DRAFTER_NONE) {
         return params;
     }
@@ -96,6 +99,43 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     n_past_  = sequence_.end();
     stats_reset();
     sequence_.listen(on_flush, on_replaced, this);
+    if (params.length == DW_LENGTH_AUTO && drafter_) {
+        measure();
+    }
+}
+
+// Rounds on tokens that mean nothing, for the cost curve: some sizes, after a first time that builds the graph. A slow
+// model is not held up: past the budget one timed round must do, and only a plain step and the longest draft have one;
+// requests refine the rest.
+void engine::measure() {
+    constexpr int64_t budget   = 300 * 1000; // microseconds
+    const int32_t     longest  = params_.draft_tokens;
+    const int64_t     start_us = ggml_time_us();
+    if (llama_n_ctx(sequence_.target()) < (uint32_t) longest + 16) {
+        return;
+    }
+    const llama_token token = 0;
+    eval(&token, 1, 0, false);
+    for (const int32_t n : { 0, longest, 1, 3, 7 }) {
+        if (n > longest || (n != 0 && n != longest && ggml_time_us() - start_us > budget)) {
+            continue;
+        }
+        for (int repeat = 0; repeat < 4; ++repeat) {
+            start(token);
+            draft(n);
+            draft_.resize(n, token);
+            verify();
+            commit();
+            if (repeat == 0) {
+                pace_.forget();
+            } else if (ggml_time_us() - start_us > budget) {
+                break;
+            }
+        }
+        pace_.refine(/*least*/ true);
+    }
+    reset();
+    stats_reset();
 }
 
 engine::~engine() {
@@ -144,6 +184,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     sequence_.require_tokens(tokens, n_tokens);
     place(n_past);
     drop_proposal();
+    pace_.refine(); // within a generation the curve stands still
 
     timer t(stats_.t_eval_us);
     walk_ = {};
@@ -225,19 +266,36 @@ int32_t engine::max_draft() const {
 
 int32_t engine::propose(llama_token last, int32_t wanted) {
     start(last);
-    const int32_t n_max = std::min(wanted, max_draft());
+    int32_t n_max = std::min(wanted, max_draft());
     if (drafter_ && n_max > 0) {
-        timer t(stats_.t_draft_us);
-        bool  drafted = false;
-        try {
-            drafted = drafter_->draft(last, n_past_, n_max, params_.draft_p_min, draft_);
-        } catch (const std::exception &) { // costs drafts, never the request
-            drafter_->reset();
-            draft_.clear();
+        if (params_.length == DW_LENGTH_AUTO) {
+            n_max = pace_.choose(n_max);
+            stats_.n_paused_rounds += n_max == 0 ? 1 : 0;
         }
-        stats_.n_cold_rounds += drafted ? 0 : 1;
+        draft(n_max);
     }
     return (int32_t) draft_.size();
+}
+
+// let the drafter continue last_ by up to n tokens
+void engine::draft(int32_t n) {
+    if (n < 1) {
+        return;
+    }
+    const int64_t start_us = ggml_time_us();
+    bool          drafted  = false;
+    try {
+        drafted = drafter_->draft(last_, n_past_, n, params_.draft_p_min, draft_);
+    } catch (const std::exception &) { // costs drafts, never the request
+        drafter_->reset();
+        draft_.clear();
+    }
+    const int64_t took = ggml_time_us() - start_us;
+    stats_.t_draft_us += took;
+    stats_.n_cold_rounds += drafted ? 0 : 1;
+    if (drafted && (int32_t) draft_.size() == n) {
+        pace_.drafted(n, took);
+    }
 }
 
 void engine::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
@@ -256,10 +314,10 @@ void engine::verify() {
     if (!proposed_) {
         fail(DW_ERR_STATE, "dw_verify without a dw_propose before it");
     }
-    timer t(stats_.t_verify_us);
-    proposed_         = false;
-    walk_             = {};
-    row_batch & batch = sequence_.batch();
+    const int64_t start_us = ggml_time_us();
+    proposed_              = false;
+    walk_                  = {};
+    row_batch & batch      = sequence_.batch();
     batch.clear();
     batch.add(last_, n_past_, true);
     for (size_t i = 0; i < draft_.size(); ++i) {
@@ -267,6 +325,8 @@ void engine::verify() {
     }
     const int32_t n_rows = 1 + (int32_t) draft_.size();
     sequence_.verify(n_past_, n_rows);
+    verify_us_ = ggml_time_us() - start_us;
+    stats_.t_verify_us += verify_us_;
 
     walk_ = { 0, n_rows, 0, n_past_, /*alive*/ true, /*open*/ true };
     n_past_ += 1; // the root is part of the text already
@@ -319,12 +379,13 @@ void engine::commit() {
     if (!walk_.open) {
         return;
     }
-    timer t(stats_.t_commit_us);
+    const int64_t start_us = ggml_time_us();
+    // the root stays even if its row was never sampled: its token was emitted before
+    const int32_t n_kept = std::max(walk_.n_sampled, 1);
+    pace_.walked(walk_.alive ? n_kept - 1 : walk_.n_rows - 1, n_kept - 1); // what was not sampled was not refused
     walk_.open  = false;
     walk_.alive = false;
 
-    // the root stays even if its row was never sampled: its token was emitted before
-    const int32_t n_kept = std::max(walk_.n_sampled, 1);
     sequence_.keep(walk_.pos, walk_.n_rows, n_kept);
     n_past_ = walk_.pos + n_kept;
     if (drafter_) {
@@ -332,6 +393,9 @@ void engine::commit() {
         kept.insert(kept.end(), draft_.begin(), draft_.begin() + (n_kept - 1));
         observe(kept.data(), n_kept, walk_.pos);
     }
+    const int64_t took = ggml_time_us() - start_us;
+    stats_.t_commit_us += took;
+    pace_.verified(walk_.n_rows, verify_us_ + took);
 }
 
 void engine::rewind() {

@@ -3,6 +3,7 @@
 #pragma once
 
 #include "drafter.h"
+#include "pace.h"
 #include "sequence.h"
 
 #include <memory>
@@ -61,10 +62,14 @@ class engine {
     void require_kept(int32_t n_keep) const;
     void require_whole(const char * what);
     void start(llama_token last);
+    void draft(int32_t n);
+    void measure();
 
     dw_params                params_;
     sequence                 sequence_;
     std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
+    pace                     pace_;
+    int64_t                  verify_us_ = 0; // of the open round
 
     int32_t                  n_past_ = 0;
     llama_token              last_   = LLAMA_TOKEN_NULL;

@@ -301,7 +301,8 @@ ARGUMENTS = {
         "speculation is 'tree'",
         "expected one of 'auto', 'off', 'mtp'",
     ),
-    "drafter": ({"drafter": "x"}, UnsupportedError, "drafter=", "expected it left out"),
+    "drafter": ({"drafter": "x"}, ModelFileError, "x cannot be opened", "check the path"),
+    "dflash": ({"speculation": "dflash"}, OptionError, "without a drafter", "drafter=path"),
     "tree_budget": ({"tree_budget": 9}, UnsupportedError, "tree_budget=", "expected it left out"),
     "embedding": (
         {"embedding": True, "speculation": "mtp"},

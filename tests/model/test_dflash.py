@@ -37,7 +37,7 @@ def text(llm, n=120, **sampling):
 @pytest.mark.parametrize("draft_tokens", [1, 4, 15, 40])
 def test_the_same_text(llama, draft_tokens, temp):
     off = llama(speculation="off")
-    on = llama(drafter=DRAFTER, draft_tokens=draft_tokens)
+    on = llama(speculation="dflash", drafter=DRAFTER, draft_tokens=draft_tokens)
     assert on.speculation == "dflash"
     expected = text(off, temp=temp)
     assert text(on, temp=temp) == expected
@@ -54,7 +54,8 @@ def test_it_drafts_well(llama):
 
 
 def test_draft_p_min_cuts(llama):
-    every, sure = (llama(drafter=DRAFTER, draft_tokens=8, draft_p_min=p) for p in (0.0, 0.5))
+    both = {"speculation": "dflash", "drafter": DRAFTER, "draft_tokens": 8}
+    every, sure = (llama(**both, draft_p_min=p) for p in (0.0, 0.5))
     assert text(sure) == text(every)
     assert sure.speculation_stats.drafted < every.speculation_stats.drafted
 

@@ -1,0 +1,139 @@
+// How long the next draft should be: see pace.h.
+
+#include "pace.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+namespace {
+
+constexpr double memory      = 0.98; // weight of a round against the one after it
+constexpr double prior       = 0.75; // acceptance before anything is known,
+constexpr double prior_count = 2.0;  // as if seen so often
+constexpr double new_weight  = 0.3;  // of new times in a mean that is known
+
+} // namespace
+
+void pace::curve::add(int32_t n, int64_t us) {
+    sum[n] += (double) us;
+    least[n] = count[n] == 0 ? (double) us : std::min(least[n], (double) us);
+    count[n]++;
+}
+
+void pace::curve::refine(bool use_least) {
+    for (size_t n = 0; n < mean.size(); ++n) {
+        if (count[n] > 0) {
+            const double now = use_least ? least[n] : sum[n] / (double) count[n];
+            mean[n]          = mean[n] == 0.0 ? now : mean[n] + new_weight * (now - mean[n]);
+            sum[n]           = 0.0;
+            count[n]         = 0;
+        }
+    }
+}
+
+void pace::curve::forget() {
+    sum.fill(0.0);
+    count.fill(0);
+}
+
+double pace::curve::at(int32_t n) const {
+    // the seen sizes below and above; beyond the last one, the two below
+    int32_t low = -1, high = -1, lower = -1;
+    for (int32_t i = 0; i < (int32_t) mean.size(); ++i) {
+        if (mean[i] == 0.0) {
+            continue;
+        }
+        if (i <= n) {
+            lower = low;
+            low   = i;
+        } else if (high < 0) {
+            high = i;
+        }
+    }
+    if (low == n || high < 0) {
+        if (low < 0 || low == n || lower < 0) {
+            return low < 0 ? 0.0 : mean[low];
+        }
+        const double slope = std::max(0.0, (mean[low] - mean[lower]) / (low - lower));
+        return mean[low] + slope * (n - low);
+    }
+    if (low < 0) {
+        return mean[high] * n / high; // through nothing for nothing
+    }
+    return mean[low] + (mean[high] - mean[low]) * (n - low) / (high - low);
+}
+
+void pace::drafted(int32_t n, int64_t us) {
+    draft_.add(std::min(n, max_draft), us);
+}
+
+void pace::verified(int32_t n_rows, int64_t us) {
+    verify_.add(std::min(n_rows, max_draft + 1), us);
+}
+
+void pace::refine(bool least) {
+    draft_.refine(least);
+    verify_.refine(least);
+}
+
+void pace::forget() {
+    draft_.forget();
+    verify_.forget();
+}
+
+double pace::cost(int32_t n) const {
+    return std::max(verify_.at(1), verify_.at(n + 1)) + (n > 0 ? draft_.at(n) : 0.0); // more rows never cost less
+}
+
+double pace::tokens(int32_t n) const {
+    double expected = 1.0;
+    double path     = 1.0;
+    for (int32_t depth = 0; depth < n; ++depth) {
+        path *= (accepted_[depth] + prior * prior_count) / (reached_[depth] + prior_count);
+        expected += path;
+    }
+    return expected;
+}
+
+int32_t pace::choose(int32_t longest) {
+    if (longest < 1) {
+        return 0;
+    }
+    longest       = std::min(longest, max_draft);
+    int32_t best  = 0;
+    double  speed = 0.0;
+    for (int32_t n = 0; n <= longest; ++n) {
+        const double micros = cost(n);
+        if (micros <= 0.0) {
+            return longest; // no times yet: the first request measures
+        }
+        if (tokens(n) / micros > speed) {
+            speed = tokens(n) / micros * (n == 0 ? margin : 1.0);
+            best  = n;
+        }
+    }
+    if (best > 0) {
+        n_plain_  = 0;
+        patience_ = first_patience;
+        return best;
+    }
+    if (++n_plain_ <= patience_) {
+        return 0;
+    }
+    n_plain_  = 0; // the text may have changed its kind
+    patience_ = std::min(2 * patience_, last_patience);
+    return std::min(2, longest);
+}
+
+void pace::walked(int32_t n, int32_t n_accepted) {
+    for (int32_t depth = 0; depth < std::min(n, max_draft); ++depth) {
+        if (depth > n_accepted) {
+            break; // never came to it
+        }
+        reached_[depth]  = memory * reached_[depth] + 1.0;
+        accepted_[depth] = memory * accepted_[depth] + (depth < n_accepted ? 1.0 : 0.0);
+    }
+}
+
+} // namespace draftwood

@@ -1,0 +1,63 @@
+// How long the next draft should be: the length whose expected tokens a microsecond are most, 0 being plain decode.
+// Pure arithmetic on counts and times, no llama types. Decisions depend on the cost curve, which only changes between
+// requests (`refine`), and on acceptance counts, so that a request can be repeated.
+// Test: tests/model/test_pace.py.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+namespace draftwood {
+
+class pace {
+  public:
+    static constexpr int32_t max_draft = 63;
+
+    // draft length for the next round, 0..longest
+    int32_t choose(int32_t longest);
+
+    // what a round took: a draft of n tokens, then a verify of n + 1 rows; microseconds. Enters the curve at refine().
+    void drafted(int32_t n, int64_t us);
+    void verified(int32_t n_rows, int64_t us);
+
+    // a round drafted n tokens, of which the first n_accepted were taken
+    void walked(int32_t n, int32_t n_accepted);
+
+    // take the times since the last call into the curve: their means, or the least of each size where they are few and
+    // taken at load; or drop them
+    void refine(bool least = false);
+    void forget();
+
+    // expected microseconds of drafting n tokens and verifying them; 0: not known yet
+    double cost(int32_t n) const;
+    // expected tokens of a round with a draft of n, bonus token included
+    double tokens(int32_t n) const;
+
+  private:
+    // a running mean by size, with what came since the last refine kept apart
+    struct curve {
+        std::array<double, max_draft + 2>  mean{}; // 0: never seen
+        std::array<double, max_draft + 2>  sum{};
+        std::array<double, max_draft + 2>  least{};
+        std::array<int64_t, max_draft + 2> count{};
+
+        void   add(int32_t n, int64_t us);
+        void   refine(bool use_least);
+        void   forget();
+        double at(int32_t n) const; // interpolated between sizes seen, extended by the last slope
+    };
+
+    curve                             draft_;        // by tokens drafted
+    curve                             verify_;       // by rows
+    std::array<double, max_draft + 1> reached_{};    // [depth] rounds that came to it, older ones weighing less
+    std::array<double, max_draft + 1> accepted_{};   // of those, accepted
+    int32_t                           n_plain_  = 0; // rounds without a draft since the last one with
+    int32_t                           patience_ = first_patience;
+
+    static constexpr double  margin         = 1.02; // that drafting must win by, since times are never quite right
+    static constexpr int32_t first_patience = 16;   // plain rounds before a draft is tried again; doubles each time
+    static constexpr int32_t last_patience  = 256;
+};
+
+} // namespace draftwood

@@ -247,14 +247,10 @@ class Llama(Generation):
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: a pickled Llama loads its model again."""
         state: dict[str, Any] = super().__getstate__()
-        options = self._options
         return {
             **state,
             **self._raised,
-            "speculation": options.speculation,
-            "draft_tokens": options.draft_tokens,
-            "draft_p_min": options.draft_p_min,
-            "exact": options.exact,
+            **asdict(self._options),
             **self._placement,
             **asdict(self._chat_options),
         }

@@ -33,12 +33,28 @@ void dw_graph_store::select(int64_t n_rows, bool verify, llm_graph_result_ptr & 
     swap_to(verify ? -n_rows : n_rows <= max_rows ? n_rows : 0);
 }
 
-void dw_graph_store::swap_to(int64_t size) {
-    if (!*reusable_) { // llama.cpp dropped its graph, say after a change of the memory: the others are as old
+// What llama.cpp did to the context since the last decode. A new scheduler (after a change of adapters, samplers or
+// outputs) is the context's own, and the kept ones have budgets and reservations of before; a dropped graph (after a
+// change of the memory) makes the kept ones as old.
+void dw_graph_store::notice_changes() {
+    if (distrusted_) {
+        *reusable_  = nullptr;
+        distrusted_ = false;
+    }
+    if (seen_ && seen_ != sched_->get()) {
+        slots_.clear();
+        size_ = 0;
+    }
+    if (!*reusable_) {
         for (auto & [_, slot] : slots_) {
             slot.built = false;
         }
     }
+    seen_ = sched_->get();
+}
+
+void dw_graph_store::swap_to(int64_t size) {
+    notice_changes();
     if (size == size_) {
         return;
     }
@@ -56,6 +72,7 @@ void dw_graph_store::swap_to(int64_t size) {
     *sched_    = std::move(next.sched);
     *reusable_ = next.built ? result_->get() : nullptr;
     size_      = size;
+    seen_      = sched_->get();
     drop_oldest();
 }
 

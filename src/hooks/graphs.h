@@ -30,6 +30,9 @@ class dw_graph_store {
     // hand the context its own ones back
     void restore();
 
+    // no graph could be put in place: what the context builds now must not be reused as another
+    void distrust() noexcept { distrusted_ = true; }
+
     // batches larger than a verify share the context's own graph
     static constexpr int64_t max_rows = 64;
     // graphs kept; the least recently used goes
@@ -43,14 +46,17 @@ class dw_graph_store {
         int64_t                last_used = 0;
     };
 
+    void notice_changes();
     void swap_to(int64_t size);
     void drop_oldest();
 
     llama_context *          ctx_;
-    std::map<int64_t, slot>  slots_;        // by rows; 0: the context's own
-    int64_t                  size_     = 0; // whose slot the context holds
-    int64_t                  clock_    = 0;
-    llm_graph_result_ptr *   result_   = nullptr;
-    llm_graph_result **      reusable_ = nullptr;
-    ggml_backend_sched_ptr * sched_    = nullptr;
+    std::map<int64_t, slot>  slots_;          // by rows; 0: the context's own
+    int64_t                  size_       = 0; // whose slot the context holds
+    int64_t                  clock_      = 0;
+    llm_graph_result_ptr *   result_     = nullptr;
+    llm_graph_result **      reusable_   = nullptr;
+    ggml_backend_sched_ptr * sched_      = nullptr;
+    ggml_backend_sched_t     seen_       = nullptr; // the scheduler left in the context; another one: it made its own
+    bool                     distrusted_ = false;
 };

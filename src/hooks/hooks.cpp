@@ -58,6 +58,7 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
         }
     } catch (const std::exception &) {
         reusable = nullptr; // no memory for another graph: llama.cpp rebuilds, as it always did
+        dw->graphs->distrust();
     }
 }
 
@@ -79,6 +80,9 @@ void dw_hook_state_write(dw_state * dw) noexcept {
 }
 
 void dw_hook_state_read(dw_state * dw) noexcept {
+    if (dw && dw->flush) {
+        dw->flush(dw->user); // the state read may be another sequence's
+    }
     if (dw && dw->replaced) {
         dw->replaced(dw->user);
     }

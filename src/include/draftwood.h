@@ -40,7 +40,7 @@ typedef enum dw_status {
     DW_OK              = 0,
     DW_ROUND_END       = 1, // dw_row: no row is left to sample, start a new round
     DW_ERR_ARGUMENT    = 2, // an argument out of range; nothing was changed
-    DW_ERR_UNSUPPORTED = 3, // this model or context cannot do it; nothing was changed
+    DW_ERR_UNSUPPORTED = 3, // this model or context cannot do it; nothing was changed but an open round, committed
     DW_ERR_STATE       = 4, // a call out of order; nothing was changed
     DW_ERR_CONTEXT     = 5, // the context is full
     DW_ERR_DECODE      = 6, // llama_decode failed; the engine drops what it knew: call dw_reset
@@ -64,7 +64,7 @@ typedef enum dw_length {
 typedef struct dw_params {
     uint32_t     struct_size;  // sizeof(dw_params), set by dw_params_init
     int32_t      drafter;      // dw_drafter_type
-    int32_t      draft_tokens; // longest draft, 1..DW_MAX_DRAFT; the context's n_rs_seq must be at least this
+    int32_t      draft_tokens; // longest draft, 1..DW_MAX_DRAFT; n_ubatch must be at least one more
     float        draft_p_min;  // stop drafting when the path's probability falls under this, 0..1
     int32_t      exact_rows;   // batches of up to this many rows run row-exact kernels on CPU; 0: never
     const char * drafter_path; // GGUF of a DW_DRAFTER_DFLASH, read during dw_engine_new; else NULL
@@ -114,7 +114,7 @@ DW_API void dw_params_init(dw_params * params);
 
 // Attach an engine to `target`. `context_params` are those that `target` was made with; the drafter's own
 // context is made from them. The engine must be freed before `target`.
-// Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_rs_seq or n_ubatch too
+// Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_ubatch too
 // small, an engine is already attached), DW_ERR_INTERNAL (no memory for the drafter's context).
 DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,
                                const dw_params * params, dw_engine ** engine);

@@ -21,8 +21,6 @@
 extern "C" {
 #endif
 
-#define DW_TREE_MAX_NODES 64
-
 // ggml_custom_op_t by name: one of the four below; NULL for any other name
 GGML_BACKEND_API void * dw_tree_op_find(const char * name);
 

@@ -45,12 +45,6 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     if (params.drafter == DW_DRAFTER_NONE) {
         return params;
     }
-    // llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
-    const uint32_t n_rows = std::max((uint32_t) params.draft_tokens + 1, llama_n_rs_seq(target) + 2);
-    if (llama_n_ubatch(target) < n_rows) {
-        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens need at least %u", llama_n_ubatch(target),
-             params.draft_tokens, n_rows);
-    }
     if (llama_n_ctx(target) < (uint32_t) params.draft_tokens + 2) {
         fail(DW_ERR_UNSUPPORTED, "n_ctx is %u; %d draft tokens need at least %d", llama_n_ctx(target),
              params.draft_tokens, params.draft_tokens + 2);
@@ -169,6 +163,15 @@ void engine::on_replaced(void * user) noexcept {
     }
 }
 
+template <typename F> void engine::decoding(F decode) {
+    try {
+        decode();
+    } catch (const failure & e) {
+        lost_ = e.code() != DW_ERR_CONTEXT; // without room nothing was touched
+        throw;
+    }
+}
+
 void engine::require_kept(int32_t n_keep) const {
     const llama_pos end = walk_.open ? n_past_ : sequence_.end(); // where it is once an open round is settled
     if (n_keep < 0 || n_keep > end) {
@@ -182,6 +185,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
              llama_n_ubatch(sequence_.target()));
     }
     sequence_.require_tokens(tokens, n_tokens);
+    require_known("an evaluation");
     place(n_past);
     drop_proposal();
     pace_.refine(); // within a generation the curve stands still
@@ -192,7 +196,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     for (int32_t i = 0; i < n_tokens; ++i) {
         sequence_.batch().add(tokens[i], n_past + i, all_logits || i == n_tokens - 1);
     }
-    sequence_.decode(n_past, n_tokens);
+    decoding([&] { sequence_.decode(n_past, n_tokens); });
 
     n_past_ = n_past + n_tokens;
     stats_.n_prompt += n_tokens;
@@ -252,6 +256,7 @@ void engine::require_whole(const char * what) {
 
 void engine::start(llama_token last) {
     sequence_.require_tokens(&last, 1);
+    require_known("a round");
     commit();
     require_whole("a round");
     drop_proposal();
@@ -324,7 +329,7 @@ void engine::verify() {
         batch.add(draft_[i], n_past_ + 1 + (llama_pos) i, true);
     }
     const int32_t n_rows = 1 + (int32_t) draft_.size();
-    sequence_.verify(n_past_, n_rows);
+    decoding([&] { sequence_.verify(n_past_, n_rows); });
     verify_us_ = ggml_time_us() - start_us;
     stats_.t_verify_us += verify_us_;
 
@@ -386,7 +391,13 @@ void engine::commit() {
     walk_.open  = false;
     walk_.alive = false;
 
-    sequence_.keep(walk_.pos, walk_.n_rows, n_kept);
+    lost_ = true; // until the memory is what it should be
+    if (!sequence_.keep(walk_.pos, walk_.n_rows, n_kept)) {
+        lost_ = false; // somebody cleared or replaced the memory: the round went with it
+        drop_round();
+        return;
+    }
+    lost_   = false;
     n_past_ = walk_.pos + n_kept;
     if (drafter_) {
         std::vector<llama_token> kept(1, last_);
@@ -396,6 +407,22 @@ void engine::commit() {
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     pace_.verified(walk_.n_rows, verify_us_ + took);
+}
+
+void engine::drop_round() {
+    walk_     = {};
+    proposed_ = false;
+    n_past_   = sequence_.end();
+    if (drafter_) {
+        drafter_->reset();
+    }
+}
+
+// after a decode or a commit that stopped half-way the memory holds what nobody knows
+void engine::require_known(const char * what) const {
+    if (lost_) {
+        fail(DW_ERR_STATE, "%s after a decode that failed; the context's memory is unknown, call dw_reset", what);
+    }
 }
 
 void engine::rewind() {
@@ -409,6 +436,9 @@ void engine::rewind() {
 }
 
 void engine::trim(int32_t n_keep) {
+    if (lost_ && n_keep > 0) {
+        fail(DW_ERR_UNSUPPORTED, "the context's memory is unknown after a decode that failed; reset and evaluate anew");
+    }
     require_kept(n_keep);
     commit();
     const llama_pos end = sequence_.end();
@@ -434,6 +464,7 @@ void engine::reset() {
     walk_     = {};
     proposed_ = false;
     n_past_   = 0;
+    lost_     = false;
     sequence_.clear();
     if (drafter_) {
         drafter_->reset();

@@ -56,14 +56,17 @@ class engine {
     int32_t room() const { return (int32_t) llama_n_ctx(sequence_.target()) - n_past_; }
     int32_t max_draft() const; // tokens that may be drafted now
 
-    void place(int32_t n_past);
-    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
-    void drop_proposal();
-    void require_kept(int32_t n_keep) const;
-    void require_whole(const char * what);
-    void start(llama_token last);
-    void draft(int32_t n);
-    void measure();
+    void                       place(int32_t n_past);
+    void                       observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
+    void                       drop_proposal();
+    void                       drop_round();
+    template <typename F> void decoding(F decode);
+    void                       require_known(const char * what) const;
+    void                       require_kept(int32_t n_keep) const;
+    void                       require_whole(const char * what);
+    void                       start(llama_token last);
+    void                       draft(int32_t n);
+    void                       measure();
 
     dw_params                params_;
     sequence                 sequence_;
@@ -75,6 +78,7 @@ class engine {
     llama_token              last_   = LLAMA_TOKEN_NULL;
     std::vector<llama_token> draft_;
     bool                     proposed_ = false;
+    bool                     lost_     = false; // what the memory holds is unknown until reset
     walk                     walk_;
     dw_stats                 stats_{};
 };

@@ -4,6 +4,7 @@
 
 #include "llama-model.h"
 
+#include <algorithm>
 #include <numeric>
 #include <string>
 #include <vector>
@@ -85,7 +86,14 @@ void sequence::decode(llama_pos pos, int32_t n_tokens) {
 }
 
 void sequence::prepare_drafts(int32_t draft_tokens) {
-    if (!recurrent_ || tree_ || llama_n_rs_seq(target_) >= (uint32_t) draft_tokens) {
+    const uint32_t n_rs_seq = llama_n_rs_seq(target_);
+    // a verify is one ubatch; with snapshots llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
+    const uint32_t n_rows = std::max((uint32_t) draft_tokens + 1, n_rs_seq > 0 ? n_rs_seq + 2 : 0);
+    if (llama_n_ubatch(target_) < n_rows) {
+        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens need at least %u", llama_n_ubatch(target_),
+             draft_tokens, n_rows);
+    }
+    if (!recurrent_ || tree_ || n_rs_seq >= (uint32_t) draft_tokens) {
         return;
     }
     std::string why_not;
@@ -110,14 +118,19 @@ void sequence::verify(llama_pos pos, int32_t n_rows) {
     decode(pos, n_rows);
 }
 
-void sequence::keep(llama_pos pos, int32_t n_rows, int32_t n_kept) {
+bool sequence::keep(llama_pos pos, int32_t n_rows, int32_t n_kept) {
+    if (end() != pos + n_rows || (in_tree_ && !tree_->holds(pos + n_rows))) {
+        return false;
+    }
     if (in_tree_) {
+        decoded_ = {}; // no snapshots were written
         std::vector<int32_t> path(n_kept);
         std::iota(path.begin(), path.end(), 0);
         tree_->commit(path.data(), n_kept, pos);
     } else if (n_kept < n_rows) {
         cut(pos + n_kept);
     }
+    return true;
 }
 
 // The recurrent layers write a snapshot per row of the last decode and leave older slots as they were, so

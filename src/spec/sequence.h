@@ -45,8 +45,9 @@ class sequence {
 
     // decode a chain of n_rows drafts, none of which is kept until keep()
     void verify(llama_pos pos, int32_t n_rows);
-    // of the last verify, keep the first n_kept of n_rows rows
-    void keep(llama_pos pos, int32_t n_rows, int32_t n_kept);
+    // of the last verify, keep the first n_kept of n_rows rows; false if others changed the memory since, and nothing
+    // was done
+    bool keep(llama_pos pos, int32_t n_rows, int32_t n_kept);
 
     // cut to n_keep positions; fails where recurrent layers cannot go back that far
     void cut(int32_t n_keep);

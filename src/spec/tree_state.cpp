@@ -17,21 +17,20 @@ ggml_tensor * custom(ggml_context * ctx, ggml_tensor * dst, ggml_custom_op_t op,
     return ggml_custom_inplace(ctx, dst, sources.data(), (int) sources.size(), op, GGML_N_TASKS_MAX, nullptr);
 }
 
-ggml_backend_t find_cpu(llama_context * ctx) {
+ggml_backend_dev_t find_cpu(llama_context * ctx) {
     ggml_backend_sched_t sched = ctx->get_sched();
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         ggml_backend_t     backend = ggml_backend_sched_get_backend(sched, i);
         ggml_backend_dev_t dev     = ggml_backend_get_device(backend);
         if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-            return backend;
+            return dev;
         }
     }
     return nullptr;
 }
 
-ggml_custom_op_t find_op(ggml_backend_t backend, const char * name) {
-    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend));
-    return (ggml_custom_op_t) ggml_backend_reg_get_proc_address(reg, name);
+ggml_custom_op_t find_op(ggml_backend_dev_t dev, const char * name) {
+    return (ggml_custom_op_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), name);
 }
 
 bool on_cpu(const ggml_tensor * t) {
@@ -47,8 +46,12 @@ std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max
         why_not = "trees are verified on qwen35 and qwen35moe";
         return nullptr;
     }
-    ggml_backend_t backend = find_cpu(target);
-    if (!backend) {
+    if (!target->get_cparams().fused_gdn_ar || !target->get_cparams().fused_gdn_ch) {
+        why_not = "the context runs the delta net without its fused op";
+        return nullptr;
+    }
+    ggml_backend_dev_t cpu = find_cpu(target);
+    if (!cpu) {
         why_not = "the context has no CPU backend";
         return nullptr;
     }
@@ -58,20 +61,25 @@ std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max
             return nullptr;
         }
     }
-    const ops found = { find_op(backend, "dw_tree_conv_windows"), find_op(backend, "dw_tree_delta_net"),
-                        find_op(backend, "dw_tree_commit_state"), find_op(backend, "dw_tree_commit_conv") };
+    const ops found = { find_op(cpu, "dw_tree_conv_windows"), find_op(cpu, "dw_tree_delta_net"),
+                        find_op(cpu, "dw_tree_commit_state"), find_op(cpu, "dw_tree_commit_conv") };
     if (!found.conv_windows || !found.delta_net || !found.commit_state || !found.commit_conv) {
         why_not = "the CPU backend in use has no tree ops";
         return nullptr;
     }
-    return std::unique_ptr<tree_state>(new tree_state(target, memory, backend, found, max_nodes));
+    ggml_backend_ptr backend(ggml_backend_dev_init(cpu, nullptr));
+    if (!backend) {
+        why_not = "no second CPU backend could be made";
+        return nullptr;
+    }
+    return std::unique_ptr<tree_state>(new tree_state(target, memory, std::move(backend), found, max_nodes));
 }
 
-tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_t backend, const ops & found,
-                       int32_t max_nodes) :
+tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_ptr backend,
+                       const ops & found, int32_t max_nodes) :
     target_(target),
     memory_(memory),
-    backend_(backend),
+    backend_(std::move(backend)),
     ops_(found),
     max_nodes_((int32_t) GGML_PAD(max_nodes, 16)) { // keeps each layer's factors on a cache line
     const llama_hparams & hparams = llama_get_model(target)->hparams;
@@ -101,7 +109,7 @@ void tree_state::allocate() {
     factors_ = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, n_used + max_nodes_ * n_heads_ * size_);
     parents_ = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, max_nodes_);
     path_    = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + max_nodes_);
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend_));
+    buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend_.get()));
     if (!buffer_) {
         fail(DW_ERR_INTERNAL, "no memory for the factors of %d draft tokens", max_nodes_);
     }
@@ -121,6 +129,10 @@ bool tree_state::ready() const {
     const int32_t                  tail      = cell();
     return tail >= 0 && recurrent.cells[tail].src == tail && recurrent.cells[tail].seq_id.size() == 1 &&
            (recurrent.rs_idx.empty() || recurrent.rs_idx[0] == 0);
+}
+
+bool tree_state::holds(llama_pos n_tokens) const {
+    return ready() && memory_->get_mem_recr()->cells[cell()].pos == n_tokens - 1;
 }
 
 void tree_state::set_tree(const int32_t * parents, int32_t n_nodes) {
@@ -154,9 +166,9 @@ ggml_tensor * tree_state::delta_net(ggml_context * ctx, ggml_cgraph * graph, ggm
 // one node for the state and one for the conv inputs of each layer, all in place
 void tree_state::build_commit(int32_t cell) {
     const llama_memory_recurrent & recurrent = *memory_->get_mem_recr();
-    const size_t                   n_nodes   = 4 * layers_.size(); // views count
-    commit_tensors_.reset(ggml_init({ 2 * n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false),
-                                      nullptr, /*no_alloc*/ true }));
+    const size_t                   n_nodes   = 5 * layers_.size(); // three views and two ops a layer
+    commit_tensors_.reset(ggml_init(
+        { n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, /*no_alloc*/ true }));
     ggml_context * ctx = commit_tensors_.get();
     commit_graph_      = ggml_new_graph_custom(ctx, n_nodes, /*grads*/ false);
     commit_cell_       = cell;
@@ -179,6 +191,14 @@ void tree_state::build_commit(int32_t cell) {
     }
 }
 
+void tree_state::set_n_threads() {
+    ggml_backend_reg_t reg = ggml_backend_dev_backend_reg(ggml_backend_get_device(backend_.get()));
+    auto set = (ggml_backend_set_n_threads_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_set_n_threads");
+    if (set) {
+        set(backend_.get(), (int) llama_n_threads(target_));
+    }
+}
+
 void tree_state::commit(const int32_t * path, int32_t n, llama_pos pos) {
     const int32_t tail = cell();
     if (tail != commit_cell_) {
@@ -186,7 +206,8 @@ void tree_state::commit(const int32_t * path, int32_t n, llama_pos pos) {
     }
     ggml_backend_tensor_set(path_, &n, 0, sizeof(n));
     ggml_backend_tensor_set(path_, path, sizeof(n), n * sizeof(int32_t));
-    const ggml_status status = ggml_backend_graph_compute(backend_, commit_graph_);
+    set_n_threads();
+    const ggml_status status = ggml_backend_graph_compute(backend_.get(), commit_graph_);
     if (status != GGML_STATUS_SUCCESS) {
         fail(DW_ERR_DECODE, "the commit of %d tokens at position %d failed with ggml status %d", n, pos, (int) status);
     }

@@ -26,6 +26,9 @@ class tree_state : public dw_verify_graph {
     // whether sequence 0 has a state of its own that a verify can read in place (not after a copy between sequences)
     bool ready() const;
 
+    // whether that state stands for n_tokens positions, as after a verify that nobody disturbed
+    bool holds(llama_pos n_tokens) const;
+
     // the tree of the next verify: parents i32[n_nodes] as in tree-ops.h
     void set_tree(const int32_t * parents, int32_t n_nodes);
 
@@ -49,16 +52,17 @@ class tree_state : public dw_verify_graph {
         size_t        factors     = 0;       // where the layer's begin in factors_, bytes
     };
 
-    tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_t backend, const ops & found,
+    tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_ptr backend, const ops & found,
                int32_t max_nodes);
 
     void    allocate();
     void    build_commit(int32_t cell);
+    void    set_n_threads();
     int32_t cell() const; // of sequence 0; -1: none
 
     llama_context *       target_;
     llama_memory_hybrid * memory_;
-    ggml_backend_t        backend_;
+    ggml_backend_ptr      backend_; // one of our own: a commit must not be aborted by the context's callback
     ops                   ops_;
     int32_t               max_nodes_;
     int64_t               size_, n_heads_, n_key_heads_, n_channels_, conv_width_; // S, H, Hk, C, W of tree-ops.h

@@ -163,7 +163,7 @@ void dflash_drafter::observe(const llama_token *, int32_t n_tokens, llama_pos po
     if (rc != 0) {
         fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n_tokens, pos);
     }
-    n_fed_ = n_fed_ == pos ? pos + n_tokens : n_fed_; // a gap before pos: nothing is drafted until it is closed
+    n_fed_ = pos + n_tokens; // behind a gap (a loaded state, an image) the block sees less of the text
 }
 
 bool dflash_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,

@@ -53,7 +53,7 @@ class dflash_drafter : public drafter {
     llama_token                                  mask_;
 
     std::vector<float> features_;  // f32[n_tokens][layers * n_embd]
-    llama_pos          n_fed_ = 0; // positions under this are in the drafter's cache
+    llama_pos          n_fed_ = 0; // the position behind the newest features in the drafter's cache
 };
 
 } // namespace draftwood

@@ -111,8 +111,8 @@ void mtp_drafter::feed(int32_t n, bool output) {
     n_fed_ = queue_.pos;
 }
 
-// Feed all queued pairs. What a round accepted goes in pair by pair: llama.cpp reuses only the last graph of a
-// context, and two rebuilds a round (batch, single, batch) cost more than a few more decodes of one layer.
+// Feed all queued pairs. What a round accepted goes in pair by pair: one shape of graph, and for the few pairs of a
+// round about as fast as a batch that builds its own (bench/LOG.md).
 void mtp_drafter::catch_up() {
     while (!queue_.tokens.empty()) {
         const int32_t n = (int32_t) queue_.tokens.size();

@@ -70,6 +70,22 @@ def test_going_back_and_on(llama):
         assert texts[0] == texts[1]
 
 
+def test_a_loaded_state_is_drafted_from(llama):
+    """The drafter has not seen that text: it drafts from what follows."""
+    off, on = llama(speculation="off"), llama(speculation="dflash", drafter=DRAFTER)
+    texts = []
+    for llm in (off, on):
+        text(llm, 20, temp=0.0)
+        state = llm.save_state()
+        text(llm, 5, temp=0.8)
+        llm.load_state(state)
+        stream = llm.generate([*state.input_ids[: state.n_tokens].tolist(), 5], temp=0.0)
+        texts.append(list(islice(stream, 60)))
+    assert texts[0] == texts[1]
+    assert on.speculation_stats.cold_rounds <= 1
+    assert on.speculation_stats.accepted > 0
+
+
 # --- drafters that do not fit ---------------------------------------------------------------------------
 
 

@@ -77,7 +77,8 @@ def test_drafts_are_accepted(native: Drafter, prompts: list[tuple[str, list[int]
 
 def test_the_engine_drafts_the_same(native: Drafter, prompts: list[tuple[str, list[int]]]) -> None:
     """Rounds of `Llama` are those of the feeding in Python, but for near ties of other kernels."""
-    llm = Llama(str(TARGET), drafter=DRAFTER, draft_tokens=8, n_ctx=256, n_threads=1, verbose=False)
+    drafting = {"speculation": "dflash", "drafter": DRAFTER, "draft_tokens": 8}
+    llm = Llama(str(TARGET), **drafting, n_ctx=256, n_threads=1, verbose=False)
     same = total = 0
     for _, prompt in prompts[::2]:
         ids, rounds = generate_rounds(llm, prompt, NEW, temp=0.0)

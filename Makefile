@@ -41,7 +41,7 @@ demo: $(STAMP)       ## text from the trained tiny model with and without drafti
 	$(PY) bench/demo.py
 
 test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torch, no stock build
-	$(PYTEST) -m "not slow and not gpu"
+	OMP_WAIT_POLICY=passive $(PYTEST) -m "not slow and not gpu" -n 2 --dist loadfile # spinning threads stall two runs
 
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt

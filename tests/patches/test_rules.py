@@ -35,6 +35,16 @@ def diff(path: str, start: int, *lines: str) -> str:
     return f"--- a/{path}\n+++ b/{path}\n@@ -{start},{old} +{start},{new} @@\n{body}"
 
 
+def edited(old: str, new: str) -> str:
+    """Write the good patch with a part of its diff replaced."""
+    return patch_text(diff=HOOK_5.replace(old, new))
+
+
+def changed(path: str, start: int, *lines: str) -> str:
+    """Write the good patch with another hunk, as `diff` makes it."""
+    return patch_text(diff=diff(path, start, *lines))
+
+
 # ---- what passes ----
 
 
@@ -53,13 +63,13 @@ def test_an_empty_queue(root: Path) -> None:
 
 
 def test_server_lines_count_apart(root: Path) -> None:
-    write_patch(root, NAME, patch_text(diff=HOOK_5.replace("src/a.cpp", "common/arg.cpp")))
+    write_patch(root, NAME, edited("src/a.cpp", "common/arg.cpp"))
     assert problems(root) == []
     assert check(root)[1][-1] == "1 of 10 patches, 0 of 150 added lines, 1 of 150 in the server."
 
 
 def test_known_hook(root: Path) -> None:
-    write_patch(root, NAME, patch_text(diff=HOOK_5.replace("hook_5()", "dw_hook_known(5)")))
+    write_patch(root, NAME, edited("hook_5()", "dw_hook_known(5)"))
     assert problems(root) == []
     assert not any("not checked" in remark for remark in check(root)[1])
 
@@ -67,8 +77,11 @@ def test_known_hook(root: Path) -> None:
 # ---- planted faults: one patch ----
 
 SRC = "src/a.cpp"
-ENUM = diff("src/b.h", 3, "     BLUE,", "+    GREEN,", " };")
-STRUCT = diff("src/b.h", 7, "     int n;", "+    int m;", " };")
+SPACE_AT_END = "adds white space at the end of a line"
+SPACE_ONLY = "hunk 1: changes white space only"
+CONTEXT = "expected one on each side (-U1)"
+ENUM = "an enum changes; no patch may add or change an enum value"
+GAP = (" int line_4;", "+x();", " int line_5;", " int line_6;", " int line_7;", "+y();", " int line_8;")
 FAULTS = {
     "no-why": (patch_text(Why=""), "header field `Why:` is missing or empty"),
     "no-class": (patch_text(Class=""), "header field `Class:` is missing or empty"),
@@ -87,86 +100,54 @@ FAULTS = {
     "twice": (patch_text(Class="hook\nClass: fix"), "its header holds `Class:` twice"),
     "no-header": ("some words\n---\n" + HOOK_5, "expected `Subject:` at its head, found `some words`"),
     "name": (patch_text("a : another subject"), "expected the name `a-another-subject.patch`"),
-    "trailing-space": (
-        patch_text(diff=HOOK_5.replace("5();", "5(); ")),
-        "adds white space at the end of a line",
-    ),
-    "trailing-tab": (
-        patch_text(diff=HOOK_5.replace("5();", "5();\t")),
-        "adds white space at the end of a line",
-    ),
-    "carriage-return": (
-        patch_text(diff=HOOK_5.replace("5();", "5();\r")),
-        "adds white space at the end of a line",
-    ),
-    "blank-line": (
-        patch_text(diff=diff(SRC, 5, " int line_5;", "+", " int line_6;")),
-        "hunk 1: changes white space only",
-    ),
+    "trailing-space": (edited("5();", "5(); "), SPACE_AT_END),
+    "trailing-tab": (edited("5();", "5();\t"), SPACE_AT_END),
+    "carriage-return": (edited("5();", "5();\r"), SPACE_AT_END),
+    "blank-line": (changed(SRC, 5, " int line_5;", "+", " int line_6;"), SPACE_ONLY),
     "indent": (
-        patch_text(diff=diff(SRC, 5, " int line_5;", "-int line_6;", "+    int line_6;", " int line_7;")),
-        "hunk 1: changes white space only",
+        changed(SRC, 5, " int line_5;", "-int line_6;", "+    int line_6;", " int line_7;"),
+        SPACE_ONLY,
     ),
     "two-context": (
-        patch_text(diff=diff(SRC, 4, " int line_4;", " int line_5;", "+hook();", " int line_6;")),
-        "has 2 and 1 lines of context, expected one on each side (-U1)",
+        changed(SRC, 4, " int line_4;", " int line_5;", "+hook();", " int line_6;"),
+        f"has 2 and 1 lines of context, {CONTEXT}",
     ),
     "no-context-after": (
-        patch_text(diff=diff(SRC, 5, " int line_5;", "+hook();")),
-        "has 1 and 0 lines of context, expected one on each side (-U1)",
+        changed(SRC, 5, " int line_5;", "+hook();"),
+        f"has 1 and 0 lines of context, {CONTEXT}",
     ),
-    "long-gap": (
-        patch_text(
-            diff=diff(
-                SRC,
-                4,
-                " int line_4;",
-                "+x();",
-                " int line_5;",
-                " int line_6;",
-                " int line_7;",
-                "+y();",
-                " int line_8;",
-            )
-        ),
-        "expected one on each side (-U1)",
-    ),
+    "long-gap": (changed(SRC, 4, *GAP), CONTEXT),
     "new-file": (
         patch_text(diff="--- /dev/null\n+++ b/src/new.cpp\n@@ -0,0 +1 @@\n+int x;\n"),
         "adds a file; a patch may only change lines of existing text files",
     ),
-    "file-not-there": (patch_text(diff=HOOK_5.replace("a.cpp", "gone.cpp")), "which the pin does not hold"),
-    "enum-value": (patch_text(diff=ENUM), "an enum changes; no patch may add or change an enum value"),
-    "enum-number": (
-        patch_text(diff=diff("src/b.h", 2, "     RED,", "-    BLUE,", "+    BLUE = 7,", " };")),
-        "an enum changes; no patch may add or change an enum value",
+    "file-not-there": (edited("a.cpp", "gone.cpp"), "which the pin does not hold"),
+    "enum-value": (changed("src/b.h", 3, "     BLUE,", "+    GREEN,", " };"), ENUM),
+    "enum-number": (changed("src/b.h", 2, "     RED,", "-    BLUE,", "+    BLUE = 7,", " };"), ENUM),
+    "public-struct": (
+        changed("src/b.h", 7, "     int n;", "+    int m;", " };"),
+        "`struct llama_fake_params` changes",
     ),
-    "public-struct": (patch_text(diff=STRUCT), "`struct llama_fake_params` changes"),
     "public-header": (
-        patch_text(
-            diff=diff(
-                "include/llama.h",
-                1,
-                " int llama_version(void);",
-                "+int more(void);",
-                " int llama_commit(void);",
-            )
+        changed(
+            "include/llama.h",
+            1,
+            " int llama_version(void);",
+            "+int more(void);",
+            " int llama_commit(void);",
         ),
         "is a public header, which no patch may change",
     ),
     "unknown-hook": (
-        patch_text(diff=HOOK_5.replace("hook_5()", "dw_hook_unknown(5)")),
+        edited("hook_5()", "dw_hook_unknown(5)"),
         "calls `dw_hook_unknown`, which hooks.h does not declare",
     ),
-    "does-not-apply": (
-        patch_text(diff=HOOK_5.replace("line_6", "line_9")),
-        "does not apply: file `src/a.cpp`",
-    ),
+    "does-not-apply": (edited("line_6", "line_9"), "does not apply: file `src/a.cpp`"),
     "header-noise": (
         patch_text(diff="diff --git a/src/a.cpp b/src/a.cpp\nindex 1234567..89abcde 100644\n" + HOOK_5),
         "re-export differs at line 7: expected `--- a/src/a.cpp`, found `diff --git a/src/a.cpp b/src/a.cpp`",
     ),
-    "function-name": (patch_text(diff=HOOK_5.replace("@@ int line_4;", "@@")), "re-export differs at line 9"),
+    "function-name": (edited("@@ int line_4;", "@@"), "re-export differs at line 9"),
 }
 
 
@@ -232,7 +213,7 @@ def test_too_many_lines(root: Path, path: str, where: str) -> None:
 
 def test_missing_hooks_header(root: Path) -> None:
     (root / "src" / "hooks" / "hooks.h").unlink()
-    write_patch(root, NAME, patch_text(diff=HOOK_5.replace("hook_5()", "dw_hook_known(5)")))
+    write_patch(root, NAME, edited("hook_5()", "dw_hook_known(5)"))
     assert problems(root) == [f"`{NAME}` calls `dw_hook_known`, which hooks.h does not declare"]
 
 

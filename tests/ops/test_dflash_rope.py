@@ -8,18 +8,12 @@ magnitude 0.1 ln(factor) + 1 is put into cos and sin by the op itself.
 from __future__ import annotations
 
 import ctypes
-import importlib.util
-from pathlib import Path
 
 import numpy as np
 import pytest
 from tiny_moe.yarn import Yarn, rotate
 
-_spec = importlib.util.spec_from_file_location("ggml_graph", Path(__file__).with_name("ggml_graph.py"))
-assert _spec is not None
-assert _spec.loader is not None
-ggml = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ggml)
+from tests.ops import ggml_graph as ggml
 
 _p, _int, _float = ctypes.c_void_p, ctypes.c_int, ctypes.c_float
 _rest = [_int, _int, *[_float] * 6]  # mode, original context, base, scale, ext, attn, beta fast, beta slow

@@ -2,17 +2,10 @@
 
 from __future__ import annotations
 
-import importlib.util
-from pathlib import Path
-
 import numpy as np
 import pytest
 
-_spec = importlib.util.spec_from_file_location("ggml_graph", Path(__file__).with_name("ggml_graph.py"))
-assert _spec is not None
-assert _spec.loader is not None
-ggml = importlib.util.module_from_spec(_spec)
-_spec.loader.exec_module(ggml)
+from tests.ops import ggml_graph as ggml
 
 # f32 sums of n products: the bound of their rounding, with a margin of 4 for the order
 EPS = 4 * np.finfo(np.float32).eps

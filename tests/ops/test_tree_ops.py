@@ -2,25 +2,14 @@
 
 from __future__ import annotations
 
-import importlib.util
 import itertools
-from pathlib import Path
 
 import numpy as np
 import pytest
 
+from tests.ops import delta_net
+from tests.ops import ggml_graph as ggml
 
-def load(name):
-    spec = importlib.util.spec_from_file_location(name, Path(__file__).with_name(f"{name}.py"))
-    assert spec is not None
-    assert spec.loader is not None
-    module = importlib.util.module_from_spec(spec)
-    spec.loader.exec_module(module)
-    return module
-
-
-delta_net = load("test_delta_net")  # its oracle and its caller of the stock op
-ggml = delta_net.ggml
 N_CELLS, CELL, ROOM = 3, 1, 16  # cells of the state cache, the one in use, nodes that a scratch has room for
 WIDTH = 4  # of the convolution
 
@@ -48,7 +37,7 @@ def path_to(parents, i):
 
 
 class Case:
-    """Random inputs of a layer: arrays as in test_delta_net, for N nodes, and a cache of N_CELLS states."""
+    """Random inputs of a layer: arrays of delta_net.inputs for N nodes, and a cache of N_CELLS states."""
 
     def __init__(self, rng, n, heads, key_heads, size):
         self.n, self.heads, self.key_heads, self.size = n, heads, key_heads, size

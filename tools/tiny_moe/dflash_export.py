@@ -8,16 +8,14 @@ Usage: python -m tools.tiny_moe.dflash_export CHECKPOINT_FOLDER TOKENIZER_JSON O
 
 from __future__ import annotations
 
-import argparse
 from pathlib import Path
 
 import gguf
-import numpy as np
 import torch
 
-from tools.tiny_moe.checkpoint import load_state
+from tools.tiny_moe import gguf_file
 from tools.tiny_moe.dflash import DRAFT, DFlash, DraftShape
-from tools.tiny_moe.export import Array, add_tokenizer, stored
+from tools.tiny_moe.gguf_file import Array, stored
 
 ARCH = "dflash"
 LIMIT = 5_000_000
@@ -54,20 +52,10 @@ def add_shape(w: gguf.GGUFWriter, s: DraftShape, mrope: bool) -> None:
 
     Such a drafter rotates by the first of four positions, so only the way it is fed differs.
     """
-    w.add_name("tiny-moe DFlash")
-    w.add_license("mit")
-    w.add_description("A small DFlash drafter for tiny-moe, for tests and demos.")
-    w.add_context_length(s.context)
-    w.add_embedding_length(s.width)
+    gguf_file.add_about(w, s, "tiny-moe DFlash", "A small DFlash drafter for tiny-moe, for tests and demos.")
     w.add_block_count(s.layers)
     w.add_feed_forward_length(s.ff)
-    w.add_head_count(s.heads)
-    w.add_head_count_kv(s.kv_heads)
-    w.add_key_length(s.head_dim)
-    w.add_value_length(s.head_dim)
-    w.add_layer_norm_rms_eps(s.eps)
-    w.add_rope_freq_base(s.rope_theta)
-    w.add_rope_dimension_count(s.head_dim)
+    gguf_file.add_attention(w, s, s.kv_heads, s.head_dim)
     if mrope:
         w.add_rope_dimension_sections([s.head_dim // 2, 0, 0, 0])
     if y := s.yarn:
@@ -88,38 +76,19 @@ def export(
     """Write the GGUF of a state dict of f32 arrays and return its bytes; over `LIMIT` is an error."""
     w = gguf.GGUFWriter(out, ARCH)
     add_shape(w, s, mrope)
-    add_tokenizer(w, tokenizer)
+    gguf_file.add_tokenizer(w, tokenizer)
     for name, value in state.items():
         w.add_tensor(gguf_name(name), stored(name, value))
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    size = out.stat().st_size
-    if size > LIMIT:
-        raise ValueError(f"`{out}` has {size} bytes; at most {LIMIT} may be committed")
-    return size
+    return gguf_file.finish(w, out, LIMIT)
 
 
 def load(path: Path, s: DraftShape = DRAFT) -> DFlash:
     """Build the torch drafter with the weights of a GGUF written by `export`, every one used."""
-    tensors = {t.name: np.array(t.data, np.float32) for t in gguf.GGUFReader(path).tensors}
     model = DFlash(s).eval()
     names = {gguf_name(n): n for n in model.state_dict()}
-    model.load_state_dict({names[n]: torch.from_numpy(v) for n, v in tensors.items()})
+    model.load_state_dict({names[n]: torch.from_numpy(v) for n, v in gguf_file.read_tensors(path).items()})
     return model
 
 
-def main() -> None:
-    """Run from the command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("checkpoint", type=Path)
-    p.add_argument("tokenizer", type=Path)
-    p.add_argument("out", type=Path)
-    a = p.parse_args()
-    state = {k: v.numpy() for k, v in load_state(a.checkpoint).items()}
-    print(f"{a.out}: {export(state, a.tokenizer, a.out):,} bytes")
-
-
 if __name__ == "__main__":
-    main()
+    gguf_file.run(__doc__, export)

@@ -1,15 +1,13 @@
 """Write a tiny-moe checkpoint as a `qwen35moe` GGUF with one nextn block.
 
-Matrices become F16 (the checkpoint already holds F16 values, so nothing is lost); vectors, the router and the
-convolution stay F32. Facts of names and layouts: conversion/qwen.py and src/models/qwen35moe.cpp at the pin.
+Matrices become F16; vectors, the router and the convolution stay F32. Facts of names and layouts:
+conversion/qwen.py and src/models/qwen35moe.cpp at the pin.
 Must not know: how the weights were trained. Test: tests/model/test_parity.py.
 Usage: python -m tools.tiny_moe.export CHECKPOINT_FOLDER TOKENIZER_JSON OUT.gguf
 """
 
 from __future__ import annotations
 
-import argparse
-import json
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,12 +15,12 @@ import gguf
 import numpy as np
 import numpy.typing as npt
 
-from tools.tiny_moe.checkpoint import is_matrix, load_state
+from tools.tiny_moe import gguf_file
+from tools.tiny_moe.gguf_file import Array, stored
 from tools.tiny_moe.model import TINY, Shape, TinyMoe
 
 ARCH = "qwen35moe"
 LIMIT = 24_000_000
-CHAT_TEMPLATE = Path(__file__).with_name("chat_template.jinja")
 
 # Names inside one block, transformers' to GGUF's.
 BLOCK = {
@@ -58,7 +56,6 @@ OUTER = {
     "mtp.pre_fc_norm_hidden.weight": "blk.{mtp}.nextn.hnorm.weight",
     "mtp.norm.weight": "blk.{mtp}.nextn.shared_head_norm.weight",
 }
-Array = npt.NDArray[np.float32]
 
 
 def block_of(name: str, s: Shape) -> str:
@@ -101,21 +98,9 @@ def weights(state: dict[str, Array], s: Shape) -> Iterator[tuple[str, npt.NDArra
             yield gguf_name(name, s), stored(name, value)
 
 
-def stored(name: str, value: Array) -> npt.NDArray[np.floating]:
-    """Give the array its type and shape in the file."""
-    if is_matrix(name, value):
-        half = value.astype(np.float16)
-        if not np.array_equal(half.astype(np.float32), value):
-            raise ValueError(
-                f"`{name}` holds values that F16 cannot; expected a checkpoint rounded by train.py"
-            )
-        return np.ascontiguousarray(half)
-    return np.ascontiguousarray(value.squeeze() if value.ndim > 1 else value, dtype=np.float32)
-
-
 def state_of(path: Path, s: Shape = TINY) -> dict[str, Array]:
     """Read a GGUF written by `export` back into a state dict of f32 arrays: the inverse of `weights`."""
-    tensors = {t.name: np.array(t.data, np.float32) for t in gguf.GGUFReader(path).tensors}
+    tensors = gguf_file.read_tensors(path)
     out = {}
     for name, like in TinyMoe(s).state_dict().items():
         if name.endswith("gate_up_proj"):
@@ -132,21 +117,13 @@ def state_of(path: Path, s: Shape = TINY) -> dict[str, Array]:
 
 def add_shape(w: gguf.GGUFWriter, s: Shape) -> None:
     """Write the architecture's hyperparameters."""
-    w.add_name("tiny-moe")
-    w.add_license("mit")
-    w.add_description("A small Qwen3.5-MoE with one trained MTP block, for tests and demos.")
-    w.add_context_length(s.context)
-    w.add_embedding_length(s.width)
+    gguf_file.add_about(
+        w, s, "tiny-moe", "A small Qwen3.5-MoE with one trained MTP block, for tests and demos."
+    )
     w.add_block_count(s.layers + 1)
     w.add_nextn_predict_layers(1)
     w.add_full_attention_interval(s.interval)
-    w.add_head_count(s.heads)
-    w.add_head_count_kv(1)
-    w.add_key_length(s.head_dim)
-    w.add_value_length(s.head_dim)
-    w.add_layer_norm_rms_eps(s.eps)
-    w.add_rope_freq_base(s.rope_theta)
-    w.add_rope_dimension_count(s.rotary)
+    gguf_file.add_attention(w, s, 1, s.rotary)
     w.add_rope_dimension_sections([11, 11, 10, 0])
     w.add_expert_count(s.experts)
     w.add_expert_used_count(s.top_k)
@@ -161,54 +138,15 @@ def add_shape(w: gguf.GGUFWriter, s: Shape) -> None:
     w.add_file_type(gguf.LlamaFileType.MOSTLY_F16)
 
 
-def add_tokenizer(w: gguf.GGUFWriter, tokenizer: Path) -> None:
-    """Write vocabulary, merges and special tokens of a tokenizer.json that splits as `qwen35`."""
-    spec = json.loads(tokenizer.read_text("utf-8"))
-    ids = spec["model"]["vocab"]
-    special = {t["content"]: t["id"] for t in spec["added_tokens"]}
-    tokens = sorted(ids, key=ids.__getitem__)
-    kinds = [gguf.TokenType.CONTROL if t in special else gguf.TokenType.NORMAL for t in tokens]
-    w.add_tokenizer_model("gpt2")
-    w.add_tokenizer_pre("qwen35")
-    w.add_token_list(tokens)
-    w.add_token_types(kinds)
-    w.add_token_merges([" ".join(m) if isinstance(m, list) else m for m in spec["model"]["merges"]])
-    w.add_eos_token_id(special["<|im_end|>"])
-    w.add_eot_token_id(special["<|im_end|>"])
-    w.add_pad_token_id(special["<|endoftext|>"])
-    w.add_mask_token_id(special["<|mask|>"])
-    w.add_add_bos_token(False)
-    w.add_add_eos_token(False)
-    w.add_chat_template(CHAT_TEMPLATE.read_text("utf-8"))
-
-
 def export(state: dict[str, Array], tokenizer: Path, out: Path, s: Shape = TINY) -> int:
     """Write the GGUF of a state dict and return its size in bytes; over `LIMIT` is an error."""
     w = gguf.GGUFWriter(out, ARCH)
     add_shape(w, s)
-    add_tokenizer(w, tokenizer)
+    gguf_file.add_tokenizer(w, tokenizer)
     for name, value in weights(state, s):
         w.add_tensor(name, value)
-    w.write_header_to_file()
-    w.write_kv_data_to_file()
-    w.write_tensors_to_file()
-    w.close()
-    size = out.stat().st_size
-    if size > LIMIT:
-        raise ValueError(f"`{out}` has {size} bytes; at most {LIMIT} may be committed")
-    return size
-
-
-def main() -> None:
-    """Run from the command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("checkpoint", type=Path)
-    p.add_argument("tokenizer", type=Path)
-    p.add_argument("out", type=Path)
-    a = p.parse_args()
-    state = {k: v.numpy() for k, v in load_state(a.checkpoint).items()}
-    print(f"{a.out}: {export(state, a.tokenizer, a.out):,} bytes")
+    return gguf_file.finish(w, out, LIMIT)
 
 
 if __name__ == "__main__":
-    main()
+    gguf_file.run(__doc__, export)

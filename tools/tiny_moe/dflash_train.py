@@ -8,11 +8,8 @@ Usage: python -m tools.tiny_moe.dflash_train TOKENS.npy OUT [--minutes 7 --write
 
 from __future__ import annotations
 
-import argparse
-import json
-import math
 import time
-from dataclasses import dataclass, fields
+from dataclasses import dataclass
 from pathlib import Path
 
 import torch
@@ -20,13 +17,14 @@ import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.tiny_moe.checkpoint import rounded, save_state
+from tools.tiny_moe import training
+from tools.tiny_moe.checkpoint import save_state
 from tools.tiny_moe.corpus import MODEL
 from tools.tiny_moe.dflash import DFlash, read
 from tools.tiny_moe.dflash_evaluate import report, target
 from tools.tiny_moe.model import TinyMoe
 from tools.tiny_moe.optim import Optimizer
-from tools.tiny_moe.train import load_tokens, rate
+from tools.tiny_moe.training import as_stored, load_tokens, parser, prepare, run, write_report
 from tools.tiny_moe.writer import Writer
 
 
@@ -93,20 +91,16 @@ def draft_loss(
     return loss, torch.stack([loss.detach(), tokens])
 
 
-class Step:
-    """One training step over fixed buffers, captured as a CUDA graph where there is one."""
+class Step(training.Step):
+    """One step of the drafter on texts of the frozen trunk."""
 
     def __init__(self, trunk: TinyMoe, drafter: DFlash, plan: Plan) -> None:
+        super().__init__(Optimizer(drafter), 2, trunk.model.embed_tokens.weight.device)
         self.trunk, self.drafter, self.plan = trunk, drafter, plan
-        self.device = trunk.model.embed_tokens.weight.device
-        self.optimizer = Optimizer(drafter)
         self.gain = torch.ones(drafter.fc.in_features, device=self.device)
         self.ids = torch.zeros(plan.batch, plan.length, dtype=torch.long, device=self.device)
         self.anchors = torch.zeros(plan.batch, plan.anchors, dtype=torch.long, device=self.device)
         self.lengths = torch.full_like(self.anchors, drafter.s.block)
-        self.stats = torch.zeros(2, device=self.device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.count = 0
         self.loss, self.blocks = draft_loss, drafter.blocks
         if self.device.type == "cuda":
             for layer in trunk.model.layers:
@@ -152,23 +146,7 @@ class Step:
     def __call__(self, texts: Tensor, lr: float) -> None:
         """Train on newly drawn blocks of texts at a learning rate."""
         self.draw(texts)
-        self.optimizer.lr.fill_(lr)
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.device.type == "cuda":
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # type: ignore[no-untyped-call]
-                self.stats.copy_(self.once())
-            torch.cuda.current_stream().wait_stream(side)
-            if self.count == 5:
-                torch.cuda.synchronize()
-                self.graph = torch.cuda.CUDAGraph()
-                with torch.cuda.graph(self.graph):
-                    self.stats.copy_(self.once())
-        else:
-            self.stats.copy_(self.once())
-        self.count += 1
+        self.advance(lr)
 
     def state(self) -> dict[str, Tensor]:
         """Return the drafter's weights with the gain of the features in `fc`."""
@@ -179,10 +157,7 @@ class Step:
 
 def train(tokens: Path, out: Path, plan: Plan) -> None:
     """Run the plan; write the final weights and report.json."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(plan.seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    out.mkdir(parents=True, exist_ok=True)
+    device = prepare(out, plan.seed)
     begun = time.time()
     texts = write_texts(target(device), load_tokens(tokens, device), plan)
     torch.cuda.empty_cache()
@@ -190,43 +165,29 @@ def train(tokens: Path, out: Path, plan: Plan) -> None:
     step = Step(trunk, DFlash().to(device), plan)
     step.draw(texts)
     step.measure()
-    start = said = saved = time.time()
-    while step.count < plan.steps:
-        done = (time.time() - start) * (step.count >= 6) / (60 * plan.minutes)
-        if done >= 1:
-            break
-        step(texts, plan.lr * rate(done, step.count))
-        if step.count == 6:
-            step.stats.tolist()
-            start = time.time()
-            print(f"{start - begun:.0f}s until the first step", flush=True)
-        if step.count % 50 == 0 and time.time() - said > 10:
-            said = time.time()
-            loss, mean = step.stats.tolist()
-            print(f"{said - start:4.0f}s step {step.count}; loss {loss:.3f}, tokens {mean:.2f}", flush=True)
-            if not math.isfinite(loss):
-                raise FloatingPointError("the loss is not finite")
-        if time.time() - saved > 60:
-            save_state(step.state(), out)
-            saved = time.time()
-    save_state(step.state(), out)
-    final = DFlash().to(device)
-    final.load_state_dict({k: v.float() for k, v in rounded(step.state()).items()})
+
+    def go(share: float) -> None:
+        step(texts, plan.lr * share)
+
+    def say(figures: list[float], seconds: float) -> str:
+        loss, mean = figures
+        return f"{seconds:4.0f}s step {step.count}; loss {loss:.3f}, tokens {mean:.2f}"
+
+    def save(_: float) -> None:
+        save_state(step.state(), out)
+
+    def compiled() -> None:
+        print(f"{time.time() - begun:.0f}s until the first step", flush=True)
+
+    run(step, plan.minutes, plan.steps, go, say, save, say_every=50, save_every=60, compiled=compiled)
+    final = as_stored(DFlash().to(device), step.state())
     figures = report(target(device), final, Tokenizer.from_file(str(MODEL / "tokenizer.json")))
-    result = {"steps": step.count, "texts": len(texts), **figures}
-    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result), flush=True)
+    write_report(out, {"steps": step.count, "texts": len(texts), **figures})
 
 
 def main() -> None:
     """Run from the command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("tokens", type=Path)
-    p.add_argument("out", type=Path)
-    for f in fields(Plan):
-        default = getattr(Plan(), f.name)
-        p.add_argument(f"--{f.name.replace('_', '-')}", type=type(default), default=default)
-    a = vars(p.parse_args())
+    a = vars(parser(__doc__, Plan()).parse_args())
     tokens, out = a.pop("tokens"), a.pop("out")
     train(tokens, out, Plan(**a))
 

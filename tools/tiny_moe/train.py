@@ -8,26 +8,23 @@ Usage: python -m tools.tiny_moe.train TOKENS.npy OUT --minutes 18
 
 from __future__ import annotations
 
-import argparse
-import json
-import lzma
-import math
-import time
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 
-import numpy as np
 import torch
 import torch.nn.functional as F
 from tokenizers import Tokenizer
 from torch import Tensor
 
-from tools.tiny_moe.checkpoint import rounded, save_state
+from tools.tiny_moe import training
+from tools.tiny_moe.checkpoint import save_state
 from tools.tiny_moe.corpus import MODEL
 from tools.tiny_moe.evaluate import report
 from tools.tiny_moe.model import TinyMoe
 from tools.tiny_moe.optim import Optimizer
+from tools.tiny_moe.training import WARM, as_stored, load_tokens, parser, prepare, run, write_report
 
 
 @dataclass(frozen=True)
@@ -87,15 +84,13 @@ def losses(model: TinyMoe, ids: Tensor, plan: Plan, depth_loss: DepthLoss) -> tu
     return total, torch.stack([trunk.detach(), balance.detach(), *rates])
 
 
-class Step:
-    """One training step, compiled by parts and, if asked, captured whole as a CUDA graph."""
+class Step(training.Step):
+    """One step of trunk and MTP block together, compiled by parts."""
 
     def __init__(self, model: TinyMoe, optimizer: Optimizer, plan: Plan, device: torch.device) -> None:
-        self.model, self.optimizer, self.plan, self.device = model, optimizer, plan, device
+        super().__init__(optimizer, 2 + plan.depth, device, capture=plan.graph)
+        self.model, self.plan = model, plan
         self.ids = torch.zeros(plan.batch, plan.length, dtype=torch.long, device=device)
-        self.graph: torch.cuda.CUDAGraph | None = None
-        self.stats = torch.zeros(2 + plan.depth, device=device)
-        self.count = self.before = 0  # steps of this run, and of the runs it resumes
         self.depth_loss: DepthLoss = draft_loss
         if device.type == "cuda":
             compile_parts(model)
@@ -112,27 +107,7 @@ class Step:
     def __call__(self, ids: Tensor, lr: float) -> None:
         """Train on ids i64 [batch, length] at a learning rate."""
         self.ids.copy_(ids)
-        self.optimizer.lr.fill_(lr)
-        if self.graph is not None:
-            self.graph.replay()
-        elif self.device.type == "cuda" and self.plan.graph:
-            side = torch.cuda.Stream()
-            side.wait_stream(torch.cuda.current_stream())
-            with torch.cuda.stream(side):  # type: ignore[no-untyped-call]
-                self.stats.copy_(self.once())
-            torch.cuda.current_stream().wait_stream(side)
-            if self.count == 5:
-                self.capture()
-        else:
-            self.stats.copy_(self.once())
-        self.count += 1
-
-    def capture(self) -> None:
-        """Record the step once; replays then cost no Python time."""
-        torch.cuda.synchronize()
-        self.graph = torch.cuda.CUDAGraph()
-        with torch.cuda.graph(self.graph):
-            self.stats.copy_(self.once())
+        self.advance(lr)
 
 
 def compile_parts(model: TinyMoe) -> None:
@@ -140,17 +115,6 @@ def compile_parts(model: TinyMoe) -> None:
     for layer in model.model.layers:
         layer.compile(dynamic=False)
     model.mtp.step = torch.compile(model.mtp.step, dynamic=False)  # type: ignore[method-assign]
-
-
-def rate(done: float, step: int) -> float:
-    """Return the share of the peak learning rate at a share of the time: warm up, hold, fall to 1 %."""
-    return min(1.0, step / 200) * min(1.0, max(0.01, (1 - done) / 0.6))
-
-
-def load_tokens(path: Path, device: torch.device) -> Tensor:
-    """Read u16 tokens of a .npy, .npy.xz to the device as i32."""
-    with lzma.open(path) if path.suffix == ".xz" else path.open("rb") as f:
-        return torch.from_numpy(np.load(f).astype(np.int32)).to(device)
 
 
 def save(out: Path, step: Step, seconds: float) -> None:
@@ -174,67 +138,38 @@ def restore(out: Path, step: Step) -> float:
 
 def train(tokens: Path, out: Path, plan: Plan, resume: bool) -> None:
     """Run the plan and write the final weights and report.json."""
-    device = torch.device("cuda" if torch.cuda.is_available() else "cpu")
-    torch.manual_seed(plan.seed)
-    torch.backends.cuda.matmul.allow_tf32 = True
-    out.mkdir(parents=True, exist_ok=True)
+    device = prepare(out, plan.seed)
     data = load_tokens(tokens, device)
     tokenizer = Tokenizer.from_file(str(MODEL / "tokenizer.json"))
     model = TinyMoe().to(device)
     step = Step(model, Optimizer(model, muon=plan.muon), plan, device)
     spent = restore(out, step) if resume else 0.0
     offsets = torch.arange(plan.length, device=device)
-    start = said = saved = time.time()
-    while step.count < plan.steps:
-        done = (spent + (time.time() - start) * (step.count >= 6)) / (60 * plan.minutes)
-        if done >= 1:
-            break
+
+    def go(share: float) -> None:
         at = torch.randint(len(data) - plan.length, (plan.batch, 1), device=device)
-        step(data[at + offsets].long(), plan.lr * rate(done, step.before + step.count))
-        if step.count == 6:  # compiling is over: the schedule's clock starts here
-            step.stats.tolist()
-            start = time.time()
-        if step.count % 100 == 0 and time.time() - said > 10:
-            said = time.time()
-            say(step, said - start)
-        if time.time() - saved > 120:
-            save(out, step, spent + time.time() - start)
-            saved = time.time()
-    save(out, step, spent + time.time() - start)
+        step(data[at + offsets].long(), plan.lr * share)
+
+    def say(figures: list[float], seconds: float) -> str:
+        speed = (step.count - WARM) * step.ids.numel() / seconds
+        stats = [round(x, 3) for x in figures]
+        return f"{seconds:5.0f}s step {step.count} {speed:,.0f} tok/s; loss, balance, agree {stats}"
+
+    keep = partial(save, out, step)
+    run(step, plan.minutes, plan.steps, go, say, keep, say_every=100, save_every=120, spent=spent)
     finish(out, step, tokenizer)
-
-
-def say(step: Step, seconds: float) -> None:
-    """Print speed and the newest figures; a loss that is not finite ends the run."""
-    stats = [round(x, 3) for x in step.stats.tolist()]
-    speed = (step.count - 6) * step.ids.numel() / seconds
-    print(f"{seconds:5.0f}s step {step.count} {speed:,.0f} tok/s; loss, balance, agree {stats}", flush=True)
-    if not math.isfinite(stats[0]):
-        raise FloatingPointError("the loss is not finite")
 
 
 def finish(out: Path, step: Step, tokenizer: Tokenizer) -> None:
     """Round the weights as the GGUF will hold them and measure exactly those."""
-    final = TinyMoe().to(step.device)
-    final.load_state_dict({k: v.float() for k, v in rounded(step.model.state_dict()).items()})
+    final = as_stored(TinyMoe().to(step.device), step.model.state_dict())
     steps = step.before + step.count
-    result = {"steps": steps, "tokens": steps * step.ids.numel(), **report(final, tokenizer)}
-    (out / "report.json").write_text(json.dumps(result, indent=2) + "\n")
-    print(json.dumps(result), flush=True)
+    write_report(out, {"steps": steps, "tokens": steps * step.ids.numel(), **report(final, tokenizer)})
 
 
 def main() -> None:
     """Run from the command line."""
-    p = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
-    p.add_argument("tokens", type=Path)
-    p.add_argument("out", type=Path)
-    d = Plan()
-    for name in ("minutes", "lr"):
-        p.add_argument(f"--{name}", type=float, default=getattr(d, name))
-    for name in ("batch", "length", "depth", "draft_rows", "steps", "seed"):
-        p.add_argument(f"--{name.replace('_', '-')}", type=int, default=getattr(d, name))
-    for name in ("muon", "graph"):
-        p.add_argument(f"--{name}", action=argparse.BooleanOptionalAction, default=True)
+    p = parser(__doc__, Plan())
     p.add_argument("--resume", action="store_true")
     a = vars(p.parse_args())
     tokens, out, resume = (a.pop(k) for k in ("tokens", "out", "resume"))

@@ -16,7 +16,7 @@ TESTS = (
     "tests/ops",
     "tests/model/test_build_info.py",
     "tests/model/test_engine_capi.py",
-    "tests/model/test_generate.py",
+    "tests/model/generate",
     "tests/model/test_graphs.py",
 )
 

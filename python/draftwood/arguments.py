@@ -1,7 +1,7 @@
 """llama-cpp-python arguments that this build has to correct before upstream's constructor sees them.
 
 Each correction is said in a UserWarning that points at the caller of `Llama(...)`. Decides from the arguments
-alone. Must not know: the library, contexts. Test: tests/model/test_generate.py.
+alone. Must not know: the library, contexts. Test: tests/model/generate/test_prompt_batches.py.
 """
 
 from __future__ import annotations

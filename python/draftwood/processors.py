@@ -16,7 +16,7 @@ Processor = Callable[[Any, Any], Any]
 class GuardedProcessors(list[Processor]):
     """The same processors, each wrapped: the first exception is kept, and raised by `raise_pending`.
 
-    After it, logits pass through unchanged until then. Test: tests/model/test_generate.py.
+    After it, logits pass through unchanged until then. Test: tests/model/generate/test_processors.py.
     """
 
     def __init__(self, processors: Iterable[Processor]) -> None:

@@ -20,54 +20,58 @@ import pytest
 
 ROOT = Path(__file__).resolve().parents[2]
 
-GENERATE, ROWS = "tests/model/test_generate.py", "tests/model/test_api_rows.py"
+BOOKKEEPING, SAME_TEXT, PROCESSORS, REQUESTS, KEPT, LIFE = (
+    f"tests/model/generate/test_{name}.py"
+    for name in ("bookkeeping", "same_text", "processors", "requests", "states", "life_cycle")
+)
+ROWS = "tests/model/test_api_rows.py"
 COMPLETION, CHAT = "tests/model/test_api_completion.py", "tests/model/test_api_chat.py"
 STATES, BAD, PLACEMENT = (f"tests/model/test_api_{name}.py" for name in ("states", "bad_input", "placement"))
 
 TABLE: dict[str, list[str]] = {
     "generator contract": [
-        f"{GENERATE}::test_n_tokens_after_each_yield",
-        f"{GENERATE}::test_break_and_go_on_with_another_prompt",
+        f"{BOOKKEEPING}::test_n_tokens_after_each_yield",
+        f"{BOOKKEEPING}::test_break_and_go_on_with_another_prompt",
     ],
-    "send": [f"{GENERATE}::test_send"],
-    "reset and prefix reuse": [f"{GENERATE}::test_chain_of_turns", f"{GENERATE}::test_without_reset"],
+    "send": [f"{BOOKKEEPING}::test_send"],
+    "reset and prefix reuse": [f"{BOOKKEEPING}::test_chain_of_turns", f"{BOOKKEEPING}::test_without_reset"],
     "eval and sample by hand": [
-        f"{GENERATE}::test_low_level_loop",
-        f"{GENERATE}::test_eval_set_back_by_hand",
+        f"{BOOKKEEPING}::test_low_level_loop",
+        f"{BOOKKEEPING}::test_eval_set_back_by_hand",
     ],
-    "sampling": [f"{GENERATE}::test_sampling_is_the_same", f"{GENERATE}::test_draft_lengths"],
-    "seeds": [f"{GENERATE}::test_seeds", f"{COMPLETION}::test_generated_completion_is_upstreams"],
-    "grammar": [f"{GENERATE}::test_grammar", f"{BAD}::test_grammar_that_dead_ends"],
-    "JSON schema": [f"{GENERATE}::test_chat_in_json"],
+    "sampling": [f"{SAME_TEXT}::test_sampling_is_the_same", f"{SAME_TEXT}::test_draft_lengths"],
+    "seeds": [f"{SAME_TEXT}::test_seeds", f"{COMPLETION}::test_generated_completion_is_upstreams"],
+    "grammar": [f"{PROCESSORS}::test_grammar", f"{BAD}::test_grammar_that_dead_ends"],
+    "JSON schema": [f"{REQUESTS}::test_chat_in_json"],
     "tools": [f"{ROWS}::test_forced_tool", f"{CHAT}::test_reply_is_split"],
     "logits processors": [
-        f"{GENERATE}::test_processors_and_criteria_see_each_prefix_once",
-        f"{GENERATE}::test_stateful_processor",
+        f"{PROCESSORS}::test_processors_and_criteria_see_each_prefix_once",
+        f"{PROCESSORS}::test_stateful_processor",
     ],
     "logits processors with logit_bias": [
-        f"{GENERATE}::test_completion_with_bias_and_processor",
+        f"{REQUESTS}::test_completion_with_bias_and_processor",
         f"{COMPLETION}::test_bias_and_processor_both_run",
     ],
     "min_tokens": [f"{ROWS}::test_min_tokens_and_bias"],
-    "stopping criteria": [f"{GENERATE}::test_criterion_that_stops"],
-    "logprobs": [f"{GENERATE}::test_logprobs", f"{COMPLETION}::test_completion_is_upstreams"],
-    "scores": [f"{GENERATE}::test_scores_are_equal_bit_for_bit"],
-    "completion": [f"{GENERATE}::test_completion", f"{GENERATE}::test_completion_stops_at_strings"],
+    "stopping criteria": [f"{PROCESSORS}::test_criterion_that_stops"],
+    "logprobs": [f"{REQUESTS}::test_logprobs", f"{COMPLETION}::test_completion_is_upstreams"],
+    "scores": [f"{SAME_TEXT}::test_scores_are_equal_bit_for_bit"],
+    "completion": [f"{REQUESTS}::test_completion", f"{REQUESTS}::test_completion_stops_at_strings"],
     "stream": [
         f"{COMPLETION}::test_generated_completion_is_upstreams",
         f"{COMPLETION}::test_a_stream_that_is_dropped_closes_the_generation",
     ],
-    "chat": [f"{GENERATE}::test_chat", f"{CHAT}::test_without_options_the_result_is_upstreams"],
+    "chat": [f"{REQUESTS}::test_chat", f"{CHAT}::test_without_options_the_result_is_upstreams"],
     "chat template arguments": [
         f"{CHAT}::test_prompts_are_the_servers",
         f"{CHAT}::test_template_arguments_reach_the_template",
     ],
     "end of the context": [
-        f"{GENERATE}::test_end_of_the_context",
-        f"{GENERATE}::test_completion_stops_at_the_context",
+        f"{REQUESTS}::test_end_of_the_context",
+        f"{REQUESTS}::test_completion_stops_at_the_context",
     ],
     "save_state, load_state": [
-        f"{GENERATE}::test_state_saved_and_loaded",
+        f"{KEPT}::test_state_saved_and_loaded",
         f"{STATES}::test_state_of_another_model",
     ],
     "RAM and disk caches": [f"{STATES}::test_cache", f"{STATES}::test_cache_folder_that_cannot_be_written"],
@@ -79,14 +83,14 @@ TABLE: dict[str, list[str]] = {
     ],
     "multimodal handlers": [
         f"{ROWS}::test_multimodal_handler",
-        f"{GENERATE}::test_positions_that_an_image_skips",
+        f"{BOOKKEEPING}::test_positions_that_an_image_skips",
     ],
     "guidance's raw calls on ctx": [
         f"{ROWS}::test_guidance_decodes_behind_our_back",
         f"{ROWS}::test_guidance_cuts_behind_our_back",
     ],
-    "pickle": [f"{GENERATE}::test_pickle", f"{PLACEMENT}::test_pickle_keeps_them"],
-    "close": [f"{GENERATE}::test_closing_twice", f"{GENERATE}::test_use_after_close"],
+    "pickle": [f"{LIFE}::test_pickle", f"{PLACEMENT}::test_pickle_keeps_them"],
+    "close": [f"{LIFE}::test_closing_twice", f"{LIFE}::test_use_after_close"],
     "LangChain's arguments": [f"{PLACEMENT}::test_langchains_arguments_are_corrected"],
 }
 

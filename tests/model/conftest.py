@@ -114,6 +114,30 @@ def llama(llama_of: MakeLlama) -> MakeLlama:
 
 
 @pytest.fixture
+def on(llama: MakeLlama) -> Llama:
+    """The planted model with drafts: about two of three are accepted, so rounds of every length occur."""
+    return llama(speculation="mtp", draft_tokens=5)
+
+
+@pytest.fixture
+def off(llama: MakeLlama) -> Llama:
+    """The same model on the same engine, without a drafter."""
+    return llama(speculation="off")
+
+
+@pytest.fixture(params=["on", "off"])
+def either(request: pytest.FixtureRequest) -> Llama:
+    """`on`, then `off`."""
+    return request.getfixturevalue(request.param)
+
+
+@pytest.fixture(params=["mtp", "off"])
+def llm(request: pytest.FixtureRequest, llama: MakeLlama) -> Llama:
+    """The planted model with drafts of the default length, then without."""
+    return llama(speculation=request.param)
+
+
+@pytest.fixture
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     """python(code, *args) -> finished process: for what would end pytest if it went wrong."""
 

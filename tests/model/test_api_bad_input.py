@@ -2,14 +2,13 @@
 
 from __future__ import annotations
 
-import itertools
-
 import numpy as np
 import pytest
 from draftwood import GrammarError, OptionError
 from draftwood._llama_cpp.llama_grammar import LlamaGrammar
 
 from tests.model.rig import PROMPT
+from tests.model.texts import Boom, text
 
 BROKEN = {
     "not closed": "root ::= (",
@@ -17,18 +16,6 @@ BROKEN = {
     "calls itself first": 'root ::= root "a"',
     "no root": 'foo ::= "a"',
 }
-
-
-def text(llm, n=20, **settings):
-    generator = llm.generate(list(PROMPT), **{"temp": 0.0, **settings})
-    tokens = list(itertools.islice(generator, n))
-    generator.close()
-    return tokens
-
-
-@pytest.fixture(params=["mtp", "off"])
-def llm(llama, request):
-    return llama(speculation=request.param)
 
 
 @pytest.mark.parametrize("name", BROKEN)
@@ -75,10 +62,6 @@ def test_grammar_that_ends_is_no_dead_end(llm):
     grammar = LlamaGrammar.from_string('root ::= "ab"', verbose=False)
     done = llm.create_completion("a", max_tokens=20, temperature=0.0, grammar=grammar)["choices"][0]
     assert (done["text"], done["finish_reason"]) == ("ab", "stop")
-
-
-class Boom(Exception):
-    pass
 
 
 @pytest.mark.parametrize("stream", [False, True])

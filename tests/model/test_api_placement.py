@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import itertools
 import pickle
 import re
 import warnings
@@ -11,13 +10,9 @@ import pytest
 from draftwood import Llama, OptionError
 from draftwood.placement import buffer_types, tensor_overrides
 
-from tests.model.rig import PROMPT
+from tests.model.texts import text
 
 LANGCHAIN = {"rope_freq_base": 10000.0, "rope_freq_scale": 1.0, "n_batch": 8, "n_parts": -1, "f16_kv": True}
-
-
-def text(llm, n=20):
-    return list(itertools.islice(llm.generate(list(PROMPT), temp=0.0), n))
 
 
 def rows(array):

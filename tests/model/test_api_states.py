@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import copy
-import itertools
 import pickle
 
 import numpy as np
@@ -11,21 +10,7 @@ import pytest
 from draftwood import CacheError, StateError
 from draftwood._llama_cpp.llama_cache import LlamaDiskCache, LlamaRAMCache
 
-from tests.model.rig import PROMPT
-
-P = list(PROMPT)
-
-
-def text(llm, n=20, prompt=PROMPT):
-    generator = llm.generate(list(prompt), temp=0.0)
-    tokens = list(itertools.islice(generator, n))
-    generator.close()
-    return tokens
-
-
-@pytest.fixture(params=["mtp", "off"])
-def llm(llama, request):
-    return llama(speculation=request.param)
+from tests.model.texts import P, text
 
 
 def refused(llm, state, words):

@@ -15,7 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 TESTS = (
     "tests/ops",
     "tests/model/test_build_info.py",
-    "tests/model/test_engine_capi.py",
+    "tests/model/engine",
     "tests/model/generate",
     "tests/model/test_graphs.py",
 )

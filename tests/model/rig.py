@@ -123,6 +123,13 @@ class Rig:
         self.engine.eval(prompt, 0)
         return self.engine.next(self.sampler)
 
+    def open_round(self, run: Run, n: int = 5, take: int = 0) -> None:
+        """After the first token verify a right draft of n tokens and sample `take` of its rows."""
+        self.engine.propose_given(run.tokens[0], run.tokens[1 : 1 + n])
+        self.engine.verify()
+        for _ in range(take):
+            self.sample()
+
     def plain(self, last: int, n: int) -> tuple[list[int], list[np.ndarray]]:
         """Take n plain steps after `last`; return their tokens and rows."""
         tokens, rows = [], []
@@ -171,6 +178,13 @@ def hooked_sampler(hook: Callable[[], None]) -> LlamaSampler:
     return chain
 
 
+def check_next(rig: Rig, run: Run, i: int) -> None:
+    """Check that the next row and its token are the run's i-th, bit for bit."""
+    token, logits = rig.sample()
+    assert token == run.tokens[i], f"token {i}"
+    assert np.array_equal(logits, run.rows[i]), f"row {i}"
+
+
 def follow(rig: Rig, run: Run, done: int, accept: int, take: int | None = None, depth: int = 5) -> int:
     """Run one oracle round after `done` emitted tokens of `run` and check all that it shows.
 
@@ -189,9 +203,7 @@ def follow(rig: Rig, run: Run, done: int, accept: int, take: int | None = None, 
         row = rig.engine.row()
         assert row is not None, f"the walk ended after {i} of {wanted} tokens"
         assert row[1] == len(run.prompt) + done + i
-        token, logits = rig.sample()
-        assert token == run.tokens[done + i], f"token {done + i}"
-        assert np.array_equal(logits, run.rows[done + i]), f"row {done + i}"
+        check_next(rig, run, done + i)
     if wanted == accept + 1:
         assert rig.engine.row() is None
     rig.engine.commit()

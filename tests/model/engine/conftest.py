@@ -1,0 +1,35 @@
+"""The engine's tests run on both ways back from rejected drafts: a state left alone, and snapshots of it.
+
+Must not know: what any test expects.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+from draftwood import _capi
+
+from tests.model.rig import Rig, Run
+
+
+@pytest.fixture(params=["tree", "snapshots"])
+def rig(request: pytest.FixtureRequest, rig: Callable[..., Rig]) -> Callable[..., Rig]:
+    """Make rigs as the outer fixture does, on one of the two ways; `rig.rollback` names it."""
+
+    def make(preset: str = "moe-mtp", **settings: Any) -> Rig:
+        if request.param == "snapshots":
+            settings = {"n_rs_seq": settings.get("draft_tokens", 5), **settings}
+        return rig(preset, **settings)
+
+    make.rollback = request.param  # type: ignore[attr-defined]
+    return make
+
+
+@pytest.fixture
+def started(rig: Callable[..., Rig], run_of: Callable[..., Run]) -> tuple[Rig, Run]:
+    """A rig that drafts with MTP and has the first token of the run."""
+    r = rig(drafter=_capi.DRAFTER_MTP)
+    r.start()
+    return r, run_of("moe-mtp")

@@ -1,0 +1,141 @@
+"""dw_probe_model, dw_engine_new, dw_engine_free: what makes an engine, and what one leaves behind."""
+
+from __future__ import annotations
+
+import ctypes
+
+import numpy as np
+import pytest
+from draftwood import _capi
+from draftwood.options import DEFAULT_DRAFT_P_MIN, DEFAULT_DRAFT_TOKENS, EXACT_ROWS
+
+from tests.model.engine.calls import MTP, NONE, error_of, lib, new, params
+from tests.model.rig import PROMPT, check_plain, follow
+
+
+def test_params_init():
+    p = params()
+    assert p.struct_size == ctypes.sizeof(_capi.Params)
+    assert (p.drafter, p.draft_tokens, p.draft_p_min) == (NONE, DEFAULT_DRAFT_TOKENS, DEFAULT_DRAFT_P_MIN)
+    assert p.exact_rows == EXACT_ROWS
+    lib.dw_params_init(None)
+
+
+@pytest.mark.parametrize(
+    ("changes", "found"),
+    [
+        ({"struct_size": 4}, "struct_size 4"),
+        ({"struct_size": 2000}, "struct_size 2000"),
+        ({"draft_tokens": 0}, "draft_tokens is 0"),
+        ({"draft_tokens": -1}, "draft_tokens is -1"),
+        ({"draft_tokens": 64}, "draft_tokens is 64"),
+        ({"draft_p_min": float("nan")}, "draft_p_min is nan"),
+        ({"draft_p_min": -0.5}, "draft_p_min is -0.5"),
+        ({"draft_p_min": 1.5}, "draft_p_min is 1.5"),
+        ({"exact_rows": -1}, "exact_rows is -1"),
+        ({"drafter": 7}, "drafter is 7"),
+        ({"drafter": -1}, "drafter is -1"),
+    ],
+)
+def test_params_that_make_no_sense(rig, changes, found):
+    r = rig(engine=False)
+    text = error_of(new(r, params(**changes))[0], _capi.ERR_ARGUMENT)
+    assert found in text
+    assert "expect" in text
+
+
+def test_a_model_without_an_mtp_block_cannot_draft(rig):
+    r = rig("moe-plain", engine=False, drafter=MTP)
+    text = error_of(new(r, params(drafter=MTP, draft_tokens=5))[0], _capi.ERR_UNSUPPORTED)
+    assert "no MTP block" in text
+    r.settings["drafter"] = NONE
+    assert r.attach().n_past == 0, "without drafting this context works"
+
+
+def test_fewer_snapshots_than_drafts_are_not_needed(rig, run_of):
+    run = run_of("moe-mtp")
+    r = rig(drafter=MTP, n_rs_seq=3)
+    r.start()
+    done = 1
+    for accept in range(6):
+        done = follow(r, run, done, accept)
+    check_plain(r, run, done)
+
+
+def test_ubatch_too_small_for_a_draft(rig):
+    """A verify is one ubatch, and with snapshots llama.cpp's own split asserts n_ubatch > n_rs_seq + 1."""
+    need = 6 if rig.rollback == "snapshots" else 5
+    enough = rig(engine=False, drafter=MTP, draft_tokens=4, n_ubatch=need)
+    assert enough.attach().n_past == 0
+    small = rig(engine=False, drafter=MTP, draft_tokens=4, n_ubatch=need - 1)
+    text = error_of(new(small, params(drafter=MTP, draft_tokens=4))[0], _capi.ERR_UNSUPPORTED)
+    assert f"n_ubatch is {need - 1}; 4 draft tokens need at least {need}" in text
+
+
+def test_mtp_of_a_model_loaded_without_it(gguf, python):
+    """The file has the block, the loaded model has not: llama.cpp would assert."""
+    done = python(
+        """
+        import sys
+        from draftwood import _capi
+        from tests.model.rig import Rig
+        rig = Rig(sys.argv[1], engine=False)
+        rig.settings["drafter"] = _capi.DRAFTER_MTP
+        try:
+            rig.attach()
+        except ValueError as error:
+            print(type(error).__name__, error)
+        """,
+        gguf("moe-mtp"),
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    assert "UnsupportedError" in done.stdout
+    assert "MTP" in done.stdout
+
+
+def test_two_engines_on_one_context(started):
+    r, run = started
+    text = error_of(new(r, params())[0], _capi.ERR_UNSUPPORTED)
+    assert "has an engine already" in text
+    assert follow(r, run, 1, 3) == 5
+    r.detach()
+    r.attach()
+    assert r.engine.n_past == r.held
+    check_plain(r, run, 5)
+
+
+def test_freeing_in_mid_round_leaves_what_was_taken(started):
+    r, run = started
+    r.open_round(run, take=2)
+    r.detach()
+    assert r.held == len(PROMPT) + 2
+    r.attach()
+    check_plain(r, run, 3)
+
+
+def test_freed_engine_leaves_stock_kernels(rig):
+    """The context computes as if no engine had ever been attached."""
+    stock, used = rig(engine=False), rig(drafter=MTP)
+    used.start()
+    used.engine.reset()
+    used.detach()
+    for tokens in (PROMPT, [7], [8, 9], list(range(100, 180))):
+        stock.raw_decode(tokens)
+        used.raw_decode(tokens)
+        assert np.array_equal(stock.logits(-1), used.logits(-1)), f"{len(tokens)} rows"
+
+
+def test_freeing_nothing():
+    lib.dw_engine_free(None)
+    assert lib.dw_n_past(None) == 0
+    assert lib.dw_draft_tokens(None) == 0
+
+
+def test_probe_statuses(gguf, tmp_path):
+    info = _capi.ModelInfo()
+    assert lib.dw_probe_model(gguf("moe-mtp").encode(), ctypes.byref(info)) == _capi.OK
+    assert (info.architecture, info.n_layer_nextn, info.can_draft_mtp) == (b"qwen35moe", 1, 1)
+    assert lib.dw_probe_model(gguf("dense-plain").encode(), ctypes.byref(info)) == _capi.OK
+    assert (info.architecture, info.n_layer_nextn, info.can_draft_mtp) == (b"qwen35", 0, 0)
+    text = error_of(lib.dw_probe_model(str(tmp_path / "none").encode(), ctypes.byref(info)), _capi.ERR_FILE)
+    assert "cannot be opened" in text

@@ -1,0 +1,95 @@
+"""The context's end, aborted decodes, samplers that throw: a status, then exact again."""
+
+from __future__ import annotations
+
+import ctypes
+
+import pytest
+from draftwood import _capi
+from draftwood._llama_cpp import llama_cpp as native
+from draftwood._llama_cpp._internals import LlamaSampler
+
+from tests.model.engine.calls import MTP, error_of, lib
+from tests.model.rig import PROMPT, check_next, check_plain, follow
+
+
+@pytest.mark.parametrize("left", range(7))
+def test_draft_is_cut_to_the_context(rig, run_of, left):
+    """With room for `left` more tokens a draft has at most left - 1: the root needs one."""
+    run = run_of("moe-mtp", 264)
+    r = rig(drafter=MTP)
+    text = [*run.prompt, *run.tokens]
+    for start in range(0, 256 - left, 64):
+        r.engine.eval(text[start : min(start + 64, 256 - left)], start)
+    last = text[256 - left]
+    expected = max(0, min(5, left - 1))
+    assert r.engine.propose(last) == expected
+    r.engine.propose_given(last, text[257 - left : 262 - left])
+    assert len(r.engine.draft()) == expected
+    if left == 0:
+        found = error_of(lib.dw_verify(r.engine._handle), _capi.ERR_CONTEXT)
+        assert "no room for 1 tokens at position 256 of a context of 256" in found
+        assert r.held == r.engine.n_past == 256
+        return
+    r.engine.verify()
+    done = 256 - left - len(run.prompt) + 1
+    for i in range(expected + 1):
+        check_next(r, run, done + i)
+    r.engine.commit()
+    assert r.held == 256
+
+
+def test_eval_over_the_end(rig, run_of):
+    run = run_of("moe-mtp")
+    r = rig(drafter=MTP)
+    text = [*run.prompt, *run.tokens]
+    for start in (0, 64, 128):
+        r.engine.eval(text[start : start + 64], start)
+    found = error_of(lib.dw_eval(r.engine._handle, (_capi.Token * 65)(), 65, 192, False), _capi.ERR_CONTEXT)
+    assert "no room for 65 tokens at position 192" in found
+    assert r.held == r.engine.n_past == 192
+    check_plain(r, run, 192 - len(PROMPT) + 1, n=5)
+
+
+@pytest.mark.parametrize("where", ["eval", "verify"])
+def test_aborted_decode(started, where):
+    """An abort callback stops llama_decode half way; after a reset everything is exact again."""
+    r, run = started
+    calls = []
+    stop = native.ggml_abort_callback(lambda _: bool(calls.append(0)) or len(calls) > 20)
+    native.llama_set_abort_callback(r.ctx, stop, None)
+    if where == "eval":
+        status = lib.dw_eval(r.engine._handle, (_capi.Token * 3)(1, 2, 3), 3, 12, False)
+    else:
+        r.engine.propose_given(run.tokens[0], run.tokens[1:6])
+        status = lib.dw_verify(r.engine._handle)
+    assert "llama_decode returned 2" in error_of(status, _capi.ERR_DECODE)
+    assert r.engine.row() is None
+    native.llama_set_abort_callback(r.ctx, native.ggml_abort_callback(), None)
+    assert r.start() == run.tokens[0]
+    check_plain(r, run, follow(r, run, 1, 3))
+
+
+def test_exception_in_a_sampler(started):
+    """A grammar throws when made to accept what it forbids: a status, and the row can be sampled anew."""
+    r, run = started
+    vocab = native.llama_model_get_vocab(r.model)
+
+    def force(data):
+        data.contents.data[ord("z")].logit = 1e9
+
+    r.open_round(run, 3)
+    for i in range(3):
+        chain = LlamaSampler()
+        grammar = native.llama_sampler_init_grammar(vocab, b'root ::= "a"+', b"root")
+        native.llama_sampler_chain_add(chain.sampler, grammar)
+        chain.add_custom(force)
+        chain.add_greedy()
+        before = (r.engine.row(), r.engine.n_past)
+        status = lib.dw_next(r.engine._handle, chain.sampler, ctypes.byref(ctypes.c_int32()))
+        assert "empty grammar stack" in error_of(status, _capi.ERR_INTERNAL)
+        assert (r.engine.row(), r.engine.n_past) == before
+        assert r.sample()[0] == run.tokens[1 + i]
+        chain.close()
+    r.engine.commit()
+    check_plain(r, run, 4)

@@ -4,7 +4,7 @@
 
 Plain decode and drafting run interleaved in this process, on the same number of threads (all cores), several
 times per prompt; medians count. Prompts are the first 128 tokens of held-out documents, unseen in training.
-Mean tokens per round as in bench/rounds.py: loops are left out. Writes build/demo.json.
+Mean tokens per round as in draftwood/bench/rounds.py: loops are left out. Writes build/demo.json.
 Exit status 1 if the texts differ.
 """
 
@@ -20,15 +20,16 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
+from draftwood.bench.rounds import generate_rounds, mean_tokens
 from draftwood.engine import build_info
 from rich.console import Console
 from rich.progress import Progress
-from rounds import generate_rounds, mean_tokens
 
 import models
 
 N_PROMPT = 128
 N_TOKENS = 128
+PER_CATEGORY, REPEATS = 2, 3
 
 
 def generate(llm: Llama, prompt: list[int]) -> tuple[list[int], float]:
@@ -45,11 +46,11 @@ def generate(llm: Llama, prompt: list[int]) -> tuple[list[int], float]:
     return tokens, time.perf_counter() - started
 
 
-def compare(plain: Llama, spec: Llama, prompt: list[int], repeats: int) -> dict[str, Any]:
+def compare(plain: Llama, spec: Llama, prompt: list[int]) -> dict[str, Any]:
     """Run both on one prompt, interleaved, the order alternating."""
     texts: list[list[int]] = []
     seconds: dict[str, list[float]] = {"plain": [], "spec": []}
-    for repeat in range(repeats):
+    for repeat in range(REPEATS):
         order = [("plain", plain), ("spec", spec)]
         for name, llm in order if repeat % 2 == 0 else reversed(order):
             tokens, elapsed = generate(llm, prompt)
@@ -67,7 +68,7 @@ def compare(plain: Llama, spec: Llama, prompt: list[int], repeats: int) -> dict[
     }
 
 
-def measure(per_category: int, repeats: int, kind: str, draft_tokens: int | None) -> dict[str, Any]:
+def measure(kind: str, draft_tokens: int | None) -> dict[str, Any]:
     """Run every prompt and return the report."""
     threads = os.cpu_count() or 1
     common = {"n_ctx": 512, "verbose": False, "n_threads": threads, "n_threads_batch": threads}
@@ -76,15 +77,15 @@ def measure(per_category: int, repeats: int, kind: str, draft_tokens: int | None
     plain = Llama(path, speculation="off", **common)
     spec = Llama(path, speculation="mtp", **common, **drafting)
     rows: list[dict[str, Any]] = []
-    prompts = models.heldout_prompts(plain, per_category, N_PROMPT)
+    prompts = models.heldout_prompts(plain, PER_CATEGORY, N_PROMPT)
     with Progress(console=Console(stderr=True), transient=True) as progress:
         for category, prompt in progress.track(prompts, description="plain and MTP"):
-            rows.append({"category": category, **compare(plain, spec, prompt, repeats)})
+            rows.append({"category": category, **compare(plain, spec, prompt)})
     ids = rows[0]["rounds"][0]
     sample = plain.detokenize(ids[N_PROMPT:]).decode("utf-8", "replace")
     plain.close()
     spec.close()
-    setup = {"model": f"tiny-moe {kind}", "repeats": repeats, "threads": threads, "sample": sample}
+    setup = {"model": f"tiny-moe {kind}", "repeats": REPEATS, "threads": threads, "sample": sample}
     return {**summary(rows), **setup, "rows": rows}
 
 
@@ -127,15 +128,13 @@ def show(report: dict[str, Any]) -> None:
 def main() -> int:
     """Measure, print, write the report."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--long", action="store_true", help="more prompts and repeats")
     parser.add_argument("--kind", default="F16", choices=("F16", *models.QUANTISED), help="weight type")
     parser.add_argument("--draft-tokens", type=int, help="longest draft of a round")
     parser.add_argument(
         "--report", type=Path, default=models.ROOT / "build" / "demo.json", help="JSON to write"
     )
     args = parser.parse_args()
-    per_category, repeats = (8, 5) if args.long else (2, 3)
-    report = {**measure(per_category, repeats, args.kind, args.draft_tokens), **build_info()}
+    report = {**measure(args.kind, args.draft_tokens), **build_info()}
     for row in report["rows"]:
         del row["rounds"]
     args.report.parent.mkdir(parents=True, exist_ok=True)

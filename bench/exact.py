@@ -5,8 +5,10 @@
 Plain decode (speculation="off", the same exact kernels) is generated once per model, prompt and sampling;
 each way must then repeat it. Ways: the model's own MTP block at several draft lengths; a DFlash drafter
 (tiny-moe); n-grams; an oracle that knows the plain text and plants a wrong token at a chosen depth, so
-that every accepted length occurs also where random weights accept nothing; and llama-cpp-python's own
-loop (its `generate`, one `eval` and `sample` per token) on a Llama without and with a drafter attached.
+that every accepted length occurs also where random weights accept nothing; "auto", whose draft lengths
+depend on measured times; a context that held another text and went back to a checkpoint; and
+llama-cpp-python's own loop (its `generate`, one `eval` and `sample` per token) on a Llama without and with
+a drafter attached.
 Sampling: greedy, temperature 0.8, penalties, and on trained models a grammar. Nothing is excused. The
 last line is one JSON object; the exit status is 1 if a single token differs.
 """
@@ -71,14 +73,20 @@ class Way:
     drafter: Path | None = None
     draft_tokens: int = LONGEST
     llama: type[Llama] = Llama
+    goes_back: bool = False
+    """The context does not start empty: it holds the prompt, and another text behind it."""
     loop: Callable[..., Generator[int, Any, None]] = Llama.generate
 
 
+PLAIN = Way("plain", "off")
 WAYS = (
     Way("mtp-1", draft_tokens=1),
     Way("mtp-3", draft_tokens=3),
     Way(f"mtp-{LONGEST}"),
     Way("ngram", "ngram"),
+    Way("auto", "auto"),
+    Way("back", "off", goes_back=True),
+    Way("back-mtp", draft_tokens=3, goes_back=True),
     Way("oracle", llama=OracleLlama),
     Way("loop", "off", loop=Base.generate),
     Way("loop-mtp", loop=Base.generate),
@@ -87,6 +95,8 @@ WAYS = (
 TRAINED_WAYS = (
     Way("dflash-3", "dflash", models.DFLASH, draft_tokens=3),
     Way(f"dflash-{LONGEST}", "dflash", models.DFLASH),
+    Way("auto-dflash", "auto", models.DFLASH),
+    Way("back-dflash", "dflash", models.DFLASH, draft_tokens=3, goes_back=True),
 )
 
 
@@ -109,14 +119,16 @@ def accepted_lengths(llm: Llama) -> Counter[int]:
 
 
 def generate(
-    llm: Llama, prompt: Sequence[int], n_tokens: int, sampling: dict[str, Any], loop: Any = Llama.generate
+    llm: Llama, prompt: Sequence[int], n_tokens: int, sampling: dict[str, Any], way: Way
 ) -> list[int]:
-    """Return n_tokens tokens after `prompt` with a fixed seed; the context starts empty."""
+    """Return n_tokens tokens after `prompt` with a fixed seed."""
     llm.reset()
+    for other in (prompt, [*prompt, *prompt[:9]]) if way.goes_back else ():
+        list(zip(llm.generate(other, temp=0.0), range(7), strict=False))
     llm.set_seed(SEED)
     if "grammar" in sampling:  # a grammar keeps its place in the text
         sampling = {**sampling, "grammar": LlamaGrammar.from_string(sampling["grammar"], verbose=False)}
-    stream = loop(llm, prompt, **sampling)
+    stream = way.loop(llm, prompt, **sampling)
     tokens = [token for token, _ in zip(stream, range(n_tokens), strict=False)]
     stream.close()
     return tokens
@@ -130,7 +142,7 @@ def run_model(
     samplings = {**SAMPLING, "grammar": {"temp": 0.8, "grammar": GRAMMAR}} if trained else SAMPLING
     plain_llm = Llama(str(path), speculation="off", **common)
     keys = [(kind, i) for kind in samplings for i in range(len(prompts))]
-    plain = {(kind, i): generate(plain_llm, prompts[i], n_tokens, samplings[kind]) for kind, i in keys}
+    plain = {(kind, i): generate(plain_llm, prompts[i], n_tokens, samplings[kind], PLAIN) for kind, i in keys}
     plain_llm.close()
 
     for way in (*WAYS, *TRAINED_WAYS) if trained else WAYS:
@@ -140,13 +152,15 @@ def run_model(
         for kind, i in keys:
             if isinstance(llm, OracleLlama):
                 llm.plan_drafts(plain[kind, i], len(prompts[i]), seed=i)
-            tokens = generate(llm, prompts[i], n_tokens, samplings[kind], way.loop)
+            tokens = generate(llm, prompts[i], n_tokens, samplings[kind], way)
             wrong += sum(a != b for a, b in zip(tokens, plain[kind, i], strict=True))
         lengths = accepted_lengths(llm)
         stats = llm.speculation_stats
         assert stats is not None
         if (stats.rounds == 0) != (way.loop is Base.generate):
             raise SystemExit(f"{name}, {way.name}: counted {stats.rounds} rounds; the wrong loop ran")
+        if way.goes_back and stats.restored < len(keys):
+            raise SystemExit(f"{name}, {way.name}: went back {stats.restored} times of {len(keys)}")
         llm.close()
         n = len(keys) * n_tokens
         tally.tokens += n

@@ -7,9 +7,7 @@ ones from tools/synth_gguf.py; both land in build/models and are reused while th
 from __future__ import annotations
 
 import ctypes
-import json
 import sys
-from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -17,6 +15,7 @@ ROOT = Path(__file__).resolve().parent.parent
 MODELS = ROOT / "build" / "models"
 TINY_MOE = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
 DFLASH = TINY_MOE.with_name("dflash-f16.gguf")  # the drafter of all its forms
+HELDOUT = TINY_MOE.parent / "heldout"
 QUANTISED = ("Q8_0", "Q4_K_M")
 
 sys.path.insert(0, str(ROOT / "tools"))
@@ -48,13 +47,14 @@ def synthetic(preset: str) -> Path:
 
 def heldout_prompts(llm: Any, per_category: int, n_tokens: int) -> list[tuple[str, list[int]]]:
     """Return (category, i32[n_tokens]): how the first held-out documents that are long enough begin."""
-    prompts: list[tuple[str, list[int]]] = []
-    for file in sorted((TINY_MOE.parent / "heldout").glob("*.jsonl")):
-        texts = (json.loads(line)["text"] for line in file.read_text(encoding="utf-8").splitlines())
-        tokens = (llm.tokenize(text.encode(), add_bos=False) for text in texts)
-        long = (ids[:n_tokens] for ids in tokens if len(ids) >= n_tokens)
-        prompts += [(file.stem, ids) for ids in islice(long, per_category)]
-    return prompts
+    from draftwood.bench.prompts import encode, read
+
+    def tokenize(text: bytes) -> list[int]:
+        ids: list[int] = llm.tokenize(text, add_bos=False)
+        return ids
+
+    prompts = encode(read([HELDOUT]), tokenize, per_category, n_tokens)
+    return [(prompt.category, prompt.ids) for prompt in prompts if len(prompt.ids) == n_tokens]
 
 
 def quantise(source: Path, target: Path, kind: str) -> None:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import math
 import statistics
 import subprocess
 import sys
@@ -102,22 +101,6 @@ class Worker:
 # --- the figures ------------------------------------------------------------------------------------------
 
 
-def interval(values: list[float]) -> tuple[float, float]:
-    """Return an interval that holds the median with at least 95 % probability, whatever the distribution.
-
-    It runs from the k-th smallest to the k-th largest value: order statistics of a binomial(n, 1/2).
-    Errors: ValueError under 6 values, where even smallest to largest holds less.
-    Test: tests/unit/test_off_speed.py.
-    """
-    n = len(values)
-    under = [sum(math.comb(n, i) for i in range(k)) / 2**n for k in range(1, n // 2 + 1)]
-    k = sum(tail <= 0.025 for tail in under)  # the k-th smallest lies over the median with `under[k - 1]`
-    if k == 0:
-        raise ValueError(f"found {n} values; expected at least 6")
-    ordered = sorted(values)
-    return ordered[k - 1], ordered[-k]
-
-
 def run(sides: tuple[str, str], turns: int, **given: Any) -> tuple[list[float], list[float]]:
     """Return the seconds per token of each side, `turns` of each, from two fresh processes."""
     with tempfile.TemporaryDirectory(prefix="draftwood-") as folder:
@@ -154,6 +137,9 @@ def main() -> int:
         return 0
     if args.runs < LEAST_RUNS or args.turns < 1:
         parser.error(f"found {args.runs} runs of {args.turns} turns; expected at least {LEAST_RUNS} of 1")
+
+    # not above: a pristine worker has a stub in draftwood's place
+    from draftwood.bench.intervals import interval
 
     from models import TINY_MOE
 

@@ -13,8 +13,9 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 2
+API_VERSION = 3
 MAX_DRAFT = 63
+CURVE_SIZE = 65
 
 OK = 0
 ROUND_END = 1
@@ -25,17 +26,30 @@ ERR_CONTEXT = 5
 ERR_DECODE = 6
 ERR_FILE = 7
 ERR_INTERNAL = 8
+ERR_MEMORY = 9
 
 DRAFTER_NONE = 0
 DRAFTER_MTP = 1
 DRAFTER_NGRAM = 2
 DRAFTER_DFLASH = 3
+DRAFTER_GIVEN = 4
 
 LENGTH_FIXED = 0
 LENGTH_AUTO = 1
 
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p
+
+
+class Curve(ctypes.Structure):
+    """dw_curve."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("reserved", ctypes.c_int32),
+        ("draft_us", ctypes.c_double * CURVE_SIZE),
+        ("verify_us", ctypes.c_double * CURVE_SIZE),
+    ]
 
 
 class Params(ctypes.Structure):
@@ -49,6 +63,8 @@ class Params(ctypes.Structure):
         ("exact_rows", ctypes.c_int32),
         ("drafter_path", ctypes.c_char_p),
         ("length", ctypes.c_int32),
+        ("checkpoint_bytes", ctypes.c_int64),
+        ("curve", ctypes.POINTER(Curve)),
     ]
 
 
@@ -66,6 +82,9 @@ class Stats(ctypes.Structure):
         ("n_exact_batches", ctypes.c_int64),
         ("n_cold_rounds", ctypes.c_int64),
         ("n_paused_rounds", ctypes.c_int64),
+        ("n_restored", ctypes.c_int64),
+        ("n_checkpoints", ctypes.c_int64),
+        ("checkpoint_bytes", ctypes.c_int64),
         ("t_draft_us", ctypes.c_int64),
         ("t_verify_us", ctypes.c_int64),
         ("t_eval_us", ctypes.c_int64),
@@ -113,12 +132,15 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
     "dw_rewind": (_STATUS, [EngineHandle]),
     "dw_commit": (_STATUS, [EngineHandle]),
+    "dw_checkpoint": (_STATUS, [EngineHandle]),
+    "dw_reach": (ctypes.c_int32, [EngineHandle, ctypes.c_int32]),
     "dw_trim": (_STATUS, [EngineHandle, ctypes.c_int32]),
     "dw_reset": (_STATUS, [EngineHandle]),
     "dw_n_past": (ctypes.c_int32, [EngineHandle]),
     "dw_draft_tokens": (ctypes.c_int32, [EngineHandle]),
     "dw_get_draft": (_STATUS, [EngineHandle, _P(Token), _I32P]),
     "dw_get_stats": (_STATUS, [EngineHandle, _P(Stats)]),
+    "dw_get_curve": (_STATUS, [EngineHandle, _P(Curve)]),
     "dw_stats_reset": (_STATUS, [EngineHandle]),
 }
 

@@ -17,6 +17,7 @@ from draftwood import _capi
 from draftwood.errors import (
     ContextFullError,
     DecodeError,
+    DrafterMemoryError,
     DraftwoodError,
     ModelFileError,
     NativeError,
@@ -33,11 +34,13 @@ _ERRORS: dict[int, type[DraftwoodError]] = {
     _capi.ERR_CONTEXT: ContextFullError,
     _capi.ERR_DECODE: DecodeError,
     _capi.ERR_FILE: ModelFileError,
+    _capi.ERR_MEMORY: DrafterMemoryError,
 }
 
 _HINTS: dict[int, str] = {
     _capi.ERR_CONTEXT: "pass a larger n_ctx to Llama(), or stop at max_tokens",
     _capi.ERR_FILE: "check the path, or download the file again",
+    _capi.ERR_MEMORY: 'a smaller n_ctx, a quantised drafter, or speculation="off"',
 }
 
 
@@ -56,6 +59,24 @@ class ModelInfo:
     can_draft_mtp: bool
     n_tensors: int
     file_bytes: int
+
+
+@dataclass(frozen=True, slots=True)
+class Curve:
+    """What drafts and verifies take, in microseconds; 0.0 where not known."""
+
+    draft_us: tuple[float, ...]
+    """f64[65], by tokens drafted."""
+    verify_us: tuple[float, ...]
+    """f64[65], by rows."""
+
+    def to_native(self) -> Any:
+        """Return it as a dw_curve."""
+        raw = _capi.Curve()
+        raw.struct_size = ctypes.sizeof(raw)
+        raw.draft_us[:] = self.draft_us
+        raw.verify_us[:] = self.verify_us
+        return raw
 
 
 def probe_model(path: str) -> ModelInfo:
@@ -84,6 +105,9 @@ def build_info() -> dict[str, Any]:
 class Engine:
     """One engine on one llama_context, sequence 0. Free it (`close`) before the context."""
 
+    curve_name: str | None = None
+    """Under which its times are kept for later loads (curves.py); None: they are not."""
+
     def __init__(
         self,
         ctx: Any,
@@ -95,6 +119,8 @@ class Engine:
         exact_rows: int,
         drafter_path: str | None = None,
         length: int = _capi.LENGTH_FIXED,
+        checkpoint_bytes: int = 0,
+        curve: Curve | None = None,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -103,6 +129,9 @@ class Engine:
         params.draft_p_min = draft_p_min
         params.exact_rows = exact_rows
         params.length = length
+        params.checkpoint_bytes = checkpoint_bytes
+        raw = None if curve is None else curve.to_native()  # kept until the call is over
+        params.curve = None if raw is None else ctypes.pointer(raw)
         params.drafter_path = None if drafter_path is None else os.fsencode(drafter_path)
         self._handle = _capi.EngineHandle()
         self._a = ctypes.c_int32()
@@ -173,6 +202,14 @@ class Engine:
         """Keep what was sampled, roll the rest back. No effect without an open round."""
         _check(_lib.dw_commit(self._handle))
 
+    def checkpoint(self) -> None:
+        """Make the present position one that `trim` can come back to, if the model has recurrent layers."""
+        _check(_lib.dw_checkpoint(self._handle))
+
+    def reach(self, n_keep: int) -> int:
+        """Return the largest position up to n_keep that `trim` can cut to; 0 leaves only a reset."""
+        return int(_lib.dw_reach(self._handle, n_keep))
+
     def trim(self, n_keep: int) -> bool:
         """Cut the sequence to n_keep positions. Returns False where the memory cannot go back that far."""
         status = _lib.dw_trim(self._handle, n_keep)
@@ -191,6 +228,13 @@ class Engine:
         raw.struct_size = ctypes.sizeof(raw)
         _check(_lib.dw_get_stats(self._handle, ctypes.byref(raw)))
         return SpeculationStats.from_native(raw)
+
+    def curve(self) -> Curve:
+        """Return what drafts and verifies take, as measured so far."""
+        raw = _capi.Curve()
+        raw.struct_size = ctypes.sizeof(raw)
+        _check(_lib.dw_get_curve(self._handle, ctypes.byref(raw)))
+        return Curve(tuple(raw.draft_us), tuple(raw.verify_us))
 
     def stats_reset(self) -> None:
         """Set all counters to zero."""

@@ -33,6 +33,10 @@ class GrammarError(DraftwoodError, ValueError):
     """A grammar that does not parse, or that nothing can follow any more."""
 
 
+class DrafterMemoryError(DraftwoodError, MemoryError):
+    """No memory for the drafter; the model itself is loaded and works."""
+
+
 class StateError(DraftwoodError, RuntimeError):
     """A saved state that does not belong to this model or context."""
 

@@ -24,6 +24,7 @@ from draftwood.processors import GuardedProcessors, WatchedGrammar
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
+_OPENING = 32  # tokens a template may put behind the mark of the turn to write
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
@@ -32,6 +33,10 @@ class Generation(Base):  # type: ignore[misc]
 
     _engine: Engine | None
     _guard: GuardedProcessors | None
+    _draft_limit: int
+    """Tokens that a draft of the caller's own draft_model may have; 0: there is none."""
+    _by_turns: bool
+    """Whether prompts are cut where their last turn begins: recurrent layers cannot go back elsewhere."""
     _raised: dict[str, int]
     """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
 
@@ -74,8 +79,10 @@ class Generation(Base):  # type: ignore[misc]
     def _decoding(self, call: Any, *args: Any, **kwargs: Any) -> None:
         try:
             call(*args, **kwargs)
-        except DecodeError:
-            self.reset()  # what the context holds now is unknown
+        except DecodeError:  # what the context holds now is unknown, but for its checkpoints
+            assert self._engine is not None
+            self.n_tokens, self._requires_eval = self._engine.reach(self.n_tokens), True
+            self._engine.trim(self.n_tokens)
             raise
 
     def generate(
@@ -182,30 +189,45 @@ class Generation(Base):  # type: ignore[misc]
             same = common == len(prompt) == self.n_tokens and not self._requires_eval
             if same and self._newest_row() is not None:
                 return  # the logits are still there
-            keep = min(common, len(prompt) - 1)  # at least one token must be evaluated to have logits
-            if keep > 0 and self._keeps(keep):
+            # at least one token must be evaluated to have logits
+            keep = self._engine.reach(min(common, len(prompt) - 1))
+            if keep > 0 and self._engine.trim(keep):
                 self.n_tokens, self._requires_eval = keep, True
-                prompt, reset = prompt[keep:], False
-                if self.verbose:
-                    print(f"Llama.generate: kept {keep} tokens, {len(prompt)} to evaluate", file=sys.stderr)
+                self._eval_prompt(prompt, keep)
+                return
         if reset:
             self.reset()
         if prompt:
-            self.eval(prompt)
+            self._eval_prompt(prompt, 0)
         elif self.n_tokens == 0 or self._newest_row() is None:
             raise OptionError("found an empty prompt; expected at least one token")
 
-    def _keeps(self, n_tokens: int) -> bool:
-        """Cut the context to its first tokens; False where it cannot go back that far."""
+    def _eval_prompt(self, prompt: list[int], kept: int) -> None:
+        """Evaluate the prompt behind its first `kept` tokens; the next one may go back to its last turn."""
         assert self._engine is not None
-        if n_tokens < self.n_tokens and (self._is_hybrid or self._is_recurrent):
-            # Snapshots would take it back a few tokens with drafting on, and only then. The rest of the
-            # prompt would enter in another batch than with drafting off, and large ones round by size.
-            return False
-        try:
-            return self._engine.trim(n_tokens)
-        except OptionError:  # it holds less than we counted: Ctrl-C came between the two
-            return False
+        if self.verbose and kept > 0:
+            print(f"Llama.generate: kept {kept} tokens, {len(prompt) - kept} to evaluate", file=sys.stderr)
+        turn = self._last_turn(prompt) if self._by_turns else 0
+        if turn > kept:
+            self.eval(prompt[kept:turn])
+        if turn >= kept:
+            self._engine.checkpoint()
+        self.eval(prompt[max(turn, kept) :])
+
+    def _last_turn(self, prompt: list[int]) -> int:
+        """Return how many tokens stay when this turn is followed, or answered anew.
+
+        That is all but the last, which gives the logits; in a chat all up to the mark of the turn that is
+        about to be written, since templates put less behind it (no open <think>) once it is history.
+        """
+        last = len(prompt) - 1
+        for n in range(last, max(0, last - _OPENING), -1):
+            token = prompt[n - 1]
+            if not 0 <= token < self._n_vocab:
+                return 0  # refused by the engine, in words
+            if _native.llama_vocab_is_control(self._model.vocab, token):
+                return n
+        return last
 
     def _rounds(
         self, sampler: Any, guard: GuardedProcessors | None, stopping_criteria: Any
@@ -260,8 +282,27 @@ class Generation(Base):  # type: ignore[misc]
                 "expected it untouched between two tokens",
                 hint="start a new generate()",
             )
-        self._decoding(engine.propose, last)
+        if self._draft_limit == 0:
+            self._decoding(engine.propose, last)
+        else:
+            self._decoding(engine.propose_given, last, self._given_draft())
         self._decoding(engine.verify)
+
+    def _given_draft(self) -> list[int]:
+        """Ask the caller's draft model what may follow: as upstream, with all tokens, the newest included.
+
+        What it raises ends the generation; wrong tokens cost time only. Errors: OptionError for no tokens.
+        """
+        drafted = self.draft_model(self.input_ids[: self.n_tokens + 1])
+        try:
+            draft = [int(token) for token in np.asarray(drafted).reshape(-1)[: self._draft_limit]]
+        except (TypeError, ValueError):
+            draft = [-1]
+        if not all(0 <= token < self._n_vocab for token in draft):
+            raise OptionError(
+                f"found {drafted!r} from draft_model=; expected token ids, 0 to {self._n_vocab - 1}"
+            )
+        return draft
 
     def _newest_scores(self) -> Any:
         # without logits_all nothing is stored, and upstream hands out its first, unset row

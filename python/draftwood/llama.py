@@ -10,23 +10,25 @@ import contextlib
 import ctypes
 import inspect
 import os
+import sys
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from draftwood import _capi, fixes
+from draftwood import fixes
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.arguments import correct_langchain, raise_batch
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.engine import Engine, ModelInfo, probe_model
+from draftwood.drafting import make_engine, remember_times
+from draftwood.engine import ModelInfo, probe_model
 from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
 from draftwood.generation import Base, Generation
-from draftwood.options import EXACT_ROWS, Options, check_context, check_sizes, needed_batch, plan
+from draftwood.options import GIVEN_DRAFT_TOKENS, Options, check_context, check_sizes, needed_batch, plan
 from draftwood.placement import tensor_overrides
 from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
@@ -34,14 +36,9 @@ from draftwood.stats import SpeculationStats
 fixes.apply()
 
 _DEFAULTS = Options()
-_DRAFTERS = {
-    "none": _capi.DRAFTER_NONE,
-    "mtp": _capi.DRAFTER_MTP,
-    "ngram": _capi.DRAFTER_NGRAM,
-    "dflash": _capi.DRAFTER_DFLASH,
-}
+_SPOKEN = {"none": "off", "given": "draft_model"}
 # announced for later versions; upstream would swallow them as unknown keywords
-_NOT_YET = ("tree_budget", "checkpoint_bytes")
+_NOT_YET = ("tree_budget",)
 
 
 class Llama(Generation):
@@ -51,10 +48,13 @@ class Llama(Generation):
         speculation: "auto" (draft with `drafter`, else with the model's MTP block if it has one), "off",
             "mtp", "dflash", or "ngram" (what followed the last tokens where they stood before in the text).
         drafter: path of a DFlash drafter's GGUF, made for this model.
-        draft_tokens: longest draft of a round, 1 to 63 tokens.
+        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 16 with a draft_model of the caller's own).
         draft_p_min: end a draft where the drafter gives its path less than this probability.
-        exact: on CPU, run batches of up to 64 rows on kernels whose rows do not depend on each other's
-            number, so that text is the same with drafting on and off. False takes llama.cpp's stock kernels.
+        exact: on CPU, run kernels whose rows do not depend on each other's number, so that text is the same
+            with drafting on and off, and after a prompt in one piece or in several. False takes llama.cpp's
+            stock kernels.
+        checkpoint_bytes: host memory for going back to the start of a chat's turns, where the model has
+            recurrent layers: a next turn then evaluates its new tokens only. 0 keeps nothing.
         n_cpu_moe: layers, from the first, whose experts stay in host memory.
         tensor_buft_overrides: {regex of tensor names: buffer type}, as llama.cpp's --override-tensor.
         chat_template_kwargs, reasoning_format, parse_tool_calls: defaults of `create_chat_completion`.
@@ -69,9 +69,11 @@ class Llama(Generation):
         *,
         speculation: str = _DEFAULTS.speculation,
         drafter: str | None = _DEFAULTS.drafter,
-        draft_tokens: int = _DEFAULTS.draft_tokens,
+        draft_tokens: int | None = None,
+        draft_model: Any = None,
         draft_p_min: float = _DEFAULTS.draft_p_min,
         exact: bool = _DEFAULTS.exact,
+        checkpoint_bytes: int = _DEFAULTS.checkpoint_bytes,
         n_cpu_moe: int = 0,
         tensor_buft_overrides: Mapping[str, str] | str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -89,14 +91,24 @@ class Llama(Generation):
                 raise UnsupportedError(f"{name}= is not in this version of draftwood; expected it left out")
         if drafter is not None:
             drafter = os.fsdecode(drafter)
-        self._options = Options(speculation, draft_tokens, draft_p_min, exact, drafter)  # type: ignore[arg-type]
+        if draft_tokens is None:
+            draft_tokens = _DEFAULTS.draft_tokens if draft_model is None else GIVEN_DRAFT_TOKENS
+        self._options = Options(
+            speculation,  # type: ignore[arg-type]
+            draft_tokens,
+            draft_p_min,
+            exact,
+            drafter,
+            checkpoint_bytes,
+        )
         self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         self._placement = {"n_cpu_moe": n_cpu_moe, "tensor_buft_overrides": tensor_buft_overrides}
         self._tensor_overrides = tensor_overrides(n_cpu_moe, tensor_buft_overrides)
         model_path = os.fsdecode(model_path)
         info = _checked_model(model_path)
         can_offload = bool(_native.llama_supports_gpu_offload() or kwargs.get("rpc_servers"))
-        self._plan = plan(self._options, info, kwargs, can_offload=can_offload)
+        asked = {**kwargs, "draft_model": draft_model}
+        self._plan = plan(self._options, info, asked, can_offload=can_offload)
         correct_langchain(kwargs, info.architecture)
         self._raised = {}
         check_sizes(kwargs)
@@ -104,6 +116,9 @@ class Llama(Generation):
             check_context(self._options, kwargs.get("n_ctx", 512))
             self._raised = raise_batch(kwargs, needed_batch(self._options.draft_tokens))
         super().__init__(model_path, **kwargs)
+        # not given to upstream, which would store the logits of the whole context
+        self.draft_model = draft_model if self._plan.drafter == "given" else None
+        self._draft_limit = self._options.draft_tokens if self.draft_model is not None else 0
         try:
             self._pieces = Pieces(self._model.vocab)
             self._model.detokenize = self._pieces.join  # below every tokenizer of this model
@@ -145,17 +160,11 @@ class Llama(Generation):
             if self._logits_all:
                 self.scores = np.ndarray((self._n_ctx, self._n_vocab), dtype=np.single)
         if not self._generates_on_engine():
+            if self.draft_model is not None:
+                raise UnsupportedError("found draft_model= for a model that continues no text; expected none")
             return
-        self._engine = Engine(
-            self._ctx.ctx,
-            self.context_params,
-            drafter=_DRAFTERS[self._plan.drafter],
-            draft_tokens=self._options.draft_tokens,
-            draft_p_min=self._options.draft_p_min,
-            exact_rows=EXACT_ROWS if self._options.exact else 0,
-            drafter_path=self._options.drafter if self._plan.drafter == "dflash" else None,
-            length=_capi.LENGTH_AUTO if self._options.speculation == "auto" else _capi.LENGTH_FIXED,
-        )
+        self._engine, self._plan = make_engine(self, self._plan, self._options)
+        self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
 
     def _generates_on_engine(self) -> bool:
@@ -165,7 +174,6 @@ class Llama(Generation):
         return bool(
             wanted
             and generates
-            and self.draft_model is None
             and not _native.llama_model_has_encoder(model)
             and _native.llama_get_memory(self._ctx.ctx)
         )
@@ -174,6 +182,8 @@ class Llama(Generation):
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
         if self._pieces is not None:
             self._pieces.close()
+        if self._engine is not None and not sys.is_finalizing():
+            remember_times(self._engine)
         super().close()
         self._engine = None
         # upstream keeps the freed pointers and would hand them to the library
@@ -182,8 +192,8 @@ class Llama(Generation):
 
     @property
     def speculation(self) -> str:
-        """What drafts: "mtp", "dflash", "ngram", or "off"."""
-        return self._plan.drafter if self._plan.drafter != "none" else "off"
+        """What drafts: "mtp", "dflash", "ngram", "draft_model" (the caller's own), or "off"."""
+        return _SPOKEN.get(self._plan.drafter, self._plan.drafter)
 
     @property
     def speculation_reason(self) -> str:

@@ -10,15 +10,17 @@ from typing import Any, Literal
 
 from draftwood.errors import OptionError, UnsupportedError
 
-Drafter = Literal["none", "mtp", "dflash", "ngram"]
+Drafter = Literal["none", "mtp", "dflash", "ngram", "given"]
 Speculation = Literal["auto", "off", "mtp", "dflash", "ngram"]
 
 SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "dflash", "ngram")
 HYBRID_ARCHITECTURES = ("qwen35", "qwen35moe")
 DEFAULT_DRAFT_TOKENS = 4
+GIVEN_DRAFT_TOKENS = 16  # where the caller's own draft_model says how long drafts are
 MAX_DRAFT_TOKENS = 63
 DEFAULT_DRAFT_P_MIN = 0.0
-EXACT_ROWS = MAX_DRAFT_TOKENS + 1
+DEFAULT_CHECKPOINT_BYTES = 512 << 20
+EXACT_ROWS = (1 << 31) - 1  # batches of any size
 
 
 @dataclass(frozen=True, slots=True)
@@ -31,9 +33,11 @@ class Options:
     draft_p_min: float = DEFAULT_DRAFT_P_MIN
     """A draft ends where the drafter gives its path less than this probability."""
     exact: bool = True
-    """Run batches of up to 64 rows on CPU kernels whose rows do not depend on each other's number."""
+    """Run on CPU kernels whose rows do not depend on each other's number."""
     drafter: str | None = None
     """Path of a DFlash drafter's GGUF."""
+    checkpoint_bytes: int = DEFAULT_CHECKPOINT_BYTES
+    """Host memory for copies of recurrent state that later prompts go back to; 0 keeps none."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -52,6 +56,12 @@ class Options:
             raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
         if self.exact not in (True, False):
             raise OptionError(f"exact is {self.exact!r}; expected True or False")
+        is_size = isinstance(self.checkpoint_bytes, int) and not isinstance(self.checkpoint_bytes, bool)
+        if not is_size or not 0 <= self.checkpoint_bytes < 1 << 63:
+            raise OptionError(
+                f"checkpoint_bytes is {self.checkpoint_bytes!r}; expected a number of bytes, 0 or more",
+                hint="checkpoint_bytes=256 << 20",
+            )
         if self.speculation == "dflash" and self.drafter is None:
             raise OptionError(
                 'found speculation="dflash" without a drafter; expected the path of its GGUF',
@@ -90,10 +100,10 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
     if options.speculation == "off":
         return _without('speculation="off"')
 
-    drafter = _drafter(options)
+    drafter = _drafter(options, arguments)
     refusal = _refusal_of_any(arguments)
-    if refusal is None and drafter != "ngram":
-        refusal = _refusal_of_mtp(info) if drafter == "mtp" else _refusal_of_dflash(info)
+    if refusal is None and drafter in _REFUSALS:
+        refusal = _REFUSALS[drafter](info)
     if refusal is None:
         on_cpu = not can_offload or arguments.get("n_gpu_layers", 0) == 0
         keeps_state = on_cpu or info.architecture not in HYBRID_ARCHITECTURES
@@ -106,7 +116,15 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
     )
 
 
-def _drafter(options: Options) -> Drafter:
+def _drafter(options: Options, arguments: dict[str, Any]) -> Drafter:
+    if arguments.get("draft_model") is not None:
+        if options.speculation != "auto" or options.drafter is not None:
+            raise OptionError(
+                f"found draft_model= beside speculation={options.speculation!r}, "
+                f"drafter={options.drafter!r}; expected one way of drafting",
+                hint="leave speculation= and drafter= out",
+            )
+        return "given"
     if options.speculation == "ngram":
         return "ngram"
     return "mtp" if options.drafter is None else "dflash"
@@ -120,8 +138,6 @@ def _refusal_of_any(arguments: dict[str, Any]) -> str | None:
     for name in _NO_GENERATION:
         if arguments.get(name):
             return f"{name}=True contexts generate no text"
-    if arguments.get("draft_model") is not None:
-        return "draft_model= brings its own drafting"
     return None
 
 
@@ -151,6 +167,9 @@ def _refusal_of_mtp(info: Any) -> str | None:
             "nextn.eh_proj, enorm and hnorm beside a full trunk"
         )
     return None
+
+
+_REFUSALS = {"mtp": _refusal_of_mtp, "dflash": _refusal_of_dflash}  # the others run on any model
 
 
 def needed_batch(draft_tokens: int) -> int:

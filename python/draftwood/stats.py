@@ -24,6 +24,11 @@ class SpeculationStats:
     """Rounds without a draft because the drafter lacked the hidden state before the root."""
     paused_rounds: int
     """Rounds without a draft because speculation="auto" expected plain decode to be faster."""
+    restored: int
+    """Times that a checkpoint took recurrent layers back to a prefix."""
+    checkpoints: int
+    """Held now, and the memory they take:"""
+    checkpoint_bytes: int
     drafted_by_depth: tuple[int, ...]
     accepted_by_depth: tuple[int, ...]
     draft_seconds: float
@@ -57,6 +62,9 @@ class SpeculationStats:
             exact_batches=raw.n_exact_batches,
             cold_rounds=raw.n_cold_rounds,
             paused_rounds=raw.n_paused_rounds,
+            restored=raw.n_restored,
+            checkpoints=raw.n_checkpoints,
+            checkpoint_bytes=raw.checkpoint_bytes,
             drafted_by_depth=tuple(raw.drafted_at[:deepest]),
             accepted_by_depth=tuple(raw.accepted_at[:deepest]),
             draft_seconds=raw.t_draft_us * 1e-6,

@@ -26,22 +26,28 @@ dw_state *& dw_state_of(llama_context * ctx) noexcept {
     return const_cast<llama_cparams &>(ctx->get_cparams()).dw;
 }
 
-void dw_use_stock_kernels(llama_context * ctx) noexcept {
+ggml_backend_t dw_cpu_backend(llama_context * ctx) noexcept {
     ggml_backend_sched_t sched = ctx->get_sched();
     for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); ++i) {
         ggml_backend_t     backend = ggml_backend_sched_get_backend(sched, i);
         ggml_backend_dev_t dev     = ggml_backend_get_device(backend);
         if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-            if (set_use_ref_t set_use_ref = find_set_use_ref(backend)) {
-                set_use_ref(backend, false);
-            }
+            return backend;
         }
+    }
+    return nullptr;
+}
+
+void dw_use_stock_kernels(llama_context * ctx) noexcept {
+    ggml_backend_t backend = dw_cpu_backend(ctx);
+    if (set_use_ref_t set_use_ref = backend ? find_set_use_ref(backend) : nullptr) {
+        set_use_ref(backend, false);
     }
 }
 
 void dw_hook_decode(dw_state * dw) noexcept {
     if (dw && dw->flush) {
-        dw->flush(dw->user);
+        dw->flush(dw->user, /*decodes*/ true);
     }
 }
 
@@ -75,13 +81,13 @@ void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows) 
 
 void dw_hook_state_write(dw_state * dw) noexcept {
     if (dw && dw->flush) {
-        dw->flush(dw->user);
+        dw->flush(dw->user, /*decodes*/ false);
     }
 }
 
 void dw_hook_state_read(dw_state * dw) noexcept {
     if (dw && dw->flush) {
-        dw->flush(dw->user); // the state read may be another sequence's
+        dw->flush(dw->user, /*decodes*/ false); // the state read may be another sequence's
     }
     if (dw && dw->replaced) {
         dw->replaced(dw->user);

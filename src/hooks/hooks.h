@@ -38,8 +38,8 @@ struct dw_state {
     // batches that ran on the row-exact kernels since the engine was attached (a counter for tests and doctor)
     int64_t n_exact_batches = 0;
 
-    // ends an open verify before somebody else looks at the context's memory; may be nullptr
-    void (*flush)(void * user) noexcept = nullptr;
+    // ends an open verify before somebody else looks at the context's memory, or decodes into it; may be nullptr
+    void (*flush)(void * user, bool decodes) noexcept = nullptr;
 
     // the context's memory was replaced from outside (state load); may be nullptr
     void (*replaced)(void * user) noexcept = nullptr;
@@ -55,6 +55,9 @@ struct dw_state {
 
 // Where the patch keeps the pointer of `ctx`. Whoever sets it clears it before the state or the context goes.
 dw_state *& dw_state_of(llama_context * ctx) noexcept;
+
+// The CPU backend that `ctx` computes with; nullptr: none.
+ggml_backend_t dw_cpu_backend(llama_context * ctx) noexcept;
 
 // Back to the kernels that `ctx` would use without us; the choice of dw_hook_compute outlives its state.
 void dw_use_stock_kernels(llama_context * ctx) noexcept;

@@ -29,10 +29,13 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 2
+#define DW_API_VERSION 3
 
-// longest draft; with its root it fills the 64 rows that are row-exact on CPU
+// longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
+
+// sizes 0 to DW_MAX_DRAFT + 1
+#define DW_CURVE_SIZE 65
 
 typedef struct dw_engine dw_engine;
 
@@ -46,6 +49,7 @@ typedef enum dw_status {
     DW_ERR_DECODE      = 6, // llama_decode failed; the engine drops what it knew: call dw_reset
     DW_ERR_FILE        = 7, // a model file that is missing, truncated or of another kind
     DW_ERR_INTERNAL    = 8, // an exception inside; its text is in dw_last_error()
+    DW_ERR_MEMORY      = 9, // not enough memory for the drafter
 } dw_status;
 
 typedef enum dw_drafter_type {
@@ -53,6 +57,7 @@ typedef enum dw_drafter_type {
     DW_DRAFTER_MTP    = 1, // the model's own NextN block (arXiv:2404.19737; src/models/qwen35moe.cpp graph_mtp)
     DW_DRAFTER_NGRAM  = 2, // what followed the last tokens where they occurred before (prompt lookup)
     DW_DRAFTER_DFLASH = 3, // a block drafter in a file of its own (arXiv:2602.06036; src/models/dflash.cpp)
+    DW_DRAFTER_GIVEN  = 4, // the caller drafts: dw_propose_given only
 } dw_drafter_type;
 
 // How many tokens dw_propose drafts.
@@ -61,28 +66,41 @@ typedef enum dw_length {
     DW_LENGTH_AUTO  = 1, // up to draft_tokens, none included: what measured costs and acceptance make fastest
 } dw_length;
 
+// What drafting and verifying take, microseconds, 0 where not known: what DW_LENGTH_AUTO decides by.
+typedef struct dw_curve {
+    uint32_t struct_size;
+    int32_t  reserved;
+    double   draft_us[DW_CURVE_SIZE];  // [tokens drafted]
+    double   verify_us[DW_CURVE_SIZE]; // [rows]
+} dw_curve;
+
 typedef struct dw_params {
-    uint32_t     struct_size;  // sizeof(dw_params), set by dw_params_init
-    int32_t      drafter;      // dw_drafter_type
-    int32_t      draft_tokens; // longest draft, 1..DW_MAX_DRAFT; n_ubatch must be at least one more
-    float        draft_p_min;  // stop drafting when the path's probability falls under this, 0..1
-    int32_t      exact_rows;   // batches of up to this many rows run row-exact kernels on CPU; 0: never
-    const char * drafter_path; // GGUF of a DW_DRAFTER_DFLASH, read during dw_engine_new; else NULL
-    int32_t      length;       // dw_length
+    uint32_t         struct_size;      // sizeof(dw_params), set by dw_params_init
+    int32_t          drafter;          // dw_drafter_type
+    int32_t          draft_tokens;     // longest draft, 1..DW_MAX_DRAFT; n_ubatch must be at least one more
+    float            draft_p_min;      // stop drafting when the path's probability falls under this, 0..1
+    int32_t          exact_rows;       // batches of up to this many rows run row-exact kernels on CPU; 0: never
+    const char *     drafter_path;     // GGUF of a DW_DRAFTER_DFLASH, read during dw_engine_new; else NULL
+    int32_t          length;           // dw_length
+    int64_t          checkpoint_bytes; // memory for dw_checkpoint, 0: none are kept
+    const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
 } dw_params;
 
 // Counters since the engine was made or dw_stats_reset. Times in microseconds.
 typedef struct dw_stats {
     uint32_t struct_size;
     int32_t  reserved;
-    int64_t  n_rounds;        // verifies, those without a draft included
-    int64_t  n_drafted;       // draft tokens verified
-    int64_t  n_accepted;      // draft tokens that the sampler confirmed and the consumer took
-    int64_t  n_emitted;       // tokens out of dw_next
-    int64_t  n_prompt;        // tokens through dw_eval
-    int64_t  n_exact_batches; // target batches on row-exact kernels
-    int64_t  n_cold_rounds;   // rounds without a draft because the drafter lacked a hidden state
-    int64_t  n_paused_rounds; // rounds without a draft because plain decode was expected to be faster
+    int64_t  n_rounds;         // verifies, those without a draft included
+    int64_t  n_drafted;        // draft tokens verified
+    int64_t  n_accepted;       // draft tokens that the sampler confirmed and the consumer took
+    int64_t  n_emitted;        // tokens out of dw_next
+    int64_t  n_prompt;         // tokens through dw_eval
+    int64_t  n_exact_batches;  // target batches on row-exact kernels
+    int64_t  n_cold_rounds;    // rounds without a draft because the drafter lacked a hidden state
+    int64_t  n_paused_rounds;  // rounds without a draft because plain decode was expected to be faster
+    int64_t  n_restored;       // cuts that a checkpoint made possible
+    int64_t  n_checkpoints;    // held now
+    int64_t  checkpoint_bytes; // that they take
     int64_t  t_draft_us;
     int64_t  t_verify_us;
     int64_t  t_eval_us;
@@ -115,7 +133,7 @@ DW_API void dw_params_init(dw_params * params);
 // Attach an engine to `target`. `context_params` are those that `target` was made with; the drafter's own
 // context is made from them. The engine must be freed before `target`.
 // Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_ubatch too
-// small, an engine is already attached), DW_ERR_INTERNAL (no memory for the drafter's context).
+// small, an engine is already attached), DW_ERR_FILE, DW_ERR_MEMORY (for the drafter).
 DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,
                                const dw_params * params, dw_engine ** engine);
 DW_API void      dw_engine_free(dw_engine * engine);
@@ -152,8 +170,16 @@ DW_API dw_status dw_rewind(dw_engine * engine);
 // round: no effect. Runs by itself before a raw llama_decode or a state save.
 DW_API dw_status dw_commit(dw_engine * engine);
 
+// Make the present position one that dw_trim can go back to even where recurrent layers stand for their last token
+// only: their state (and the drafter's) is copied, least recently used copies giving way within checkpoint_bytes. A cut
+// before it, a reset, a loaded state or a decode by others ends it. Without recurrent layers: no effect.
+DW_API dw_status dw_checkpoint(dw_engine * engine);
+
+// The largest position up to n_keep that dw_trim can cut to; 0: only a reset is left. After a failed decode too.
+DW_API int32_t dw_reach(const dw_engine * engine, int32_t n_keep);
+
 // Cut the sequence to n_keep positions.
-// Errors: DW_ERR_UNSUPPORTED when recurrent layers cannot go back that far: dw_reset and evaluate anew.
+// Errors: DW_ERR_UNSUPPORTED when recurrent layers cannot go back there: dw_reset and evaluate anew.
 DW_API dw_status dw_trim(dw_engine * engine, int32_t n_keep);
 
 // Forget everything: target memory, drafter memory, open round.
@@ -163,6 +189,7 @@ DW_API int32_t   dw_n_past(const dw_engine * engine);
 DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
 DW_API dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
 DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
+DW_API dw_status dw_get_curve(const dw_engine * engine, dw_curve * curve);
 DW_API dw_status dw_stats_reset(dw_engine * engine);
 
 #ifdef __cplusplus

@@ -15,6 +15,11 @@ constexpr int64_t delta_block = 16;
 // longest row
 constexpr int64_t delta_max_row = 256;
 
+// where the vector of head h, token t and sequence s of x begins; heads repeat where x has fewer
+inline const float * vector_at(const ggml_tensor * x, int64_t h, int64_t t, int64_t s = 0) {
+    return (const float *) ((const char *) x->data + h % x->ne[1] * x->nb[1] + t * x->nb[2] + s * x->nb[3]);
+}
+
 // from, to f32[n_rows][size], may be the same; k, q f32[size]; v, delta, out f32[n_rows].
 //   to = from * decay;  delta = beta (v - to.k);  to += delta k;  out = to.q scale
 inline void delta_step(int64_t n_rows, int64_t size, const float * from, float * to, float decay, const float * k,

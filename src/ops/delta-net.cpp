@@ -20,12 +20,6 @@ bool supported(const ggml_compute_params * params, const ggml_tensor * dst) {
     return params->use_ref && dst->src[3]->ne[0] == 1 && dst->src[2]->ne[0] <= dw::delta_max_row;
 }
 
-// where the vector of head h, token t and sequence s begins; q and k repeat over heads and sequences
-const float * vector_at(const ggml_tensor * x, int64_t h, int64_t t, int64_t s, int64_t n_seqs) {
-    const int64_t of_seq = s / (n_seqs / x->ne[3]);
-    return (const float *) ((const char *) x->data + h % x->ne[1] * x->nb[1] + t * x->nb[2] + of_seq * x->nb[3]);
-}
-
 // value rows [first, last) of one head of one sequence
 void walk(ggml_tensor * dst, int64_t h, int64_t s, int64_t first, int64_t last) {
     const ggml_tensor * v        = dst->src[2];
@@ -42,10 +36,15 @@ void walk(ggml_tensor * dst, int64_t h, int64_t s, int64_t first, int64_t last) 
     float *       kept     = (float *) dst->data + size * n_heads * n_tokens * n_seqs + head;
     const int64_t n_state  = size * size * n_heads * n_seqs; // of one snapshot
 
+    // of source i at token t; q and k repeat over sequences too
+    const auto at = [&](int i, int64_t t) {
+        return dw::vector_at(dst->src[i], h, t, s / (n_seqs / dst->src[i]->ne[3]));
+    };
+
     static thread_local std::vector<float> decay; // kept for its memory
     decay.resize(n_tokens);
     for (int64_t t = 0; t < n_tokens; ++t) {
-        decay[t] = expf(*vector_at(dst->src[3], h, t, s, n_seqs));
+        decay[t] = expf(*at(3, t));
     }
     for (int64_t j = first; j < last; j += dw::delta_block) {
         const int64_t n_rows = std::min(dw::delta_block, last - j);
@@ -53,9 +52,8 @@ void walk(ggml_tensor * dst, int64_t h, int64_t s, int64_t first, int64_t last) 
         float         delta[dw::delta_block];
         const float * from = state_in + j * size;
         for (int64_t t = 0; t < n_tokens; ++t) {
-            dw::delta_step(n_rows, size, from, rows, decay[t], vector_at(dst->src[1], h, t, s, n_seqs),
-                           vector_at(dst->src[0], h, t, s, n_seqs), vector_at(v, h, t, s, n_seqs) + j,
-                           *vector_at(dst->src[4], h, t, s, n_seqs), scale, delta, out + t * n_heads * size + j);
+            dw::delta_step(n_rows, size, from, rows, decay[t], at(1, t), at(0, t), at(2, t) + j, *at(4, t), scale,
+                           delta, out + t * n_heads * size + j);
             from               = rows;
             const int64_t slot = n_tokens - 1 - t;
             if (slot < n_keep) {

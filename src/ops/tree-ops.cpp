@@ -9,15 +9,12 @@
 #include <cstring>
 #include <vector>
 
+using dw::vector_at;
+
 namespace {
 
 const int32_t * i32(const ggml_tensor * t) {
     return (const int32_t *) t->data;
-}
-
-// the vector of head h and node i; key heads repeat
-const float * vector_at(const ggml_tensor * x, int64_t h, int64_t i) {
-    return (const float *) ((const char *) x->data + h % x->ne[1] * x->nb[1] + i * x->nb[2]);
 }
 
 // the three parts of a layer's factors

@@ -62,7 +62,7 @@ dw_status dw_probe_model(const char * path, dw_model_info * info) {
 
 void dw_params_init(dw_params * params) {
     if (params) {
-        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, DW_MAX_DRAFT + 1, nullptr, DW_LENGTH_FIXED };
+        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr };
     }
 }
 
@@ -71,6 +71,9 @@ dw_status dw_engine_new(llama_context * target, const llama_context_params * con
     return guard([&] {
         require("dw_engine_new", target, context_params, params, engine);
         require_layout("dw_params", *params);
+        if (params->curve) {
+            require_layout("dw_curve", *params->curve);
+        }
         *engine = nullptr;
         *engine = new dw_engine{ { target, *context_params, *params } };
         return DW_OK;
@@ -130,6 +133,14 @@ dw_status dw_commit(dw_engine * engine) {
     return with(engine, "dw_commit", [](auto & e) { e.commit(); });
 }
 
+dw_status dw_checkpoint(dw_engine * engine) {
+    return with(engine, "dw_checkpoint", [](auto & e) { e.checkpoint(); });
+}
+
+int32_t dw_reach(const dw_engine * engine, int32_t n_keep) {
+    return engine ? engine->impl.reach(n_keep) : 0;
+}
+
 dw_status dw_trim(dw_engine * engine, int32_t n_keep) {
     return with(engine, "dw_trim", [&](auto & e) { e.trim(n_keep); });
 }
@@ -161,6 +172,15 @@ dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats) {
         require("dw_get_stats", engine, stats);
         require_layout("dw_stats", *stats);
         *stats = engine->impl.stats();
+        return DW_OK;
+    });
+}
+
+dw_status dw_get_curve(const dw_engine * engine, dw_curve * curve) {
+    return guard([&] {
+        require("dw_get_curve", engine, curve);
+        require_layout("dw_curve", *curve);
+        engine->impl.curve(*curve);
         return DW_OK;
     });
 }

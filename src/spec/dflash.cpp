@@ -7,12 +7,13 @@
 #include "probe.h"
 
 #include <algorithm>
-#include <cmath>
 #include <cstring>
 
 namespace draftwood {
 
 namespace {
+
+constexpr int32_t max_block = 4096; // far beyond DW_MAX_DRAFT: a damaged file
 
 // a value of the file's metadata as text; empty: it has none
 std::string metadata(const llama_model * model, const char * key) {
@@ -20,15 +21,27 @@ std::string metadata(const llama_model * model, const char * key) {
     return llama_model_meta_val_str(model, key, text, sizeof(text)) >= 0 ? text : "";
 }
 
-llama_model * load(const std::string & path, bool use_extra_bufts) {
-    dw_model_info info;
-    probe_model(path.c_str(), info);
-    if (std::strcmp(info.architecture, "dflash") != 0) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter %s has architecture '%s'; expected 'dflash'", path.c_str(),
-             info.architecture);
+// the same as a number
+float number(const llama_model * model, const char * key, float otherwise) {
+    const std::string text = metadata(model, key);
+    try {
+        return text.empty() ? otherwise : std::stof(text);
+    } catch (const std::exception &) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter's %s is '%s'; expected a number", key, text.c_str());
+    }
+}
+
+llama_model * load(const std::string & path, const llama_model * target, bool use_extra_bufts) {
+    const int64_t bytes = require_plain_dflash(path.c_str());
+    size_t        free = 0, total = 0;
+    ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &free, &total);
+    if ((uint64_t) bytes > total) {
+        fail(DW_ERR_MEMORY, "the drafter %s takes %lld MiB; this machine has %zu MiB of memory", path.c_str(),
+             (long long) (bytes >> 20), total >> 20);
     }
     llama_model_params params = llama_model_default_params();
     params.use_extra_bufts    = use_extra_bufts;
+    params.n_gpu_layers       = target->n_gpu_layers() == 0 ? 0 : params.n_gpu_layers; // on the CPU with its target
     llama_model * model       = llama_model_load_from_file(path.c_str(), params);
     if (!model) {
         fail(DW_ERR_UNSUPPORTED, "the drafter %s cannot be loaded: is it damaged, or larger than the memory?",
@@ -56,8 +69,9 @@ void require_same_vocabulary(const llama_model * drafter, const llama_model * ta
 }
 
 void require_fit(const llama_model * drafter, const llama_model * target) {
-    if (llama_model_dflash_selector_top_k(drafter) > 0 || !metadata(drafter, "dflash.sample_from_anchor").empty()) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter is a DFlash2 or DSpark model; expected a plain DFlash one");
+    if (target->arch != LLM_ARCH_QWEN35 && target->arch != LLM_ARCH_QWEN35MOE) {
+        fail(DW_ERR_UNSUPPORTED, "DFlash drafts for qwen35 and qwen35moe; found target architecture '%s'",
+             llm_arch_name(target->arch));
     }
     require_same_vocabulary(drafter, target);
     const uint32_t  n_layers = llama_model_target_layer_ids_n(drafter);
@@ -86,22 +100,25 @@ void require_fit(const llama_model * drafter, const llama_model * target) {
 }
 
 llama_context * make_context(llama_context * target, llama_context_params params, llama_model * model) {
-    params.ctx_type      = LLAMA_CONTEXT_TYPE_DEFAULT;
-    params.ctx_other     = target;
-    params.n_ctx         = llama_n_ctx(target);
-    params.n_seq_max     = 1;
-    params.n_rs_seq      = 0;
-    params.n_outputs_max = DW_MAX_DRAFT + 1;
-    params.embeddings    = false;
+    params                   = drafter_context::params_for(target, params);
+    params.ctx_type          = LLAMA_CONTEXT_TYPE_DEFAULT;
+    const auto defaults      = llama_context_default_params(); // rope as its file says, whatever stretches the target's
+    params.rope_scaling_type = defaults.rope_scaling_type;
+    params.rope_freq_base    = defaults.rope_freq_base;
+    params.rope_freq_scale   = defaults.rope_freq_scale;
+    params.yarn_ext_factor   = defaults.yarn_ext_factor;
+    params.yarn_attn_factor  = defaults.yarn_attn_factor;
+    params.yarn_beta_fast    = defaults.yarn_beta_fast;
+    params.yarn_beta_slow    = defaults.yarn_beta_slow;
+    params.yarn_orig_ctx     = defaults.yarn_orig_ctx;
+    params.n_outputs_max     = DW_MAX_DRAFT + 1;
     // the pin's loader keeps its defaults for these two
-    const std::string fast = metadata(model, "dflash.rope.scaling.yarn_beta_fast");
-    const std::string slow = metadata(model, "dflash.rope.scaling.yarn_beta_slow");
-    params.yarn_beta_fast  = fast.empty() ? params.yarn_beta_fast : std::stof(fast);
-    params.yarn_beta_slow  = slow.empty() ? params.yarn_beta_slow : std::stof(slow);
+    params.yarn_beta_fast = number(model, "dflash.rope.scaling.yarn_beta_fast", params.yarn_beta_fast);
+    params.yarn_beta_slow = number(model, "dflash.rope.scaling.yarn_beta_slow", params.yarn_beta_slow);
 
     llama_context * ctx = llama_init_from_model(model, params);
     if (!ctx) {
-        fail(DW_ERR_INTERNAL, "no context for the drafter could be made for n_ctx = %u: is there enough memory?",
+        fail(DW_ERR_MEMORY, "no context for the drafter could be made for n_ctx = %u: is there enough memory?",
              params.n_ctx);
     }
     return ctx;
@@ -112,105 +129,108 @@ llama_context * make_context(llama_context * target, llama_context_params params
 dflash_drafter::dflash_drafter(llama_context * target, llama_context_params params, const std::string & path,
                                int32_t exact_rows) :
     target_(target),
-    model_(load(path, /*use_extra_bufts*/ exact_rows == 0)),
-    ctx_((require_fit(model_.get(), llama_get_model(target)), make_context(target, params, model_.get()))),
-    graphs_(ctx_.get()),
-    batch_(ctx_.get()),
+    model_(load(path, llama_get_model(target), /*use_extra_bufts*/ exact_rows == 0)),
+    ctx_((require_fit(model_.get(), llama_get_model(target)), make_context(target, params, model_.get())), exact_rows),
     layers_(llama_model_target_layer_ids(model_.get()),
             llama_model_target_layer_ids(model_.get()) + llama_model_target_layer_ids_n(model_.get())),
     n_embd_(llama_model_n_embd(llama_get_model(target))),
-    n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(model_.get()))),
     mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))) {
-    const std::string block = metadata(model_.get(), "dflash.block_size");
-    block_size_             = block.empty() ? 16 : std::stoi(block);
-    if (block_size_ < 2) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter's block_size is %d; expected at least 2", block_size_);
+    width_            = layers_.size() * (size_t) n_embd_;
+    const float block = number(model_.get(), "dflash.block_size", 16);
+    if (!(block >= 2 && block <= max_block)) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter's dflash.block_size is %g; expected 2 to %d", block, max_block);
     }
+    block_size_ = (int32_t) block;
     for (const int32_t layer : layers_) {
         llama_set_embeddings_layer_inp(target, (uint32_t) layer, true);
     }
     llama_set_causal_attn(ctx_.get(), metadata(model_.get(), "dflash.attention.causal") == "true");
-    state_.exact_rows       = exact_rows; // on CPU the faster kernels for a few rows (bench/LOG.md)
-    state_.graphs           = &graphs_;
-    dw_state_of(ctx_.get()) = &state_;
 }
 
 dflash_drafter::~dflash_drafter() {
-    dw_state_of(ctx_.get()) = nullptr;
     for (const int32_t layer : layers_) {
         llama_set_embeddings_layer_inp(target_, (uint32_t) layer, false);
     }
 }
 
+// Features wait until a draft needs them, so that a pause costs no decodes; a prompt is fed at once.
 void dflash_drafter::observe(const llama_token *, int32_t n_tokens, llama_pos pos) {
     trim(pos);
-    const size_t width = layers_.size() * (size_t) n_embd_;
-    features_.resize(n_tokens * width);
+    if (end() != pos) { // behind a gap (a loaded state, an image) the block sees less of the text
+        feed();
+        n_fed_ = pos;
+    }
+    const size_t n_before = features_.size();
+    features_.resize(n_before + n_tokens * width_);
     for (size_t k = 0; k < layers_.size(); ++k) {
         const float * layer = llama_get_embeddings_layer_inp(target_, (uint32_t) layers_[k]); // f32[n_tokens][n_embd]
         if (!layer) {
             fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layers_[k]);
         }
         for (int32_t i = 0; i < n_tokens; ++i) {
-            std::copy_n(layer + (size_t) i * n_embd_, n_embd_, features_.begin() + i * width + k * n_embd_);
+            std::copy_n(layer + (size_t) i * n_embd_, n_embd_, features_.begin() + n_before + i * width_ + k * n_embd_);
         }
     }
-    batch_.clear();
-    for (int32_t i = 0; i < n_tokens; ++i) {
-        batch_.add_features(features_.data() + i * width, (int32_t) width, pos + i);
+    if (features_.size() / width_ > DW_MAX_DRAFT + 1) {
+        feed();
     }
-    const int32_t rc = batch_.decode();
-    if (rc != 0) {
-        fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n_tokens, pos);
+}
+
+void dflash_drafter::feed() {
+    const llama_pos last  = end();
+    const float *   first = features_.data();
+    while (n_fed_ < last) {
+        const int32_t n = std::min(last - n_fed_, (int32_t) llama_n_ubatch(ctx_.get()));
+        ctx_.batch().clear();
+        for (int32_t i = 0; i < n; ++i) {
+            ctx_.batch().add_features(first + i * width_, (int32_t) width_, n_fed_ + i);
+        }
+        const int32_t rc = ctx_.batch().decode();
+        if (rc != 0) {
+            fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);
+        }
+        first += n * width_;
+        n_fed_ += n;
     }
-    n_fed_ = pos + n_tokens; // behind a gap (a loaded state, an image) the block sees less of the text
+    features_.clear();
 }
 
 bool dflash_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
                            std::vector<llama_token> & out) {
     const int32_t n = std::min(max_draft, block_size_ - 1);
-    if (pos == 0 || n_fed_ != pos || pos + n >= (llama_pos) llama_n_ctx(ctx_.get())) {
+    if (pos == 0 || end() != pos || pos + n >= (llama_pos) llama_n_ctx(ctx_.get())) {
         return false;
     }
-    batch_.clear();
+    feed();
+    ctx_.batch().clear();
     for (int32_t i = 0; i <= n; ++i) {
-        batch_.add(i == 0 ? last : mask_, pos + i, /*output*/ true);
+        ctx_.batch().add(i == 0 ? last : mask_, pos + i, /*output*/ true);
     }
-    const int32_t rc = batch_.decode();
-    if (rc == 0) {
-        read(llama_get_logits(ctx_.get()), n, p_min, out);
-    }
-    llama_memory_seq_rm(llama_get_memory(ctx_.get()), 0, pos, -1); // the block itself is no context
-    return rc == 0;
-}
-
-// logits f32[n + 1][n_vocab] of the block: the best of rows 1.., while the path's probability is at least p_min
-void dflash_drafter::read(const float * logits, int32_t n, float p_min, std::vector<llama_token> & out) const {
-    float path = 1.0f;
-    for (int32_t i = 1; i <= n; ++i) {
-        const float * row  = logits + (size_t) i * n_vocab_;
-        const float * best = std::max_element(row, row + n_vocab_);
-        if (p_min > 0.0f) {
-            float sum = 0.0f;
-            for (int32_t v = 0; v < n_vocab_; ++v) {
-                sum += std::exp(row[v] - *best);
-            }
-            path /= sum;
-            if (path < p_min) {
-                return;
-            }
+    const bool decoded = ctx_.batch().decode() == 0;
+    float      path    = 1.0f;
+    for (int32_t i = 1; decoded && i <= n; ++i) { // row i guesses the token i further on
+        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), i), path, p_min);
+        if (best.path < p_min) {
+            break;
         }
-        out.push_back((llama_token) (best - row));
+        path = best.path;
+        out.push_back(best.token);
     }
+    ctx_.remove_from(pos); // the block itself is no context
+    return decoded;
 }
 
 void dflash_drafter::trim(llama_pos n_keep) {
-    llama_memory_seq_rm(llama_get_memory(ctx_.get()), 0, n_keep, -1);
+    if (n_keep < end()) {
+        features_.resize(std::max(n_keep - n_fed_, 0) * width_);
+    }
+    ctx_.remove_from(n_keep);
     n_fed_ = std::min(n_fed_, n_keep);
 }
 
 void dflash_drafter::reset() {
-    llama_memory_clear(llama_get_memory(ctx_.get()), false);
+    ctx_.clear();
+    features_.clear();
     n_fed_ = 0;
 }
 

@@ -3,10 +3,8 @@
 
 #pragma once
 
-#include "batch.h"
 #include "drafter.h"
-#include "graphs.h"
-#include "hooks.h"
+#include "drafter_context.h"
 
 #include <memory>
 #include <string>
@@ -31,28 +29,23 @@ class dflash_drafter : public drafter {
     void reset() override;
 
   private:
+    llama_pos end() const { return n_fed_ + (llama_pos) (features_.size() / width_); }
+    void      feed();
+
     struct free_model {
         void operator()(llama_model * model) const { llama_model_free(model); }
     };
-    struct free_context {
-        void operator()(llama_context * ctx) const { llama_free(ctx); }
-    };
 
-    void read(const float * logits, int32_t n, float p_min, std::vector<llama_token> & out) const;
+    llama_context *                          target_;
+    std::unique_ptr<llama_model, free_model> model_;
+    drafter_context                          ctx_;
+    std::vector<int32_t>                     layers_; // of the target, whose inputs are read
+    int32_t                                  n_embd_; // of the target
+    int32_t                                  block_size_;
+    llama_token                              mask_;
 
-    llama_context *                              target_;
-    std::unique_ptr<llama_model, free_model>     model_;
-    std::unique_ptr<llama_context, free_context> ctx_;
-    dw_state                                     state_; // of ctx_
-    dw_graph_store                               graphs_;
-    row_batch                                    batch_;
-    std::vector<int32_t>                         layers_; // of the target, whose inputs are read
-    int32_t                                      n_embd_; // of the target
-    int32_t                                      n_vocab_;
-    int32_t                                      block_size_;
-    llama_token                                  mask_;
-
-    std::vector<float> features_;  // f32[n_tokens][layers * n_embd]
+    std::vector<float> features_;  // f32[n][width]: of kept tokens from n_fed_ on, not yet in the drafter's cache
+    size_t             width_;     // layers * n_embd
     llama_pos          n_fed_ = 0; // the position behind the newest features in the drafter's cache
 };
 

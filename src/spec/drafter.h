@@ -2,8 +2,9 @@
 
 #pragma once
 
-#include "llama.h"
+#include "draftwood.h"
 
+#include <memory>
 #include <vector>
 
 namespace draftwood {
@@ -24,6 +25,16 @@ class drafter {
     virtual void trim(llama_pos n_keep) = 0;
 
     virtual void reset() = 0;
+
+    // What the drafter knows at position `pos`, the end of what was observed, beside what trim() leaves; and back to
+    // it, after a trim to `pos`. Most know nothing more.
+    virtual std::vector<float> mark(llama_pos) const { return {}; }
+    virtual void               resume(llama_pos, const std::vector<float> &) {}
 };
+
+// The drafter that `params` names, for `target`, which was made with `context_params`; nullptr for DW_DRAFTER_NONE.
+// Throws failure where the model has none, or the file does not fit.
+std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_context_params & context_params,
+                                      const dw_params & params);
 
 } // namespace draftwood

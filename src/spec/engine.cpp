@@ -2,15 +2,8 @@
 
 #include "engine.h"
 
-#include "dflash.h"
-#include "llama-ext.h"
-#include "llama-model.h"
-#include "mtp.h"
-#include "ngram.h"
-
 #include <algorithm>
-#include <numeric>
-#include <string>
+#include <cmath>
 
 namespace draftwood {
 
@@ -29,6 +22,10 @@ class timer {
     int64_t   start_;
 };
 
+template <size_t N> bool are_times(const double (&micros)[N]) {
+    return std::all_of(micros, micros + N, [](double each) { return each >= 0.0 && std::isfinite(each); });
+}
+
 const dw_params & checked(llama_context * target, const dw_params & params) {
     if (params.exact_rows < 0) {
         fail(DW_ERR_ARGUMENT, "exact_rows is %d; expected 0 (off) or a number of rows", params.exact_rows);
@@ -42,6 +39,13 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     if (params.length != DW_LENGTH_FIXED && params.length != DW_LENGTH_AUTO) {
         fail(DW_ERR_ARGUMENT, "length is %d; expected a value of dw_length", params.length);
     }
+    if (params.curve && !(are_times(params.curve->draft_us) && are_times(params.curve->verify_us))) {
+        fail(DW_ERR_ARGUMENT, "the curve holds what is no time; expected microseconds, 0 where not known");
+    }
+    if (params.checkpoint_bytes < 0) {
+        fail(DW_ERR_ARGUMENT, "checkpoint_bytes is %lld; expected 0 (none) or more",
+             (long long) params.checkpoint_bytes);
+    }
     if (params.drafter == DW_DRAFTER_NONE) {
         return params;
     }
@@ -52,40 +56,12 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     return params;
 }
 
-std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_context_params & context_params,
-                                      const dw_params & params) {
-    switch (params.drafter) {
-        case DW_DRAFTER_NONE:
-            return nullptr;
-        case DW_DRAFTER_MTP: {
-            const llama_model * model = llama_get_model(target);
-            if (llama_model_n_layer_nextn(model) < 1) {
-                fail(DW_ERR_UNSUPPORTED, "the model has no MTP block (nextn_predict_layers is 0)");
-            }
-            const size_t block = model->hparams.n_layer(); // behind the trunk
-            if (block >= model->layers.size() || !model->layers[block].nextn.eh_proj) {
-                fail(DW_ERR_UNSUPPORTED,
-                     "the model was loaded without the tensors of its MTP block; set load_mtp in llama_model_params");
-            }
-            return std::make_unique<mtp_drafter>(target, context_params, params.exact_rows);
-        }
-        case DW_DRAFTER_NGRAM:
-            return std::make_unique<ngram_drafter>();
-        case DW_DRAFTER_DFLASH:
-            if (!params.drafter_path) {
-                fail(DW_ERR_ARGUMENT, "drafter_path is NULL; expected the GGUF of a DFlash drafter");
-            }
-            return std::make_unique<dflash_drafter>(target, context_params, params.drafter_path, params.exact_rows);
-        default:
-            fail(DW_ERR_ARGUMENT, "drafter is %d; expected a value of dw_drafter_type", params.drafter);
-    }
-}
-
 } // namespace
 
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     params_(checked(target, params)),
-    sequence_(target, params.exact_rows) {
+    sequence_(target, params.exact_rows),
+    checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
         sequence_.prepare_drafts(params.draft_tokens);
     }
@@ -94,8 +70,14 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     stats_reset();
     sequence_.listen(on_flush, on_replaced, this);
     if (params.length == DW_LENGTH_AUTO && drafter_) {
-        measure();
+        if (params.curve) {
+            pace_.set(params.curve->draft_us, params.curve->verify_us);
+        } else {
+            measure();
+        }
     }
+    params_.drafter_path = nullptr; // the caller's pointers end here
+    params_.curve        = nullptr;
 }
 
 // Rounds on tokens that mean nothing, for the cost curve: some sizes, after a first time that builds the graph. A slow
@@ -140,9 +122,9 @@ engine::~engine() {
 }
 
 // somebody else is about to decode or to save: only accepted rows may be in the memory then
-void engine::on_flush(void * user) noexcept {
+void engine::on_flush(void * user, bool decodes) noexcept {
     auto * self = static_cast<engine *>(user);
-    if (!self->sequence_.decoding()) {
+    if (!self->sequence_.at_work()) {
         guard([self] {
             self->commit();
             return DW_OK;
@@ -150,22 +132,36 @@ void engine::on_flush(void * user) noexcept {
         self->walk_     = {}; // the logits will be another decode's
         self->proposed_ = false;
         self->sequence_.unknown();
+        if (decodes) {
+            self->checkpoints_.clear(); // whether in front of them or behind is not ours to know
+        }
     }
 }
 
 void engine::on_replaced(void * user) noexcept {
-    auto * self     = static_cast<engine *>(user);
-    self->walk_     = {};
-    self->proposed_ = false;
-    self->sequence_.unknown();
-    if (self->drafter_) {
-        self->drafter_->reset();
+    auto * self = static_cast<engine *>(user);
+    if (!self->sequence_.at_work()) {
+        self->forget();
+        self->checkpoints_.clear();
+        self->sequence_.unknown();
     }
 }
 
-template <typename F> void engine::decoding(F decode) {
+// nothing of before counts: no open round, no draft, a drafter that starts anew
+void engine::forget() {
+    walk_     = {};
+    proposed_ = false;
+    if (drafter_) {
+        drafter_->reset();
+    }
+}
+
+// run what changes the context's memory: if it stops half-way, nobody knows what the memory holds
+template <typename F> void engine::changing(F change) {
+    lost_ = true;
     try {
-        decode();
+        change();
+        lost_ = false;
     } catch (const failure & e) {
         lost_ = e.code() != DW_ERR_CONTEXT; // without room nothing was touched
         throw;
@@ -196,7 +192,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     for (int32_t i = 0; i < n_tokens; ++i) {
         sequence_.batch().add(tokens[i], n_past + i, all_logits || i == n_tokens - 1);
     }
-    decoding([&] { sequence_.decode(n_past, n_tokens); });
+    changing([&] { sequence_.decode(n_past, n_tokens); });
 
     n_past_ = n_past + n_tokens;
     stats_.n_prompt += n_tokens;
@@ -329,7 +325,7 @@ void engine::verify() {
         batch.add(draft_[i], n_past_ + 1 + (llama_pos) i, true);
     }
     const int32_t n_rows = 1 + (int32_t) draft_.size();
-    decoding([&] { sequence_.verify(n_past_, n_rows); });
+    changing([&] { sequence_.verify(n_past_, n_rows); });
     verify_us_ = ggml_time_us() - start_us;
     stats_.t_verify_us += verify_us_;
 
@@ -391,13 +387,13 @@ void engine::commit() {
     walk_.open  = false;
     walk_.alive = false;
 
-    lost_ = true; // until the memory is what it should be
-    if (!sequence_.keep(walk_.pos, walk_.n_rows, n_kept)) {
-        lost_ = false; // somebody cleared or replaced the memory: the round went with it
-        drop_round();
+    bool whole = false;
+    changing([&] { whole = sequence_.keep(walk_.pos, walk_.n_rows, n_kept); });
+    if (!whole) { // somebody cleared or replaced the memory: the round went with it
+        forget();
+        n_past_ = sequence_.end();
         return;
     }
-    lost_   = false;
     n_past_ = walk_.pos + n_kept;
     if (drafter_) {
         std::vector<llama_token> kept(1, last_);
@@ -407,15 +403,6 @@ void engine::commit() {
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     pace_.verified(walk_.n_rows, verify_us_ + took);
-}
-
-void engine::drop_round() {
-    walk_     = {};
-    proposed_ = false;
-    n_past_   = sequence_.end();
-    if (drafter_) {
-        drafter_->reset();
-    }
 }
 
 // after a decode or a commit that stopped half-way the memory holds what nobody knows
@@ -436,13 +423,14 @@ void engine::rewind() {
 }
 
 void engine::trim(int32_t n_keep) {
-    if (lost_ && n_keep > 0) {
+    if (lost_ && n_keep > 0 && !checkpoints_.find(n_keep)) {
         fail(DW_ERR_UNSUPPORTED, "the context's memory is unknown after a decode that failed; reset and evaluate anew");
     }
-    require_kept(n_keep);
+    if (!lost_) {
+        require_kept(n_keep);
+    }
     commit();
-    const llama_pos end = sequence_.end();
-    if (n_keep == end && n_keep == n_past_) {
+    if (!lost_ && n_keep == sequence_.end() && n_keep == n_past_) {
         return;
     }
     drop_proposal();
@@ -450,30 +438,63 @@ void engine::trim(int32_t n_keep) {
         reset();
         return;
     }
-    if (n_keep < end) {
-        sequence_.cut(n_keep);
-    }
+    cut(n_keep);
     n_past_ = n_keep; // also when others moved the context on
     walk_   = {};
+}
+
+// the memory and the drafter, back to n_keep positions
+void engine::cut(int32_t n_keep) {
+    const bool   behind = lost_ || n_keep < sequence_.end();
+    const auto * saved  = behind && (lost_ || !sequence_.can_cut(n_keep)) ? checkpoints_.find(n_keep) : nullptr;
+    if (saved) {
+        changing([&] { sequence_.restore(saved->state, n_keep); });
+    } else if (behind) {
+        sequence_.cut(n_keep);
+    }
     if (drafter_) {
         drafter_->trim(n_keep);
+        if (saved) {
+            drafter_->resume(n_keep, saved->drafter);
+        }
     }
+    checkpoints_.drop_beyond(n_keep);
+    stats_.n_restored += saved ? 1 : 0;
+}
+
+// Where a later request may part from this one: behind what a chat shares, before what only this turn has. Others'
+// decodes in between, such as images, leave positions that a checkpoint cannot stand for.
+void engine::checkpoint() {
+    require_known("a checkpoint");
+    commit();
+    if (!checkpoints_.enabled() || !sequence_.recurrent() || n_past_ == 0 || n_past_ != sequence_.end() ||
+        checkpoints_.find(n_past_)) {
+        return;
+    }
+    checkpoints_.put({ n_past_, sequence_.save(), drafter_ ? drafter_->mark(n_past_) : std::vector<float>{} });
+}
+
+int32_t engine::reach(int32_t n_keep) const {
+    const llama_pos end = walk_.open ? n_past_ : sequence_.end();
+    if (!lost_ && (n_keep >= end || !sequence_.recurrent())) {
+        return std::max(0, std::min(n_keep, (int32_t) end));
+    }
+    return checkpoints_.reach(n_keep);
 }
 
 void engine::reset() {
-    walk_     = {};
-    proposed_ = false;
-    n_past_   = 0;
-    lost_     = false;
+    forget();
+    checkpoints_.clear();
+    n_past_ = 0;
+    lost_   = false;
     sequence_.clear();
-    if (drafter_) {
-        drafter_->reset();
-    }
 }
 
 dw_stats engine::stats() const {
-    dw_stats stats        = stats_;
-    stats.n_exact_batches = sequence_.n_exact_batches();
+    dw_stats stats         = stats_;
+    stats.n_exact_batches  = sequence_.n_exact_batches();
+    stats.n_checkpoints    = checkpoints_.count();
+    stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
     return stats;
 }
 

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "checkpoints.h"
 #include "drafter.h"
 #include "pace.h"
 #include "sequence.h"
@@ -28,14 +29,17 @@ class engine {
     llama_token next(llama_sampler * sampler);
     void        commit();
 
-    void rewind();
-    void trim(int32_t n_keep);
-    void reset();
+    void    rewind();
+    void    trim(int32_t n_keep);
+    void    checkpoint();
+    int32_t reach(int32_t n_keep) const;
+    void    reset();
 
     int32_t                          n_past() const { return n_past_; }
     int32_t                          draft_tokens() const { return params_.draft_tokens; }
     const std::vector<llama_token> & draft() const { return draft_; }
     dw_stats                         stats() const;
+    void                             curve(dw_curve & out) const { pace_.get(out.draft_us, out.verify_us); }
     void                             stats_reset();
 
   private:
@@ -50,17 +54,18 @@ class engine {
         bool      open      = false; // rows beyond the sampled ones wait in the memory for commit
     };
 
-    static void on_flush(void * user) noexcept;
+    static void on_flush(void * user, bool decodes) noexcept;
     static void on_replaced(void * user) noexcept;
 
     int32_t room() const { return (int32_t) llama_n_ctx(sequence_.target()) - n_past_; }
     int32_t max_draft() const; // tokens that may be drafted now
 
     void                       place(int32_t n_past);
+    void                       cut(int32_t n_keep);
     void                       observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
     void                       drop_proposal();
-    void                       drop_round();
-    template <typename F> void decoding(F decode);
+    void                       forget();
+    template <typename F> void changing(F change);
     void                       require_known(const char * what) const;
     void                       require_kept(int32_t n_keep) const;
     void                       require_whole(const char * what);
@@ -72,6 +77,7 @@ class engine {
     sequence                 sequence_;
     std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
     pace                     pace_;
+    checkpoints              checkpoints_;
     int64_t                  verify_us_ = 0; // of the open round
 
     int32_t                  n_past_ = 0;

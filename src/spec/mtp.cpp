@@ -5,7 +5,6 @@
 #include "llama-ext.h"
 
 #include <algorithm>
-#include <cmath>
 
 namespace draftwood {
 
@@ -14,51 +13,31 @@ namespace {
 constexpr int32_t n_single_max = 12; // pairs that are cheaper one by one than in a batch
 
 llama_context * make_context(llama_context * target, llama_context_params params) {
+    params               = drafter_context::params_for(target, params);
     params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
-    params.ctx_other     = target;
-    params.n_ctx         = llama_n_ctx(target);
-    params.n_seq_max     = 1;
-    params.n_rs_seq      = 0; // plain KV cache: rejected cells are just removed
     params.n_outputs_max = 1; // only single rows are asked for
-    params.embeddings    = false;
 
     llama_context * ctx = llama_init_from_model(const_cast<llama_model *>(llama_get_model(target)), params);
     if (!ctx) {
-        fail(DW_ERR_INTERNAL, "no context for the MTP block could be made for n_ctx = %u: is there enough memory?",
+        fail(DW_ERR_MEMORY, "no context for the MTP block could be made for n_ctx = %u: is there enough memory?",
              params.n_ctx);
     }
     return ctx;
-}
-
-// softmax(logits f32[n_vocab])[best], best being the largest
-float probability(const float * logits, int32_t n_vocab, const float * best) {
-    float sum = 0.0f;
-    for (int32_t i = 0; i < n_vocab; ++i) {
-        sum += std::exp(logits[i] - *best);
-    }
-    return 1.0f / sum;
 }
 
 } // namespace
 
 mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows) :
     target_(target),
-    ctx_(make_context(target, params)),
-    graphs_(ctx_.get()),
-    batch_(ctx_.get()),
+    ctx_(make_context(target, params), exact_rows),
     n_embd_(llama_model_n_embd_out(llama_get_model(target))),
-    n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target)))),
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())) {
     hidden_.resize(n_embd_);
     llama_set_embeddings_nextn(target, true, /*masked*/ false);
     llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
-    state_.exact_rows       = exact_rows;
-    state_.graphs           = &graphs_;
-    dw_state_of(ctx_.get()) = &state_;
 }
 
 mtp_drafter::~mtp_drafter() {
-    dw_state_of(ctx_.get()) = nullptr;
     llama_set_embeddings_nextn(target_, false, /*masked*/ false);
 }
 
@@ -96,11 +75,12 @@ void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_po
 // Decode the first n queued pairs, with output only for a single one: a masked context copies the first rows of
 // its hidden states, not those asked for (llama-context.cpp, decode), so a batch would hand back a wrong one.
 void mtp_drafter::feed(int32_t n, bool output) {
-    batch_.clear();
+    ctx_.batch().clear();
     for (int32_t i = 0; i < n; ++i) {
-        batch_.add(queue_.tokens[i], queue_.pos + i, output, queue_.hidden.data() + (size_t) i * n_embd_, n_embd_);
+        ctx_.batch().add(queue_.tokens[i], queue_.pos + i, output, queue_.hidden.data() + (size_t) i * n_embd_,
+                         n_embd_);
     }
-    const int32_t rc = batch_.decode();
+    const int32_t rc = ctx_.batch().decode();
     if (rc != 0) {
         fail(DW_ERR_DECODE, "llama_decode returned %d in the MTP block at positions %d..%d", rc, queue_.pos,
              queue_.pos + n - 1);
@@ -138,32 +118,28 @@ bool mtp_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, floa
     float              path = 1.0f;
     std::vector<float> hidden(n_embd_);
     for (int32_t i = 0; i < max_draft; ++i) {
-        const float *     logits = llama_get_logits_ith(ctx_.get(), -1);
-        const float *     best   = std::max_element(logits, logits + n_vocab_); // the first of equals, as greedy picks
-        const llama_token token  = (llama_token) (best - logits);
-        if (p_min > 0.0f) { // a pass over the vocabulary that is only paid for when it decides something
-            path *= probability(logits, n_vocab_, best);
-            if (path < p_min) {
-                break;
-            }
+        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), -1), path, p_min);
+        if (best.path < p_min) {
+            break;
         }
-        out.push_back(token);
+        path = best.path;
+        out.push_back(best.token);
         if (i + 1 == max_draft) {
             break;
         }
         std::copy_n(llama_get_embeddings_nextn_ith(ctx_.get(), -1), n_embd_, hidden.begin());
-        batch_.clear();
-        batch_.add(token, pos + 1 + i, true, hidden.data(), n_embd_);
-        if (batch_.decode() != 0) {
+        ctx_.batch().clear();
+        ctx_.batch().add(best.token, pos + 1 + i, true, hidden.data(), n_embd_);
+        if (ctx_.batch().decode() != 0) {
             break; // the context's end: what is drafted so far stands
         }
     }
-    n_fed_ = llama_memory_seq_pos_max(llama_get_memory(ctx_.get()), 0) + 1; // the drafts' pairs stay: see observe
+    n_fed_ = ctx_.end(); // the drafts' pairs stay: see observe
     return true;
 }
 
 void mtp_drafter::drop_cells_from(llama_pos pos) {
-    llama_memory_seq_rm(llama_get_memory(ctx_.get()), 0, pos, -1);
+    ctx_.remove_from(pos);
     n_fed_ = std::min(n_fed_, pos);
 }
 
@@ -178,8 +154,19 @@ void mtp_drafter::trim(llama_pos n_keep) {
     }
 }
 
+std::vector<float> mtp_drafter::mark(llama_pos pos) const {
+    return hidden_pos_ == pos - 1 ? hidden_ : std::vector<float>{};
+}
+
+void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
+    if (!mark.empty()) {
+        hidden_     = mark;
+        hidden_pos_ = pos - 1;
+    }
+}
+
 void mtp_drafter::reset() {
-    llama_memory_clear(llama_get_memory(ctx_.get()), false);
+    ctx_.clear();
     queue_      = {};
     n_fed_      = 0;
     hidden_pos_ = -1;

@@ -2,10 +2,8 @@
 
 #pragma once
 
-#include "batch.h"
 #include "drafter.h"
-#include "graphs.h"
-#include "hooks.h"
+#include "drafter_context.h"
 
 namespace draftwood {
 
@@ -16,8 +14,7 @@ namespace draftwood {
 // Test: tests/model/test_engine_capi.py, tests/model/test_parity.py.
 class mtp_drafter : public drafter {
   public:
-    // makes its own context from the target's parameters; throws failure. exact_rows as in dw_params: drafts
-    // need no exact rows, but on CPU those kernels are the faster ones for a few rows (bench/LOG.md)
+    // makes its own context from the target's parameters; throws failure
     mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows);
     ~mtp_drafter() override;
 
@@ -27,11 +24,10 @@ class mtp_drafter : public drafter {
     void trim(llama_pos n_keep) override;
     void reset() override;
 
-  private:
-    struct deleter {
-        void operator()(llama_context * ctx) const { llama_free(ctx); }
-    };
+    std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1
+    void               resume(llama_pos pos, const std::vector<float> & mark) override;
 
+  private:
     // kept tokens whose pairs are not in the block's KV cache yet; row i of hidden belongs to tokens[i]
     struct pair_queue {
         llama_pos                pos = 0; // of the first pair
@@ -44,14 +40,10 @@ class mtp_drafter : public drafter {
     void push(llama_token token, llama_pos pos, const float * hidden);
     void drop_cells_from(llama_pos pos);
 
-    llama_context *                         target_;
-    std::unique_ptr<llama_context, deleter> ctx_;
-    dw_state                                state_; // of ctx_
-    dw_graph_store                          graphs_;
-    row_batch                               batch_;
-    int32_t                                 n_embd_;
-    int32_t                                 n_vocab_;
-    int32_t                                 n_rows_max_; // pairs per decode
+    llama_context * target_;
+    drafter_context ctx_;
+    int32_t         n_embd_;
+    int32_t         n_rows_max_; // pairs per decode
 
     pair_queue         queue_;
     llama_pos          n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)

@@ -82,6 +82,16 @@ void pace::forget() {
     verify_.forget();
 }
 
+void pace::get(double * draft_us, double * verify_us) const {
+    std::copy(draft_.mean.begin(), draft_.mean.end(), draft_us);
+    std::copy(verify_.mean.begin(), verify_.mean.end(), verify_us);
+}
+
+void pace::set(const double * draft_us, const double * verify_us) {
+    std::copy_n(draft_us, draft_.mean.size(), draft_.mean.begin());
+    std::copy_n(verify_us, verify_.mean.size(), verify_.mean.begin());
+}
+
 double pace::cost(int32_t n) const {
     return std::max(verify_.at(1), verify_.at(n + 1)) + (n > 0 ? draft_.at(n) : 0.0); // more rows never cost less
 }

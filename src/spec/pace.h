@@ -29,6 +29,10 @@ class pace {
     void refine(bool least = false);
     void forget();
 
+    // the curve's means by size, 0 where not known; and one that another pace had
+    void get(double * draft_us, double * verify_us) const; // f64[max_draft + 2] each
+    void set(const double * draft_us, const double * verify_us);
+
     // expected microseconds of drafting n tokens and verifying them; 0: not known yet
     double cost(int32_t n) const;
     // expected tokens of a round with a draft of n, bonus token included

@@ -87,29 +87,63 @@ bool can_draft_mtp(const gguf_context * gguf, const std::string & arch, uint32_t
     return true;
 }
 
-} // namespace
-
-void probe_model(const char * path, dw_model_info & info) {
-    info             = {};
-    info.struct_size = sizeof(info);
-    info.file_bytes  = size_of_gguf(path);
-
-    const gguf_ptr gguf(gguf_init_from_file(path, { /*no_alloc*/ true, /*ctx*/ nullptr }));
+// the header of a file that is as long as it says
+gguf_ptr read_header(const char * path, int64_t & file_bytes) {
+    file_bytes = size_of_gguf(path);
+    gguf_ptr gguf(gguf_init_from_file(path, { /*no_alloc*/ true, /*ctx*/ nullptr }));
     if (!gguf) {
         fail(DW_ERR_FILE,
              "%s has a damaged or cut-off header (%lld bytes on disk); expected a whole GGUF of version 2 or 3", path,
-             (long long) info.file_bytes);
+             (long long) file_bytes);
     }
     const int64_t announced = announced_size(gguf.get());
-    if (info.file_bytes < announced) {
-        fail(DW_ERR_FILE, "%s is cut off: found %lld bytes, its header expects %lld", path, (long long) info.file_bytes,
+    if (file_bytes < announced) {
+        fail(DW_ERR_FILE, "%s is cut off: found %lld bytes, its header expects %lld", path, (long long) file_bytes,
              (long long) announced);
     }
+    return gguf;
+}
+
+} // namespace
+
+void probe_model(const char * path, dw_model_info & info) {
+    info                   = {};
+    info.struct_size       = sizeof(info);
+    const gguf_ptr    gguf = read_header(path, info.file_bytes);
     const std::string arch = architecture(gguf.get());
     std::snprintf(info.architecture, sizeof(info.architecture), "%s", arch.c_str());
     info.n_tensors     = (int32_t) gguf_get_n_tensors(gguf.get());
     info.n_layer_nextn = (int32_t) get_u32(gguf.get(), arch + ".nextn_predict_layers");
     info.can_draft_mtp = can_draft_mtp(gguf.get(), arch, (uint32_t) info.n_layer_nextn) ? 1 : 0;
+}
+
+int64_t require_plain_dflash(const char * path) {
+    int64_t           file_bytes = 0;
+    const gguf_ptr    gguf       = read_header(path, file_bytes);
+    const std::string arch       = architecture(gguf.get());
+    if (arch != "dflash") {
+        fail(DW_ERR_UNSUPPORTED, "the drafter %s has architecture '%s'; expected 'dflash'", path, arch.c_str());
+    }
+    for (const char * key :
+         { "hyper_connection.count", "selector_rank", "selector_top_k", "conv_kernel_size", "sample_from_anchor" }) {
+        if (gguf_find_key(gguf.get(), ("dflash." + std::string(key)).c_str()) >= 0) {
+            fail(DW_ERR_UNSUPPORTED, "the drafter %s has dflash.%s, as DFlash2 and DSpark do; expected a plain DFlash",
+                 path, key);
+        }
+    }
+    for (const char * tensor : { "markov_w1.weight", "selector_hidden.weight", "d2t" }) {
+        if (gguf_find_tensor(gguf.get(), tensor) >= 0) {
+            fail(DW_ERR_UNSUPPORTED,
+                 "the drafter %s has a tensor %s; expected a plain DFlash over the whole vocabulary", path, tensor);
+        }
+    }
+    const uint32_t key_length   = get_u32(gguf.get(), "dflash.attention.key_length");
+    const uint32_t value_length = get_u32(gguf.get(), "dflash.attention.value_length");
+    if (key_length != value_length) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter %s has keys of %u and values of %u (0: not given); expected one size",
+             path, key_length, value_length);
+    }
+    return file_bytes;
 }
 
 } // namespace draftwood

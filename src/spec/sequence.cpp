@@ -44,7 +44,7 @@ sequence::~sequence() {
     dw_use_stock_kernels(target_);
 }
 
-void sequence::listen(void (*flush)(void *) noexcept, void (*replaced)(void *) noexcept, void * user) {
+void sequence::listen(void (*flush)(void *, bool) noexcept, void (*replaced)(void *) noexcept, void * user) {
     state_.flush    = flush;
     state_.replaced = replaced;
     state_.user     = user;
@@ -65,13 +65,13 @@ void sequence::decode(llama_pos pos, int32_t n_tokens) {
     // an exception is a failed decode too: the hooks must hear of other decodes again
     int32_t     rc = -3;
     std::string why;
-    decoding_ = true;
+    at_work_ = true;
     try {
         rc = batch_.decode();
     } catch (const std::exception & e) {
         why = e.what();
     }
-    decoding_     = false;
+    at_work_      = false;
     state_.verify = nullptr;
 
     if (rc == 1) {
@@ -147,6 +147,30 @@ void sequence::cut(int32_t n_keep) {
              end(), n_keep);
     }
     decoded_.rolled = true;
+}
+
+std::vector<uint8_t> sequence::save() {
+    at_work_ = true;
+    std::vector<uint8_t> state(llama_state_seq_get_size_ext(target_, 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+    const size_t         n =
+        llama_state_seq_get_data_ext(target_, state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    at_work_ = false;
+    if (n == 0 || n != state.size()) {
+        fail(DW_ERR_INTERNAL, "the recurrent state took %zu bytes; expected %zu", n, state.size());
+    }
+    return state;
+}
+
+void sequence::restore(const std::vector<uint8_t> & state, int32_t n_keep) {
+    decoded_ = {};
+    at_work_ = true;
+    const size_t n =
+        llama_state_seq_set_data_ext(target_, state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+    at_work_ = false;
+    if (n != state.size() || !llama_memory_seq_rm(memory(), 0, n_keep, -1) || end() != n_keep) {
+        fail(DW_ERR_DECODE, "the state of position %d could not be put back (%zu of %zu bytes read)", n_keep, n,
+             state.size());
+    }
 }
 
 void sequence::clear() {

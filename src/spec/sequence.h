@@ -10,6 +10,7 @@
 #include "tree_state.h"
 
 #include <memory>
+#include <vector>
 
 namespace draftwood {
 
@@ -22,12 +23,13 @@ class sequence {
     sequence & operator=(const sequence &) = delete;
 
     // what the context's owner wants to hear (hooks.h)
-    void listen(void (*flush)(void *) noexcept, void (*replaced)(void *) noexcept, void * user);
+    void listen(void (*flush)(void *, bool) noexcept, void (*replaced)(void *) noexcept, void * user);
 
     llama_context * target() const { return target_; }
     bool            mrope() const { return mrope_; } // an image holds fewer cells than it spans positions
     llama_pos       end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; } // positions held
-    bool            decoding() const { return decoding_; }                            // our own llama_decode is running
+    bool            at_work() const { return at_work_; }     // it is us who decode, save or restore: hooks are not news
+    bool            recurrent() const { return recurrent_; } // cuts need what checkpoints.h keeps
     int64_t         n_exact_batches() const { return state_.n_exact_batches; }
     void            reset_counters() { state_.n_exact_batches = 0; }
 
@@ -51,13 +53,18 @@ class sequence {
 
     // cut to n_keep positions; fails where recurrent layers cannot go back that far
     void cut(int32_t n_keep);
+    bool can_cut(int32_t n_keep) const;
+
+    // the recurrent layers' state, and cutting to n_keep positions, whose state this was
+    std::vector<uint8_t> save();
+    void                 restore(const std::vector<uint8_t> & state, int32_t n_keep);
+
     // forget what the last decode was: the memory is not what it left
     void unknown() { decoded_ = {}; }
     void clear();
 
   private:
     llama_memory_t memory() const { return llama_get_memory(target_); }
-    bool           can_cut(int32_t n_keep) const;
 
     // positions of the last decode: how far recurrent layers can go back
     struct decoded {
@@ -69,8 +76,8 @@ class sequence {
     llama_context *             target_;
     bool                        recurrent_;
     bool                        mrope_;
-    bool                        decoding_ = false;
-    bool                        in_tree_  = false; // the open verify left the recurrent state alone
+    bool                        at_work_ = false;
+    bool                        in_tree_ = false; // the open verify left the recurrent state alone
     decoded                     decoded_;
     dw_state                    state_;
     dw_graph_store              graphs_;

@@ -17,18 +17,6 @@ ggml_tensor * custom(ggml_context * ctx, ggml_tensor * dst, ggml_custom_op_t op,
     return ggml_custom_inplace(ctx, dst, sources.data(), (int) sources.size(), op, GGML_N_TASKS_MAX, nullptr);
 }
 
-ggml_backend_dev_t find_cpu(llama_context * ctx) {
-    ggml_backend_sched_t sched = ctx->get_sched();
-    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        ggml_backend_t     backend = ggml_backend_sched_get_backend(sched, i);
-        ggml_backend_dev_t dev     = ggml_backend_get_device(backend);
-        if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU) {
-            return dev;
-        }
-    }
-    return nullptr;
-}
-
 ggml_custom_op_t find_op(ggml_backend_dev_t dev, const char * name) {
     return (ggml_custom_op_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), name);
 }
@@ -50,11 +38,12 @@ std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max
         why_not = "the context runs the delta net without its fused op";
         return nullptr;
     }
-    ggml_backend_dev_t cpu = find_cpu(target);
-    if (!cpu) {
+    ggml_backend_t cpu_backend = dw_cpu_backend(target);
+    if (!cpu_backend) {
         why_not = "the context has no CPU backend";
         return nullptr;
     }
+    ggml_backend_dev_t cpu = ggml_backend_get_device(cpu_backend);
     for (size_t il = 0; il < memory->get_mem_recr()->s_l.size(); ++il) {
         if (!on_cpu(memory->get_mem_recr()->s_l[il]) || !on_cpu(memory->get_mem_recr()->r_l[il])) {
             why_not = "the state of layer " + std::to_string(il) + " is on a device without the tree ops";
@@ -88,6 +77,7 @@ tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, ggm
     n_key_heads_                  = hparams.ssm_n_group;
     n_channels_                   = hparams.ssm_d_inner + 2 * n_key_heads_ * size_;
     conv_width_                   = hparams.ssm_d_conv;
+    n_factors_                    = max_nodes_ * (n_key_heads_ * size_ + n_heads_ * size_ + n_heads_);
     allocate();
 }
 
@@ -95,14 +85,13 @@ void tree_state::allocate() {
     const auto & states = memory_->get_mem_recr()->s_l;
     tensors_.reset(ggml_init({ (states.size() + 4) * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
 
-    const int64_t n_factors = max_nodes_ * (n_key_heads_ * size_ + n_heads_ * size_ + n_heads_);
-    int64_t       n_used    = 0;
+    int64_t n_used = 0;
     layers_.resize(states.size());
     for (size_t il = 0; il < states.size(); ++il) {
         if (states[il]) {
             layers_[il].conv_inputs = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, n_channels_, max_nodes_);
             layers_[il].factors     = n_used * sizeof(float);
-            n_used += n_factors;
+            n_used += n_factors_;
         }
     }
     // An op has one output, so a layer's follows its factors, where the next layer's begin: by then it was consumed.
@@ -113,10 +102,6 @@ void tree_state::allocate() {
     if (!buffer_) {
         fail(DW_ERR_INTERNAL, "no memory for the factors of %d draft tokens", max_nodes_);
     }
-}
-
-size_t tree_state::bytes() const {
-    return ggml_backend_buffer_get_size(buffer_.get());
 }
 
 int32_t tree_state::cell() const {
@@ -154,13 +139,12 @@ ggml_tensor * tree_state::conv_input(ggml_context * ctx, ggml_cgraph * graph, gg
 
 ggml_tensor * tree_state::delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * q,
                                     ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int il) {
-    const int64_t n_nodes   = v->ne[2];
-    const int64_t n_factors = max_nodes_ * (n_key_heads_ * size_ + n_heads_ * size_ + n_heads_);
-    ggml_tensor * both      = ggml_view_1d(ctx, factors_, n_factors + n_nodes * n_heads_ * size_, layers_[il].factors);
+    const int64_t n_nodes = v->ne[2];
+    ggml_tensor * both    = ggml_view_1d(ctx, factors_, n_factors_ + n_nodes * n_heads_ * size_, layers_[il].factors);
     both = custom(ctx, both, ops_.delta_net, { q, k, v, g, beta, memory_->get_mem_recr()->s_l[il], cell, parents_ });
     ggml_build_forward_expand(graph, both);
     return ggml_view_4d(ctx, both, size_, n_heads_, n_nodes, 1, size_ * sizeof(float), n_heads_ * size_ * sizeof(float),
-                        n_nodes * n_heads_ * size_ * sizeof(float), n_factors * sizeof(float));
+                        n_nodes * n_heads_ * size_ * sizeof(float), n_factors_ * sizeof(float));
 }
 
 // one node for the state and one for the conv inputs of each layer, all in place
@@ -173,14 +157,13 @@ void tree_state::build_commit(int32_t cell) {
     commit_graph_      = ggml_new_graph_custom(ctx, n_nodes, /*grads*/ false);
     commit_cell_       = cell;
 
-    const int64_t n_factors = max_nodes_ * (n_key_heads_ * size_ + n_heads_ * size_ + n_heads_);
     for (size_t il = 0; il < layers_.size(); ++il) {
         if (!layers_[il].conv_inputs) {
             continue;
         }
         ggml_tensor * s       = recurrent.s_l[il];
         ggml_tensor * r       = recurrent.r_l[il];
-        ggml_tensor * factors = ggml_view_1d(ctx, factors_, n_factors, layers_[il].factors);
+        ggml_tensor * factors = ggml_view_1d(ctx, factors_, n_factors_, layers_[il].factors);
         ggml_tensor * state   = ggml_view_3d(ctx, s, size_, size_, n_heads_, size_ * sizeof(float),
                                              size_ * size_ * sizeof(float), cell * s->nb[1]);
         ggml_tensor * conv =

@@ -36,7 +36,6 @@ class tree_state : public dw_verify_graph {
     void commit(const int32_t * path, int32_t n, llama_pos pos);
 
     int32_t max_nodes() const { return max_nodes_; }
-    size_t  bytes() const; // of all buffers
 
     ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * x,
                              int il) override;
@@ -65,6 +64,7 @@ class tree_state : public dw_verify_graph {
     ggml_backend_ptr      backend_; // one of our own: a commit must not be aborted by the context's callback
     ops                   ops_;
     int32_t               max_nodes_;
+    int64_t               n_factors_ = 0;                                          // f32 values of one layer
     int64_t               size_, n_heads_, n_key_heads_, n_channels_, conv_width_; // S, H, Hk, C, W of tree-ops.h
 
     ggml_context_ptr        tensors_;

@@ -318,9 +318,9 @@ ARGUMENTS = {
     ),
     "draft_model": (
         {"draft_model": lambda ids: ids, "speculation": "mtp"},
-        UnsupportedError,
-        "draft_model=",
-        'speculation="auto"',
+        OptionError,
+        "draft_model= beside speculation='mtp'",
+        "leave speculation= and drafter= out",
     ),
 }
 

@@ -6,6 +6,7 @@ from itertools import islice
 from pathlib import Path
 
 import gguf
+import numpy as np
 import pytest
 from draftwood import Llama, ModelFileError, OptionError, UnsupportedError
 
@@ -89,8 +90,8 @@ def test_a_loaded_state_is_drafted_from(llama):
 # --- drafters that do not fit ---------------------------------------------------------------------------
 
 
-def rewrite(path, out, *, change=None, drop=()):
-    """Copy a GGUF, with metadata changed by change(name, value) and some left out."""
+def rewrite(path, out, *, change=None, drop=(), add_keys=None, add_tensors=None):
+    """Copy a GGUF, with metadata changed by change(name, value), some left out and some more."""
     reader = gguf.GGUFReader(path)
     writer = gguf.GGUFWriter(out, "dflash")
     for name, field in reader.fields.items():
@@ -102,6 +103,11 @@ def rewrite(path, out, *, change=None, drop=()):
         writer.add_key_value(
             name, value, kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         )
+    for name, value in (add_keys or {}).items():
+        is_text = isinstance(value, str)
+        writer.add_key_value(name, value, gguf.GGUFValueType.STRING if is_text else gguf.GGUFValueType.UINT32)
+    for name, data in (add_tensors or {}).items():
+        writer.add_tensor(name, data)
     for tensor in reader.tensors:
         writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
     writer.write_header_to_file()
@@ -128,12 +134,32 @@ def test_a_copy_fits(llama, tmp_path):
     [
         ("dflash.target_layers", [1, 4, 7, 9, 40], "reads layer 40 of its target"),
         ("dflash.target_layers", [1, 4, 7], "cannot be loaded"),
-        ("dflash.block_size", 1, "block_size is 1"),
+        ("dflash.block_size", 1, "block_size is 1; expected 2 to 4096"),
+        ("dflash.attention.value_length", 32, "values of 32"),
     ],
 )
 def test_another_shape(llama, tmp_path, name, value, found):
     path = rewrite(DRAFTER, tmp_path / "d.gguf", change=lambda n, old: value if n == name else old)
     assert found in refused(llama, path)
+
+
+@pytest.mark.parametrize("key", ["hyper_connection.count", "selector_rank", "sample_from_anchor"])
+def test_kin_with_other_layouts(llama, tmp_path, key):
+    """llama.cpp would read these, and end the process at an assertion of its loader or graph."""
+    path = rewrite(DRAFTER, tmp_path / "d.gguf", add_keys={f"dflash.{key}": 2})
+    assert f"has dflash.{key}, as DFlash2 and DSpark do" in refused(llama, path)
+
+
+@pytest.mark.parametrize("name", ["markov_w1.weight", "d2t"])
+def test_tensors_of_other_kinds(llama, tmp_path, name):
+    path = rewrite(DRAFTER, tmp_path / "d.gguf", add_tensors={name: np.zeros((4, 4), np.float32)})
+    assert f"has a tensor {name}; expected a plain DFlash" in refused(llama, path)
+
+
+def test_a_number_that_is_none(llama, tmp_path):
+    key = "dflash.rope.scaling.yarn_beta_fast"  # llama.cpp does not look at it
+    path = rewrite(DRAFTER, tmp_path / "d.gguf", add_keys={key: "fast"})
+    assert f"{key} is 'fast'; expected a number" in refused(llama, path)
 
 
 def test_another_vocabulary(llama, tmp_path):
@@ -173,3 +199,18 @@ def test_options_that_contradict(llama):
     for settings in ({"speculation": "dflash"}, {"speculation": "mtp", "drafter": DRAFTER}):
         with pytest.raises(OptionError):
             llama(**settings)
+
+
+def test_drafts_go_on_behind_a_pause(llama, monkeypatch):
+    """While "auto" does not draft, features wait; more of them than are fed at once too."""
+    on = llama(speculation="dflash", drafter=DRAFTER, draft_tokens=4)
+    expected = text(llama(speculation="off"), 120)
+    propose = on._engine.propose
+    monkeypatch.setattr(on._engine, "propose", lambda last: propose(last, 0))
+    generator = on.generate(on.tokenize(PROMPT.encode()))
+    start = list(islice(generator, 70))
+    assert on.speculation_stats.drafted == 0
+    monkeypatch.setattr(on._engine, "propose", propose)
+    assert start + list(islice(generator, 50)) == expected
+    assert on.speculation_stats.cold_rounds == 0
+    assert on.speculation_stats.tokens_per_round > 1.1

@@ -11,9 +11,9 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftwood import Llama
+from draftwood.bench.rounds import generate_rounds, mean_tokens
 
 from bench.models import heldout_prompts
-from bench.rounds import generate_rounds, mean_tokens
 from tools.tiny_moe import dflash_native
 from tools.tiny_moe.dflash_native import Drafter, lib
 

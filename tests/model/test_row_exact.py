@@ -1,4 +1,4 @@
-"""On CPU a row's logits do not depend on how many rows ride along, for batches of up to 64 rows.
+"""On CPU a row's logits do not depend on how many rows ride along.
 
 All else rests on this: verify rows, prefix reuse and prompts in pieces then give what single steps give.
 Every comparison is bit for bit. Contract: dw_params.exact_rows in src/include/draftwood.h.
@@ -116,13 +116,31 @@ def test_pieces(exact):
         assert np.array_equal(rows_of(llm, list(PROMPT), pieces), plain), pieces
 
 
-def test_larger_batches_are_no_exact_ones(exact):
-    llm = exact("moe-mtp", n_batch=256)
-    for n, counted in ((1, 1), (64, 1), (65, 0), (200, 0)):
+@pytest.mark.parametrize("name", TYPES)
+def test_prompts_at_once_or_in_pieces(exact, name):
+    """A chat's next turn meets rows that a fresh prompt evaluates in one large batch."""
+    preset, changes = TYPES[name]
+    llm = exact(preset, changes, n_ctx=512, n_batch=512)
+    prompt = [(5 * i * i + 3 * i + 1) % 380 for i in range(300)]
+    rows = {}
+    for pieces in ((300,), (1, 65, 200, 34), (64, 64, 64, 64, 44)):
         llm.reset()
-        llm.reset_speculation_stats()
-        llm.eval(list(range(n)))
-        assert llm.speculation_stats.exact_batches == counted, n
+        for start, n in zip(np.cumsum((0, *pieces)), pieces, strict=False):
+            llm.eval(prompt[start : start + n])
+        rows[pieces] = llm.scores[:300].copy()
+    first, *others = rows.values()
+    assert np.isfinite(first).all()
+    assert all(np.array_equal(first, other) for other in others)
+    assert llm.speculation_stats.exact_batches == 10
+
+
+def test_the_limit_of_the_c_api(rig):
+    """exact_rows is a number of rows there."""
+    r = rig("moe-mtp", exact_rows=64, n_ubatch=256)
+    for n, counted in ((1, 1), (64, 2), (65, 2), (200, 2)):
+        r.engine.reset()
+        r.engine.eval(list(range(n)), 0)
+        assert r.engine.stats().exact_batches == counted, n
 
 
 def test_stock_kernels_are_counted_as_such(exact):

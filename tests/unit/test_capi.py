@@ -13,12 +13,18 @@ from draftwood import _capi
 HEADER = Path(__file__).resolve().parents[2] / "src" / "include" / "draftwood.h"
 CODE = re.sub(r"//[^\n]*|/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
 
-STRUCTS = {"dw_params": _capi.Params, "dw_stats": _capi.Stats, "dw_model_info": _capi.ModelInfo}
+STRUCTS = {
+    "dw_params": _capi.Params,
+    "dw_stats": _capi.Stats,
+    "dw_model_info": _capi.ModelInfo,
+    "dw_curve": _capi.Curve,
+}
 SCALARS = {
     "uint32_t": ctypes.c_uint32,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
     "float": ctypes.c_float,
+    "double": ctypes.c_double,
     "bool": ctypes.c_bool,
     "char": ctypes.c_char,
     "llama_token": ctypes.c_int32,

@@ -14,6 +14,7 @@ BUILTINS = {
     "UnsupportedError": ValueError,
     "ModelFileError": ValueError,
     "GrammarError": ValueError,
+    "DrafterMemoryError": MemoryError,
     "StateError": RuntimeError,
     "CacheError": OSError,
     "ContextFullError": RuntimeError,

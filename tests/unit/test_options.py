@@ -6,8 +6,6 @@ import pytest
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.options import (
     DEFAULT_DRAFT_TOKENS,
-    EXACT_ROWS,
-    MAX_DRAFT_TOKENS,
     Options,
     check_context,
     check_sizes,
@@ -31,7 +29,6 @@ def test_defaults():
         0.0,
         True,
     )
-    assert EXACT_ROWS == MAX_DRAFT_TOKENS + 1 == 64, "a full draft and its root are one row-exact batch"
 
 
 @pytest.mark.parametrize(
@@ -118,7 +115,6 @@ def test_off_is_off():
         (Info(n_layer_nextn=2, can_draft_mtp=False), {}, "found 2 MTP layers"),
         (Info(), {"embedding": True}, "embedding=True"),
         (Info(), {"vocab_only": True}, "vocab_only=True"),
-        (Info(), {"draft_model": object()}, "draft_model="),
     ],
 )
 def test_what_cannot_draft(info, arguments, found):
@@ -130,6 +126,24 @@ def test_what_cannot_draft(info, arguments, found):
     chosen = plan(Options("auto"), info, arguments)
     assert (chosen.drafter, chosen.n_rs_seq) == ("none", 0)
     assert found in chosen.reason
+
+
+def test_a_draft_model_of_the_callers_own_runs_on_any_model():
+    given = {"draft_model": object()}
+    for info in (Info(), Info("llama", 0, False)):
+        assert plan(Options(), info, given).drafter == "given"
+    assert plan(Options("off"), Info(), given).drafter == "none"
+    with pytest.raises(OptionError, match="found draft_model= beside speculation='mtp'"):
+        plan(Options("mtp"), Info(), given)
+    with pytest.raises(OptionError, match=r"drafter='d\.gguf'"):
+        plan(Options(drafter="d.gguf"), Info(), given)
+    assert "embedding=True" in plan(Options(), Info(), {**given, "embedding": True}).reason
+
+
+@pytest.mark.parametrize("size", [-1, 1.5, "1GiB", None, True, 1 << 63])
+def test_checkpoint_bytes_that_make_no_sense(size):
+    with pytest.raises(OptionError, match=r"checkpoint_bytes is .*; expected a number of bytes"):
+        Options(checkpoint_bytes=size)
 
 
 @pytest.mark.parametrize("arguments", [{"embedding": False}, {"vocab_only": False}, {"draft_model": None}])

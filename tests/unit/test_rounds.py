@@ -1,12 +1,14 @@
-"""bench/rounds.py: what counts as a round, and which are left out."""
+"""draftwood/bench/rounds.py: what counts as a round, and which are left out."""
 
 from __future__ import annotations
 
+import subprocess
+import sys
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
-
-from bench.rounds import REPEAT, generate_rounds, mean_tokens, repeats
+from draftwood.bench.rounds import REPEAT, generate_rounds, mean_tokens, repeats
 
 
 def test_repeats_wants_sixteen_tokens_seen_before():
@@ -44,3 +46,15 @@ def test_rounds_are_read_off_the_counter():
     ids, rounds = generate_rounds(Scripted(), [7, 8], 6, temp=0.0)
     assert ids == [7, 8, 100, 101, 102, 103, 104, 105]
     assert rounds == [(2, 3), (5, 1)]
+
+
+def test_training_machines_take_them_without_draftwood():
+    code = """
+import sys
+sys.modules["draftwood"] = None  # any import of it fails
+from bench.rounds import Rounds, mean_tokens
+print(mean_tokens([([1, 2, 3], [(1, 2)])]), Rounds)
+"""
+    root = Path(__file__).resolve().parents[2]
+    done = subprocess.run([sys.executable, "-c", code], cwd=root, capture_output=True, text=True, check=True)
+    assert done.stdout == "(2.0, 0.0) list[tuple[int, int]]\n"

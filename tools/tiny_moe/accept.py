@@ -16,7 +16,6 @@ from typing import Any
 
 from tokenizers import Tokenizer
 
-from bench.rounds import generate_rounds, mean_tokens
 from tools.tiny_moe.corpus import MODEL, read_heldout
 from tools.tiny_moe.text import CATEGORIES
 
@@ -47,6 +46,7 @@ def measure(model: Path, drafter: Path | None = None) -> dict[str, Any]:
     With a drafter it drafts, at BLOCK_DEPTHS drafts, in place of the MTP block.
     """
     from draftwood import Llama
+    from draftwood.bench.rounds import generate_rounds, mean_tokens
 
     held = heldout_ids(Tokenizer.from_file(str(MODEL / "tokenizer.json")))
     out: dict[str, Any] = {

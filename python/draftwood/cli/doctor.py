@@ -19,7 +19,6 @@ from typing import Any
 import click
 
 from draftwood.cli.serve import program
-from draftwood.options import EXACT_ROWS
 
 Facts = dict[str, Any]
 
@@ -162,7 +161,7 @@ def paths(facts: Facts) -> list[Facts]:
         return []
     build = library["build"]
     gpus = [device["name"] for device in library["devices"] if "GPU" in device["type"]]
-    exact = f"CPU batches of up to {EXACT_ROWS} rows, with exact=True (default)"
+    exact = "on the CPU, with exact=True (default)"
     if gpus:
         exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
     return [

@@ -15,6 +15,7 @@ def call(name, engine, r):
     """Arguments with which `name` succeeds or fails for no reason of its pointers."""
     i32, tokens = ctypes.c_int32(), (_capi.Token * 64)(*PROMPT)
     stats = _capi.Stats(struct_size=ctypes.sizeof(_capi.Stats))
+    curve = _capi.Curve(struct_size=ctypes.sizeof(_capi.Curve))
     table = {
         "dw_probe_model": [b"nowhere", ctypes.byref(_capi.ModelInfo())],
         "dw_engine_new": [
@@ -31,19 +32,20 @@ def call(name, engine, r):
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
         "dw_rewind": [engine],
         "dw_commit": [engine],
+        "dw_checkpoint": [engine],
         "dw_trim": [engine, 0],
         "dw_reset": [engine],
         "dw_get_draft": [engine, tokens, ctypes.byref(i32)],
         "dw_get_stats": [engine, ctypes.byref(stats)],
+        "dw_get_curve": [engine, ctypes.byref(curve)],
         "dw_stats_reset": [engine],
     }
     return table[name]
 
 
+NO_STATUS = ("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens", "dw_reach")
 STATUS_CALLS = [
-    name
-    for name, (_, arguments) in _capi.SIGNATURES.items()
-    if arguments and name not in ("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens")
+    name for name, (_, arguments) in _capi.SIGNATURES.items() if arguments and name not in NO_STATUS
 ]
 
 

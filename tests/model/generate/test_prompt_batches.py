@@ -13,7 +13,7 @@ from tests.model.texts import text
 @pytest.mark.parametrize("n_ubatch", [64, 128])
 @pytest.mark.parametrize("length", [63, 64, 65, 66, 69, 70, 71, 127, 128, 129, 133, 200])
 def test_prompts_are_cut_where_they_are_without_drafting(llama, length, n_ubatch):
-    """Prompts of over 64 rows run fast kernels: the same ones on and off, or rounding would differ."""
+    """A draft needs a larger batch than the caller gave; prompts are cut by the caller's."""
     prompt = [(7 * i * i + i) % 380 for i in range(length)]
     scores = []
     for speculation in ("mtp", "off"):

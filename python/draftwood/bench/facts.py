@@ -1,0 +1,54 @@
+"""Where and with what a run was made: machine, build, commit. Must not know: figures.
+
+Test: tests/unit/test_bench_results.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import subprocess
+from datetime import datetime, timezone
+from pathlib import Path
+from typing import Any
+
+import draftwood
+
+
+def machine(build: dict[str, Any]) -> dict[str, Any]:
+    """Return what a reader needs to judge a figure; `build` is engine.build_info(). No paths, no names."""
+    return {
+        "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
+        "draftwood": draftwood.__version__,
+        **commit(Path(draftwood.__file__).parent),
+        "build": build,
+        "cpu": cpu_name(),
+        "cores": os.cpu_count(),
+        "load_average": round(os.getloadavg()[0], 2),
+    }
+
+
+def commit(package: Path) -> dict[str, Any]:
+    """Return the commit that holds the package, and whether files differ; None for an installed one."""
+    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+        return {"commit": None, "modified": None}  # maybe in a repository, but not of it
+    changed = _git(package, "status", "--porcelain", "--", ":/python", ":/src", ":/patches", ":/cmake")
+    return {"commit": _git(package, "rev-parse", "HEAD"), "modified": bool(changed)}
+
+
+def _git(folder: Path, *arguments: str) -> str | None:
+    try:
+        done = subprocess.run(["git", "-C", folder, *arguments], capture_output=True, text=True, check=False)
+    except OSError:  # no git
+        return None
+    return done.stdout.strip() if done.returncode == 0 else None
+
+
+def cpu_name() -> str:
+    """Return the processor's name as the system tells it."""
+    try:
+        lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    except OSError:
+        lines = []
+    names = [line.partition(":")[2].strip() for line in lines if line.startswith("model name")]
+    return names[0] if names else platform.processor() or platform.machine()

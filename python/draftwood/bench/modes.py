@@ -1,0 +1,91 @@
+"""Which modes a model can run, a `Llama` for each, and the vocabulary of all. Must not know: prompts, clocks.
+
+Tests: tests/unit/test_bench_input.py, tests/model/test_bench.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+from draftwood.errors import DraftwoodError, ModelFileError, UnsupportedError
+from draftwood.options import Options, plan
+
+BASELINE = "off"
+MODES = (BASELINE, "mtp", "dflash", "ngram", "auto")
+
+
+def choose(wanted: Sequence[str], info: Any, drafter: str | None) -> tuple[list[str], dict[str, str]]:
+    """Return the wanted modes that a model file (`engine.ModelInfo`) can run, and why the others cannot.
+
+    Errors: UnsupportedError where nothing is left to hold against plain decode.
+    """
+    reasons = {mode: _refusal(mode, info, drafter) for mode in MODES if mode in wanted or mode == BASELINE}
+    left_out = {mode: reason for mode, reason in reasons.items() if reason}
+    runs = [mode for mode in reasons if mode not in left_out]
+    if runs == [BASELINE]:
+        why = "; ".join(f"{mode}: {reason}" for mode, reason in left_out.items()) or "none was asked for"
+        raise UnsupportedError(
+            f"found no mode to hold against plain decode ({why}); expected one at least",
+            hint="--modes ngram drafts on any model",
+        )
+    return runs, left_out
+
+
+def _refusal(mode: str, info: Any, drafter: str | None) -> str:
+    if mode == "dflash" and drafter is None:
+        return "no --drafter was given"
+    try:
+        planned = plan(Options(mode, drafter=_drafter(mode, drafter)), info, {})  # type: ignore[arg-type]
+    except UnsupportedError as error:
+        return error.message.removeprefix(f"speculation={mode!r} cannot run: ")
+    return planned.reason if mode != BASELINE else ""
+
+
+def _drafter(mode: str, drafter: str | None) -> str | None:
+    return drafter if mode in ("dflash", "auto") else None
+
+
+def load(mode: str, model: str, drafter: str | None, **settings: Any) -> Any:
+    """Return a Llama in that mode; all of them share the weights through one mapping of the file.
+
+    Errors: DraftwoodError of the kind that `Llama` raises; ModelFileError for llama-cpp-python's own.
+    """
+    from draftwood.llama import Llama
+
+    with _own_errors(model):
+        return Llama(model, speculation=mode, drafter=_drafter(mode, drafter), verbose=False, **settings)
+
+
+@contextmanager
+def vocabulary(model: str) -> Iterator[Any]:
+    """Lend a model's LlamaModel without weights or context: `tokenize` and `metadata`.
+
+    Errors: ModelFileError.
+    """
+    from draftwood._llama_cpp import llama_cpp as native
+    from draftwood._llama_cpp._internals import LlamaModel
+    from draftwood._llama_cpp._logger import set_verbose
+
+    set_verbose(False)
+    native.llama_backend_init()
+    params = native.llama_model_default_params()
+    params.vocab_only = True
+    with _own_errors(model):
+        lent = LlamaModel(path_model=model, params=params, verbose=False)
+    try:
+        yield lent
+    finally:
+        lent.close()
+
+
+@contextmanager
+def _own_errors(model: str) -> Iterator[None]:
+    try:
+        yield
+    except DraftwoodError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        hint = "`draftwood run MODEL --verbose` shows what llama.cpp says about it"
+        raise ModelFileError(f"{model} cannot be loaded: {error}", hint=hint) from error

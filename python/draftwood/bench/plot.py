@@ -1,0 +1,72 @@
+"""The ratios as a picture: a bar for each mode in each category, whiskers for the interval, a line at 1.
+
+Needs matplotlib (`pip install "draftwood[bench]"`). Must not know: how figures came about.
+Test: tests/unit/test_bench_plot.py.
+"""
+
+from __future__ import annotations
+
+import importlib.util
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from draftwood.bench.modes import BASELINE, MODES
+from draftwood.bench.report import Figure
+
+HINT = 'pip install "draftwood[bench]"'
+# Okabe and Ito's palette, which colour-blind readers can tell apart; a mode keeps its colour in every plot
+_COLOURS = dict(zip(MODES, ("#999999", "#0072B2", "#E69F00", "#CC79A7", "#009E73"), strict=True))
+_GROUP = 0.8  # of the distance between two categories
+
+
+def available() -> bool:
+    """Tell whether matplotlib is installed."""
+    return importlib.util.find_spec("matplotlib") is not None
+
+
+def draw(path: Path, found: Sequence[Figure], title: str) -> None:
+    """Write the plot as a PNG."""
+    from matplotlib.figure import Figure as Canvas  # no pyplot: no window system, no state
+
+    temps = list(dict.fromkeys(figure.temp for figure in found))
+    canvas: Any = Canvas(figsize=(8.0, 0.8 + 3.0 * len(temps)), layout="constrained")
+    canvas.suptitle(title, fontsize=11)
+    axes = canvas.subplots(len(temps), 1, sharey=True, squeeze=False)[:, 0]
+    for axis, temp in zip(axes, temps, strict=True):
+        _panel(axis, [figure for figure in found if figure.temp == temp and figure.mode != BASELINE])
+        axis.set_title(f"temperature {temp:g}", fontsize=10, loc="left")
+    axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
+    canvas.savefig(path, format="png", dpi=130)
+
+
+def _panel(axis: Any, found: Sequence[Figure]) -> None:
+    categories = list(dict.fromkeys(figure.category for figure in found))
+    modes = list(dict.fromkeys(figure.mode for figure in found))
+    width = _GROUP / len(modes)
+    for i, mode in enumerate(modes):
+        mine = [figure for figure in found if figure.mode == mode]
+        places = [categories.index(figure.category) - _GROUP / 2 + (i + 0.5) * width for figure in mine]
+        heights = [figure.ratio for figure in mine]
+        axis.bar(places, heights, width * 0.92, label=mode, color=_COLOURS[mode], yerr=_whiskers(mine),
+                 error_kw={"elinewidth": 1.2, "capsize": 3})  # fmt: skip
+        tops = [figure.ratio if figure.high is None else figure.high for figure in mine]
+        for place, top, height in zip(places, tops, heights, strict=True):
+            axis.annotate(f"{height:.2f}", (place, top), (0, 3), textcoords="offset points",
+                          ha="center", fontsize=8)  # fmt: skip
+    axis.axhline(1.0, color="black", linewidth=1.0, linestyle="--", label="off")
+    axis.set_xticks(range(len(categories)), categories)
+    axis.set_ylabel("speed over plain decode")
+    axis.margins(y=0.12)
+    axis.set_ylim(bottom=0)
+    axis.spines[["top", "right"]].set_visible(False)
+
+
+def _whiskers(found: Sequence[Figure]) -> list[list[float]] | None:
+    below, above = [], []
+    for figure in found:
+        if figure.low is None or figure.high is None:
+            return None
+        below.append(figure.ratio - figure.low)
+        above.append(figure.high - figure.ratio)
+    return [below, above]

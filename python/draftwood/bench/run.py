@@ -1,0 +1,178 @@
+"""One run of `draftwood bench`: refuses what cannot be measured, loads, measures, and makes the document.
+
+Prints nothing. Imports the library when it runs, so that a usage error needs none.
+Tests: tests/unit/test_bench_input.py, tests/model/test_bench.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+from collections import Counter
+from collections.abc import Callable, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwood.bench import facts
+from draftwood.bench.claims import Claim, Verdict, judge
+from draftwood.bench.intervals import LEAST_PAIRS
+from draftwood.bench.measure import SAMPLING, SEED, measure, passes
+from draftwood.bench.modes import BASELINE, choose, load, vocabulary
+from draftwood.bench.prompts import Prompt, encode, read
+from draftwood.bench.report import Figure, document, faults, figures
+from draftwood.errors import OptionError
+from draftwood.options import needed_batch
+
+
+@dataclass(frozen=True, slots=True)
+class Request:
+    """What the user asked for."""
+
+    model: str
+    drafter: str | None
+    modes: Sequence[str]
+    prompts: Sequence[Path]
+    per_category: int
+    tokens: int
+    prompt_tokens: int
+    repeats: int
+    threads: int
+    n_gpu_layers: int
+    draft_tokens: int
+    temps: Sequence[float]
+    claims: Sequence[Claim]
+
+
+@dataclass(frozen=True, slots=True)
+class Prepared:
+    """A request that can be measured."""
+
+    request: Request
+    modes: list[str]
+    left_out: dict[str, str]
+    """Mode -> why this model does not run it."""
+    prompts: list[Prompt]
+
+    @property
+    def steps(self) -> int:
+        """How many texts will be generated."""
+        request = self.request
+        return passes(len(self.prompts), len(self.modes), len(request.temps), request.repeats)
+
+
+@dataclass(frozen=True, slots=True)
+class Outcome:
+    """What a run came to."""
+
+    figures: list[Figure]
+    verdicts: list[Verdict]
+    faults: list[str]
+    document: dict[str, Any]
+
+
+def prepare(request: Request) -> Prepared:
+    """Read the prompts and the model's header and vocabulary.
+
+    Errors: OptionError, UnsupportedError, ModelFileError for whatever could not be measured or claimed.
+    """
+    from draftwood.engine import probe_model
+
+    texts = read(request.prompts)
+    info = probe_model(request.model)
+    modes, left_out = choose(request.modes, info, request.drafter)
+    check_claims(request.claims, modes, left_out, request.repeats)
+    prompts = _prompts(request, texts, f"{info.architecture}.context_length")
+    return Prepared(request, modes, left_out, prompts)
+
+
+def check_claims(
+    claims: Sequence[Claim], modes: Sequence[str], left_out: dict[str, str], repeats: int
+) -> None:
+    """Refuse claims that the run could not show. Errors: OptionError."""
+    for claim in claims:
+        if claim.mode not in modes or claim.mode == BASELINE:
+            why = left_out.get(claim.mode, "it is not among --modes")
+            raise OptionError(
+                f"--{claim.kind} is about {claim.mode}, which is not measured against {BASELINE}: {why}",
+                hint=f"expected one of {', '.join(mode for mode in modes if mode != BASELINE)}",
+            )
+    if claims and repeats < LEAST_PAIRS:
+        raise OptionError(
+            f"found {repeats} repeats; --floor and --best need at least {LEAST_PAIRS}",
+            hint=f"--repeats {LEAST_PAIRS}",
+        )
+
+
+def _prompts(request: Request, texts: dict[str, list[str]], key: str) -> list[Prompt]:
+    with vocabulary(request.model) as known:
+
+        def tokenize(text: bytes) -> list[int]:
+            ids: list[int] = known.tokenize(
+                text, add_bos=True, special=False
+            )  # a BOS where the model has one
+            return ids
+
+        prompts = encode(texts, tokenize, request.per_category, request.prompt_tokens)
+        room = int(known.metadata().get(key, 0))
+    longest = max(len(prompt.ids) for prompt in prompts)
+    if room and longest + request.tokens > room:
+        raise OptionError(
+            f"found a prompt of {longest} tokens and {request.tokens} to generate; expected both to fit into "
+            f"the {room} tokens that the model was trained for",
+            hint="lower --prompt-tokens or --tokens",
+        )
+    return prompts
+
+
+def execute(prepared: Prepared, step: Callable[[], None] = lambda: None) -> Outcome:
+    """Load a Llama for each mode, measure, judge. `step` is called `prepared.steps` times.
+
+    Errors: what loading and generating raise.
+    """
+    from draftwood.engine import build_info
+
+    request = prepared.request
+    known = {**facts.machine(build_info()), **_settings(prepared)}
+    with contextlib.ExitStack() as stack:
+        llms: dict[str, Any] = {}
+        for mode in prepared.modes:
+            llms[mode] = _load(prepared, mode)
+            stack.callback(llms[mode].close)
+        cells = measure(
+            llms, prepared.prompts, request.temps, tokens=request.tokens, repeats=request.repeats, step=step
+        )
+    found = figures(cells)
+    verdicts = [judge(claim, found) for claim in request.claims]
+    wrong = faults(found)
+    return Outcome(found, verdicts, wrong, document(known, prepared.left_out, found, verdicts, wrong))
+
+
+def _load(prepared: Prepared, mode: str) -> Any:
+    request = prepared.request
+    longest = max(len(prompt.ids) for prompt in prepared.prompts)
+    return load(
+        mode,
+        request.model,
+        request.drafter,
+        n_ctx=longest + request.tokens + needed_batch(request.draft_tokens),  # a last draft may reach further
+        n_gpu_layers=request.n_gpu_layers,
+        draft_tokens=request.draft_tokens,
+        n_threads=request.threads,
+        n_threads_batch=request.threads,  # a verify counts as a batch: the same threads for all modes
+    )
+
+
+def _settings(prepared: Prepared) -> dict[str, Any]:
+    request, model = prepared.request, Path(prepared.request.model)
+    return {
+        "model": {"file": model.name, "bytes": model.stat().st_size},
+        "drafter": Path(request.drafter).name if request.drafter else None,
+        "threads": request.threads,
+        "n_gpu_layers": request.n_gpu_layers,
+        "draft_tokens": request.draft_tokens,
+        "tokens": request.tokens,
+        "prompt_tokens": request.prompt_tokens,
+        "repeats": request.repeats,
+        "sampling": {**SAMPLING, "seed": SEED},
+        "prompts": Counter(prompt.category for prompt in prepared.prompts),
+    }

@@ -1,0 +1,191 @@
+"""`draftwood bench`: speed of every way of drafting beside plain decode, as a table, JSON and a plot."""
+
+from __future__ import annotations
+
+import json
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import click
+
+from draftwood.bench.modes import BASELINE, MODES
+from draftwood.cli.failure import library_needed
+from draftwood.options import DEFAULT_DRAFT_TOKENS, MAX_DRAFT_TOKENS
+
+if TYPE_CHECKING:
+    from draftwood.bench.run import Outcome, Prepared, Request
+
+_WIDTH = 100  # columns that the table needs: a narrower terminal wraps its lines, none is cut
+
+
+def _modes(_: click.Context, __: click.Parameter, value: str) -> list[str]:
+    modes = list(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
+    unknown = [name for name in modes if name not in MODES]
+    if unknown or not modes:
+        raise click.BadParameter(f"found {', '.join(unknown) or 'none'}; expected some of {','.join(MODES)}")
+    return modes
+
+
+def _claims(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> list[tuple[str, float]]:
+    return [_claim(value) for value in values]
+
+
+def _claim(value: str) -> tuple[str, float]:
+    mode, _, ratio = value.partition(":")
+    try:
+        claim = mode, float(ratio)
+    except ValueError:
+        claim = mode, 0.0
+    if claim[0] not in MODES or not 0.0 < claim[1] < 1000.0:
+        raise click.BadParameter(f"found {value!r}; expected MODE:RATIO, such as auto:0.97")
+    return claim
+
+
+def _file(**settings: Any) -> click.Path:
+    return click.Path(dir_okay=False, path_type=Path, **settings)
+
+
+@click.command("bench")
+@click.argument("model")
+@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for this model.")
+@click.option("--modes", default=",".join(MODES), show_default=True, callback=_modes,
+              help=f"What to measure; {BASELINE} always is. What cannot run is left out.")  # fmt: skip
+@click.option("--prompts", type=click.Path(path_type=Path), multiple=True,
+              help='A file with a {"text": ...} a line, whose name is the category, or a folder of such '
+                   "*.jsonl; may be repeated. Default: a small set of our own.")  # fmt: skip
+@click.option("--per-category", type=click.IntRange(min=1), default=2, show_default=True,
+              help="Prompts of each category.")  # fmt: skip
+@click.option("--tokens", type=click.IntRange(min=16), default=128, show_default=True,
+              help="Tokens to generate after each prompt.")  # fmt: skip
+@click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True,
+              help="Cut prompts to this length.")  # fmt: skip
+@click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True,
+              help="Timed passes; 6 give an interval, 9 a claim.")  # fmt: skip
+@click.option("--threads", type=click.IntRange(min=1),
+              help="CPU threads, the same for all modes. Default: half of the cores.")  # fmt: skip
+@click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
+@click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS), default=DEFAULT_DRAFT_TOKENS,
+              show_default=True, help="Longest draft of a round.")  # fmt: skip
+@click.option("--temp", "temps", type=click.FloatRange(min=0), multiple=True, default=(0.0, 0.8),
+              show_default=True, help="Temperature; may be repeated.")  # fmt: skip
+@click.option("--floor", "floors", multiple=True, metavar="MODE:RATIO", callback=_claims,
+              help="Fail unless the 95 % interval reaches RATIO in every category.")  # fmt: skip
+@click.option("--best", "bests", multiple=True, metavar="MODE:RATIO", callback=_claims,
+              help="Fail unless the median of one category reaches RATIO.")  # fmt: skip
+@click.option("--json", "json_path", type=_file(), help="Write everything that was measured to this file.")
+@click.option("--plot", type=_file(), help="Draw the ratios into this PNG (needs draftwood[bench]).")
+@click.option("--results", type=_file(), help="Add what was measured to this file, as a row.")
+@click.pass_context
+def command(ctx: click.Context, /, **options: Any) -> None:
+    """Measure how fast the GGUF file MODEL generates plainly and with each way of drafting.
+
+    All modes run in one process, a text each in turn. A repeat gives the ratio of a mode's speed to plain
+    decode's; shown are the median and its 95 % interval (order statistics, as in the sign test). Nothing else
+    should run beside it. Exits with 1 if a text differs from plain decode's, or a floor is missed.
+    """
+    outputs = {f"--{name}": options[key] for name, key in _OUTPUTS.items() if options[key]}
+    plotting = _check_outputs(outputs, options["results"])
+    with library_needed():
+        import draftwood.llama  # noqa: F401
+    from draftwood.bench import run
+
+    prepared = run.prepare(_request(options))
+    for mode, reason in prepared.left_out.items():
+        click.echo(f"left out {mode}: {reason}", err=True)
+    with _progress(prepared.steps) as step:
+        outcome = run.execute(prepared, step)
+    _show(outcome, prepared.request)
+    _write(outcome, prepared, options, plotting)
+    for fault in outcome.faults:
+        click.echo(click.style("wrong: ", fg="red") + fault, err=True)
+    if not outcome.document["ok"]:
+        ctx.exit(1)
+
+
+_OUTPUTS = {"json": "json_path", "plot": "plot", "results": "results"}
+
+
+def _check_outputs(outputs: dict[str, Path], results: Path | None) -> bool:
+    """Refuse files that could not be written in the end; return whether a plot can be drawn."""
+    from draftwood.bench.results import check_writable, read
+
+    for option, path in outputs.items():
+        check_writable(option, path)
+    if results:
+        read(results)
+    if "--plot" not in outputs:
+        return False
+    from draftwood.bench import plot
+
+    if not plot.available():
+        click.echo(f"no plot: matplotlib is not installed\n\nhint: {plot.HINT}\n", err=True)
+    return plot.available()
+
+
+def _request(options: dict[str, Any]) -> Request:
+    from draftwood.bench.claims import Claim
+    from draftwood.bench.run import Request
+
+    given = {name: value for name, value in options.items() if name in Request.__dataclass_fields__}
+    given["temps"] = tuple(dict.fromkeys(options["temps"]))
+    given["threads"] = options["threads"] or max(1, (os.cpu_count() or 1) // 2)  # as `draftwood run`
+    floors = [Claim("floor", mode, ratio) for mode, ratio in options["floors"]]
+    bests = [Claim("best", mode, ratio) for mode, ratio in options["bests"]]
+    return Request(**given, claims=[*floors, *bests])
+
+
+@contextmanager
+def _progress(total: int) -> Iterator[Callable[[], None]]:
+    """Show a bar on a terminal, drawn between two texts only: a thread of its own would be timed too."""
+    from rich.console import Console
+    from rich.progress import BarColumn, MofNCompleteColumn, Progress, TextColumn, TimeRemainingColumn
+
+    progress = Progress(
+        TextColumn("{task.description}"),
+        BarColumn(),
+        MofNCompleteColumn(),
+        TimeRemainingColumn(),
+        console=Console(stderr=True),
+        auto_refresh=False,
+        transient=True,
+        disable=not sys.stderr.isatty(),
+    )
+    with progress:
+        task = progress.add_task("texts", total=total)
+        yield lambda: progress.update(task, advance=1, refresh=True)
+
+
+def _show(outcome: Outcome, request: Request) -> None:
+    from rich.console import Console
+
+    from draftwood.bench.report import table
+
+    console = Console()
+    console.width = max(console.width, _WIDTH)
+    for temp in request.temps:
+        console.print(table(outcome.figures, temp))
+    for verdict in outcome.verdicts:
+        word = click.style("holds", fg="green") if verdict.holds else click.style("FAILED", fg="red")
+        click.echo(f"{word}: {verdict.text}")
+
+
+def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any], plotting: bool) -> None:
+    from draftwood.bench import plot, results
+
+    if options["json_path"]:
+        text = json.dumps(outcome.document, indent=1, allow_nan=False)
+        options["json_path"].write_text(text + "\n", encoding="utf-8")
+    if options["results"]:
+        results.append(options["results"], outcome.document)
+    if plotting:
+        plot.draw(options["plot"], outcome.figures, _title(prepared.request))
+
+
+def _title(request: Request) -> str:
+    threads = f"{request.threads} thread{'s' if request.threads > 1 else ''}"
+    spread = ", whiskers: 95 % interval of the median" if request.repeats >= 6 else ""
+    return f"{Path(request.model).name}, {threads}, {request.repeats} paired repeats{spread}"

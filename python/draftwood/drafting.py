@@ -1,0 +1,86 @@
+"""The engine of a `Llama`: made by its plan, with the times that speculation="auto" decides by.
+
+Must not know: requests, tokens, text. Tests: tests/model/test_auto.py.
+"""
+
+from __future__ import annotations
+
+import os
+import platform
+import warnings
+from dataclasses import replace
+from typing import Any
+
+from draftwood import _capi, curves
+from draftwood.engine import Engine, build_info, probe_model
+from draftwood.errors import DrafterMemoryError
+from draftwood.options import EXACT_ROWS, Options, Plan
+from draftwood.states import model_of
+
+_DRAFTERS = {
+    "none": _capi.DRAFTER_NONE,
+    "mtp": _capi.DRAFTER_MTP,
+    "ngram": _capi.DRAFTER_NGRAM,
+    "dflash": _capi.DRAFTER_DFLASH,
+    "given": _capi.DRAFTER_GIVEN,
+}
+# of llama-cpp-python's arguments, those that the time of a decode depends on
+_TIMED = {
+    *("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "n_ctx", "n_ubatch", "n_threads"),
+    *("n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "type_k", "type_v"),
+}
+
+
+def make_engine(llm: Any, plan: Plan, options: Options) -> tuple[Engine, Plan]:
+    """Return the engine for a loaded `llm` and the plan that it runs.
+
+    With "auto" a drafter for which there is no memory is left out, with a warning; else DrafterMemoryError.
+    """
+    try:
+        return _make(llm, plan, options), plan
+    except DrafterMemoryError as error:
+        if options.speculation != "auto":
+            raise
+        warnings.warn(f"the model was loaded without its drafter: {error.message}", stacklevel=4)
+        plan = replace(plan, drafter="none", reason=error.message)
+        return _make(llm, plan, options), plan
+
+
+def remember_times(engine: Engine) -> None:
+    """Keep what an engine learned about the times of drafts and verifies for the next load."""
+    if engine.curve_name is not None:
+        curves.store(engine.curve_name, engine.curve())
+
+
+def _make(llm: Any, plan: Plan, options: Options) -> Engine:
+    chooses = options.speculation == "auto" and plan.drafter not in ("none", "given")
+    name = _key(llm, plan, options) if chooses else None
+    engine = Engine(
+        llm._ctx.ctx,
+        llm.context_params,
+        drafter=_DRAFTERS[plan.drafter],
+        draft_tokens=options.draft_tokens,
+        draft_p_min=options.draft_p_min,
+        exact_rows=EXACT_ROWS if options.exact else 0,
+        drafter_path=options.drafter if plan.drafter == "dflash" else None,
+        length=_capi.LENGTH_FIXED if name is None else _capi.LENGTH_AUTO,
+        checkpoint_bytes=options.checkpoint_bytes,
+        curve=None if name is None else curves.load(name),
+    )
+    engine.curve_name = name
+    remember_times(engine)
+    return engine
+
+
+def _key(llm: Any, plan: Plan, options: Options) -> str:
+    """Name what the times depend on: model, drafter, settings, build and machine."""
+    path = options.drafter if plan.drafter == "dflash" else None
+    arguments = {name: repr(value) for name, value in llm.__getstate__().items() if name in _TIMED}
+    return curves.key(
+        model=model_of(llm),
+        drafter=[plan.drafter, path and [os.path.abspath(path), probe_model(path).file_bytes]],
+        options=[options.exact, options.draft_tokens, repr(llm._placement)],
+        arguments=arguments,
+        build=build_info(),
+        machine=[platform.node(), platform.machine(), os.cpu_count()],
+    )

@@ -1,0 +1,50 @@
+// Places to go back to: see checkpoints.h.
+
+#include "checkpoints.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+void checkpoints::put(checkpoint entry) {
+    if (entry.bytes() > budget_) {
+        return;
+    }
+    entries_.remove_if([&](const checkpoint & other) { return other.pos == entry.pos; });
+    entries_.push_front(std::move(entry));
+    while (bytes() > budget_) {
+        entries_.pop_back();
+    }
+}
+
+const checkpoint * checkpoints::find(llama_pos pos) {
+    const auto it =
+        std::find_if(entries_.begin(), entries_.end(), [&](const auto & entry) { return entry.pos == pos; });
+    if (it == entries_.end()) {
+        return nullptr;
+    }
+    entries_.splice(entries_.begin(), entries_, it);
+    return &entries_.front();
+}
+
+llama_pos checkpoints::reach(llama_pos n_keep) const {
+    llama_pos best = 0;
+    for (const checkpoint & entry : entries_) {
+        best = entry.pos <= n_keep ? std::max(best, entry.pos) : best;
+    }
+    return best;
+}
+
+void checkpoints::drop_beyond(llama_pos n_keep) {
+    entries_.remove_if([&](const checkpoint & entry) { return entry.pos > n_keep; });
+}
+
+size_t checkpoints::bytes() const {
+    size_t sum = 0;
+    for (const checkpoint & entry : entries_) {
+        sum += entry.bytes();
+    }
+    return sum;
+}
+
+} // namespace draftwood

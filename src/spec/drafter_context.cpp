@@ -1,0 +1,45 @@
+// A drafter's own llama_context: see drafter_context.h.
+
+#include "drafter_context.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace draftwood {
+
+llama_context_params drafter_context::params_for(llama_context * target, llama_context_params params) {
+    params.ctx_other  = target;
+    params.n_ctx      = llama_n_ctx(target);
+    params.n_seq_max  = 1;
+    params.n_rs_seq   = 0;
+    params.embeddings = false;
+    return params;
+}
+
+drafter_context::drafter_context(llama_context * ctx, int32_t exact_rows) :
+    ctx_(ctx),
+    graphs_(ctx),
+    batch_(ctx),
+    n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) {
+    state_.exact_rows = exact_rows;
+    state_.graphs     = &graphs_;
+    dw_state_of(ctx)  = &state_;
+}
+
+drafter_context::~drafter_context() {
+    dw_state_of(ctx_.get()) = nullptr;
+}
+
+likeliest drafter_context::best(const float * logits, float path, float p_min) const {
+    const float * best = std::max_element(logits, logits + n_vocab_);
+    if (p_min > 0.0f) {
+        float sum = 0.0f;
+        for (int32_t i = 0; i < n_vocab_; ++i) {
+            sum += std::exp(logits[i] - *best);
+        }
+        path /= sum;
+    }
+    return { (llama_token) (best - logits), path };
+}
+
+} // namespace draftwood

@@ -1,0 +1,57 @@
+// A drafter's own llama_context: decodes rows into it, cuts it, reads the likeliest token. Must not know: the target's
+// memory, rounds, samplers.
+
+#pragma once
+
+#include "batch.h"
+#include "graphs.h"
+#include "hooks.h"
+
+#include <memory>
+
+namespace draftwood {
+
+// the most probable token of a row of logits
+struct likeliest {
+    llama_token token;
+    float       path; // probability of the draft up to it; 1 where nobody asked
+};
+
+class drafter_context {
+  public:
+    // What every drafter's context shares with its target's parameters: the same length, one sequence, a plain KV cache
+    // whose rejected cells are just removed.
+    static llama_context_params params_for(llama_context * target, llama_context_params params);
+
+    // Takes `ctx`. exact_rows as in dw_params: drafts need no exact rows, but on CPU those kernels are the faster ones
+    // for a few rows (bench/LOG.md).
+    drafter_context(llama_context * ctx, int32_t exact_rows);
+    ~drafter_context();
+    drafter_context(const drafter_context &)             = delete;
+    drafter_context & operator=(const drafter_context &) = delete;
+
+    llama_context * get() const { return ctx_.get(); }
+    row_batch &     batch() { return batch_; } // of the next decode, as in sequence.h
+    llama_pos       end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
+    void            remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
+    void            clear() { llama_memory_clear(memory(), false); }
+
+    // The best of logits f32[n_vocab], the first of equals as greedy picks it. Its probability, a pass over the
+    // vocabulary, is only paid for where p_min > 0 lets it decide something.
+    likeliest best(const float * logits, float path, float p_min) const;
+
+  private:
+    struct deleter {
+        void operator()(llama_context * ctx) const { llama_free(ctx); }
+    };
+
+    llama_memory_t memory() const { return llama_get_memory(ctx_.get()); }
+
+    std::unique_ptr<llama_context, deleter> ctx_;
+    dw_state                                state_;
+    dw_graph_store                          graphs_;
+    row_batch                               batch_;
+    int32_t                                 n_vocab_;
+};
+
+} // namespace draftwood

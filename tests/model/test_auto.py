@@ -1,0 +1,112 @@
+"""speculation="auto": times kept between loads, and models that load without their drafter."""
+
+from __future__ import annotations
+
+import json
+from itertools import islice
+from pathlib import Path
+
+import gguf as gguf_py
+import numpy as np
+import pytest
+from draftwood import Llama, curves
+from draftwood.errors import DrafterMemoryError
+
+from tests.model.rig import PROMPT
+
+MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
+
+
+@pytest.fixture
+def folder(tmp_path, monkeypatch):
+    monkeypatch.setenv("DRAFTWOOD_CURVES", str(tmp_path / "curves"))
+    monkeypatch.setattr(curves, "_of_this_process", {})
+    return tmp_path / "curves"
+
+
+def text(llm, n=60):
+    llm.reset()
+    return list(islice(llm.generate(list(PROMPT), temp=0.0), n))
+
+
+def saved(folder):
+    (path,) = folder.glob("*.json")
+    return path, json.loads(path.read_text())
+
+
+def test_times_are_measured_once(llama, folder, monkeypatch):
+    first = llama()
+    path, times = saved(folder)
+    assert times["verify_us"][1] > 0
+    assert times["draft_us"][4] > 0, "the longest draft is measured at load"
+    first.close()
+
+    times["verify_us"][1] = 123456.0
+    path.write_text(json.dumps(times))
+    monkeypatch.setattr(curves, "_of_this_process", {})
+    second = llama()
+    assert second._engine.curve().verify_us[1] == 123456.0, "read, not measured"
+    text(second)
+    second.reset()
+    text(second)
+    second.close()
+    assert saved(folder)[1] != times, "what a run learned stays"
+
+
+def test_times_are_of_these_settings(llama, folder):
+    llama()
+    llama(n_threads=2)
+    llama(draft_tokens=2)
+    llama("moe-mtp")
+    assert len(list(folder.glob("*.json"))) == 4
+
+
+@pytest.mark.parametrize(("draft_us", "drafts"), [(0.001, True), (1e9, False)])
+def test_they_decide(llama, folder, monkeypatch, draft_us, drafts):
+    llama().close()
+    path, times = saved(folder)
+    times["draft_us"] = [draft_us * n for n in range(65)]
+    times["verify_us"] = [0.0] + [1000.0 + n for n in range(64)]
+    path.write_text(json.dumps(times))
+    monkeypatch.setattr(curves, "_of_this_process", {})
+    llm = llama()
+    assert text(llm) == text(llama(speculation="off"))
+    stats = llm.speculation_stats
+    assert (stats.paused_rounds == 0) == drafts
+    assert stats.drafted > 60 if drafts else stats.paused_rounds > 50
+
+
+def test_a_folder_that_cannot_be_written(llama, folder):
+    folder.write_text("in the way")
+    assert text(llama()) == text(llama(speculation="off"))
+    assert folder.read_text() == "in the way"
+
+
+@pytest.fixture
+def huge(tmp_path):
+    """A drafter whose header announces a tensor larger than any machine's memory; on disk it is a hole."""
+    path = tmp_path / "huge.gguf"
+    writer = gguf_py.GGUFWriter(path, "dflash")
+    writer.add_tensor_info("fc.weight", (1 << 18, 1 << 20), np.dtype(np.float32), 1 << 40)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_ti_data_to_file()
+    writer.close()
+    with path.open("r+b") as file:
+        file.truncate((1 << 40) + 4096)
+    return path
+
+
+def test_a_drafter_larger_than_memory(huge, folder):
+    settings = {"n_ctx": 256, "n_threads": 1, "verbose": False, "drafter": huge}
+    target = str(MODELS / "tiny-moe-f16.gguf")
+    with pytest.raises(DrafterMemoryError, match=r"takes 1048576 MiB; this machine has \d+ MiB"):
+        Llama(target, speculation="dflash", **settings)
+    with pytest.warns(UserWarning, match="the model was loaded without its drafter"):
+        llm = Llama(target, **settings)
+    off = Llama(target, n_ctx=256, n_threads=1, verbose=False, speculation="off")
+    assert llm.speculation == "off"
+    assert "MiB of memory" in llm.speculation_reason
+    assert text(llm) == text(off)
+    llm.close()
+    off.close()

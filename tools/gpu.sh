@@ -1,0 +1,51 @@
+#!/usr/bin/env bash
+# draftwood on a CUDA machine that cannot reach a network: pack here, build and test there.
+#
+#   tools/gpu.sh pack             here: patched sources and missing wheels into build/gpu, which travels with the tree
+#   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; archived under FOLDER for later runs
+#   tools/gpu.sh restore          there: the same from build/gpu/site.tar.xz.*, put there from an earlier FOLDER
+#   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
+#
+# The machine has CUDA, CMake, ninja, pytest and what pyproject.toml's dependencies name, except for $wheels.
+set -euo pipefail
+cd "$(dirname "$0")/.."
+packed=build/gpu
+site=/tmp/draftwood-site
+wheels="diskcache gguf"
+
+pack() {
+    rm -rf "$packed/source.tar.xz" "$packed/wheels"
+    mkdir -p "$packed"
+    tree=$(readlink -f "$(.venv/bin/python _build/source.py)")
+    inside="$(basename "$tree")/vendor/llama.cpp"
+    left_out=()
+    for part in tests examples conversion docs models gguf-py ggml/src/ggml-{sycl,cann,hexagon,opencl,webgpu,vulkan}; do
+        left_out+=("--exclude=$inside/$part")
+    done
+    tar -C "$(dirname "$tree")" -cf - "${left_out[@]}" "$(basename "$tree")" | xz -T0 -6 > "$packed/source.tar.xz"
+    .venv/bin/python -m pip download -q --no-deps -d "$packed/wheels" $wheels
+    du -sh "$packed"/*
+}
+
+build() {
+    mkdir -p build/src
+    tar -C build/src -xf "$packed/source.tar.xz"
+    python3 -m pip install -q --no-index --no-deps --target "$site" "$packed"/wheels/*.whl
+    CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=native" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+        python3 -m pip install -v --no-index --no-deps --no-build-isolation --target "$site" . > "$1/build.log" 2>&1 ||
+        { tail -60 "$1/build.log"; exit 1; }
+    tar -C "$site" -cf - . | xz -T0 -3 | split -b 15M - "$1/site.tar.xz."
+}
+
+restore() {
+    mkdir -p "$site"
+    cat "$packed"/site.tar.xz.* | tar -C "$site" -xJf -
+}
+
+run() {
+    # Its compiler links libstdc++ into every library, and copies of it that meet in one process crash: one for all.
+    # Safe path: what lies in the tree must not shadow the installation.
+    LD_PRELOAD=$(ldconfig -p | sed -n 's/.*libstdc++\.so\.6 .*=> //p' | head -1) PYTHONPATH="$site" PYTHONSAFEPATH=1 "$@"
+}
+
+"$@"

@@ -82,6 +82,7 @@ class Stats(ctypes.Structure):
         ("n_exact_batches", ctypes.c_int64),
         ("n_cold_rounds", ctypes.c_int64),
         ("n_paused_rounds", ctypes.c_int64),
+        ("n_ngram_rounds", ctypes.c_int64),
         ("n_restored", ctypes.c_int64),
         ("n_checkpoints", ctypes.c_int64),
         ("checkpoint_bytes", ctypes.c_int64),

@@ -1,7 +1,7 @@
 """The speculative round as Python calls it: a thin owner of a `dw_engine`.
 
 Knows tokens, rows and positions; knows nothing of text, requests or sampling parameters.
-Contract: src/include/draftwood.h. Test: tests/model/test_engine_capi.py.
+Contract: src/include/draftwood.h. Test: tests/model/engine.
 """
 
 from __future__ import annotations

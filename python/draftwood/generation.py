@@ -3,7 +3,7 @@
 Upstream's other methods come to the engine through `eval` and `generate` here. Text is the same with
 drafting on and off: `generate` samples the target itself at each position, with the request's own sampler
 chain, and uses drafts only to evaluate several positions at once (engine.py).
-Must not know: constructor arguments, text, requests. Tests: tests/model/test_generate.py, test_exact.py.
+Must not know: constructor arguments, text, requests. Tests: tests/model/generate, test_exact.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """`Llama`: llama-cpp-python's class with our engine: how it is made, looked at, pickled and closed.
 
 What it does between is in generation.py. Every method that is in neither is upstream's own.
-Tests: tests/model/test_generate.py, tests/model/test_bad_input.py.
+Tests: tests/model/generate, tests/model/test_bad_input.py.
 """
 
 from __future__ import annotations

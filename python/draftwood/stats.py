@@ -10,7 +10,8 @@ from typing import Any
 class SpeculationStats:
     """Counters since the model was loaded or `reset_speculation_stats()`. Times are in seconds.
 
-    A round is one verify; a plain step is a round whose draft is empty. Test: tests/model/test_generate.py.
+    A round is one verify; a plain step is a round whose draft is empty.
+    Test: tests/model/generate/test_same_text.py.
     """
 
     rounds: int
@@ -24,6 +25,8 @@ class SpeculationStats:
     """Rounds without a draft because the drafter lacked the hidden state before the root."""
     paused_rounds: int
     """Rounds without a draft because speculation="auto" expected plain decode to be faster."""
+    ngram_rounds: int
+    """Rounds that speculation="auto" gave to n-grams instead of the drafter."""
     restored: int
     """Times that a checkpoint took recurrent layers back to a prefix."""
     checkpoints: int
@@ -62,6 +65,7 @@ class SpeculationStats:
             exact_batches=raw.n_exact_batches,
             cold_rounds=raw.n_cold_rounds,
             paused_rounds=raw.n_paused_rounds,
+            ngram_rounds=raw.n_ngram_rounds,
             restored=raw.n_restored,
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,

@@ -13,7 +13,7 @@
 // Conventions: every call returns a dw_status; text of the last failure: dw_last_error(). No exception
 // and no abort crosses this header. Calls on one engine must not overlap. Token positions count from 0
 // in sequence 0; n_past is the number of positions evaluated and kept.
-// Tests: tests/model/test_engine_capi.py. Python signatures: python/draftwood/_capi.py.
+// Tests: tests/model/engine. Python signatures: python/draftwood/_capi.py.
 
 #pragma once
 
@@ -63,7 +63,9 @@ typedef enum dw_drafter_type {
 // How many tokens dw_propose drafts.
 typedef enum dw_length {
     DW_LENGTH_FIXED = 0, // draft_tokens, less where draft_p_min cuts
-    DW_LENGTH_AUTO  = 1, // up to draft_tokens, none included: what measured costs and acceptance make fastest
+    // up to draft_tokens, none included, of the drafter's or of n-grams: what measured costs and acceptance make
+    // fastest
+    DW_LENGTH_AUTO = 1,
 } dw_length;
 
 // What drafting and verifying take, microseconds, 0 where not known: what DW_LENGTH_AUTO decides by.
@@ -98,6 +100,7 @@ typedef struct dw_stats {
     int64_t  n_exact_batches;  // target batches on row-exact kernels
     int64_t  n_cold_rounds;    // rounds without a draft because the drafter lacked a hidden state
     int64_t  n_paused_rounds;  // rounds without a draft because plain decode was expected to be faster
+    int64_t  n_ngram_rounds;   // with DW_LENGTH_AUTO: drafts by n-grams instead of the drafter asked for
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take

@@ -2,6 +2,8 @@
 
 #include "engine.h"
 
+#include "ngram.h"
+
 #include <algorithm>
 #include <cmath>
 
@@ -70,6 +72,7 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     stats_reset();
     sequence_.listen(on_flush, on_replaced, this);
     if (params.length == DW_LENGTH_AUTO && drafter_) {
+        ngram_ = params.drafter == DW_DRAFTER_NGRAM ? nullptr : std::make_unique<ngram_drafter>();
         if (params.curve) {
             pace_.set(params.curve->draft_us, params.curve->verify_us);
         } else {
@@ -151,8 +154,14 @@ void engine::on_replaced(void * user) noexcept {
 void engine::forget() {
     walk_     = {};
     proposed_ = false;
-    if (drafter_) {
-        drafter_->reset();
+    each_drafter([](drafter & d) { d.reset(); });
+}
+
+template <typename F> void engine::each_drafter(F f) {
+    for (drafter * d : { drafter_.get(), ngram_.get() }) {
+        if (d) {
+            f(*d);
+        }
     }
 }
 
@@ -218,26 +227,24 @@ void engine::place(int32_t n_past) {
     }
     walk_   = {};
     n_past_ = n_past;
-    if (drafter_) {
-        drafter_->trim(n_past);
-    }
+    each_drafter([&](drafter & d) { d.trim(n_past); });
 }
 
 // Show the drafter what was kept. A drafter that fails costs drafts, never the request.
 void engine::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) {
-    if (drafter_) {
+    each_drafter([&](drafter & d) {
         try {
-            drafter_->observe(tokens, n_tokens, pos);
+            d.observe(tokens, n_tokens, pos);
         } catch (const std::exception &) {
-            drafter_->reset();
+            d.reset();
         }
-    }
+    });
 }
 
 // a draft was made from a token that may not come after all
 void engine::drop_proposal() {
-    if (proposed_ && drafter_) {
-        drafter_->trim(n_past_);
+    if (proposed_) {
+        each_drafter([&](drafter & d) { d.trim(n_past_); });
     }
     proposed_ = false;
 }
@@ -258,7 +265,8 @@ void engine::start(llama_token last) {
     drop_proposal();
     last_ = last;
     draft_.clear();
-    proposed_ = true;
+    proposed_   = true;
+    drafted_by_ = pace::asked;
 }
 
 int32_t engine::max_draft() const {
@@ -267,15 +275,33 @@ int32_t engine::max_draft() const {
 
 int32_t engine::propose(llama_token last, int32_t wanted) {
     start(last);
-    int32_t n_max = std::min(wanted, max_draft());
+    const int32_t n_max = std::min(wanted, max_draft());
     if (drafter_ && n_max > 0) {
         if (params_.length == DW_LENGTH_AUTO) {
-            n_max = pace_.choose(n_max);
-            stats_.n_paused_rounds += n_max == 0 ? 1 : 0;
+            draft_best(n_max);
+        } else {
+            draft(n_max);
         }
-        draft(n_max);
     }
     return (int32_t) draft_.size();
+}
+
+// with whom and as far as it pays; n-grams cost next to nothing, so they are looked up before the choice
+void engine::draft_best(int32_t n_max) {
+    std::vector<llama_token> found;
+    if (ngram_) {
+        ngram_->draft(last_, n_past_, n_max, 0.0f, found);
+    }
+    const pace::choice choice = pace_.choose({ n_max, (int32_t) found.size() });
+    drafted_by_               = choice.by;
+    if (choice.by == pace::ngram) {
+        found.resize(choice.n);
+        draft_ = std::move(found);
+        stats_.n_ngram_rounds++;
+    } else {
+        draft(choice.n);
+    }
+    stats_.n_paused_rounds += choice.n == 0 ? 1 : 0;
 }
 
 // let the drafter continue last_ by up to n tokens
@@ -383,7 +409,8 @@ void engine::commit() {
     const int64_t start_us = ggml_time_us();
     // the root stays even if its row was never sampled: its token was emitted before
     const int32_t n_kept = std::max(walk_.n_sampled, 1);
-    pace_.walked(walk_.alive ? n_kept - 1 : walk_.n_rows - 1, n_kept - 1); // what was not sampled was not refused
+    pace_.walked(drafted_by_, walk_.alive ? n_kept - 1 : walk_.n_rows - 1,
+                 n_kept - 1); // what was not sampled was not refused
     walk_.open  = false;
     walk_.alive = false;
 
@@ -395,11 +422,9 @@ void engine::commit() {
         return;
     }
     n_past_ = walk_.pos + n_kept;
-    if (drafter_) {
-        std::vector<llama_token> kept(1, last_);
-        kept.insert(kept.end(), draft_.begin(), draft_.begin() + (n_kept - 1));
-        observe(kept.data(), n_kept, walk_.pos);
-    }
+    std::vector<llama_token> kept(1, last_);
+    kept.insert(kept.end(), draft_.begin(), draft_.begin() + (n_kept - 1));
+    observe(kept.data(), n_kept, walk_.pos);
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     pace_.verified(walk_.n_rows, verify_us_ + took);
@@ -452,11 +477,9 @@ void engine::cut(int32_t n_keep) {
     } else if (behind) {
         sequence_.cut(n_keep);
     }
-    if (drafter_) {
-        drafter_->trim(n_keep);
-        if (saved) {
-            drafter_->resume(n_keep, saved->drafter);
-        }
+    each_drafter([&](drafter & d) { d.trim(n_keep); });
+    if (saved && drafter_) {
+        drafter_->resume(n_keep, saved->drafter);
     }
     checkpoints_.drop_beyond(n_keep);
     stats_.n_restored += saved ? 1 : 0;

@@ -71,12 +71,16 @@ class engine {
     void                       require_whole(const char * what);
     void                       start(llama_token last);
     void                       draft(int32_t n);
+    void                       draft_best(int32_t n_max);
+    template <typename F> void each_drafter(F f);
     void                       measure();
 
     dw_params                params_;
     sequence                 sequence_;
-    std::unique_ptr<drafter> drafter_; // nullptr: plain steps only
+    std::unique_ptr<drafter> drafter_; // the one asked for; nullptr: plain steps only
+    std::unique_ptr<drafter> ngram_;   // beside it, where pace_ chooses
     pace                     pace_;
+    pace::drafter            drafted_by_ = pace::asked;
     checkpoints              checkpoints_;
     int64_t                  verify_us_ = 0; // of the open round
 

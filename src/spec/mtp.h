@@ -11,7 +11,7 @@ namespace draftwood {
 // drafts feed the block its own output row as hidden state (src/models/qwen35moe.cpp, graph_mtp at the pin).
 // Position 0 has no pair and stays empty, as in training. Pairs of accepted drafts stay as they were drafted, with the
 // block's own hidden state; those of rejected ones go.
-// Test: tests/model/test_engine_capi.py, tests/model/test_parity.py.
+// Test: tests/model/engine, tests/model/test_parity.py.
 class mtp_drafter : public drafter {
   public:
     // makes its own context from the target's parameters; throws failure

@@ -92,57 +92,59 @@ void pace::set(const double * draft_us, const double * verify_us) {
     std::copy_n(verify_us, verify_.mean.size(), verify_.mean.begin());
 }
 
-double pace::cost(int32_t n) const {
-    return std::max(verify_.at(1), verify_.at(n + 1)) + (n > 0 ? draft_.at(n) : 0.0); // more rows never cost less
+double pace::cost(drafter by, int32_t n) const {
+    return std::max(verify_.at(1), verify_.at(n + 1)) + // more rows never cost less
+           (by == asked && n > 0 ? draft_.at(n) : 0.0);
 }
 
-double pace::tokens(int32_t n) const {
-    double expected = 1.0;
-    double path     = 1.0;
+double pace::tokens(drafter by, int32_t n) const {
+    const record & seen     = records_[by];
+    double         expected = 1.0;
+    double         path     = 1.0;
     for (int32_t depth = 0; depth < n; ++depth) {
-        path *= (accepted_[depth] + prior * prior_count) / (reached_[depth] + prior_count);
+        path *= (seen.accepted[depth] + prior * prior_count) / (seen.reached[depth] + prior_count);
         expected += path;
     }
     return expected;
 }
 
-int32_t pace::choose(int32_t longest) {
-    if (longest < 1) {
-        return 0;
-    }
-    longest       = std::min(longest, max_draft);
-    int32_t best  = 0;
-    double  speed = 0.0;
-    for (int32_t n = 0; n <= longest; ++n) {
-        const double micros = cost(n);
-        if (micros <= 0.0) {
-            return longest; // no times yet: the first request measures
-        }
-        if (tokens(n) / micros > speed) {
-            speed = tokens(n) / micros * (n == 0 ? margin : 1.0);
-            best  = n;
+pace::choice pace::choose(const std::array<int32_t, n_drafters> & longest) {
+    choice best{ asked, 0 };
+    double speed = 0.0;
+    for (const drafter by : { asked, ngram }) {
+        for (int32_t n = 0; n <= std::min(longest[by], max_draft); ++n) {
+            const double micros = cost(by, n);
+            if (micros <= 0.0) {
+                return { by, longest[by] }; // no times yet: the first request measures
+            }
+            if (tokens(by, n) / micros > speed) {
+                speed = tokens(by, n) / micros * (n == 0 ? margin : 1.0);
+                best  = { by, n };
+            }
         }
     }
-    if (best > 0) {
-        n_plain_  = 0;
-        patience_ = first_patience;
-        return best;
+    for (const drafter by : { asked, ngram }) {
+        record & seen = records_[by];
+        if (best.n > 0 && best.by == by) {
+            seen.n_idle   = 0;
+            seen.patience = first_patience;
+        } else if (longest[by] > 0 && ++seen.n_idle > seen.patience) { // the text may have changed its kind
+            seen.n_idle   = 0;
+            seen.patience = std::min(2 * seen.patience, last_patience);
+            return { by, std::min(2, longest[by]) };
+        }
     }
-    if (++n_plain_ <= patience_) {
-        return 0;
-    }
-    n_plain_  = 0; // the text may have changed its kind
-    patience_ = std::min(2 * patience_, last_patience);
-    return std::min(2, longest);
+    return best;
 }
 
-void pace::walked(int32_t n, int32_t n_accepted) {
+void pace::walked(drafter by, int32_t n, int32_t n_accepted) {
+    record & seen = records_[by];
     for (int32_t depth = 0; depth < std::min(n, max_draft); ++depth) {
         if (depth > n_accepted) {
             break; // never came to it
         }
-        reached_[depth]  = memory * reached_[depth] + 1.0;
-        accepted_[depth] = memory * accepted_[depth] + (depth < n_accepted ? 1.0 : 0.0);
+        seen.reached[depth]  = memory * seen.reached[depth] + 1.0;
+        seen.accepted[depth] = memory * seen.accepted[depth] + (depth < n_accepted ? 1.0 : 0.0);
     }
 }
 

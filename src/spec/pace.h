@@ -1,4 +1,5 @@
-// How long the next draft should be: the length whose expected tokens a microsecond are most, 0 being plain decode.
+// Who drafts next, and how much: the drafter and length whose expected tokens a microsecond are most, 0 being plain
+// decode.
 // Pure arithmetic on counts and times, no llama types. Decisions depend on the cost curve, which only changes between
 // requests (`refine`), and on acceptance counts, so that a request can be repeated.
 // Test: tests/model/test_pace.py.
@@ -14,15 +15,22 @@ class pace {
   public:
     static constexpr int32_t max_draft = 63;
 
-    // draft length for the next round, 0..longest
-    int32_t choose(int32_t longest);
+    enum drafter : int32_t { asked = 0, ngram = 1, n_drafters = 2 };
+    struct choice {
+        drafter by;
+        int32_t n; // tokens; 0: a plain step
+    };
 
-    // what a round took: a draft of n tokens, then a verify of n + 1 rows; microseconds. Enters the curve at refine().
+    // the next round's draft, where each drafter could give up to `longest` tokens
+    choice choose(const std::array<int32_t, n_drafters> & longest);
+
+    // what a round took: a draft of n tokens by the drafter asked for (n-grams cost nothing), then a verify of n_rows;
+    // microseconds. Enters the curve at refine().
     void drafted(int32_t n, int64_t us);
     void verified(int32_t n_rows, int64_t us);
 
-    // a round drafted n tokens, of which the first n_accepted were taken
-    void walked(int32_t n, int32_t n_accepted);
+    // a round had a draft of n tokens, of which the first n_accepted were taken
+    void walked(drafter by, int32_t n, int32_t n_accepted);
 
     // take the times since the last call into the curve: their means, or the least of each size where they are few and
     // taken at load; or drop them
@@ -34,9 +42,9 @@ class pace {
     void set(const double * draft_us, const double * verify_us);
 
     // expected microseconds of drafting n tokens and verifying them; 0: not known yet
-    double cost(int32_t n) const;
+    double cost(drafter by, int32_t n) const;
     // expected tokens of a round with a draft of n, bonus token included
-    double tokens(int32_t n) const;
+    double tokens(drafter by, int32_t n) const;
 
   private:
     // a running mean by size, with what came since the last refine kept apart
@@ -52,16 +60,20 @@ class pace {
         double at(int32_t n) const; // interpolated between sizes seen, extended by the last slope
     };
 
-    curve                             draft_;        // by tokens drafted
-    curve                             verify_;       // by rows
-    std::array<double, max_draft + 1> reached_{};    // [depth] rounds that came to it, older ones weighing less
-    std::array<double, max_draft + 1> accepted_{};   // of those, accepted
-    int32_t                           n_plain_  = 0; // rounds without a draft since the last one with
-    int32_t                           patience_ = first_patience;
-
     static constexpr double  margin         = 1.02; // that drafting must win by, since times are never quite right
-    static constexpr int32_t first_patience = 16;   // plain rounds before a draft is tried again; doubles each time
+    static constexpr int32_t first_patience = 16;   // rounds without a drafter before it is tried; doubles each time
     static constexpr int32_t last_patience  = 256;
+
+    struct record {
+        std::array<double, max_draft + 1> reached{};    // [depth] drafts that came to it, older ones weighing less
+        std::array<double, max_draft + 1> accepted{};   // of those, accepted
+        int32_t                           n_idle   = 0; // rounds it could have drafted in since it last did
+        int32_t                           patience = first_patience;
+    };
+
+    curve                          draft_;  // of the drafter asked for, by tokens drafted
+    curve                          verify_; // by rows
+    std::array<record, n_drafters> records_{};
 };
 
 } // namespace draftwood

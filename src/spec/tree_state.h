@@ -1,7 +1,7 @@
 // What a verify keeps per draft token in the recurrent layers, and the commit of those that stay. The verify reads
 // the state and writes small factors; the commit applies those of the accepted path, with the additions of plain
 // decoding in the same order. No copies of the state, so nothing is rolled back. Ops: src/ops/tree-ops.h.
-// Must not know: drafters, samplers. Test: tests/model/test_engine_capi.py.
+// Must not know: drafters, samplers. Test: tests/model/engine.
 
 #pragma once
 

@@ -64,16 +64,36 @@ def test_times_are_of_these_settings(llama, folder):
 @pytest.mark.parametrize(("draft_us", "drafts"), [(0.001, True), (1e9, False)])
 def test_they_decide(llama, folder, monkeypatch, draft_us, drafts):
     llama().close()
+    set_times(folder, monkeypatch, draft_us)
+    llm = llama()
+    assert text(llm) == text(llama(speculation="off"))
+    stats = llm.speculation_stats
+    assert stats.drafted > 60 if drafts else stats.paused_rounds > 40
+
+
+def set_times(folder, monkeypatch, draft_us):
     path, times = saved(folder)
     times["draft_us"] = [draft_us * n for n in range(65)]
     times["verify_us"] = [0.0] + [1000.0 + n for n in range(64)]
     path.write_text(json.dumps(times))
     monkeypatch.setattr(curves, "_of_this_process", {})
-    llm = llama()
-    assert text(llm) == text(llama(speculation="off"))
+
+
+def test_ngrams_where_the_drafter_does_not_pay(folder, monkeypatch):
+    """A text with repeats: what costs nothing drafts, the drafter is tried now and then."""
+    settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    path = str(MODELS / "tiny-moe-f16.gguf")
+    Llama(path, **settings).close()
+    set_times(folder, monkeypatch, draft_us=1e6)
+    llm, off = Llama(path, **settings), Llama(path, speculation="off", **settings)
+    prompt = llm.tokenize(b'{"name": "one", "value": 1},\n{"name": "two", "value": 2},\n' * 3)
+    expected, found = (list(islice(each.generate(prompt, temp=0.0), 150)) for each in (off, llm))
+    assert found == expected
     stats = llm.speculation_stats
-    assert (stats.paused_rounds == 0) == drafts
-    assert stats.drafted > 60 if drafts else stats.paused_rounds > 50
+    assert stats.ngram_rounds > 10
+    assert stats.accepted > stats.ngram_rounds
+    llm.close()
+    off.close()
 
 
 def test_a_folder_that_cannot_be_written(llama, folder):

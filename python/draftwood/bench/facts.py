@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import draftwood
+from draftwood.devices import devices
 
 
 def machine(build: dict[str, Any]) -> dict[str, Any]:
@@ -24,8 +25,20 @@ def machine(build: dict[str, Any]) -> dict[str, Any]:
         "build": build,
         "cpu": cpu_name(),
         "cores": os.cpu_count(),
+        "cards": [each["description"] for each in devices() if "GPU" in each["type"]],
+        "driver": driver(),
         "load_average": round(os.getloadavg()[0], 2),
     }
+
+
+def driver() -> str | None:
+    """Return the version of NVIDIA's driver; None where its tool is not there."""
+    command = ["nvidia-smi", "--query-gpu=driver_version", "--format=csv,noheader"]
+    try:
+        done = subprocess.run(command, capture_output=True, text=True, check=False)
+    except OSError:
+        return None
+    return done.stdout.split("\n")[0].strip() or None if done.returncode == 0 else None
 
 
 def commit(package: Path) -> dict[str, Any]:

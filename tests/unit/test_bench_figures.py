@@ -81,7 +81,7 @@ def test_a_text_of_loops_only_has_no_mean():
 
 
 def figure(**changes) -> Figure:
-    base = Figure("prose", 0.0, "auto", 50.0, 1.0, 0.95, 1.05, [1.0], 2.5, 0.1, 10, 20, 10, 0, 0, 0)
+    base = Figure("prose", 0.0, "auto", 50.0, 1.0, 0.95, 1.05, [1.0], 2.5, 0.1, 10, 20, 10, 0, 0, 0, 0)
     return replace(base, **changes)
 
 

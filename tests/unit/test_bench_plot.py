@@ -14,7 +14,7 @@ from draftwood.cli import cli
 
 def figure(category: str, temp: float, mode: str, ratio: float, spread: float | None = 0.05) -> Figure:
     low, high = (None, None) if spread is None else (ratio - spread, ratio + spread)
-    return Figure(category, temp, mode, 50.0, ratio, low, high, [ratio], 2.5, 0.1, 10, 20, 10, 0, 0, 0)
+    return Figure(category, temp, mode, 50.0, ratio, low, high, [ratio], 2.5, 0.1, 10, 20, 10, 0, 0, 0, 0)
 
 
 FIGURES = [

@@ -22,7 +22,7 @@ from draftwood.bench.rounds import Rounds, generate_rounds
 SEED = 1
 SAMPLING = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama-cpp-python's defaults; at temperature 0 they have no effect."""
-COUNTERS = ("rounds", "drafted", "accepted", "cold_rounds", "paused_rounds")
+COUNTERS = ("rounds", "drafted", "accepted", "cold_rounds", "paused_rounds", "ngram_rounds")
 
 
 @dataclass(slots=True)

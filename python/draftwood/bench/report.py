@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from draftwood.bench.claims import Verdict
 
-SCHEMA = 1
+SCHEMA = 2
 """Raised when a key of the document changes its meaning or goes away."""
 
 
@@ -50,6 +50,7 @@ class Figure:
     accepted: int
     cold_rounds: int
     paused_rounds: int
+    ngram_rounds: int
     differing: int
     """Texts that are not plain decode's."""
 

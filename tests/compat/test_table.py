@@ -24,7 +24,7 @@ BOOKKEEPING, SAME_TEXT, PROCESSORS, REQUESTS, KEPT, LIFE = (
     f"tests/model/generate/test_{name}.py"
     for name in ("bookkeeping", "same_text", "processors", "requests", "states", "life_cycle")
 )
-ROWS = "tests/model/test_api_rows.py"
+ROWS, CHECKPOINTS = "tests/model/test_api_rows.py", "tests/model/test_checkpoints.py"
 COMPLETION, CHAT = "tests/model/test_api_completion.py", "tests/model/test_api_chat.py"
 STATES, BAD, PLACEMENT = (f"tests/model/test_api_{name}.py" for name in ("states", "bad_input", "placement"))
 
@@ -35,6 +35,16 @@ TABLE: dict[str, list[str]] = {
     ],
     "send": [f"{BOOKKEEPING}::test_send"],
     "reset and prefix reuse": [f"{BOOKKEEPING}::test_chain_of_turns", f"{BOOKKEEPING}::test_without_reset"],
+    "a chat's next turn": [
+        f"{CHECKPOINTS}::test_a_second_turn_evaluates_new_tokens_only",
+        f"{CHECKPOINTS}::test_an_earlier_turn_is_edited",
+        f"{CHECKPOINTS}::test_memory_stays_within_its_bound",
+    ],
+    "draft_model": [
+        "tests/model/test_draft_model.py::test_the_same_text",
+        "tests/model/test_draft_model.py::test_prompt_lookup",
+        "tests/model/test_draft_model.py::test_a_draft_model_that_raises",
+    ],
     "eval and sample by hand": [
         f"{BOOKKEEPING}::test_low_level_loop",
         f"{BOOKKEEPING}::test_eval_set_back_by_hand",

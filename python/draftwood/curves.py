@@ -7,6 +7,7 @@ Test: tests/unit/test_curves.py.
 
 from __future__ import annotations
 
+import contextlib
 import hashlib
 import json
 import os
@@ -49,12 +50,14 @@ def store(name: str, curve: Curve) -> None:
     """Keep a curve for later runs, or for this process where the folder cannot be written."""
     _of_this_process[name] = curve
     text = json.dumps({"draft_us": curve.draft_us, "verify_us": curve.verify_us})
-    try:
+    with contextlib.suppress(OSError, RuntimeError):
         where = folder()
         where.mkdir(parents=True, exist_ok=True)
         handle, part = tempfile.mkstemp(dir=where, prefix=name)  # another process may write the same
-        with os.fdopen(handle, "w") as file:
-            file.write(text)
-        os.replace(part, where / f"{name}.json")
-    except (OSError, RuntimeError):
-        return
+        try:
+            with os.fdopen(handle, "w") as file:
+                file.write(text)
+            os.replace(part, where / f"{name}.json")
+        finally:
+            with contextlib.suppress(FileNotFoundError):
+                os.unlink(part)

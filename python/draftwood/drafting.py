@@ -12,7 +12,8 @@ from dataclasses import replace
 from typing import Any
 
 from draftwood import _capi, curves
-from draftwood.engine import Engine, build_info, probe_model
+from draftwood.devices import devices
+from draftwood.engine import Curve, Engine, build_info, probe_model
 from draftwood.errors import DrafterMemoryError
 from draftwood.options import EXACT_ROWS, Options, Plan
 from draftwood.states import model_of
@@ -46,10 +47,9 @@ def make_engine(llm: Any, plan: Plan, options: Options) -> tuple[Engine, Plan]:
         return _make(llm, plan, options), plan
 
 
-def remember_times(engine: Engine) -> None:
-    """Keep what an engine learned about the times of drafts and verifies for the next load."""
-    if engine.curve_name is not None:
-        curves.store(engine.curve_name, engine.curve())
+def times_of(engine: Engine) -> tuple[str, Curve] | None:
+    """Return what an engine learned about the times of its rounds, under the name for curves.store."""
+    return None if engine.curve_name is None else (engine.curve_name, engine.curve())
 
 
 def _make(llm: Any, plan: Plan, options: Options) -> Engine:
@@ -68,8 +68,14 @@ def _make(llm: Any, plan: Plan, options: Options) -> Engine:
         curve=None if name is None else curves.load(name),
     )
     engine.curve_name = name
-    remember_times(engine)
+    if times := times_of(engine):
+        curves.store(*times)
     return engine
+
+
+def _cores() -> int | None:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
 
 
 def _key(llm: Any, plan: Plan, options: Options) -> str:
@@ -82,5 +88,5 @@ def _key(llm: Any, plan: Plan, options: Options) -> str:
         options=[options.exact, options.draft_tokens, repr(llm._placement)],
         arguments=arguments,
         build=build_info(),
-        machine=[platform.node(), platform.machine(), os.cpu_count()],
+        machine=[platform.node(), platform.machine(), _cores(), [each["description"] for each in devices()]],
     )

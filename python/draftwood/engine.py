@@ -153,6 +153,11 @@ class Engine:
         """Positions evaluated and kept."""
         return int(_lib.dw_n_past(self._handle))
 
+    @property
+    def draft_tokens(self) -> int:
+        """Tokens that a draft may have."""
+        return int(_lib.dw_draft_tokens(self._handle))
+
     def eval(self, tokens: Sequence[int], n_past: int, *, all_logits: bool = False) -> None:
         """Evaluate `tokens` (at most n_ubatch) at positions n_past.. ; the last row can then be sampled.
 

@@ -50,7 +50,7 @@ class ContextFullError(DraftwoodError, RuntimeError):
 
 
 class DecodeError(DraftwoodError, RuntimeError):
-    """llama_decode failed; the context was reset and evaluates its prompt anew."""
+    """llama_decode failed; the context went back to a checkpoint or to its start."""
 
 
 class ClosedError(DraftwoodError, RuntimeError):

@@ -33,8 +33,6 @@ class Generation(Base):  # type: ignore[misc]
 
     _engine: Engine | None
     _guard: GuardedProcessors | None
-    _draft_limit: int
-    """Tokens that a draft of the caller's own draft_model may have; 0: there is none."""
     _by_turns: bool
     """Whether prompts are cut where their last turn begins: recurrent layers cannot go back elsewhere."""
     _raised: dict[str, int]
@@ -221,7 +219,7 @@ class Generation(Base):  # type: ignore[misc]
         about to be written, since templates put less behind it (no open <think>) once it is history.
         """
         last = len(prompt) - 1
-        for n in range(last, max(0, last - _OPENING), -1):
+        for n in range(last, max(1, last - _OPENING), -1):  # a BOS marks no turn
             token = prompt[n - 1]
             if not 0 <= token < self._n_vocab:
                 return 0  # refused by the engine, in words
@@ -282,7 +280,7 @@ class Generation(Base):  # type: ignore[misc]
                 "expected it untouched between two tokens",
                 hint="start a new generate()",
             )
-        if self._draft_limit == 0:
+        if self.draft_model is None:
             self._decoding(engine.propose, last)
         else:
             self._decoding(engine.propose_given, last, self._given_draft())
@@ -293,10 +291,12 @@ class Generation(Base):  # type: ignore[misc]
 
         What it raises ends the generation; wrong tokens cost time only. Errors: OptionError for no tokens.
         """
+        engine = self._engine
+        assert engine is not None
         drafted = self.draft_model(self.input_ids[: self.n_tokens + 1])
         try:
-            draft = [int(token) for token in np.asarray(drafted).reshape(-1)[: self._draft_limit]]
-        except (TypeError, ValueError):
+            draft = [int(token) for token in np.asarray(drafted).reshape(-1)[: engine.draft_tokens]]
+        except (TypeError, ValueError, OverflowError):
             draft = [-1]
         if not all(0 <= token < self._n_vocab for token in draft):
             raise OptionError(

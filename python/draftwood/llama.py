@@ -17,14 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from draftwood import fixes
+from draftwood import curves, fixes
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.arguments import correct_langchain, raise_batch
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.drafting import make_engine, remember_times
+from draftwood.drafting import make_engine, times_of
 from draftwood.engine import ModelInfo, probe_model
 from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
 from draftwood.generation import Base, Generation
@@ -118,7 +118,6 @@ class Llama(Generation):
         super().__init__(model_path, **kwargs)
         # not given to upstream, which would store the logits of the whole context
         self.draft_model = draft_model if self._plan.drafter == "given" else None
-        self._draft_limit = self._options.draft_tokens if self.draft_model is not None else 0
         try:
             self._pieces = Pieces(self._model.vocab)
             self._model.detokenize = self._pieces.join  # below every tokenizer of this model
@@ -182,10 +181,11 @@ class Llama(Generation):
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
         if self._pieces is not None:
             self._pieces.close()
-        if self._engine is not None and not sys.is_finalizing():
-            remember_times(self._engine)
+        engine, self._engine = self._engine, None
+        times = times_of(engine) if engine is not None and not sys.is_finalizing() else None
         super().close()
-        self._engine = None
+        if times is not None:
+            curves.store(*times)
         # upstream keeps the freed pointers and would hand them to the library
         closed: Any = _Closed()
         self._model = self._ctx = self._batch = self.tokenizer_ = closed

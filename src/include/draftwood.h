@@ -46,7 +46,7 @@ typedef enum dw_status {
     DW_ERR_UNSUPPORTED = 3, // this model or context cannot do it; nothing was changed but an open round, committed
     DW_ERR_STATE       = 4, // a call out of order; nothing was changed
     DW_ERR_CONTEXT     = 5, // the context is full
-    DW_ERR_DECODE      = 6, // llama_decode failed; the engine drops what it knew: call dw_reset
+    DW_ERR_DECODE      = 6, // llama_decode failed; what the memory holds is unknown: dw_trim to dw_reach, or dw_reset
     DW_ERR_FILE        = 7, // a model file that is missing, truncated or of another kind
     DW_ERR_INTERNAL    = 8, // an exception inside; its text is in dw_last_error()
     DW_ERR_MEMORY      = 9, // not enough memory for the drafter
@@ -134,7 +134,8 @@ DW_API dw_status dw_probe_model(const char * path, dw_model_info * info);
 DW_API void dw_params_init(dw_params * params);
 
 // Attach an engine to `target`. `context_params` are those that `target` was made with; the drafter's own
-// context is made from them. The engine must be freed before `target`.
+// context is made from them. The engine must be freed before `target`. With DW_LENGTH_AUTO and no curve, rounds are
+// timed first, and `target` is empty afterwards.
 // Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_ubatch too
 // small, an engine is already attached), DW_ERR_FILE, DW_ERR_MEMORY (for the drafter).
 DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,
@@ -175,10 +176,12 @@ DW_API dw_status dw_commit(dw_engine * engine);
 
 // Make the present position one that dw_trim can go back to even where recurrent layers stand for their last token
 // only: their state (and the drafter's) is copied, least recently used copies giving way within checkpoint_bytes. A cut
-// before it, a reset, a loaded state or a decode by others ends it. Without recurrent layers: no effect.
+// before it, a reset, a loaded state, and others that decode into the memory or clear it end it. Without recurrent
+// layers or without memory for a copy: no effect. An open round is committed first.
 DW_API dw_status dw_checkpoint(dw_engine * engine);
 
-// The largest position up to n_keep that dw_trim can cut to; 0: only a reset is left. After a failed decode too.
+// The largest position up to n_keep that dw_trim can cut to wherever drafting is on or off (snapshots, n_rs_seq, would
+// reach a few tokens more with it); 0: only a reset is left. After a failed decode too.
 DW_API int32_t dw_reach(const dw_engine * engine, int32_t n_keep);
 
 // Cut the sequence to n_keep positions.
@@ -192,7 +195,8 @@ DW_API int32_t   dw_n_past(const dw_engine * engine);
 DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
 DW_API dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
 DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
-DW_API dw_status dw_get_curve(const dw_engine * engine, dw_curve * curve);
+// What rounds took so far, the newest included: call it between requests, whose choices it changes.
+DW_API dw_status dw_get_curve(dw_engine * engine, dw_curve * curve);
 DW_API dw_status dw_stats_reset(dw_engine * engine);
 
 #ifdef __cplusplus

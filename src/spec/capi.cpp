@@ -176,12 +176,11 @@ dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats) {
     });
 }
 
-dw_status dw_get_curve(const dw_engine * engine, dw_curve * curve) {
-    return guard([&] {
-        require("dw_get_curve", engine, curve);
+dw_status dw_get_curve(dw_engine * engine, dw_curve * curve) {
+    return with(engine, "dw_get_curve", [&](auto & e) {
+        require("dw_get_curve", curve);
         require_layout("dw_curve", *curve);
-        engine->impl.curve(*curve);
-        return DW_OK;
+        e.curve(*curve);
     });
 }
 

@@ -6,15 +6,18 @@
 
 namespace draftwood {
 
-void checkpoints::put(checkpoint entry) {
-    if (entry.bytes() > budget_) {
-        return;
+bool checkpoints::make_room(size_t n_bytes) {
+    if (n_bytes > budget_) {
+        return false;
     }
-    entries_.remove_if([&](const checkpoint & other) { return other.pos == entry.pos; });
-    entries_.push_front(std::move(entry));
-    while (bytes() > budget_) {
+    while (bytes() + n_bytes > budget_) {
         entries_.pop_back();
     }
+    return true;
+}
+
+void checkpoints::put(checkpoint entry) {
+    entries_.push_front(std::move(entry));
 }
 
 const checkpoint * checkpoints::find(llama_pos pos) {

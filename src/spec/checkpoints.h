@@ -27,9 +27,9 @@ class checkpoints {
     explicit checkpoints(size_t budget) :
         budget_(budget) {}
 
-    bool enabled() const { return budget_ > 0; }
-
-    // keep `entry`, unless it alone is over the budget
+    // drop old ones until n_bytes more are within the budget; false: they never are
+    bool make_room(size_t n_bytes);
+    // keep `entry`, for which there is room
     void put(checkpoint entry);
     // the one at `pos`, now the most recently used; nullptr: none
     const checkpoint * find(llama_pos pos);

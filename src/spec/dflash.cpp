@@ -31,18 +31,32 @@ float number(const llama_model * model, const char * key, float otherwise) {
     }
 }
 
-llama_model * load(const std::string & path, const llama_model * target, bool use_extra_bufts) {
-    const int64_t bytes = require_plain_dflash(path.c_str());
-    size_t        free = 0, total = 0;
-    ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &free, &total);
-    if ((uint64_t) bytes > total) {
-        fail(DW_ERR_MEMORY, "the drafter %s takes %lld MiB; this machine has %zu MiB of memory", path.c_str(),
-             (long long) (bytes >> 20), total >> 20);
+// memory that a model's weights can go to: the host's, or what is free on the cards
+size_t memory_for(bool offload) {
+    size_t sum = 0;
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t dev  = ggml_backend_dev_get(i);
+        const bool         cpu  = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU;
+        const bool         card = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU;
+        size_t             free = 0, total = 0;
+        ggml_backend_dev_memory(dev, &free, &total);
+        sum += offload && card ? free : !offload && cpu ? total : 0;
     }
+    return sum;
+}
+
+llama_model * load(const std::string & path, const llama_model * target, bool use_extra_bufts) {
+    const int64_t      bytes  = require_plain_dflash(path.c_str());
     llama_model_params params = llama_model_default_params();
     params.use_extra_bufts    = use_extra_bufts;
     params.n_gpu_layers       = target->n_gpu_layers() == 0 ? 0 : params.n_gpu_layers; // on the CPU with its target
-    llama_model * model       = llama_model_load_from_file(path.c_str(), params);
+    const bool   offload      = params.n_gpu_layers != 0 && llama_supports_gpu_offload();
+    const size_t memory       = memory_for(offload);
+    if (memory > 0 && (uint64_t) bytes > memory) {
+        fail(DW_ERR_MEMORY, "the drafter %s takes %lld MiB; %zu MiB of memory are there for it on %s", path.c_str(),
+             (long long) (bytes >> 20), memory >> 20, offload ? "the cards" : "this machine");
+    }
+    llama_model * model = llama_model_load_from_file(path.c_str(), params);
     if (!model) {
         fail(DW_ERR_UNSUPPORTED, "the drafter %s cannot be loaded: is it damaged, or larger than the memory?",
              path.c_str());

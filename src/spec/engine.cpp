@@ -3,6 +3,7 @@
 #include "engine.h"
 
 #include "ngram.h"
+#include "timer.h"
 
 #include <algorithm>
 #include <cmath>
@@ -10,19 +11,6 @@
 namespace draftwood {
 
 namespace {
-
-// adds the time of its scope to a counter of microseconds
-class timer {
-  public:
-    explicit timer(int64_t & sum) :
-        sum_(sum),
-        start_(ggml_time_us()) {}
-    ~timer() { sum_ += ggml_time_us() - start_; }
-
-  private:
-    int64_t & sum_;
-    int64_t   start_;
-};
 
 template <size_t N> bool are_times(const double (&micros)[N]) {
     return std::all_of(micros, micros + N, [](double each) { return each >= 0.0 && std::isfinite(each); });
@@ -124,112 +112,6 @@ engine::~engine() {
     });
 }
 
-// somebody else is about to decode or to save: only accepted rows may be in the memory then
-void engine::on_flush(void * user, bool decodes) noexcept {
-    auto * self = static_cast<engine *>(user);
-    if (!self->sequence_.at_work()) {
-        guard([self] {
-            self->commit();
-            return DW_OK;
-        });
-        self->walk_     = {}; // the logits will be another decode's
-        self->proposed_ = false;
-        self->sequence_.unknown();
-        if (decodes) {
-            self->checkpoints_.clear(); // whether in front of them or behind is not ours to know
-        }
-    }
-}
-
-void engine::on_replaced(void * user) noexcept {
-    auto * self = static_cast<engine *>(user);
-    if (!self->sequence_.at_work()) {
-        self->forget();
-        self->checkpoints_.clear();
-        self->sequence_.unknown();
-    }
-}
-
-// nothing of before counts: no open round, no draft, a drafter that starts anew
-void engine::forget() {
-    walk_     = {};
-    proposed_ = false;
-    each_drafter([](drafter & d) { d.reset(); });
-}
-
-template <typename F> void engine::each_drafter(F f) {
-    for (drafter * d : { drafter_.get(), ngram_.get() }) {
-        if (d) {
-            f(*d);
-        }
-    }
-}
-
-// run what changes the context's memory: if it stops half-way, nobody knows what the memory holds
-template <typename F> void engine::changing(F change) {
-    lost_ = true;
-    try {
-        change();
-        lost_ = false;
-    } catch (const failure & e) {
-        lost_ = e.code() != DW_ERR_CONTEXT; // without room nothing was touched
-        throw;
-    }
-}
-
-void engine::require_kept(int32_t n_keep) const {
-    const llama_pos end = walk_.open ? n_past_ : sequence_.end(); // where it is once an open round is settled
-    if (n_keep < 0 || n_keep > end) {
-        fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
-    }
-}
-
-void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
-    if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(sequence_.target())) {
-        fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens,
-             llama_n_ubatch(sequence_.target()));
-    }
-    sequence_.require_tokens(tokens, n_tokens);
-    require_known("an evaluation");
-    place(n_past);
-    drop_proposal();
-    pace_.refine(); // within a generation the curve stands still
-
-    timer t(stats_.t_eval_us);
-    walk_ = {};
-    sequence_.batch().clear();
-    for (int32_t i = 0; i < n_tokens; ++i) {
-        sequence_.batch().add(tokens[i], n_past + i, all_logits || i == n_tokens - 1);
-    }
-    changing([&] { sequence_.decode(n_past, n_tokens); });
-
-    n_past_ = n_past + n_tokens;
-    stats_.n_prompt += n_tokens;
-    walk_.first_row = n_tokens - 1;
-    walk_.n_rows    = 1;
-    walk_.pos       = n_past_ - 1;
-    walk_.alive     = true;
-    draft_.clear();
-    observe(tokens, n_tokens, n_past);
-}
-
-// Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on
-// at a position that is further than the cells it filled.
-void engine::place(int32_t n_past) {
-    const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx(sequence_.target());
-    if (!gap) {
-        require_kept(n_past);
-    }
-    commit();
-    if (!gap || n_past <= sequence_.end()) {
-        trim(n_past);
-        return;
-    }
-    walk_   = {};
-    n_past_ = n_past;
-    each_drafter([&](drafter & d) { d.trim(n_past); });
-}
-
 // Show the drafter what was kept. A drafter that fails costs drafts, never the request.
 void engine::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) {
     each_drafter([&](drafter & d) {
@@ -247,14 +129,6 @@ void engine::drop_proposal() {
         each_drafter([&](drafter & d) { d.trim(n_past_); });
     }
     proposed_ = false;
-}
-
-// a raw llama_decode by others may have moved the context on; drafting over it would corrupt it
-void engine::require_whole(const char * what) {
-    if (sequence_.end() != n_past_ && !(sequence_.mrope() && n_past_ > sequence_.end())) {
-        fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first",
-             what, n_past_, sequence_.end());
-    }
 }
 
 void engine::start(llama_token last) {
@@ -418,6 +292,7 @@ void engine::commit() {
     changing([&] { whole = sequence_.keep(walk_.pos, walk_.n_rows, n_kept); });
     if (!whole) { // somebody cleared or replaced the memory: the round went with it
         forget();
+        checkpoints_.clear();
         n_past_ = sequence_.end();
         return;
     }
@@ -430,13 +305,6 @@ void engine::commit() {
     pace_.verified(walk_.n_rows, verify_us_ + took);
 }
 
-// after a decode or a commit that stopped half-way the memory holds what nobody knows
-void engine::require_known(const char * what) const {
-    if (lost_) {
-        fail(DW_ERR_STATE, "%s after a decode that failed; the context's memory is unknown, call dw_reset", what);
-    }
-}
-
 void engine::rewind() {
     if (walk_.open || walk_.n_sampled < 1 || n_past_ != walk_.pos + walk_.n_sampled || sequence_.end() != n_past_) {
         fail(DW_ERR_STATE, "no logits of this engine's last decode stand for position %d; evaluate a token first",
@@ -447,78 +315,17 @@ void engine::rewind() {
     walk_.alive  = true;
 }
 
-void engine::trim(int32_t n_keep) {
-    if (lost_ && n_keep > 0 && !checkpoints_.find(n_keep)) {
-        fail(DW_ERR_UNSUPPORTED, "the context's memory is unknown after a decode that failed; reset and evaluate anew");
-    }
-    if (!lost_) {
-        require_kept(n_keep);
-    }
-    commit();
-    if (!lost_ && n_keep == sequence_.end() && n_keep == n_past_) {
-        return;
-    }
-    drop_proposal();
-    if (n_keep == 0) {
-        reset();
-        return;
-    }
-    cut(n_keep);
-    n_past_ = n_keep; // also when others moved the context on
-    walk_   = {};
-}
-
-// the memory and the drafter, back to n_keep positions
-void engine::cut(int32_t n_keep) {
-    const bool   behind = lost_ || n_keep < sequence_.end();
-    const auto * saved  = behind && (lost_ || !sequence_.can_cut(n_keep)) ? checkpoints_.find(n_keep) : nullptr;
-    if (saved) {
-        changing([&] { sequence_.restore(saved->state, n_keep); });
-    } else if (behind) {
-        sequence_.cut(n_keep);
-    }
-    each_drafter([&](drafter & d) { d.trim(n_keep); });
-    if (saved && drafter_) {
-        drafter_->resume(n_keep, saved->drafter);
-    }
-    checkpoints_.drop_beyond(n_keep);
-    stats_.n_restored += saved ? 1 : 0;
-}
-
-// Where a later request may part from this one: behind what a chat shares, before what only this turn has. Others'
-// decodes in between, such as images, leave positions that a checkpoint cannot stand for.
-void engine::checkpoint() {
-    require_known("a checkpoint");
-    commit();
-    if (!checkpoints_.enabled() || !sequence_.recurrent() || n_past_ == 0 || n_past_ != sequence_.end() ||
-        checkpoints_.find(n_past_)) {
-        return;
-    }
-    checkpoints_.put({ n_past_, sequence_.save(), drafter_ ? drafter_->mark(n_past_) : std::vector<float>{} });
-}
-
-int32_t engine::reach(int32_t n_keep) const {
-    const llama_pos end = walk_.open ? n_past_ : sequence_.end();
-    if (!lost_ && (n_keep >= end || !sequence_.recurrent())) {
-        return std::max(0, std::min(n_keep, (int32_t) end));
-    }
-    return checkpoints_.reach(n_keep);
-}
-
-void engine::reset() {
-    forget();
-    checkpoints_.clear();
-    n_past_ = 0;
-    lost_   = false;
-    sequence_.clear();
-}
-
 dw_stats engine::stats() const {
     dw_stats stats         = stats_;
     stats.n_exact_batches  = sequence_.n_exact_batches();
     stats.n_checkpoints    = checkpoints_.count();
     stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
     return stats;
+}
+
+void engine::curve(dw_curve & out) {
+    pace_.refine();
+    pace_.get(out.draft_us, out.verify_us);
 }
 
 void engine::stats_reset() {

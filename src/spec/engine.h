@@ -39,7 +39,7 @@ class engine {
     int32_t                          draft_tokens() const { return params_.draft_tokens; }
     const std::vector<llama_token> & draft() const { return draft_; }
     dw_stats                         stats() const;
-    void                             curve(dw_curve & out) const { pace_.get(out.draft_us, out.verify_us); }
+    void                             curve(dw_curve & out);
     void                             stats_reset();
 
   private:
@@ -68,6 +68,7 @@ class engine {
     template <typename F> void changing(F change);
     void                       require_known(const char * what) const;
     void                       require_kept(int32_t n_keep) const;
+    bool                       moved() const;
     void                       require_whole(const char * what);
     void                       start(llama_token last);
     void                       draft(int32_t n);
@@ -92,5 +93,25 @@ class engine {
     walk                     walk_;
     dw_stats                 stats_{};
 };
+
+template <typename F> void engine::each_drafter(F f) {
+    for (drafter * d : { drafter_.get(), ngram_.get() }) {
+        if (d) {
+            f(*d);
+        }
+    }
+}
+
+// run what changes the context's memory: if it stops half-way, nobody knows what the memory holds
+template <typename F> void engine::changing(F change) {
+    lost_ = true;
+    try {
+        change();
+        lost_ = false;
+    } catch (const failure & e) {
+        lost_ = e.code() != DW_ERR_CONTEXT; // without room nothing was touched
+        throw;
+    }
+}
 
 } // namespace draftwood

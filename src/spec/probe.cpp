@@ -143,6 +143,11 @@ int64_t require_plain_dflash(const char * path) {
         fail(DW_ERR_UNSUPPORTED, "the drafter %s has keys of %u and values of %u (0: not given); expected one size",
              path, key_length, value_length);
     }
+    const uint32_t n_rot = get_u32(gguf.get(), "dflash.rope.dimension_count");
+    if (n_rot % 2 != 0 || (key_length != 0 && n_rot > key_length)) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter %s rotates %u values of a head of %u; expected an even number of them",
+             path, n_rot, key_length);
+    }
     return file_bytes;
 }
 

@@ -23,6 +23,19 @@ bool uses_mrope(const llama_context * ctx) {
     return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
 }
 
+// true while it lives
+class scope_of {
+  public:
+    explicit scope_of(bool & flag) :
+        flag_(flag) {
+        flag_ = true;
+    }
+    ~scope_of() { flag_ = false; }
+
+  private:
+    bool & flag_;
+};
+
 } // namespace
 
 sequence::sequence(llama_context * target, int32_t exact_rows) :
@@ -65,13 +78,12 @@ void sequence::decode(llama_pos pos, int32_t n_tokens) {
     // an exception is a failed decode too: the hooks must hear of other decodes again
     int32_t     rc = -3;
     std::string why;
-    at_work_ = true;
     try {
+        const scope_of work(at_work_);
         rc = batch_.decode();
     } catch (const std::exception & e) {
         why = e.what();
     }
-    at_work_      = false;
     state_.verify = nullptr;
 
     if (rc == 1) {
@@ -149,12 +161,16 @@ void sequence::cut(int32_t n_keep) {
     decoded_.rolled = true;
 }
 
+size_t sequence::state_bytes() {
+    const scope_of work(at_work_);
+    return llama_state_seq_get_size_ext(target_, 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+}
+
 std::vector<uint8_t> sequence::save() {
-    at_work_ = true;
-    std::vector<uint8_t> state(llama_state_seq_get_size_ext(target_, 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY));
+    std::vector<uint8_t> state(state_bytes());
+    const scope_of       work(at_work_);
     const size_t         n =
         llama_state_seq_get_data_ext(target_, state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    at_work_ = false;
     if (n == 0 || n != state.size()) {
         fail(DW_ERR_INTERNAL, "the recurrent state took %zu bytes; expected %zu", n, state.size());
     }
@@ -163,10 +179,9 @@ std::vector<uint8_t> sequence::save() {
 
 void sequence::restore(const std::vector<uint8_t> & state, int32_t n_keep) {
     decoded_ = {};
-    at_work_ = true;
-    const size_t n =
+    const scope_of work(at_work_);
+    const size_t   n =
         llama_state_seq_set_data_ext(target_, state.data(), state.size(), 0, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
-    at_work_ = false;
     if (n != state.size() || !llama_memory_seq_rm(memory(), 0, n_keep, -1) || end() != n_keep) {
         fail(DW_ERR_DECODE, "the state of position %d could not be put back (%zu of %zu bytes read)", n_keep, n,
              state.size());

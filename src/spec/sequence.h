@@ -55,6 +55,7 @@ class sequence {
     void cut(int32_t n_keep);
     bool can_cut(int32_t n_keep) const;
 
+    size_t state_bytes(); // of save()
     // the recurrent layers' state, and cutting to n_keep positions, whose state this was
     std::vector<uint8_t> save();
     void                 restore(const std::vector<uint8_t> & state, int32_t n_keep);

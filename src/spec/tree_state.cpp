@@ -100,7 +100,7 @@ void tree_state::allocate() {
     path_    = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + max_nodes_);
     buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend_.get()));
     if (!buffer_) {
-        fail(DW_ERR_INTERNAL, "no memory for the factors of %d draft tokens", max_nodes_);
+        fail(DW_ERR_MEMORY, "no memory for the factors of %d draft tokens", max_nodes_);
     }
 }
 

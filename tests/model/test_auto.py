@@ -47,10 +47,8 @@ def test_times_are_measured_once(llama, folder, monkeypatch):
     second = llama()
     assert second._engine.curve().verify_us[1] == 123456.0, "read, not measured"
     text(second)
-    second.reset()
-    text(second)
     second.close()
-    assert saved(folder)[1] != times, "what a run learned stays"
+    assert saved(folder)[1] != times, "what a single request learned stays"
 
 
 def test_times_are_of_these_settings(llama, folder):
@@ -120,7 +118,7 @@ def huge(tmp_path):
 def test_a_drafter_larger_than_memory(huge, folder):
     settings = {"n_ctx": 256, "n_threads": 1, "verbose": False, "drafter": huge}
     target = str(MODELS / "tiny-moe-f16.gguf")
-    with pytest.raises(DrafterMemoryError, match=r"takes 1048576 MiB; this machine has \d+ MiB"):
+    with pytest.raises(DrafterMemoryError, match=r"takes 1048576 MiB; \d+ MiB of memory"):
         Llama(target, speculation="dflash", **settings)
     with pytest.warns(UserWarning, match="the model was loaded without its drafter"):
         llm = Llama(target, **settings)

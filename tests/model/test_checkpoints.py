@@ -110,6 +110,57 @@ def test_memory_stays_within_its_bound(llama):
     assert llm.speculation_stats.checkpoints == 2
 
 
+def test_the_least_recently_used_goes(llama):
+    """Two fit; the one that was gone back to stays, the other goes."""
+    llm = llama()
+    prompts = [llm.tokenize(b"def read_lines(path):\n" * n) for n in (2, 4, 6)]
+    tokens(llm, prompts[0], 4)
+    size = llm.speculation_stats.checkpoint_bytes
+    llm = llama(checkpoint_bytes=2 * size + 100)
+    for prompt in (prompts[0], prompts[1], prompts[0]):  # the last goes back to its own
+        tokens(llm, prompt, 4)
+    assert (llm.speculation_stats.restored, llm.speculation_stats.checkpoints) == (2, 1), (
+        "a cut ends later ones"
+    )
+    tokens(llm, prompts[1], 4)
+    tokens(llm, prompts[2], 4)
+    assert llm.speculation_stats.checkpoints == 2
+    before = llm.speculation_stats.prompt_tokens
+    tokens(llm, prompts[1], 4)
+    kept = len(prompts[1]) - (llm.speculation_stats.prompt_tokens - before)
+    assert kept == len(prompts[1]) - 1, "the oldest went, this one did not"
+
+
+def test_one_behind_an_edit_is_not_gone_back_to(llama):
+    """After an edit another text grows past the place where a checkpoint of the old one was."""
+    llm, fresh = llama("mtp"), llama("off")
+    common = llm.tokenize(b"def read_lines(path):\n    with open(path) as file:\n")
+    old = common + llm.tokenize(b"        return file.read()\n" * 3)
+    new = common + llm.tokenize(b"        for line in file:\n            yield line\n" * 4)
+    assert len(new) > len(old) + 2
+    tokens(llm, common, 2)
+    tokens(llm, old, 2)
+    tokens(llm, new[: len(old) - 3], 2)
+    for length in (len(old) + 1, len(old), len(new)):
+        fresh.reset()
+        assert tokens(llm, new[:length]) == tokens(fresh, new[:length]), length
+
+
+def test_memory_that_others_cleared(llama):
+    """In mid-round, and with another text evaluated since: no copy of the old one may come back."""
+    llm, fresh = llama("mtp"), llama("off")
+    old = llm.tokenize(b"def read_lines(path):\n    with open(path) as file:\n" * 2)
+    new = llm.tokenize(b"class Reader:\n    def __init__(self, path):\n        self.path = path\n" * 2)
+    generator = llm.generate(old, temp=0.0)
+    list(islice(generator, 5))
+    native.llama_memory_clear(native.llama_get_memory(llm._ctx.ctx), True)
+    llm.n_tokens = 0
+    llm.eval(new)
+    for length in (len(old), len(old) - 1, len(new)):
+        fresh.reset()
+        assert tokens(llm, new[:length]) == tokens(fresh, new[:length]), length
+
+
 def test_none_without_memory_for_one(llama):
     for settings in ({"checkpoint_bytes": 0}, {"checkpoint_bytes": 1000}):
         llm = llama("mtp", **settings)
@@ -154,7 +205,7 @@ def test_after_a_failed_decode(llama, monkeypatch):
     llm = llama("mtp")
     prompt = llm.tokenize(b"def read_lines(path):\n    with open(path) as file:\n" * 4)
     expected = tokens(llm, prompt)
-    calls = iter([False, False, True])  # abort within the second decode
+    calls = iter([False, False, True])  # it is asked within each decode: the first one ends half-way
     callback = native.ggml_abort_callback(lambda _: next(calls, False))
     native.llama_set_abort_callback(llm._ctx.ctx, callback, None)
     with pytest.raises(DecodeError):

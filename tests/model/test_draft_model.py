@@ -86,12 +86,12 @@ def test_off_asks_nobody(llama):
     assert oracle.shown == []
 
 
-@pytest.mark.parametrize("bad", [[999999], [-1], None, ["x"], [[1, 2], [3]], "text"])
+@pytest.mark.parametrize("bad", [[999999], [-1], None, ["x"], [float("inf")], [[1, 2], [3]], "text"])
 def test_what_is_no_draft(llama, bad):
     llm = llama(draft_model=lambda ids: bad)
     with pytest.raises(OptionError, match="from draft_model=; expected token ids"):
         text(llm)
-    llm._draft_limit = 0
+    llm.draft_model = None
     assert text(llm) == text(llama(speculation="off")), "the context is as good as before"
 
 

@@ -121,11 +121,14 @@ def test_a_floor_holds_if_every_interval_reaches_it():
     verdict = judge(Claim("floor", "auto", 0.97), found)
     assert verdict.holds
     assert verdict.text == (
-        "auto at least 0.97x in every category: the lowest interval is code at 0 0.900 [0.850, 0.970]"
+        "auto: the interval reaches 0.97x in every category: "
+        "the lowest interval is code at 0 0.900 [0.850, 0.970]"
     )
     verdict = judge(Claim("floor", "auto", 0.971), found)
     assert not verdict.holds
-    assert verdict.text == "auto at least 0.97x in every category: code at 0 0.900 [0.850, 0.970]"
+    assert (
+        verdict.text == "auto: the interval reaches 0.97x in every category: code at 0 0.900 [0.850, 0.970]"
+    )
     assert not judge(Claim("floor", "mtp", 0.97), found).holds
 
 
@@ -142,7 +145,9 @@ def test_the_best_category_decides_by_its_median():
     assert not judge(Claim("best", "auto", 1.15), found).holds
     verdict = judge(Claim("best", "auto", 1.1), found)
     assert verdict.holds
-    assert verdict.text == "auto at least 1.10x in its best category: prose at 0 1.149 [0.950, 1.200]"
+    assert (
+        verdict.text == "auto: the median of one category is at least 1.10x: prose at 0 1.149 [0.950, 1.200]"
+    )
 
 
 # ---- what makes figures worthless ----

@@ -38,12 +38,14 @@ def judge(claim: Claim, figures: Sequence[Figure]) -> Verdict:
     mine = [figure for figure in figures if figure.mode == claim.mode]
     best = max(mine, key=lambda figure: figure.ratio)
     if claim.kind == "best":
-        text = f"{claim.mode} at least {claim.ratio:.2f}x in its best category: {_words(best)}"
+        text = f"{claim.mode}: the median of one category is at least {claim.ratio:.2f}x: {_words(best)}"
         return Verdict(text, best.ratio >= claim.ratio)
     short = [figure for figure in mine if figure.high is None or figure.high < claim.ratio]
     worst = min(short or mine, key=lambda figure: figure.ratio if figure.high is None else figure.high)
     told = "; ".join(map(_words, short)) if short else f"the lowest interval is {_words(worst)}"
-    return Verdict(f"{claim.mode} at least {claim.ratio:.2f}x in every category: {told}", not short)
+    return Verdict(
+        f"{claim.mode}: the interval reaches {claim.ratio:.2f}x in every category: {told}", not short
+    )
 
 
 def _words(figure: Figure) -> str:

@@ -9,7 +9,7 @@ from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from draftwood.errors import DraftwoodError, ModelFileError, UnsupportedError
+from draftwood.errors import DrafterMemoryError, DraftwoodError, ModelFileError, UnsupportedError
 from draftwood.options import Options, plan
 
 BASELINE = "off"
@@ -48,14 +48,19 @@ def _drafter(mode: str, drafter: str | None) -> str | None:
 
 
 def load(mode: str, model: str, drafter: str | None, **settings: Any) -> Any:
-    """Return a Llama in that mode; all of them share the weights through one mapping of the file.
+    """Return a Llama in that mode; on the CPU all of them share the weights through one mapping of the file.
 
-    Errors: DraftwoodError of the kind that `Llama` raises; ModelFileError for llama-cpp-python's own.
+    Errors: DraftwoodError of the kind that `Llama` raises; ModelFileError for llama-cpp-python's own;
+    DrafterMemoryError where "auto" would go on without its drafter.
     """
     from draftwood.llama import Llama
 
     with _own_errors(model):
-        return Llama(model, speculation=mode, drafter=_drafter(mode, drafter), verbose=False, **settings)
+        llm = Llama(model, speculation=mode, drafter=_drafter(mode, drafter), verbose=False, **settings)
+    if mode != BASELINE and llm.speculation == BASELINE:
+        llm.close()
+        raise DrafterMemoryError(f"{mode} has no drafter to measure: {llm.speculation_reason}")
+    return llm
 
 
 @contextmanager

@@ -6,6 +6,7 @@ Test: tests/unit/test_bench_results.py.
 from __future__ import annotations
 
 import json
+import os
 import tempfile
 from pathlib import Path
 from typing import Any
@@ -57,8 +58,9 @@ def read(path: Path) -> list[dict[str, Any]]:
 def append(path: Path, row: dict[str, Any]) -> None:
     """Add a row at the end; what is there stays as it is, byte for byte."""
     line = json.dumps(row, allow_nan=False)
-    if not read(path):
-        path.write_text(f"[\n{line}{_END}", encoding="utf-8")
-        return
-    before = path.read_text(encoding="utf-8").rstrip().removesuffix("]").rstrip()
-    path.write_text(f"{before},\n{line}{_END}", encoding="utf-8")
+    before = "["
+    if read(path):
+        before = path.read_text(encoding="utf-8").rstrip().removesuffix("]").rstrip() + ","
+    part = path.with_name(f"{path.name}.part")
+    part.write_text(f"{before}\n{line}{_END}", encoding="utf-8")
+    os.replace(part, path)  # at once: a crash must not take the older rows

@@ -7,8 +7,10 @@ Tests: tests/unit/test_bench_input.py, tests/model/test_bench.py.
 from __future__ import annotations
 
 import contextlib
+import os
+import tempfile
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -134,6 +136,7 @@ def execute(prepared: Prepared, step: Callable[[], None] = lambda: None) -> Outc
     request = prepared.request
     known = {**facts.machine(build_info()), **_settings(prepared)}
     with contextlib.ExitStack() as stack:
+        stack.enter_context(_times_of_this_run())
         llms: dict[str, Any] = {}
         for mode in prepared.modes:
             llms[mode] = _load(prepared, mode)
@@ -143,8 +146,22 @@ def execute(prepared: Prepared, step: Callable[[], None] = lambda: None) -> Outc
         )
     found = figures(cells)
     verdicts = [judge(claim, found) for claim in request.claims]
-    wrong = faults(found)
+    wrong = faults(found, on_cpu=prepared.request.n_gpu_layers == 0)
     return Outcome(found, verdicts, wrong, document(known, prepared.left_out, found, verdicts, wrong))
+
+
+@contextlib.contextmanager
+def _times_of_this_run() -> Iterator[None]:
+    """Let "auto" measure for itself: times of an earlier run would decide, and no row shows them."""
+    before = os.environ.get("DRAFTWOOD_CURVES")
+    with tempfile.TemporaryDirectory() as folder:
+        os.environ["DRAFTWOOD_CURVES"] = folder
+        try:
+            yield
+        finally:
+            del os.environ["DRAFTWOOD_CURVES"]
+            if before is not None:
+                os.environ["DRAFTWOOD_CURVES"] = before
 
 
 def _load(prepared: Prepared, mode: str) -> Any:

@@ -48,4 +48,7 @@ run() {
     LD_PRELOAD=$(ldconfig -p | sed -n 's/.*libstdc++\.so\.6 .*=> //p' | head -1) PYTHONPATH="$site" PYTHONSAFEPATH=1 "$@"
 }
 
-"$@"
+case "${1:-}" in
+    pack | build | restore | run) "$@" ;;
+    *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
+esac

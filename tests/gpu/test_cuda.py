@@ -81,3 +81,20 @@ def test_experts_in_host_memory(llama):
     llm = llama(speculation="mtp", n_cpu_moe=4)
     assert greedy(llm, 32)[:8] == greedy(llama(speculation="off"), 32)[:8]
     assert llm.speculation_stats.accepted > 0
+
+
+@pytest.mark.parametrize("mode", ["mtp", "dflash"])
+def test_an_earlier_turn_is_edited(llama, mode):
+    """Snapshots for drafts and checkpoints for turns side by side: what stays is the state of then."""
+    llm, fresh = llama(**MODES[mode]), llama(speculation="off")
+    turns = [{"role": "user", "content": "def read_lines(path):" * 8}]
+    for question in ("and now the other way", "once more"):
+        reply = llm.create_chat_completion(turns, max_tokens=24, temperature=0.0)
+        turns += [reply["choices"][0]["message"], {"role": "user", "content": question}]
+    edited = [*turns[:2], {"role": "user", "content": "something else"}]
+    texts = []
+    for each in (llm, fresh):
+        reply = each.create_chat_completion(edited, max_tokens=24, temperature=0.0)
+        texts.append(reply["choices"][0]["message"]["content"])
+    assert texts[0][:16] == texts[1][:16]
+    assert llm.speculation_stats.restored > 0

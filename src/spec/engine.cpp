@@ -226,6 +226,7 @@ void engine::verify() {
     }
     const int32_t n_rows = 1 + (int32_t) draft_.size();
     changing([&] { sequence_.verify(n_past_, n_rows); });
+    llama_synchronize(sequence_.target()); // sampling waits for it anyway, and here its time is known
     verify_us_ = ggml_time_us() - start_us;
     stats_.t_verify_us += verify_us_;
 

@@ -21,10 +21,10 @@ from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine import Engine
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
 from draftwood.processors import GuardedProcessors, WatchedGrammar
+from draftwood.prompt import chunks, common_prefix, last_turn
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
-_OPENING = 32  # tokens a template may put behind the mark of the turn to write
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
@@ -59,7 +59,7 @@ class Generation(Base):  # type: ignore[misc]
         # as given, not as raised for a draft: a prompt is cut, and so rounds, as without drafting
         n_batch = self._raised.get("n_batch") or self.n_batch
         n_ubatch = self._raised.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
-        for chunk in _chunks(list(tokens), n_batch, n_ubatch):
+        for chunk in chunks(list(tokens), n_batch, n_ubatch):
             n_past = self.n_tokens
             fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words
             self.input_ids[n_past : n_past + len(fits)] = fits
@@ -183,7 +183,7 @@ class Generation(Base):  # type: ignore[misc]
         """Evaluate the prompt, keeping the longest prefix that the context already holds."""
         assert self._engine is not None
         if reset and self.n_tokens > 0:
-            common = _common_prefix(self._input_ids, prompt)
+            common = common_prefix(self._input_ids, prompt)
             same = common == len(prompt) == self.n_tokens and not self._requires_eval
             if same and self._newest_row() is not None:
                 return  # the logits are still there
@@ -205,27 +205,12 @@ class Generation(Base):  # type: ignore[misc]
         assert self._engine is not None
         if self.verbose and kept > 0:
             print(f"Llama.generate: kept {kept} tokens, {len(prompt) - kept} to evaluate", file=sys.stderr)
-        turn = self._last_turn(prompt) if self._by_turns else 0
+        turn = last_turn(prompt, self._model.vocab) if self._by_turns else 0
         if turn > kept:
             self.eval(prompt[kept:turn])
         if turn >= kept:
             self._engine.checkpoint()
         self.eval(prompt[max(turn, kept) :])
-
-    def _last_turn(self, prompt: list[int]) -> int:
-        """Return how many tokens stay when this turn is followed, or answered anew.
-
-        That is all but the last, which gives the logits; in a chat all up to the mark of the turn that is
-        about to be written, since templates put less behind it (no open <think>) once it is history.
-        """
-        last = len(prompt) - 1
-        for n in range(last, max(1, last - _OPENING), -1):  # a BOS marks no turn
-            token = prompt[n - 1]
-            if not 0 <= token < self._n_vocab:
-                return 0  # refused by the engine, in words
-            if _native.llama_vocab_is_control(self._model.vocab, token):
-                return n
-        return last
 
     def _rounds(
         self, sampler: Any, guard: GuardedProcessors | None, stopping_criteria: Any
@@ -312,25 +297,6 @@ class Generation(Base):  # type: ignore[misc]
         """End an open round: what the caller took is kept."""
         if self._engine is not None:
             self._engine.commit()
-
-
-def _chunks(tokens: list[int], n_batch: int, n_ubatch: int) -> list[list[int]]:
-    """Cut tokens where llama.cpp would: into batches, and those into ubatches.
-
-    With recurrent snapshots it would cut elsewhere (split_equal keeps a tail together), and a prompt's
-    rounding would then depend on whether drafting is on.
-    """
-    cut: list[list[int]] = []
-    for start in range(0, len(tokens), n_batch):
-        batch = tokens[start : start + n_batch]
-        cut += [batch[i : i + n_ubatch] for i in range(0, len(batch), n_ubatch)]
-    return cut
-
-
-def _common_prefix(held: Any, prompt: list[int]) -> int:
-    n = min(len(held), len(prompt))
-    differs = np.flatnonzero(np.asarray(held[:n]) != np.asarray(prompt[:n], dtype=np.intc))
-    return int(differs[0]) if len(differs) else n
 
 
 Generation.sample.__signature__ = _SAMPLE  # type: ignore[attr-defined]

@@ -135,10 +135,22 @@ def generate(
 
 
 def run_model(
-    name: str, path: Path, prompts: list[list[int]], n_tokens: int, tally: Tally, *, trained: bool
+    name: str,
+    path: Path,
+    prompts: list[list[int]],
+    n_tokens: int,
+    tally: Tally,
+    *,
+    trained: bool,
+    threads: int | None,
 ) -> None:
     """Compare every way with plain decode on one model and print a line per way."""
-    common: dict[str, Any] = {"n_ctx": 1024, "verbose": False}
+    common: dict[str, Any] = {
+        "n_ctx": 1024,
+        "verbose": False,
+        "n_threads": threads,
+        "n_threads_batch": threads,
+    }
     samplings = {**SAMPLING, "grammar": {"temp": 0.8, "grammar": GRAMMAR}} if trained else SAMPLING
     plain_llm = Llama(str(path), speculation="off", **common)
     keys = [(kind, i) for kind in samplings for i in range(len(prompts))]
@@ -193,6 +205,7 @@ def main() -> int:
     """Run everything and print the verdict."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--tokens", type=int, default=128, help="tokens a text")
+    parser.add_argument("--threads", type=int, help="default: llama-cpp-python's")
     parser.add_argument("--only", help="run only the models whose name holds this")
     args = parser.parse_args()
 
@@ -208,7 +221,7 @@ def main() -> int:
         trained = name.startswith("tiny-moe")
         prompts = trained_prompts(path) if trained else random_prompts(2)
         n_tokens = args.tokens if trained else args.tokens // 2
-        run_model(name, path, prompts, n_tokens, tally, trained=trained)
+        run_model(name, path, prompts, n_tokens, tally, trained=trained, threads=args.threads)
 
     histogram = {str(depth): tally.accepted_lengths[depth] for depth in range(LONGEST + 1)}
     missing = [depth for depth, count in histogram.items() if count == 0]

@@ -51,12 +51,26 @@ __all__ = [
 
 
 def __getattr__(name: str) -> _Any:
-    if name != "Llama":
+    """Return `Llama`, or a class of llama-cpp-python's package or draft models by its name."""
+    if not name[:1].isupper():  # functions and submodules are not looked for: ours have names of theirs
         raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
-    from draftwood.llama import Llama
+    found = _class(name)
+    globals()[name] = found  # the next look-up does not come here
+    return found
 
-    globals()[name] = Llama  # the next look-up does not come here
-    return Llama
+
+def _class(name: str) -> _Any:
+    if name == "Llama":
+        from draftwood.llama import Llama
+
+        return Llama
+    import draftwood._llama_cpp as package
+    from draftwood._llama_cpp import llama_speculative
+
+    for module in (package, llama_speculative):
+        if hasattr(module, name):
+            return getattr(module, name)
+    raise AttributeError(f"module {__name__!r} has no attribute {name!r}")
 
 
 def __dir__() -> list[str]:

@@ -26,7 +26,7 @@ from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
 from draftwood.drafting import make_engine, times_of
 from draftwood.engine import ModelInfo, probe_model
-from draftwood.errors import ClosedError, ModelFileError, UnsupportedError
+from draftwood.errors import ClosedError, ModelFileError, OptionError, UnsupportedError
 from draftwood.generation import Base, Generation
 from draftwood.options import GIVEN_DRAFT_TOKENS, Options, check_context, check_sizes, needed_batch, plan
 from draftwood.placement import tensor_overrides
@@ -107,6 +107,11 @@ class Llama(Generation):
         model_path = os.fsdecode(model_path)
         info = _checked_model(model_path)
         can_offload = bool(_native.llama_supports_gpu_offload() or kwargs.get("rpc_servers"))
+        if not (draft_model is None or callable(draft_model)):
+            raise OptionError(
+                f"found draft_model={draft_model!r}; expected a LlamaDraftModel",
+                hint="drafter=path for a GGUF",
+            )
         asked = {**kwargs, "draft_model": draft_model}
         self._plan = plan(self._options, info, asked, can_offload=can_offload)
         correct_langchain(kwargs, info.architecture)
@@ -271,7 +276,13 @@ def _checked_model(path: str) -> ModelInfo:
         raise ModelFileError(f"Model path does not exist: {path}", hint="check the path")
     if os.path.isdir(path):
         raise ModelFileError(f"{path} is a directory; expected a GGUF file", hint="check the path")
-    return probe_model(path)
+    info = probe_model(path)
+    if info.architecture == "dflash":
+        raise UnsupportedError(
+            f"{path} is a DFlash drafter (architecture 'dflash'), which continues no text by itself",
+            hint="Llama(model, drafter=path), with the model that it was made for",
+        )
+    return info
 
 
 class _Closed:

@@ -93,9 +93,7 @@ void engine::measure() {
             draft_.resize(n, token);
             verify();
             commit();
-            if (repeat == 0) {
-                pace_.forget();
-            } else if (ggml_time_us() - start_us > budget) {
+            if (repeat > 0 && ggml_time_us() - start_us > budget) {
                 break;
             }
         }
@@ -168,6 +166,9 @@ void engine::draft_best(int32_t n_max) {
     }
     const pace::choice choice = pace_.choose({ n_max, (int32_t) found.size() });
     drafted_by_               = choice.by;
+    if (choice.by == pace::ngram || choice.n == 0) {
+        caught_up_ = false;
+    }
     if (choice.by == pace::ngram) {
         found.resize(choice.n);
         draft_ = std::move(found);
@@ -194,9 +195,10 @@ void engine::draft(int32_t n) {
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_draft_us += took;
     stats_.n_cold_rounds += drafted ? 0 : 1;
-    if (drafted && (int32_t) draft_.size() == n) {
+    if (drafted && caught_up_ && (int32_t) draft_.size() == n) {
         pace_.drafted(n, took);
     }
+    caught_up_ = drafted;
 }
 
 void engine::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {

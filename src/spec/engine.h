@@ -82,6 +82,7 @@ class engine {
     std::unique_ptr<drafter> ngram_;   // beside it, where pace_ chooses
     pace                     pace_;
     pace::drafter            drafted_by_ = pace::asked;
+    bool                     caught_up_  = false; // drafter_ drafted in the last round: else its next takes longer
     checkpoints              checkpoints_;
     int64_t                  verify_us_ = 0; // of the open round
 

@@ -12,29 +12,44 @@ constexpr double memory      = 0.98; // weight of a round against the one after 
 constexpr double prior       = 0.75; // acceptance before anything is known,
 constexpr double prior_count = 2.0;  // as if seen so often
 constexpr double new_weight  = 0.3;  // of new times in a mean that is known
+constexpr int    trial       = 2;    // rounds
+constexpr double much_faster = 0.6;  // of the old time: then the old one was taken beside other work
 
 } // namespace
 
 void pace::curve::add(int32_t n, int64_t us) {
+    if (!warm[n]) { // the first of a size builds its graph
+        warm[n] = true;
+        return;
+    }
     sum[n] += (double) us;
     least[n] = count[n] == 0 ? (double) us : std::min(least[n], (double) us);
     count[n]++;
 }
 
-void pace::curve::refine(bool use_least) {
+void pace::curve::refine(bool use_least, double speed) {
+    const bool was_busy = speed < much_faster;
     for (size_t n = 0; n < mean.size(); ++n) {
         if (count[n] > 0) {
             const double now = use_least ? least[n] : sum[n] / (double) count[n];
-            mean[n]          = mean[n] == 0.0 ? now : mean[n] + new_weight * (now - mean[n]);
+            mean[n]          = mean[n] == 0.0 || was_busy ? now : mean[n] + new_weight * (now - mean[n]);
             sum[n]           = 0.0;
             count[n]         = 0;
+        } else if (was_busy) {
+            mean[n] *= speed;
         }
     }
 }
 
-void pace::curve::forget() {
-    sum.fill(0.0);
-    count.fill(0);
+double pace::curve::now_to_then() const {
+    double now = 0.0, then = 0.0;
+    for (size_t n = 0; n < mean.size(); ++n) {
+        if (count[n] > 0 && mean[n] > 0.0) {
+            now += sum[n];
+            then += mean[n] * (double) count[n];
+        }
+    }
+    return then > 0.0 ? now / then : 1.0;
 }
 
 double pace::curve::at(int32_t n) const {
@@ -72,14 +87,11 @@ void pace::verified(int32_t n_rows, int64_t us) {
     verify_.add(std::min(n_rows, max_draft + 1), us);
 }
 
+// Times taken beside other work are too long for all sizes alike: once the sizes seen now say so, the others follow.
 void pace::refine(bool least) {
-    draft_.refine(least);
-    verify_.refine(least);
-}
-
-void pace::forget() {
-    draft_.forget();
-    verify_.forget();
+    const double speed = least ? 1.0 : verify_.now_to_then();
+    draft_.refine(least, speed);
+    verify_.refine(least, speed);
 }
 
 void pace::get(double * draft_us, double * verify_us) const {
@@ -131,6 +143,10 @@ pace::choice pace::choose(const std::array<int32_t, n_drafters> & longest) {
         } else if (longest[by] > 0 && ++seen.n_idle > seen.patience) { // the text may have changed its kind
             seen.n_idle   = 0;
             seen.patience = std::min(2 * seen.patience, last_patience);
+            seen.n_trial  = trial;
+        }
+        if (longest[by] > 0 && seen.n_trial > 0) {
+            seen.n_trial--;
             return { by, std::min(2, longest[by]) };
         }
     }

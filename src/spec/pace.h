@@ -33,9 +33,8 @@ class pace {
     void walked(drafter by, int32_t n, int32_t n_accepted);
 
     // take the times since the last call into the curve: their means, or the least of each size where they are few and
-    // taken at load; or drop them
+    // taken at load
     void refine(bool least = false);
-    void forget();
 
     // the curve's means by size, 0 where not known; and one that another pace had
     void get(double * draft_us, double * verify_us) const; // f64[max_draft + 2] each
@@ -53,10 +52,11 @@ class pace {
         std::array<double, max_draft + 2>  sum{};
         std::array<double, max_draft + 2>  least{};
         std::array<int64_t, max_draft + 2> count{};
+        std::array<bool, max_draft + 2>    warm{};
 
         void   add(int32_t n, int64_t us);
-        void   refine(bool use_least);
-        void   forget();
+        void   refine(bool use_least, double speed);
+        double now_to_then() const; // times of the sizes seen since the last refine, over their means
         double at(int32_t n) const; // interpolated between sizes seen, extended by the last slope
     };
 
@@ -69,6 +69,7 @@ class pace {
         std::array<double, max_draft + 1> accepted{};   // of those, accepted
         int32_t                           n_idle   = 0; // rounds it could have drafted in since it last did
         int32_t                           patience = first_patience;
+        int32_t                           n_trial  = 0; // rounds left of its trial; the first one also catches up
     };
 
     curve                          draft_;  // of the drafter asked for, by tokens drafted

@@ -94,6 +94,24 @@ def test_ngrams_where_the_drafter_does_not_pay(folder, monkeypatch):
     off.close()
 
 
+def test_times_of_a_busy_machine_do_not_stay(folder, monkeypatch):
+    """Kept times that are 50 times too long: one request shows it, and sizes that it did not try follow."""
+    settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    path = str(MODELS / "tiny-moe-f16.gguf")
+    Llama(path, **settings).close()
+    file, times = saved(folder)
+    true = {name: list(values) for name, values in times.items()}
+    file.write_text(json.dumps({name: [50 * us for us in values] for name, values in times.items()}))
+    monkeypatch.setattr(curves, "_of_this_process", {})
+    llm = Llama(path, **settings)
+    list(islice(llm.generate(list(PROMPT), temp=0.0), 60))
+    found = llm._engine.curve()
+    assert found.verify_us[1] < 10 * true["verify_us"][1]
+    assert found.verify_us[5] < 10 * true["verify_us"][5]
+    assert found.draft_us[4] < 10 * true["draft_us"][4]
+    llm.close()
+
+
 def test_a_folder_that_cannot_be_written(llama, folder):
     folder.write_text("in the way")
     assert text(llama()) == text(llama(speculation="off"))

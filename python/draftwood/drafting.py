@@ -55,6 +55,7 @@ def times_of(engine: Engine) -> tuple[str, Curve] | None:
 def _make(llm: Any, plan: Plan, options: Options) -> Engine:
     chooses = options.speculation == "auto" and plan.drafter not in ("none", "given")
     name = _key(llm, plan, options) if chooses else None
+    known = None if name is None else curves.load(name)
     engine = Engine(
         llm._ctx.ctx,
         llm.context_params,
@@ -65,11 +66,11 @@ def _make(llm: Any, plan: Plan, options: Options) -> Engine:
         drafter_path=options.drafter if plan.drafter == "dflash" else None,
         length=_capi.LENGTH_FIXED if name is None else _capi.LENGTH_AUTO,
         checkpoint_bytes=options.checkpoint_bytes,
-        curve=None if name is None else curves.load(name),
+        curve=known,
     )
     engine.curve_name = name
-    if times := times_of(engine):
-        curves.store(*times)
+    if name is not None and known is None:
+        curves.store(name, engine.curve())
     return engine
 
 

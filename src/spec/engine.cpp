@@ -285,9 +285,9 @@ void engine::commit() {
     }
     const int64_t start_us = ggml_time_us();
     // the root stays even if its row was never sampled: its token was emitted before
-    const int32_t n_kept = std::max(walk_.n_sampled, 1);
-    pace_.walked(drafted_by_, walk_.alive ? n_kept - 1 : walk_.n_rows - 1,
-                 n_kept - 1); // what was not sampled was not refused
+    const int32_t n_kept   = std::max(walk_.n_sampled, 1);
+    const int32_t n_judged = walk_.alive ? n_kept - 1 : walk_.n_rows - 1; // what was not sampled was not refused
+    pace_.walked(drafted_by_, n_judged, n_kept - 1);
     walk_.open  = false;
     walk_.alive = false;
 

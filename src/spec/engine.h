@@ -59,6 +59,8 @@ class engine {
 
     int32_t room() const { return (int32_t) llama_n_ctx(sequence_.target()) - n_past_; }
     int32_t max_draft() const; // tokens that may be drafted now
+    // positions held once an open round is settled
+    llama_pos settled_end() const { return walk_.open ? n_past_ : sequence_.end(); }
 
     void                       place(int32_t n_past);
     void                       cut(int32_t n_keep);

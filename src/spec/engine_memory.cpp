@@ -43,7 +43,7 @@ void engine::forget() {
 }
 
 void engine::require_kept(int32_t n_keep) const {
-    const llama_pos end = walk_.open ? n_past_ : sequence_.end(); // where it is once an open round is settled
+    const llama_pos end = settled_end();
     if (n_keep < 0 || n_keep > end) {
         fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
     }
@@ -179,14 +179,11 @@ bool engine::moved() const {
 }
 
 int32_t engine::reach(int32_t n_keep) const {
-    const llama_pos end = walk_.open ? n_past_ : sequence_.end();
-    if (moved()) {
-        return n_keep >= end || !sequence_.recurrent() ? std::max(0, std::min(n_keep, (int32_t) end)) : 0;
-    }
+    const llama_pos end = settled_end();
     if (!lost_ && (n_keep >= end || !sequence_.recurrent())) {
         return std::max(0, std::min(n_keep, (int32_t) end));
     }
-    return checkpoints_.reach(n_keep);
+    return moved() ? 0 : checkpoints_.reach(n_keep);
 }
 
 void engine::reset() {

@@ -21,6 +21,7 @@ from draftwood.errors import (
     GrammarError,
     ModelFileError,
     OptionError,
+    ServerError,
     StateError,
     UnsupportedError,
 )
@@ -42,6 +43,7 @@ __all__ = [
     "Llama",
     "ModelFileError",
     "OptionError",
+    "ServerError",
     "SpeculationStats",
     "StateError",
     "UnsupportedError",

@@ -11,30 +11,54 @@ from draftwood._llama_cpp import llama_cpp as native
 # enum ggml_backend_dev_type, ggml-backend.h at the pin
 _DEVICE_TYPES = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 
+_lib: Any = _capi.lib  # libllama is linked to libggml, so its handle finds these symbols too
+_lib.ggml_backend_dev_count.restype = ctypes.c_size_t
+for _name in ("dev_get", "dev_backend_reg"):
+    getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_void_p
+for _name in ("dev_name", "dev_description", "reg_name"):
+    getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_char_p
+
 
 def devices() -> list[dict[str, Any]]:
-    """Return the ggml devices: name, description, type, backend, free and total memory in bytes."""
-    lib = _capi.lib  # libllama is linked to libggml, so its handle finds these symbols too
-    lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-    for name in ("dev_get", "dev_backend_reg"):
-        getattr(lib, f"ggml_backend_{name}").restype = ctypes.c_void_p
-    for name in ("dev_name", "dev_description", "reg_name"):
-        getattr(lib, f"ggml_backend_{name}").restype = ctypes.c_char_p
-    native.llama_backend_init()
-    count = lib.ggml_backend_dev_count()
-    return [_device(lib, ctypes.c_void_p(lib.ggml_backend_dev_get(i))) for i in range(count)]
+    """Return this machine's ggml devices, each as `describe` has it."""
+    return [describe(device) for device in _handles()]
 
 
-def _device(lib: Any, device: ctypes.c_void_p) -> dict[str, Any]:
+def cards() -> list[int]:
+    """Return the devices that layers go to with n_gpu_layers: GPUs, or else integrated ones.
+
+    As llama.cpp chooses, but for a card that two backends show: there it leaves the second out.
+    """
+    found = {kind: [d for d in _handles() if _type(d) == kind] for kind in ("GPU", "integrated GPU")}
+    return found["GPU"] or found["integrated GPU"]
+
+
+def others() -> int:
+    """Return how many devices take part in every model: the CPU and accelerators such as BLAS."""
+    return sum(_type(device) in ("CPU", "accelerator") for device in _handles())
+
+
+def describe(device: int) -> dict[str, Any]:
+    """Return a device's name, description, type, backend, free and total memory in bytes."""
+    pointer = ctypes.c_void_p(device)
     free, total = ctypes.c_size_t(), ctypes.c_size_t()
-    lib.ggml_backend_dev_memory(device, ctypes.byref(free), ctypes.byref(total))
-    registry = ctypes.c_void_p(lib.ggml_backend_dev_backend_reg(device))
-    kind = lib.ggml_backend_dev_type(device)
+    _lib.ggml_backend_dev_memory(pointer, ctypes.byref(free), ctypes.byref(total))
+    registry = ctypes.c_void_p(_lib.ggml_backend_dev_backend_reg(pointer))
     return {
-        "name": lib.ggml_backend_dev_name(device).decode(),
-        "description": lib.ggml_backend_dev_description(device).decode(),
-        "type": _DEVICE_TYPES[kind] if kind < len(_DEVICE_TYPES) else str(kind),
-        "backend": lib.ggml_backend_reg_name(registry).decode(),
+        "name": _lib.ggml_backend_dev_name(pointer).decode(),
+        "description": _lib.ggml_backend_dev_description(pointer).decode(),
+        "type": _type(device),
+        "backend": _lib.ggml_backend_reg_name(registry).decode(),
         "memory_free": free.value,
         "memory_total": total.value,
     }
+
+
+def _handles() -> list[int]:
+    native.llama_backend_init()
+    return [_lib.ggml_backend_dev_get(ctypes.c_size_t(i)) for i in range(_lib.ggml_backend_dev_count())]
+
+
+def _type(device: int) -> str:
+    kind = _lib.ggml_backend_dev_type(ctypes.c_void_p(device))
+    return _DEVICE_TYPES[kind] if kind < len(_DEVICE_TYPES) else str(kind)

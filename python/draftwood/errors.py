@@ -37,6 +37,10 @@ class DrafterMemoryError(DraftwoodError, MemoryError):
     """No memory for the drafter; the model itself is loaded and works."""
 
 
+class ServerError(DraftwoodError, ConnectionError):
+    """An RPC server that does not answer, or not as one of this version does."""
+
+
 class StateError(DraftwoodError, RuntimeError):
     """A saved state that does not belong to this model or context."""
 

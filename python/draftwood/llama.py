@@ -17,13 +17,14 @@ from typing import Any
 
 import numpy as np
 
-from draftwood import curves, fixes
+from draftwood import curves, fixes, rpc
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.arguments import correct_langchain, raise_batch
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
+from draftwood.devices import cards
 from draftwood.drafting import make_engine, times_of
 from draftwood.engine import ModelInfo, probe_model
 from draftwood.errors import ClosedError, ModelFileError, OptionError, UnsupportedError
@@ -57,10 +58,13 @@ class Llama(Generation):
             recurrent layers: a next turn then evaluates its new tokens only. 0 keeps nothing.
         n_cpu_moe: layers, from the first, whose experts stay in host memory.
         tensor_buft_overrides: {regex of tensor names: buffer type}, as llama.cpp's --override-tensor.
+        rpc_servers: "host:port,host:port" of ggml-rpc-servers that take layers (n_gpu_layers), before this
+            machine's cards. One that goes away while it is in use ends the process.
         chat_template_kwargs, reasoning_format, parse_tool_calls: defaults of `create_chat_completion`.
 
     Errors: OptionError (ValueError) for arguments that make no sense, UnsupportedError (ValueError) when a
-    drafter was asked for that this model cannot run, ModelFileError (ValueError) for a bad file.
+    drafter was asked for that this model cannot run, ModelFileError (ValueError) for a bad file, ServerError
+    (ConnectionError) for an RPC server that does not answer.
     """
 
     def __init__(
@@ -76,6 +80,7 @@ class Llama(Generation):
         checkpoint_bytes: int = _DEFAULTS.checkpoint_bytes,
         n_cpu_moe: int = 0,
         tensor_buft_overrides: Mapping[str, str] | str | None = None,
+        rpc_servers: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         reasoning_format: str | None = None,
         parse_tool_calls: bool | None = None,
@@ -83,6 +88,7 @@ class Llama(Generation):
     ) -> None:
         self._engine = None
         self._guard = None
+        self._servers: rpc.Servers | None = None
         self._pieces: Pieces | None = None
         self._timings: dict[str, Any] | None = None  # of the last completion
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
@@ -102,17 +108,22 @@ class Llama(Generation):
             checkpoint_bytes,
         )
         self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
-        self._placement = {"n_cpu_moe": n_cpu_moe, "tensor_buft_overrides": tensor_buft_overrides}
+        self._placement = {
+            "n_cpu_moe": n_cpu_moe,
+            "tensor_buft_overrides": tensor_buft_overrides,
+            "rpc_servers": rpc_servers,
+        }
         self._tensor_overrides = tensor_overrides(n_cpu_moe, tensor_buft_overrides)
         model_path = os.fsdecode(model_path)
         info = _checked_model(model_path)
-        can_offload = bool(_native.llama_supports_gpu_offload() or kwargs.get("rpc_servers"))
         if not (draft_model is None or callable(draft_model)):
             raise OptionError(
                 f"found draft_model={draft_model!r}; expected a LlamaDraftModel",
                 hint="drafter=path for a GGUF",
             )
         asked = {**kwargs, "draft_model": draft_model}
+        self._servers = rpc.connect(rpc_servers, kwargs.get("n_gpu_layers", 0))
+        can_offload = self._servers is not None or bool(cards())
         self._plan = plan(self._options, info, asked, can_offload=can_offload)
         correct_langchain(kwargs, info.architecture)
         self._raised = {}
@@ -143,6 +154,8 @@ class Llama(Generation):
         params.load_mtp = self._plan.drafter == "mtp"
         if self._tensor_overrides is not None:
             params.tensor_buft_overrides = ctypes.addressof(self._tensor_overrides)
+        if self._servers is not None:
+            params.devices = self._servers.as_param
         if self._options.exact:
             params.use_extra_bufts = False  # repacked weights have kernels that depend on the batch
         self._model_params = params
@@ -189,6 +202,8 @@ class Llama(Generation):
         engine, self._engine = self._engine, None
         times = times_of(engine) if engine is not None and not sys.is_finalizing() else None
         super().close()
+        if self._servers is not None:
+            self._servers.close()
         if times is not None:
             curves.store(*times)
         # upstream keeps the freed pointers and would hand them to the library

@@ -15,6 +15,7 @@ BUILTINS = {
     "ModelFileError": ValueError,
     "GrammarError": ValueError,
     "DrafterMemoryError": MemoryError,
+    "ServerError": ConnectionError,
     "StateError": RuntimeError,
     "CacheError": OSError,
     "ContextFullError": RuntimeError,

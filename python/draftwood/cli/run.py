@@ -70,6 +70,7 @@ _SAMPLING = ("temp", "top_k", "top_p", "min_p")
 @click.option("--threads", type=click.IntRange(min=1),
               help="CPU threads. Default: half of the cores, all of them for the prompt.")  # fmt: skip
 @click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
+@click.option("--rpc", metavar="HOST:PORT,...", help="RPC servers that take layers (--n-gpu-layers).")
 @click.option("--speculation", type=click.Choice(SPECULATIONS), default="auto", show_default=True,
               help="auto: draft with --drafter, or if the model has an MTP block.")  # fmt: skip
 @click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for this model.")
@@ -116,7 +117,8 @@ def _load(path: str, interrupt: Interrupt, options: dict[str, Any]) -> Session:
     passed = ("n_ctx", "n_gpu_layers", "exact", "verbose", *drafting)
     threads = {name: options["threads"] for name in ("n_threads", "n_threads_batch") if options["threads"]}
     try:
-        session = Session(path, interrupt, **threads, **{name: options[name] for name in passed})
+        given = {name: options[name] for name in passed}
+        session = Session(path, interrupt, **threads, **given, rpc_servers=options["rpc"])
     except DraftwoodError:
         raise
     except (ValueError, RuntimeError) as error:  # llama-cpp-python's own

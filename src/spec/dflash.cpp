@@ -31,16 +31,26 @@ float number(const llama_model * model, const char * key, float otherwise) {
     }
 }
 
-// memory that a model's weights can go to: the host's, or what is free on the cards
-size_t memory_for(bool offload) {
-    size_t sum = 0;
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        ggml_backend_dev_t dev  = ggml_backend_dev_get(i);
-        const bool         cpu  = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU;
-        const bool         card = ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU;
-        size_t             free = 0, total = 0;
+// devices that the target's layers may be on, besides the CPU
+std::vector<ggml_backend_dev_t> devices_of(const llama_model * target) {
+    const int32_t                   n = target->n_gpu_layers() == 0 ? 0 : llama_model_n_devices(target);
+    std::vector<ggml_backend_dev_t> devices(n);
+    for (int32_t i = 0; i < n; ++i) {
+        devices[i] = llama_model_get_device(target, i);
+    }
+    return devices;
+}
+
+// memory that a model's weights can go to: what is free on these devices, or without any all of the host's
+size_t memory_for(const std::vector<ggml_backend_dev_t> & devices) {
+    size_t sum = 0, free = 0, total = 0;
+    for (ggml_backend_dev_t dev : devices) {
         ggml_backend_dev_memory(dev, &free, &total);
-        sum += offload && card ? free : !offload && cpu ? total : 0;
+        sum += free;
+    }
+    if (devices.empty()) {
+        ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &free, &total);
+        sum = total;
     }
     return sum;
 }
@@ -49,13 +59,16 @@ llama_model * load(const std::string & path, const llama_model * target, bool us
     const int64_t      bytes  = require_plain_dflash(path.c_str());
     llama_model_params params = llama_model_default_params();
     params.use_extra_bufts    = use_extra_bufts;
-    params.n_gpu_layers       = target->n_gpu_layers() == 0 ? 0 : params.n_gpu_layers; // on the CPU with its target
-    const bool   offload      = params.n_gpu_layers != 0 && llama_supports_gpu_offload();
-    const size_t memory       = memory_for(offload);
+
+    // where its target is: it reads the target's embeddings and output, which other devices cannot
+    std::vector<ggml_backend_dev_t> devices = devices_of(target);
+    const size_t                    memory  = memory_for(devices);
     if (memory > 0 && (uint64_t) bytes > memory) {
         fail(DW_ERR_MEMORY, "the drafter %s takes %lld MiB; %zu MiB of memory are there for it on %s", path.c_str(),
-             (long long) (bytes >> 20), memory >> 20, offload ? "the cards" : "this machine");
+             (long long) (bytes >> 20), memory >> 20, devices.empty() ? "this machine" : "its target's cards");
     }
+    devices.push_back(nullptr); // the end
+    params.devices      = devices.data();
     llama_model * model = llama_model_load_from_file(path.c_str(), params);
     if (!model) {
         fail(DW_ERR_UNSUPPORTED, "the drafter %s cannot be loaded: is it damaged, or larger than the memory?",

@@ -13,8 +13,9 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 3
+API_VERSION = 4
 MAX_DRAFT = 63
+MAX_TREE = 64
 CURVE_SIZE = 65
 
 OK = 0
@@ -65,6 +66,20 @@ class Params(ctypes.Structure):
         ("length", ctypes.c_int32),
         ("checkpoint_bytes", ctypes.c_int64),
         ("curve", ctypes.POINTER(Curve)),
+        ("tree_budget", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+    ]
+
+
+class Tree(ctypes.Structure):
+    """dw_tree."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("n", ctypes.c_int32),
+        ("tokens", ctypes.c_int32 * MAX_TREE),
+        ("parents", ctypes.c_int32 * MAX_TREE),
+        ("log_probs", ctypes.c_float * MAX_TREE),
     ]
 
 
@@ -83,6 +98,8 @@ class Stats(ctypes.Structure):
         ("n_cold_rounds", ctypes.c_int64),
         ("n_paused_rounds", ctypes.c_int64),
         ("n_ngram_rounds", ctypes.c_int64),
+        ("n_tree_rounds", ctypes.c_int64),
+        ("n_padding", ctypes.c_int64),
         ("n_restored", ctypes.c_int64),
         ("n_checkpoints", ctypes.c_int64),
         ("checkpoint_bytes", ctypes.c_int64),
@@ -128,6 +145,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_eval": (_STATUS, [EngineHandle, _P(Token), ctypes.c_int32, ctypes.c_int32, ctypes.c_bool]),
     "dw_propose": (_STATUS, [EngineHandle, Token, ctypes.c_int32, _I32P]),
     "dw_propose_given": (_STATUS, [EngineHandle, Token, _P(Token), ctypes.c_int32]),
+    "dw_propose_tree": (_STATUS, [EngineHandle, _P(Tree)]),
+    "dw_set_temperature": (_STATUS, [EngineHandle, ctypes.c_float]),
     "dw_verify": (_STATUS, [EngineHandle]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
@@ -140,9 +159,22 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_n_past": (ctypes.c_int32, [EngineHandle]),
     "dw_draft_tokens": (ctypes.c_int32, [EngineHandle]),
     "dw_get_draft": (_STATUS, [EngineHandle, _P(Token), _I32P]),
+    "dw_get_tree": (_STATUS, [EngineHandle, _P(Tree)]),
+    "dw_tree_refusal": (ctypes.c_char_p, [EngineHandle]),
+    "dw_tree_bytes": (ctypes.c_int64, [EngineHandle]),
     "dw_get_stats": (_STATUS, [EngineHandle, _P(Stats)]),
     "dw_get_curve": (_STATUS, [EngineHandle, _P(Curve)]),
     "dw_stats_reset": (_STATUS, [EngineHandle]),
+    "dw_tree_from_positions": (
+        _STATUS,
+        [
+            *(Token, _P(Token), _P(ctypes.c_float), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
+            *(ctypes.c_float, _P(Tree)),
+        ],
+    ),
+    "dw_tree_merge": (_STATUS, [_P(Tree), _P(Tree)]),
+    "dw_tree_select": (_STATUS, [_P(Tree), ctypes.c_int32, ctypes.c_int32, _P(Tree)]),
+    "dw_tree_bucket": (ctypes.c_int32, [ctypes.c_int32]),
 }
 
 for _name, (_restype, _argtypes) in SIGNATURES.items():

@@ -14,41 +14,11 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood import _capi
-from draftwood.errors import (
-    ContextFullError,
-    DecodeError,
-    DrafterMemoryError,
-    DraftwoodError,
-    ModelFileError,
-    NativeError,
-    OptionError,
-    UnsupportedError,
-)
 from draftwood.stats import SpeculationStats
+from draftwood.status import check
+from draftwood.tree import Tree, native_tree
 
 _lib = _capi.lib
-
-_ERRORS: dict[int, type[DraftwoodError]] = {
-    _capi.ERR_ARGUMENT: OptionError,
-    _capi.ERR_UNSUPPORTED: UnsupportedError,
-    _capi.ERR_CONTEXT: ContextFullError,
-    _capi.ERR_DECODE: DecodeError,
-    _capi.ERR_FILE: ModelFileError,
-    _capi.ERR_MEMORY: DrafterMemoryError,
-}
-
-_HINTS: dict[int, str] = {
-    _capi.ERR_CONTEXT: "pass a larger n_ctx to Llama(), or stop at max_tokens",
-    _capi.ERR_FILE: "check the path, or download the file again",
-    _capi.ERR_MEMORY: 'a smaller n_ctx, a quantised drafter, or speculation="off"',
-}
-
-
-def _check(status: int) -> None:
-    if status != _capi.OK:
-        text = (_lib.dw_last_error() or b"").decode("utf-8", "replace")
-        raise _ERRORS.get(status, NativeError)(text, hint=_HINTS.get(status))
-
 
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
@@ -86,7 +56,7 @@ def probe_model(path: str) -> ModelInfo:
     Test: tests/model/test_bad_input.py.
     """
     info = _capi.ModelInfo()
-    _check(_lib.dw_probe_model(os.fsencode(path), ctypes.byref(info)))
+    check(_lib.dw_probe_model(os.fsencode(path), ctypes.byref(info)))
     return ModelInfo(
         architecture=info.architecture.decode("utf-8", "replace"),
         n_layer_nextn=info.n_layer_nextn,
@@ -121,6 +91,7 @@ class Engine:
         length: int = _capi.LENGTH_FIXED,
         checkpoint_bytes: int = 0,
         curve: Curve | None = None,
+        tree_budget: int = 0,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -130,6 +101,7 @@ class Engine:
         params.exact_rows = exact_rows
         params.length = length
         params.checkpoint_bytes = checkpoint_bytes
+        params.tree_budget = tree_budget
         raw = None if curve is None else curve.to_native()  # kept until the call is over
         params.curve = None if raw is None else ctypes.pointer(raw)
         params.drafter_path = None if drafter_path is None else os.fsencode(drafter_path)
@@ -137,7 +109,7 @@ class Engine:
         self._a = ctypes.c_int32()
         self._b = ctypes.c_int32()
         self._token = _capi.Token()
-        _check(
+        check(
             _lib.dw_engine_new(
                 ctx, ctypes.byref(context_params), ctypes.byref(params), ctypes.byref(self._handle)
             )
@@ -164,40 +136,67 @@ class Engine:
         Errors: ContextFullError; UnsupportedError if the memory cannot be cut to n_past; DecodeError.
         """
         array = (_capi.Token * len(tokens))(*tokens)
-        _check(_lib.dw_eval(self._handle, array, len(tokens), n_past, all_logits))
+        check(_lib.dw_eval(self._handle, array, len(tokens), n_past, all_logits))
 
     def propose(self, last: int, max_draft: int = _capi.MAX_DRAFT) -> int:
         """Draft after `last`, the token at n_past. Returns how many tokens were drafted, 0 included."""
-        _check(_lib.dw_propose(self._handle, last, max_draft, ctypes.byref(self._a)))
+        check(_lib.dw_propose(self._handle, last, max_draft, ctypes.byref(self._a)))
         return self._a.value
 
     def propose_given(self, last: int, draft: Sequence[int]) -> None:
         """Propose the caller's own draft after `last`."""
         array = (_capi.Token * len(draft))(*draft)
-        _check(_lib.dw_propose_given(self._handle, last, array, len(draft)))
+        check(_lib.dw_propose_given(self._handle, last, array, len(draft)))
+
+    def propose_tree(self, tree: Tree) -> None:
+        """Propose the caller's own tree, whose node 0 is the newest token.
+
+        Errors: OptionError for a tree out of order or too large; ContextFullError; UnsupportedError.
+        """
+        check(_lib.dw_propose_tree(self._handle, ctypes.byref(tree.to_native())))
+
+    def set_temperature(self, temperature: float) -> None:
+        """Tell what the next requests sample at, 0.0 for greedy: which drafts are probable depends on it."""
+        check(_lib.dw_set_temperature(self._handle, temperature))
 
     def verify(self) -> None:
         """Evaluate `last` and the draft in one llama_decode."""
-        _check(_lib.dw_verify(self._handle))
+        check(_lib.dw_verify(self._handle))
 
     def row(self) -> tuple[int, int] | None:
         """Return (row, n_past) of the row that `next` will sample, or None when the round has ended."""
         status = _lib.dw_row(self._handle, ctypes.byref(self._a), ctypes.byref(self._b))
         if status == _capi.ROUND_END:
             return None
-        _check(status)
+        check(status)
         return self._a.value, self._b.value
 
     def next(self, sampler: Any) -> int:
         """Sample that row with a llama_sampler, which accepts the token. Returns the token."""
-        _check(_lib.dw_next(self._handle, sampler, ctypes.byref(self._token)))
+        check(_lib.dw_next(self._handle, sampler, ctypes.byref(self._token)))
         return self._token.value
 
     def draft(self) -> list[int]:
         """Return the tokens of the current draft."""
         array = (_capi.Token * _capi.MAX_DRAFT)()
-        _check(_lib.dw_get_draft(self._handle, array, ctypes.byref(self._a)))
+        check(_lib.dw_get_draft(self._handle, array, ctypes.byref(self._a)))
         return list(array[: self._a.value])
+
+    def tree(self) -> Tree:
+        """Return the newest proposal, the newest token its node 0."""
+        raw = native_tree()
+        check(_lib.dw_get_tree(self._handle, ctypes.byref(raw)))
+        return Tree.from_native(raw)
+
+    @property
+    def tree_refusal(self) -> str:
+        """Why draft trees cannot be verified in this context; empty where they can."""
+        return (_lib.dw_tree_refusal(self._handle) or b"").decode()
+
+    @property
+    def tree_bytes(self) -> int:
+        """Memory that verifies need beside the context's own."""
+        return int(_lib.dw_tree_bytes(self._handle))
 
     def rewind(self) -> bool:
         """Make the row sampled last available again. Returns False if its logits are gone."""
@@ -205,11 +204,11 @@ class Engine:
 
     def commit(self) -> None:
         """Keep what was sampled, roll the rest back. No effect without an open round."""
-        _check(_lib.dw_commit(self._handle))
+        check(_lib.dw_commit(self._handle))
 
     def checkpoint(self) -> None:
         """Make the present position one that `trim` can come back to, if the model has recurrent layers."""
-        _check(_lib.dw_checkpoint(self._handle))
+        check(_lib.dw_checkpoint(self._handle))
 
     def reach(self, n_keep: int) -> int:
         """Return the largest position up to n_keep that `trim` can cut to; 0 leaves only a reset."""
@@ -220,27 +219,27 @@ class Engine:
         status = _lib.dw_trim(self._handle, n_keep)
         if status == _capi.ERR_UNSUPPORTED:
             return False
-        _check(status)
+        check(status)
         return True
 
     def reset(self) -> None:
         """Forget everything that was evaluated."""
-        _check(_lib.dw_reset(self._handle))
+        check(_lib.dw_reset(self._handle))
 
     def stats(self) -> SpeculationStats:
         """Return the counters since the engine was made or `stats_reset`."""
         raw = _capi.Stats()
         raw.struct_size = ctypes.sizeof(raw)
-        _check(_lib.dw_get_stats(self._handle, ctypes.byref(raw)))
+        check(_lib.dw_get_stats(self._handle, ctypes.byref(raw)))
         return SpeculationStats.from_native(raw)
 
     def curve(self) -> Curve:
         """Return what drafts and verifies take, as measured so far."""
         raw = _capi.Curve()
         raw.struct_size = ctypes.sizeof(raw)
-        _check(_lib.dw_get_curve(self._handle, ctypes.byref(raw)))
+        check(_lib.dw_get_curve(self._handle, ctypes.byref(raw)))
         return Curve(tuple(raw.draft_us), tuple(raw.verify_us))
 
     def stats_reset(self) -> None:
         """Set all counters to zero."""
-        _check(_lib.dw_stats_reset(self._handle))
+        check(_lib.dw_stats_reset(self._handle))

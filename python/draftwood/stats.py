@@ -27,6 +27,10 @@ class SpeculationStats:
     """Rounds without a draft because speculation="auto" expected plain decode to be faster."""
     ngram_rounds: int
     """Rounds that speculation="auto" gave to n-grams instead of the drafter."""
+    tree_rounds: int
+    """Rounds whose draft branched."""
+    padding: int
+    """Rows beyond the nodes of such drafts, up to a size whose graph is kept."""
     restored: int
     """Times that a checkpoint took recurrent layers back to a prefix."""
     checkpoints: int
@@ -66,6 +70,8 @@ class SpeculationStats:
             cold_rounds=raw.n_cold_rounds,
             paused_rounds=raw.n_paused_rounds,
             ngram_rounds=raw.n_ngram_rounds,
+            tree_rounds=raw.n_tree_rounds,
+            padding=raw.n_padding,
             restored=raw.n_restored,
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,

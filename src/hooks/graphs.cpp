@@ -1,4 +1,4 @@
-// One graph and one scheduler per number of rows: see graphs.h.
+// One graph and one scheduler per number of rows and variant: see graphs.h.
 
 #include "graphs.h"
 
@@ -25,12 +25,12 @@ ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context &
 
 } // namespace
 
-void dw_graph_store::select(int64_t n_rows, bool verify, llm_graph_result_ptr & result, llm_graph_result *& reusable,
-                            ggml_backend_sched_ptr & sched) {
+void dw_graph_store::select(int64_t n_rows, int32_t variant, llm_graph_result_ptr & result,
+                            llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) {
     result_   = &result;
     reusable_ = &reusable;
     sched_    = &sched;
-    swap_to(verify ? -n_rows : n_rows <= max_rows ? n_rows : 0);
+    swap_to(variant != 0 || n_rows <= max_rows ? shape{ variant, n_rows } : shape{});
 }
 
 // What llama.cpp did to the context since the last decode. A new scheduler (after a change of adapters, samplers or
@@ -43,7 +43,7 @@ void dw_graph_store::notice_changes() {
     }
     if (seen_ && seen_ != sched_->get()) {
         slots_.clear();
-        size_ = 0;
+        current_ = {};
     }
     if (!*reusable_) {
         for (auto & [_, slot] : slots_) {
@@ -53,16 +53,16 @@ void dw_graph_store::notice_changes() {
     seen_ = sched_->get();
 }
 
-void dw_graph_store::swap_to(int64_t size) {
+void dw_graph_store::swap_to(shape wanted) {
     notice_changes();
-    if (size == size_) {
+    if (wanted == current_) {
         return;
     }
-    slot & next = slots_[size];
+    slot & next = slots_[wanted];
     if (!next.sched) {
         next.sched.reset(make_like(sched_->get(), *ctx_));
     }
-    slot & last    = slots_[size_];
+    slot & last    = slots_[current_];
     last.built     = *reusable_ && *reusable_ == result_->get();
     last.result    = std::move(*result_);
     last.sched     = std::move(*sched_);
@@ -71,7 +71,7 @@ void dw_graph_store::swap_to(int64_t size) {
     *result_   = std::move(next.result);
     *sched_    = std::move(next.sched);
     *reusable_ = next.built ? result_->get() : nullptr;
-    size_      = size;
+    current_   = wanted;
     seen_      = sched_->get();
     drop_oldest();
 }
@@ -82,7 +82,7 @@ void dw_graph_store::drop_oldest() {
     }
     auto oldest = slots_.end();
     for (auto it = slots_.begin(); it != slots_.end(); ++it) {
-        const bool in_use = it->first == 0 || it->first == size_;
+        const bool in_use = it->first == shape{} || it->first == current_;
         if (!in_use && (oldest == slots_.end() || it->second.last_used < oldest->second.last_used)) {
             oldest = it;
         }
@@ -92,6 +92,6 @@ void dw_graph_store::drop_oldest() {
 
 void dw_graph_store::restore() {
     if (sched_) {
-        swap_to(0);
+        swap_to({});
     }
 }

@@ -1,4 +1,4 @@
-// One graph and one scheduler per number of rows. llama.cpp keeps a context's newest graph only, so a verify of
+// One graph and one scheduler per number of rows and variant. llama.cpp keeps a context's newest graph only, so a verify of
 // another size than the last rebuilds and allocates it: half a plain step on a small model, and a new capture with
 // CUDA graphs. Here the graphs of the last few sizes stay, each with the scheduler that allocated it.
 
@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <utility>
 
 struct llama_context;
 
@@ -22,9 +23,9 @@ class dw_graph_store {
     dw_graph_store(const dw_graph_store &)             = delete;
     dw_graph_store & operator=(const dw_graph_store &) = delete;
 
-    // a decode of n_rows rows comes, as a verify or not; the three are llama_context's members, the result that of
-    // batches with outputs
-    void select(int64_t n_rows, bool verify, llm_graph_result_ptr & result, llm_graph_result *& reusable,
+    // a decode of n_rows rows comes, with a graph of this variant (dw_verify_graph; 0: llama.cpp's own); the three are
+    // llama_context's members, the result that of batches with outputs
+    void select(int64_t n_rows, int32_t variant, llm_graph_result_ptr & result, llm_graph_result *& reusable,
                 ggml_backend_sched_ptr & sched);
 
     // hand the context its own ones back
@@ -39,6 +40,7 @@ class dw_graph_store {
     static constexpr size_t max_kept = 12;
 
   private:
+    using shape = std::pair<int32_t, int64_t>; // variant, rows; 0, 0: the context's own
     struct slot {
         llm_graph_result_ptr   result;
         ggml_backend_sched_ptr sched;
@@ -47,12 +49,12 @@ class dw_graph_store {
     };
 
     void notice_changes();
-    void swap_to(int64_t size);
+    void swap_to(shape wanted);
     void drop_oldest();
 
     llama_context *          ctx_;
-    std::map<int64_t, slot>  slots_;          // by rows; 0: the context's own
-    int64_t                  size_       = 0; // whose slot the context holds
+    std::map<shape, slot>    slots_;
+    shape                    current_{};      // whose slot the context holds
     int64_t                  clock_      = 0;
     llm_graph_result_ptr *   result_     = nullptr;
     llm_graph_result **      reusable_   = nullptr;

@@ -19,6 +19,19 @@ set_use_ref_t find_set_use_ref(ggml_backend_t backend_cpu) {
     return reg ? (set_use_ref_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref") : nullptr;
 }
 
+// the inputs of the attention layers; nullptr: none with a KV cache
+const llm_graph_input_attn_kv * find_attention(const llm_graph_result & graph) {
+    for (const auto & input : graph.inputs) {
+        if (const auto * hybrid = dynamic_cast<const llm_graph_input_mem_hybrid *>(input.get())) {
+            return hybrid->get_attn();
+        }
+        if (const auto * plain = dynamic_cast<const llm_graph_input_attn_kv *>(input.get())) {
+            return plain;
+        }
+    }
+    return nullptr;
+}
+
 } // namespace
 
 dw_state *& dw_state_of(llama_context * ctx) noexcept {
@@ -58,7 +71,7 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
     }
     try {
         if (has_outputs) {
-            dw->graphs->select(n_rows, dw->verify != nullptr, result, reusable, sched);
+            dw->graphs->select(n_rows, dw->verify ? dw->verify->variant() : 0, result, reusable, sched);
         } else {
             dw->graphs->restore(); // a part of a prompt: the context's own graph
         }
@@ -68,7 +81,12 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
     }
 }
 
-void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows) noexcept {
+void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept {
+    if (dw && dw->mask) {
+        if (const llm_graph_input_attn_kv * attn = find_attention(graph)) {
+            dw->mask->placed({ n_rows, (const int64_t *) attn->self_k_idxs->data, attn->self_kq_mask });
+        }
+    }
     if (!dw || !backend_cpu) {
         return;
     }
@@ -108,4 +126,13 @@ ggml_tensor * dw_hook_delta_net(const dw_state * dw, ggml_context * ctx, ggml_cg
                                 ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta,
                                 int il) noexcept {
     return dw && dw->verify ? dw->verify->delta_net(ctx, graph, cell, q, k, v, g, beta, il) : nullptr;
+}
+
+ggml_tensor * dw_hook_attn_scores(const dw_state * dw, ggml_context * ctx, ggml_tensor * scores) noexcept {
+    return dw && dw->verify ? dw->verify->attn_scores(ctx, scores) : scores;
+}
+
+ggml_tensor * dw_hook_attn_values(const dw_state * dw, ggml_context * ctx, ggml_tensor * values,
+                                  ggml_tensor * weights) noexcept {
+    return dw && dw->verify ? dw->verify->attn_values(ctx, values, weights) : ggml_mul_mat(ctx, values, weights);
 }

@@ -15,19 +15,42 @@
 struct llama_context;
 class dw_graph_store;
 
-// Builds the recurrent layers of a verify's graph in place of llama.cpp, so that the state is read and not written:
-// which draft tokens stay is only known afterwards (src/spec/tree_state.h). One sequence, f32.
-class dw_verify_graph {
-  public:
-    virtual ~dw_verify_graph() = default;
+// Where the rows of a decode were put, told after the graph's inputs are set and before it is computed.
+struct dw_placed_rows {
+    int64_t         n;       // rows
+    const int64_t * cells;   // by row, counted through all streams of the KV cache
+    ggml_tensor *   kq_mask; // f32 or f16 [n_kv, n / n_streams, 1, n_streams] in host memory, 0 or -inf
+};
 
-    // conv inputs x [C, N] of layer il -> what ggml_ssm_conv takes; cell i32[1] is the row of the sequence's state
-    virtual ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * x,
+// Decides which of the rows see each other, where the order of their positions does not say it.
+class dw_row_mask {
+  public:
+    virtual ~dw_row_mask() = default;
+
+    virtual void placed(const dw_placed_rows & rows) noexcept = 0;
+};
+
+// Builds parts of a verify's graph in place of llama.cpp: recurrent layers, so that the state is read and not written,
+// since which draft tokens stay is only known afterwards; attention without flash attention, so that drafts in a tree
+// round as in plain decoding (src/spec/tree_state.h). S head size, H heads, N rows a sequence.
+class dw_verify_graph : public dw_row_mask {
+  public:
+    // which of the graphs that this builds for a number of rows comes next
+    virtual int32_t variant() const noexcept = 0;
+
+    // conv inputs x [C, rows] of layer il -> what ggml_ssm_conv takes; cells i32[n_seqs] are the sequences' states
+    virtual ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x,
                                      int il) = 0;
 
-    // the layer's output [S, H, N, 1]; arguments as in ggml_gated_delta_net
-    virtual ggml_tensor * delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell, ggml_tensor * q,
+    // the layer's output [S, H, N, n_seqs]; arguments as in ggml_gated_delta_net
+    virtual ggml_tensor * delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * q,
                                     ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int il) = 0;
+
+    // scores [n_kv, rows, H, n_streams] of keys and queries, before mask and softmax -> the same, arranged
+    virtual ggml_tensor * attn_scores(ggml_context * ctx, ggml_tensor * scores) = 0;
+
+    // values [n_kv, S, Hkv, n_streams] weighed by weights of the scores' shape -> as ggml_mul_mat gives it
+    virtual ggml_tensor * attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) = 0;
 };
 
 // What an attached engine wants to hear of its llama_context. Owned by the engine.
@@ -51,6 +74,9 @@ struct dw_state {
 
     // set while a verify is decoded that leaves the recurrent state alone; nullptr: llama.cpp's own graph
     dw_verify_graph * verify = nullptr;
+
+    // set while rows are decoded that do not all see those before them; nullptr: llama.cpp's own mask
+    dw_row_mask * mask = nullptr;
 };
 
 // Where the patch keeps the pointer of `ctx`. Whoever sets it clears it before the state or the context goes.
@@ -71,9 +97,9 @@ void dw_hook_decode(dw_state * dw) noexcept;
 void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_result_ptr & result,
                    llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) noexcept;
 
-// llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows.
+// llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows, and mask them.
 // backend_cpu may be nullptr.
-void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows) noexcept;
+void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
 
 // llama_context::state_write_data and state_seq_write_data, before the memory is written.
 void dw_hook_state_write(dw_state * dw) noexcept;
@@ -92,3 +118,9 @@ ggml_tensor * dw_hook_conv_state(const dw_state * dw, ggml_context * ctx, ggml_c
 ggml_tensor * dw_hook_delta_net(const dw_state * dw, ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell,
                                 ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta,
                                 int il) noexcept;
+
+// llm_graph_context::build_attn_mha without flash attention, in front of the softmax and in place of the product with
+// the values: see dw_verify_graph.
+ggml_tensor * dw_hook_attn_scores(const dw_state * dw, ggml_context * ctx, ggml_tensor * scores) noexcept;
+ggml_tensor * dw_hook_attn_values(const dw_state * dw, ggml_context * ctx, ggml_tensor * values,
+                                  ggml_tensor * weights) noexcept;

@@ -7,8 +7,9 @@
 //     dw_next      one emitted token per call, from the request's own sampler chain
 //     dw_commit    keep what was emitted, roll the rest back
 //
-// dw_next samples the target at each verified position and stops where the sample differs from the
-// draft, so text does not depend on what was drafted: greedy, and seeded sampled.
+// A draft is a chain of tokens or a tree of them (dw_tree). dw_next samples the target at each verified position, goes on
+// to the drafted token that equals the sample, and stops where none does, so text does not depend on what was drafted:
+// greedy, and seeded sampled.
 //
 // Conventions: every call returns a dw_status; text of the last failure: dw_last_error(). No exception
 // and no abort crosses this header. Calls on one engine must not overlap. Token positions count from 0
@@ -29,10 +30,13 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 3
+#define DW_API_VERSION 4
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
+
+// nodes of a tree, root included
+#define DW_MAX_TREE 64
 
 // sizes 0 to DW_MAX_DRAFT + 1
 #define DW_CURVE_SIZE 65
@@ -86,14 +90,26 @@ typedef struct dw_params {
     int32_t          length;           // dw_length
     int64_t          checkpoint_bytes; // memory for dw_checkpoint, 0: none are kept
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
+    int32_t          tree_budget; // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
+    int32_t          reserved;
 } dw_params;
+
+// Draft tokens and what they follow. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1; where a tree is
+// to be verified its nodes are ordered by depth.
+typedef struct dw_tree {
+    uint32_t struct_size;
+    int32_t  n;                        // nodes, 1..DW_MAX_TREE
+    int32_t  tokens[DW_MAX_TREE];
+    int32_t  parents[DW_MAX_TREE];
+    float    log_probs[DW_MAX_TREE];   // of the path to the node, as the drafter sees it; 0 where it gave none
+} dw_tree;
 
 // Counters since the engine was made or dw_stats_reset. Times in microseconds.
 typedef struct dw_stats {
     uint32_t struct_size;
     int32_t  reserved;
     int64_t  n_rounds;         // verifies, those without a draft included
-    int64_t  n_drafted;        // draft tokens verified
+    int64_t  n_drafted;        // draft tokens verified, all branches counted
     int64_t  n_accepted;       // draft tokens that the sampler confirmed and the consumer took
     int64_t  n_emitted;        // tokens out of dw_next
     int64_t  n_prompt;         // tokens through dw_eval
@@ -101,6 +117,8 @@ typedef struct dw_stats {
     int64_t  n_cold_rounds;    // rounds without a draft because the drafter lacked a hidden state
     int64_t  n_paused_rounds;  // rounds without a draft because plain decode was expected to be faster
     int64_t  n_ngram_rounds;   // with DW_LENGTH_AUTO: drafts by n-grams instead of the drafter asked for
+    int64_t  n_tree_rounds;    // rounds whose draft was no chain
+    int64_t  n_padding;        // rows beyond the nodes of such trees, up to a size whose graph is kept
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take
@@ -109,8 +127,8 @@ typedef struct dw_stats {
     int64_t  t_eval_us;
     int64_t  t_sample_us;
     int64_t  t_commit_us;
-    int64_t  drafted_at[DW_MAX_DRAFT];  // [depth-1] drafts that reached this depth
-    int64_t  accepted_at[DW_MAX_DRAFT]; // [depth-1] of those, how many were accepted
+    int64_t  drafted_at[DW_MAX_DRAFT];  // [depth-1] rounds whose draft reached this depth
+    int64_t  accepted_at[DW_MAX_DRAFT]; // [depth-1] of those, how many accepted a token there
 } dw_stats;
 
 // What a GGUF's header says, read without loading it.
@@ -155,7 +173,16 @@ DW_API dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_dr
 // The same with a draft of the caller's: i32[n_draft], n_draft <= draft_tokens.
 DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft);
 
-// Decode the proposed tokens: rows 0..n_draft, row i seeing the draft up to its i-th token.
+// The same with a tree of the caller's, whose node 0 is the newest token: tree->n <= tree_budget.
+// Errors: DW_ERR_ARGUMENT (a tree out of order, too large, with a cycle), DW_ERR_UNSUPPORTED (dw_tree_refusal),
+// DW_ERR_CONTEXT (every node takes a cell).
+DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
+
+// The temperature that the next requests sample at, 0 for greedy: what is probable depends on it.
+DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
+
+// Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
+// wherever drafts can be trees, else it is unknown (DW_ERR_DECODE).
 DW_API dw_status dw_verify(dw_engine * engine);
 
 // The row that dw_next will sample: its index for llama_get_logits_ith and the n_past that it stands for.
@@ -194,10 +221,24 @@ DW_API dw_status dw_reset(dw_engine * engine);
 DW_API int32_t   dw_n_past(const dw_engine * engine);
 DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
 DW_API dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
+DW_API dw_status dw_get_tree(const dw_engine * engine, dw_tree * tree); // the newest proposal
+// Why no draft trees can be verified in this context; "": they can. NULL without an engine.
+DW_API const char * dw_tree_refusal(const dw_engine * engine);
+// Memory that verifies need beside the context's own, bytes: factors and conv inputs by node, no copies of the state.
+DW_API int64_t   dw_tree_bytes(const dw_engine * engine);
 DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
 // What rounds took so far, the newest included: call it between requests, whose choices it changes.
 DW_API dw_status dw_get_curve(dw_engine * engine, dw_curve * curve);
 DW_API dw_status dw_stats_reset(dw_engine * engine);
+
+// How trees are made, open for tests and tools: src/tree/build.h. `positions` are tokens and log-probabilities
+// [n_positions][n_each], best first.
+DW_API dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs,
+                                        int32_t n_positions, int32_t n_each, int32_t budget, float beside,
+                                        dw_tree * tree);
+DW_API dw_status dw_tree_merge(dw_tree * tree, const dw_tree * other);
+DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw_tree * selected);
+DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
 
 #ifdef __cplusplus
 }

@@ -299,3 +299,11 @@ bool dw_op_mul_mat_id_rows(const ggml_compute_params * params, ggml_tensor * dst
     }
     return true;
 }
+
+void dw_dot_row(ggml_type type, int64_t n, const void * row, const float * x, float * out) {
+    if (type == GGML_TYPE_F16) {
+        dots<GGML_TYPE_F16, 1, 1>(n, (const char *) row, 0, &x, &out);
+    } else {
+        dots<GGML_TYPE_BF16, 1, 1>(n, (const char *) row, 0, &x, &out);
+    }
+}

@@ -30,6 +30,9 @@ bool dw_op_mul_mat_rows(const struct ggml_compute_params * params, struct ggml_t
 //   src0 [ne00, ne01, n_expert], src1 [ne00, ne11, n_tokens], ids (src[2]) i32 [n_used, n_tokens]
 bool dw_op_mul_mat_id_rows(const struct ggml_compute_params * params, struct ggml_tensor * dst);
 
+// out f32[1] = row . x in the order of the two above; row F16 or BF16 [n], x f32[n]
+void dw_dot_row(enum ggml_type type, int64_t n, const void * row, const float * x, float * out);
+
 #ifdef __cplusplus
 }
 #endif

@@ -3,6 +3,8 @@
 #include "tree-ops.h"
 
 #include "delta-net-step.h"
+#include "tree-attention.h"
+#include "tree-rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -31,49 +33,34 @@ struct factors {
     float * end;
 };
 
-// nodes in depth-first order, with depths: the states that a walk must keep are then those of one path
-struct preorder {
-    std::vector<int32_t> node;
-    std::vector<int32_t> depth; // by node
-
-    preorder(const int32_t * parents, int64_t n) :
-        depth(n) {
-        std::vector<int32_t> open(1, 0);
-        while (!open.empty()) {
-            const int32_t i = open.back();
-            open.pop_back();
-            node.push_back(i);
-            depth[i] = i == 0 ? 0 : depth[parents[i]] + 1;
-            for (int64_t child = n - 1; child > i; --child) {
-                if (parents[child] == i) {
-                    open.push_back((int32_t) child);
-                }
-            }
-        }
-    }
-};
-
-// value rows [first, last) of head h through the whole tree
-void walk(const ggml_tensor * dst, const preorder & order, const factors & kept, int64_t h, int64_t first,
+// value rows [first, last) of head h through all trees
+void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & kept, int64_t h, int64_t first,
           int64_t last) {
-    const ggml_tensor * v       = dst->src[3];
-    const int64_t       size    = v->ne[0];
-    const int64_t       n_heads = v->ne[1];
-    const float         scale   = 1.0f / sqrtf((float) size);
-    const float *       state =
-        (const float *) ((const char *) dst->src[6]->data + *i32(dst->src[7]) * dst->src[6]->nb[1]) + h * size * size;
-    const int64_t max_depth = *std::max_element(order.depth.begin(), order.depth.end());
+    const ggml_tensor * v         = dst->src[3];
+    const ggml_tensor * states    = dst->src[6];
+    const int32_t *     cells     = i32(dst->src[7]);
+    const int64_t       size      = v->ne[0];
+    const int64_t       n_heads   = v->ne[1];
+    const int64_t       n_nodes   = v->ne[2];
+    const int64_t       n_rows    = n_nodes * v->ne[3];
+    const float         scale     = 1.0f / sqrtf((float) size);
+    const int64_t       max_depth = *std::max_element(tree.depths, tree.depths + n_rows);
 
     static thread_local std::vector<float> rows; // by depth; kept for its memory
     rows.resize(std::max(rows.size(), (size_t) ((max_depth + 1) * dw::delta_block * size)));
     for (int64_t j = first; j < last; j += dw::delta_block) {
-        const int64_t n_rows = std::min(dw::delta_block, last - j);
-        for (const int32_t i : order.node) {
-            float *       to   = rows.data() + order.depth[i] * dw::delta_block * size;
-            const float * from = i == 0 ? state + j * size : to - dw::delta_block * size;
-            dw::delta_step(n_rows, size, from, to, expf(*vector_at(dst->src[4], h, i)), vector_at(dst->src[2], h, i),
-                           vector_at(dst->src[1], h, i), vector_at(v, h, i) + j, *vector_at(dst->src[5], h, i), scale,
-                           kept.u + (i * n_heads + h) * size + j, kept.end + (i * n_heads + h) * size + j);
+        const int64_t n = std::min(dw::delta_block, last - j);
+        for (int64_t o = 0; o < n_rows; ++o) {
+            const int64_t i     = tree.preorder[o];
+            const int64_t t     = i % n_nodes; // of sequence s
+            const int64_t s     = i / n_nodes;
+            float *       to    = rows.data() + tree.depths[i] * dw::delta_block * size;
+            const float * state = (const float *) ((const char *) states->data + cells[s] * states->nb[1]);
+            const float * from  = t == 0 ? state + (h * size + j) * size : to - dw::delta_block * size;
+            dw::delta_step(n, size, from, to, expf(*vector_at(dst->src[4], h, t, s)), vector_at(dst->src[2], h, t, s),
+                           vector_at(dst->src[1], h, t, s), vector_at(v, h, t, s) + j,
+                           *vector_at(dst->src[5], h, t, s), scale, kept.u + (i * n_heads + h) * size + j,
+                           kept.end + (i * n_heads + h) * size + j);
         }
     }
 }
@@ -83,11 +70,13 @@ void walk(const ggml_tensor * dst, const preorder & order, const factors & kept,
 void dw_tree_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * x          = dst->src[0];
     const ggml_tensor * states     = dst->src[1];
-    const int32_t *     parents    = i32(dst->src[3]);
+    const int32_t *     cells      = i32(dst->src[2]);
+    const dw::tree_rows tree(dst->src[3]);
     const int64_t       width      = dst->ne[0];
     const int64_t       n_channels = dst->ne[1];
-    const float *       state      = (const float *) ((const char *) states->data + *i32(dst->src[2]) * states->nb[1]);
+    const int64_t       n_nodes    = dst->ne[2] / dst->src[2]->ne[0];
     for (int64_t i = ith; i < dst->ne[2]; i += nth) {
+        const float * state = (const float *) ((const char *) states->data + cells[i / n_nodes] * states->nb[1]);
         float * window = (float *) ((char *) dst->data + i * dst->nb[2]);
         int32_t node   = (int32_t) i;
         int64_t old    = width - 2; // newest column of the state that is not used yet
@@ -97,7 +86,7 @@ void dw_tree_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
                 for (int64_t c = 0; c < n_channels; ++c) {
                     window[c * width + w] = in[c];
                 }
-                node = node == 0 ? -1 : parents[node];
+                node = tree.parents[node];
             } else {
                 for (int64_t c = 0; c < n_channels; ++c) {
                     window[c * width + w] = state[c * (width - 1) + old];
@@ -114,23 +103,24 @@ void dw_tree_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
     const int64_t       size        = v->ne[0];
     const int64_t       n_heads     = v->ne[1];
     const int64_t       n_nodes     = v->ne[2];
+    const int64_t       n_rows      = n_nodes * v->ne[3];
     const int64_t       n_key_heads = k->ne[1];
-    const int64_t max_nodes = (dst->ne[0] - n_nodes * n_heads * size) / (n_key_heads * size + n_heads * size + n_heads);
-    const factors kept((float *) dst->data, size, n_heads, n_key_heads, max_nodes);
-    const preorder order(i32(dst->src[8]), n_nodes);
+    const dw::tree_rows tree(dst->src[8]);
+    const factors       kept((float *) dst->data, size, n_heads, n_key_heads, tree.max_rows);
 
     if (ith == 0) {
-        for (int64_t i = 0; i < n_nodes; ++i) {
+        for (int64_t i = 0; i < n_rows; ++i) {
             for (int64_t h = 0; h < n_key_heads; ++h) {
-                std::memcpy(kept.k + (i * n_key_heads + h) * size, vector_at(k, h, i), size * sizeof(float));
+                std::memcpy(kept.k + (i * n_key_heads + h) * size, vector_at(k, h, i % n_nodes, i / n_nodes),
+                            size * sizeof(float));
             }
             for (int64_t h = 0; h < n_heads; ++h) {
-                kept.g[i * n_heads + h] = *vector_at(dst->src[4], h, i);
+                kept.g[i * n_heads + h] = *vector_at(dst->src[4], h, i % n_nodes, i / n_nodes);
             }
         }
     }
     dw::for_rows(n_heads, size, ith, nth,
-                 [&](int64_t h, int64_t first, int64_t last) { walk(dst, order, kept, h, first, last); });
+                 [&](int64_t h, int64_t first, int64_t last) { walk(dst, tree, kept, h, first, last); });
 }
 
 void dw_tree_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
@@ -182,6 +172,10 @@ void * dw_tree_op_find(const char * name) {
         { "dw_tree_delta_net", dw_tree_delta_net },
         { "dw_tree_commit_state", dw_tree_commit_state },
         { "dw_tree_commit_conv", dw_tree_commit_conv },
+        { "dw_tree_scores", dw_tree_scores },
+        { "dw_tree_values", dw_tree_values },
+        { "dw_tree_commit_rows", dw_tree_commit_rows },
+        { "dw_tree_commit_columns", dw_tree_commit_columns },
     };
     for (const auto & entry : ops) {
         if (std::strcmp(entry.name, name) == 0) {

@@ -2,9 +2,16 @@
 // and the commit of one path of it afterwards. Compiled inside the ggml-cpu target; they enter a graph as
 // GGML_OP_CUSTOM and are looked up through the backend registry (dw_tree_op_find), since that target may be a module.
 //
-// A tree has N nodes in BFS order: parents i32[N], parents[i] < i, parents[0] = -1. Node 0 follows the state that the
-// cell holds. A chain is the tree parents[i] = i - 1. Sizes: S = head size, H = value heads, Hk = key heads,
-// C = conv channels, W = conv kernel, M = most nodes a scratch has room for. All f32 unless said otherwise.
+// A batch has R rows: n_seqs trees of N nodes each, one after another, every tree in BFS order and its root following the
+// state that its sequence's cell holds. A chain is a tree. What the ops know of it is `tree` i32[M, 4]:
+//
+//     parents    by row, a row of the batch or -1 at a root
+//     depths     by row, 0 at a root
+//     preorder   the rows, parents first and each followed by its descendants
+//     cells      by row, where its keys and values lie in the KV cache of its stream (tree-attention.h)
+//
+// Sizes: S = head size, H = value heads, Hk = key heads, C = conv channels, W = conv kernel, M = most rows a scratch
+// has room for. All f32 unless said otherwise.
 //
 // The first is a node of its own (ggml_custom_4d); the others write to dst in place (ggml_custom_inplace: src[0] is
 // dst itself, those named below follow).
@@ -21,21 +28,22 @@
 extern "C" {
 #endif
 
-// ggml_custom_op_t by name: one of the four below; NULL for any other name
+// ggml_custom_op_t by name: one of those below or in tree-attention.h; NULL for any other name
 GGML_BACKEND_API void * dw_tree_op_find(const char * name);
 
 // "dw_tree_conv_windows": for each node the W inputs that its convolution sees: itself and W - 1 ancestors, those
-// beyond the root from the cell's conv state. Input of ggml_ssm_conv as N sequences of one token.
-//   dst [W, C, N]; src: x [C, N], conv states [(W-1) * C, n_cells], cell i32[1], parents
+// beyond the root from its sequence's conv state. Input of ggml_ssm_conv as R sequences of one token.
+//   dst [W, C, R]; src: x [C, R], conv states [(W-1) * C, n_cells], state cells i32[n_seqs], tree
 void dw_tree_conv_windows(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
 // "dw_tree_delta_net": the delta rule of delta-net.h along each path, the state read once and not written.
-//   dst [factors | out]: k [M][Hk][S], u [M][H][S], g [M][H], then out [N][H][S]
-//   src: q, k [S, Hk, N], v [S, H, N], g, beta [1, H, N], states [S*S*H, n_cells], cell i32[1], parents
+//   dst [factors | out]: k [M][Hk][S], u [M][H][S], g [M][H], then out [R][H][S]
+//   src: q, k [S, Hk, N, n_seqs], v [S, H, N, n_seqs], g, beta [1, H, N, n_seqs], states [S*S*H, n_cells],
+//        state cells i32[n_seqs], tree
 void dw_tree_delta_net(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
 // "dw_tree_commit_state": S <- e^g S + k u^T for each node of the path.
-//   dst [S, S, H], a cell's state; src: factors as above, path i32[1 + M]: its length, then the nodes from the root on
+//   dst [S, S, H], a cell's state; src: factors as above, path i32[1 + M]: its length, then its rows from the root on
 void dw_tree_commit_state(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 
 // "dw_tree_commit_conv": the last W - 1 conv inputs, old ones first.

@@ -1,48 +1,11 @@
 // The C line: argument checks, and every exception turned into a status. Contract: draftwood.h.
 
-#include "engine.h"
+#include "capi.h"
 #include "probe.h"
-#include "status.h"
 
 #include <algorithm>
-#include <type_traits>
 
 using namespace draftwood;
-
-struct dw_engine {
-    engine impl;
-};
-
-namespace {
-
-template <typename... Pointers> void require(const char * call, const Pointers *... pointers) {
-    if (((pointers == nullptr) || ...)) {
-        fail(DW_ERR_ARGUMENT, "%s was given a null pointer", call);
-    }
-}
-
-// structs may grow at their end: only the same layout is accepted, so that no caller reads unset bytes
-template <typename T> void require_layout(const char * name, const T & value) {
-    if (value.struct_size != sizeof(T)) {
-        fail(DW_ERR_ARGUMENT, "%s has struct_size %u; this library expects %zu (API version %d)", name,
-             value.struct_size, sizeof(T), DW_API_VERSION);
-    }
-}
-
-// run `body(engine)` behind the guard
-template <typename F> dw_status with(dw_engine * engine, const char * call, F && body) noexcept {
-    return guard([&]() -> dw_status {
-        require(call, engine);
-        if constexpr (std::is_same_v<decltype(body(engine->impl)), dw_status>) {
-            return body(engine->impl);
-        } else {
-            body(engine->impl);
-            return DW_OK;
-        }
-    });
-}
-
-} // namespace
 
 int32_t dw_api_version(void) {
     return DW_API_VERSION;
@@ -62,7 +25,7 @@ dw_status dw_probe_model(const char * path, dw_model_info * info) {
 
 void dw_params_init(dw_params * params) {
     if (params) {
-        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr };
+        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0 };
     }
 }
 
@@ -160,9 +123,9 @@ int32_t dw_draft_tokens(const dw_engine * engine) {
 dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens) {
     return guard([&] {
         require("dw_get_draft", engine, tokens, n_tokens);
-        const auto & draft = engine->impl.draft();
-        std::copy(draft.begin(), draft.end(), tokens);
-        *n_tokens = (int32_t) draft.size();
+        const token_tree & tree = engine->impl.tree();
+        *n_tokens               = std::max(0, tree.n_drafts());
+        std::copy_n(tree.tokens.end() - *n_tokens, *n_tokens, tokens);
         return DW_OK;
     });
 }

@@ -7,6 +7,7 @@
 #include "probe.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstring>
 
 namespace draftwood {
@@ -14,6 +15,9 @@ namespace draftwood {
 namespace {
 
 constexpr int32_t max_block = 4096; // far beyond DW_MAX_DRAFT: a damaged file
+
+// of the probability that a position's distribution gives, beside the path that the block was made for
+constexpr float beside = 0.3f;
 
 // a value of the file's metadata as text; empty: it has none
 std::string metadata(const llama_model * model, const char * key) {
@@ -181,21 +185,21 @@ dflash_drafter::~dflash_drafter() {
 }
 
 // Features wait until a draft needs them, so that a pause costs no decodes; a prompt is fed at once.
-void dflash_drafter::observe(const llama_token *, int32_t n_tokens, llama_pos pos) {
-    trim(pos);
-    if (end() != pos) { // behind a gap (a loaded state, an image) the block sees less of the text
+void dflash_drafter::observe(const kept_rows & kept) {
+    trim(kept.pos);
+    if (end() != kept.pos) { // behind a gap (a loaded state, an image) the block sees less of the text
         feed();
-        n_fed_ = pos;
+        n_fed_ = kept.pos;
     }
     const size_t n_before = features_.size();
-    features_.resize(n_before + n_tokens * width_);
+    features_.resize(n_before + kept.n * width_);
     for (size_t k = 0; k < layers_.size(); ++k) {
-        const float * layer = llama_get_embeddings_layer_inp(target_, (uint32_t) layers_[k]); // f32[n_tokens][n_embd]
+        const float * layer = llama_get_embeddings_layer_inp(target_, (uint32_t) layers_[k]); // f32[rows][n_embd]
         if (!layer) {
             fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layers_[k]);
         }
-        for (int32_t i = 0; i < n_tokens; ++i) {
-            std::copy_n(layer + (size_t) i * n_embd_, n_embd_, features_.begin() + n_before + i * width_ + k * n_embd_);
+        for (int32_t i = 0; i < kept.n; ++i) {
+            std::copy_n(layer + (size_t) kept.rows[i] * n_embd_, n_embd_, features_.begin() + n_before + i * width_ + k * n_embd_);
         }
     }
     if (features_.size() / width_ > DW_MAX_DRAFT + 1) {
@@ -222,29 +226,46 @@ void dflash_drafter::feed() {
     features_.clear();
 }
 
-bool dflash_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
-                           std::vector<llama_token> & out) {
-    const int32_t n = std::min(max_draft, block_size_ - 1);
+bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
+    const llama_pos pos = request.pos;
+    const int32_t   n   = std::min(request.depth, block_size_ - 1);
     if (pos == 0 || end() != pos || pos + n >= (llama_pos) llama_n_ctx(ctx_.get())) {
         return false;
     }
     feed();
     ctx_.batch().clear();
     for (int32_t i = 0; i <= n; ++i) {
-        ctx_.batch().add(i == 0 ? last : mask_, pos + i, /*output*/ true);
+        ctx_.batch().add(i == 0 ? request.last : mask_, pos + i, /*output*/ true);
     }
     const bool decoded = ctx_.batch().decode() == 0;
-    float      path    = 1.0f;
-    for (int32_t i = 1; decoded && i <= n; ++i) { // row i guesses the token i further on
-        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), i), path, p_min);
-        if (best.path < p_min) {
-            break;
-        }
-        path = best.path;
-        out.push_back(best.token);
+    if (decoded && request.budget > 0) {
+        read_tree(request, n, tree);
+    } else if (decoded) {
+        read_chain(request, n, tree);
     }
     ctx_.remove_from(pos); // the block itself is no context
     return decoded;
+}
+
+// row i guesses the token i further on
+void dflash_drafter::read_chain(const draft_request & request, int32_t n, token_tree & tree) {
+    float path = 1.0f;
+    for (int32_t i = 1; i <= n; ++i) {
+        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), i), path, request.p_min);
+        if (best.path < request.p_min) {
+            break;
+        }
+        path = best.path;
+        tree.add(i - 1, best.token, std::log(path));
+    }
+}
+
+void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_tree & tree) {
+    std::vector<std::vector<candidate>> positions;
+    for (int32_t i = 1; i <= n; ++i) {
+        positions.push_back(ctx_.candidates(llama_get_logits_ith(ctx_.get(), i), request.temperature));
+    }
+    tree = tree_from_positions(request.last, positions, request.budget, std::log(beside));
 }
 
 void dflash_drafter::trim(llama_pos n_keep) {

@@ -22,15 +22,16 @@ class dflash_drafter : public drafter {
     dflash_drafter(llama_context * target, llama_context_params params, const std::string & path, int32_t exact_rows);
     ~dflash_drafter() override;
 
-    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) override;
-    bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
-               std::vector<llama_token> & out) override;
+    void observe(const kept_rows & kept) override;
+    bool draft(const draft_request & request, token_tree & tree) override;
     void trim(llama_pos n_keep) override;
     void reset() override;
 
   private:
     llama_pos end() const { return n_fed_ + (llama_pos) (features_.size() / width_); }
     void      feed();
+    void      read_chain(const draft_request & request, int32_t n, token_tree & tree);
+    void      read_tree(const draft_request & request, int32_t n, token_tree & tree);
 
     struct free_model {
         void operator()(llama_model * model) const { llama_model_free(model); }

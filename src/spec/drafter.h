@@ -3,23 +3,40 @@
 #pragma once
 
 #include "draftwood.h"
+#include "token_tree.h"
 
 #include <memory>
 #include <vector>
 
 namespace draftwood {
 
+// What a draft may be.
+struct draft_request {
+    llama_token last;        // the newest token, which the target has not seen
+    llama_pos   pos;         // its position
+    int32_t     depth;       // longest path, tokens
+    int32_t     budget;      // most nodes of the tree, root included; 0: a chain
+    float       p_min;       // a path ends where its probability falls under this
+    float       temperature; // that the request samples at; 0: greedy
+};
+
+// Rows of the target's last decode that are kept: tokens i32[n] at positions pos.., computed in rows i32[n].
+struct kept_rows {
+    const llama_token * tokens;
+    const int32_t *     rows;
+    int32_t             n;
+    llama_pos           pos;
+};
+
 class drafter {
   public:
     virtual ~drafter() = default;
 
-    // tokens i32[n_tokens] were evaluated in the target's last decode and are kept at positions pos..
-    virtual void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) = 0;
+    virtual void observe(const kept_rows & kept) = 0;
 
-    // append up to max_draft tokens that may follow `last`, the token at `pos` which the target has not seen.
+    // Add to `tree`, which holds the root, what may follow it, with the probabilities of its paths where it is no chain.
     // Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
-    virtual bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
-                       std::vector<llama_token> & out) = 0;
+    virtual bool draft(const draft_request & request, token_tree & tree) = 0;
 
     // the sequence was cut to n_keep positions
     virtual void trim(llama_pos n_keep) = 0;

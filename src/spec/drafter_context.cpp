@@ -2,10 +2,19 @@
 
 #include "drafter_context.h"
 
+#include "llama-kv-cache.h"
+
 #include <algorithm>
 #include <cmath>
 
 namespace draftwood {
+
+namespace {
+
+constexpr int32_t n_candidates       = 8;    // a ninth is hardly ever right
+constexpr float   greedy_temperature = 1.0f; // at which a drafter's probability says how often the best token is this one
+
+} // namespace
 
 llama_context_params drafter_context::params_for(llama_context * target, llama_context_params params) {
     params.ctx_other  = target;
@@ -28,6 +37,14 @@ drafter_context::drafter_context(llama_context * ctx, int32_t exact_rows) :
 
 drafter_context::~drafter_context() {
     dw_state_of(ctx_.get()) = nullptr;
+}
+
+llama_kv_cache & drafter_context::cache() const {
+    return dynamic_cast<llama_kv_cache &>(*memory());
+}
+
+std::vector<candidate> drafter_context::candidates(const float * logits, float temperature) const {
+    return most_probable(logits, n_vocab_, n_candidates, temperature > 0.0f ? temperature : greedy_temperature);
 }
 
 likeliest drafter_context::best(const float * logits, float path, float p_min) const {

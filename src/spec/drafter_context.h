@@ -4,10 +4,13 @@
 #pragma once
 
 #include "batch.h"
+#include "build.h"
 #include "graphs.h"
 #include "hooks.h"
 
 #include <memory>
+
+class llama_kv_cache;
 
 namespace draftwood {
 
@@ -32,6 +35,7 @@ class drafter_context {
 
     llama_context * get() const { return ctx_.get(); }
     row_batch &     batch() { return batch_; } // of the next decode, as in sequence.h
+    llama_kv_cache & cache() const; // of this context's own
     llama_pos       end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
     void            remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
     void            clear() { llama_memory_clear(memory(), false); }
@@ -39,6 +43,12 @@ class drafter_context {
     // The best of logits f32[n_vocab], the first of equals as greedy picks it. Its probability, a pass over the
     // vocabulary, is only paid for where p_min > 0 lets it decide something.
     likeliest best(const float * logits, float path, float p_min) const;
+
+    // The few that a tree may branch into, with their probabilities for a request that samples at `temperature`.
+    std::vector<candidate> candidates(const float * logits, float temperature) const;
+
+    // of the next decodes' rows; nullptr: each sees those at positions before its own
+    void use_mask(dw_row_mask * mask) { state_.mask = mask; }
 
   private:
     struct deleter {

@@ -2,6 +2,7 @@
 
 #include "engine.h"
 
+#include "build.h"
 #include "ngram.h"
 #include "timer.h"
 
@@ -26,6 +27,10 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     if (params.draft_tokens < 1 || params.draft_tokens > DW_MAX_DRAFT) {
         fail(DW_ERR_ARGUMENT, "draft_tokens is %d; expected 1 to %d", params.draft_tokens, DW_MAX_DRAFT);
     }
+    if (params.tree_budget < 0 || params.tree_budget > max_tree_nodes) {
+        fail(DW_ERR_ARGUMENT, "tree_budget is %d; expected 0 (chains) or 1 to %d nodes", params.tree_budget,
+             max_tree_nodes);
+    }
     if (params.length != DW_LENGTH_FIXED && params.length != DW_LENGTH_AUTO) {
         fail(DW_ERR_ARGUMENT, "length is %d; expected a value of dw_length", params.length);
     }
@@ -46,6 +51,20 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     return params;
 }
 
+// of the paths to the nodes beside the spine, which is `n_spine` nodes long after the root; best first
+std::vector<double> probabilities(const token_tree & tree, int32_t n_spine) {
+    std::vector<double> out;
+    const auto          spine = tree.spine();
+    for (int32_t i = 1; i < tree.size(); ++i) {
+        const int32_t depth = tree.depths[i];
+        if (depth > n_spine || depth >= (int32_t) spine.size() || spine[depth] != i) {
+            out.push_back(std::exp((double) tree.log_probs[i]));
+        }
+    }
+    std::sort(out.rbegin(), out.rend());
+    return out;
+}
+
 } // namespace
 
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
@@ -53,14 +72,17 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     sequence_(target, params.exact_rows),
     checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
-        sequence_.prepare_drafts(params.draft_tokens);
+        sequence_.prepare_drafts(params.draft_tokens, bucket(params.tree_budget));
     }
     drafter_ = make_drafter(target, context_params, params);
     n_past_  = sequence_.end();
     stats_reset();
     sequence_.listen(on_flush, on_replaced, this);
+    const bool in_company = params.length == DW_LENGTH_AUTO || params.tree_budget > 0;
+    if (in_company && drafter_ && params.drafter != DW_DRAFTER_NGRAM) {
+        ngram_ = std::make_unique<ngram_drafter>();
+    }
     if (params.length == DW_LENGTH_AUTO && drafter_) {
-        ngram_ = params.drafter == DW_DRAFTER_NGRAM ? nullptr : std::make_unique<ngram_drafter>();
         if (params.curve) {
             pace_.set(params.curve->draft_us, params.curve->verify_us);
         } else {
@@ -89,8 +111,10 @@ void engine::measure() {
         }
         for (int repeat = 0; repeat < 4; ++repeat) {
             start(token);
-            draft(n);
-            draft_.resize(n, token);
+            draft(n, 0);
+            while (tree_.n_drafts() < n) {
+                tree_.add(tree_.n_drafts(), token, 0.0f);
+            }
             verify();
             commit();
             if (repeat > 0 && ggml_time_us() - start_us > budget) {
@@ -111,10 +135,10 @@ engine::~engine() {
 }
 
 // Show the drafter what was kept. A drafter that fails costs drafts, never the request.
-void engine::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) {
+void engine::observe(const kept_rows & kept) {
     each_drafter([&](drafter & d) {
         try {
-            d.observe(tokens, n_tokens, pos);
+            d.observe(kept);
         } catch (const std::exception &) {
             d.reset();
         }
@@ -135,14 +159,19 @@ void engine::start(llama_token last) {
     commit();
     require_whole("a round");
     drop_proposal();
-    last_ = last;
-    draft_.clear();
+    tree_       = token_tree(last);
     proposed_   = true;
     drafted_by_ = pace::asked;
 }
 
 int32_t engine::max_draft() const {
     return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, room() - 1)) : 0;
+}
+
+// every row takes a cell, and the token behind the last one must have a position
+int32_t engine::max_nodes() const {
+    const int32_t budget = std::min({ params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.target()) });
+    return sequence_.can_draft() && sequence_.tree_refusal().empty() ? std::max(0, budget) : 0;
 }
 
 int32_t engine::propose(llama_token last, int32_t wanted) {
@@ -152,53 +181,77 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
         if (params_.length == DW_LENGTH_AUTO) {
             draft_best(n_max);
         } else {
-            draft(n_max);
+            draft(n_max, max_nodes());
         }
     }
-    return (int32_t) draft_.size();
+    return tree_.n_drafts();
 }
 
-// with whom and as far as it pays; n-grams cost next to nothing, so they are looked up before the choice
+// with whom, as far and as wide as it pays; n-grams cost next to nothing, so they are looked up before the choice
 void engine::draft_best(int32_t n_max) {
-    std::vector<llama_token> found;
+    token_tree found(tree_.tokens[0]);
     if (ngram_) {
-        ngram_->draft(last_, n_past_, n_max, 0.0f, found);
+        ngram_->draft(request(n_max, 0), found);
     }
-    const pace::choice choice = pace_.choose({ n_max, (int32_t) found.size() });
+    const pace::choice choice = pace_.choose({ n_max, found.n_drafts() });
     drafted_by_               = choice.by;
     if (choice.by == pace::ngram || choice.n == 0) {
         caught_up_ = false;
     }
     if (choice.by == pace::ngram) {
-        found.resize(choice.n);
-        draft_ = std::move(found);
+        tree_ = select(found, choice.n + 1, choice.n);
         stats_.n_ngram_rounds++;
     } else {
-        draft(choice.n);
+        const int32_t budget = pace_.pays_to_branch(choice) ? max_nodes() : 0;
+        draft(choice.n, budget);
+        if (budget > 0) {
+            tree_ = select(tree_, pace_.widen(choice, probabilities(tree_, choice.n)), choice.n);
+        }
     }
     stats_.n_paused_rounds += choice.n == 0 ? 1 : 0;
 }
 
-// let the drafter continue last_ by up to n tokens
-void engine::draft(int32_t n) {
-    if (n < 1) {
+draft_request engine::request(int32_t depth, int32_t budget) const {
+    return { tree_.tokens[0], n_past_, depth, budget, params_.draft_p_min, temperature_ };
+}
+
+// let the drafter continue the newest token by up to `depth` tokens; with a budget by a tree, n-grams joining in
+void engine::draft(int32_t depth, int32_t budget) {
+    if (depth < 1) {
         return;
     }
     const int64_t start_us = ggml_time_us();
     bool          drafted  = false;
     try {
-        drafted = drafter_->draft(last_, n_past_, n, params_.draft_p_min, draft_);
+        drafted = drafter_->draft(request(depth, budget), tree_);
     } catch (const std::exception &) { // costs drafts, never the request
         drafter_->reset();
-        draft_.clear();
+        tree_ = token_tree(tree_.tokens[0]);
+    }
+    if (budget > 0) {
+        join_ngrams(depth);
+        tree_ = select(tree_, budget, depth);
     }
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_draft_us += took;
     stats_.n_cold_rounds += drafted ? 0 : 1;
-    if (drafted && caught_up_ && (int32_t) draft_.size() == n) {
-        pace_.drafted(n, took);
+    if (drafted && caught_up_ && budget == 0 && tree_.n_drafts() == depth) {
+        pace_.drafted(depth, took);
     }
     caught_up_ = drafted;
+}
+
+// what n-grams find, as likely as it was so far
+void engine::join_ngrams(int32_t depth) {
+    if (!ngram_) {
+        return;
+    }
+    token_tree found(tree_.tokens[0]);
+    ngram_->draft(request(depth, 0), found);
+    for (int32_t i = 1; i < found.size(); ++i) {
+        found.log_probs[i] = found.log_probs[i - 1] + std::log((float) pace_.acceptance(pace::ngram, i - 1));
+    }
+    merge(tree_, found);
 }
 
 void engine::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
@@ -207,10 +260,31 @@ void engine::propose_given(llama_token last, const llama_token * draft, int32_t 
     }
     sequence_.require_tokens(draft, n_draft);
     if (n_draft > 0) {
-        sequence_.prepare_drafts(params_.draft_tokens);
+        sequence_.prepare_drafts(params_.draft_tokens, bucket(params_.tree_budget));
     }
     start(last);
-    draft_.assign(draft, draft + std::min(n_draft, max_draft()));
+    for (int32_t i = 0; i < std::min(n_draft, max_draft()); ++i) {
+        tree_.add(i, draft[i], 0.0f);
+    }
+}
+
+void engine::propose_tree(const token_tree & tree) {
+    if (tree.size() > params_.tree_budget) {
+        fail(DW_ERR_ARGUMENT, "a tree of %d nodes; expected 1 to tree_budget = %d", tree.size(), params_.tree_budget);
+    }
+    sequence_.require_tokens(tree.tokens.data(), tree.size());
+    sequence_.prepare_drafts(params_.draft_tokens, bucket(params_.tree_budget));
+    if (!sequence_.tree_refusal().empty()) {
+        fail(DW_ERR_UNSUPPORTED, "no draft trees here: %s", sequence_.tree_refusal().c_str());
+    }
+    if (tree.size() > room()) {
+        fail(DW_ERR_CONTEXT, "a tree of %d nodes at position %d of a context of %u tokens", tree.size(), n_past_,
+             llama_n_ctx(sequence_.target()));
+    }
+    start(tree.tokens[0]);
+    if (sequence_.can_draft()) { // else a plain step makes the state our own
+        tree_ = tree;
+    }
 }
 
 void engine::verify() {
@@ -220,24 +294,20 @@ void engine::verify() {
     const int64_t start_us = ggml_time_us();
     proposed_              = false;
     walk_                  = {};
-    row_batch & batch      = sequence_.batch();
-    batch.clear();
-    batch.add(last_, n_past_, true);
-    for (size_t i = 0; i < draft_.size(); ++i) {
-        batch.add(draft_[i], n_past_ + 1 + (llama_pos) i, true);
-    }
-    const int32_t n_rows = 1 + (int32_t) draft_.size();
-    changing([&] { sequence_.verify(n_past_, n_rows); });
+    const int32_t n_rows   = sequence_.rows_of(tree_, room());
+    changing([&] { sequence_.verify(tree_, n_past_, n_rows); });
     llama_synchronize(sequence_.target()); // sampling waits for it anyway, and here its time is known
     verify_us_ = ggml_time_us() - start_us;
     stats_.t_verify_us += verify_us_;
 
-    walk_ = { 0, n_rows, 0, n_past_, /*alive*/ true, /*open*/ true };
+    walk_ = { 0, n_rows, { 0 }, 0, n_past_, /*alive*/ true, /*open*/ true };
     n_past_ += 1; // the root is part of the text already
     stats_.n_rounds++;
-    stats_.n_drafted += (int64_t) draft_.size();
-    for (size_t i = 0; i < draft_.size(); ++i) {
-        stats_.drafted_at[i]++;
+    stats_.n_drafted += tree_.n_drafts();
+    stats_.n_tree_rounds += tree_.is_chain() ? 0 : 1;
+    stats_.n_padding += n_rows - tree_.size();
+    for (int32_t depth = 0; depth < tree_.height(); ++depth) {
+        stats_.drafted_at[depth]++;
     }
 }
 
@@ -245,7 +315,7 @@ bool engine::row(int32_t & row, int32_t & n_past) const {
     if (!walk_.alive) {
         return false;
     }
-    row    = walk_.first_row + walk_.n_sampled;
+    row    = walk_.first_row + walk_.path[walk_.n_sampled];
     n_past = walk_.pos + walk_.n_sampled + 1;
     return true;
 }
@@ -256,13 +326,14 @@ llama_token engine::next(llama_sampler * sampler) {
     }
     timer         t(stats_.t_sample_us);
     const int32_t i      = walk_.n_sampled;
+    const int32_t node   = walk_.path[i];
     const int32_t n_past = n_past_;
     // taken before it is sampled: a logits processor that saves the state ends the round through on_flush
     walk_.n_sampled = i + 1;
     n_past_         = walk_.pos + i + 1;
     llama_token token;
     try {
-        token = llama_sampler_sample(sampler, sequence_.target(), walk_.first_row + i);
+        token = llama_sampler_sample(sampler, sequence_.target(), walk_.first_row + node);
     } catch (...) {
         if (walk_.alive) {
             walk_.n_sampled = i;
@@ -270,9 +341,11 @@ llama_token engine::next(llama_sampler * sampler) {
         }
         throw;
     }
-    walk_.alive = walk_.alive && walk_.n_sampled < walk_.n_rows && token == draft_[i];
+    const int32_t child = walk_.alive && walk_.open ? tree_.child(node, token) : -1;
+    walk_.alive         = child >= 0;
     stats_.n_emitted++;
     if (walk_.alive) {
+        walk_.path.push_back(child);
         stats_.n_accepted++;
         stats_.accepted_at[i]++;
     }
@@ -285,14 +358,14 @@ void engine::commit() {
     }
     const int64_t start_us = ggml_time_us();
     // the root stays even if its row was never sampled: its token was emitted before
-    const int32_t n_kept   = std::max(walk_.n_sampled, 1);
-    const int32_t n_judged = walk_.alive ? n_kept - 1 : walk_.n_rows - 1; // what was not sampled was not refused
-    pace_.walked(drafted_by_, n_judged, n_kept - 1);
+    const int32_t              n_kept = std::max(walk_.n_sampled, 1);
+    const std::vector<int32_t> path(walk_.path.begin(), walk_.path.begin() + n_kept);
+    learn(path);
     walk_.open  = false;
     walk_.alive = false;
 
     bool whole = false;
-    changing([&] { whole = sequence_.keep(walk_.pos, walk_.n_rows, n_kept); });
+    changing([&] { whole = sequence_.keep(tree_, walk_.pos, path); });
     if (!whole) { // somebody cleared or replaced the memory: the round went with it
         forget();
         checkpoints_.clear();
@@ -300,12 +373,29 @@ void engine::commit() {
         return;
     }
     n_past_ = walk_.pos + n_kept;
-    std::vector<llama_token> kept(1, last_);
-    kept.insert(kept.end(), draft_.begin(), draft_.begin() + (n_kept - 1));
-    observe(kept.data(), n_kept, walk_.pos);
+    std::vector<llama_token> kept;
+    for (const int32_t node : path) {
+        kept.push_back(tree_.tokens[node]);
+    }
+    observe({ kept.data(), path.data(), n_kept, walk_.pos });
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     pace_.verified(walk_.n_rows, verify_us_ + took);
+}
+
+// how good the draft was; what was not sampled was not refused
+void engine::learn(const std::vector<int32_t> & path) {
+    const std::vector<int32_t> spine    = tree_.spine();
+    int32_t                    n_spine  = 0; // of the path, root included
+    const int32_t              n_path   = (int32_t) path.size();
+    while (n_spine < std::min(n_path, (int32_t) spine.size()) && path[n_spine] == spine[n_spine]) {
+        n_spine++;
+    }
+    const bool all_judged = !walk_.alive || n_spine < n_path;
+    pace_.walked(drafted_by_, all_judged ? (int32_t) spine.size() - 1 : n_path - 1, n_spine - 1);
+    if (!walk_.alive && !tree_.is_chain()) {
+        pace_.branched(probabilities(tree_, (int32_t) spine.size() - 1), n_path - n_spine);
+    }
 }
 
 void engine::rewind() {
@@ -314,8 +404,8 @@ void engine::rewind() {
              n_past_);
     }
     walk_.n_sampled--;
-    walk_.n_rows = walk_.n_sampled + 1; // the rows behind it are gone
-    walk_.alive  = true;
+    walk_.path.resize(walk_.n_sampled + 1); // the rows behind it are gone
+    walk_.alive = true;
 }
 
 dw_stats engine::stats() const {

@@ -6,6 +6,7 @@
 #include "drafter.h"
 #include "pace.h"
 #include "sequence.h"
+#include "token_tree.h"
 
 #include <memory>
 #include <vector>
@@ -24,6 +25,7 @@ class engine {
 
     int32_t     propose(llama_token last, int32_t wanted);
     void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
+    void        propose_tree(const token_tree & tree);
     void        verify();
     bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
     llama_token next(llama_sampler * sampler);
@@ -37,21 +39,25 @@ class engine {
 
     int32_t                          n_past() const { return n_past_; }
     int32_t                          draft_tokens() const { return params_.draft_tokens; }
-    const std::vector<llama_token> & draft() const { return draft_; }
+    const token_tree &               tree() const { return tree_; }
+    const std::string &              tree_refusal() const { return sequence_.tree_refusal(); }
+    int64_t                          tree_bytes() const { return sequence_.tree_bytes(); }
+    void                             set_temperature(float temperature) { temperature_ = temperature; }
     dw_stats                         stats() const;
     void                             curve(dw_curve & out);
     void                             stats_reset();
 
   private:
-    // The rows of the last decode that samples can be drawn from, in order: row i stands for
-    // n_past = pos + i + 1. The walk goes on to row i + 1 only if the sample at row i was draft_[i].
+    // The rows of the last decode that samples can be drawn from: the i-th of the path stands for n_past = pos + i + 1.
+    // From a node of tree_ the walk goes on to the child that equals the sample.
     struct walk {
-        int32_t   first_row = 0; // index in the batch
-        int32_t   n_rows    = 0;
-        int32_t   n_sampled = 0;
-        llama_pos pos       = 0; // of the first row's token
-        bool      alive     = false;
-        bool      open      = false; // rows beyond the sampled ones wait in the memory for commit
+        int32_t              first_row = 0; // of node 0 in the batch
+        int32_t              n_rows    = 0; // of a verify
+        std::vector<int32_t> path;          // nodes, the one to be sampled next included while alive
+        int32_t              n_sampled = 0;
+        llama_pos            pos       = 0; // of node 0
+        bool                 alive     = false;
+        bool                 open      = false; // rows beyond the sampled ones wait in the memory for commit
     };
 
     static void on_flush(void * user, bool decodes) noexcept;
@@ -59,12 +65,13 @@ class engine {
 
     int32_t room() const { return (int32_t) llama_n_ctx(sequence_.target()) - n_past_; }
     int32_t max_draft() const; // tokens that may be drafted now
+    int32_t max_nodes() const; // of a tree, root included; 0: chains only
     // positions held once an open round is settled
     llama_pos settled_end() const { return walk_.open ? n_past_ : sequence_.end(); }
 
     void                       place(int32_t n_past);
     void                       cut(int32_t n_keep);
-    void                       observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos);
+    void                       observe(const kept_rows & kept);
     void                       drop_proposal();
     void                       forget();
     template <typename F> void changing(F change);
@@ -73,8 +80,11 @@ class engine {
     bool                       moved() const;
     void                       require_whole(const char * what);
     void                       start(llama_token last);
-    void                       draft(int32_t n);
+    void                       draft(int32_t depth, int32_t budget);
     void                       draft_best(int32_t n_max);
+    void                       join_ngrams(int32_t depth);
+    draft_request              request(int32_t depth, int32_t budget) const;
+    void                       learn(const std::vector<int32_t> & path);
     template <typename F> void each_drafter(F f);
     void                       measure();
 
@@ -89,10 +99,10 @@ class engine {
     int64_t                  verify_us_ = 0; // of the open round
 
     int32_t                  n_past_ = 0;
-    llama_token              last_   = LLAMA_TOKEN_NULL;
-    std::vector<llama_token> draft_;
-    bool                     proposed_ = false;
-    bool                     lost_     = false; // what the memory holds is unknown until reset
+    token_tree               tree_; // the newest token and its draft
+    float                    temperature_ = 0.0f;
+    bool                     proposed_    = false;
+    bool                     lost_        = false; // what the memory holds is unknown until reset
     walk                     walk_;
     dw_stats                 stats_{};
 };
@@ -112,7 +122,7 @@ template <typename F> void engine::changing(F change) {
         change();
         lost_ = false;
     } catch (const failure & e) {
-        lost_ = e.code() != DW_ERR_CONTEXT; // without room nothing was touched
+        lost_ = e.code() != DW_ERR_CONTEXT && !sequence_.undone(); // without room nothing was touched
         throw;
     }
 }

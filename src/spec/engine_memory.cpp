@@ -6,6 +6,7 @@
 #include "timer.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace draftwood {
 
@@ -71,11 +72,13 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     n_past_ = n_past + n_tokens;
     stats_.n_prompt += n_tokens;
     walk_.first_row = n_tokens - 1;
-    walk_.n_rows    = 1;
+    walk_.path      = { 0 };
     walk_.pos       = n_past_ - 1;
     walk_.alive     = true;
-    draft_.clear();
-    observe(tokens, n_tokens, n_past);
+    tree_           = token_tree(tokens[n_tokens - 1]);
+    std::vector<int32_t> rows(n_tokens);
+    std::iota(rows.begin(), rows.end(), 0);
+    observe({ tokens, rows.data(), n_tokens, n_past });
 }
 
 // Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on

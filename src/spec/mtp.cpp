@@ -5,6 +5,7 @@
 #include "llama-ext.h"
 
 #include <algorithm>
+#include <cmath>
 
 namespace draftwood {
 
@@ -12,10 +13,18 @@ namespace {
 
 constexpr int32_t n_single_max = 12; // pairs that are cheaper one by one than in a batch
 
+constexpr int32_t widest = 8; // rows of a level of a tree
+
+// whether a node with this path may be among the `budget` most probable
+bool may_enter(const token_tree & tree, float path, int32_t budget) {
+    const auto better = [path](float other) { return other > path; };
+    return std::count_if(tree.log_probs.begin(), tree.log_probs.end(), better) < budget;
+}
+
 llama_context * make_context(llama_context * target, llama_context_params params) {
     params               = drafter_context::params_for(target, params);
     params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
-    params.n_outputs_max = 1; // only single rows are asked for
+    params.n_outputs_max = widest;
 
     llama_context * ctx = llama_init_from_model(const_cast<llama_model *>(llama_get_model(target)), params);
     if (!ctx) {
@@ -50,21 +59,24 @@ void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
     queue_.hidden.insert(queue_.hidden.end(), hidden, hidden + n_embd_);
 }
 
-void mtp_drafter::observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) {
-    const float * hidden = llama_get_embeddings_nextn(target_); // f32[n_tokens][n_embd] of the last decode
-    drop_cells_from(pos + n_tokens); // pairs of rejected drafts; those of accepted ones stay as they were drafted
-    for (int32_t i = 0; i < n_tokens; ++i) {
-        const llama_pos p = pos + i;
+void mtp_drafter::observe(const kept_rows & kept) {
+    const float * hidden = llama_get_embeddings_nextn(target_); // f32[rows][n_embd] of the last decode
+    const auto    row    = [&](int32_t i) { return hidden + (size_t) kept.rows[i] * n_embd_; };
+    if (!beams_.empty()) {
+        n_fed_ += beams_.keep(ctx_.cache(), kept.tokens + 1, kept.n - 1);
+        beams_.clear();
+    }
+    drop_cells_from(kept.pos + kept.n); // pairs of rejected drafts; those of accepted ones stay as they were drafted
+    for (int32_t i = 0; i < kept.n; ++i) {
+        const llama_pos p = kept.pos + i;
         // the hidden state before this token; where it is unknown (position 0, a gap) the pair is skipped
-        const float * before = i > 0                  ? hidden + (size_t) (i - 1) * n_embd_
-                               : hidden_pos_ == p - 1 ? hidden_.data()
-                                                      : nullptr;
+        const float * before = i > 0 ? row(i - 1) : hidden_pos_ == p - 1 ? hidden_.data() : nullptr;
         if (p >= n_fed_ && before && p > 0) {
-            push(tokens[i], p, before);
+            push(kept.tokens[i], p, before);
         }
     }
-    std::copy_n(hidden + (size_t) (n_tokens - 1) * n_embd_, n_embd_, hidden_.begin());
-    hidden_pos_ = pos + n_tokens - 1;
+    std::copy_n(row(kept.n - 1), n_embd_, hidden_.begin());
+    hidden_pos_ = kept.pos + kept.n - 1;
 
     // a prompt is fed at once; what a round accepted waits and rides along with the next draft
     while ((int32_t) queue_.tokens.size() > std::min(n_rows_max_, DW_MAX_DRAFT + 1)) {
@@ -104,41 +116,106 @@ void mtp_drafter::catch_up() {
     }
 }
 
-bool mtp_drafter::draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
-                        std::vector<llama_token> & out) {
-    if (pos == 0 || hidden_pos_ != pos - 1) {
+bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
+    if (request.pos == 0 || hidden_pos_ != request.pos - 1) {
         return false;
     }
-    if (n_fed_ > pos) { // this very token was drafted from before, and its round never came
-        drop_cells_from(pos);
+    if (n_fed_ > request.pos || !beams_.empty()) { // this very token was drafted from before, and its round never came
+        drop_cells_from(request.pos);
     }
-    push(last, pos, hidden_.data());
+    push(request.last, request.pos, hidden_.data());
     catch_up();
+    if (request.budget > 0) {
+        draft_tree(request, tree);
+    } else {
+        draft_chain(request, tree);
+    }
+    return true;
+}
 
+// of a level's nodes those that are worth a row of the next decode
+std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree, std::vector<leaf> leaves,
+                                                        int32_t budget) {
+    const auto better = [&](const leaf & a, const leaf & b) { return tree.log_probs[a.node] > tree.log_probs[b.node]; };
+    std::stable_sort(leaves.begin(), leaves.end(), better);
+    const auto hopeless = [&](const leaf & each) { return !may_enter(tree, tree.log_probs[each.node], budget); };
+    leaves.erase(std::find_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
+    leaves.resize(std::min<size_t>(leaves.size(), std::min(widest, max_tree_nodes - beams_.size())));
+    return leaves;
+}
+
+void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) {
     float              path = 1.0f;
     std::vector<float> hidden(n_embd_);
-    for (int32_t i = 0; i < max_draft; ++i) {
-        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), -1), path, p_min);
-        if (best.path < p_min) {
+    for (int32_t i = 0; i < request.depth; ++i) {
+        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), -1), path, request.p_min);
+        if (best.path < request.p_min) {
             break;
         }
         path = best.path;
-        out.push_back(best.token);
-        if (i + 1 == max_draft) {
+        tree.add(i, best.token, std::log(path));
+        if (i + 1 == request.depth) {
             break;
         }
         std::copy_n(llama_get_embeddings_nextn_ith(ctx_.get(), -1), n_embd_, hidden.begin());
         ctx_.batch().clear();
-        ctx_.batch().add(best.token, pos + 1 + i, true, hidden.data(), n_embd_);
+        ctx_.batch().add(best.token, request.pos + 1 + i, true, hidden.data(), n_embd_);
         if (ctx_.batch().decode() != 0) {
             break; // the context's end: what is drafted so far stands
         }
     }
     n_fed_ = ctx_.end(); // the drafts' pairs stay: see observe
-    return true;
+}
+
+// Level by level: of those nodes that may be among the budget's most probable, the best few are decoded together, each
+// seeing its ancestors only, and their candidates are the next level's nodes.
+void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
+    std::vector<leaf> level(1, { 0, -1, 0 }); // the root's row is decoded already
+    for (int32_t depth = 1; depth <= request.depth; ++depth) {
+        std::vector<leaf>  next;
+        std::vector<float> hidden; // f32[level.size()][n_embd]
+        for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
+            const int32_t output = depth == 1 ? -1 : i;
+            const int32_t row    = depth == 1 ? -1 : beams_.size() - (int32_t) level.size() + i;
+            const float * h      = llama_get_embeddings_nextn_ith(ctx_.get(), output);
+            hidden.insert(hidden.end(), h, h + n_embd_);
+            for (const auto & each : ctx_.candidates(llama_get_logits_ith(ctx_.get(), output), request.temperature)) {
+                const float path = tree.log_probs[level[i].node] + each.log_prob;
+                if (path < std::log(request.p_min) || !may_enter(tree, path, request.budget)) {
+                    break;
+                }
+                next.push_back({ tree.add(level[i].node, each.token, path), row, i });
+            }
+        }
+        level = best_leaves(tree, std::move(next), request.budget);
+        if (level.empty() || depth == request.depth || !decode_level(level, hidden, request, tree)) {
+            break;
+        }
+    }
+    n_fed_ = request.pos + 1; // observe() counts those that stay
+}
+
+bool mtp_drafter::decode_level(const std::vector<leaf> & level, const std::vector<float> & hidden,
+                               const draft_request & request, const token_tree & tree) {
+    ctx_.batch().clear();
+    for (const leaf & each : level) {
+        beams_.add(each.row, tree.tokens[each.node]);
+        ctx_.batch().add(tree.tokens[each.node], request.pos + tree.depths[each.node], true,
+                         hidden.data() + (size_t) each.output * n_embd_, n_embd_);
+    }
+    ctx_.use_mask(&beams_);
+    const int32_t rc = ctx_.batch().decode();
+    ctx_.use_mask(nullptr);
+    if (rc != 0) {
+        drop_cells_from(request.pos + 1);
+    }
+    return rc == 0;
 }
 
 void mtp_drafter::drop_cells_from(llama_pos pos) {
+    if (pos <= n_fed_) {
+        beams_.clear(); // all of them, or none is left to settle
+    }
     ctx_.remove_from(pos);
     n_fed_ = std::min(n_fed_, pos);
 }
@@ -167,6 +244,7 @@ void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
 
 void mtp_drafter::reset() {
     ctx_.clear();
+    beams_.clear();
     queue_      = {};
     n_fed_      = 0;
     hidden_pos_ = -1;

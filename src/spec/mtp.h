@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "beams.h"
 #include "drafter.h"
 #include "drafter_context.h"
 
@@ -10,7 +11,8 @@ namespace draftwood {
 // The block sees pairs (token at p, target's hidden state at p - 1) and predicts the token at p + 1; further
 // drafts feed the block its own output row as hidden state (src/models/qwen35moe.cpp, graph_mtp at the pin).
 // Position 0 has no pair and stays empty, as in training. Pairs of accepted drafts stay as they were drafted, with the
-// block's own hidden state; those of rejected ones go.
+// block's own hidden state; those of rejected ones go. A tree is drafted level by level, each of its nodes seeing its
+// ancestors only.
 // Test: tests/model/engine, tests/model/test_parity.py.
 class mtp_drafter : public drafter {
   public:
@@ -18,9 +20,8 @@ class mtp_drafter : public drafter {
     mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows);
     ~mtp_drafter() override;
 
-    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) override;
-    bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
-               std::vector<llama_token> & out) override;
+    void observe(const kept_rows & kept) override;
+    bool draft(const draft_request & request, token_tree & tree) override;
     void trim(llama_pos n_keep) override;
     void reset() override;
 
@@ -35,6 +36,18 @@ class mtp_drafter : public drafter {
         std::vector<float>       hidden; // f32[tokens.size()][n_embd]
     };
 
+    // a node of the tree whose row waits to be decoded, or was
+    struct leaf {
+        int32_t node;   // of the tree
+        int32_t row;    // of its parent in beams_; -1: the root
+        int32_t output; // of its parent in the last decode
+    };
+
+    void draft_chain(const draft_request & request, token_tree & tree);
+    void draft_tree(const draft_request & request, token_tree & tree);
+    std::vector<leaf> best_leaves(const token_tree & tree, std::vector<leaf> leaves, int32_t budget);
+    bool decode_level(const std::vector<leaf> & level, const std::vector<float> & hidden, const draft_request & request,
+                      const token_tree & tree);
     void feed(int32_t n, bool output);
     void catch_up();
     void push(llama_token token, llama_pos pos, const float * hidden);
@@ -45,6 +58,7 @@ class mtp_drafter : public drafter {
     int32_t         n_embd_;
     int32_t         n_rows_max_; // pairs per decode
 
+    beams              beams_; // rows of the last draft, if it was a tree
     pair_queue         queue_;
     llama_pos          n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
     llama_pos          hidden_pos_ = -1; // position that hidden_ belongs to; -1: unknown

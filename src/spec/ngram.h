@@ -15,13 +15,17 @@ class ngram_drafter : public drafter {
     // matches longer than this are equally good: the newest wins
     static constexpr int32_t max_match = 32;
 
-    void observe(const llama_token * tokens, int32_t n_tokens, llama_pos pos) override;
-    bool draft(llama_token last, llama_pos pos, int32_t max_draft, float p_min,
-               std::vector<llama_token> & out) override;
+    // matches that a tree goes on from
+    static constexpr int32_t max_branches = 4;
+
+    void observe(const kept_rows & kept) override;
+    bool draft(const draft_request & request, token_tree & tree) override;
     void trim(llama_pos n_keep) override;
     void reset() override { text_.clear(); }
 
   private:
+    void follow(int32_t next, int32_t depth, float log_prob, token_tree & tree) const;
+
     std::vector<llama_token> text_; // by position; LLAMA_TOKEN_NULL where others put something else
 };
 

@@ -2,6 +2,8 @@
 
 #include "pace.h"
 
+#include "token_tree.h"
+
 #include <algorithm>
 
 namespace draftwood {
@@ -13,6 +15,8 @@ constexpr double prior       = 0.75; // acceptance before anything is known,
 constexpr double prior_count = 2.0;  // as if seen so often
 constexpr double new_weight  = 0.3;  // of new times in a mean that is known
 constexpr int    trial       = 2;    // rounds
+constexpr double most_beside  = 0.25; // of a node beside the path: the token is another one half the time, and this one
+constexpr double beside_count = 2.0;  // nodes, as if found as often as expected
 constexpr double much_faster = 0.6;  // of the old time: then the old one was taken beside other work
 
 } // namespace
@@ -104,17 +108,49 @@ void pace::set(const double * draft_us, const double * verify_us) {
     std::copy_n(verify_us, verify_.mean.size(), verify_.mean.begin());
 }
 
+double pace::rows(int32_t n) const {
+    return std::max(verify_.at(1), verify_.at(n));
+}
+
 double pace::cost(drafter by, int32_t n) const {
-    return std::max(verify_.at(1), verify_.at(n + 1)) + // more rows never cost less
-           (by == asked && n > 0 ? draft_.at(n) : 0.0);
+    return rows(n + 1) + (by == asked && n > 0 ? draft_.at(n) : 0.0);
+}
+
+double pace::acceptance(drafter by, int32_t depth) const {
+    const record & seen = records_[by];
+    return (seen.accepted[depth] + prior * prior_count) / (seen.reached[depth] + prior_count);
+}
+
+bool pace::pays_to_branch(const choice & chosen) const {
+    const double micros = cost(chosen.by, chosen.n);
+    const int32_t next  = bucket(chosen.n + 2); // the cheapest tree
+    return chosen.n > 0 && micros > 0.0 && next <= max_draft + 1 &&
+           (tokens(chosen.by, chosen.n) + most_beside * (next - chosen.n - 1)) * micros >
+               tokens(chosen.by, chosen.n) * (micros + rows(next) - rows(chosen.n + 1));
+}
+
+int32_t pace::widen(const choice & chosen, const std::vector<double> & beside) const {
+    const double right    = (beside_found_ + beside_count) / (beside_expected_ + beside_count);
+    const double drafting = cost(chosen.by, chosen.n) - rows(chosen.n + 1);
+    int32_t      best     = chosen.n + 1;
+    double       gained   = tokens(chosen.by, chosen.n);
+    double       speed    = margin * gained / cost(chosen.by, chosen.n);
+    for (int32_t i = 0; i < (int32_t) beside.size(); ++i) {
+        const int32_t n = chosen.n + 2 + i;
+        gained += right * beside[i];
+        if (n <= max_draft + 1 && gained / (drafting + rows(bucket(n))) > speed) {
+            best  = n;
+            speed = gained / (drafting + rows(bucket(n)));
+        }
+    }
+    return best;
 }
 
 double pace::tokens(drafter by, int32_t n) const {
-    const record & seen     = records_[by];
-    double         expected = 1.0;
-    double         path     = 1.0;
+    double expected = 1.0;
+    double path     = 1.0;
     for (int32_t depth = 0; depth < n; ++depth) {
-        path *= (seen.accepted[depth] + prior * prior_count) / (seen.reached[depth] + prior_count);
+        path *= acceptance(by, depth);
         expected += path;
     }
     return expected;
@@ -161,6 +197,14 @@ void pace::walked(drafter by, int32_t n, int32_t n_accepted) {
         }
         seen.reached[depth]  = memory * seen.reached[depth] + 1.0;
         seen.accepted[depth] = memory * seen.accepted[depth] + (depth < n_accepted ? 1.0 : 0.0);
+    }
+}
+
+void pace::branched(const std::vector<double> & beside, int32_t n_found) {
+    beside_expected_ *= memory;
+    beside_found_ = memory * beside_found_ + n_found;
+    for (const double each : beside) {
+        beside_expected_ += each;
     }
 }
 

@@ -8,6 +8,7 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 namespace draftwood {
 
@@ -29,8 +30,18 @@ class pace {
     void drafted(int32_t n, int64_t us);
     void verified(int32_t n_rows, int64_t us);
 
-    // a round had a draft of n tokens, of which the first n_accepted were taken
+    // Whether nodes beside the path chosen may be worth a row each, were they as probable as such nodes can be.
+    bool pays_to_branch(const choice & chosen) const;
+    // Nodes that a tree should have, root and the path chosen included, where further ones are accepted with these
+    // probabilities (in the drafter's opinion, best first).
+    int32_t widen(const choice & chosen, const std::vector<double> & beside) const;
+
+    // a round had a draft whose most probable path was n tokens, of which the first n_accepted were taken
     void walked(drafter by, int32_t n, int32_t n_accepted);
+    // and nodes beside it with these probabilities, of which n_found were taken
+    void branched(const std::vector<double> & beside, int32_t n_found);
+    // how often the token at this depth was taken where those before it were
+    double acceptance(drafter by, int32_t depth) const;
 
     // take the times since the last call into the curve: their means, or the least of each size where they are few and
     // taken at load
@@ -71,6 +82,11 @@ class pace {
         int32_t                           patience = first_patience;
         int32_t                           n_trial  = 0; // rounds left of its trial; the first one also catches up
     };
+
+    double rows(int32_t n) const; // microseconds of verifying them: more never cost less
+
+    double beside_expected_ = 0.0; // nodes beside the path that should have been taken,
+    double beside_found_    = 0.0; // and that were; older ones weigh less
 
     curve                          draft_;  // of the drafter asked for, by tokens drafted
     curve                          verify_; // by rows

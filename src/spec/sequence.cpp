@@ -5,9 +5,6 @@
 #include "llama-model.h"
 
 #include <algorithm>
-#include <numeric>
-#include <string>
-#include <vector>
 
 namespace draftwood {
 
@@ -74,6 +71,7 @@ void sequence::require_tokens(const llama_token * tokens, int32_t n_tokens) cons
 
 void sequence::decode(llama_pos pos, int32_t n_tokens) {
     decoded_ = {};
+    undone_  = false;
 
     // an exception is a failed decode too: the hooks must hear of other decodes again
     int32_t     rc = -3;
@@ -85,6 +83,7 @@ void sequence::decode(llama_pos pos, int32_t n_tokens) {
         why = e.what();
     }
     state_.verify = nullptr;
+    state_.mask   = nullptr;
 
     if (rc == 1) {
         fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
@@ -97,50 +96,71 @@ void sequence::decode(llama_pos pos, int32_t n_tokens) {
     decoded_ = { pos, n_tokens, false };
 }
 
-void sequence::prepare_drafts(int32_t draft_tokens) {
+void sequence::prepare_drafts(int32_t draft_tokens, int32_t n_nodes) {
     const uint32_t n_rs_seq = llama_n_rs_seq(target_);
     // a verify is one ubatch; with snapshots llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
-    const uint32_t n_rows = std::max((uint32_t) draft_tokens + 1, n_rs_seq > 0 ? n_rs_seq + 2 : 0);
+    const uint32_t n_rows = (uint32_t) std::max({ draft_tokens + 1, n_nodes, n_rs_seq > 0 ? (int32_t) n_rs_seq + 2 : 0 });
     if (llama_n_ubatch(target_) < n_rows) {
-        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens need at least %u", llama_n_ubatch(target_),
-             draft_tokens, n_rows);
+        const std::string trees = n_nodes > 1 ? " in trees of " + std::to_string(n_nodes) : "";
+        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens%s need at least %u", llama_n_ubatch(target_),
+             draft_tokens, trees.c_str(), n_rows);
     }
-    if (!recurrent_ || tree_ || n_rs_seq >= (uint32_t) draft_tokens) {
+    if (tree_) {
         return;
     }
-    std::string why_not;
-    tree_ = tree_state::make(target_, draft_tokens + 1, why_not);
-    if (!tree_) {
+    if (recurrent_ && n_rs_seq >= (uint32_t) draft_tokens) {
+        tree_refusal_ = "the context keeps snapshots of its recurrent layers (n_rs_seq)";
+    } else {
+        tree_refusal_.clear();
+        tree_ = tree_state::make(target_, (int32_t) n_rows, tree_refusal_);
+    }
+    if (recurrent_ && !tree_ && n_rs_seq < (uint32_t) draft_tokens) {
         fail(
             DW_ERR_UNSUPPORTED,
             "the context keeps %u recurrent snapshots, draft_tokens is %d, and no verify can do without (%s); expected "
             "n_rs_seq >= draft_tokens",
-            llama_n_rs_seq(target_), draft_tokens, why_not.c_str());
+            llama_n_rs_seq(target_), draft_tokens, tree_refusal_.c_str());
     }
 }
 
-void sequence::verify(llama_pos pos, int32_t n_rows) {
+int32_t sequence::rows_of(const token_tree & tree, int32_t most) const {
+    const int32_t n_rows = tree.is_chain() ? tree.size() : bucket(tree.size());
+    return tree_ && n_rows <= std::min(most, tree_->max_nodes()) ? n_rows : tree.size();
+}
+
+void sequence::verify(const token_tree & tree, llama_pos pos, int32_t n_rows) {
+    batch_.clear();
+    for (int32_t i = 0; i < n_rows; ++i) {
+        const int32_t node = std::min(i, tree.size() - 1);
+        batch_.add(tree.tokens[node], pos + tree.depths[node], true);
+    }
     in_tree_ = tree_ && n_rows > 1; // one row stays in any case
-    if (in_tree_) {
-        std::vector<int32_t> parents(n_rows);
-        std::iota(parents.begin(), parents.end(), -1);
-        tree_->set_tree(parents.data(), n_rows);
-        state_.verify = tree_.get();
+    if (!in_tree_) {
+        decode(pos, n_rows);
+        return;
     }
-    decode(pos, n_rows);
+    tree_->begin(tree, n_rows, pos, state_.exact_rows > 0);
+    state_.verify = tree_.get();
+    state_.mask   = tree_.get();
+    try {
+        decode(pos, n_rows);
+    } catch (...) {
+        tree_->undo();
+        undone_ = true;
+        throw;
+    }
 }
 
-bool sequence::keep(llama_pos pos, int32_t n_rows, int32_t n_kept) {
-    if (end() != pos + n_rows || (in_tree_ && !tree_->holds(pos + n_rows))) {
+bool sequence::keep(const token_tree & tree, llama_pos pos, const std::vector<int32_t> & path) {
+    const llama_pos last = pos + tree.height() + 1;
+    if (end() != last || (in_tree_ && !tree_->holds(last))) {
         return false;
     }
     if (in_tree_) {
         decoded_ = {}; // no snapshots were written
-        std::vector<int32_t> path(n_kept);
-        std::iota(path.begin(), path.end(), 0);
-        tree_->commit(path.data(), n_kept, pos);
-    } else if (n_kept < n_rows) {
-        cut(pos + n_kept);
+        tree_->commit(path.data(), (int32_t) path.size());
+    } else if ((int32_t) path.size() < tree.size()) {
+        cut(pos + (int32_t) path.size());
     }
     return true;
 }

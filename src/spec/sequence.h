@@ -7,9 +7,11 @@
 #include "draftwood.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "token_tree.h"
 #include "tree_state.h"
 
 #include <memory>
+#include <string>
 #include <vector>
 
 namespace draftwood {
@@ -39,17 +41,25 @@ class sequence {
     row_batch & batch() { return batch_; }
     void        decode(llama_pos pos, int32_t n_tokens);
 
-    // Make ready for drafts of up to draft_tokens: recurrent layers cannot go back by themselves, so a verify leaves
-    // their state alone, or, where our ops do not run, the context must keep snapshots.
-    void prepare_drafts(int32_t draft_tokens);
+    // Make ready for drafts of up to draft_tokens, or trees of n_nodes: recurrent layers cannot go back by themselves, so
+    // a verify leaves their state alone, or, where our ops do not run, the context must keep snapshots.
+    void prepare_drafts(int32_t draft_tokens, int32_t n_nodes);
     // false where the state is another sequence's, as after llama_memory_seq_cp: a plain step makes it our own
     bool can_draft() const { return !tree_ || tree_->ready(); }
 
-    // decode a chain of n_rows drafts, none of which is kept until keep()
-    void verify(llama_pos pos, int32_t n_rows);
-    // of the last verify, keep the first n_kept of n_rows rows; false if others changed the memory since, and nothing
-    // was done
-    bool keep(llama_pos pos, int32_t n_rows, int32_t n_kept);
+    // why draft trees cannot be verified here, chains only; empty: they can
+    const std::string & tree_refusal() const { return tree_refusal_; }
+    int64_t tree_bytes() const { return tree_ ? (int64_t) tree_->bytes() : 0; }
+    // rows that a verify of n nodes decodes; more than n only for a tree that is no chain
+    int32_t rows_of(const token_tree & tree, int32_t most) const;
+
+    // decode the tree, its root at `pos`, in n_rows rows; none is kept until keep()
+    void verify(const token_tree & tree, llama_pos pos, int32_t n_rows);
+    // whether the last verify failed and left the memory as it was before
+    bool undone() const { return undone_; }
+    // of the last verify, keep the path i32[n_kept] (node 0 first); false if others changed the memory since, and
+    // nothing was done
+    bool keep(const token_tree & tree, llama_pos pos, const std::vector<int32_t> & path);
 
     // cut to n_keep positions; fails where recurrent layers cannot go back that far
     void cut(int32_t n_keep);
@@ -79,11 +89,13 @@ class sequence {
     bool                        mrope_;
     bool                        at_work_ = false;
     bool                        in_tree_ = false; // the open verify left the recurrent state alone
+    bool                        undone_  = false;
     decoded                     decoded_;
     dw_state                    state_;
     dw_graph_store              graphs_;
     row_batch                   batch_;
     std::unique_ptr<tree_state> tree_; // nullptr: rejected drafts are rolled back by seq_rm
+    std::string                 tree_refusal_ = "nothing is drafted";
 };
 
 } // namespace draftwood

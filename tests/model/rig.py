@@ -52,6 +52,9 @@ class Rig:
         exact_rows: int = 64,
         draft_p_min: float = 0.0,
         n_threads: int = 1,
+        tree_budget: int = 0,
+        flash: bool = False,
+        type_kv: int | None = None,
         engine: bool = True,
     ) -> None:
         model_params = native.llama_model_default_params()
@@ -66,7 +69,11 @@ class Rig:
         self.params.n_batch = self.params.n_ubatch = n_ubatch
         self.params.n_threads = self.params.n_threads_batch = n_threads
         self.params.n_rs_seq = n_rs_seq
-        self.params.flash_attn_type = native.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        self.params.flash_attn_type = (
+            native.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else native.LLAMA_FLASH_ATTN_TYPE_DISABLED
+        )
+        if type_kv is not None:
+            self.params.type_k = self.params.type_v = type_kv
         self.ctx = native.llama_init_from_model(self.model, self.params)
         assert self.ctx is not None, path
         self.n_vocab = native.llama_vocab_n_tokens(native.llama_model_get_vocab(self.model))
@@ -76,6 +83,7 @@ class Rig:
             "draft_tokens": draft_tokens,
             "exact_rows": exact_rows,
             "draft_p_min": draft_p_min,
+            "tree_budget": tree_budget,
         }
         self.engine: Any = None
         if engine:

@@ -1,0 +1,37 @@
+"""A status of the C API as an exception. Contract: dw_status in src/include/draftwood.h."""
+
+from __future__ import annotations
+
+from draftwood import _capi
+from draftwood.errors import (
+    ContextFullError,
+    DecodeError,
+    DrafterMemoryError,
+    DraftwoodError,
+    ModelFileError,
+    NativeError,
+    OptionError,
+    UnsupportedError,
+)
+
+_ERRORS: dict[int, type[DraftwoodError]] = {
+    _capi.ERR_ARGUMENT: OptionError,
+    _capi.ERR_UNSUPPORTED: UnsupportedError,
+    _capi.ERR_CONTEXT: ContextFullError,
+    _capi.ERR_DECODE: DecodeError,
+    _capi.ERR_FILE: ModelFileError,
+    _capi.ERR_MEMORY: DrafterMemoryError,
+}
+
+_HINTS: dict[int, str] = {
+    _capi.ERR_CONTEXT: "pass a larger n_ctx to Llama(), or stop at max_tokens",
+    _capi.ERR_FILE: "check the path, or download the file again",
+    _capi.ERR_MEMORY: 'a smaller n_ctx, a quantised drafter, or speculation="off"',
+}
+
+
+def check(status: int) -> None:
+    """Raise what a dw_status other than DW_OK stands for, with the library's own text."""
+    if status != _capi.OK:
+        text = (_capi.lib.dw_last_error() or b"").decode("utf-8", "replace")
+        raise _ERRORS.get(status, NativeError)(text, hint=_HINTS.get(status))

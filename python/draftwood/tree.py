@@ -1,0 +1,113 @@
+"""Draft trees as Python sees them: plain lists, and how the engine makes them out of candidates.
+
+Contract: dw_tree in src/include/draftwood.h. Knows no engine, no text. Test: tests/unit/test_tree.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood import _capi
+from draftwood.status import check
+
+_lib = _capi.lib
+
+
+@dataclass(frozen=True, slots=True)
+class Tree:
+    """Draft tokens and what they follow: node 0 is the newest token of the text, parents[i] < i."""
+
+    tokens: tuple[int, ...]
+    parents: tuple[int, ...]
+    log_probs: tuple[float, ...] = ()
+    """Of the path to each node, as the drafter sees it; all 0.0 where it gave none."""
+
+    def __len__(self) -> int:
+        return len(self.tokens)
+
+    @property
+    def depths(self) -> tuple[int, ...]:
+        """Steps from the root, by node."""
+        depths: list[int] = []
+        for parent in self.parents:
+            depths.append(depths[parent] + 1 if parent >= 0 else 0)
+        return tuple(depths)
+
+    def children(self, node: int) -> list[int]:
+        """Return the nodes that follow `node`."""
+        return [i for i, parent in enumerate(self.parents) if parent == node]
+
+    def walk(self, tokens: Sequence[int]) -> list[int]:
+        """Return the nodes of the longest path from the root whose tokens `tokens` begins with, root included."""
+        path = [0]
+        for token in tokens:
+            following = [i for i in self.children(path[-1]) if self.tokens[i] == token]
+            if not following:
+                break
+            path.append(following[0])
+        return path
+
+    def to_native(self) -> Any:
+        """Return it as a dw_tree. Errors: OptionError for more nodes than one holds, or a token out of range."""
+        raw = native_tree()
+        raw.n = len(self.tokens)  # refused by the library where it is too many
+        n = min(raw.n, _capi.MAX_TREE)
+        raw.tokens[:n] = self.tokens[:n]
+        raw.parents[:n] = self.parents[:n]
+        raw.log_probs[: len(self.log_probs[:n])] = self.log_probs[:n]
+        return raw
+
+    @classmethod
+    def from_native(cls, raw: Any) -> Tree:
+        """Convert a dw_tree."""
+        return cls(tuple(raw.tokens[: raw.n]), tuple(raw.parents[: raw.n]), tuple(raw.log_probs[: raw.n]))
+
+
+def native_tree() -> Any:
+    """Return an empty dw_tree."""
+    raw = _capi.Tree()
+    raw.struct_size = ctypes.sizeof(raw)
+    return raw
+
+
+def from_positions(
+    root: int, positions: Sequence[Sequence[tuple[int, float]]], budget: int, *, beside: float = 0.0
+) -> Tree:
+    """Return the tree of at most `budget` nodes from (token, log-probability) candidates by depth, best first.
+
+    Under nodes beside the path of all bests, `beside` is added to each step's log-probability.
+    Errors: OptionError for a budget out of range or positions of unequal length.
+    """
+    n_each = len(positions[0]) if positions else 0
+    flat = [pair for position in positions for pair in position]
+    tokens = (ctypes.c_int32 * len(flat))(*(token for token, _ in flat))
+    log_probs = (ctypes.c_float * len(flat))(*(log_prob for _, log_prob in flat))
+    raw = native_tree()
+    check(
+        _lib.dw_tree_from_positions(
+            root, tokens, log_probs, len(positions), n_each, budget, beside, ctypes.byref(raw)
+        )
+    )
+    return Tree.from_native(raw)
+
+
+def merge(tree: Tree, other: Tree) -> Tree:
+    """Return all nodes of both, what both have folded. Errors: OptionError where the roots differ."""
+    raw = tree.to_native()
+    check(_lib.dw_tree_merge(ctypes.byref(raw), ctypes.byref(other.to_native())))
+    return Tree.from_native(raw)
+
+
+def select(tree: Tree, budget: int, *, spine: int = 0) -> Tree:
+    """Return the `budget` most probable nodes by depth, the first `spine` of the most probable path among them."""
+    raw = native_tree()
+    check(_lib.dw_tree_select(ctypes.byref(tree.to_native()), budget, spine, ctypes.byref(raw)))
+    return Tree.from_native(raw)
+
+
+def bucket(n_nodes: int) -> int:
+    """Return how many rows a tree of n_nodes is verified in."""
+    return int(_lib.dw_tree_bucket(n_nodes))

@@ -67,6 +67,7 @@ def _make(llm: Any, plan: Plan, options: Options) -> Engine:
         length=_capi.LENGTH_FIXED if name is None else _capi.LENGTH_AUTO,
         checkpoint_bytes=options.checkpoint_bytes,
         curve=known,
+        tree_budget=plan.tree_budget,
     )
     engine.curve_name = name
     if name is not None and known is None:

@@ -20,6 +20,7 @@ from draftwood.tree import Tree, native_tree
 
 _lib = _capi.lib
 
+
 @dataclass(frozen=True, slots=True)
 class ModelInfo:
     """What a GGUF's header says."""

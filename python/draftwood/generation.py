@@ -134,6 +134,7 @@ class Generation(Base):  # type: ignore[misc]
             return
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
         self._sampler = sampler = self._init_sampler(**sampling)
+        self._engine.set_temperature(max(0.0, temp))
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)

@@ -29,7 +29,15 @@ from draftwood.drafting import make_engine, times_of
 from draftwood.engine import ModelInfo, probe_model
 from draftwood.errors import ClosedError, ModelFileError, OptionError, UnsupportedError
 from draftwood.generation import Base, Generation
-from draftwood.options import GIVEN_DRAFT_TOKENS, Options, check_context, check_sizes, needed_batch, plan
+from draftwood.options import (
+    GIVEN_DRAFT_TOKENS,
+    TREE_DRAFT_TOKENS,
+    Options,
+    check_context,
+    check_sizes,
+    needed_batch,
+    plan,
+)
 from draftwood.placement import tensor_overrides
 from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
@@ -38,8 +46,6 @@ fixes.apply()
 
 _DEFAULTS = Options()
 _SPOKEN = {"none": "off", "given": "draft_model"}
-# announced for later versions; upstream would swallow them as unknown keywords
-_NOT_YET = ("tree_budget",)
 
 
 class Llama(Generation):
@@ -47,9 +53,13 @@ class Llama(Generation):
 
     Takes every argument of llama-cpp-python's Llama, and:
         speculation: "auto" (draft with `drafter`, else with the model's MTP block if it has one), "off",
-            "mtp", "dflash", or "ngram" (what followed the last tokens where they stood before in the text).
+            "mtp", "dflash", "ngram" (what followed the last tokens where they stood before in the text), or
+            "tree" (as "auto" drafts, always in trees).
         drafter: path of a DFlash drafter's GGUF, made for this model.
-        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 16 with a draft_model of the caller's own).
+        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 8 with trees, 16 with a draft_model of the
+            caller's own).
+        tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
+            "tree", and at most 16 with "auto"; else drafts are chains).
         draft_p_min: end a draft where the drafter gives its path less than this probability.
         exact: on CPU, run kernels whose rows do not depend on each other's number, so that text is the same
             with drafting on and off, and after a prompt in one piece or in several. False takes llama.cpp's
@@ -74,6 +84,7 @@ class Llama(Generation):
         speculation: str = _DEFAULTS.speculation,
         drafter: str | None = _DEFAULTS.drafter,
         draft_tokens: int | None = None,
+        tree_budget: int | None = None,
         draft_model: Any = None,
         draft_p_min: float = _DEFAULTS.draft_p_min,
         exact: bool = _DEFAULTS.exact,
@@ -92,13 +103,12 @@ class Llama(Generation):
         self._pieces: Pieces | None = None
         self._timings: dict[str, Any] | None = None  # of the last completion
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
-        for name in _NOT_YET:
-            if kwargs.get(name) is not None:
-                raise UnsupportedError(f"{name}= is not in this version of draftwood; expected it left out")
         if drafter is not None:
             drafter = os.fsdecode(drafter)
         if draft_tokens is None:
-            draft_tokens = _DEFAULTS.draft_tokens if draft_model is None else GIVEN_DRAFT_TOKENS
+            in_trees = speculation == "tree" or tree_budget is not None
+            draft_tokens = TREE_DRAFT_TOKENS if in_trees else _DEFAULTS.draft_tokens
+            draft_tokens = draft_tokens if draft_model is None else GIVEN_DRAFT_TOKENS
         self._options = Options(
             speculation,  # type: ignore[arg-type]
             draft_tokens,
@@ -106,6 +116,7 @@ class Llama(Generation):
             exact,
             drafter,
             checkpoint_bytes,
+            tree_budget,
         )
         self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         self._placement = {
@@ -130,7 +141,9 @@ class Llama(Generation):
         check_sizes(kwargs)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
-            self._raised = raise_batch(kwargs, needed_batch(self._options.draft_tokens))
+            self._raised = raise_batch(
+                kwargs, needed_batch(self._options.draft_tokens, self._plan.tree_budget)
+            )
         super().__init__(model_path, **kwargs)
         # not given to upstream, which would store the logits of the whole context
         self.draft_model = draft_model if self._plan.drafter == "given" else None
@@ -219,6 +232,11 @@ class Llama(Generation):
     def speculation_reason(self) -> str:
         """Why nothing is drafted; empty when a drafter runs."""
         return self._plan.reason
+
+    @property
+    def tree_refusal(self) -> str:
+        """Why drafts are chains here whatever tree_budget says; empty where they can be trees."""
+        return self._engine.tree_refusal if self._engine else self._plan.reason
 
     @property
     def speculation_stats(self) -> SpeculationStats | None:

@@ -9,15 +9,19 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from draftwood.errors import OptionError, UnsupportedError
+from draftwood.tree import bucket
 
 Drafter = Literal["none", "mtp", "dflash", "ngram", "given"]
-Speculation = Literal["auto", "off", "mtp", "dflash", "ngram"]
+Speculation = Literal["auto", "off", "mtp", "dflash", "ngram", "tree"]
 
-SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "dflash", "ngram")
+SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "dflash", "ngram", "tree")
 HYBRID_ARCHITECTURES = ("qwen35", "qwen35moe")
 DEFAULT_DRAFT_TOKENS = 4
 GIVEN_DRAFT_TOKENS = 16  # where the caller's own draft_model says how long drafts are
+TREE_DRAFT_TOKENS = 8  # longest path of a tree
 MAX_DRAFT_TOKENS = 63
+DEFAULT_TREE_BUDGET = 16
+MAX_TREE_BUDGET = 64
 DEFAULT_DRAFT_P_MIN = 0.0
 DEFAULT_CHECKPOINT_BYTES = 512 << 20
 EXACT_ROWS = (1 << 31) - 1  # batches of any size
@@ -38,6 +42,8 @@ class Options:
     """Path of a DFlash drafter's GGUF."""
     checkpoint_bytes: int = DEFAULT_CHECKPOINT_BYTES
     """Host memory for copies of recurrent state that later prompts go back to; 0 keeps none."""
+    tree_budget: int | None = None
+    """Rows of a verify where drafts are trees, the newest token's included; None: as `speculation` has it."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -62,6 +68,8 @@ class Options:
                 f"checkpoint_bytes is {self.checkpoint_bytes!r}; expected a number of bytes, 0 or more",
                 hint="checkpoint_bytes=256 << 20",
             )
+        if self.tree_budget is not None:
+            self._check_tree_budget(self.tree_budget)
         if self.speculation == "dflash" and self.drafter is None:
             raise OptionError(
                 'found speculation="dflash" without a drafter; expected the path of its GGUF',
@@ -73,6 +81,15 @@ class Options:
                 hint='speculation="dflash", or "auto"',
             )
 
+    def _check_tree_budget(self, budget: Any) -> None:
+        if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= MAX_TREE_BUDGET:
+            raise OptionError(
+                f"tree_budget is {budget!r}; expected 1 to {MAX_TREE_BUDGET} nodes",
+                hint="leave it out for chains",
+            )
+        if self.speculation == "off":
+            raise OptionError(f'found tree_budget={budget} beside speculation="off"; expected a drafter')
+
 
 @dataclass(frozen=True, slots=True)
 class Plan:
@@ -83,6 +100,8 @@ class Plan:
     """Why nothing is drafted; empty when a drafter runs."""
     n_rs_seq: int
     """Recurrent snapshots that roll a whole draft back; 0 where a verify leaves the state alone."""
+    tree_budget: int = 0
+    """Most rows of a verify whose draft is a tree; 0: drafts are chains."""
 
 
 # llama-cpp-python arguments with which a context never generates token by token
@@ -107,13 +126,20 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
     if refusal is None:
         on_cpu = not can_offload or arguments.get("n_gpu_layers", 0) == 0
         keeps_state = on_cpu or info.architecture not in HYBRID_ARCHITECTURES
-        return Plan(drafter, "", 0 if keeps_state else options.draft_tokens)
+        return Plan(drafter, "", 0 if keeps_state else options.draft_tokens, _budget(options, drafter))
     if options.speculation == "auto":
         return _without(refusal)
     raise UnsupportedError(
         f"speculation={options.speculation!r} cannot run: {refusal}",
         hint='speculation="auto" drafts where it can and decodes plainly elsewhere',
     )
+
+
+def _budget(options: Options, drafter: Drafter) -> int:
+    if options.tree_budget is not None:
+        return options.tree_budget
+    branches = options.speculation in ("auto", "tree") and drafter in ("mtp", "dflash")
+    return DEFAULT_TREE_BUDGET if branches else 0
 
 
 def _drafter(options: Options, arguments: dict[str, Any]) -> Drafter:
@@ -172,12 +198,13 @@ def _refusal_of_mtp(info: Any) -> str | None:
 _REFUSALS = {"mtp": _refusal_of_mtp, "dflash": _refusal_of_dflash}  # the others run on any model
 
 
-def needed_batch(draft_tokens: int) -> int:
+def needed_batch(draft_tokens: int, tree_budget: int) -> int:
     """Return the smallest n_batch (= n_ubatch) in which a draft fits.
 
-    A verify has draft_tokens + 1 rows; with n_rs_seq snapshots llama.cpp wants n_ubatch > n_rs_seq + 1.
+    A verify has draft_tokens + 1 rows, with n_rs_seq snapshots llama.cpp wants n_ubatch > n_rs_seq + 1; that of a
+    tree has as many as its bucket.
     """
-    return draft_tokens + 2
+    return max(draft_tokens + 2, bucket(tree_budget))
 
 
 def check_context(options: Options, n_ctx: int) -> None:

@@ -28,14 +28,19 @@ _OVERRIDE = "DRAFTWOOD_LIB_PATH"
 
 @click.command("doctor")
 @click.argument("model", required=False)
+@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for MODEL.")
+@click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
+@click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...", help="RPC servers that take layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
-def command(ctx: click.Context, model: str | None, as_json: bool) -> None:
+def command(ctx: click.Context, /, model: str | None, as_json: bool, **wishes: Any) -> None:
     """Show what this installation is and which fast paths are in force; with MODEL, what it would run.
 
     Exits with 1 if something that draftwood promises is broken, and says how to mend it.
     """
-    facts = examine(model)
+    if model is None and wishes["drafter"] is not None:
+        raise click.UsageError("found --drafter without MODEL; expected the model that it drafts for")
+    facts = examine({"model": model, **wishes})
     facts["paths"] = paths(facts)
     facts["problems"] = problems(facts)
     click.echo(json.dumps(facts, indent=1) if as_json else describe(facts))
@@ -46,13 +51,13 @@ def command(ctx: click.Context, model: str | None, as_json: bool) -> None:
 # ---- facts ----
 
 
-def examine(model: str | None) -> Facts:
-    """Return all facts. `library` is {"error": ...} where it cannot be used."""
+def examine(wishes: Facts) -> Facts:
+    """Return all facts, with the arguments of native.facts. `library` is {"error": ...} if it is unusable."""
     return {
         "draftwood": metadata.version("draftwood"),
         "python": f"{platform.python_version()} at {sys.executable}",
         "platform": platform.platform(),
-        "library": _library(model),
+        "library": _library(wishes),
         "library_override": os.environ.get(_OVERRIDE),
         "llama_cpp": _llama_cpp(),
         "server": _server(),
@@ -60,8 +65,8 @@ def examine(model: str | None) -> Facts:
     }
 
 
-def _library(model: str | None) -> Facts:
-    command = [sys.executable, "-m", "draftwood.cli.native", *([model] if model else [])]
+def _library(wishes: Facts) -> Facts:
+    command = [sys.executable, "-m", "draftwood.cli.native", json.dumps(wishes)]
     done = subprocess.run(command, capture_output=True, text=True, check=False)
     if done.returncode == 0:
         facts: Facts = json.loads(done.stdout.splitlines()[-1])
@@ -140,7 +145,7 @@ def _library_problems(facts: Facts) -> list[dict[str, str]]:
         )
     if build["rpc"] and not library["rpc"]:
         found.append(_problem("the RPC backend was built, but its library does not load", reinstall))
-    return found
+    return [*found, *library["refused"]]
 
 
 def _server_problems(facts: Facts) -> list[dict[str, str]]:
@@ -161,13 +166,15 @@ def paths(facts: Facts) -> list[Facts]:
         return []
     build = library["build"]
     gpus = [device["name"] for device in library["devices"] if "GPU" in device["type"]]
+    cuda = [d["name"] for d in library["devices"] if "GPU" in d["type"] and d["backend"] != "RPC"]
     exact = "on the CPU, with exact=True (default)"
     if gpus:
         exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
     return [
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
-        _mtp(library.get("model")),
-        _path("CUDA", build["cuda"] and bool(gpus), _cuda_reason(build["cuda"], gpus)),
+        _drafting(library["model"]),
+        _trees(library["model"]),
+        _path("CUDA", build["cuda"] and bool(cuda), _cuda_reason(build["cuda"], cuda)),
         _path("RPC", library["rpc"], facts["rpc_server"] if library["rpc"] else "built with GGML_RPC=OFF"),
     ]
 
@@ -176,12 +183,28 @@ def _path(name: str, on: bool, reason: str | None) -> Facts:
     return {"name": name, "on": on, "reason": reason or ""}
 
 
-def _mtp(model: Facts | None) -> Facts:
+def _drafting(model: Facts | None) -> Facts:
     if model is None:
         return _path("MTP drafting", True, "for qwen35 and qwen35moe files with an MTP block")
     if "error" in model:
         return _path("MTP drafting", False, "the model file cannot be read")
-    return _path("MTP drafting", model["drafter"] == "mtp", model["reason"])
+    name = "MTP drafting" if model["drafter_path"] is None else "DFlash drafting"
+    return _path(name, model["drafter"] != "none", model["reason"])
+
+
+def _trees(model: Facts | None) -> Facts:
+    """Say how a round is verified: as a tree, or as a chain and why."""
+    name = "draft trees"
+    if model is None:
+        return _path(name, True, "for qwen35 and qwen35moe files whose layers are all on the CPU")
+    if "error" in model or model["drafter"] == "none":
+        return _path(name, False, "nothing is drafted")
+    if model["tree_refusal"]:
+        chain = f"rounds are chains, with {model['recurrent_snapshots']} snapshots of the recurrent state"
+        return _path(name, False, f"{chain}: {model['tree_refusal']}")
+    return _path(
+        name, True, "a verify only reads the recurrent state, and a commit applies what was accepted"
+    )
 
 
 def _cuda_reason(built: bool, gpus: list[str]) -> str:
@@ -254,6 +277,7 @@ def _model_lines(library: Facts) -> list[str]:
         ),
     ]
     drafter = model["drafter"] if model["drafter"] != "none" else f"none: {model['reason']}"
+    drafter += f", {model['drafter_path']}" if model["drafter_path"] else ""
     lines.append(_line("drafter", drafter))
     if model["drafter"] != "none":
         needs = f"{model['recurrent_snapshots']} recurrent snapshots, n_batch and n_ubatch at least"

@@ -1,7 +1,7 @@
 """What the library says about itself and about a model file, as JSON, for `draftwood doctor`.
 
-Runs as a process of its own (`python -m draftwood.cli.native [MODEL]`): a library that cannot be loaded, or
-that ends its process (wheels built for another CPU do), is then a finding like any other.
+Runs as a process of its own (`python -m draftwood.cli.native JSON`, the arguments of `facts`): a library that
+cannot be loaded, or that ends its process (wheels built for another CPU do), is a finding like any other.
 """
 
 from __future__ import annotations
@@ -12,12 +12,12 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftwood import _capi
+from draftwood import _capi, rpc
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.devices import devices
+from draftwood.devices import cards, describe, devices
 from draftwood.engine import build_info, probe_model
-from draftwood.errors import ModelFileError
+from draftwood.errors import DraftwoodError, ModelFileError
 from draftwood.options import Options, needed_batch, plan
 
 
@@ -47,39 +47,79 @@ def loaded_files() -> list[str]:
     )
 
 
-def model_facts(path: str) -> dict[str, Any]:
-    """Return a GGUF's header, what would draft and why not, what a draft needs; or {"error": ...}."""
-    options = Options()
+def model_facts(
+    path: str, *, drafter: str | None, n_gpu_layers: int, layer_devices: list[str]
+) -> dict[str, Any]:
+    """Return a GGUF's header, what would draft and why not, what a draft needs; or {"error": ...}.
+
+    layer_devices: names of the devices that layers go to with n_gpu_layers.
+    """
+    options = Options(drafter=drafter)
     try:
         info = probe_model(path)
     except ModelFileError as error:
         return {"path": path, "error": error.message, "hint": error.hint}
-    planned = plan(options, info, {})
+    planned = plan(options, info, {"n_gpu_layers": n_gpu_layers}, can_offload=bool(layer_devices))
     return {
         "path": path,
         **asdict(info),
         "drafter": planned.drafter,
+        "drafter_path": drafter,
         "reason": planned.reason,
         "draft_tokens": options.draft_tokens,
         "smallest_n_batch": needed_batch(options.draft_tokens) if planned.drafter != "none" else 1,
         "recurrent_snapshots": planned.n_rs_seq,
+        "tree_refusal": tree_refusal(planned.n_rs_seq, n_gpu_layers, layer_devices),
     }
 
 
-def facts(model: str | None) -> dict[str, Any]:
-    """Return everything that only the loaded library can tell."""
+def _dflash_file(path: str) -> str:
+    """Return the path of a DFlash drafter's GGUF. Errors: ModelFileError for another file."""
+    found = probe_model(path).architecture
+    if found != "dflash":
+        raise ModelFileError(f"{path} has architecture {found!r}; expected a DFlash drafter ('dflash')")
+    return path
+
+
+def tree_refusal(snapshots: int, n_gpu_layers: int, layer_devices: list[str]) -> str:
+    """Say why rounds of a context with these snapshots are chains; "" where they are trees.
+
+    Told from the plan, before a model is loaded: a loaded one says it by `Engine.tree_refusal`.
+    """
+    if snapshots == 0:
+        return ""
+    return f"n_gpu_layers={n_gpu_layers} puts layers on {', '.join(layer_devices)}, without the tree ops"
+
+
+def facts(
+    model: str | None, drafter: str | None = None, n_gpu_layers: int = 0, rpc_servers: str | None = None
+) -> dict[str, Any]:
+    """Return everything that only the loaded library can tell; arguments as those of `Llama`."""
+    remote: list[dict[str, Any]] = []
+    refused = []
+    try:
+        servers = rpc.connect(rpc_servers, n_gpu_layers)
+        remote = [describe(device) for device in servers.devices] if servers else []
+        drafter = _dflash_file(drafter) if drafter else None
+    except DraftwoodError as error:
+        refused.append({"found": error.message, "fix": error.hint or "leave the option out"})
+        drafter = None
+    names = [device["name"] for device in (*remote, *map(describe, cards()))]
     return {
         "build": build_info(),
         "api_version": _capi.API_VERSION,
         "python_files_version": python_files_version,
         "library": _capi.lib._name,
         "loaded": loaded_files(),
-        "devices": devices(),
+        "devices": [*devices(), *remote],
+        "refused": refused,
         "features": features(),
         "rpc": bool(native.llama_supports_rpc()),
-        "model": model_facts(model) if model else None,
+        "model": model_facts(model, drafter=drafter, n_gpu_layers=n_gpu_layers, layer_devices=names)
+        if model
+        else None,
     }
 
 
 if __name__ == "__main__":
-    print(json.dumps(facts(sys.argv[1] if len(sys.argv) > 1 else None)))
+    print(json.dumps(facts(**json.loads(sys.argv[1]))))

@@ -12,8 +12,8 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.errors import ContextFullError
 from draftwood.tree import Tree, bucket
 
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
@@ -30,39 +30,36 @@ CACHES = {
 }
 
 
-@pytest.fixture
-def tree_rig(rig):
-    """Rigs on which trees can be verified; without MTP block the snapshots' way has none."""
-    if rig.rollback == "snapshots":
-        pytest.skip("a context with snapshots verifies chains only")
-    return rig
+# contexts with snapshots of their state verify chains only
+pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
 
 
 def grow(chance: random.Random, run: Run, done: int, size: int, accept: int) -> Tree:
-    """Return a tree of `size` nodes after `done` tokens of `run`, the next `accept` of which are on one of its paths."""
-    parents, true = [-1], [0]  # the nodes with the run's tokens
-    for i in range(1, size):
-        parents.append(chance.randint(parents[-1] if i > 1 else 0, i - 1))
+    """Return a random tree of `size` nodes after `done` tokens of `run`.
+
+    One of its paths, no longer than `accept`, has the run's next tokens; no other node has a token that could follow.
+    """
+    parents = [-1, 0, 0][:size]
+    for i in range(3, size):
+        parents.append(chance.randint(parents[-1], i - 1))
     depths = Tree(tuple(parents), tuple(parents)).depths
-    deepest = max(depths)
-    accept = min(accept, deepest)
-    path = [0]
-    node = next(i for i in range(size) if depths[i] >= accept)
+    node = max(i for i in range(size) if depths[i] <= accept)
+    true = set()
     while node > 0:
-        path.append(node)
+        true.add(node)
         node = parents[node]
-    true = set(path)
-    tokens, used = [run.tokens[done - 1]], {}
+    tokens = [run.tokens[done - 1]]
     for i in range(1, size):
         right = run.tokens[done - 1 + depths[i]]
-        siblings = used.setdefault(parents[i], set())
-        if i in true:
-            token = right
-        else:  # also below the true path's end: never the token that follows
-            token = next(t for t in iter(lambda: chance.randrange(len(run.rows[0])), None) if t not in {right, *siblings})
-        siblings.add(token)
-        tokens.append(token)
+        taken = {right, *(tokens[j] for j in range(1, i) if parents[j] == parents[i])}
+        free = [token for token in range(len(run.rows[0])) if token not in taken]
+        tokens.append(right if i in true else chance.choice(free))
     return Tree(tuple(tokens), tuple(parents))
+
+
+def true_length(run: Run, done: int, tree: Tree) -> int:
+    """Return how many tokens of the run the tree holds after its root."""
+    return len(tree.walk(run.tokens[done:])) - 1
 
 
 def follow_tree(rig: Rig, run: Run, done: int, tree: Tree, accept: int, take: int | None = None) -> int:
@@ -84,17 +81,19 @@ def follow_tree(rig: Rig, run: Run, done: int, tree: Tree, accept: int, take: in
 
 @pytest.mark.parametrize("budget", BUDGETS)
 @pytest.mark.parametrize("preset", HYBRIDS)
-def test_random_trees_of_every_budget(tree_rig, run_of, preset, budget):
+def test_random_trees_of_every_budget(rig, run_of, preset, budget):
     run = run_of(preset)
-    r = tree_rig(preset, tree_budget=budget)
+    r = rig(preset, tree_budget=budget)
     chance = random.Random(budget)
     done = 1
     assert r.start() == run.tokens[0]
     while done < 100:
         accept = chance.randint(0, 6)
         tree = grow(chance, run, done, chance.randint(max(1, budget // 2), budget), accept)
-        accept = min(accept, max(tree.depths))
-        done = follow_tree(r, run, done, tree, accept, chance.choice([None, None, chance.randint(0, accept + 1)]))
+        accept = true_length(run, done, tree)
+        done = follow_tree(
+            r, run, done, tree, accept, chance.choice([None, None, chance.randint(1, accept + 1)])
+        )
     check_plain(r, run, done)
     stats = r.engine.stats()
     assert (stats.tree_rounds > 0) == (budget > 2)
@@ -102,11 +101,11 @@ def test_random_trees_of_every_budget(tree_rig, run_of, preset, budget):
 
 
 @pytest.mark.parametrize("cache", CACHES)
-@pytest.mark.parametrize("preset", [*HYBRIDS, "gqa", "odd"])
-def test_every_row_is_that_of_its_path(tree_rig, run_of, preset, cache):
+@pytest.mark.parametrize("preset", [*HYBRIDS, "gqa", "much-attention"])
+def test_every_row_is_that_of_its_path(rig, run_of, preset, cache):
     """Also rows that nobody accepts, at every kind of KV cache."""
     settings: dict[str, Any] = {"draft_tokens": 20, **CACHES[cache]}
-    r, plain = tree_rig(preset, tree_budget=24, **settings), tree_rig(preset, **settings)
+    r, plain = rig(preset, tree_budget=24, **settings), rig(preset, **settings)
     chance = random.Random(5)
     run = run_of(preset)
     for size in (2, 5, 9, 24):
@@ -129,10 +128,10 @@ def test_every_row_is_that_of_its_path(tree_rig, run_of, preset, cache):
 
 
 @pytest.mark.parametrize("cache", CACHES)
-def test_a_commit_leaves_what_plain_decoding_leaves(tree_rig, run_of, cache):
+def test_a_commit_leaves_what_plain_decoding_leaves(rig, run_of, cache):
     """Saved states hold cells in their order, positions and the recurrent state: they are equal byte for byte."""
     settings: dict[str, Any] = {"draft_tokens": 8, **CACHES[cache]}
-    r, plain = tree_rig(tree_budget=16, **settings), tree_rig(**settings)
+    r, plain = rig(tree_budget=16, **settings), rig(**settings)
     run = plain.reference(60)
     chance = random.Random(3)
     done = 1
@@ -140,46 +139,49 @@ def test_a_commit_leaves_what_plain_decoding_leaves(tree_rig, run_of, cache):
     while done < 50:
         accept = chance.randint(0, 5)
         tree = grow(chance, run, done, chance.randint(1, 16), accept)
-        done = follow_tree(r, run, done, tree, min(accept, max(tree.depths)))
+        done = follow_tree(r, run, done, tree, true_length(run, done, tree))
         plain.start()
         plain.plain(run.tokens[0], done - 1)
         assert r.save() == plain.save()
     assert r.engine.stats().tree_rounds > 5
 
 
-def test_padding_is_neither_seen_nor_kept(tree_rig, run_of):
+def test_padding_is_neither_seen_nor_kept(rig, run_of):
     run = run_of("moe-mtp")
-    r = tree_rig(tree_budget=64)
+    r = rig(tree_budget=64)
     chance = random.Random(9)
     for size in (3, 5, 9, 13, 17, 25, 33, 49):
         r.start()
         r.engine.stats_reset()
-        done = follow_tree(r, run, 1, grow(chance, run, 1, size, 2), 2)
+        tree = grow(chance, run, 1, size, 2)
+        done = follow_tree(r, run, 1, tree, true_length(run, 1, tree))
         assert r.engine.stats().padding == bucket(size) - size > 0
         check_plain(r, run, done)
 
 
-def test_near_the_end_of_the_context(tree_rig, run_of):
+def test_near_the_end_of_the_context(rig, run_of):
     """A tree whose padding has no cells goes without; one that has none itself is refused."""
-    run = run_of("moe-mtp")
     n_ctx = 256
-    r = tree_rig(tree_budget=16, n_ctx=n_ctx)
+    run = run_of("moe-mtp", n=260)
+    r = rig(tree_budget=16, n_ctx=n_ctx)
     chance = random.Random(4)
     r.start()
-    _, _ = r.plain(run.tokens[0], n_ctx - len(PROMPT) - 9)
     done = n_ctx - len(PROMPT) - 8
-    tree = grow(chance, run, done, 10, 2)
-    with pytest.raises(Exception, match="10 nodes at position 247 of a context of 256"):
-        r.engine.propose_tree(tree)
+    r.plain(run.tokens[0], done - 1)
+    assert r.engine.n_past == n_ctx - 9
+    with pytest.raises(ContextFullError, match="10 nodes at position 247 of a context of 256"):
+        r.engine.propose_tree(grow(chance, run, done, 10, 2))
     tree = grow(chance, run, done, 9, 2)
-    done = follow_tree(r, run, done, tree, 2)
+    done = follow_tree(r, run, done, tree, true_length(run, done, tree))
     assert r.engine.stats().padding == 0
+    with pytest.raises(ContextFullError):
+        r.plain(run.tokens[done - 1], 10)
 
 
 @pytest.mark.parametrize("drafter", [NONE, MTP], ids=["no-drafter", "mtp"])
-def test_trees_chains_and_plain_steps_mix(tree_rig, run_of, drafter):
+def test_trees_chains_and_plain_steps_mix(rig, run_of, drafter):
     run = run_of("moe-mtp")
-    r = tree_rig(drafter=drafter, tree_budget=12)
+    r = rig(drafter=drafter, tree_budget=12)
     chance, done = random.Random(8), 1
     r.start()
     while done < 120:
@@ -189,10 +191,8 @@ def test_trees_chains_and_plain_steps_mix(tree_rig, run_of, drafter):
             assert np.array_equal(rows[1], run.rows[done + 1])
             done += 2
             continue
-        accept = chance.randint(0, 4)
-        tree = grow(chance, run, done, 12 if kind == 1 else 6, accept)
+        tree = grow(chance, run, done, 12, chance.randint(0, 4))
         if kind == 2:
             tree = Tree(tuple(run.tokens[done - 1 : done + 5]), (-1, 0, 1, 2, 3, 4))
-            accept = 5
-        done = follow_tree(r, run, done, tree, min(accept, max(tree.depths)))
+        done = follow_tree(r, run, done, tree, true_length(run, done, tree))
     check_plain(r, run, done)

@@ -397,7 +397,8 @@ def test_doctor_tells_the_pin_and_the_patches_of_this_checkout(planted):
         os.path.realpath(folder)
     }
     in_force = {path["name"]: path["on"] for path in found["paths"]}
-    assert in_force == {"row-exact kernels": True, "MTP drafting": True, "CUDA": build["cuda"], "RPC": True}
+    expected = {"row-exact kernels", "MTP drafting", "draft trees", "RPC"}
+    assert in_force == {**dict.fromkeys(expected, True), "CUDA": build["cuda"]}
     model = found["library"]["model"]
     assert (model["architecture"], model["n_layer_nextn"], model["drafter"]) == ("qwen35moe", 1, "mtp")
     assert model["file_bytes"] == os.path.getsize(planted)
@@ -410,6 +411,22 @@ def test_doctor_says_why_a_model_does_not_draft_and_what_is_wrong_with_a_file(gg
     done = draftwood("doctor", __file__, text=True)
     assert done.returncode == 1
     assert re.search(r"broken: .* is not a GGUF file.*\nfix: ", done.stdout)
+
+
+def test_doctor_knows_a_drafter_file_and_one_that_is_none(gguf, tmp_path):
+    trained = ROOT / "models" / "tiny-moe"
+    model, drafter = str(trained / "tiny-moe-f16.gguf"), str(trained / "dflash-f16.gguf")
+    done = draftwood("doctor", model, "--drafter", drafter, text=True)
+    assert done.returncode == 0
+    assert re.search(r"yes +DFlash drafting\n", done.stdout)
+    assert re.search(rf"drafter +dflash, {drafter}\n", done.stdout)
+    for other, words in (
+        (model, "architecture 'qwen35moe'; expected a DFlash drafter"),
+        (__file__, "no.* GGUF"),
+    ):
+        done = draftwood("doctor", model, "--drafter", other, text=True)
+        assert done.returncode == 1
+        assert re.search(f"broken: .*{words}.*\nfix: ", done.stdout)
 
 
 def test_a_library_that_cannot_be_used_is_a_finding(planted, tmp_path, monkeypatch):

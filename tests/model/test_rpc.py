@@ -61,7 +61,8 @@ said = {"off": tokens(plain, 24)}
 if wishes:
     llm = Llama(model, n_gpu_layers=layers, **wishes, **common)
     said["on"], stats = tokens(llm, 24), llm.speculation_stats
-    said |= {"drafted": stats.drafted, "accepted": stats.accepted, "snapshots": llm.context_params.n_rs_seq}
+    said |= {"drafted": stats.drafted, "accepted": stats.accepted, "trees": stats.tree_rounds,
+             "snapshots": llm.context_params.n_rs_seq, "refusal": llm.tree_refusal}
     llm.close()
     agreed = []
     for prompt, drafted in zip(prompts, said["on"]):
@@ -199,10 +200,11 @@ def client(python: Callable[..., Any]) -> Callable[..., dict[str, Any]]:
     [
         {"speculation": "mtp"},
         {"speculation": "dflash", "drafter": DRAFTER},
-        pytest.param({"speculation": "mtp", "draft_tokens": 8}, marks=pytest.mark.slow),
+        {"speculation": "tree", "draft_tokens": 6},
         pytest.param({"speculation": "ngram"}, marks=pytest.mark.slow),
+        pytest.param({"speculation": "mtp", "offload_kqv": False}, marks=pytest.mark.slow),
     ],
-    ids=["mtp", "dflash", "mtp-8", "ngram"],
+    ids=["mtp", "dflash", "tree", "ngram", "kv-here"],
 )
 def test_a_server_stays_alive_with_a_speculating_client(tapped, client, wishes):
     tap, process = tapped
@@ -210,7 +212,8 @@ def test_a_server_stays_alive_with_a_speculating_client(tapped, client, wishes):
     assert found["drafted"] > 0
     assert found["accepted"] > 0
     assert found["agreement"] >= 0.95
-    assert found["snapshots"] == wishes.get("draft_tokens", 4), "a chain: the state is on the server"
+    assert found["snapshots"] == wishes.get("draft_tokens", 4)
+    assert (found["trees"], found["refusal"] != "") == (0, True), "a chain, and the reason is said"
     assert client(tap.address)["off"] == found["off"], "and serves a second client"
     assert process.poll() is None
     assert tap.error is None
@@ -291,6 +294,21 @@ def test_run_on_a_server(server):
     done = draftwood(*options, "--rpc", server[0])
     assert (done.returncode, done.stdout) == (1, "")
     assert re.search(r"beside n_gpu_layers=0.*\n\nhint: n_gpu_layers=-1", done.stderr)
+
+
+def test_doctor_says_why_rounds_are_chains(server):
+    options = ["doctor", MODEL, "--n-gpu-layers", "-1"]
+    done = draftwood(*options, "--rpc", server[0])
+    assert done.returncode == 0, done.stdout + done.stderr
+    assert re.search(rf"device +RPC0: {server[0]}, GPU", done.stdout)
+    chains = "rounds are chains, with 4 snapshots of the recurrent state: n_gpu_layers=-1 puts layers on RPC0"
+    assert re.search(rf"no +draft trees: {chains}.*, without the tree ops", done.stdout)
+    assert server[1].poll() is None
+    server[1].kill()
+    server[1].wait()
+    done = draftwood(*options, "--rpc", server[0])
+    assert done.returncode == 1
+    assert f"broken: no RPC server answers at {server[0]}" in done.stdout
 
 
 # ---- what goes wrong ----

@@ -379,7 +379,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     library = {"build": {**build, **changes.pop("build", {})}, "api_version": 1,
                "library": "/lib/libllama.so", "python_files_version": "1.2.3", "loaded": [],
                "devices": [device], "features": {"CPU": ["AVX2"]},
-               "rpc": True, "model": None, **changes.pop("library", {})}  # fmt: skip
+               "rpc": True, "refused": [], "model": None, **changes.pop("library", {})}  # fmt: skip
     return {"draftwood": "9.9.9", "python": "3", "platform": "here", "library_override": None,
             "library": library, "llama_cpp": {"kind": "absent"},
             "server": {"path": "/bin/llama-server", "runs": True, "said": "version"},
@@ -433,25 +433,61 @@ def reasons(given: dict[str, Any]) -> dict[str, tuple[bool, str]]:
 def test_doctor_says_why_cuda_is_not_in_force():
     assert "not built in" in reasons(facts())["CUDA"][1]
     assert "no device answers" in reasons(facts(build={"cuda": True}))["CUDA"][1]
-    gpu = {"name": "CUDA0", "type": "GPU"}
+    gpu = {"name": "CUDA0", "type": "GPU", "backend": "CUDA"}
     with_gpu = reasons(
         facts(build={"cuda": True}, library={"devices": [{"type": "CPU", "name": "CPU"}, gpu]})
     )
     assert with_gpu["CUDA"] == (True, "CUDA0")
     assert "CUDA0" in with_gpu["row-exact kernels"][1]
     assert not reasons(facts(library={"devices": [gpu]}))["row-exact kernels"][0]
+    remote = {"name": "RPC0", "type": "GPU", "backend": "RPC"}
+    assert (
+        "no device answers" in reasons(facts(build={"cuda": True}, library={"devices": [remote]}))["CUDA"][1]
+    )
+
+
+MODEL_FACTS = {"path": "m.gguf", "architecture": "qwen35moe", "n_layer_nextn": 1, "n_tensors": 5,
+               "file_bytes": 9 << 30, "drafter": "mtp", "drafter_path": None, "reason": "", "draft_tokens": 5,
+               "smallest_n_batch": 7, "recurrent_snapshots": 0, "tree_refusal": ""}  # fmt: skip
 
 
 def test_doctor_says_what_drafts_for_a_model():
-    model = {"path": "m.gguf", "architecture": "qwen35moe", "n_layer_nextn": 1, "n_tensors": 5,
-             "file_bytes": 9 << 30, "drafter": "mtp", "reason": "", "draft_tokens": 5, "smallest_n_batch": 7,
-             "recurrent_snapshots": 5}  # fmt: skip
+    model = MODEL_FACTS
     given = facts(library={"model": model})
     assert reasons(given)["MTP drafting"] == (True, "")
     assert "do not fit" in judged(given)[1]
     given = facts(library={"model": {**model, "drafter": "none", "reason": "found no MTP block"}})
     assert reasons(given)["MTP drafting"] == (False, "found no MTP block")
     assert "none: found no MTP block" in judged(given)[1]
+    given = facts(library={"model": {**model, "drafter": "dflash", "drafter_path": "d.gguf"}})
+    assert reasons(given)["DFlash drafting"] == (True, "")
+    assert re.search(r"drafter +dflash, d\.gguf", judged(given)[1])
+
+
+def test_doctor_says_how_a_round_is_verified():
+    assert reasons(facts())["draft trees"][0]
+    on, reason = reasons(facts(library={"model": MODEL_FACTS}))["draft trees"]
+    assert on
+    assert "only reads the recurrent state" in reason
+    chain = {**MODEL_FACTS, "recurrent_snapshots": 5, "tree_refusal": "layers on CUDA0"}
+    on, reason = reasons(facts(library={"model": chain}))["draft trees"]
+    assert not on
+    assert reason.endswith("chains, with 5 snapshots of the recurrent state: layers on CUDA0")
+    for nothing in ({**MODEL_FACTS, "drafter": "none"}, {"error": "no GGUF", "hint": None}):
+        assert not reasons(facts(library={"model": nothing}))["draft trees"][0]
+
+
+def test_doctor_counts_what_was_asked_for_and_refused_as_broken():
+    refused = {"found": "no RPC server answers at a:1", "fix": "start one"}
+    found, words = judged(facts(library={"refused": [refused]}))
+    assert found == [refused]
+    assert "no RPC server answers at a:1\nfix: start one" in words
+
+
+def test_doctor_takes_a_drafter_for_a_model_only():
+    result = invoke("doctor", "--drafter", "d.gguf")
+    assert result.exit_code == 2
+    assert "found --drafter without MODEL" in result.stderr
 
 
 @pytest.mark.parametrize(
@@ -462,9 +498,9 @@ def test_doctor_says_whose_llama_cpp_it_is(kind, words):
 
 
 def test_doctor_exits_with_1_only_if_something_is_broken(monkeypatch):
-    monkeypatch.setattr(doctor_module, "examine", lambda model: facts())
+    monkeypatch.setattr(doctor_module, "examine", lambda wishes: facts())
     assert invoke("doctor").exit_code == 0
-    monkeypatch.setattr(doctor_module, "examine", lambda model: facts(library={"rpc": False}))
+    monkeypatch.setattr(doctor_module, "examine", lambda wishes: facts(library={"rpc": False}))
     assert invoke("doctor").exit_code == 1
 
 

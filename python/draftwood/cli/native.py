@@ -60,6 +60,7 @@ def model_facts(
     except ModelFileError as error:
         return {"path": path, "error": error.message, "hint": error.hint}
     planned = plan(options, info, {"n_gpu_layers": n_gpu_layers}, can_offload=bool(layer_devices))
+    needed = needed_batch(options.draft_tokens, planned.tree_budget)
     return {
         "path": path,
         **asdict(info),
@@ -67,7 +68,7 @@ def model_facts(
         "drafter_path": drafter,
         "reason": planned.reason,
         "draft_tokens": options.draft_tokens,
-        "smallest_n_batch": needed_batch(options.draft_tokens) if planned.drafter != "none" else 1,
+        "smallest_n_batch": 1 if planned.drafter == "none" else needed,
         "recurrent_snapshots": planned.n_rs_seq,
         "tree_refusal": tree_refusal(planned.n_rs_seq, n_gpu_layers, layer_devices),
     }

@@ -168,8 +168,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_tree_from_positions": (
         _STATUS,
         [
-            *(Token, _P(Token), _P(ctypes.c_float), ctypes.c_int32, ctypes.c_int32, ctypes.c_int32),
-            *(ctypes.c_float, _P(Tree)),
+            *(Token, _P(Token), _P(ctypes.c_float)),
+            *(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_float, _P(Tree)),
         ],
     ),
     "dw_tree_merge": (_STATUS, [_P(Tree), _P(Tree)]),

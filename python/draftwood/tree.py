@@ -41,7 +41,7 @@ class Tree:
         return [i for i, parent in enumerate(self.parents) if parent == node]
 
     def walk(self, tokens: Sequence[int]) -> list[int]:
-        """Return the nodes of the longest path from the root whose tokens `tokens` begins with, root included."""
+        """Return the nodes, root first, of the longest path that `tokens` begins with."""
         path = [0]
         for token in tokens:
             following = [i for i in self.children(path[-1]) if self.tokens[i] == token]
@@ -51,7 +51,7 @@ class Tree:
         return path
 
     def to_native(self) -> Any:
-        """Return it as a dw_tree. Errors: OptionError for more nodes than one holds, or a token out of range."""
+        """Return it as a dw_tree; what does not fit is left to the library to refuse."""
         raw = native_tree()
         raw.n = len(self.tokens)  # refused by the library where it is too many
         n = min(raw.n, _capi.MAX_TREE)
@@ -74,11 +74,17 @@ def native_tree() -> Any:
 
 
 def from_positions(
-    root: int, positions: Sequence[Sequence[tuple[int, float]]], budget: int, *, beside: float = 0.0
+    root: int,
+    positions: Sequence[Sequence[tuple[int, float]]],
+    budget: int,
+    *,
+    spine: int = 0,
+    beside: float = 0.0,
 ) -> Tree:
-    """Return the tree of at most `budget` nodes from (token, log-probability) candidates by depth, best first.
+    """Return the most probable tree of at most `budget` nodes.
 
-    Under nodes beside the path of all bests, `beside` is added to each step's log-probability.
+    Its candidates are (token, log-probability) by depth, best first, whatever comes before them. The first `spine`
+    nodes of the path of all bests are kept; under nodes beside it `beside` is added to each step.
     Errors: OptionError for a budget out of range or positions of unequal length.
     """
     n_each = len(positions[0]) if positions else 0
@@ -88,7 +94,7 @@ def from_positions(
     raw = native_tree()
     check(
         _lib.dw_tree_from_positions(
-            root, tokens, log_probs, len(positions), n_each, budget, beside, ctypes.byref(raw)
+            root, tokens, log_probs, len(positions), n_each, budget, spine, beside, ctypes.byref(raw)
         )
     )
     return Tree.from_native(raw)
@@ -102,7 +108,7 @@ def merge(tree: Tree, other: Tree) -> Tree:
 
 
 def select(tree: Tree, budget: int, *, spine: int = 0) -> Tree:
-    """Return the `budget` most probable nodes by depth, the first `spine` of the most probable path among them."""
+    """Return the `budget` most probable nodes by depth, `spine` nodes of the most probable path in any case."""
     raw = native_tree()
     check(_lib.dw_tree_select(ctypes.byref(tree.to_native()), budget, spine, ctypes.byref(raw)))
     return Tree.from_native(raw)

@@ -234,8 +234,8 @@ DW_API dw_status dw_stats_reset(dw_engine * engine);
 // How trees are made, open for tests and tools: src/tree/build.h. `positions` are tokens and log-probabilities
 // [n_positions][n_each], best first.
 DW_API dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs,
-                                        int32_t n_positions, int32_t n_each, int32_t budget, float beside,
-                                        dw_tree * tree);
+                                        int32_t n_positions, int32_t n_each, int32_t budget, int32_t spine,
+                                        float beside, dw_tree * tree);
 DW_API dw_status dw_tree_merge(dw_tree * tree, const dw_tree * other);
 DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw_tree * selected);
 DW_API int32_t   dw_tree_bucket(int32_t n_nodes);

@@ -75,7 +75,7 @@ int64_t dw_tree_bytes(const dw_engine * engine) {
 }
 
 dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs, int32_t n_positions,
-                                 int32_t n_each, int32_t budget, float beside, dw_tree * tree) {
+                                 int32_t n_each, int32_t budget, int32_t spine, float beside, dw_tree * tree) {
     return guard([&] {
         require("dw_tree_from_positions", tokens, log_probs, tree);
         require_budget(budget);
@@ -88,7 +88,7 @@ dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const flo
                 positions[d].push_back({ tokens[d * n_each + i], log_probs[d * n_each + i] });
             }
         }
-        to_native(tree_from_positions(root, positions, budget, beside), *tree);
+        to_native(tree_from_positions(root, positions, budget, spine, beside), *tree);
         return DW_OK;
     });
 }

@@ -265,7 +265,7 @@ void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_t
     for (int32_t i = 1; i <= n; ++i) {
         positions.push_back(ctx_.candidates(llama_get_logits_ith(ctx_.get(), i), request.temperature));
     }
-    tree = tree_from_positions(request.last, positions, request.budget, std::log(beside));
+    tree = tree_from_positions(request.last, positions, request.budget, request.spine, std::log(beside));
 }
 
 void dflash_drafter::trim(llama_pos n_keep) {

@@ -111,7 +111,7 @@ void engine::measure() {
         }
         for (int repeat = 0; repeat < 4; ++repeat) {
             start(token);
-            draft(n, 0);
+            draft(n, 0, 0);
             while (tree_.n_drafts() < n) {
                 tree_.add(tree_.n_drafts(), token, 0.0f);
             }
@@ -181,7 +181,7 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
         if (params_.length == DW_LENGTH_AUTO) {
             draft_best(n_max);
         } else {
-            draft(n_max, max_nodes());
+            draft(n_max, max_nodes(), /*spine*/ 0);
         }
     }
     return tree_.n_drafts();
@@ -191,7 +191,7 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
 void engine::draft_best(int32_t n_max) {
     token_tree found(tree_.tokens[0]);
     if (ngram_) {
-        ngram_->draft(request(n_max, 0), found);
+        ngram_->draft(request(n_max, 0, 0), found);
     }
     const pace::choice choice = pace_.choose({ n_max, found.n_drafts() });
     drafted_by_               = choice.by;
@@ -203,7 +203,7 @@ void engine::draft_best(int32_t n_max) {
         stats_.n_ngram_rounds++;
     } else {
         const int32_t budget = pace_.pays_to_branch(choice) ? max_nodes() : 0;
-        draft(choice.n, budget);
+        draft(choice.n, budget, choice.n);
         if (budget > 0) {
             tree_ = select(tree_, pace_.widen(choice, probabilities(tree_, choice.n)), choice.n);
         }
@@ -211,26 +211,26 @@ void engine::draft_best(int32_t n_max) {
     stats_.n_paused_rounds += choice.n == 0 ? 1 : 0;
 }
 
-draft_request engine::request(int32_t depth, int32_t budget) const {
-    return { tree_.tokens[0], n_past_, depth, budget, params_.draft_p_min, temperature_ };
+draft_request engine::request(int32_t depth, int32_t budget, int32_t spine) const {
+    return { tree_.tokens[0], n_past_, depth, budget, spine, params_.draft_p_min, temperature_ };
 }
 
 // let the drafter continue the newest token by up to `depth` tokens; with a budget by a tree, n-grams joining in
-void engine::draft(int32_t depth, int32_t budget) {
+void engine::draft(int32_t depth, int32_t budget, int32_t spine) {
     if (depth < 1) {
         return;
     }
     const int64_t start_us = ggml_time_us();
     bool          drafted  = false;
     try {
-        drafted = drafter_->draft(request(depth, budget), tree_);
+        drafted = drafter_->draft(request(depth, budget, spine), tree_);
     } catch (const std::exception &) { // costs drafts, never the request
         drafter_->reset();
         tree_ = token_tree(tree_.tokens[0]);
     }
     if (budget > 0) {
         join_ngrams(depth);
-        tree_ = select(tree_, budget, depth);
+        tree_ = select(tree_, budget, spine);
     }
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_draft_us += took;
@@ -247,7 +247,7 @@ void engine::join_ngrams(int32_t depth) {
         return;
     }
     token_tree found(tree_.tokens[0]);
-    ngram_->draft(request(depth, 0), found);
+    ngram_->draft(request(depth, 0, 0), found);
     for (int32_t i = 1; i < found.size(); ++i) {
         found.log_probs[i] = found.log_probs[i - 1] + std::log((float) pace_.acceptance(pace::ngram, i - 1));
     }

@@ -80,10 +80,10 @@ class engine {
     bool                       moved() const;
     void                       require_whole(const char * what);
     void                       start(llama_token last);
-    void                       draft(int32_t depth, int32_t budget);
+    void                       draft(int32_t depth, int32_t budget, int32_t spine);
     void                       draft_best(int32_t n_max);
     void                       join_ngrams(int32_t depth);
-    draft_request              request(int32_t depth, int32_t budget) const;
+    draft_request              request(int32_t depth, int32_t budget, int32_t spine) const;
     void                       learn(const std::vector<int32_t> & path);
     template <typename F> void each_drafter(F f);
     void                       measure();

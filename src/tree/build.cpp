@@ -59,15 +59,16 @@ std::vector<candidate> most_probable(const float * logits, int32_t n_vocab, int3
 }
 
 token_tree tree_from_positions(int32_t root, const std::vector<std::vector<candidate>> & positions, int32_t budget,
-                               float beside) {
+                               int32_t spine, float beside) {
     token_tree        tree(root);
     std::vector<bool> on_spine(1, true);
     const auto        add = [&](int32_t parent, const candidate & next) {
-        const bool spine = on_spine[parent] && next.token == positions[tree.depths[parent]][0].token;
+        const bool best = on_spine[parent] && next.token == positions[tree.depths[parent]][0].token;
         tree.add(parent, next.token, tree.log_probs[parent] + next.log_prob + (on_spine[parent] ? 0.0f : beside));
-        on_spine.push_back(spine);
+        on_spine.push_back(best);
     };
-    for (int32_t depth = 0; depth < (int32_t) positions.size() && tree.size() < budget; ++depth) {
+    spine = std::min({ spine, budget - 1, (int32_t) positions.size() });
+    for (int32_t depth = 0; depth < spine; ++depth) {
         if (positions[depth].empty()) {
             break;
         }
@@ -91,7 +92,7 @@ token_tree tree_from_positions(int32_t root, const std::vector<std::vector<candi
         }
     };
     for (int32_t i = 0; i < tree.size(); ++i) {
-        offer(i, 1); // rank 0 is the spine itself
+        offer(i, i + 1 < tree.size() ? 1 : 0); // what follows on the spine is there already
     }
     while (tree.size() < budget && !open.empty()) {
         const entry best = open.top();

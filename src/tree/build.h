@@ -1,5 +1,5 @@
 // Which candidates of the drafters make up a tree worth verifying. Must not know: models, memory, times.
-// Source: best-first trees of DDTree and EAGLE-2 (arXiv:2406.16858), with the most probable path kept whole.
+// Source: best-first trees of DDTree and EAGLE-2 (arXiv:2406.16858).
 // Test: tests/unit/test_tree.py.
 
 #pragma once
@@ -18,11 +18,11 @@ struct candidate {
 std::vector<candidate> most_probable(const float * logits, int32_t n_vocab, int32_t n, float temperature);
 
 // A tree after `root` of at most `budget` nodes from distributions that know their position only (a block drafter):
-// positions[d] are the candidates at depth d + 1, best first. The path of all bests first, then the most probable
-// paths. Under a node beside that path the next position's distribution holds less: `beside` < 0 is added to the
-// log-probability of each step there.
+// positions[d] are the candidates at depth d + 1, best first. `spine` nodes of the path of all bests first, then the most
+// probable paths. Under a node beside the path of all bests the next position's distribution holds less: `beside` < 0 is
+// added to the log-probability of each step there.
 token_tree tree_from_positions(int32_t root, const std::vector<std::vector<candidate>> & positions, int32_t budget,
-                               float beside);
+                               int32_t spine, float beside);
 
 // `other`'s nodes into `tree`, which has the same root; what both have is folded
 void merge(token_tree & tree, const token_tree & other);

@@ -12,7 +12,8 @@ from typing import Any
 import numpy as np
 from draftwood._llama_cpp import llama_cpp  # its import loads the libraries, from the right folder
 
-TYPES = {"F32": 0, "F16": 1, "I32": 26, "BF16": 30}
+TYPES = {"F32": 0, "F16": 1, "Q8_0": 8, "I32": 26, "BF16": 30}
+Q8_0_ELEMENTS, Q8_0_BYTES = 32, 34  # of a block
 MAX_DIMS = 4
 ALL_THREADS = -1  # GGML_N_TASKS_MAX
 
@@ -28,6 +29,8 @@ for _lib, _name, _result, _arguments in (
     (base, "ggml_mul_mat", _p, [_p, _p, _p]),
     (base, "ggml_mul_mat_id", _p, [_p, _p, _p, _p]),
     (base, "ggml_mul", _p, [_p, _p, _p]),
+    (base, "ggml_soft_max_ext", _p, [_p, _p, _p, ctypes.c_float, ctypes.c_float]),
+    (base, "ggml_view_4d", _p, [_p, _p, *[_i64] * 4, *[ctypes.c_size_t] * 4]),
     (base, "ggml_gated_delta_net", _p, [_p, _p, _p, _p, _p, _p, _p, _i64]),
     (base, "ggml_custom_inplace", _p, [_p, _p, ctypes.POINTER(_p), ctypes.c_int, _p, ctypes.c_int, _p]),
     (
@@ -41,6 +44,7 @@ for _lib, _name, _result, _arguments in (
     (base, "ggml_new_graph", _p, [_p]),
     (base, "ggml_build_forward_expand", None, [_p, _p]),
     (base, "ggml_backend_alloc_ctx_tensors", _p, [_p, _p]),
+    (base, "ggml_backend_buffer_clear", None, [_p, ctypes.c_uint8]),
     (base, "ggml_backend_buffer_free", None, [_p]),
     (base, "ggml_backend_graph_compute", ctypes.c_int, [_p, _p]),
     (base, "ggml_backend_free", None, [_p]),
@@ -74,8 +78,8 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
     return stored.astype(np.float64)
 
 
-def custom(name: str, shape: tuple[int, int, int] | None = None) -> Callable[..., Any]:
-    """Return op(context, *sources) that runs one of src/ops/tree-ops.h on all threads.
+def custom(name: str, shape: tuple[int, ...] | None = None) -> Callable[..., Any]:
+    """Return op(context, *sources) that runs one of src/ops/tree-ops.h or tree-attention.h on all threads.
 
     Its result is f32 of `shape`; without one it works in place on the first source.
     """
@@ -85,7 +89,7 @@ def custom(name: str, shape: tuple[int, int, int] | None = None) -> Callable[...
     def op(context: Any, *sources: Any) -> Any:
         if shape is not None:
             array = (_p * len(sources))(*sources)
-            ne = (*reversed(shape), 1)
+            ne = (*reversed(shape), *[1] * (MAX_DIMS - len(shape)))
             return base.ggml_custom_4d(
                 context, TYPES["F32"], *ne, array, len(sources), function, ALL_THREADS, None
             )
@@ -98,6 +102,21 @@ def custom(name: str, shape: tuple[int, int, int] | None = None) -> Callable[...
     return op
 
 
+def view(context: Any, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
+    """Return the beginning of a tensor in another shape; strides in bytes, of all axes but the last."""
+    ne = (*reversed(shape), *[1] * (MAX_DIMS - len(shape)))
+    nb = (*reversed(strides), *[strides[0]] * (MAX_DIMS - 1 - len(strides)))
+    return base.ggml_view_4d(context, tensor, *ne, *nb, 0)
+
+
+def _new_tensor(context: Any, stored: np.ndarray, kind: str) -> Any:
+    shape = list(stored.shape)
+    if kind == "Q8_0":
+        shape[-1] = shape[-1] // Q8_0_BYTES * Q8_0_ELEMENTS
+    ne = (_i64 * len(shape))(*reversed(shape))
+    return base.ggml_new_tensor(context, TYPES[kind], len(shape), ne)
+
+
 def run(
     op: Callable[..., Any],
     operands: list[tuple[np.ndarray, str]],
@@ -105,39 +124,37 @@ def run(
     *,
     use_ref: bool,
     n_threads: int,
-    in_place: bool = False,
+    dtype: type[np.generic] = np.float32,
 ) -> np.ndarray:
-    """Compute op(context, *tensors); return its f32 result of `shape`. Outputs are poisoned with NaN first,
-    unless the op works in place on its first operand.
+    """Compute op(context, *tensors); return what it holds, as `shape` of `dtype`.
 
-    operands: (stored array, type) as `encode` gives them.
+    All that is no operand is poisoned first: bytes 0xFF, which are NaN. Operands must come out as they went in, but
+    for the one that an op in place writes to.
+    operands: (stored array, type) as `encode` gives them; Q8_0 as bytes u8.
     """
     context = base.ggml_init(_InitParams(1 << 20, None, True))
     backend = cpu.ggml_backend_cpu_init()
     cpu.ggml_backend_cpu_set_n_threads(backend, n_threads)
     cpu.ggml_backend_cpu_set_use_ref(backend, use_ref)
-    tensors = []
-    for stored, kind in operands:
-        ne = (_i64 * stored.ndim)(*reversed(stored.shape))
-        tensors.append(base.ggml_new_tensor(context, TYPES[kind], stored.ndim, ne))
+    tensors = [_new_tensor(context, stored, kind) for stored, kind in operands]
     result = op(context, *tensors)
     graph = base.ggml_new_graph(context)
     base.ggml_build_forward_expand(graph, result)
     buffer = base.ggml_backend_alloc_ctx_tensors(context, backend)
     try:
-        for tensor, (stored, _) in zip(tensors, operands, strict=True):
-            data = np.ascontiguousarray(stored)
+        base.ggml_backend_buffer_clear(buffer, 0xFF)
+        given = [np.ascontiguousarray(stored) for stored, _ in operands]
+        for tensor, data in zip(tensors, given, strict=True):
             assert base.ggml_nbytes(tensor) == data.nbytes
             ctypes.memmove(base.ggml_get_data(tensor), data.ctypes.data, data.nbytes)
-        size = base.ggml_nbytes(result)
-        poison = np.full(size // 4, np.nan, np.float32)
-        if not in_place:
-            ctypes.memmove(base.ggml_get_data(result), poison.ctypes.data, size)
         assert base.ggml_backend_graph_compute(backend, graph) == 0
-        out = np.empty(size // 4, np.float32)
-        ctypes.memmove(out.ctypes.data, base.ggml_get_data(result), size)
+        where = base.ggml_get_data(result)
+        out = np.frombuffer(ctypes.string_at(where, base.ggml_nbytes(result)), dtype).reshape(shape)
+        for tensor, data in zip(tensors, given, strict=True):
+            at = base.ggml_get_data(tensor)
+            assert at == where or ctypes.string_at(at, data.nbytes) == data.tobytes(), "an operand was changed"
     finally:
         base.ggml_backend_buffer_free(buffer)
         base.ggml_backend_free(backend)
         base.ggml_free(context)
-    return out.reshape(shape)
+    return out.copy()

@@ -1,0 +1,67 @@
+"""Draft trees as the tree ops take them (src/ops/tree-ops.h): parent lists in BFS order, and the `tree` array of a batch.
+
+Must not know: what any op does with them.
+"""
+
+from __future__ import annotations
+
+import itertools
+from collections.abc import Iterator, Sequence
+
+import numpy as np
+
+
+def every_tree(n: int) -> Iterator[list[int]]:
+    """Yield all parent lists in BFS order of n nodes."""
+    for rest in itertools.product(*(range(i) for i in range(1, n))):
+        if list(rest) == sorted(rest):
+            yield [-1, *rest]
+
+
+def random_tree(rng: np.random.Generator, n: int) -> list[int]:
+    """Return a parent list of n nodes in BFS order, anything from a chain to a fan."""
+    width = rng.uniform(0.1, 2)
+    parents = [-1]
+    for i in range(1, n):
+        parents.append(min(i - 1, max(0, parents[-1]) + int(rng.poisson(1 / width))))
+    return parents
+
+
+def path_to(parents: Sequence[int], i: int) -> list[int]:
+    """Return the nodes from the root to node i."""
+    path = []
+    while i >= 0:
+        path.append(i)
+        i = parents[i]
+    return path[::-1]
+
+
+def depths_of(parents: Sequence[int]) -> list[int]:
+    """Return steps from the root, by node."""
+    return [len(path_to(parents, i)) - 1 for i in range(len(parents))]
+
+
+def preorder_of(parents: Sequence[int]) -> list[int]:
+    """Return the nodes, each followed by its descendants."""
+
+    def below(node: int) -> list[int]:
+        return [node, *(i for child, of in enumerate(parents) if of == node for i in below(child))]
+
+    return below(0)
+
+
+def batch(trees: Sequence[Sequence[int]], room: int, cells: Sequence[int] = ()) -> np.ndarray:
+    """Return `tree` i32[4, room] of trees one after another: parents, depths, preorder and cells by row.
+
+    Without cells these are numbers that no op may use; nor may it use what stands behind the last row.
+    """
+    out = np.full((4, room), 1 << 30, np.int32)
+    row = 0
+    for parents in trees:
+        rows = slice(row, row + len(parents))
+        out[0, rows] = [row + i if i >= 0 else -1 for i in parents]
+        out[1, rows] = depths_of(parents)
+        out[2, rows] = [row + i for i in preorder_of(parents)]
+        row += len(parents)
+    out[3, : len(cells)] = cells
+    return out

@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal
 
 from draftwood.errors import OptionError, UnsupportedError
-from draftwood.tree import bucket
 
 Drafter = Literal["none", "mtp", "dflash", "ngram", "given"]
 Speculation = Literal["auto", "off", "mtp", "dflash", "ngram", "tree"]
@@ -201,10 +200,10 @@ _REFUSALS = {"mtp": _refusal_of_mtp, "dflash": _refusal_of_dflash}  # the others
 def needed_batch(draft_tokens: int, tree_budget: int) -> int:
     """Return the smallest n_batch (= n_ubatch) in which a draft fits.
 
-    A verify has draft_tokens + 1 rows, with n_rs_seq snapshots llama.cpp wants n_ubatch > n_rs_seq + 1; that of a
-    tree has as many as its bucket.
+    A verify has draft_tokens + 1 rows, or as many as a tree may have nodes; with n_rs_seq snapshots llama.cpp wants
+    n_ubatch > n_rs_seq + 1.
     """
-    return max(draft_tokens + 2, bucket(tree_budget))
+    return max(draft_tokens + 2, tree_budget)
 
 
 def check_context(options: Options, n_ctx: int) -> None:

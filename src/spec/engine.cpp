@@ -72,7 +72,7 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     sequence_(target, params.exact_rows),
     checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
-        sequence_.prepare_drafts(params.draft_tokens, bucket(params.tree_budget));
+        sequence_.prepare_drafts(params.draft_tokens, params.tree_budget);
     }
     drafter_ = make_drafter(target, context_params, params);
     n_past_  = sequence_.end();
@@ -260,7 +260,7 @@ void engine::propose_given(llama_token last, const llama_token * draft, int32_t 
     }
     sequence_.require_tokens(draft, n_draft);
     if (n_draft > 0) {
-        sequence_.prepare_drafts(params_.draft_tokens, bucket(params_.tree_budget));
+        sequence_.prepare_drafts(params_.draft_tokens, params_.tree_budget);
     }
     start(last);
     for (int32_t i = 0; i < std::min(n_draft, max_draft()); ++i) {
@@ -273,7 +273,7 @@ void engine::propose_tree(const token_tree & tree) {
         fail(DW_ERR_ARGUMENT, "a tree of %d nodes; expected 1 to tree_budget = %d", tree.size(), params_.tree_budget);
     }
     sequence_.require_tokens(tree.tokens.data(), tree.size());
-    sequence_.prepare_drafts(params_.draft_tokens, bucket(params_.tree_budget));
+    sequence_.prepare_drafts(params_.draft_tokens, params_.tree_budget);
     if (!sequence_.tree_refusal().empty()) {
         fail(DW_ERR_UNSUPPORTED, "no draft trees here: %s", sequence_.tree_refusal().c_str());
     }

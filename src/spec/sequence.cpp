@@ -96,13 +96,13 @@ void sequence::decode(llama_pos pos, int32_t n_tokens) {
     decoded_ = { pos, n_tokens, false };
 }
 
-void sequence::prepare_drafts(int32_t draft_tokens, int32_t n_nodes) {
+void sequence::prepare_drafts(int32_t draft_tokens, int32_t tree_budget) {
     const uint32_t n_rs_seq = llama_n_rs_seq(target_);
     // a verify is one ubatch; with snapshots llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
-    const uint32_t n_rows = (uint32_t) std::max({ draft_tokens + 1, n_nodes, n_rs_seq > 0 ? (int32_t) n_rs_seq + 2 : 0 });
-    if (llama_n_ubatch(target_) < n_rows) {
-        const std::string trees = n_nodes > 1 ? " in trees of " + std::to_string(n_nodes) : "";
-        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens%s need at least %u", llama_n_ubatch(target_),
+    const int32_t n_rows = std::max({ draft_tokens + 1, tree_budget, n_rs_seq > 0 ? (int32_t) n_rs_seq + 2 : 0 });
+    if (llama_n_ubatch(target_) < (uint32_t) n_rows) {
+        const std::string trees = tree_budget > 1 ? " in trees of " + std::to_string(tree_budget) : "";
+        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens%s need at least %d", llama_n_ubatch(target_),
              draft_tokens, trees.c_str(), n_rows);
     }
     if (tree_) {
@@ -112,7 +112,7 @@ void sequence::prepare_drafts(int32_t draft_tokens, int32_t n_nodes) {
         tree_refusal_ = "the context keeps snapshots of its recurrent layers (n_rs_seq)";
     } else {
         tree_refusal_.clear();
-        tree_ = tree_state::make(target_, (int32_t) n_rows, tree_refusal_);
+        tree_ = tree_state::make(target_, std::max(n_rows, bucket(tree_budget)), tree_refusal_);
     }
     if (recurrent_ && !tree_ && n_rs_seq < (uint32_t) draft_tokens) {
         fail(
@@ -123,9 +123,10 @@ void sequence::prepare_drafts(int32_t draft_tokens, int32_t n_nodes) {
     }
 }
 
-int32_t sequence::rows_of(const token_tree & tree, int32_t most) const {
+int32_t sequence::rows_of(const token_tree & tree, int32_t room) const {
     const int32_t n_rows = tree.is_chain() ? tree.size() : bucket(tree.size());
-    return tree_ && n_rows <= std::min(most, tree_->max_nodes()) ? n_rows : tree.size();
+    return tree_ && n_rows <= std::min({ room, (int32_t) llama_n_ubatch(target_), tree_->max_nodes() }) ? n_rows
+                                                                                                        : tree.size();
 }
 
 void sequence::verify(const token_tree & tree, llama_pos pos, int32_t n_rows) {

@@ -41,17 +41,17 @@ class sequence {
     row_batch & batch() { return batch_; }
     void        decode(llama_pos pos, int32_t n_tokens);
 
-    // Make ready for drafts of up to draft_tokens, or trees of n_nodes: recurrent layers cannot go back by themselves, so
-    // a verify leaves their state alone, or, where our ops do not run, the context must keep snapshots.
-    void prepare_drafts(int32_t draft_tokens, int32_t n_nodes);
+    // Make ready for drafts of up to draft_tokens, or trees of tree_budget nodes: recurrent layers cannot go back by
+    // themselves, so a verify leaves their state alone, or, where our ops do not run, the context must keep snapshots.
+    void prepare_drafts(int32_t draft_tokens, int32_t tree_budget);
     // false where the state is another sequence's, as after llama_memory_seq_cp: a plain step makes it our own
     bool can_draft() const { return !tree_ || tree_->ready(); }
 
     // why draft trees cannot be verified here, chains only; empty: they can
     const std::string & tree_refusal() const { return tree_refusal_; }
     int64_t tree_bytes() const { return tree_ ? (int64_t) tree_->bytes() : 0; }
-    // rows that a verify of n nodes decodes; more than n only for a tree that is no chain
-    int32_t rows_of(const token_tree & tree, int32_t most) const;
+    // rows that a verify of the tree decodes: more than its nodes only where it is no chain, and cells are free
+    int32_t rows_of(const token_tree & tree, int32_t room) const;
 
     // decode the tree, its root at `pos`, in n_rows rows; none is kept until keep()
     void verify(const token_tree & tree, llama_pos pos, int32_t n_rows);

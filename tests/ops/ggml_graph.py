@@ -128,8 +128,8 @@ def run(
 ) -> np.ndarray:
     """Compute op(context, *tensors); return what it holds, as `shape` of `dtype`.
 
-    All that is no operand is poisoned first: bytes 0xFF, which are NaN. Operands must come out as they went in, but
-    for the one that an op in place writes to.
+    All that is no operand is poisoned first: bytes 0xFF, which are NaN. Operands must come out as they
+    went in, but for the one that an op in place writes to.
     operands: (stored array, type) as `encode` gives them; Q8_0 as bytes u8.
     """
     context = base.ggml_init(_InitParams(1 << 20, None, True))
@@ -152,7 +152,8 @@ def run(
         out = np.frombuffer(ctypes.string_at(where, base.ggml_nbytes(result)), dtype).reshape(shape)
         for tensor, data in zip(tensors, given, strict=True):
             at = base.ggml_get_data(tensor)
-            assert at == where or ctypes.string_at(at, data.nbytes) == data.tobytes(), "an operand was changed"
+            left = ctypes.string_at(at, data.nbytes)
+            assert at == where or left == data.tobytes(), "an operand was changed"
     finally:
         base.ggml_backend_buffer_free(buffer)
         base.ggml_backend_free(backend)

@@ -18,7 +18,7 @@ SHAPES = [(2, 1, 128), (4, 2, 64), (3, 3, 32), (2, 1, 33), (6, 2, 16), (1, 1, 25
 
 
 class Case:
-    """Random inputs of a layer for n_seqs trees of n nodes, and a cache of states, each tree's in a cell of its own."""
+    """Random inputs of a layer for n_seqs trees of n nodes, and a cache with a state for each tree."""
 
     def __init__(self, rng, n_seqs, n, heads, key_heads, size):
         self.heads, self.key_heads, self.size = heads, key_heads, size
@@ -90,7 +90,7 @@ def test_every_small_tree(n):
         check(case, [parents])
 
 
-@pytest.mark.parametrize("n", range(1, 5))
+@pytest.mark.parametrize("n", range(1, 6))
 def test_every_pair_of_small_trees(n):
     case = Case(np.random.default_rng(), 2, n, heads=2, key_heads=1, size=16)
     for trees in itertools.product(every_tree(n), repeat=2):

@@ -35,6 +35,7 @@ from draftwood.options import (
     Options,
     check_context,
     check_sizes,
+    fitted,
     needed_batch,
     plan,
 )
@@ -141,6 +142,7 @@ class Llama(Generation):
         check_sizes(kwargs)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
+            self._plan = fitted(self._plan, kwargs.get("n_ctx", 512))
             self._raised = raise_batch(
                 kwargs, needed_batch(self._options.draft_tokens, self._plan.tree_budget)
             )

@@ -5,7 +5,7 @@ Pure decisions, no library calls, so each refusal is a unit test (tests/unit/tes
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any, Literal
 
 from draftwood.errors import OptionError, UnsupportedError
@@ -149,6 +149,11 @@ def _drafter(options: Options, arguments: dict[str, Any]) -> Drafter:
                 f"drafter={options.drafter!r}; expected one way of drafting",
                 hint="leave speculation= and drafter= out",
             )
+        if options.tree_budget is not None:
+            raise OptionError(
+                f"found draft_model= beside tree_budget={options.tree_budget}; expected chains from it",
+                hint="leave tree_budget= out",
+            )
         return "given"
     if options.speculation == "ngram":
         return "ngram"
@@ -200,8 +205,8 @@ _REFUSALS = {"mtp": _refusal_of_mtp, "dflash": _refusal_of_dflash}  # the others
 def needed_batch(draft_tokens: int, tree_budget: int) -> int:
     """Return the smallest n_batch (= n_ubatch) in which a draft fits.
 
-    A verify has draft_tokens + 1 rows, or as many as a tree may have nodes; with n_rs_seq snapshots llama.cpp wants
-    n_ubatch > n_rs_seq + 1.
+    A verify has draft_tokens + 1 rows, or as many as a tree may have nodes; with n_rs_seq snapshots llama.cpp
+    wants n_ubatch > n_rs_seq + 1.
     """
     return max(draft_tokens + 2, tree_budget)
 
@@ -214,6 +219,11 @@ def check_context(options: Options, n_ctx: int) -> None:
             f"{options.draft_tokens + 2}",
             hint="raise n_ctx, or lower draft_tokens",
         )
+
+
+def fitted(planned: Plan, n_ctx: int) -> Plan:
+    """Return the plan with trees that a context holds: a node takes a cell. n_ctx 0 means the model's own."""
+    return replace(planned, tree_budget=min(planned.tree_budget, n_ctx)) if n_ctx > 0 else planned
 
 
 def check_sizes(arguments: dict[str, Any]) -> None:

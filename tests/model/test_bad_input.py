@@ -295,15 +295,32 @@ ARGUMENTS = {
     "n_ctx=-1": ({"n_ctx": -1}, OptionError, "n_ctx is -1", "expected a whole number of at least 0"),
     "n_batch=-5": ({"n_batch": -5}, OptionError, "n_batch is -5", "expected a whole number of at least 1"),
     "n_batch=0": ({"n_batch": 0, "speculation": "off"}, OptionError, "n_batch is 0", "at least 1"),
-    "tree": (
-        {"speculation": "tree"},
+    "speculation": (
+        {"speculation": "trees"},
         OptionError,
-        "speculation is 'tree'",
+        "speculation is 'trees'",
         "expected one of 'auto', 'off', 'mtp'",
+        "'tree'",
     ),
     "drafter": ({"drafter": "x"}, ModelFileError, "x cannot be opened", "check the path"),
     "dflash": ({"speculation": "dflash"}, OptionError, "without a drafter", "drafter=path"),
-    "tree_budget": ({"tree_budget": 9}, UnsupportedError, "tree_budget=", "expected it left out"),
+    "tree_budget=0": ({"tree_budget": 0}, OptionError, "tree_budget is 0", "1 to 64", "leave it out"),
+    "tree_budget=65": ({"tree_budget": 65}, OptionError, "tree_budget is 65", "expected 1 to 64 nodes"),
+    "tree_budget=True": ({"tree_budget": True}, OptionError, "tree_budget is True", "expected 1 to 64 nodes"),
+    "tree_budget='8'": ({"tree_budget": "8"}, OptionError, "tree_budget is '8'", "expected 1 to 64 nodes"),
+    "tree_budget without a drafter": (
+        {"tree_budget": 8, "speculation": "off"},
+        OptionError,
+        'tree_budget=8 beside speculation="off"',
+        "expected a drafter",
+    ),
+    "small n_ctx for a tree": (
+        {"n_ctx": 9, "speculation": "tree"},
+        OptionError,
+        "n_ctx is 9",
+        "needs at least 10",
+        "raise n_ctx",
+    ),
     "embedding": (
         {"embedding": True, "speculation": "mtp"},
         UnsupportedError,
@@ -315,6 +332,12 @@ ARGUMENTS = {
         UnsupportedError,
         "vocab_only=True",
         'speculation="auto"',
+    ),
+    "draft_model and tree_budget": (
+        {"draft_model": lambda ids: ids, "tree_budget": 8},
+        OptionError,
+        "draft_model= beside tree_budget=8",
+        "expected chains",
     ),
     "draft_model": (
         {"draft_model": lambda ids: ids, "speculation": "mtp"},
@@ -332,8 +355,24 @@ def test_arguments(gguf, witness, name):
         Llama(gguf("moe-mtp"), **{**SMALL, **arguments})
 
 
-def test_smallest_context_and_batch_that_work(gguf, witness):
-    llm = Llama(gguf("planted-moe"), **{**SMALL, "n_ctx": 10, "n_batch": 10, "draft_tokens": 8})
+@pytest.mark.parametrize(
+    ("n_batch", "drafts"),
+    [
+        (10, {"speculation": "mtp", "draft_tokens": 8, "n_ctx": 10}),
+        (10, {"speculation": "tree", "draft_tokens": 8, "n_ctx": 10}),  # a tree is no larger than its context
+        (10, {"speculation": "tree", "draft_tokens": 8, "tree_budget": 1}),
+        (64, {"speculation": "tree", "draft_tokens": 8, "tree_budget": 64}),
+        (16, {}),
+    ],
+    ids=["chains", "smallest tree context", "trees without drafts", "largest trees", "auto"],
+)
+def test_smallest_context_and_batch_that_work(gguf, witness, n_batch, drafts):
+    settings = {**SMALL, **drafts}
+    llm = Llama(gguf("planted-moe"), **settings, n_batch=n_batch)  # a warning would be an error
+    assert take(llm) == witness[1]
+    llm.close()
+    with pytest.warns(UserWarning, match=f"found n_batch={n_batch - 1}; a draft needs at least {n_batch},"):
+        llm = Llama(gguf("planted-moe"), **settings, n_batch=n_batch - 1)
     assert take(llm) == witness[1]
     llm.close()
 

@@ -102,7 +102,7 @@ def test_interrupts_end_with_130_and_file_errors_with_one_line():
         ["m.gguf", "hi", "--draft-tokens", "64"],
         ["m.gguf", "hi", "--draft-tokens", "0"],
         ["m.gguf", "hi", "--draft-p-min", "1.5"],
-        ["m.gguf", "hi", "--speculation", "tree"],
+        ["m.gguf", "hi", "--speculation", "trees"],
         ["m.gguf", "hi", "--temp", "-1"],
         ["m.gguf", "hi", "--seed", "4294967295"],  # means "random" to llama.cpp
         ["m.gguf", "hi", "--file", "no-such-file"],

@@ -6,9 +6,11 @@ import pytest
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.options import (
     DEFAULT_DRAFT_TOKENS,
+    DEFAULT_TREE_BUDGET,
     Options,
     check_context,
     check_sizes,
+    fitted,
     needed_batch,
     plan,
 )
@@ -34,7 +36,7 @@ def test_defaults():
 @pytest.mark.parametrize(
     ("settings", "found"),
     [
-        ({"speculation": "tree"}, "speculation is 'tree'; expected one of 'auto', 'off', 'mtp'"),
+        ({"speculation": "trees"}, "speculation is 'trees'; expected one of 'auto', 'off', 'mtp'"),
         ({"speculation": "MTP"}, "speculation is 'MTP'"),
         ({"speculation": None}, "speculation is None"),
         ({"speculation": False}, "speculation is False"),
@@ -53,6 +55,13 @@ def test_defaults():
         ({"draft_p_min": True}, "draft_p_min is True"),
         ({"draft_p_min": "0.5"}, "draft_p_min is '0.5'"),
         ({"draft_p_min": None}, "draft_p_min is None"),
+        ({"tree_budget": 0}, "tree_budget is 0; expected 1 to 64 nodes"),
+        ({"tree_budget": -1}, "tree_budget is -1; expected 1 to 64 nodes"),
+        ({"tree_budget": 65}, "tree_budget is 65; expected 1 to 64 nodes"),
+        ({"tree_budget": True}, "tree_budget is True; expected 1 to 64 nodes"),
+        ({"tree_budget": "8"}, "tree_budget is '8'; expected 1 to 64 nodes"),
+        ({"tree_budget": 8.0}, "tree_budget is 8.0; expected 1 to 64 nodes"),
+        ({"tree_budget": 8, "speculation": "off"}, 'found tree_budget=8 beside speculation="off"'),
         ({"exact": "no"}, "exact is 'no'; expected True or False"),
         ({"exact": None}, "exact is None; expected True or False"),
     ],
@@ -87,6 +96,41 @@ def test_a_file_with_mtp_drafts(architecture, speculation):
 )
 def test_snapshots_only_where_the_tree_ops_may_not_run(can_offload, arguments, n_rs_seq):
     assert plan(Options("mtp", 7), Info(), arguments, can_offload=can_offload).n_rs_seq == n_rs_seq
+
+
+@pytest.mark.parametrize(
+    ("settings", "budget"),
+    [
+        ({"speculation": "tree"}, DEFAULT_TREE_BUDGET),
+        ({"speculation": "tree", "drafter": "d.gguf"}, DEFAULT_TREE_BUDGET),
+        ({"speculation": "auto"}, DEFAULT_TREE_BUDGET),
+        ({"speculation": "mtp"}, 0),
+        ({"speculation": "dflash", "drafter": "d.gguf"}, 0),
+        ({"speculation": "ngram"}, 0),
+        *(({"speculation": s, "tree_budget": n}, n) for s in ("tree", "auto", "mtp") for n in (1, 64)),
+        ({"speculation": "dflash", "drafter": "d.gguf", "tree_budget": 5}, 5),
+        ({"speculation": "off"}, 0),
+    ],
+)
+def test_who_branches_and_in_how_many_rows(settings, budget):
+    assert plan(Options(**settings), Info(), {}).tree_budget == budget
+
+
+def test_a_tree_is_no_larger_than_its_context():
+    chosen = plan(Options("tree", tree_budget=48), Info(), {})
+    assert fitted(chosen, 10).tree_budget == 10
+    for n_ctx in (0, 48, 4096):
+        assert fitted(chosen, n_ctx) == chosen
+
+
+def test_trees_are_drafted_by_the_drafter_or_the_block():
+    assert plan(Options("tree"), Info(), {}).drafter == "mtp"
+    assert plan(Options("tree", drafter="d.gguf"), Info(n_layer_nextn=0), {}).drafter == "dflash"
+    with pytest.raises(UnsupportedError, match="speculation='tree' cannot run: found no MTP block"):
+        plan(Options("tree"), Info(n_layer_nextn=0), {})
+    with pytest.raises(UnsupportedError, match="found architecture 'llama'"):
+        plan(Options("tree", drafter="d.gguf"), Info("llama", 0, False), {})
+    assert plan(Options("auto", tree_budget=8), Info(n_layer_nextn=0), {}).tree_budget == 0
 
 
 def test_ngram_needs_no_block():
@@ -135,6 +179,9 @@ def test_a_draft_model_of_the_callers_own_runs_on_any_model():
     assert plan(Options("off"), Info(), given).drafter == "none"
     with pytest.raises(OptionError, match="found draft_model= beside speculation='mtp'"):
         plan(Options("mtp"), Info(), given)
+    assert plan(Options(), Info(), given).tree_budget == 0
+    with pytest.raises(OptionError, match="found draft_model= beside tree_budget=4; expected chains"):
+        plan(Options(tree_budget=4), Info(), given)
     with pytest.raises(OptionError, match=r"drafter='d\.gguf'"):
         plan(Options(drafter="d.gguf"), Info(), given)
     assert "embedding=True" in plan(Options(), Info(), {**given, "embedding": True}).reason
@@ -155,7 +202,8 @@ def test_what_is_left_off_hinders_nothing(arguments):
 def test_context_and_batch_of_a_draft(draft_tokens):
     options = Options("mtp", draft_tokens)
     least = draft_tokens + 2
-    assert needed_batch(draft_tokens) == least
+    assert needed_batch(draft_tokens, 0) == needed_batch(draft_tokens, 1) == least
+    assert needed_batch(draft_tokens, 64) == max(least, 64)
     for n_ctx in (0, least, 4096):
         check_context(options, n_ctx)
     for n_ctx in (1, least - 1):

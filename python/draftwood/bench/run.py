@@ -23,7 +23,7 @@ from draftwood.bench.modes import BASELINE, choose, load, vocabulary
 from draftwood.bench.prompts import Prompt, encode, read
 from draftwood.bench.report import Figure, document, faults, figures
 from draftwood.errors import OptionError
-from draftwood.options import needed_batch
+from draftwood.options import DEFAULT_TREE_BUDGET, needed_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -171,7 +171,7 @@ def _load(prepared: Prepared, mode: str) -> Any:
         mode,
         request.model,
         request.drafter,
-        n_ctx=longest + request.tokens + needed_batch(request.draft_tokens),  # a last draft may reach further
+        n_ctx=longest + request.tokens + needed_batch(request.draft_tokens, DEFAULT_TREE_BUDGET),
         n_gpu_layers=request.n_gpu_layers,
         draft_tokens=request.draft_tokens,
         n_threads=request.threads,

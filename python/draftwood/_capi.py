@@ -67,7 +67,7 @@ class Params(ctypes.Structure):
         ("checkpoint_bytes", ctypes.c_int64),
         ("curve", ctypes.POINTER(Curve)),
         ("tree_budget", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("seq_id", ctypes.c_int32),
     ]
 
 
@@ -148,6 +148,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_propose_tree": (_STATUS, [EngineHandle, _P(Tree)]),
     "dw_set_temperature": (_STATUS, [EngineHandle, ctypes.c_float]),
     "dw_verify": (_STATUS, [EngineHandle]),
+    "dw_verify_all": (_STATUS, [_P(EngineHandle), ctypes.c_int32]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
     "dw_rewind": (_STATUS, [EngineHandle]),

@@ -74,7 +74,7 @@ def build_info() -> dict[str, Any]:
 
 
 class Engine:
-    """One engine on one llama_context, sequence 0. Free it (`close`) before the context."""
+    """One engine on one sequence of a llama_context. Free it (`close`) before the context."""
 
     curve_name: str | None = None
     """Under which its times are kept for later loads (curves.py); None: they are not."""
@@ -93,6 +93,7 @@ class Engine:
         checkpoint_bytes: int = 0,
         curve: Curve | None = None,
         tree_budget: int = 0,
+        seq_id: int = 0,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -103,6 +104,7 @@ class Engine:
         params.length = length
         params.checkpoint_bytes = checkpoint_bytes
         params.tree_budget = tree_budget
+        params.seq_id = seq_id
         raw = None if curve is None else curve.to_native()  # kept until the call is over
         params.curve = None if raw is None else ctypes.pointer(raw)
         params.drafter_path = None if drafter_path is None else os.fsencode(drafter_path)
@@ -163,6 +165,12 @@ class Engine:
     def verify(self) -> None:
         """Evaluate `last` and the draft in one llama_decode."""
         check(_lib.dw_verify(self._handle))
+
+    @staticmethod
+    def verify_all(engines: Sequence[Engine]) -> None:
+        """Evaluate the proposals of several engines, on sequences of one context, in one llama_decode."""
+        handles = (_capi.EngineHandle * len(engines))(*(engine._handle for engine in engines))
+        check(_lib.dw_verify_all(handles, len(engines)))
 
     def row(self) -> tuple[int, int] | None:
         """Return (row, n_past) of the row that `next` will sample, or None when the round has ended."""

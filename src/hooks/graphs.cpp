@@ -95,3 +95,10 @@ void dw_graph_store::restore() {
         swap_to({});
     }
 }
+
+void dw_graph_store::forget_verifies() {
+    restore();
+    for (auto it = slots_.begin(); it != slots_.end();) {
+        it = it->first.first != 0 ? slots_.erase(it) : std::next(it);
+    }
+}

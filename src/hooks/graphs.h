@@ -31,6 +31,9 @@ class dw_graph_store {
     // hand the context its own ones back
     void restore();
 
+    // drop the graphs of all variants but llama.cpp's own: what they are built on goes
+    void forget_verifies();
+
     // no graph could be put in place: what the context builds now must not be reused as another
     void distrust() noexcept { distrusted_ = true; }
 

@@ -38,7 +38,7 @@ class dw_verify_graph : public dw_row_mask {
     // which of the graphs that this builds for a number of rows comes next
     virtual int32_t variant() const noexcept = 0;
 
-    // conv inputs x [C, rows] of layer il -> what ggml_ssm_conv takes; cells i32[n_seqs] are the sequences' states
+    // conv inputs x [C, N, n_seqs] of layer il -> what ggml_ssm_conv takes; cells i32[n_seqs] are the sequences' states
     virtual ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x,
                                      int il) = 0;
 

@@ -12,8 +12,8 @@
 // greedy, and seeded sampled.
 //
 // Conventions: every call returns a dw_status; text of the last failure: dw_last_error(). No exception
-// and no abort crosses this header. Calls on one engine must not overlap. Token positions count from 0
-// in sequence 0; n_past is the number of positions evaluated and kept.
+// and no abort crosses this header. Calls on engines of one context must not overlap. Token positions count from 0
+// in the engine's sequence; n_past is the number of positions evaluated and kept.
 // Tests: tests/model/engine. Python signatures: python/draftwood/_capi.py.
 
 #pragma once
@@ -91,7 +91,7 @@ typedef struct dw_params {
     int64_t          checkpoint_bytes; // memory for dw_checkpoint, 0: none are kept
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
     int32_t          tree_budget; // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
-    int32_t          reserved;
+    int32_t          seq_id;      // of the context, 0..n_seq_max-1; each may have an engine of its own
 } dw_params;
 
 // Draft tokens and what they follow. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1; where a tree is
@@ -184,6 +184,11 @@ DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 // Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
 // wherever drafts can be trees, else it is unknown (DW_ERR_DECODE).
 DW_API dw_status dw_verify(dw_engine * engine);
+
+// The same for several engines of one context, each with its own proposal, chain, tree or none, in one decode. Rows are
+// as many for each as the largest needs. Where llama.cpp would split the decode (sequence ids with a gap, states that lie
+// apart, too few free cells) all take a plain step. While such rounds are open, another decode settles them first.
+DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 
 // The row that dw_next will sample: its index for llama_get_logits_ith and the n_past that it stands for.
 // Returns DW_ROUND_END when the walk is over.

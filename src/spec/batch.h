@@ -1,4 +1,4 @@
-// One batch of rows of sequence 0 for a llama_context: a thin owner of llama_batch_ext.
+// One batch of rows for a llama_context: a thin owner of llama_batch_ext.
 
 #pragma once
 
@@ -24,8 +24,9 @@ class row_batch {
 
     // token at `pos`; with `output` its logits are computed; `hidden` f32[n_embd] or nullptr is what an MTP
     // block reads beside the token, and must stay valid until decode()
-    void add(llama_token token, llama_pos pos, bool output, const float * hidden = nullptr, int32_t n_embd = 0) {
-        const int32_t row = llama_batch_ext_add_token(batch_.get(), 0, token);
+    void add(llama_token token, llama_pos pos, bool output, llama_seq_id seq = 0, const float * hidden = nullptr,
+             int32_t n_embd = 0) {
+        const int32_t row = llama_batch_ext_add_token(batch_.get(), seq, token);
         if (row < 0) {
             fail(DW_ERR_ARGUMENT, "token %d at position %d was refused by the batch (code %d)", token, pos, row);
         }

@@ -74,6 +74,22 @@ dw_status dw_verify(dw_engine * engine) {
     return with(engine, "dw_verify", [](auto & e) { e.verify(); });
 }
 
+dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines) {
+    return guard([&] {
+        require("dw_verify_all", engines);
+        if (n_engines < 1) {
+            fail(DW_ERR_ARGUMENT, "%d engines; expected 1 or more", n_engines);
+        }
+        std::vector<engine *> all;
+        for (int32_t i = 0; i < n_engines; ++i) {
+            require("dw_verify_all", engines[i]);
+            all.push_back(&engines[i]->impl);
+        }
+        engine::verify(std::move(all));
+        return DW_OK;
+    });
+}
+
 dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past) {
     return with(engine, "dw_row", [&](auto & e) {
         require("dw_row", row, n_past);

@@ -69,7 +69,7 @@ std::vector<double> probabilities(const token_tree & tree, int32_t n_spine) {
 
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     params_(checked(target, params)),
-    sequence_(target, params.exact_rows),
+    sequence_(target, params.seq_id, params.exact_rows, *this),
     checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
         sequence_.prepare_drafts(params.draft_tokens, params.tree_budget);
@@ -77,7 +77,6 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     drafter_ = make_drafter(target, context_params, params);
     n_past_  = sequence_.end();
     stats_reset();
-    sequence_.listen(on_flush, on_replaced, this);
     const bool in_company = params.length == DW_LENGTH_AUTO || params.tree_budget > 0;
     if (in_company && drafter_ && params.drafter != DW_DRAFTER_NGRAM) {
         ngram_ = std::make_unique<ngram_drafter>();
@@ -287,21 +286,74 @@ void engine::propose_tree(const token_tree & tree) {
     }
 }
 
-void engine::verify() {
-    if (!proposed_) {
-        fail(DW_ERR_STATE, "dw_verify without a dw_propose before it");
+// In one ubatch every sequence has as many rows as the largest tree's. Where one has no room for them, or llama.cpp would
+// split or copy, all take a plain step.
+void engine::verify(std::vector<engine *> engines) {
+    const auto by_sequence = [](const engine * a, const engine * b) { return a->sequence_.id() < b->sequence_.id(); };
+    std::sort(engines.begin(), engines.end(), by_sequence);
+    target_context &          context = engines[0]->sequence_.context();
+    std::vector<llama_seq_id> sequences;
+    int32_t                   n_rows = 1, room = INT32_MAX;
+    for (engine * each : engines) {
+        if (!each->proposed_) {
+            fail(DW_ERR_STATE, "dw_verify without a dw_propose before it");
+        }
+        if (&each->sequence_.context() != &context || (!sequences.empty() && sequences.back() == each->sequence_.id())) {
+            fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
+        }
+        sequences.push_back(each->sequence_.id());
+        n_rows = std::max(n_rows, each->sequence_.rows_of(each->tree_, each->room()));
+        room   = std::min(room, each->room());
+    }
+    if (engines.size() > 1) {
+        n_rows          = bucket(n_rows);
+        const int32_t n = n_rows * (int32_t) engines.size();
+        bool          fits = n <= (int32_t) llama_n_ubatch(context.get()) && n_rows <= room;
+        for (const engine * each : engines) {
+            fits = fits && each->tree_refusal().empty();
+        }
+        if (fits) {
+            context.prepare_trees(n);
+        }
+        if (!fits || !context.trees()->ready(sequences)) {
+            n_rows = 1;
+        }
+    }
+    std::vector<tree_state::member> members;
+    for (engine * each : engines) {
+        if (n_rows == 1) {
+            each->tree_ = token_tree(each->tree_.tokens[0]);
+        }
+        members.push_back({ each->sequence_.id(), &each->tree_, each->n_past_ });
+        each->proposed_ = false;
+        each->walk_     = {};
+        each->lost_     = true;
     }
     const int64_t start_us = ggml_time_us();
-    proposed_              = false;
-    walk_                  = {};
-    const int32_t n_rows   = sequence_.rows_of(tree_, room());
-    changing([&] { sequence_.verify(tree_, n_past_, n_rows); });
-    llama_synchronize(sequence_.target()); // sampling waits for it anyway, and here its time is known
-    verify_us_ = ggml_time_us() - start_us;
-    stats_.t_verify_us += verify_us_;
+    try {
+        context.verify(members, n_rows);
+    } catch (const failure & e) {
+        for (engine * each : engines) { // without room nothing was touched, and what was is undone where trees are
+            each->lost_ = e.code() != DW_ERR_CONTEXT && !(n_rows > 1 && each->tree_refusal().empty());
+            each->sequence_.unknown();
+        }
+        throw;
+    }
+    llama_synchronize(context.get()); // sampling waits for it anyway, and here its time is known
+    const int64_t took = ggml_time_us() - start_us;
+    for (size_t i = 0; i < engines.size(); ++i) {
+        engines[i]->opened((int32_t) i * n_rows, n_rows, took);
+    }
+}
 
-    walk_ = { 0, n_rows, { 0 }, 0, n_past_, /*alive*/ true, /*open*/ true };
+// the round's rows are there, node 0 in first_row of the batch
+void engine::opened(int32_t first_row, int32_t n_rows, int64_t took) {
+    sequence_.verified(n_past_, n_rows);
+    lost_      = false;
+    verify_us_ = took;
+    walk_      = { first_row, n_rows, { 0 }, 0, n_past_, /*alive*/ true, /*open*/ true };
     n_past_ += 1; // the root is part of the text already
+    stats_.t_verify_us += took;
     stats_.n_rounds++;
     stats_.n_drafted += tree_.n_drafts();
     stats_.n_tree_rounds += tree_.is_chain() ? 0 : 1;
@@ -374,10 +426,12 @@ void engine::commit() {
     }
     n_past_ = walk_.pos + n_kept;
     std::vector<llama_token> kept;
+    std::vector<int32_t>     rows;
     for (const int32_t node : path) {
         kept.push_back(tree_.tokens[node]);
+        rows.push_back(walk_.first_row + node);
     }
-    observe({ kept.data(), path.data(), n_kept, walk_.pos });
+    observe({ kept.data(), rows.data(), n_kept, walk_.pos });
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     pace_.verified(walk_.n_rows, verify_us_ + took);
@@ -408,9 +462,13 @@ void engine::rewind() {
     walk_.alive = true;
 }
 
+int64_t engine::tree_bytes() const {
+    return sequence_.context().trees() ? (int64_t) sequence_.context().trees()->bytes() : 0;
+}
+
 dw_stats engine::stats() const {
     dw_stats stats         = stats_;
-    stats.n_exact_batches  = sequence_.n_exact_batches();
+    stats.n_exact_batches  = sequence_.context().n_exact_batches();
     stats.n_checkpoints    = checkpoints_.count();
     stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
     return stats;
@@ -424,7 +482,7 @@ void engine::curve(dw_curve & out) {
 void engine::stats_reset() {
     stats_             = {};
     stats_.struct_size = sizeof(stats_);
-    sequence_.reset_counters();
+    sequence_.context().reset_counters();
 }
 
 } // namespace draftwood

@@ -13,10 +13,10 @@
 
 namespace draftwood {
 
-class engine {
+class engine : private context_listener {
   public:
     engine(llama_context * target, const llama_context_params & context_params, const dw_params & params);
-    ~engine();
+    ~engine() override;
 
     engine(const engine &)             = delete;
     engine & operator=(const engine &) = delete;
@@ -26,7 +26,9 @@ class engine {
     int32_t     propose(llama_token last, int32_t wanted);
     void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
     void        propose_tree(const token_tree & tree);
-    void        verify();
+    void        verify() { verify({ this }); }
+    // several engines' proposals, on sequences of one context, in one decode
+    static void verify(std::vector<engine *> engines);
     bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
     llama_token next(llama_sampler * sampler);
     void        commit();
@@ -41,7 +43,7 @@ class engine {
     int32_t                          draft_tokens() const { return params_.draft_tokens; }
     const token_tree &               tree() const { return tree_; }
     const std::string &              tree_refusal() const { return sequence_.tree_refusal(); }
-    int64_t                          tree_bytes() const { return sequence_.tree_bytes(); }
+    int64_t                          tree_bytes() const;
     void                             set_temperature(float temperature) { temperature_ = temperature; }
     dw_stats                         stats() const;
     void                             curve(dw_curve & out);
@@ -60,10 +62,10 @@ class engine {
         bool                 open      = false; // rows beyond the sampled ones wait in the memory for commit
     };
 
-    static void on_flush(void * user, bool decodes) noexcept;
-    static void on_replaced(void * user) noexcept;
+    void on_flush(bool decodes) noexcept override;
+    void on_replaced() noexcept override;
 
-    int32_t room() const { return (int32_t) llama_n_ctx(sequence_.target()) - n_past_; }
+    int32_t room() const { return (int32_t) llama_n_ctx_seq(sequence_.target()) - n_past_; }
     int32_t max_draft() const; // tokens that may be drafted now
     int32_t max_nodes() const; // of a tree, root included; 0: chains only
     // positions held once an open round is settled
@@ -74,6 +76,7 @@ class engine {
     void                       observe(const kept_rows & kept);
     void                       drop_proposal();
     void                       forget();
+    void                       opened(int32_t first_row, int32_t n_rows, int64_t took);
     template <typename F> void changing(F change);
     void                       require_known(const char * what) const;
     void                       require_kept(int32_t n_keep) const;
@@ -122,7 +125,7 @@ template <typename F> void engine::changing(F change) {
         change();
         lost_ = false;
     } catch (const failure & e) {
-        lost_ = e.code() != DW_ERR_CONTEXT && !sequence_.undone(); // without room nothing was touched
+        lost_ = e.code() != DW_ERR_CONTEXT; // without room nothing was touched
         throw;
     }
 }

@@ -11,29 +11,23 @@
 namespace draftwood {
 
 // somebody else is about to decode or to save: only accepted rows may be in the memory then
-void engine::on_flush(void * user, bool decodes) noexcept {
-    auto * self = static_cast<engine *>(user);
-    if (!self->sequence_.at_work()) {
-        guard([self] {
-            self->commit();
-            return DW_OK;
-        });
-        self->walk_     = {}; // the logits will be another decode's
-        self->proposed_ = false;
-        self->sequence_.unknown();
-        if (decodes) {
-            self->checkpoints_.clear(); // whether in front of them or behind is not ours to know
-        }
+void engine::on_flush(bool decodes) noexcept {
+    guard([this] {
+        commit();
+        return DW_OK;
+    });
+    walk_     = {}; // the logits will be another decode's
+    proposed_ = false;
+    sequence_.unknown();
+    if (decodes) {
+        checkpoints_.clear(); // whether in front of them or behind is not ours to know
     }
 }
 
-void engine::on_replaced(void * user) noexcept {
-    auto * self = static_cast<engine *>(user);
-    if (!self->sequence_.at_work()) {
-        self->forget();
-        self->checkpoints_.clear();
-        self->sequence_.unknown();
-    }
+void engine::on_replaced() noexcept {
+    forget();
+    checkpoints_.clear();
+    sequence_.unknown();
 }
 
 // nothing of before counts: no open round, no draft, a drafter that starts anew
@@ -63,11 +57,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
 
     timer t(stats_.t_eval_us);
     walk_ = {};
-    sequence_.batch().clear();
-    for (int32_t i = 0; i < n_tokens; ++i) {
-        sequence_.batch().add(tokens[i], n_past + i, all_logits || i == n_tokens - 1);
-    }
-    changing([&] { sequence_.decode(n_past, n_tokens); });
+    changing([&] { sequence_.decode(tokens, n_tokens, n_past, all_logits); });
 
     n_past_ = n_past + n_tokens;
     stats_.n_prompt += n_tokens;

@@ -89,7 +89,7 @@ void mtp_drafter::observe(const kept_rows & kept) {
 void mtp_drafter::feed(int32_t n, bool output) {
     ctx_.batch().clear();
     for (int32_t i = 0; i < n; ++i) {
-        ctx_.batch().add(queue_.tokens[i], queue_.pos + i, output, queue_.hidden.data() + (size_t) i * n_embd_,
+        ctx_.batch().add(queue_.tokens[i], queue_.pos + i, output, 0, queue_.hidden.data() + (size_t) i * n_embd_,
                          n_embd_);
     }
     const int32_t rc = ctx_.batch().decode();
@@ -159,7 +159,7 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
         }
         std::copy_n(llama_get_embeddings_nextn_ith(ctx_.get(), -1), n_embd_, hidden.begin());
         ctx_.batch().clear();
-        ctx_.batch().add(best.token, request.pos + 1 + i, true, hidden.data(), n_embd_);
+        ctx_.batch().add(best.token, request.pos + 1 + i, true, 0, hidden.data(), n_embd_);
         if (ctx_.batch().decode() != 0) {
             break; // the context's end: what is drafted so far stands
         }
@@ -200,7 +200,7 @@ bool mtp_drafter::decode_level(const std::vector<leaf> & level, const std::vecto
     ctx_.batch().clear();
     for (const leaf & each : level) {
         beams_.add(each.row, tree.tokens[each.node]);
-        ctx_.batch().add(tree.tokens[each.node], request.pos + tree.depths[each.node], true,
+        ctx_.batch().add(tree.tokens[each.node], request.pos + tree.depths[each.node], true, 0,
                          hidden.data() + (size_t) each.output * n_embd_, n_embd_);
     }
     ctx_.use_mask(&beams_);

@@ -37,7 +37,7 @@ ggml_tensor * value_storage(const llama_kv_cache & cache, ggml_context * ctx, in
 
 } // namespace
 
-std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max_nodes, std::string & why_not) {
+std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max_rows, std::string & why_not) {
     const llama_model & model  = *llama_get_model(target);
     auto *              memory = dynamic_cast<llama_memory_hybrid *>(llama_get_memory(target));
     if ((model.arch != LLM_ARCH_QWEN35 && model.arch != LLM_ARCH_QWEN35MOE) || !memory) {
@@ -79,23 +79,23 @@ std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max
         why_not = "no second CPU backend could be made";
         return nullptr;
     }
-    return std::unique_ptr<tree_state>(new tree_state(target, memory, std::move(backend), found, max_nodes));
+    return std::unique_ptr<tree_state>(new tree_state(target, memory, std::move(backend), found, max_rows));
 }
 
 tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_ptr backend,
-                       const ops & found, int32_t max_nodes) :
+                       const ops & found, int32_t max_rows) :
     target_(target),
     memory_(memory),
     backend_(std::move(backend)),
     ops_(found),
-    max_nodes_((int32_t) GGML_PAD(max_nodes, 8)) { // keeps each layer's factors aligned
+    max_rows_((int32_t) GGML_PAD(max_rows, 8)) { // keeps each layer's factors aligned
     const llama_hparams & hparams = llama_get_model(target)->hparams;
     size_                         = hparams.ssm_d_state;
     n_heads_                      = hparams.ssm_dt_rank;
     n_key_heads_                  = hparams.ssm_n_group;
     n_channels_                   = hparams.ssm_d_inner + 2 * n_key_heads_ * size_;
     conv_width_                   = hparams.ssm_d_conv;
-    n_factors_                    = max_nodes_ * (n_key_heads_ * size_ + n_heads_ * size_ + n_heads_);
+    n_factors_                    = max_rows_ * (n_key_heads_ * size_ + n_heads_ * size_ + n_heads_);
     allocate();
 }
 
@@ -107,119 +107,142 @@ void tree_state::allocate() {
     layers_.resize(states.size());
     for (size_t il = 0; il < states.size(); ++il) {
         if (states[il]) {
-            layers_[il].conv_inputs = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, n_channels_, max_nodes_);
+            layers_[il].conv_inputs = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, n_channels_, max_rows_);
             layers_[il].factors     = n_used * sizeof(float);
             n_used += n_factors_;
         }
     }
     // An op has one output, so a layer's follows its factors, where the next layer's begin: by then it was consumed.
-    factors_ = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, n_used + max_nodes_ * n_heads_ * size_);
-    tree_    = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_I32, max_nodes_, 4);
-    path_    = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + max_nodes_);
-    moves_   = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + 2 * max_nodes_);
+    factors_ = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, n_used + max_rows_ * n_heads_ * size_);
+    tree_    = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_I32, max_rows_, 4);
+    path_    = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + max_rows_);
+    moves_   = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + 2 * max_rows_);
     buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend_.get()));
     if (!buffer_) {
-        fail(DW_ERR_MEMORY, "no memory for the factors of %d draft tokens", max_nodes_);
+        fail(DW_ERR_MEMORY, "no memory for the factors of %d draft tokens", max_rows_);
     }
 }
 
-int32_t tree_state::cell() const {
+int32_t tree_state::cell(llama_seq_id seq) const {
     const auto & cells = memory_->get_mem_recr()->cells;
-    return cells.empty() ? -1 : cells[0].tail;
+    return (size_t) seq < cells.size() ? cells[seq].tail : -1;
 }
 
-bool tree_state::ready() const {
+bool tree_state::ready(llama_seq_id seq) const {
     const llama_memory_recurrent & recurrent = *memory_->get_mem_recr();
-    const int32_t                  tail      = cell();
+    const int32_t                  tail      = cell(seq);
     return tail >= 0 && recurrent.cells[tail].src == tail && recurrent.cells[tail].seq_id.size() == 1 &&
-           (recurrent.rs_idx.empty() || recurrent.rs_idx[0] == 0);
+           (recurrent.rs_idx.empty() || recurrent.rs_idx[seq] == 0);
 }
 
-bool tree_state::holds(llama_pos n_tokens) const {
-    return ready() && memory_->get_mem_recr()->cells[cell()].pos == n_tokens - 1;
-}
-
-void tree_state::set_tree(const token_tree & tree, int32_t n_rows) {
-    const int32_t n = tree.size();
-    rows_.assign(4 * (size_t) max_nodes_, 0);
-    tokens_.resize(n_rows);
-    int32_t * parents  = rows_.data();
-    int32_t * depths   = parents + max_nodes_;
-    int32_t * preorder = depths + max_nodes_;
-    for (int32_t i = 0; i < n_rows; ++i) {
-        const int32_t node = std::min(i, n - 1);
-        tokens_[i]         = tree.tokens[node];
-        parents[i]         = tree.parents[node];
-        depths[i]          = tree.depths[node];
+// llama_memory_recurrent swaps cells until those of a ubatch are neighbours, and copies states in its graph then;
+// llama_batch_allocr splits sequences that are none where each has a stream of its own.
+bool tree_state::ready(const std::vector<llama_seq_id> & sequences) const {
+    for (size_t i = 0; i < sequences.size(); ++i) {
+        const int32_t n = (int32_t) i;
+        if (!ready(sequences[i]) || cell(sequences[i]) != cell(sequences[0]) + n || sequences[i] != sequences[0] + n) {
+            return false;
+        }
     }
-    std::vector<int32_t> open(1, 0);
+    return true;
+}
+
+bool tree_state::holds(llama_seq_id seq, llama_pos n_tokens) const {
+    return ready(seq) && memory_->get_mem_recr()->cells[cell(seq)].pos == n_tokens - 1;
+}
+
+void tree_state::set_tree(const token_tree & tree, int32_t first, int32_t n_rows) {
+    int32_t * parents  = tree_column(0);
+    int32_t * depths   = tree_column(1);
+    int32_t * preorder = tree_column(2) + first;
+    for (int32_t i = 0; i < n_rows; ++i) {
+        const int32_t node   = std::min(i, tree.size() - 1);
+        const int32_t parent = tree.parents[node];
+        tokens_[first + i]   = tree.tokens[node];
+        parents[first + i]   = parent < 0 ? -1 : first + parent;
+        depths[first + i]    = tree.depths[node];
+        ancestors_.push_back((parent < 0 ? 0 : ancestors_[first + parent]) | uint64_t(1) << i);
+    }
+    std::vector<int32_t> open(1, first);
     for (int32_t o = 0; !open.empty(); ++o) {
-        const int32_t i = preorder[o] = open.back();
+        const int32_t row = preorder[o] = open.back();
         open.pop_back();
-        for (int32_t child = n_rows - 1; child > i; --child) {
-            if (parents[child] == i) {
+        for (int32_t child = first + n_rows - 1; child > row; --child) {
+            if (parents[child] == row) {
                 open.push_back(child);
             }
         }
     }
-    ancestors_.resize(n_rows);
-    for (int32_t i = 0; i < n_rows; ++i) {
-        ancestors_[i] = (parents[i] < 0 ? 0 : ancestors_[parents[i]]) | uint64_t(1) << i;
-    }
 }
 
-void tree_state::begin(const token_tree & tree, int32_t n_rows, llama_pos pos, bool exact) {
-    set_tree(tree, n_rows);
+void tree_state::begin(const std::vector<member> & members, int32_t n_rows, bool exact) {
+    n_each_ = n_rows;
+    rows_.assign(4 * (size_t) max_rows_, 0);
+    tokens_.resize(members.size() * n_rows);
+    ancestors_.clear();
     cells_.clear();
-    pos_      = pos;
-    branches_ = n_rows > tree.size() || !tree.is_chain();
+    open_.clear();
+    branches_ = false;
+    for (const member & each : members) {
+        const int32_t first = (int32_t) open_.size() * n_rows;
+        open_.push_back({ each.seq, each.pos, first });
+        set_tree(*each.tree, first, n_rows);
+        branches_ = branches_ || n_rows > each.tree->size() || !each.tree->is_chain();
+        // llama_memory_recurrent warns of positions that are not one further than the last
+        memory_->get_mem_recr()->cells[cell(each.seq)].pos = each.pos + each.tree->height() - n_rows;
+    }
     arranges_ = branches_ && exact && !target_->get_cparams().flash_attn;
-    // llama_memory_recurrent warns of positions that are not one further than the last
-    memory_->get_mem_recr()->cells[cell()].pos = pos + tree.height() - n_rows;
 }
 
 void tree_state::undo() {
-    memory_->get_mem_attn()->seq_rm(0, pos_, -1);
-    memory_->get_mem_recr()->cells[cell()].pos = pos_ - 1;
+    for (const open_rows & each : open_) {
+        memory_->get_mem_attn()->seq_rm(each.seq, each.pos, -1);
+        memory_->get_mem_recr()->cells[cell(each.seq)].pos = each.pos - 1;
+    }
 }
 
 // Rows of a tree do not see their siblings. Where their scores are arranged, they lie as in plain decoding.
 void tree_state::placed(const dw_placed_rows & rows) noexcept {
     const int64_t kv_size = memory_->get_mem_attn()->get_size();
     cells_.assign(rows.cells, rows.cells + rows.n);
+    int32_t * cells = tree_column(3);
     for (int64_t i = 0; i < rows.n; ++i) {
-        rows_[3 * max_nodes_ + i] = (int32_t) (cells_[i] % kv_size);
+        cells[i] = (int32_t) (cells_[i] % kv_size);
     }
     ggml_backend_tensor_set(tree_, rows_.data(), 0, rows_.size() * sizeof(int32_t));
     for (int64_t i = 0; branches_ && i < rows.n; ++i) {
-        for (int64_t j = 0; j < rows.n; ++j) {
-            const bool visible = arranges_ ? j <= rows_[max_nodes_ + i] : (ancestors_[i] >> j & 1) != 0;
-            set_visible(rows.kq_mask, i, rows_[3 * max_nodes_ + j], visible);
+        const int64_t first = i / n_each_ * n_each_;
+        for (int64_t j = 0; j < n_each_; ++j) {
+            const bool visible = arranges_ ? j <= tree_column(1)[i] : (ancestors_[i] >> j & 1) != 0;
+            set_visible(rows.kq_mask, i, cells[first + j], visible);
         }
     }
 }
 
 ggml_tensor * tree_state::conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x,
                                      int il) {
-    const int64_t n_nodes = x->ne[1];
-    ggml_tensor * inputs  = layers_[il].conv_inputs;
-    ggml_tensor * kept =
-        ggml_cpy(ctx, x, ggml_view_2d(ctx, inputs, n_channels_, n_nodes, inputs->nb[1], 0)); // for the commit
+    const int64_t n_rows = x->ne[1] * x->ne[2];
+    ggml_tensor * inputs = layers_[il].conv_inputs;
+    ggml_tensor * kept   = ggml_cpy(ctx, ggml_reshape_2d(ctx, x, n_channels_, n_rows), // for the commit
+                                    ggml_view_2d(ctx, inputs, n_channels_, n_rows, inputs->nb[1], 0));
     ggml_build_forward_expand(graph, kept);
 
     ggml_tensor * sources[] = { kept, memory_->get_mem_recr()->r_l[il], cells, tree_ };
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, conv_width_, n_channels_, n_nodes, 1, sources, 4, ops_.conv_windows,
+    return ggml_custom_4d(ctx, GGML_TYPE_F32, conv_width_, n_channels_, n_rows, 1, sources, 4, ops_.conv_windows,
                           GGML_N_TASKS_MAX, nullptr);
 }
 
 ggml_tensor * tree_state::delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * q,
                                     ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int il) {
     const int64_t n_nodes = v->ne[2];
-    ggml_tensor * both    = ggml_view_1d(ctx, factors_, n_factors_ + n_nodes * n_heads_ * size_, layers_[il].factors);
+    const int64_t n_seqs  = v->ne[3];
+    const int64_t n_out   = n_nodes * n_seqs * n_heads_ * size_;
+    ggml_tensor * both    = ggml_view_1d(ctx, factors_, n_factors_ + n_out, layers_[il].factors);
     both = custom(ctx, both, ops_.delta_net, { q, k, v, g, beta, memory_->get_mem_recr()->s_l[il], cells, tree_ });
     ggml_build_forward_expand(graph, both);
-    return ggml_view_4d(ctx, both, size_, n_heads_, n_nodes, 1, size_ * sizeof(float), n_heads_ * size_ * sizeof(float),
-                        n_nodes * n_heads_ * size_ * sizeof(float), n_factors_ * sizeof(float));
+    return ggml_view_4d(ctx, both, size_, n_heads_, n_nodes, n_seqs, size_ * sizeof(float),
+                        n_heads_ * size_ * sizeof(float), n_nodes * n_heads_ * size_ * sizeof(float),
+                        n_factors_ * sizeof(float));
 }
 
 ggml_tensor * tree_state::attn_scores(ggml_context * ctx, ggml_tensor * scores) {
@@ -236,33 +259,36 @@ ggml_tensor * tree_state::attn_values(ggml_context * ctx, ggml_tensor * values, 
 }
 
 // keys and values of each attention layer to where plain decoding would have put them
-void tree_state::build_commit_of_cache(ggml_context * ctx) {
+void tree_state::build_commit_of_cache(commit_graph & commit) {
+    ggml_context *         ctx   = commit.tensors.get();
     const llama_kv_cache & cache = *memory_->get_mem_attn();
     for (const uint32_t il : cache.get_layer_ids()) {
         ggml_tensor * k = cache.get_k_storage((int32_t) il);
         ggml_tensor * v = value_storage(cache, ctx, (int32_t) il);
-        ggml_build_forward_expand(commit_graph_, custom(ctx, k, ops_.commit_rows, { moves_ }));
+        ggml_build_forward_expand(commit.graph, custom(ctx, k, ops_.commit_rows, { moves_ }));
         if (target_->get_cparams().flash_attn) { // else it is stored transposed
-            ggml_build_forward_expand(commit_graph_, custom(ctx, v, ops_.commit_rows, { moves_ }));
+            ggml_build_forward_expand(commit.graph, custom(ctx, v, ops_.commit_rows, { moves_ }));
         } else {
             ggml_tensor * columns = ggml_view_3d(ctx, v, v->ne[1], v->ne[0], v->ne[2], v->ne[1] * v->nb[0], v->nb[2], 0);
-            ggml_build_forward_expand(commit_graph_, custom(ctx, columns, ops_.commit_columns, { moves_ }));
+            ggml_build_forward_expand(commit.graph, custom(ctx, columns, ops_.commit_columns, { moves_ }));
         }
     }
 }
 
 // one node for the state and one for the conv inputs of each recurrent layer, two for the cache of each attention layer,
 // all in place
-void tree_state::build_commit(int32_t cell) {
+tree_state::commit_graph & tree_state::commit_of(int32_t cell) {
+    commit_graph & commit = commits_[cell];
+    if (commit.graph) {
+        return commit;
+    }
     const llama_memory_recurrent & recurrent = *memory_->get_mem_recr();
     const size_t                   n_nodes   = 5 * layers_.size(); // up to three views and two ops a layer
-    commit_tensors_.reset(ggml_init(
+    commit.tensors.reset(ggml_init(
         { n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, /*no_alloc*/ true }));
-    ggml_context * ctx = commit_tensors_.get();
-    commit_graph_      = ggml_new_graph_custom(ctx, n_nodes, /*grads*/ false);
-    commit_cell_       = cell;
-
-    build_commit_of_cache(ctx);
+    ggml_context * ctx = commit.tensors.get();
+    commit.graph       = ggml_new_graph_custom(ctx, n_nodes, /*grads*/ false);
+    build_commit_of_cache(commit);
     for (size_t il = 0; il < layers_.size(); ++il) {
         if (!layers_[il].conv_inputs) {
             continue;
@@ -274,10 +300,10 @@ void tree_state::build_commit(int32_t cell) {
                                              size_ * size_ * sizeof(float), cell * s->nb[1]);
         ggml_tensor * conv =
             ggml_view_2d(ctx, r, conv_width_ - 1, n_channels_, (conv_width_ - 1) * sizeof(float), cell * r->nb[1]);
-        ggml_build_forward_expand(commit_graph_, custom(ctx, state, ops_.commit_state, { factors, path_ }));
-        ggml_build_forward_expand(commit_graph_,
-                                  custom(ctx, conv, ops_.commit_conv, { layers_[il].conv_inputs, path_ }));
+        ggml_build_forward_expand(commit.graph, custom(ctx, state, ops_.commit_state, { factors, path_ }));
+        ggml_build_forward_expand(commit.graph, custom(ctx, conv, ops_.commit_conv, { layers_[il].conv_inputs, path_ }));
     }
+    return commit;
 }
 
 void tree_state::set_n_threads() {
@@ -288,47 +314,52 @@ void tree_state::set_n_threads() {
     }
 }
 
-// What the cells of the verify hold after their rows were moved: the path first, cell by cell; the others go. Set to
+// What the cells of a sequence hold after its rows were moved: the path first, cell by cell; the others go. Set to
 // positions behind it, llama_kv_cache::seq_rm finds them, and moves its head back as no other call does.
-void tree_state::rename_cells(int32_t n, const int32_t * path) {
+void tree_state::rename_cells(const open_rows & rows, const std::vector<int32_t> & path) {
     llama_kv_cache & cache = *memory_->get_mem_attn();
-    auto &           cells = const_cast<llama_kv_cells &>(cache.get_cells(0)); // it offers them read-only
+    auto &           cells = const_cast<llama_kv_cells &>(cache.get_cells(rows.seq)); // it offers them read-only
     const bool       is_2d = llama_get_model(target_)->hparams.n_pos_per_embd() >= 3;
-    for (size_t i = 0; i < cells_.size(); ++i) {
-        const uint32_t  cell = (uint32_t) rows_[3 * max_nodes_ + i];
-        const llama_pos pos  = pos_ + (llama_pos) i;
+    const int32_t    n     = (int32_t) path.size();
+    for (int32_t i = 0; i < n_each_; ++i) {
+        const uint32_t    cell  = (uint32_t) tree_column(3)[rows.first + i];
+        const llama_pos   pos   = rows.pos + i;
+        const llama_token token = i < n ? tokens_[rows.first + path[i]] : LLAMA_TOKEN_NULL;
         cells.rm(cell);
         cells.pos_set(cell, pos);
-        cells.ext_set(cell, { is_2d ? pos : 0, is_2d ? pos : 0, (int32_t) i < n ? tokens_[path[i]] : LLAMA_TOKEN_NULL });
-        cells.seq_add(cell, 0);
+        cells.ext_set(cell, { is_2d ? pos : 0, is_2d ? pos : 0, token });
+        cells.seq_add(cell, rows.seq);
     }
-    if (n < (int32_t) cells_.size()) {
-        cache.seq_rm(0, pos_ + n, -1);
+    if (n < n_each_) {
+        cache.seq_rm(rows.seq, rows.pos + n, -1);
     }
 }
 
-void tree_state::commit(const int32_t * path, int32_t n) {
-    const int32_t tail = cell();
-    if (tail != commit_cell_) {
-        build_commit(tail);
+void tree_state::commit(llama_seq_id seq, const std::vector<int32_t> & path) {
+    const auto rows = std::find_if(open_.begin(), open_.end(), [&](const open_rows & each) { return each.seq == seq; });
+    if (rows == open_.end()) {
+        fail(DW_ERR_INTERNAL, "a commit of sequence %d, which the last verify did not hold", seq);
     }
-    ggml_backend_tensor_set(path_, &n, 0, sizeof(n));
-    ggml_backend_tensor_set(path_, path, sizeof(n), n * sizeof(int32_t));
-    std::vector<int32_t> moves(1, 0);
-    for (int32_t k = 0; k < n; ++k) {
-        if (path[k] != k) {
+    const int32_t        tail = cell(seq);
+    std::vector<int32_t> applied(1, (int32_t) path.size()), moves(1, 0);
+    for (size_t k = 0; k < path.size(); ++k) {
+        applied.push_back(rows->first + path[k]);
+        if (path[k] != (int32_t) k) {
             moves[0]++;
-            moves.insert(moves.end(), { (int32_t) cells_[path[k]], (int32_t) cells_[k] });
+            moves.push_back((int32_t) cells_[rows->first + path[k]]);
+            moves.push_back((int32_t) cells_[rows->first + k]);
         }
     }
+    ggml_backend_tensor_set(path_, applied.data(), 0, applied.size() * sizeof(int32_t));
     ggml_backend_tensor_set(moves_, moves.data(), 0, moves.size() * sizeof(int32_t));
     set_n_threads();
-    const ggml_status status = ggml_backend_graph_compute(backend_.get(), commit_graph_);
+    const ggml_status status = ggml_backend_graph_compute(backend_.get(), commit_of(tail).graph);
     if (status != GGML_STATUS_SUCCESS) {
-        fail(DW_ERR_DECODE, "the commit of %d tokens at position %d failed with ggml status %d", n, pos_, (int) status);
+        fail(DW_ERR_DECODE, "the commit of %zu tokens at position %d failed with ggml status %d", path.size(), rows->pos,
+             (int) status);
     }
-    rename_cells(n, path);
-    memory_->get_mem_recr()->cells[tail].pos = pos_ + n - 1;
+    rename_cells(*rows, path);
+    memory_->get_mem_recr()->cells[tail].pos = rows->pos + (llama_pos) path.size() - 1;
 }
 
 } // namespace draftwood

@@ -11,6 +11,7 @@
 #include "token_tree.h"
 #include "tree-ops.h"
 
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -22,27 +23,37 @@ namespace draftwood {
 
 class tree_state : public dw_verify_graph {
   public:
-    // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or recurrent layers on a
-    // device without them
-    static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_nodes, std::string & why_not);
+    // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or layers on a device without
+    // them. max_rows of a verify, those of all sequences together.
+    static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_rows, std::string & why_not);
 
-    // whether sequence 0 has a state of its own that a verify can read in place (not after a copy between sequences)
-    bool ready() const;
+    // one sequence of a verify: its tree, whose root is at position pos
+    struct member {
+        llama_seq_id       seq;
+        const token_tree * tree;
+        llama_pos          pos;
+    };
 
-    // whether that state stands for n_tokens positions, as after a verify that nobody disturbed
-    bool holds(llama_pos n_tokens) const;
+    // whether the sequence has a state of its own that a verify can read in place (not after a copy between sequences)
+    bool ready(llama_seq_id seq) const;
 
-    // The next decode is a verify of this tree, its root at position pos: n_rows >= tree.size() rows, those beyond it
-    // copies of the last node. With `exact` a tree's attention rounds as in plain decoding.
-    void begin(const token_tree & tree, int32_t n_rows, llama_pos pos, bool exact);
+    // whether one ubatch can hold them, in this order
+    bool ready(const std::vector<llama_seq_id> & sequences) const;
+
+    // whether the sequence's state stands for n_tokens positions, as after a verify that nobody disturbed
+    bool holds(llama_seq_id seq, llama_pos n_tokens) const;
+
+    // The next decode is a verify of these trees in n_rows >= tree.size() rows each, those beyond it copies of the last
+    // node. With `exact` a tree's attention rounds as in plain decoding.
+    void begin(const std::vector<member> & members, int32_t n_rows, bool exact);
 
     // it failed: as before begin()
     void undo();
 
-    // keep the path i32[n] (node 0 first) of the last verify and free the rest
-    void commit(const int32_t * path, int32_t n);
+    // of a sequence of the last verify keep the path (node 0 first), and free its other rows
+    void commit(llama_seq_id seq, const std::vector<int32_t> & path);
 
-    int32_t max_nodes() const { return max_nodes_; }
+    int32_t max_rows() const { return max_rows_; }
     size_t  bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
 
     int32_t       variant() const noexcept override { return branches_ ? 2 : 1; }
@@ -65,21 +76,34 @@ class tree_state : public dw_verify_graph {
     };
 
     tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_ptr backend, const ops & found,
-               int32_t max_nodes);
+               int32_t max_rows);
 
-    void    allocate();
-    void    build_commit(int32_t cell);
-    void    build_commit_of_cache(ggml_context * ctx);
-    void    set_n_threads();
-    void    set_tree(const token_tree & tree, int32_t n_rows);
-    void    rename_cells(int32_t n, const int32_t * path);
-    int32_t cell() const; // of sequence 0; -1: none
+    // the commit of a path into the state in this cell
+    struct commit_graph {
+        ggml_context_ptr tensors;
+        ggml_cgraph *    graph = nullptr;
+    };
+    // of the open verify: rows of the batch
+    struct open_rows {
+        llama_seq_id seq;
+        llama_pos    pos;   // of the root
+        int32_t      first; // row of the root
+    };
+
+    void           allocate();
+    commit_graph & commit_of(int32_t cell);
+    void           build_commit_of_cache(commit_graph & commit);
+    void           set_n_threads();
+    void           set_tree(const token_tree & tree, int32_t first, int32_t n_rows);
+    void           rename_cells(const open_rows & rows, const std::vector<int32_t> & path);
+    int32_t        cell(llama_seq_id seq) const; // of its state; -1: none
+    int32_t *      tree_column(int i) { return rows_.data() + (size_t) i * max_rows_; }
 
     llama_context *       target_;
     llama_memory_hybrid * memory_;
     ggml_backend_ptr      backend_; // one of our own: a commit must not be aborted by the context's callback
     ops                   ops_;
-    int32_t               max_nodes_;
+    int32_t               max_rows_;
     int64_t               n_factors_ = 0;                                          // f32 values of one layer
     int64_t               size_, n_heads_, n_key_heads_, n_channels_, conv_width_; // S, H, Hk, C, W of tree-ops.h
 
@@ -92,17 +116,16 @@ class tree_state : public dw_verify_graph {
     ggml_tensor *           moves_   = nullptr; // i32[1 + 2 M]
 
     // the open verify
-    std::vector<llama_token> tokens_;    // by row
-    std::vector<int32_t>     rows_;      // host's copy of tree_
-    std::vector<int64_t>     cells_;     // by row, counted through all streams
-    std::vector<uint64_t>    ancestors_; // by row, bit j: row j
-    llama_pos                pos_      = 0;
-    bool                     branches_ = false; // the tree is no chain
-    bool                     arranges_ = false; // and without flash attention: its scores and values are put in order
+    std::vector<open_rows>   open_;
+    int32_t                  n_each_ = 0; // rows of each sequence
+    std::vector<llama_token> tokens_;     // by row
+    std::vector<int32_t>     rows_;       // host's copy of tree_
+    std::vector<int64_t>     cells_;      // by row, counted through all streams
+    std::vector<uint64_t>    ancestors_;  // by row, bit j: the j-th row of its sequence
+    bool                     branches_ = false; // not all trees are chains
+    bool                     arranges_ = false; // and without flash attention: scores and values are put in order
 
-    ggml_context_ptr commit_tensors_;
-    ggml_cgraph *    commit_graph_ = nullptr;
-    int32_t          commit_cell_  = -1; // that commit_graph_ writes to
+    std::map<int32_t, commit_graph> commits_; // by cell of the recurrent state
 };
 
 } // namespace draftwood

@@ -1,0 +1,137 @@
+// See target_context.h.
+
+#include "target_context.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+std::shared_ptr<target_context> target_context::of(llama_context * target, int32_t exact_rows) {
+    if (const dw_state * state = dw_state_of(target)) {
+        auto known = static_cast<target_context *>(state->user)->shared_from_this();
+        if (known->state_.exact_rows != exact_rows) {
+            fail(DW_ERR_ARGUMENT, "exact_rows is %d; this llama_context's other engines have %d, expected the same",
+                 exact_rows, known->state_.exact_rows);
+        }
+        return known;
+    }
+    return std::shared_ptr<target_context>(new target_context(target, exact_rows));
+}
+
+target_context::target_context(llama_context * target, int32_t exact_rows) :
+    target_(target),
+    graphs_(target),
+    batch_(target) {
+    state_.exact_rows = exact_rows;
+    state_.graphs     = &graphs_;
+    state_.user       = this;
+    state_.flush      = [](void * user, bool decodes) noexcept {
+        auto * self = static_cast<target_context *>(user);
+        if (!self->at_work_) {
+            self->each_listener([&](member & each) { each.listener->on_flush(decodes); });
+        }
+    };
+    state_.replaced = [](void * user) noexcept {
+        auto * self = static_cast<target_context *>(user);
+        if (!self->at_work_) {
+            self->each_listener([](member & each) { each.listener->on_replaced(); });
+        }
+    };
+    dw_state_of(target) = &state_;
+}
+
+target_context::~target_context() {
+    dw_state_of(target_) = nullptr;
+    dw_use_stock_kernels(target_);
+}
+
+template <typename F> void target_context::each_listener(F f) {
+    for (member & each : members_) {
+        f(each);
+    }
+}
+
+void target_context::add(llama_seq_id seq, context_listener & listener) {
+    if (seq < 0 || seq >= (llama_seq_id) llama_n_seq_max(target_)) {
+        fail(DW_ERR_ARGUMENT, "sequence %d; expected 0 to n_seq_max - 1 = %u", seq, llama_n_seq_max(target_) - 1);
+    }
+    each_listener([&](member & each) {
+        if (each.seq == seq) {
+            fail(DW_ERR_UNSUPPORTED, "sequence %d of this llama_context has an engine already; free that one first", seq);
+        }
+    });
+    members_.push_back({ seq, &listener });
+}
+
+void target_context::remove(const context_listener & listener) noexcept {
+    const auto is = [&](const member & each) { return each.listener == &listener; };
+    members_.erase(std::remove_if(members_.begin(), members_.end(), is), members_.end());
+}
+
+void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows) {
+    each_listener([&](member & each) {
+        if (std::find(sequences.begin(), sequences.end(), each.seq) == sequences.end()) {
+            each.listener->on_flush(/*decodes*/ false);
+        }
+    });
+
+    // an exception is a failed decode too: the hooks must hear of other decodes again
+    int32_t     rc = -3;
+    std::string why;
+    try {
+        rc = working([&] { return batch_.decode(); });
+    } catch (const std::exception & e) {
+        why = e.what();
+    }
+    state_.verify = nullptr;
+    state_.mask   = nullptr;
+
+    if (rc == 1) {
+        fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
+             n_rows, pos, llama_n_ctx(target_));
+    }
+    if (rc != 0) {
+        fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_rows, pos,
+             why.c_str());
+    }
+}
+
+void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows) {
+    std::vector<llama_seq_id> sequences;
+    batch_.clear();
+    for (const auto & each : members) {
+        sequences.push_back(each.seq);
+        for (int32_t i = 0; i < n_rows; ++i) {
+            const int32_t node = std::min(i, each.tree->size() - 1);
+            batch_.add(each.tree->tokens[node], each.pos + each.tree->depths[node], true, each.seq);
+        }
+    }
+    const int32_t n = n_rows * (int32_t) members.size();
+    if (n_rows == 1 || !trees_) { // one row stays in any case
+        decode(sequences, members[0].pos, n);
+        return;
+    }
+    trees_->begin(members, n_rows, state_.exact_rows > 0);
+    state_.verify = trees_.get();
+    state_.mask   = trees_.get();
+    try {
+        decode(sequences, members[0].pos, n);
+    } catch (...) {
+        trees_->undo();
+        throw;
+    }
+}
+
+// A tree state with more room is another one: the graphs over the old one's tensors go with it.
+void target_context::prepare_trees(int32_t n_rows) {
+    if (trees_ && trees_->max_rows() >= n_rows) {
+        return;
+    }
+    each_listener([](member & each) { each.listener->on_flush(/*decodes*/ false); });
+    graphs_.forget_verifies();
+    trees_.reset();
+    refusal_.clear();
+    trees_ = tree_state::make(target_, n_rows, refusal_);
+}
+
+} // namespace draftwood

@@ -18,6 +18,7 @@ STRUCTS = {
     "dw_stats": _capi.Stats,
     "dw_model_info": _capi.ModelInfo,
     "dw_curve": _capi.Curve,
+    "dw_tree": _capi.Tree,
 }
 SCALARS = {
     "uint32_t": ctypes.c_uint32,

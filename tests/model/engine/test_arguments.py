@@ -3,9 +3,11 @@
 from __future__ import annotations
 
 import ctypes
+import math
 
 import pytest
 from draftwood import _capi
+from draftwood.tree import Tree
 
 from tests.model.engine.calls import MTP, error_of, last_error, lib, params
 from tests.model.rig import PROMPT, check_next, check_plain, follow
@@ -16,6 +18,7 @@ def call(name, engine, r):
     i32, tokens = ctypes.c_int32(), (_capi.Token * 64)(*PROMPT)
     stats = _capi.Stats(struct_size=ctypes.sizeof(_capi.Stats))
     curve = _capi.Curve(struct_size=ctypes.sizeof(_capi.Curve))
+    tree = Tree((1, 2), (-1, 0)).to_native()
     table = {
         "dw_probe_model": [b"nowhere", ctypes.byref(_capi.ModelInfo())],
         "dw_engine_new": [
@@ -27,7 +30,10 @@ def call(name, engine, r):
         "dw_eval": [engine, tokens, 3, 0, False],
         "dw_propose": [engine, 1, 5, ctypes.byref(i32)],
         "dw_propose_given": [engine, 1, tokens, 2],
+        "dw_propose_tree": [engine, ctypes.byref(tree)],
+        "dw_set_temperature": [engine, 0.5],
         "dw_verify": [engine],
+        "dw_verify_all": [(_capi.EngineHandle * 1)(engine), 1],
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
         "dw_rewind": [engine],
@@ -36,6 +42,7 @@ def call(name, engine, r):
         "dw_trim": [engine, 0],
         "dw_reset": [engine],
         "dw_get_draft": [engine, tokens, ctypes.byref(i32)],
+        "dw_get_tree": [engine, ctypes.byref(tree)],
         "dw_get_stats": [engine, ctypes.byref(stats)],
         "dw_get_curve": [engine, ctypes.byref(curve)],
         "dw_stats_reset": [engine],
@@ -43,9 +50,20 @@ def call(name, engine, r):
     return table[name]
 
 
-NO_STATUS = ("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens", "dw_reach")
+NO_STATUS = (
+    *("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens", "dw_reach"),
+    *("dw_tree_refusal", "dw_tree_bytes"),
+)
+NO_ENGINE = (
+    "dw_tree_from_positions",
+    "dw_tree_merge",
+    "dw_tree_select",
+    "dw_tree_bucket",
+)  # unit/test_tree.py
 STATUS_CALLS = [
-    name for name, (_, arguments) in _capi.SIGNATURES.items() if arguments and name not in NO_STATUS
+    name
+    for name, (_, arguments) in _capi.SIGNATURES.items()
+    if arguments and name not in (*NO_STATUS, *NO_ENGINE)
 ]
 
 
@@ -54,10 +72,15 @@ def test_null_pointers(rig, name):
     r = rig(drafter=MTP)
     good = call(name, r.engine._handle, r)
     for i, value in enumerate(good):
-        if isinstance(value, (int, bool)):
+        if isinstance(value, (int, float)):
             continue
         text = error_of(getattr(lib, name)(*good[:i], None, *good[i + 1 :]), _capi.ERR_ARGUMENT)
         assert f"{name} was given a null pointer" in text
+
+
+def test_what_is_known_without_an_engine():
+    assert lib.dw_tree_refusal(None) is None
+    assert lib.dw_tree_bytes(None) == 0
 
 
 def test_an_empty_draft_may_be_null(rig, run_of):
@@ -96,6 +119,9 @@ BAD_CALLS = {
     "draft a token that is none": (draft_call([2, -5], 2), "token -5"),
     "draft too much": (draft_call([], 6), "a draft of 6 tokens"),
     "draft less than nothing": (draft_call([], -1), "a draft of -1 tokens"),
+    "a temperature below zero": (lambda e: lib.dw_set_temperature(e, -0.5), "temperature is -0.5"),
+    "a temperature that is none": (lambda e: lib.dw_set_temperature(e, math.nan), "temperature is nan"),
+    "an endless temperature": (lambda e: lib.dw_set_temperature(e, math.inf), "temperature is inf"),
     "trim before the start": (lambda e: lib.dw_trim(e, -1), "-1 positions"),
     "trim beyond the end": (lambda e: lib.dw_trim(e, 99), "99 positions"),
 }
@@ -130,12 +156,22 @@ def test_engine_works_after_a_bad_argument(started, name):
     check_plain(r, run, done + 1)
 
 
-def test_stats_need_their_size(rig):
+@pytest.mark.parametrize(
+    ("name", "struct", "call"),
+    [
+        ("dw_stats", _capi.Stats, "dw_get_stats"),
+        ("dw_curve", _capi.Curve, "dw_get_curve"),
+        ("dw_tree", _capi.Tree, "dw_get_tree"),
+        ("dw_tree", _capi.Tree, "dw_propose_tree"),
+    ],
+)
+def test_structs_need_their_size(rig, name, struct, call):
     r = rig()
-    stats = _capi.Stats(struct_size=8)
-    text = error_of(lib.dw_get_stats(r.engine._handle, ctypes.byref(stats)), _capi.ERR_ARGUMENT)
-    assert "dw_stats has struct_size 8" in text
-    assert str(ctypes.sizeof(_capi.Stats)) in text
+    text = error_of(
+        getattr(lib, call)(r.engine._handle, ctypes.byref(struct(struct_size=8))), _capi.ERR_ARGUMENT
+    )
+    assert f"{name} has struct_size 8" in text
+    assert str(ctypes.sizeof(struct)) in text
 
 
 def test_error_text_is_kept_until_the_next_failure(rig):

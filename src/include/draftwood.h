@@ -188,6 +188,8 @@ DW_API dw_status dw_verify(dw_engine * engine);
 // The same for several engines of one context, each with its own proposal, chain, tree or none, in one decode. Rows are
 // as many for each as the largest needs. Where llama.cpp would split the decode (sequence ids with a gap, states that lie
 // apart, too few free cells) all take a plain step. While such rounds are open, another decode settles them first.
+// Exact where each sequence has a KV cache of its own; in a unified one (kv_unified) texts fill each other's gaps, and sums
+// over cells run in another order than in a plain decode.
 DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 
 // The row that dw_next will sample: its index for llama_get_logits_ith and the n_past that it stands for.

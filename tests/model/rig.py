@@ -55,6 +55,8 @@ class Rig:
         tree_budget: int = 0,
         flash: bool = False,
         type_kv: int | None = None,
+        n_seq_max: int = 1,
+        kv_unified: bool = False,
         engine: bool = True,
     ) -> None:
         model_params = native.llama_model_default_params()
@@ -69,6 +71,8 @@ class Rig:
         self.params.n_batch = self.params.n_ubatch = n_ubatch
         self.params.n_threads = self.params.n_threads_batch = n_threads
         self.params.n_rs_seq = n_rs_seq
+        self.params.n_seq_max = n_seq_max
+        self.params.kv_unified = kv_unified
         self.params.flash_attn_type = (
             native.LLAMA_FLASH_ATTN_TYPE_ENABLED if flash else native.LLAMA_FLASH_ATTN_TYPE_DISABLED
         )

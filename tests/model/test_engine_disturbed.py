@@ -93,10 +93,28 @@ def test_any_share_of_recurrent_layers(rig, gguf, layers):
     check_plain(r, run, done)
 
 
-@pytest.mark.parametrize("call", ["eval", "verify"])
-def test_after_a_failed_decode_only_a_reset_helps(rig, run_of, call):
+def test_after_a_failed_verify_the_context_is_as_before(rig, run_of):
     run = run_of("moe-mtp")
     r = rig(drafter=_capi.DRAFTER_MTP)
+    r.start()
+    nodes = iter(range(10**6))
+    for last in (0, 20, 100):  # graph nodes that run before the abort
+        abort = native.ggml_abort_callback(lambda _, last=last: next(nodes) >= last)
+        native.llama_set_abort_callback(r.ctx, abort, None)
+        r.engine.propose_given(run.tokens[0], run.tokens[1:4])
+        with pytest.raises(DraftwoodError, match="llama_decode returned 2"):
+            r.engine.verify()
+        native.llama_set_abort_callback(r.ctx, native.ggml_abort_callback(), None)
+        assert r.engine.n_past == r.held == len(PROMPT)
+    assert follow(r, run, 1, 3) == 5
+    check_plain(r, run, 5)
+
+
+@pytest.mark.parametrize("call", ["eval", "verify"])
+def test_after_a_failed_decode_only_a_reset_helps(rig, run_of, call):
+    """A verify with snapshots writes the state as it goes."""
+    run = run_of("moe-mtp")
+    r = rig(drafter=_capi.DRAFTER_MTP, n_rs_seq=5)
     r.start()
     abort = native.ggml_abort_callback(lambda _: True)
     native.llama_set_abort_callback(r.ctx, abort, None)

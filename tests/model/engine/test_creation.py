@@ -95,8 +95,12 @@ def test_mtp_of_a_model_loaded_without_it(gguf, python):
 
 def test_two_engines_on_one_context(started):
     r, run = started
-    text = error_of(new(r, params())[0], _capi.ERR_UNSUPPORTED)
-    assert "has an engine already" in text
+    text = error_of(new(r, params(exact_rows=64))[0], _capi.ERR_UNSUPPORTED)
+    assert "sequence 0 of this llama_context has an engine already" in text
+    text = error_of(new(r, params(exact_rows=64, seq_id=1))[0], _capi.ERR_ARGUMENT)
+    assert "sequence 1; expected 0 to n_seq_max - 1 = 0" in text
+    text = error_of(new(r, params(exact_rows=7, seq_id=1))[0], _capi.ERR_ARGUMENT)
+    assert "exact_rows is 7; this llama_context's other engines have 64" in text
     assert follow(r, run, 1, 3) == 5
     r.detach()
     r.attach()

@@ -1,5 +1,6 @@
-"""Draft trees verified in one decode: every row is bit-equal to plain decoding of its path, and after a commit the
-context is, cell for cell, one that decoded plainly.
+"""Draft trees verified in one decode: every row is bit-equal to plain decoding of its path.
+
+After a commit the context is, cell for cell, one that decoded plainly.
 
 The oracle plants the true continuation on a path of a random tree. Contract: src/include/draftwood.h,
 src/spec/tree_state.h, src/ops/tree-attention.h.
@@ -37,7 +38,7 @@ pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
 def grow(chance: random.Random, run: Run, done: int, size: int, accept: int) -> Tree:
     """Return a random tree of `size` nodes after `done` tokens of `run`.
 
-    One of its paths, no longer than `accept`, has the run's next tokens; no other node has a token that could follow.
+    One of its paths, no longer than `accept`, has the run's next tokens; no other node has one that could follow.
     """
     parents = [-1, 0, 0][:size]
     for i in range(3, size):
@@ -63,7 +64,7 @@ def true_length(run: Run, done: int, tree: Tree) -> int:
 
 
 def follow_tree(rig: Rig, run: Run, done: int, tree: Tree, accept: int, take: int | None = None) -> int:
-    """Verify `tree`, whose true path has `accept` tokens, sample `take` rows, commit; return the tokens emitted."""
+    """Verify `tree`, whose true path has `accept` tokens, take `take` rows, commit; return the tokens emitted."""
     rig.engine.propose_tree(tree)
     assert rig.engine.tree().tokens == tree.tokens
     rig.engine.verify()
@@ -129,7 +130,7 @@ def test_every_row_is_that_of_its_path(rig, run_of, preset, cache):
 
 @pytest.mark.parametrize("cache", CACHES)
 def test_a_commit_leaves_what_plain_decoding_leaves(rig, run_of, cache):
-    """Saved states hold cells in their order, positions and the recurrent state: they are equal byte for byte."""
+    """Saved states hold cells in their order, positions, recurrent state: they are equal byte for byte."""
     settings: dict[str, Any] = {"draft_tokens": 8, **CACHES[cache]}
     r, plain = rig(tree_budget=16, **settings), rig(**settings)
     run = plain.reference(60)

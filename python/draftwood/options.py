@@ -87,7 +87,10 @@ class Options:
                 hint="leave it out for chains",
             )
         if self.speculation == "off":
-            raise OptionError(f'found tree_budget={budget} beside speculation="off"; expected a drafter')
+            raise OptionError(
+                f'found tree_budget={budget} beside speculation="off"; expected a drafter',
+                hint="leave one of them out",
+            )
 
 
 @dataclass(frozen=True, slots=True)

@@ -172,7 +172,7 @@ def test_json_holds_text_figures_and_counters(planted):
     took = time.monotonic() - began
     assert found.keys() == {
         "text", "tokens", "seconds", "tokens_per_second", "prompt_tokens", "prompt_seconds", "finish", "chat",
-        "seed", "speculation", "speculation_reason", "stats",
+        "seed", "speculation", "speculation_reason", "chains_because", "stats",
     }  # fmt: skip
     assert (found["tokens"], found["finish"], found["speculation"]) == (N, "length", "mtp")
     assert 0 < found["seconds"] + found["prompt_seconds"] < took
@@ -181,8 +181,24 @@ def test_json_holds_text_figures_and_counters(planted):
     assert stats["prompt_tokens"] == found["prompt_tokens"]
     assert stats["accepted"] > 0
     assert stats["rounds"] + stats["accepted"] >= N - 1  # the first token comes from the prompt
+    assert (stats["tree_rounds"], found["chains_because"]) == (0, "")
     plain = run_json(planted, PROMPT, "-n", "5", "--speculation", "off")
     assert (plain["speculation"], plain["speculation_reason"]) == ("off", 'speculation="off"')
+
+
+def test_drafts_in_trees(planted):
+    options = [planted, PROMPT, "-n", str(N), "--temp", "0.8", "--seed", "7"]
+    trees = [*options, "--speculation", "tree", "--tree-budget", "6", "--draft-tokens", "3"]
+    found, plain = run_json(*trees), run_json(*options, "--speculation", "off")
+    assert found["text"] == plain["text"]
+    stats = found["stats"]
+    assert stats["tree_rounds"] > 0
+    assert stats["drafted"] <= 5 * stats["rounds"]
+    assert len(stats["drafted_by_depth"]) == 3
+    assert found["chains_because"] == ""
+    line = run(*trees, text=True).stderr
+    expected = rf" \| {stats['tree_rounds']} of {stats['rounds']} rounds in trees, \d\.\d rows a round \| "
+    assert re.search(expected, line), line
 
 
 def test_marked_tokens_are_the_accepted_ones(session):
@@ -273,6 +289,7 @@ def test_a_long_prompt_is_cut_where_llama_cuts_it(session, llama):
         ([__file__, "hi"], "not a GGUF file"),
         (["PLAIN", "hi", "--speculation", "mtp"], "found no MTP block"),
         (["PLANTED", "hi", "--n-ctx", "4"], "n_ctx is 4"),
+        (["PLANTED", "hi", "--speculation", "off", "--tree-budget", "4"], "found tree_budget=4 beside"),
     ],
 )
 def test_errors_are_one_message_with_a_hint(gguf, planted, arguments, words):

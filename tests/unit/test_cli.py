@@ -25,8 +25,9 @@ import pytest
 from click.testing import CliRunner
 from draftwood.cli import _Commands, cli
 from draftwood.cli.doctor import describe, paths, problems
+from draftwood.cli.inputs import prompt_text
 from draftwood.cli.progress import Bar, Interrupt
-from draftwood.cli.run import Writer, _prompt, summary
+from draftwood.cli.run import Writer, summary
 from draftwood.cli.serve import command_line
 from draftwood.errors import OptionError, UnsupportedError
 
@@ -62,7 +63,7 @@ def test_neither_library_nor_numpy_is_loaded_for(argument):
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("[]\n")
 
 
-@pytest.mark.parametrize("command", [[], ["run"], ["serve"], ["doctor"]])
+@pytest.mark.parametrize("command", [[], ["run"], ["tree"], ["serve"], ["doctor"]])
 def test_help(command):
     result = invoke(*command, "--help")
     assert result.exit_code == 0
@@ -103,6 +104,8 @@ def test_interrupts_end_with_130_and_file_errors_with_one_line():
         ["m.gguf", "hi", "--draft-tokens", "0"],
         ["m.gguf", "hi", "--draft-p-min", "1.5"],
         ["m.gguf", "hi", "--speculation", "trees"],
+        ["m.gguf", "hi", "--tree-budget", "0"],
+        ["m.gguf", "hi", "--tree-budget", "65"],
         ["m.gguf", "hi", "--temp", "-1"],
         ["m.gguf", "hi", "--seed", "4294967295"],  # means "random" to llama.cpp
         ["m.gguf", "hi", "--file", "no-such-file"],
@@ -137,9 +140,9 @@ def test_no_prompt_on_a_terminal(monkeypatch):
 )
 def test_a_prompt_from_stdin_or_a_file_loses_one_newline(monkeypatch, given, expected):
     monkeypatch.setattr("sys.stdin", io.TextIOWrapper(io.BytesIO(given.encode())))
-    assert _prompt("-", None) == expected
-    assert _prompt(None, io.BytesIO(given.encode())) == expected
-    assert _prompt(given, None) == given
+    assert prompt_text("-", None) == expected
+    assert prompt_text(None, io.BytesIO(given.encode())) == expected
+    assert prompt_text(given, None) == given
 
 
 # ---- run: what is written ----
@@ -211,10 +214,13 @@ def test_a_terminal_without_styles_gets_plain_text(monkeypatch):
 
 
 def report(**changes: Any) -> Any:
-    stats = SimpleNamespace(rounds=10, drafted=50, accepted=20, tokens_per_round=3.0)
+    stats = SimpleNamespace(
+        rounds=10, drafted=50, accepted=20, tree_rounds=0, padding=0, tokens_per_round=3.0
+    )
     values = {
         "tokens": 31, "tokens_per_second": 12.34, "finish": "length", "speculation": "mtp",
-        "speculation_reason": "", "stats": stats, "prompt_tokens": 7, "prompt_seconds": 0.5,
+        "speculation_reason": "", "chains_because": "", "stats": stats, "prompt_tokens": 7,
+        "prompt_seconds": 0.5,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
 
@@ -232,6 +238,16 @@ def test_summary_is_one_line_with_all_figures():
     assert summary(plain, templated=False, marked=False) == (
         "31 tokens (context full), 12.3 tok/s | no drafts: found no MTP block | raw prompt 7 tokens in 0.50 s"
     )
+
+
+def test_summary_tells_of_trees_or_why_there_are_none():
+    trees = report()
+    trees.stats.tree_rounds, trees.stats.padding = 8, 5
+    assert "drafts accepted | 8 of 10 rounds in trees, 6.5 rows a round | raw" in summary(
+        trees, templated=False, marked=False
+    )
+    chains = report(chains_because="layers on a card")
+    assert "| chains only: layers on a card |" in summary(chains, templated=False, marked=False)
 
 
 # ---- progress and Ctrl-C ----
@@ -334,6 +350,13 @@ def test_serve_passes_everything_else_unchanged(model):
         assert command_line([model, *flags], "auto") == ["-m", model, *flags]
     for flags in (["-h"], ["--version"], ["-hf", "a/b", "-ngl", "9"], ["-m", "/nowhere.gguf"], []):
         assert command_line(flags, "auto") == flags
+
+
+@pytest.mark.parametrize("speculation", ["tree", "dflash"])
+def test_serve_offers_what_llama_server_has(model, speculation):
+    result = invoke("serve", model, "--speculation", speculation)
+    assert result.exit_code == 2
+    assert "is not one of 'auto', 'off', 'mtp', 'ngram'" in result.stderr
 
 
 def test_serve_heeds_llama_servers_variables(model, monkeypatch):

@@ -1,4 +1,4 @@
-"""The command line: `draftwood run | serve | bench | doctor`.
+"""The command line: `draftwood run | tree | serve | bench | doctor`.
 
 Holds the group, the exit codes and how errors are shown. Must not import the library, numpy or rich: `--help`
 and `--version` are instant, and each command imports what it needs when it runs.
@@ -14,7 +14,7 @@ from typing import Any, NoReturn
 
 import click
 
-from draftwood.cli import bench, doctor, run, serve
+from draftwood.cli import bench, doctor, run, serve, tree
 from draftwood.cli.failure import INTERRUPTED
 from draftwood.errors import DraftwoodError
 
@@ -55,7 +55,7 @@ def cli() -> None:
     """Run GGUF models with MTP drafting: the same text, faster."""
 
 
-for _module in (run, serve, bench, doctor):
+for _module in (run, tree, serve, bench, doctor):
     cli.add_command(_module.command)
 
 

@@ -5,84 +5,48 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
-import random
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from draftwood.cli.failure import INTERRUPTED, library_needed
+from draftwood.cli.failure import INTERRUPTED
+from draftwood.cli.inputs import load_session, model_options, prompt_options, prompt_text
 from draftwood.cli.progress import Interrupt
-from draftwood.errors import DraftwoodError
-from draftwood.options import (
-    DEFAULT_DRAFT_P_MIN,
-    DEFAULT_DRAFT_TOKENS,
-    MAX_DRAFT_TOKENS,
-    SPECULATIONS,
-)
+from draftwood.options import DEFAULT_DRAFT_P_MIN, SPECULATIONS
 
 if TYPE_CHECKING:
-    from draftwood.cli.session import Report, Session
+    from draftwood.cli.session import Report
+    from draftwood.stats import SpeculationStats
 
 # on a terminal: what a model writes must not move the cursor or set colours
 _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if code not in b"\n\t")
 
 
-def _prompt(prompt: str | None, file: IO[bytes] | None) -> str:
-    """Return the prompt from the argument, the file or stdin; a last newline of the latter two is dropped."""
-    if prompt is not None and file is not None:
-        raise click.UsageError("found both PROMPT and --file; expected one of them")
-    if prompt is not None and prompt != "-":
-        return prompt
-    stream = file or sys.stdin.buffer
-    if file is None and prompt is None and stream.isatty():
-        raise click.UsageError("found no prompt; expected PROMPT, --file, or text on stdin")
-    try:
-        text = stream.read().decode("utf-8")
-    except UnicodeDecodeError as error:
-        raise click.UsageError(f"the prompt is no UTF-8 text: {error}") from None
-    text = text.removesuffix("\n").removesuffix("\r")
-    if not text:
-        raise click.UsageError("found an empty prompt; expected text")
-    return text
-
-
 _SAMPLING = ("temp", "top_k", "top_p", "min_p")
+_MODEL = ("speculation", "draft_p_min", "exact", "rpc_servers")
 
 
 @click.command("run")
-@click.argument("model")
-@click.argument("prompt", required=False)
-@click.option("-f", "--file", type=click.File("rb"), help="Read the prompt from this file.")
+@prompt_options
 @click.option("-n", "--max-tokens", type=int, default=-1,
               help="Stop after so many tokens. Default: at the text's end.")  # fmt: skip
-@click.option("--chat/--raw", "chat", default=None,
-              help="Send PROMPT through the model's chat template, or continue it as it stands. "
-                   "Default: --chat if the model has a template.")  # fmt: skip
 @click.option("--temp", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: greedy.")
 @click.option("--top-k", type=int, default=40, show_default=True)
 @click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
 @click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True)
-@click.option("--seed", type=click.IntRange(0, 2**32 - 2),
-              help="Default: a new one each time; --json tells it.")  # fmt: skip
-@click.option("--n-ctx", type=click.IntRange(min=0), default=4096, show_default=True,
-              help="Context in tokens; 0: all that the model was trained for.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1),
-              help="CPU threads. Default: half of the cores, all of them for the prompt.")  # fmt: skip
-@click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
-@click.option("--rpc", metavar="HOST:PORT,...", help="RPC servers that take layers (--n-gpu-layers).")
 @click.option("--speculation", type=click.Choice(SPECULATIONS), default="auto", show_default=True,
-              help="auto: draft with --drafter, or if the model has an MTP block.")  # fmt: skip
-@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for this model.")
-@click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS), default=DEFAULT_DRAFT_TOKENS,
-              show_default=True, help="Longest draft of a round.")  # fmt: skip
+              help="auto: draft with --drafter, or if the model has an MTP block, as far as it pays; "
+                   "tree: the same, always in trees.")  # fmt: skip
+@model_options
 @click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
               help="End a draft where its path's probability falls below this.")  # fmt: skip
+@click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
+              help="RPC servers that take layers (--n-gpu-layers).")  # fmt: skip
 @click.option("--exact/--no-exact", default=True, show_default=True,
               help="CPU kernels with which the text is the same with and without drafting.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
 @click.option("--no-mark", is_flag=True, help="Do not colour tokens that came from the draft.")
-@click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log.")
 @click.pass_context
 def command(
     ctx: click.Context, /, model: str, prompt: str | None, file: IO[bytes] | None, **options: Any
@@ -92,10 +56,12 @@ def command(
     PROMPT may also come from --file or stdin. Text goes to stdout, one line of figures to stderr. On a
     terminal, tokens that came from the draft are coloured; piped text is never altered.
     """
-    text = _prompt(prompt, file)
-    if options["seed"] is None:
-        options["seed"] = random.SystemRandom().randrange(1, 2**31)
-    with Interrupt() as interrupt, contextlib.closing(_load(model, interrupt, options)) as session:
+    text = prompt_text(prompt, file)
+    settings = {name: options[name] for name in _MODEL}
+    with (
+        Interrupt() as interrupt,
+        contextlib.closing(load_session(model, interrupt, options, **settings)) as session,
+    ):
         tokens, templated = session.encode_prompt(text, options["chat"])
         with Writer(marks=not options["no_mark"], held=options["as_json"]) as writer:
             sampling = {name: options[name] for name in _SAMPLING}
@@ -107,25 +73,6 @@ def command(
             click.echo(click.style(line, dim=True), err=True)
     if report.finish == "interrupt":
         ctx.exit(INTERRUPTED)
-
-
-def _load(path: str, interrupt: Interrupt, options: dict[str, Any]) -> Session:
-    with library_needed():
-        from draftwood.cli.session import Session
-
-    drafting = ("speculation", "drafter", "draft_tokens", "draft_p_min")
-    passed = ("n_ctx", "n_gpu_layers", "exact", "verbose", *drafting)
-    threads = {name: options["threads"] for name in ("n_threads", "n_threads_batch") if options["threads"]}
-    try:
-        given = {name: options[name] for name in passed}
-        session = Session(path, interrupt, **threads, **given, rpc_servers=options["rpc"])
-    except DraftwoodError:
-        raise
-    except (ValueError, RuntimeError) as error:  # llama-cpp-python's own
-        hint = "--verbose shows what llama.cpp says about it"
-        raise click.ClickException(f"{error}\n\nhint: {hint}") from error
-    session.set_seed(options["seed"])  # the constructor takes 0 for none
-    return session
 
 
 class Writer:
@@ -201,8 +148,19 @@ def _as_dict(report: Report, text: str, seed: int, templated: bool) -> dict[str,
         "seed": seed,
         "speculation": report.speculation,
         "speculation_reason": report.speculation_reason,
+        "chains_because": report.chains_because,
         "stats": report.stats.to_dict() if report.stats else None,
     }
+
+
+def _trees(stats: SpeculationStats, chains_because: str) -> list[str]:
+    """Say how many rounds verified trees and in how many rows, or why none did."""
+    if chains_because:
+        return [f"chains only: {chains_because}"]
+    if stats.tree_rounds == 0:
+        return []
+    rows = (stats.rounds + stats.drafted + stats.padding) / stats.rounds
+    return [f"{stats.tree_rounds} of {stats.rounds} rounds in trees, {rows:.1f} rows a round"]
 
 
 _ENDS = {"stop": "", "length": "", "context": " (context full)", "interrupt": " (interrupted)"}
@@ -218,6 +176,7 @@ def summary(report: Report, *, templated: bool, marked: bool) -> str:
         parts.append(f"{report.stats.tokens_per_round:.2f} tokens a round")
         parts.append(f"{rate:.0%} of {report.stats.drafted} {report.speculation} drafts accepted")
         parts[-1] += " (marked)" if marked else ""
+        parts += _trees(report.stats, report.chains_because)
     kind = "chat prompt" if templated else "raw prompt"
     parts.append(f"{kind} {report.prompt_tokens} tokens in {report.prompt_seconds:.2f} s")
     return " | ".join(parts)

@@ -30,6 +30,7 @@ _DRAFT_FLAGS = frozenset(
     )
 )
 _DRAFT_VARIABLES = ("LLAMA_ARG_SPEC_TYPE", "LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
+_NOT_IN_LLAMA_SERVER = ("dflash", "tree")
 _MTP = ("--spec-type", "draft-mtp")
 _NGRAM = ("--spec-type", "ngram-simple")
 
@@ -43,15 +44,16 @@ def program(name: str) -> Path:
     "serve",
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
-    options_metavar="[--speculation auto|off|mtp]",
+    options_metavar="[--speculation auto|off|mtp|ngram]",
 )
 @click.argument("arguments", metavar="[MODEL] [LLAMA-SERVER FLAGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--speculation",
-    type=click.Choice([s for s in SPECULATIONS if s != "dflash"]),
+    type=click.Choice([s for s in SPECULATIONS if s not in _NOT_IN_LLAMA_SERVER]),
     default="auto",
     show_default=True,
-    help="auto: add --spec-type draft-mtp if MODEL has an MTP block; mtp: fail if it has none.",
+    help="auto: add --spec-type draft-mtp if MODEL has an MTP block; mtp: fail if it has none; "
+    "ngram: --spec-type ngram-simple. Its drafts are chains.",
 )
 def command(arguments: tuple[str, ...], speculation: str) -> None:
     """Run the bundled llama-server.

@@ -1,4 +1,4 @@
-"""One prompt through one model, for `draftwood run`: loads, generates, measures. Prints nothing itself.
+"""One prompt through one model, for `draftwood run` and `tree`: loads, generates, measures. Prints nothing.
 
 Imports the library, so it is imported only when a model is to be run.
 Test: tests/model/test_cli.py.
@@ -7,7 +7,7 @@ Test: tests/model/test_cli.py.
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, Literal
 
@@ -17,6 +17,7 @@ from draftwood.cli.progress import Bar, Interrupt
 from draftwood.errors import ContextFullError, OptionError, UnsupportedError
 from draftwood.llama import Llama
 from draftwood.stats import SpeculationStats
+from draftwood.tree import Tree
 
 Finish = Literal["stop", "length", "context", "interrupt"]
 
@@ -35,12 +36,36 @@ class Report:
     """stop: the model ended its text; length: max_tokens; context: no room; interrupt: Ctrl-C."""
     speculation: str = "off"
     speculation_reason: str = ""
+    chains_because: str = ""
+    """Why drafts are chains although trees were asked for."""
     stats: SpeculationStats | None = None
 
     @property
     def tokens_per_second(self) -> float:
         """Tokens generated a second, the prompt's time left out."""
         return self.tokens / self.seconds if self.seconds > 0 else 0.0
+
+
+@dataclass(frozen=True, slots=True)
+class Round:
+    """What a round drafted and what came of it."""
+
+    tree: Tree
+    """What was verified; its root is the newest token before the round."""
+    rows: int
+    """Rows of the verify, nodes and padding."""
+    emitted: list[int]
+    """Tokens sampled: accepted ones, then the bonus token unless the text ended before it."""
+
+    @property
+    def accepted(self) -> list[int]:
+        """Nodes that the samples went through, the root left out."""
+        return self.tree.walk(self.emitted)[1:]
+
+    @property
+    def bonus(self) -> int | None:
+        """The token that the target gave where no node had it."""
+        return self.emitted[-1] if len(self.emitted) > len(self.accepted) else None
 
 
 class Session(Llama):
@@ -95,6 +120,12 @@ class Session(Llama):
         """
         return self._engine is not None and self._engine.row() is not None
 
+    @property
+    def chains_because(self) -> str:
+        """Why drafts are chains although trees were asked for; empty where they are trees."""
+        asked = self._options.speculation == "tree" or self._options.tree_budget is not None
+        return self.tree_refusal if asked else ""
+
     def encode_prompt(self, prompt: str, chat: bool | None) -> tuple[list[int], bool]:
         """Return the prompt's tokens and whether they went through the model's chat template.
 
@@ -131,24 +162,20 @@ class Session(Llama):
         Ends at the model's end token, after `max_tokens` (0 or less: no limit), at the end of the context or
         at Ctrl-C. Errors: ContextFullError if the prompt leaves no room; what `generate` and `emit` raise.
         """
-        room = self.n_ctx() - len(prompt)
-        if room < 1:
-            raise ContextFullError(
-                f"the prompt has {len(prompt)} tokens, the context {self.n_ctx()}; expected room for another",
-                hint=f"--n-ctx {len(prompt) + max(max_tokens, 256)}",
-            )
+        room = self._room(prompt, max_tokens)
         limit = min(max_tokens, room) if max_tokens > 0 else room
         report = Report(
             prompt_tokens=len(prompt),
             finish="length" if limit == max_tokens else "context",
             speculation=self.speculation,
             speculation_reason=self.speculation_reason,
+            chains_because=self.chains_because,
         )
         began = time.perf_counter()
         tokens = self.generate(prompt, **sampling)
         try:
             for token in tokens:
-                if _native.llama_vocab_is_eog(self._model.vocab, token):
+                if self._ends(token):
                     report.finish = "stop"
                     break
                 report.tokens += 1
@@ -164,3 +191,42 @@ class Session(Llama):
         report.seconds = time.perf_counter() - began - self.prompt_seconds
         report.stats = self.speculation_stats
         return report
+
+    def rounds(self, prompt: list[int], n: int, **sampling: Any) -> Iterator[Round]:
+        """Yield up to `n` rounds after `prompt`, of which the first token belongs to none.
+
+        Fewer where the text or the context ends. The text is that of `generate`, which makes the rounds.
+        Errors: ContextFullError if the prompt leaves no room; KeyboardInterrupt; what `generate` raises.
+        """
+        self._room(prompt, 0)
+        engine, stats = self._engine, self.speculation_stats
+        assert engine is not None
+        assert stats is not None
+        tokens = self.generate(prompt, **sampling)
+        try:
+            newest = next(tokens)
+            for _ in range(n):
+                if self._ends(newest) or self.n_tokens >= self.n_ctx():
+                    return
+                emitted = [newest := next(tokens)]
+                while engine.row() is not None and not self._ends(newest):
+                    emitted.append(newest := next(tokens))
+                before, stats = stats, engine.stats()
+                tree = engine.tree()
+                yield Round(tree, len(tree) + stats.padding - before.padding, emitted)
+                self._interrupt.check()
+        finally:
+            tokens.close()
+
+    def _ends(self, token: int) -> bool:
+        return bool(_native.llama_vocab_is_eog(self._model.vocab, token))
+
+    def _room(self, prompt: list[int], max_tokens: int) -> int:
+        """Return how many tokens fit behind the prompt. Errors: ContextFullError for none."""
+        room: int = self.n_ctx() - len(prompt)
+        if room < 1:
+            raise ContextFullError(
+                f"the prompt has {len(prompt)} tokens, the context {self.n_ctx()}; expected room for another",
+                hint=f"--n-ctx {len(prompt) + max(max_tokens, 256)}",
+            )
+        return room

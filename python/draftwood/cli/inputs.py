@@ -1,0 +1,111 @@
+"""What `run` and `tree` are given alike: a prompt, a model, how it drafts. Must not know: what is shown."""
+
+from __future__ import annotations
+
+import random
+import sys
+from collections.abc import Callable
+from functools import reduce
+from typing import IO, TYPE_CHECKING, Any
+
+import click
+
+from draftwood.cli.failure import library_needed
+from draftwood.errors import DraftwoodError
+from draftwood.options import (
+    DEFAULT_DRAFT_TOKENS,
+    DEFAULT_TREE_BUDGET,
+    MAX_DRAFT_TOKENS,
+    MAX_TREE_BUDGET,
+    TREE_DRAFT_TOKENS,
+)
+
+if TYPE_CHECKING:
+    from draftwood.cli.progress import Interrupt
+    from draftwood.cli.session import Session
+
+_PROMPT = (
+    click.argument("model"),
+    click.argument("prompt", required=False),
+    click.option("-f", "--file", type=click.File("rb"), help="Read the prompt from this file."),
+    click.option("--chat/--raw", "chat", default=None,
+                 help="Send PROMPT through the model's chat template, or continue it as it stands. "
+                      "Default: --chat if the model has a template."),
+)  # fmt: skip
+_MODEL = (
+    click.option("--seed", type=click.IntRange(0, 2**32 - 2),
+                 help="Default: a new one each time; --json tells it."),
+    click.option("--n-ctx", type=click.IntRange(min=0), default=4096, show_default=True,
+                 help="Context in tokens; 0: all that the model was trained for."),
+    click.option("--threads", type=click.IntRange(min=1),
+                 help="CPU threads. Default: half of the cores, all of them for the prompt."),
+    click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
+                 help="-1: all."),
+    click.option("--drafter", type=click.Path(dir_okay=False),
+                 help="GGUF of a DFlash drafter for this model."),
+    click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
+                 help="Longest draft of a round, in a tree its longest path. "
+                      f"Default: {DEFAULT_DRAFT_TOKENS}, of trees {TREE_DRAFT_TOKENS}."),
+    click.option("--tree-budget", type=click.IntRange(1, MAX_TREE_BUDGET),
+                 help="Draft trees, verified in up to so many rows, the newest token's included. "
+                      f"Default: {DEFAULT_TREE_BUDGET} where drafts are trees."),
+    click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
+)  # fmt: skip
+_SETTINGS = ("n_ctx", "n_gpu_layers", "drafter", "draft_tokens", "tree_budget", "verbose")
+
+
+def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add MODEL, PROMPT and what becomes of it to a command."""
+    return reduce(lambda made, add: add(made), reversed(_PROMPT), command)
+
+
+def model_options(command: Callable[..., Any]) -> Callable[..., Any]:
+    """Add what `load_session` reads to a command."""
+    return reduce(lambda made, add: add(made), reversed(_MODEL), command)
+
+
+def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
+    """Return the prompt from the argument, the file or stdin; a last newline of the latter two is dropped.
+
+    Errors: click.UsageError for none, two, or what is no text.
+    """
+    if prompt is not None and file is not None:
+        raise click.UsageError("found both PROMPT and --file; expected one of them")
+    if prompt is not None and prompt != "-":
+        return prompt
+    stream = file or sys.stdin.buffer
+    if file is None and prompt is None and stream.isatty():
+        raise click.UsageError("found no prompt; expected PROMPT, --file, or text on stdin")
+    try:
+        text = stream.read().decode("utf-8")
+    except UnicodeDecodeError as error:
+        raise click.UsageError(f"the prompt is no UTF-8 text: {error}") from None
+    text = text.removesuffix("\n").removesuffix("\r")
+    if not text:
+        raise click.UsageError("found an empty prompt; expected text")
+    return text
+
+
+def load_session(path: str, interrupt: Interrupt, options: dict[str, Any], **settings: Any) -> Session:
+    """Load a model by the options of `model_options` and more settings of `Llama`.
+
+    Where no seed was given `options` gets one. Errors: DraftwoodError of the kind that `Llama` raises;
+    click.ClickException for llama-cpp-python's own.
+    """
+    with library_needed():
+        from draftwood.cli.session import Session
+
+    settings.update({name: options[name] for name in _SETTINGS})
+    if options["threads"]:
+        settings.update(n_threads=options["threads"], n_threads_batch=options["threads"])
+    try:
+        session = Session(path, interrupt, **settings)
+    except DraftwoodError:
+        raise
+    except (ValueError, RuntimeError) as error:
+        hint = "--verbose shows what llama.cpp says about it"
+        raise click.ClickException(f"{error}\n\nhint: {hint}") from error
+    if options["seed"] is None:
+        options["seed"] = random.SystemRandom().randrange(1, 2**31)
+    session.set_seed(options["seed"])  # the constructor takes 0 for none
+    return session

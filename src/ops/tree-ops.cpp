@@ -56,7 +56,7 @@ void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & k
             const int64_t s     = i / n_nodes;
             float *       to    = rows.data() + tree.depths[i] * dw::delta_block * size;
             const float * state = (const float *) ((const char *) states->data + cells[s] * states->nb[1]);
-            const float * from  = t == 0 ? state + (h * size + j) * size : to - dw::delta_block * size;
+            const float * from  = tree.parents[i] < 0 ? state + (h * size + j) * size : to - dw::delta_block * size;
             dw::delta_step(n, size, from, to, expf(*vector_at(dst->src[4], h, t, s)), vector_at(dst->src[2], h, t, s),
                            vector_at(dst->src[1], h, t, s), vector_at(v, h, t, s) + j,
                            *vector_at(dst->src[5], h, t, s), scale, kept.u + (i * n_heads + h) * size + j,

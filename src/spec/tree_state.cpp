@@ -163,15 +163,19 @@ void tree_state::set_tree(const token_tree & tree, int32_t first, int32_t n_rows
         depths[first + i]    = tree.depths[node];
         ancestors_.push_back((parent < 0 ? 0 : ancestors_[first + parent]) | uint64_t(1) << i);
     }
-    std::vector<int32_t> open(1, first);
+    std::vector<int32_t> open;
+    const auto           push_children = [&](int32_t parent) {
+        for (int32_t row = first + n_rows - 1; row >= std::max(parent, first); --row) {
+            if (parents[row] == parent) {
+                open.push_back(row);
+            }
+        }
+    };
+    push_children(-1); // where the tree is its root alone, copies of it are roots, too
     for (int32_t o = 0; !open.empty(); ++o) {
         const int32_t row = preorder[o] = open.back();
         open.pop_back();
-        for (int32_t child = first + n_rows - 1; child > row; --child) {
-            if (parents[child] == row) {
-                open.push_back(child);
-            }
-        }
+        push_children(row);
     }
 }
 

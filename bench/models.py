@@ -35,13 +35,20 @@ def tiny_moe(kind: str) -> Path:
 
 def synthetic(preset: str) -> Path:
     """Return the path of a random GGUF of tools/synth_gguf.py's preset."""
-    from synth_gguf import PRESETS, write
+    from synth_gguf import PRESETS
+
+    return synthetic_of(preset, PRESETS[preset])
+
+
+def synthetic_of(name: str, spec: Any) -> Path:
+    """Return the path of a random GGUF of a tools/synth SynthSpec, kept under `name`."""
+    from synth_gguf import write
 
     MODELS.mkdir(parents=True, exist_ok=True)
-    target = MODELS / f"synth-{preset}.gguf"
+    target = MODELS / f"synth-{name}.gguf"
     newest = max((ROOT / "tools" / "synth").glob("*.py"), key=lambda path: path.stat().st_mtime)
     if not _fresh(target, newest):
-        write(PRESETS[preset], target)
+        write(spec, target)
     return target
 
 

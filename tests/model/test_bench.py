@@ -55,7 +55,7 @@ def bench(tmp_path, prompts):
 def test_all_modes_side_by_side(bench, gguf, tmp_path):
     model = gguf("planted-moe")  # its MTP block is often right
     files = ["--json", "out.json", "--results", "rows.json"]
-    done = bench(model, *files, "--floor", "mtp:0.01", "--best", "mtp:99")
+    done = bench(model, *files, "--tree-budget", "7", "--floor", "mtp:0.01", "--best", "mtp:99")
     assert done.returncode == 1, done.stderr  # nothing is 99 times as fast
     assert done.stderr == "left out dflash: no --drafter was given\n"
     assert "holds: mtp: the interval reaches 0.01x in every category: " in done.stdout
@@ -72,7 +72,7 @@ def test_all_modes_side_by_side(bench, gguf, tmp_path):
 
 def check_figures(found: dict[str, Any]) -> None:
     figures = {(f["category"], f["temp"], f["mode"]): f for f in found["figures"]}
-    modes = ("off", "mtp", "ngram", "auto")
+    modes = ("off", "mtp", "ngram", "tree", "auto")
     assert set(figures) == {(c, t, m) for c in ("code", "prose") for t in (0.0, 0.8) for m in modes}
     for (_, _, mode), figure in figures.items():
         assert figure["differing"] == 0
@@ -87,13 +87,20 @@ def check_figures(found: dict[str, Any]) -> None:
         if mode == "mtp":
             assert figure["accepted"] > 0
             assert figure["rounds"] < 9 * 2 * 23
+            assert (figure["tree_rounds"], figure["padding"]) == (0, 0)
+            assert figure["draft_length"] == figure["draft_nodes"] <= 4
+        if mode == "tree":
+            assert figure["tree_rounds"] > 0
+            assert figure["draft_length"] < figure["draft_nodes"] <= 6
+    assert found["draft_tokens"] == {"mtp": 4, "ngram": 4, "tree": 8, "auto": 8}
+    assert found["tree_budget"] == {"mtp": 0, "ngram": 0, "tree": 7, "auto": 7}
 
 
 def test_an_attention_only_model_measures_ngrams(bench, llama_arch, tmp_path):
     done = bench(llama_arch, "--repeats", "1", "--temp", "0", "--json", "out.json")
     assert done.returncode == 0, done.stderr
     found = json.loads((tmp_path / "out.json").read_text())
-    assert set(found["left_out"]) == {"mtp", "dflash", "auto"}
+    assert set(found["left_out"]) == {"mtp", "dflash", "tree", "auto"}
     assert {figure["mode"] for figure in found["figures"]} == {"off", "ngram"}
     assert {figure["low"] for figure in found["figures"]} == {None}
     assert "left out mtp: found architecture 'llama'" in done.stderr
@@ -122,8 +129,8 @@ def test_a_prompt_longer_than_the_context_is_refused(gguf, tmp_path):
     file.write_text(json.dumps({"text": "a b c d " * 40000}))
     request = Request(
         model=gguf("planted-moe"), drafter=None, modes=["mtp"], prompts=[file], per_category=1, tokens=16,
-        prompt_tokens=10**6, repeats=9, threads=1, n_gpu_layers=0, draft_tokens=4, temps=[0.0],
-        claims=[Claim("floor", "mtp", 0.9)],
+        prompt_tokens=10**6, repeats=9, threads=1, n_gpu_layers=0, draft_tokens=None, tree_budget=None,
+        temps=[0.0], claims=[Claim("floor", "mtp", 0.9)],
     )  # fmt: skip
     with pytest.raises(
         OptionError, match=r"found a prompt of \d+ tokens and 16 to generate; .* into the \d+"
@@ -140,7 +147,7 @@ class Wrong(Llama):
 
 
 def test_another_text_is_an_error(gguf, prompts, tmp_path, monkeypatch):
-    def load(mode: str, model: str, drafter: None, **settings: Any) -> Llama:
+    def load(mode: str, model: str, drafter: None, tree_budget: None, **settings: Any) -> Llama:
         return (Wrong if mode == "ngram" else Llama)(model, speculation=mode, verbose=False, **settings)
 
     monkeypatch.setattr("draftwood.bench.run.load", load)

@@ -66,6 +66,7 @@ def test_figures_of_two_cells():
     plain = cell("off", [1.0, 2.0, 3.0] * 3, texts=[(IDS, [(20, 1), (21, 1)])])
     mtp = cell("mtp", [0.5, 1.0, 2.0] * 3)
     mtp.counters.update(rounds=30, drafted=90, accepted=45, paused_rounds=2)
+    mtp.counters.update(tree_rounds=20, padding=7, drafts=28, draft_lengths=70)
     off, drafting = figures([plain, mtp])
     assert (off.ratio, off.low, off.high, off.tokens_per_round, off.tokens_per_second) == (1, 1, 1, 1.0, 30.0)
     assert drafting.ratios == [2.0, 2.0, 1.5] * 3
@@ -73,6 +74,9 @@ def test_figures_of_two_cells():
     assert (drafting.tokens_per_second, drafting.tokens_per_round, drafting.repeated) == (60.0, 2.0, 0.0)
     assert (drafting.rounds, drafting.drafted, drafting.accepted) == (30, 90, 45)
     assert (drafting.cold_rounds, drafting.paused_rounds, drafting.differing) == (0, 2, 0)
+    assert (drafting.tree_rounds, drafting.padding, drafting.ngram_rounds) == (20, 7, 0)
+    assert (drafting.draft_length, drafting.draft_nodes) == (2.5, 3.21)  # rounds without a draft left out
+    assert (off.draft_length, off.draft_nodes) == (None, None)
 
 
 def test_a_text_of_loops_only_has_no_mean():
@@ -81,7 +85,9 @@ def test_a_text_of_loops_only_has_no_mean():
 
 
 def figure(**changes) -> Figure:
-    base = Figure("prose", 0.0, "auto", 50.0, 1.0, 0.95, 1.05, [1.0], 2.5, 0.1, 10, 20, 10, 0, 0, 0, 0)
+    base = Figure(
+        "prose", 0.0, "auto", 50.0, 1.0, 0.95, 1.05, [1.0], 2.5, 0.1, 10, 20, 10, 0, 1, 2, 5, 3, 2.25, 4.0, 0
+    )  # fmt: skip
     return replace(base, **changes)
 
 
@@ -100,7 +106,12 @@ def test_the_table_shows_every_figure():
             drafted=1234567,
             accepted=1234567,
             paused_rounds=123456,
+            tree_rounds=123456,
+            ngram_rounds=123456,
+            draft_length=63.0,
+            draft_nodes=63.0,
         ),
+        figure(category="json", mode="ngram", draft_length=None, draft_nodes=None, drafted=0, rounds=0),
     ]
     console = Console(width=_WIDTH, file=io.StringIO())
     console.print(table(shown, 0.0))
@@ -108,7 +119,9 @@ def test_the_table_shows_every_figure():
     assert "temperature 0" in text
     assert "0.95-1.05" in text
     code = next(line for line in text.splitlines() if "code" in line)
-    assert code.split() == ["code", "auto", "50.0", "1.26", "1.20-1.30", "-", "10%", "10", "20", "50%", "0"]
+    assert " ".join(code.split()) == "code auto 50.0 1.26 1.20-1.30 - 10% 10 50% 2.2 4.0 50% 20% 10%"
+    json = next(line for line in text.splitlines() if "json" in line)
+    assert json.split()[-7:] == ["0", *"------"]
     assert "…" not in text
     assert table(shown, 0.8).row_count == 0
 
@@ -158,6 +171,10 @@ def test_faults():
     assert faults(fine) == []
     assert faults([*fine, figure(mode="dflash", drafted=0)]) == [
         "dflash: found no token drafted; expected its drafter to run"
+    ]
+    assert faults([figure(mode="tree"), figure(mode="tree", tree_rounds=0)]) == []
+    assert faults([figure(mode="tree", tree_rounds=0)]) == [
+        "tree: found no draft that branched; expected trees"
     ]
     assert faults([figure(mode="off", drafted=3)]) == ["off: found 3 tokens drafted; expected none"]
     assert faults([figure(differing=2)]) == [

@@ -103,11 +103,20 @@ def test_modes_that_a_model_cannot_run_are_left_out_with_the_reason():
     assert left_out["dflash"] == "no --drafter was given"
     assert left_out["mtp"].startswith("found no MTP block in the file")
     assert left_out["auto"].startswith("found no MTP block in the file")
+    assert left_out["tree"].startswith("found no MTP block in the file")
     runs, left_out = choose(MODES, Info(n_layer_nextn=0), "drafter.gguf")
-    assert (runs, set(left_out)) == (["off", "dflash", "ngram", "auto"], {"mtp"})
+    assert (runs, set(left_out)) == (["off", "dflash", "ngram", "tree", "auto"], {"mtp"})
     runs, left_out = choose(MODES, Info("llama", 0, False), "drafter.gguf")
     assert runs == ["off", "ngram"]
     assert left_out["dflash"].startswith("found architecture 'llama'")
+
+
+def test_trees_are_left_out_where_drafts_are_chains():
+    runs, left_out = choose(["mtp", "tree"], Info(), None, -1, can_offload=True)
+    assert runs == ["off", "mtp"]
+    assert left_out == {"tree": "n_gpu_layers=-1 puts layers where drafts are chains"}
+    assert choose(["mtp", "tree"], Info(), None, -1) == (["off", "mtp", "tree"], {})
+    assert choose(["mtp", "tree"], Info(), None, can_offload=True) == (["off", "mtp", "tree"], {})
 
 
 @pytest.mark.parametrize("wanted", [["off"], ["mtp"], ["dflash", "auto"]])
@@ -144,18 +153,20 @@ def bench(*arguments: str):
 @pytest.mark.parametrize(
     ("arguments", "found"),
     [
-        (["--modes", "off,tree"], "found tree; expected some of off,mtp,dflash,ngram,auto"),
+        (["--modes", "off,trees"], "found trees; expected some of off,mtp,dflash,ngram,tree,auto"),
         (["--modes", ","], "found none; expected some of"),
         (["--floor", "auto"], "found 'auto'; expected MODE:RATIO, such as auto:0.97"),
         (["--floor", "auto:fast"], "expected MODE:RATIO"),
         (["--floor", "auto:nan"], "expected MODE:RATIO"),
-        (["--best", "tree:1.1"], "expected MODE:RATIO"),
+        (["--best", "trees:1.1"], "expected MODE:RATIO"),
         (["--best", "auto:-1"], "expected MODE:RATIO"),
         (["--repeats", "0"], "0 is not in the range"),
         (["--tokens", "2"], "2 is not in the range"),
         (["--temp", "-1"], "-1.0 is not in the range"),
         (["--threads", "0"], "0 is not in the range"),
         (["--draft-tokens", "64"], "64 is not in the range"),
+        (["--tree-budget", "2"], "2 is not in the range 3<=x<=64"),
+        (["--tree-budget", "65"], "65 is not in the range"),
         (["--plot", "/"], "is a directory"),
     ],
 )

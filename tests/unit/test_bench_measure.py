@@ -46,7 +46,7 @@ class Scripted:
         self.seed = seed
 
     def reset_speculation_stats(self) -> None:
-        self.speculation_stats = SimpleNamespace(**dict.fromkeys(COUNTERS, 0))
+        self.speculation_stats = SimpleNamespace(**dict.fromkeys(COUNTERS, 0), drafted_by_depth=())
 
     def generate(self, prompt, **sampling):
         assert self.fresh, "generated on top of an older text"
@@ -62,6 +62,8 @@ class Scripted:
                     self.clock.now += self.cost
                     if i % 2 == 1:
                         stats.rounds, stats.drafted = stats.rounds + 1, stats.drafted + 3
+                        stats.tree_rounds, stats.padding = stats.tree_rounds + 1, stats.padding + 2
+                        stats.drafted_by_depth = (stats.rounds, stats.rounds)
                 yield prompt[-1] + 1 + i + (self.texts > self.wrong_after)
         finally:
             self.clock.now += self.cost / 2  # the commit
@@ -112,6 +114,10 @@ def test_counters_are_those_of_the_timed_passes(clock):
     assert cells["prose", 0.0, "mtp"].counters["rounds"] == 4 * 2 * 10
     assert cells["code", 0.8, "mtp"].counters["drafted"] == 4 * 30
     assert cells["code", 0.8, "mtp"].counters["paused_rounds"] == 0
+    assert cells["code", 0.8, "mtp"].counters["tree_rounds"] == 4 * 10
+    assert cells["code", 0.8, "mtp"].counters["padding"] == 4 * 20
+    assert cells["code", 0.8, "mtp"].counters["drafts"] == 4 * 10
+    assert cells["code", 0.8, "mtp"].counters["draft_lengths"] == 4 * 20
 
 
 def test_rounds_come_from_a_pass_of_their_own(clock):

@@ -13,14 +13,16 @@ from draftwood.bench.report import SCHEMA, Figure, document
 from draftwood.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
-FIGURE = Figure("prose", 0.0, "auto", 50.0, 1.2, 1.1, 1.3, [1.2] * 9, 2.5, 0.1, 10, 20, 10, 0, 1, 0, 0)
+FIGURE = Figure(
+    "prose", 0.0, "auto", 50.0, 1.2, 1.1, 1.3, [1.2] * 9, 2.5, 0.1, 10, 20, 10, 0, 1, 0, 6, 2, 3.5, 4.0, 0
+)  # fmt: skip
 # name -> type of each key; a change of these is a new schema
 ROW = {
     "schema": int, "date": str, "draftwood": str, "commit": (str, type(None)), "modified": (bool, type(None)),
     "build": dict, "cards": list, "driver": (str, type(None)), "cpu": str, "cores": int,
     "load_average": float, "model": dict,
-    "drafter": (str, type(None)), "threads": int, "n_gpu_layers": int, "draft_tokens": int, "tokens": int,
-    "prompt_tokens": int,
+    "drafter": (str, type(None)), "threads": int, "n_gpu_layers": int, "draft_tokens": dict,
+    "tree_budget": dict, "tokens": int, "prompt_tokens": int,
     "repeats": int, "sampling": dict, "prompts": dict, "left_out": dict, "figures": list, "claims": list,
     "faults": list, "ok": bool,
 }  # fmt: skip
@@ -30,15 +32,20 @@ FIGURE_ROW = {
     "low": (*NUMBER, type(None)), "high": (*NUMBER, type(None)), "ratios": list,
     "tokens_per_round": (*NUMBER, type(None)), "repeated": NUMBER, "rounds": int, "drafted": int,
     "accepted": int, "cold_rounds": int, "paused_rounds": int, "ngram_rounds": int, "differing": int,
+    "tree_rounds": int, "padding": int, "draft_length": (*NUMBER, type(None)),
+    "draft_nodes": (*NUMBER, type(None)),
 }  # fmt: skip
+ADDED = {2: {"cards", "driver", "ngram_rounds"},
+         3: {"tree_budget", "tree_rounds", "padding", "draft_length", "draft_nodes"}}  # fmt: skip
 
 
 def check_row(row: dict) -> None:
-    """Hold a row against its schema: 1 named no cards, and its "auto" knew no n-grams."""
-    assert row["schema"] in (1, SCHEMA) == (1, 2)
-    since_2 = {"cards", "driver", "ngram_rounds"} if row["schema"] == 1 else set()
-    for keys, found in [(ROW, row), *((FIGURE_ROW, figure) for figure in row["figures"])]:
-        assert set(found) == set(keys) - since_2
+    """Hold a row against its schema: 1 had no cards, no n-grams in "auto"; 2 one draft_tokens for all."""
+    assert row["schema"] in (1, 2, SCHEMA) == (1, 2, 3)
+    later = set().union(*(names for schema, names in ADDED.items() if schema > row["schema"]))
+    one_length = {"draft_tokens": int} if row["schema"] < 3 else {}
+    for keys, found in [({**ROW, **one_length}, row), *((FIGURE_ROW, each) for each in row["figures"])]:
+        assert set(found) == set(keys) - later
         for name, kind in found.items():
             assert isinstance(kind, keys[name]), (name, kind)
     assert {"pin_version", "pin_commit", "series_hash"} <= set(row["build"])
@@ -50,7 +57,8 @@ def row(claims=(), faults=()) -> dict:
     build = {"pin_version": "1", "pin_commit": "c", "series_hash": "h"}
     settings = {
         "model": {"file": "m.gguf", "bytes": 5}, "drafter": None, "threads": 2, "n_gpu_layers": 0,
-        "draft_tokens": 4, "tokens": 128, "prompt_tokens": 128, "repeats": 9, "sampling": {"seed": 1},
+        "draft_tokens": {"auto": 4}, "tree_budget": {"auto": 16}, "tokens": 128,
+        "prompt_tokens": 128, "repeats": 9, "sampling": {"seed": 1},
         "prompts": {"prose": 1},
     }  # fmt: skip
     known = {**facts.machine(build), **settings}

@@ -22,7 +22,10 @@ from draftwood.bench.rounds import Rounds, generate_rounds
 SEED = 1
 SAMPLING = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
 """llama-cpp-python's defaults; at temperature 0 they have no effect."""
-COUNTERS = ("rounds", "drafted", "accepted", "cold_rounds", "paused_rounds", "ngram_rounds")
+COUNTERS = (
+    *("rounds", "drafted", "accepted", "cold_rounds", "paused_rounds", "ngram_rounds"),
+    *("tree_rounds", "padding"),
+)
 
 
 @dataclass(slots=True)
@@ -41,7 +44,7 @@ class Cell:
     differing: int = 0
     """Texts, of all passes, that are not plain decode's first."""
     counters: Counter[str] = field(default_factory=Counter)
-    """Sums over the timed passes of COUNTERS, as in SpeculationStats."""
+    """Sums over the timed passes of COUNTERS, as in SpeculationStats, and of what `counts` adds."""
 
 
 def order(modes: Sequence[str], turn: int) -> list[str]:
@@ -124,8 +127,7 @@ class _Temperature:
                 llm.reset_speculation_stats()
                 ids, seconds = timed(llm, prompt.ids, self._tokens, self._sampling)
                 cell.seconds[repeat] += seconds
-                stats = llm.speculation_stats
-                cell.counters.update({name: getattr(stats, name) for name in COUNTERS})
+                cell.counters.update(counts(llm.speculation_stats))
                 self._compare(cell, i, ids)
                 self._step()
 
@@ -133,6 +135,16 @@ class _Temperature:
         if prompt == len(self._plain):
             self._plain.append(ids)
         cell.differing += ids != self._plain[prompt]
+
+
+def counts(stats: Any) -> dict[str, int]:
+    """Return COUNTERS of a SpeculationStats, its rounds with a draft, and the sum of their longest paths."""
+    depths = stats.drafted_by_depth
+    return {
+        **{name: getattr(stats, name) for name in COUNTERS},
+        "drafts": depths[0] if depths else 0,
+        "draft_lengths": sum(depths),
+    }
 
 
 def timed(llm: Any, prompt: list[int], tokens: int, sampling: Mapping[str, Any]) -> tuple[list[int], float]:

@@ -5,7 +5,7 @@ Tests: tests/unit/test_bench_input.py, tests/model/test_bench.py.
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -13,15 +13,25 @@ from draftwood.errors import DrafterMemoryError, DraftwoodError, ModelFileError,
 from draftwood.options import Options, plan
 
 BASELINE = "off"
-MODES = (BASELINE, "mtp", "dflash", "ngram", "auto")
+MODES = (BASELINE, "mtp", "dflash", "ngram", "tree", "auto")
+BRANCHING = ("tree", "auto")
+"""Modes that a tree budget is for; the others draft chains."""
 
 
-def choose(wanted: Sequence[str], info: Any, drafter: str | None) -> tuple[list[str], dict[str, str]]:
+def choose(
+    wanted: Sequence[str], info: Any, drafter: str | None, n_gpu_layers: int = 0, *, can_offload: bool = False
+) -> tuple[list[str], dict[str, str]]:
     """Return the wanted modes that a model file (`engine.ModelInfo`) can run, and why the others cannot.
 
-    Errors: UnsupportedError where nothing is left to hold against plain decode.
+    can_offload: whether n_gpu_layers has devices to go to. Errors: UnsupportedError where nothing is left to
+    hold against plain decode.
     """
-    reasons = {mode: _refusal(mode, info, drafter) for mode in MODES if mode in wanted or mode == BASELINE}
+    where = {"n_gpu_layers": n_gpu_layers}
+    reasons = {
+        mode: _refusal(mode, info, drafter, where, can_offload)
+        for mode in MODES
+        if mode in wanted or mode == BASELINE
+    }
     left_out = {mode: reason for mode, reason in reasons.items() if reason}
     runs = [mode for mode in reasons if mode not in left_out]
     if runs == [BASELINE]:
@@ -33,34 +43,49 @@ def choose(wanted: Sequence[str], info: Any, drafter: str | None) -> tuple[list[
     return runs, left_out
 
 
-def _refusal(mode: str, info: Any, drafter: str | None) -> str:
+def _refusal(mode: str, info: Any, drafter: str | None, where: dict[str, Any], can_offload: bool) -> str:
     if mode == "dflash" and drafter is None:
         return "no --drafter was given"
     try:
-        planned = plan(Options(mode, drafter=_drafter(mode, drafter)), info, {})  # type: ignore[arg-type]
+        options = Options(mode, drafter=_drafter(mode, drafter))  # type: ignore[arg-type]
+        planned = plan(options, info, where, can_offload=can_offload)
     except UnsupportedError as error:
         return error.message.removeprefix(f"speculation={mode!r} cannot run: ")
+    if mode == "tree" and planned.n_rs_seq > 0:
+        return f"n_gpu_layers={where['n_gpu_layers']} puts layers where drafts are chains"
     return planned.reason if mode != BASELINE else ""
 
 
 def _drafter(mode: str, drafter: str | None) -> str | None:
-    return drafter if mode in ("dflash", "auto") else None
+    return drafter if mode in ("dflash", *BRANCHING) else None
 
 
-def load(mode: str, model: str, drafter: str | None, **settings: Any) -> Any:
+def load(mode: str, model: str, drafter: str | None, tree_budget: int | None = None, **settings: Any) -> Any:
     """Return a Llama in that mode; on the CPU all of them share the weights through one mapping of the file.
 
+    tree_budget is that of BRANCHING modes, None their default.
     Errors: DraftwoodError of the kind that `Llama` raises; ModelFileError for llama-cpp-python's own;
     DrafterMemoryError where "auto" would go on without its drafter.
     """
     from draftwood.llama import Llama
 
+    if mode in BRANCHING:
+        settings["tree_budget"] = tree_budget
     with _own_errors(model):
         llm = Llama(model, speculation=mode, drafter=_drafter(mode, drafter), verbose=False, **settings)
     if mode != BASELINE and llm.speculation == BASELINE:
         llm.close()
         raise DrafterMemoryError(f"{mode} has no drafter to measure: {llm.speculation_reason}")
     return llm
+
+
+def limits(llms: Mapping[str, Any]) -> dict[str, dict[str, int]]:
+    """Return each drafting mode's longest draft and its most rows of a verify (0: its drafts are chains)."""
+    drafting = {mode: llm for mode, llm in llms.items() if mode != BASELINE}
+    return {
+        "draft_tokens": {mode: llm._options.draft_tokens for mode, llm in drafting.items()},
+        "tree_budget": {mode: llm._plan.tree_budget for mode, llm in drafting.items()},
+    }
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from draftwood.bench.report import Figure
 
 HINT = 'pip install "draftwood[bench]"'
 # Okabe and Ito's palette, which colour-blind readers can tell apart; a mode keeps its colour in every plot
-_COLOURS = dict(zip(MODES, ("#999999", "#0072B2", "#E69F00", "#CC79A7", "#009E73"), strict=True))
+_COLOURS = dict(zip(MODES, ("#999999", "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73"), strict=True))
 _GROUP = 0.8  # of the distance between two categories
 _LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}  # over the line at 1
 

@@ -21,7 +21,7 @@ if TYPE_CHECKING:
 
     from draftwood.bench.claims import Verdict
 
-SCHEMA = 2
+SCHEMA = 3
 """Raised when a key of the document changes its meaning or goes away."""
 
 
@@ -51,6 +51,13 @@ class Figure:
     cold_rounds: int
     paused_rounds: int
     ngram_rounds: int
+    tree_rounds: int
+    padding: int
+    """Rows of verifies beyond the root and what was drafted."""
+    draft_length: float | None
+    """Mean longest path of a draft, tokens, rounds without a draft left out; None where there was none."""
+    draft_nodes: float | None
+    """Mean tokens of such a draft, all branches counted."""
     differing: int
     """Texts that are not plain decode's."""
 
@@ -64,6 +71,7 @@ def figures(cells: Sequence[Cell]) -> list[Figure]:
 def _figure(cell: Cell, plain: Sequence[float]) -> Figure:
     ratio, ratios = paired(plain, cell.seconds)
     mean, repeated = mean_tokens(cell.texts)
+    counted, drafts = cell.counters, cell.counters["drafts"]
     return Figure(
         category=cell.category,
         temp=cell.temp,
@@ -76,7 +84,9 @@ def _figure(cell: Cell, plain: Sequence[float]) -> Figure:
         tokens_per_round=None if repeated == 1.0 else mean,
         repeated=repeated,
         differing=cell.differing,
-        **{name: cell.counters[name] for name in COUNTERS},
+        draft_length=round(counted["draft_lengths"] / drafts, 2) if drafts else None,
+        draft_nodes=round(counted["drafted"] / drafts, 2) if drafts else None,
+        **{name: counted[name] for name in COUNTERS},
     )
 
 
@@ -97,6 +107,8 @@ def faults(found: Sequence[Figure], *, on_cpu: bool = True) -> list[str]:
             lines.append(f"{mode}: found {drafted} tokens drafted; expected none")
         if mode in ("mtp", "dflash") and drafted == 0:
             lines.append(f"{mode}: found no token drafted; expected its drafter to run")
+        if mode == "tree" and not any(figure.tree_rounds for figure in found if figure.mode == mode):
+            lines.append(f"{mode}: found no draft that branched; expected trees")
     return lines
 
 
@@ -127,14 +139,20 @@ _COLUMNS = (
     "tok/round",
     "loops",
     "rounds",
-    "drafted",
     "accepted",
+    "length",
+    "nodes",
+    "trees",
+    "ngram",
     "paused",
 )
 
 
 def table(found: Sequence[Figure], temp: float) -> Table:
-    """Return the figures of one temperature, a section for each category."""
+    """Return the figures of one temperature, a section for each category.
+
+    accepted is a share of the tokens drafted; trees, ngram and paused are shares of the rounds.
+    """
     from rich import box
     from rich.table import Table
 
@@ -151,18 +169,25 @@ def table(found: Sequence[Figure], temp: float) -> Table:
 
 
 def _cells(figure: Figure) -> tuple[str, ...]:
+    def mean(value: float | None, digits: int) -> str:
+        return "-" if value is None else f"{value:.{digits}f}"
+
+    def share(part: int, whole: int) -> str:
+        return f"{part / whole:.0%}" if whole else "-"
+
     spread = "-" if figure.low is None else f"{figure.low:.2f}-{figure.high:.2f}"
-    length = "-" if figure.tokens_per_round is None else f"{figure.tokens_per_round:.2f}"
-    share = f"{figure.accepted / figure.drafted:.0%}" if figure.drafted else "-"
     return (
         figure.mode,
         f"{figure.tokens_per_second:.1f}",
         f"{figure.ratio:.2f}",
         spread,
-        length,
+        mean(figure.tokens_per_round, 2),
         f"{figure.repeated:.0%}",
         str(figure.rounds),
-        str(figure.drafted),
-        share,
-        str(figure.paused_rounds),
+        share(figure.accepted, figure.drafted),
+        mean(figure.draft_length, 1),
+        mean(figure.draft_nodes, 1),
+        share(figure.tree_rounds, figure.rounds),
+        share(figure.ngram_rounds, figure.rounds),
+        share(figure.paused_rounds, figure.rounds),
     )

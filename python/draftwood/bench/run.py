@@ -19,11 +19,11 @@ from draftwood.bench import facts
 from draftwood.bench.claims import Claim, Verdict, judge
 from draftwood.bench.intervals import LEAST_PAIRS
 from draftwood.bench.measure import SAMPLING, SEED, measure, passes
-from draftwood.bench.modes import BASELINE, choose, load, vocabulary
+from draftwood.bench.modes import BASELINE, choose, limits, load, vocabulary
 from draftwood.bench.prompts import Prompt, encode, read
 from draftwood.bench.report import Figure, document, faults, figures
 from draftwood.errors import OptionError
-from draftwood.options import DEFAULT_TREE_BUDGET, needed_batch
+from draftwood.options import DEFAULT_TREE_BUDGET, TREE_DRAFT_TOKENS, needed_batch
 
 
 @dataclass(frozen=True, slots=True)
@@ -40,7 +40,8 @@ class Request:
     repeats: int
     threads: int
     n_gpu_layers: int
-    draft_tokens: int
+    draft_tokens: int | None
+    tree_budget: int | None
     temps: Sequence[float]
     claims: Sequence[Claim]
 
@@ -77,11 +78,14 @@ def prepare(request: Request) -> Prepared:
 
     Errors: OptionError, UnsupportedError, ModelFileError for whatever could not be measured or claimed.
     """
+    from draftwood.devices import cards
     from draftwood.engine import probe_model
 
     texts = read(request.prompts)
     info = probe_model(request.model)
-    modes, left_out = choose(request.modes, info, request.drafter)
+    modes, left_out = choose(
+        request.modes, info, request.drafter, request.n_gpu_layers, can_offload=bool(cards())
+    )
     check_claims(request.claims, modes, left_out, request.repeats)
     prompts = _prompts(request, texts, f"{info.architecture}.context_length")
     return Prepared(request, modes, left_out, prompts)
@@ -141,6 +145,7 @@ def execute(prepared: Prepared, step: Callable[[], None] = lambda: None) -> Outc
         for mode in prepared.modes:
             llms[mode] = _load(prepared, mode)
             stack.callback(llms[mode].close)
+        known.update(limits(llms))
         cells = measure(
             llms, prepared.prompts, request.temps, tokens=request.tokens, repeats=request.repeats, step=step
         )
@@ -167,11 +172,16 @@ def _times_of_this_run() -> Iterator[None]:
 def _load(prepared: Prepared, mode: str) -> Any:
     request = prepared.request
     longest = max(len(prompt.ids) for prompt in prepared.prompts)
+    # a last draft may reach further
+    beyond = needed_batch(
+        request.draft_tokens or TREE_DRAFT_TOKENS, request.tree_budget or DEFAULT_TREE_BUDGET
+    )
     return load(
         mode,
         request.model,
         request.drafter,
-        n_ctx=longest + request.tokens + needed_batch(request.draft_tokens, DEFAULT_TREE_BUDGET),
+        request.tree_budget,
+        n_ctx=longest + request.tokens + beyond,
         n_gpu_layers=request.n_gpu_layers,
         draft_tokens=request.draft_tokens,
         n_threads=request.threads,
@@ -186,7 +196,6 @@ def _settings(prepared: Prepared) -> dict[str, Any]:
         "drafter": Path(request.drafter).name if request.drafter else None,
         "threads": request.threads,
         "n_gpu_layers": request.n_gpu_layers,
-        "draft_tokens": request.draft_tokens,
         "tokens": request.tokens,
         "prompt_tokens": request.prompt_tokens,
         "repeats": request.repeats,

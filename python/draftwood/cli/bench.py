@@ -14,12 +14,19 @@ import click
 
 from draftwood.bench.modes import BASELINE, MODES
 from draftwood.cli.failure import library_needed
-from draftwood.options import DEFAULT_DRAFT_TOKENS, MAX_DRAFT_TOKENS
+from draftwood.options import (
+    DEFAULT_DRAFT_TOKENS,
+    DEFAULT_TREE_BUDGET,
+    MAX_DRAFT_TOKENS,
+    MAX_TREE_BUDGET,
+    TREE_DRAFT_TOKENS,
+)
 
 if TYPE_CHECKING:
     from draftwood.bench.run import Outcome, Prepared, Request
 
-_WIDTH = 100  # columns that the table needs: a narrower terminal wraps its lines, none is cut
+_LEAST_TREE = 3  # the newest token and two that may follow it: fewer cannot branch
+_WIDTH = 106  # columns that the table needs: a narrower terminal wraps its lines, none is cut
 
 
 def _modes(_: click.Context, __: click.Parameter, value: str) -> list[str]:
@@ -68,8 +75,12 @@ def _file(**settings: Any) -> click.Path:
 @click.option("--threads", type=click.IntRange(min=1),
               help="CPU threads, the same for all modes. Default: half of the cores.")  # fmt: skip
 @click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
-@click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS), default=DEFAULT_DRAFT_TOKENS,
-              show_default=True, help="Longest draft of a round.")  # fmt: skip
+@click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
+              help="Longest draft of a round, in a tree its longest path. "
+                   f"Default: Llama's, {DEFAULT_DRAFT_TOKENS} and in trees {TREE_DRAFT_TOKENS}.")  # fmt: skip
+@click.option("--tree-budget", type=click.IntRange(_LEAST_TREE, MAX_TREE_BUDGET),
+              help="Most rows of a verify in the modes tree and auto, the newest token's included. "
+                   f"Default: {DEFAULT_TREE_BUDGET}.")  # fmt: skip
 @click.option("--temp", "temps", type=click.FloatRange(min=0), multiple=True, default=(0.0, 0.8),
               show_default=True, help="Temperature; may be repeated.")  # fmt: skip
 @click.option("--floor", "floors", multiple=True, metavar="MODE:RATIO", callback=_claims,

@@ -162,6 +162,10 @@ class Engine:
         """Tell what the next requests sample at, 0.0 for greedy: which drafts are probable depends on it."""
         check(_lib.dw_set_temperature(self._handle, temperature))
 
+    def set_drawn(self, drawn: bool, seed: int) -> None:
+        """Draw the drafts of later rounds: text then follows the distribution, not the draws, of plain decode."""
+        check(_lib.dw_set_drawn(self._handle, drawn, seed))
+
     def verify(self) -> None:
         """Evaluate `last` and the draft in one llama_decode."""
         check(_lib.dw_verify(self._handle))

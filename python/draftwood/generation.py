@@ -35,6 +35,8 @@ class Generation(Base):  # type: ignore[misc]
     _guard: GuardedProcessors | None
     _by_turns: bool
     """Whether prompts are cut where their last turn begins: recurrent layers cannot go back elsewhere."""
+    _draws: bool
+    """Whether drafts are drawn (options.draw_drafts)."""
     _raised: dict[str, int]
     """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
 
@@ -135,6 +137,8 @@ class Generation(Base):  # type: ignore[misc]
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
         self._sampler = sampler = self._init_sampler(**sampling)
         self._engine.set_temperature(max(0.0, temp))
+        # mirostat's own state follows what it chose itself
+        self._engine.set_drawn(self._draws and mirostat_mode == 0, self._seed)
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)

@@ -43,6 +43,9 @@ class Options:
     """Host memory for copies of recurrent state that later prompts go back to; 0 keeps none."""
     tree_budget: int | None = None
     """Rows of a verify where drafts are trees, the newest token's included; None: as `speculation` has it."""
+    draw_drafts: bool = False
+    """Draw drafts from the drafter's distribution, at temperatures over 0: text then follows the distribution, not
+    the draws, of plain decode."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -59,6 +62,8 @@ class Options:
         is_number = isinstance(self.draft_p_min, (int, float)) and not isinstance(self.draft_p_min, bool)
         if not is_number or not 0.0 <= self.draft_p_min <= 1.0:
             raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
+        if self.draw_drafts not in (True, False):
+            raise OptionError(f"draw_drafts is {self.draw_drafts!r}; expected True or False")
         if self.exact not in (True, False):
             raise OptionError(f"exact is {self.exact!r}; expected True or False")
         is_size = isinstance(self.checkpoint_bytes, int) and not isinstance(self.checkpoint_bytes, bool)
@@ -140,7 +145,7 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
 def _budget(options: Options, drafter: Drafter) -> int:
     if options.tree_budget is not None:
         return options.tree_budget
-    branches = options.speculation in ("auto", "tree") and drafter in ("mtp", "dflash")
+    branches = drafter in ("mtp", "dflash") and (options.speculation in ("auto", "tree") or options.draw_drafts)
     return DEFAULT_TREE_BUDGET if branches else 0
 
 

@@ -2,6 +2,7 @@
 
 #include "build.h"
 #include "capi.h"
+#include "sampled.h"
 
 #include <algorithm>
 #include <cmath>
@@ -56,6 +57,10 @@ dw_status dw_set_temperature(dw_engine * engine, float temperature) {
         }
         e.set_temperature(temperature);
     });
+}
+
+dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed) {
+    return with(engine, "dw_set_drawn", [&](auto & e) { e.set_drawn(drawn, seed); });
 }
 
 dw_status dw_get_tree(const dw_engine * engine, dw_tree * tree) {
@@ -122,4 +127,27 @@ dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw
 
 int32_t dw_tree_bucket(int32_t n_nodes) {
     return bucket(n_nodes);
+}
+
+dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_tokens, int32_t n_children, uint64_t seed,
+                             int64_t n_times, int64_t * counts) {
+    return guard([&] {
+        require("dw_tree_walk_drawn", p, q, counts);
+        std::vector<weighted> target, offer;
+        for (int32_t i = 0; i < n_tokens; ++i) {
+            target.push_back({ i, p[i] });
+            offer.push_back({ i, q[i] });
+        }
+        dice rng(seed);
+        for (int64_t i = 0; i < n_times; ++i) {
+            counts[walk_sampled(target, offer, draw(offer, n_children, rng), rng)]++;
+        }
+        return DW_OK;
+    });
+}
+
+int32_t dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children) {
+    const auto shape = sampled_shape(std::min(n_nodes, max_tree_nodes), depth, widest);
+    std::copy(shape.begin(), shape.end(), children);
+    return (int32_t) shape.size();
 }

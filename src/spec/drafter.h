@@ -3,6 +3,7 @@
 #pragma once
 
 #include "draftwood.h"
+#include "sampled.h"
 #include "token_tree.h"
 
 #include <memory>
@@ -19,6 +20,7 @@ struct draft_request {
     int32_t     spine;       // nodes of the most probable path that a drafter without conditional probabilities keeps
     float       p_min;       // a path ends where its probability falls under this
     float       temperature; // that the request samples at; 0: greedy
+    drawing *   drawn;       // draw the tree instead of choosing the most probable; nullptr: do not
 };
 
 // Rows of the target's last decode that are kept: tokens i32[n] at positions pos.., computed in rows i32[n].

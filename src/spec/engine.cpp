@@ -159,6 +159,7 @@ void engine::start(llama_token last) {
     require_whole("a round");
     drop_proposal();
     tree_       = token_tree(last);
+    drawn_      = {};
     proposed_   = true;
     drafted_by_ = pace::asked;
 }
@@ -177,7 +178,9 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
     start(last);
     const int32_t n_max = std::min(wanted, max_draft());
     if (drafter_ && n_max > 0) {
-        if (params_.length == DW_LENGTH_AUTO) {
+        if (draws_ && temperature_ > 0.0f && max_nodes() > 1) {
+            draft_drawn(n_max, max_nodes());
+        } else if (params_.length == DW_LENGTH_AUTO) {
             draft_best(n_max);
         } else {
             draft(n_max, max_nodes(), /*spine*/ 0);
@@ -210,8 +213,33 @@ void engine::draft_best(int32_t n_max) {
     stats_.n_paused_rounds += choice.n == 0 ? 1 : 0;
 }
 
+// A drawn tree is verified as it was drawn, or the walk would not be exact: nothing joins it, nothing is left out.
+void engine::draft_drawn(int32_t depth, int32_t budget) {
+    timer t(stats_.t_draft_us);
+    drawn_                = { &rng_, sampled_shape(budget, depth, DW_MAX_DRAFT), {} };
+    draft_request request = this->request(depth, budget, 0);
+    request.drawn         = &drawn_;
+    bool drafted          = false;
+    try {
+        drafted = drafter_->draft(request, tree_);
+    } catch (const std::exception &) { // costs drafts, never the request
+        drafter_->reset();
+    }
+    if (!drafted) {
+        tree_  = token_tree(tree_.tokens[0]);
+        drawn_ = {};
+        stats_.n_cold_rounds++;
+    }
+    caught_up_ = false;
+}
+
+void engine::set_drawn(bool drawn, uint64_t seed) {
+    draws_ = drawn;
+    rng_.seed(seed);
+}
+
 draft_request engine::request(int32_t depth, int32_t budget, int32_t spine) const {
-    return { tree_.tokens[0], n_past_, depth, budget, spine, params_.draft_p_min, temperature_ };
+    return { tree_.tokens[0], n_past_, depth, budget, spine, params_.draft_p_min, temperature_, nullptr };
 }
 
 // let the drafter continue the newest token by up to `depth` tokens; with a budget by a tree, n-grams joining in
@@ -385,7 +413,7 @@ llama_token engine::next(llama_sampler * sampler) {
     n_past_         = walk_.pos + i + 1;
     llama_token token;
     try {
-        token = llama_sampler_sample(sampler, sequence_.target(), walk_.first_row + node);
+        token = sample(sampler, node);
     } catch (...) {
         if (walk_.alive) {
             walk_.n_sampled = i;
@@ -401,6 +429,40 @@ llama_token engine::next(llama_sampler * sampler) {
         stats_.n_accepted++;
         stats_.accepted_at[i]++;
     }
+    return token;
+}
+
+// From the target's distribution at a node; where its children were drawn, one of them as often as they may be.
+llama_token engine::sample(llama_sampler * sampler, int32_t node) {
+    const int32_t row = walk_.first_row + node;
+    if (!walk_.open || node >= (int32_t) drawn_.offers.size() || drawn_.offers[node].empty()) {
+        return llama_sampler_sample(sampler, sequence_.target(), row);
+    }
+    const float *                 logits = llama_get_logits_ith(sequence_.target(), row);
+    std::vector<llama_token_data> all(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target()))));
+    for (size_t i = 0; i < all.size(); ++i) {
+        all[i] = { (llama_token) i, logits[i], 0.0f };
+    }
+    llama_token_data_array left{ all.data(), all.size(), -1, false };
+    llama_sampler_apply(sampler, &left);
+    if (left.selected < 0) {
+        fail(DW_ERR_ARGUMENT, "the sampler chose no token; expected a chain that ends in a choice");
+    }
+    std::vector<weighted> p; // none where the last sampler only compares, as greedy does: its choice stands
+    for (size_t i = 0; i < left.size; ++i) {
+        if (left.data[i].p > 0.0f) {
+            p.push_back({ left.data[i].id, left.data[i].p });
+        }
+    }
+    std::vector<int32_t> children;
+    for (int32_t i = node + 1; i < tree_.size(); ++i) {
+        if (tree_.parents[i] == node) {
+            children.push_back(tree_.tokens[i]);
+        }
+    }
+    const llama_token token =
+        p.empty() ? left.data[left.selected].id : walk_sampled(std::move(p), drawn_.offers[node], children, rng_);
+    llama_sampler_accept(sampler, token);
     return token;
 }
 

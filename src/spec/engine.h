@@ -45,6 +45,7 @@ class engine : private context_listener {
     const std::string &              tree_refusal() const { return sequence_.tree_refusal(); }
     int64_t                          tree_bytes() const;
     void                             set_temperature(float temperature) { temperature_ = temperature; }
+    void                             set_drawn(bool drawn, uint64_t seed);
     dw_stats                         stats() const;
     void                             curve(dw_curve & out);
     void                             stats_reset();
@@ -85,6 +86,8 @@ class engine : private context_listener {
     void                       start(llama_token last);
     void                       draft(int32_t depth, int32_t budget, int32_t spine);
     void                       draft_best(int32_t n_max);
+    void                       draft_drawn(int32_t depth, int32_t budget);
+    llama_token                sample(llama_sampler * sampler, int32_t node);
     void                       join_ngrams(int32_t depth);
     draft_request              request(int32_t depth, int32_t budget, int32_t spine) const;
     void                       learn(const std::vector<int32_t> & path);
@@ -104,6 +107,9 @@ class engine : private context_listener {
     int32_t                  n_past_ = 0;
     token_tree               tree_; // the newest token and its draft
     float                    temperature_ = 0.0f;
+    bool                     draws_       = false; // drafts are drawn: see sampled.h
+    dice                     rng_;
+    drawing                  drawn_; // of tree_; no offers: it was not drawn
     bool                     proposed_    = false;
     bool                     lost_        = false; // what the memory holds is unknown until reset
     walk                     walk_;

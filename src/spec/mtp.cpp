@@ -125,7 +125,9 @@ bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
     }
     push(request.last, request.pos, hidden_.data());
     catch_up();
-    if (request.budget > 0) {
+    if (request.drawn) {
+        draw_tree(request, tree);
+    } else if (request.budget > 0) {
         draft_tree(request, tree);
     } else {
         draft_chain(request, tree);
@@ -176,7 +178,7 @@ void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
         std::vector<float> hidden; // f32[level.size()][n_embd]
         for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
             const int32_t output = depth == 1 ? -1 : i;
-            const int32_t row    = depth == 1 ? -1 : beams_.size() - (int32_t) level.size() + i;
+            const int32_t row    = row_of(level, i);
             const float * h      = llama_get_embeddings_nextn_ith(ctx_.get(), output);
             hidden.insert(hidden.end(), h, h + n_embd_);
             for (const auto & each : ctx_.candidates(llama_get_logits_ith(ctx_.get(), output), request.temperature)) {
@@ -193,6 +195,39 @@ void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
         }
     }
     n_fed_ = request.pos + 1; // observe() counts those that stay
+}
+
+// of the i-th of the level decoded last, in beams_
+int32_t mtp_drafter::row_of(const std::vector<leaf> & level, int32_t i) const {
+    return level[0].node == 0 ? -1 : beams_.size() - (int32_t) level.size() + i;
+}
+
+// the same with children drawn; which nodes have any was decided before
+void mtp_drafter::draw_tree(const draft_request & request, token_tree & tree) {
+    std::vector<leaf> level(1, { 0, -1, 0 });
+    for (int32_t depth = 1; depth <= request.depth && !level.empty(); ++depth) {
+        std::vector<leaf>  next;
+        std::vector<float> hidden; // f32[level.size()][n_embd]
+        for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
+            const int32_t output = depth == 1 ? -1 : i;
+            const float * h      = llama_get_embeddings_nextn_ith(ctx_.get(), output);
+            hidden.insert(hidden.end(), h, h + n_embd_);
+            const int32_t first = tree.size();
+            request.drawn->grow(tree, level[i].node,
+                                ctx_.candidates(llama_get_logits_ith(ctx_.get(), output), request.temperature));
+            for (int32_t child = first; child < tree.size(); ++child) {
+                next.push_back({ child, row_of(level, i), i });
+            }
+        }
+        const auto childless = [&](const leaf & each) { return request.drawn->children(each.node) == 0; };
+        next.erase(std::remove_if(next.begin(), next.end(), childless), next.end());
+        next.resize(std::min<size_t>(next.size(), std::min(widest, max_tree_nodes - beams_.size())));
+        level = std::move(next);
+        if (level.empty() || depth == request.depth || !decode_level(level, hidden, request, tree)) {
+            break;
+        }
+    }
+    n_fed_ = request.pos + 1;
 }
 
 bool mtp_drafter::decode_level(const std::vector<leaf> & level, const std::vector<float> & hidden,

@@ -238,8 +238,10 @@ void engine::set_drawn(bool drawn, uint64_t seed) {
     rng_.seed(seed);
 }
 
+// Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
 draft_request engine::request(int32_t depth, int32_t budget, int32_t spine) const {
-    return { tree_.tokens[0], n_past_, depth, budget, spine, params_.draft_p_min, temperature_, nullptr };
+    const int32_t width = params_.length == DW_LENGTH_AUTO ? 1 : max_tree_nodes;
+    return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, nullptr };
 }
 
 // let the drafter continue the newest token by up to `depth` tokens; with a budget by a tree, n-grams joining in

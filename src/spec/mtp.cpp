@@ -137,12 +137,13 @@ bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
 
 // of a level's nodes those that are worth a row of the next decode
 std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree, std::vector<leaf> leaves,
-                                                        int32_t budget) {
+                                                        const draft_request & request) const {
     const auto better = [&](const leaf & a, const leaf & b) { return tree.log_probs[a.node] > tree.log_probs[b.node]; };
     std::stable_sort(leaves.begin(), leaves.end(), better);
-    const auto hopeless = [&](const leaf & each) { return !may_enter(tree, tree.log_probs[each.node], budget); };
+    const auto hopeless = [&](const leaf & each) { return !may_enter(tree, tree.log_probs[each.node], request.budget); };
     leaves.erase(std::find_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
-    leaves.resize(std::min<size_t>(leaves.size(), std::min(widest, max_tree_nodes - beams_.size())));
+    const int32_t most = std::min({ request.width, widest, max_tree_nodes - beams_.size() });
+    leaves.resize(std::min<size_t>(leaves.size(), most));
     return leaves;
 }
 
@@ -189,7 +190,7 @@ void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
                 next.push_back({ tree.add(level[i].node, each.token, path), row, i });
             }
         }
-        level = best_leaves(tree, std::move(next), request.budget);
+        level = best_leaves(tree, std::move(next), request);
         if (level.empty() || depth == request.depth || !decode_level(level, hidden, request, tree)) {
             break;
         }

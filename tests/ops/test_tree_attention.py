@@ -11,7 +11,7 @@ import numpy as np
 import pytest
 
 from tests.ops import ggml_graph as ggml
-from tests.ops.trees import batch, depths_of, every_tree, path_to, random_tree
+from tests.ops.trees import batch, depths_of, every_tree, padded, path_to, random_tree
 
 KINDS = ["F32", "F16", "BF16"]
 SIZE = 20  # of a head: no multiple of what a kernel takes at once
@@ -47,7 +47,8 @@ class Case:
                 for i in range(len(parents)):
                     path = path_to(parents, i)
                     cells = self.cells[s, first : first + len(parents)]
-                    yield s, first + i, self.past[tree], cells[path], cells[: len(path)]
+                    plain = cells[path[0] : path[0] + len(path)]  # a root's copy is a tree of its own
+                    yield s, first + i, self.past[tree], cells[path], plain
                 first += len(parents)
                 tree += 1
 
@@ -134,6 +135,12 @@ def test_random_trees(kind, heads, kv_heads, n_streams, scattered):
     for sizes, n_threads in (((17,), 3), ((5, 1, 8), 2)):
         trees = [[random_tree(rng, n) for n in sizes] for _ in range(n_streams)]
         check(Case(rng, trees, kind, heads, kv_heads, scattered=scattered), n_threads)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_trees_of_unlike_sizes_are_padded(kind):
+    rng = np.random.default_rng()
+    check(Case(rng, [[padded([-1], 8), padded(random_tree(rng, 6), 8), padded([-1, 0, 1], 8)]], kind))
 
 
 @pytest.mark.parametrize("kind", KINDS)

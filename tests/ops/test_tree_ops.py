@@ -10,7 +10,7 @@ import pytest
 
 from tests.ops import delta_net
 from tests.ops import ggml_graph as ggml
-from tests.ops.trees import batch, every_tree, path_to, random_tree
+from tests.ops.trees import batch, every_tree, padded, path_to, random_tree
 
 WIDTH = 4  # of the convolution
 SPARE_CELLS = 2  # of the state cache, of sequences that are not in the batch
@@ -105,6 +105,13 @@ def test_random_trees_of_every_head_shape(heads, key_heads, size):
         check(Case(rng, n_seqs, n, heads, key_heads, size), trees, n_threads)
 
 
+def test_trees_of_unlike_sizes_are_padded():
+    """A plain step, a chain and a larger tree in one batch: what pads them has a path of its own."""
+    rng = np.random.default_rng()
+    trees = [padded([-1], 12), padded([-1, 0, 1, 2], 12), padded(random_tree(rng, 9), 12), padded([-1], 12)]
+    check(Case(rng, len(trees), 12, heads=2, key_heads=1, size=32), trees)
+
+
 @pytest.mark.parametrize("n_seqs", [2, 3])
 @pytest.mark.parametrize("n", [1, 2, 7, 64])
 def test_a_tree_in_company_is_the_tree_alone(n_seqs, n):
@@ -154,7 +161,7 @@ def test_conv_windows_hold_ancestors_then_the_old_inputs(n, n_seqs):
         x = rng.standard_normal((n_seqs * n, channels)).astype(np.float32)
         states = rng.standard_normal((n_seqs + SPARE_CELLS, channels * (WIDTH - 1))).astype(np.float32)
         cells = rng.permutation(len(states))[:n_seqs].astype(np.int32)
-        trees = [random_tree(rng, n) for _ in range(n_seqs)]
+        trees = [padded(random_tree(rng, int(rng.integers(1, n + 1))), n) for _ in range(n_seqs)]
         found = conv_windows(x, states, cells, trees, n_seqs * n + 3)
         for s, parents in enumerate(trees):
             own = slice(s * n, (s + 1) * n)

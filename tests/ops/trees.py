@@ -27,6 +27,11 @@ def random_tree(rng: np.random.Generator, n: int) -> list[int]:
     return parents
 
 
+def padded(parents: Sequence[int], n: int) -> list[int]:
+    """Return the tree with copies of its last node up to n nodes; of a root alone these are roots, too."""
+    return [*parents, *[parents[-1]] * (n - len(parents))]
+
+
 def path_to(parents: Sequence[int], i: int) -> list[int]:
     """Return the nodes from the root to node i."""
     path = []
@@ -45,9 +50,9 @@ def preorder_of(parents: Sequence[int]) -> list[int]:
     """Return the nodes, each followed by its descendants."""
 
     def below(node: int) -> list[int]:
-        return [node, *(i for child, of in enumerate(parents) if of == node for i in below(child))]
+        return [i for child, of in enumerate(parents) if of == node for i in (child, *below(child))]
 
-    return below(0)
+    return below(-1)
 
 
 def batch(trees: Sequence[Sequence[int]], room: int, cells: Sequence[int] = ()) -> np.ndarray:

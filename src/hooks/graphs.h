@@ -1,6 +1,6 @@
-// One graph and one scheduler per number of rows and variant. llama.cpp keeps a context's newest graph only, so a verify of
-// another size than the last rebuilds and allocates it: half a plain step on a small model, and a new capture with
-// CUDA graphs. Here the graphs of the last few sizes stay, each with the scheduler that allocated it.
+// One graph and one scheduler per number of rows and variant. llama.cpp keeps a context's newest graph only, so a
+// verify of another size than the last rebuilds and allocates it: half a plain step on a small model, and a new capture
+// with CUDA graphs. Here the graphs of the last few sizes stay, each with the scheduler that allocated it.
 
 #pragma once
 
@@ -57,7 +57,7 @@ class dw_graph_store {
 
     llama_context *          ctx_;
     std::map<shape, slot>    slots_;
-    shape                    current_{};      // whose slot the context holds
+    shape                    current_{}; // whose slot the context holds
     int64_t                  clock_      = 0;
     llm_graph_result_ptr *   result_     = nullptr;
     llm_graph_result **      reusable_   = nullptr;

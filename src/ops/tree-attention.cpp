@@ -32,7 +32,8 @@ struct placed_path {
     }
 };
 
-// moves elements of `size` bytes, from and to counted in elements; ascending, so that none is overwritten before its turn
+// moves elements of `size` bytes, from and to counted in elements; ascending, so that none is overwritten before its
+// turn
 template <typename T> void move_all(T * data, const placed_path & path) {
     for (size_t k = 0; k < path.to.size(); ++k) {
         data[path.to[k]] = data[path.from[k]];
@@ -80,7 +81,7 @@ void weigh_channel(ggml_tensor * dst, const std::vector<placed_path> & paths, in
     const int64_t       n_kv    = values->ne[0];
     const int64_t       n_rows  = weights->ne[1];
     const int64_t       n_share = weights->ne[2] / values->ne[2];
-    arranged<T>         row((const char *) values->data + d * values->nb[1] + h * values->nb[2] + s * values->nb[3], n_kv);
+    arranged<T> row((const char *) values->data + d * values->nb[1] + h * values->nb[2] + s * values->nb[3], n_kv);
     for (int64_t i = 0; i < n_rows; ++i) {
         const placed_path & path = paths[s * n_rows + i];
         const T *           data = path.straight ? row.original() : row.arrange(path);

@@ -1,10 +1,10 @@
 // CPU ops for the attention of a tree without flash attention, and for the KV cells of a commit.
 //
-// Plain decoding puts token after token into cell after cell, and sums over cells are grouped by where they lie. A draft
-// in a tree has its ancestors in other cells than that. So that it rounds as in plain decoding, the scores of each row,
-// and the values that they weigh, are put where plain decoding would have them: the k-th of a path into the cell of its
-// tree's k-th row. That cell is never behind the k-th's own, since a tree is in BFS order. With flash attention a row's
-// cells are summed one after another, in the same order wherever they lie: there a mask is enough.
+// Plain decoding puts token after token into cell after cell, and sums over cells are grouped by where they lie. A
+// draft in a tree has its ancestors in other cells than that. So that it rounds as in plain decoding, the scores of
+// each row, and the values that they weigh, are put where plain decoding would have them: the k-th of a path into the
+// cell of its tree's k-th row. That cell is never behind the k-th's own, since a tree is in BFS order. With flash
+// attention a row's cells are summed one after another, in the same order wherever they lie: there a mask is enough.
 //
 // `tree` is that of tree-ops.h; R rows in n_streams streams of R / n_streams. Test: tests/ops/test_tree_attention.py
 // (bit-equality with ggml's ops on cells in the order of the path).
@@ -17,8 +17,8 @@
 extern "C" {
 #endif
 
-// "dw_tree_scores", in place: of each row the scores of its path to where plain decoding has them. Those behind them are
-// left as they are, the mask must cover them.
+// "dw_tree_scores", in place: of each row the scores of its path to where plain decoding has them. Those behind them
+// are left as they are, the mask must cover them.
 //   dst [n_kv, R / n_streams, H, n_streams] f32; src: tree
 void dw_tree_scores(struct ggml_tensor * dst, int ith, int nth, void * userdata);
 

@@ -58,9 +58,8 @@ void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & k
             const float * state = (const float *) ((const char *) states->data + cells[s] * states->nb[1]);
             const float * from  = tree.parents[i] < 0 ? state + (h * size + j) * size : to - dw::delta_block * size;
             dw::delta_step(n, size, from, to, expf(*vector_at(dst->src[4], h, t, s)), vector_at(dst->src[2], h, t, s),
-                           vector_at(dst->src[1], h, t, s), vector_at(v, h, t, s) + j,
-                           *vector_at(dst->src[5], h, t, s), scale, kept.u + (i * n_heads + h) * size + j,
-                           kept.end + (i * n_heads + h) * size + j);
+                           vector_at(dst->src[1], h, t, s), vector_at(v, h, t, s) + j, *vector_at(dst->src[5], h, t, s),
+                           scale, kept.u + (i * n_heads + h) * size + j, kept.end + (i * n_heads + h) * size + j);
         }
     }
 }
@@ -68,18 +67,18 @@ void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & k
 } // namespace
 
 void dw_tree_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor * x          = dst->src[0];
-    const ggml_tensor * states     = dst->src[1];
-    const int32_t *     cells      = i32(dst->src[2]);
+    const ggml_tensor * x      = dst->src[0];
+    const ggml_tensor * states = dst->src[1];
+    const int32_t *     cells  = i32(dst->src[2]);
     const dw::tree_rows tree(dst->src[3]);
     const int64_t       width      = dst->ne[0];
     const int64_t       n_channels = dst->ne[1];
     const int64_t       n_nodes    = dst->ne[2] / dst->src[2]->ne[0];
     for (int64_t i = ith; i < dst->ne[2]; i += nth) {
-        const float * state = (const float *) ((const char *) states->data + cells[i / n_nodes] * states->nb[1]);
-        float * window = (float *) ((char *) dst->data + i * dst->nb[2]);
-        int32_t node   = (int32_t) i;
-        int64_t old    = width - 2; // newest column of the state that is not used yet
+        const float * state  = (const float *) ((const char *) states->data + cells[i / n_nodes] * states->nb[1]);
+        float *       window = (float *) ((char *) dst->data + i * dst->nb[2]);
+        int32_t       node   = (int32_t) i;
+        int64_t       old    = width - 2; // newest column of the state that is not used yet
         for (int64_t w = width - 1; w >= 0; --w) {
             if (node >= 0) {
                 const float * in = (const float *) ((const char *) x->data + node * x->nb[1]);

@@ -2,9 +2,9 @@
 // and the commit of one path of it afterwards. Compiled inside the ggml-cpu target; they enter a graph as
 // GGML_OP_CUSTOM and are looked up through the backend registry (dw_tree_op_find), since that target may be a module.
 //
-// A batch has R rows: n_seqs trees of N nodes each, one after another, every tree in BFS order and its root following the
-// state that its sequence's cell holds. A chain is a tree; where a tree is padded with copies of its root, these are roots,
-// too. What the ops know of it is `tree` i32[M, 4]:
+// A batch has R rows: n_seqs trees of N nodes each, one after another, every tree in BFS order and its root following
+// the state that its sequence's cell holds. A chain is a tree; where a tree is padded with copies of its root, these
+// are roots, too. What the ops know of it is `tree` i32[M, 4]:
 //
 //     parents    by row, a row of the batch or -1 at a root
 //     depths     by row, 0 at a root

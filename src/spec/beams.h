@@ -1,5 +1,6 @@
-// Rows of a tree that a drafter decodes into its own KV cache level by level, so that later levels go on from them: which
-// see which, and which stay once a path is accepted. Must not know: models, probabilities. Test: tests/model/test_beams.py.
+// Rows of a tree that a drafter decodes into its own KV cache level by level, so that later levels go on from them:
+// which see which, and which stay once a path is accepted. Must not know: models, probabilities. Test:
+// tests/model/test_beams.py.
 
 #pragma once
 
@@ -14,8 +15,8 @@ namespace draftwood {
 
 class beams : public dw_row_mask {
   public:
-    void clear() { *this = beams(); }
-    bool empty() const { return tokens_.empty(); }
+    void    clear() { *this = beams(); }
+    bool    empty() const { return tokens_.empty(); }
     int32_t size() const { return (int32_t) tokens_.size(); }
 
     // the next row of the next decode, after row `parent` of an earlier one; -1: after the root. Returns its number.

@@ -25,7 +25,9 @@ dw_status dw_probe_model(const char * path, dw_model_info * info) {
 
 void dw_params_init(dw_params * params) {
     if (params) {
-        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0 };
+        *params = {
+            sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0
+        };
     }
 }
 

@@ -199,7 +199,8 @@ void dflash_drafter::observe(const kept_rows & kept) {
             fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layers_[k]);
         }
         for (int32_t i = 0; i < kept.n; ++i) {
-            std::copy_n(layer + (size_t) kept.rows[i] * n_embd_, n_embd_, features_.begin() + n_before + i * width_ + k * n_embd_);
+            std::copy_n(layer + (size_t) kept.rows[i] * n_embd_, n_embd_,
+                        features_.begin() + n_before + i * width_ + k * n_embd_);
         }
     }
     if (features_.size() / width_ > DW_MAX_DRAFT + 1) {

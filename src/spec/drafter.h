@@ -38,8 +38,8 @@ class drafter {
 
     virtual void observe(const kept_rows & kept) = 0;
 
-    // Add to `tree`, which holds the root, what may follow it, with the probabilities of its paths where it is no chain.
-    // Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
+    // Add to `tree`, which holds the root, what may follow it, with the probabilities of its paths where it is no
+    // chain. Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
     virtual bool draft(const draft_request & request, token_tree & tree) = 0;
 
     // the sequence was cut to n_keep positions

@@ -11,8 +11,8 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_candidates       = 8;    // a ninth is hardly ever right
-constexpr float   greedy_temperature = 1.0f; // at which a drafter's probability says how often the best token is this one
+constexpr int32_t n_candidates     = 8;    // a ninth is hardly ever right
+constexpr float greedy_temperature = 1.0f; // at which a drafter's probability says how often the best token is this one
 
 } // namespace
 

@@ -33,12 +33,12 @@ class drafter_context {
     drafter_context(const drafter_context &)             = delete;
     drafter_context & operator=(const drafter_context &) = delete;
 
-    llama_context * get() const { return ctx_.get(); }
-    row_batch &     batch() { return batch_; } // of the next decode, as in sequence.h
-    llama_kv_cache & cache() const; // of this context's own
-    llama_pos       end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
-    void            remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
-    void            clear() { llama_memory_clear(memory(), false); }
+    llama_context *  get() const { return ctx_.get(); }
+    row_batch &      batch() { return batch_; } // of the next decode, as in sequence.h
+    llama_kv_cache & cache() const;             // of this context's own
+    llama_pos        end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
+    void             remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
+    void             clear() { llama_memory_clear(memory(), false); }
 
     // The best of logits f32[n_vocab], the first of equals as greedy picks it. Its probability, a pass over the
     // vocabulary, is only paid for where p_min > 0 lets it decide something.

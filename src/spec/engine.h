@@ -23,10 +23,10 @@ class engine : private context_listener {
 
     void eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
 
-    int32_t     propose(llama_token last, int32_t wanted);
-    void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
-    void        propose_tree(const token_tree & tree);
-    void        verify() { verify({ this }); }
+    int32_t propose(llama_token last, int32_t wanted);
+    void    propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
+    void    propose_tree(const token_tree & tree);
+    void    verify() { verify({ this }); }
     // several engines' proposals, on sequences of one context, in one decode
     static void verify(std::vector<engine *> engines);
     bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
@@ -39,16 +39,16 @@ class engine : private context_listener {
     int32_t reach(int32_t n_keep) const;
     void    reset();
 
-    int32_t                          n_past() const { return n_past_; }
-    int32_t                          draft_tokens() const { return params_.draft_tokens; }
-    const token_tree &               tree() const { return tree_; }
-    const std::string &              tree_refusal() const { return sequence_.tree_refusal(); }
-    int64_t                          tree_bytes() const;
-    void                             set_temperature(float temperature) { temperature_ = temperature; }
-    void                             set_drawn(bool drawn, uint64_t seed);
-    dw_stats                         stats() const;
-    void                             curve(dw_curve & out);
-    void                             stats_reset();
+    int32_t             n_past() const { return n_past_; }
+    int32_t             draft_tokens() const { return params_.draft_tokens; }
+    const token_tree &  tree() const { return tree_; }
+    const std::string & tree_refusal() const { return sequence_.tree_refusal(); }
+    int64_t             tree_bytes() const;
+    void                set_temperature(float temperature) { temperature_ = temperature; }
+    void                set_drawn(bool drawn, uint64_t seed);
+    dw_stats            stats() const;
+    void                curve(dw_curve & out);
+    void                stats_reset();
 
   private:
     // The rows of the last decode that samples can be drawn from: the i-th of the path stands for n_past = pos + i + 1.
@@ -77,6 +77,8 @@ class engine : private context_listener {
     void                       observe(const kept_rows & kept);
     void                       drop_proposal();
     void                       forget();
+    static void                require_together(std::vector<engine *> & engines);
+    static int32_t             rows_together(const std::vector<engine *> & engines);
     void                       opened(int32_t first_row, int32_t n_rows, int64_t took);
     template <typename F> void changing(F change);
     void                       require_known(const char * what) const;
@@ -104,16 +106,16 @@ class engine : private context_listener {
     checkpoints              checkpoints_;
     int64_t                  verify_us_ = 0; // of the open round
 
-    int32_t                  n_past_ = 0;
-    token_tree               tree_; // the newest token and its draft
-    float                    temperature_ = 0.0f;
-    bool                     draws_       = false; // drafts are drawn: see sampled.h
-    dice                     rng_;
-    drawing                  drawn_; // of tree_; no offers: it was not drawn
-    bool                     proposed_    = false;
-    bool                     lost_        = false; // what the memory holds is unknown until reset
-    walk                     walk_;
-    dw_stats                 stats_{};
+    int32_t    n_past_ = 0;
+    token_tree tree_; // the newest token and its draft
+    float      temperature_ = 0.0f;
+    bool       draws_       = false; // drafts are drawn: see sampled.h
+    dice       rng_;
+    drawing    drawn_; // of tree_; no offers: it was not drawn
+    bool       proposed_ = false;
+    bool       lost_     = false; // what the memory holds is unknown until reset
+    walk       walk_;
+    dw_stats   stats_{};
 };
 
 template <typename F> void engine::each_drafter(F f) {

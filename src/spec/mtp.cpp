@@ -140,7 +140,9 @@ std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree,
                                                         const draft_request & request) const {
     const auto better = [&](const leaf & a, const leaf & b) { return tree.log_probs[a.node] > tree.log_probs[b.node]; };
     std::stable_sort(leaves.begin(), leaves.end(), better);
-    const auto hopeless = [&](const leaf & each) { return !may_enter(tree, tree.log_probs[each.node], request.budget); };
+    const auto hopeless = [&](const leaf & each) {
+        return !may_enter(tree, tree.log_probs[each.node], request.budget);
+    };
     leaves.erase(std::find_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
     const int32_t most = std::min({ request.width, widest, max_tree_nodes - beams_.size() });
     leaves.resize(std::min<size_t>(leaves.size(), most));

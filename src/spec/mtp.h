@@ -43,10 +43,11 @@ class mtp_drafter : public drafter {
         int32_t output; // of its parent in the last decode
     };
 
-    void draft_chain(const draft_request & request, token_tree & tree);
-    void draft_tree(const draft_request & request, token_tree & tree);
-    void draw_tree(const draft_request & request, token_tree & tree);
-    std::vector<leaf> best_leaves(const token_tree & tree, std::vector<leaf> leaves, const draft_request & request) const;
+    void              draft_chain(const draft_request & request, token_tree & tree);
+    void              draft_tree(const draft_request & request, token_tree & tree);
+    void              draw_tree(const draft_request & request, token_tree & tree);
+    std::vector<leaf> best_leaves(const token_tree & tree, std::vector<leaf> leaves,
+                                  const draft_request & request) const;
     int32_t           row_of(const std::vector<leaf> & level, int32_t i) const;
     bool decode_level(const std::vector<leaf> & level, const std::vector<float> & hidden, const draft_request & request,
                       const token_tree & tree);

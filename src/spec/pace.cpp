@@ -10,14 +10,14 @@ namespace draftwood {
 
 namespace {
 
-constexpr double memory      = 0.98; // weight of a round against the one after it
-constexpr double prior       = 0.75; // acceptance before anything is known,
-constexpr double prior_count = 2.0;  // as if seen so often
-constexpr double new_weight  = 0.3;  // of new times in a mean that is known
-constexpr int    trial       = 2;    // rounds
+constexpr double memory       = 0.98; // weight of a round against the one after it
+constexpr double prior        = 0.75; // acceptance before anything is known,
+constexpr double prior_count  = 2.0;  // as if seen so often
+constexpr double new_weight   = 0.3;  // of new times in a mean that is known
+constexpr int    trial        = 2;    // rounds
 constexpr double most_beside  = 0.25; // of a node beside the path: the token is another one half the time, and this one
 constexpr double beside_count = 2.0;  // nodes, as if found as often as expected
-constexpr double much_faster = 0.6;  // of the old time: then the old one was taken beside other work
+constexpr double much_faster  = 0.6;  // of the old time: then the old one was taken beside other work
 
 } // namespace
 
@@ -122,8 +122,8 @@ double pace::acceptance(drafter by, int32_t depth) const {
 }
 
 bool pace::pays_to_branch(const choice & chosen) const {
-    const double micros = cost(chosen.by, chosen.n);
-    const int32_t next  = bucket(chosen.n + 2); // the cheapest tree
+    const double  micros = cost(chosen.by, chosen.n);
+    const int32_t next   = bucket(chosen.n + 2); // the cheapest tree
     return chosen.n > 0 && micros > 0.0 && next <= max_draft + 1 &&
            (tokens(chosen.by, chosen.n) + most_beside * (next - chosen.n - 1)) * micros >
                tokens(chosen.by, chosen.n) * (micros + rows(next) - rows(chosen.n + 1));

@@ -57,7 +57,8 @@ void target_context::add(llama_seq_id seq, context_listener & listener) {
     }
     each_listener([&](member & each) {
         if (each.seq == seq) {
-            fail(DW_ERR_UNSUPPORTED, "sequence %d of this llama_context has an engine already; free that one first", seq);
+            fail(DW_ERR_UNSUPPORTED, "sequence %d of this llama_context has an engine already; free that one first",
+                 seq);
         }
     });
     members_.push_back({ seq, &listener });

@@ -1,5 +1,5 @@
-// What the engines of one llama_context share, one engine a sequence: hook state, graphs, the batch, the tree state. The
-// one owner of what is attached to that context. Must not know: drafters, samplers, rounds.
+// What the engines of one llama_context share, one engine a sequence: hook state, graphs, the batch, the tree state.
+// The one owner of what is attached to that context. Must not know: drafters, samplers, rounds.
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // What a verify keeps per draft token, and the commit of those that stay. In the recurrent layers the verify reads the
-// state and writes small factors; the commit applies those of the accepted path, with the additions of plain decoding in
-// the same order. In the attention layers the path's rows move to the cells that plain decoding would have used. No
+// state and writes small factors; the commit applies those of the accepted path, with the additions of plain decoding
+// in the same order. In the attention layers the path's rows move to the cells that plain decoding would have used. No
 // copies of the state, so nothing is rolled back. Ops: src/ops/tree-ops.h, tree-attention.h.
 // Must not know: drafters, samplers. Test: tests/model/engine.
 
@@ -23,8 +23,8 @@ namespace draftwood {
 
 class tree_state : public dw_verify_graph {
   public:
-    // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or layers on a device without
-    // them. max_rows of a verify, those of all sequences together.
+    // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or layers on a device
+    // without them. max_rows of a verify, those of all sequences together.
     static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_rows, std::string & why_not);
 
     // one sequence of a verify: its tree, whose root is at position pos
@@ -117,15 +117,21 @@ class tree_state : public dw_verify_graph {
 
     // the open verify
     std::vector<open_rows>   open_;
-    int32_t                  n_each_ = 0; // rows of each sequence
-    std::vector<llama_token> tokens_;     // by row
-    std::vector<int32_t>     rows_;       // host's copy of tree_
-    std::vector<int64_t>     cells_;      // by row, counted through all streams
-    std::vector<uint64_t>    ancestors_;  // by row, bit j: the j-th row of its sequence
+    int32_t                  n_each_ = 0;       // rows of each sequence
+    std::vector<llama_token> tokens_;           // by row
+    std::vector<int32_t>     rows_;             // host's copy of tree_
+    std::vector<int64_t>     cells_;            // by row, counted through all streams
+    std::vector<uint64_t>    ancestors_;        // by row, bit j: the j-th row of its sequence
     bool                     branches_ = false; // not all trees are chains
     bool                     arranges_ = false; // and without flash attention: scores and values are put in order
 
     std::map<int32_t, commit_graph> commits_; // by cell of the recurrent state
 };
+
+// a node that runs `op` and writes to dst in place
+inline ggml_tensor * custom_in_place(ggml_context * ctx, ggml_tensor * dst, ggml_custom_op_t op,
+                                     std::vector<ggml_tensor *> sources) {
+    return ggml_custom_inplace(ctx, dst, sources.data(), (int) sources.size(), op, GGML_N_TASKS_MAX, nullptr);
+}
 
 } // namespace draftwood

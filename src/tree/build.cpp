@@ -146,4 +146,17 @@ token_tree select(const token_tree & tree, int32_t budget, int32_t spine) {
     return out;
 }
 
+std::vector<double> beside_spine(const token_tree & tree, int32_t n_spine) {
+    std::vector<double> out;
+    const auto          spine = tree.spine();
+    for (int32_t i = 1; i < tree.size(); ++i) {
+        const int32_t depth = tree.depths[i];
+        if (depth > n_spine || depth >= (int32_t) spine.size() || spine[depth] != i) {
+            out.push_back(std::exp((double) tree.log_probs[i]));
+        }
+    }
+    std::sort(out.rbegin(), out.rend());
+    return out;
+}
+
 } // namespace draftwood

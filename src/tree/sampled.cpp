@@ -11,7 +11,8 @@ namespace draftwood {
 namespace {
 
 double sum(const std::vector<weighted> & values) {
-    return std::accumulate(values.begin(), values.end(), 0.0, [](double s, const weighted & w) { return s + w.weight; });
+    return std::accumulate(values.begin(), values.end(), 0.0,
+                           [](double s, const weighted & w) { return s + w.weight; });
 }
 
 void normalise(std::vector<weighted> & values) {
@@ -74,7 +75,8 @@ std::vector<int32_t> draw(std::vector<weighted> q, int32_t n, dice & rng) {
     return drawn;
 }
 
-int32_t walk_sampled(std::vector<weighted> p, std::vector<weighted> q, const std::vector<int32_t> & children, dice & rng) {
+int32_t walk_sampled(std::vector<weighted> p, std::vector<weighted> q, const std::vector<int32_t> & children,
+                     dice & rng) {
     for (const int32_t child : children) {
         const double wanted = of(p, child), offered = of(q, child);
         if (toss(rng) * offered < wanted) {
@@ -89,7 +91,8 @@ int32_t walk_sampled(std::vector<weighted> p, std::vector<weighted> q, const std
         }
         p = std::move(rest);
         normalise(p);
-        q.erase(std::remove_if(q.begin(), q.end(), [&](const weighted & each) { return each.token == child; }), q.end());
+        q.erase(std::remove_if(q.begin(), q.end(), [&](const weighted & each) { return each.token == child; }),
+                q.end());
         normalise(q);
     }
     return p[pick(p, sum(p), rng)].token;
@@ -97,17 +100,18 @@ int32_t walk_sampled(std::vector<weighted> p, std::vector<weighted> q, const std
 
 std::vector<int32_t> sampled_shape(int32_t n, int32_t depth, int32_t widest) {
     // how often the first, second, third.. draw is taken, about: decides where nodes go, never whether they are right
-    static const std::vector<candidate> ranks = { { 0, std::log(0.55f) }, { 1, std::log(0.15f) }, { 2, std::log(0.07f) },
-                                                  { 3, std::log(0.04f) } };
+    static const std::vector<candidate> ranks = {
+        { 0, std::log(0.55f) }, { 1, std::log(0.15f) }, { 2, std::log(0.07f) }, { 3, std::log(0.04f) }
+    };
     const std::vector<std::vector<candidate>> positions(std::max(0, depth), ranks);
-    const token_tree     tree = select(tree_from_positions(-1, positions, n, 0, 0.0f), n, 0);
-    std::vector<int32_t> children(tree.size(), 0), parents_at(tree.height() + 1, 0);
-    std::vector<bool>    kept(tree.size(), true);
-    std::vector<int32_t> shape;
+    const token_tree                          tree = select(tree_from_positions(-1, positions, n, 0, 0.0f), n, 0);
+    std::vector<int32_t>                      children(tree.size(), 0), parents_at(tree.height() + 1, 0);
+    std::vector<bool>                         kept(tree.size(), true);
+    std::vector<int32_t>                      shape;
     for (int32_t i = 1; i < tree.size(); ++i) {
         const int32_t parent = tree.parents[i];
         const bool    first  = children[parent] == 0;
-        kept[i] = kept[parent] && !(first && parents_at[tree.depths[parent]] == widest);
+        kept[i]              = kept[parent] && !(first && parents_at[tree.depths[parent]] == widest);
         if (kept[i]) {
             parents_at[tree.depths[parent]] += first ? 1 : 0;
             children[parent]++;

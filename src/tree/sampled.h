@@ -27,7 +27,8 @@ std::vector<weighted> distribution(const std::vector<candidate> & candidates);
 std::vector<int32_t> draw(std::vector<weighted> q, int32_t n, dice & rng);
 
 // A token of distribution p, given `children` as draw() gave them from q: one of them or another. p, q sum to 1.
-int32_t walk_sampled(std::vector<weighted> p, std::vector<weighted> q, const std::vector<int32_t> & children, dice & rng);
+int32_t walk_sampled(std::vector<weighted> p, std::vector<weighted> q, const std::vector<int32_t> & children,
+                     dice & rng);
 
 // How many children the nodes of a tree have, decided before anything is drawn (else draws would be chosen by what they
 // gave, and the walk were no longer exact): n nodes at most, none deeper than `depth`, and on a level at most `widest`

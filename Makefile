@@ -46,13 +46,14 @@ test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torc
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt
 	$(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
-	$(PY) bench/exact.py
+	$(MAKE) exact
 
 test-gpu: $(STAMP)   ## what needs a CUDA device
 	$(PYTEST) -m gpu tests/gpu
 
-exact: $(STAMP)      ## text with drafting = text without, token for token; the last line is JSON
+exact: $(STAMP)      ## text with drafting = text without, chains and trees, token for token; 10 minutes, the last line is JSON
 	$(PY) bench/exact.py
+	$(PY) bench/exact_trees.py --results build/exact-trees.json
 
 compat-table: $(STAMP) ## the compatibility table: runs every row's tests, prints row, test, result
 	$(PY) tests/compat/test_table.py

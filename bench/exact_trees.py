@@ -1,0 +1,237 @@
+"""Hold text with draft trees against plain decode: every budget, drafter, model and temperature.
+
+    make exact        (or: python bench/exact_trees.py [--only NAME] [--budgets N ...] [--drafters NAME ...])
+
+A cell is a model, a drafter, a budget and a temperature. Drafters: MTP, DFlash (tiny-moe), n-grams, and an
+oracle that knows the plain text and gives random trees of exactly `budget` nodes, in which it plants a wanted
+accepted length, each followed by 20 plain rounds. Its cells must reach every length from 0 to
+min(8, budget - 1) at least 5 times, as the engine counts, and verify trees; so must MTP and DFlash from 8
+nodes on (of fewer the most probable may be a chain in every round). n-grams may find no second continuation;
+for random weights they draft in texts of three tokens only, which repeat themselves. Nothing is excused. A
+line of output is a cell as JSON, the last one the sums; the exit status is 1 if a token differs or something
+of the above is missing.
+"""
+
+from __future__ import annotations
+
+import argparse
+import json
+import random
+import sys
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from pathlib import Path
+from typing import Any
+
+from draftwood import Llama
+from draftwood.bench.results import check_writable
+from oracle import PLAIN_AFTER, TreeOracleLlama, followed
+from same_text import (
+    LONGEST,
+    N_PROMPTS,
+    SEED,
+    TEMPERATURES,
+    TEXT,
+    Model,
+    Tally,
+    accepted_lengths,
+    generate,
+    load,
+    settings,
+)
+
+import models
+
+BUDGETS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
+# the others run on one: beside another program that is many times as fast on such small models
+ON_TWO_THREADS = (3, 12, 48)
+# drafter -> budget from which a cell without a tree is an error
+BRANCHES_FROM = {"mtp": 8, "dflash": 8, "ngram": max(BUDGETS) + 1, "oracle": 3}
+# of exact.py's shapes: moe-mtp and dense-mtp are those of the planted ones, whose drafts are accepted
+RANDOM_SHAPES = ("odd", "gqa", "q4k", "mix", "planted-moe", "planted-dense")
+TIMES = 5
+"""How often the oracle's cells reach each accepted length."""
+
+
+def depth_of(budget: int) -> int:
+    """Return the longest path that is accepted in trees of `budget` nodes."""
+    return min(LONGEST, budget - 1)
+
+
+def planned_lengths(budget: int, least: int, dice: random.Random) -> list[list[int]]:
+    """Return which lengths are accepted in turn in each text: all of them TIMES times, in `least` tokens."""
+    wanted: list[int] = []
+    while len(wanted) < TIMES * (depth_of(budget) + 1) or tokens_of(wanted) < least:
+        lengths = list(range(depth_of(budget) + 1))
+        wanted += dice.sample(lengths, len(lengths))
+    texts: list[list[int]] = [[]]
+    for length in wanted:
+        if tokens_of([*texts[-1], length]) > TEXT:
+            texts.append([])
+        texts[-1].append(length)
+    assert len(texts) <= N_PROMPTS
+    return texts
+
+
+def tokens_of(lengths: Sequence[int]) -> int:
+    """Return how many tokens such a text has; the first comes from the prompt's own evaluation."""
+    return 1 + sum(length + 1 + PLAIN_AFTER for length in lengths)
+
+
+def differing(found: Sequence[int], plain: Sequence[int], n_tokens: int) -> int:
+    """Return how many of the first n_tokens are not those of plain decode."""
+    return sum(a != b for a, b in zip(found, plain[:n_tokens], strict=True))
+
+
+def oracle_texts(
+    llm: TreeOracleLlama, model: Model, budget: int, temperature: float
+) -> tuple[int, int, Counter[int]]:
+    """Return tokens, mismatches, and how often each length was accepted with plain rounds behind."""
+    n_all = wrong = 0
+    reached: Counter[int] = Counter()
+    texts = planned_lengths(budget, model.least, random.Random(budget))
+    for i, (prompt, lengths) in enumerate(zip(model.prompts, texts, strict=False)):
+        plain, n_tokens = model.plain[temperature][i], tokens_of(lengths)
+        llm.plan_trees(plain, len(prompt), lengths, budget, seed=SEED + i)
+        found = generate(llm, prompt, n_tokens, model.sampling[temperature])
+        n_all, wrong = n_all + n_tokens, wrong + differing(found, plain, n_tokens)
+        reached += followed(llm.rounds(), budget)
+    return n_all, wrong, reached
+
+
+def drafter_texts(llm: Llama, model: Model, temperature: float) -> tuple[int, int, Counter[int]]:
+    """Return tokens, mismatches, and how often each length was accepted."""
+    n_tokens, wrong = model.least // N_PROMPTS + 1, 0
+    for prompt, plain in zip(model.prompts, model.plain[temperature], strict=True):
+        found = generate(llm, prompt, n_tokens, model.sampling[temperature])
+        wrong += differing(found, plain, n_tokens)
+    return n_tokens * N_PROMPTS, wrong, accepted_lengths(llm)
+
+
+def fault_of(row: dict[str, Any]) -> str:
+    """Return what a cell has not shown; empty where it has shown everything."""
+    budget, drafter, reached = row["budget"], row["drafter"], row["accepted_lengths"]
+    lengths = range(depth_of(budget) + 1) if drafter == "oracle" else ()
+    missing = [length for length in lengths if reached.get(str(length), 0) < TIMES]
+    if missing:
+        return f"accepted lengths that did not occur {TIMES} times: {', '.join(map(str, missing))}"
+    if budget > 1 and not row["drafted"] and drafter != "ngram":
+        return "nothing was drafted"
+    if budget >= BRANCHES_FROM[drafter] and not row["tree_rounds"]:
+        return "no tree was verified"
+    return ""
+
+
+def run_cells(model: Model, drafter: str, budget: int, threads: int) -> Iterator[dict[str, Any]]:
+    """Yield a row for each temperature."""
+    kind = TreeOracleLlama if drafter == "oracle" else Llama
+    llm = kind(
+        str(model.path),
+        speculation="mtp" if drafter == "oracle" else drafter,
+        drafter=models.DFLASH if drafter == "dflash" else None,
+        draft_tokens=LONGEST,
+        tree_budget=budget,
+        **settings(threads),
+    )
+    for temperature in TEMPERATURES:
+        llm.reset_speculation_stats()
+        if isinstance(llm, TreeOracleLlama):
+            n_tokens, wrong, reached = oracle_texts(llm, model, budget, temperature)
+        else:
+            n_tokens, wrong, reached = drafter_texts(llm, model, temperature)
+        stats = llm.speculation_stats
+        assert stats is not None
+        yield {
+            "model": model.name,
+            "drafter": drafter,
+            "budget": budget,
+            "temperature": temperature,
+            "threads": threads,
+            "tokens": n_tokens,
+            "mismatches": wrong,
+            "excused": 0,
+            "rounds": stats.rounds,
+            "tree_rounds": stats.tree_rounds,
+            "drafted": stats.drafted,
+            "accepted": stats.accepted,
+            "accepted_lengths": {str(length): reached[length] for length in sorted(reached)},
+            "tokens_per_round": round(stats.tokens_per_round, 3),
+        }
+    llm.close()
+
+
+def rows_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the rows of one model."""
+    model = load(name, path, args.threads or 1)
+    for drafter in args.drafters:
+        if drafter == "dflash" and not model.trained:
+            continue  # its drafter was trained for tiny-moe
+        few = drafter == "ngram" and not model.trained
+        texts = load(name, path, args.threads or 1, few=True) if few else model
+        for budget in args.budgets:
+            threads = args.threads or (2 if budget in ON_TWO_THREADS else 1)
+            yield from run_cells(texts, drafter, budget, threads)
+
+
+def note_of(row: dict[str, Any]) -> str:
+    """Return why a cell without trees is none the less whole; empty for one that has them."""
+    if row["tree_rounds"]:
+        return ""
+    if row["budget"] < 3:
+        return "no room for a branch"
+    return (
+        "n-grams found no second continuation" if row["drafter"] == "ngram" else "the best tree was a chain"
+    )
+
+
+def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Write a JSON array with a row a line."""
+    lines = ",\n".join(json.dumps(row) for row in rows)
+    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+
+
+def parsed() -> argparse.Namespace:
+    """Return the command line."""
+    parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
+    parser.add_argument("--threads", type=int, help="default: 1, at some budgets 2")
+    parser.add_argument("--only", default="", help="run only the models whose name holds this")
+    parser.add_argument("--budgets", type=int, nargs="*", default=BUDGETS)
+    parser.add_argument("--drafters", choices=BRANCHES_FROM, nargs="*", default=tuple(BRANCHES_FROM))
+    parser.add_argument("--results", type=Path, help="also write the rows here, as a JSON array")
+    return parser.parse_args()
+
+
+def main() -> int:
+    """Run everything and print the verdict."""
+    args = parsed()
+    makers: dict[str, Callable[[], Path]] = {}
+    for kind in ("F16", *models.QUANTISED):
+        makers[f"tiny-moe-{kind}"] = partial(models.tiny_moe, kind)
+    for shape in RANDOM_SHAPES:
+        makers[shape] = partial(models.synthetic, shape)
+    if args.results:
+        args.results.parent.mkdir(parents=True, exist_ok=True)
+        check_writable("--results", args.results)
+    tally, rows, faults = Tally(), [], []
+    for name, make in makers.items():
+        if args.only not in name:
+            continue
+        for row in rows_of(name, make(), args):
+            fault = fault_of(row)
+            row["note"] = fault or note_of(row)
+            print(json.dumps(row), flush=True)
+            rows.append(row)
+            if fault:
+                faults.append(
+                    f"{name}, {row['drafter']}, {row['budget']} nodes, {row['temperature']}: {fault}"
+                )
+            lengths = Counter({int(length): n for length, n in row["accepted_lengths"].items()})
+            tally.add(row["tokens"], row["mismatches"], lengths)
+    if args.results:
+        write_rows(args.results, rows)
+    return tally.print_verdict(faults)
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -24,6 +24,7 @@ SCALARS = {
     "uint32_t": ctypes.c_uint32,
     "int32_t": ctypes.c_int32,
     "int64_t": ctypes.c_int64,
+    "uint64_t": ctypes.c_uint64,
     "float": ctypes.c_float,
     "double": ctypes.c_double,
     "bool": ctypes.c_bool,

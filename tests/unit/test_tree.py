@@ -332,10 +332,12 @@ def test_positions_less_than_none():
 def test_null_pointers_and_structs_of_another_size():
     good, out = Tree((ROOT, 1), (-1, 0)).to_native(), native_tree()
     tokens, log_probs = (ctypes.c_int32 * 2)(1, 2), (ctypes.c_float * 2)()
+    halves = (ctypes.c_double * 2)(0.5, 0.5)
     calls = {
         "dw_tree_from_positions": [ROOT, tokens, log_probs, 1, 2, 4, 0, 0.0, ctypes.byref(out)],
         "dw_tree_merge": [ctypes.byref(good), ctypes.byref(good)],
         "dw_tree_select": [ctypes.byref(good), 2, 0, ctypes.byref(out)],
+        "dw_tree_walk_drawn": [halves, halves, 2, 1, 1, 1, (ctypes.c_int64 * 2)()],
     }
     unset = _capi.Tree(n=1)
     for name, arguments in calls.items():
@@ -346,7 +348,7 @@ def test_null_pointers_and_structs_of_another_size():
             status = getattr(lib, name)(*arguments[:i], None, *arguments[i + 1 :])
             assert status == _capi.ERR_ARGUMENT
             assert lib.dw_last_error().decode() == f"{name} was given a null pointer"
-            if argument is not tokens and argument is not log_probs:
+            if not isinstance(argument, ctypes.Array):
                 status = getattr(lib, name)(*arguments[:i], ctypes.byref(unset), *arguments[i + 1 :])
                 assert status == _capi.ERR_ARGUMENT
                 assert "dw_tree has struct_size 0" in lib.dw_last_error().decode()

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from draftwood import _capi
 
+from tests.model.engine.story import BUDGET
 from tests.model.rig import Rig, Run
 
 
@@ -33,3 +34,9 @@ def started(rig: Callable[..., Rig], run_of: Callable[..., Run]) -> tuple[Rig, R
     r = rig(drafter=_capi.DRAFTER_MTP)
     r.start()
     return r, run_of("moe-mtp")
+
+
+@pytest.fixture
+def branching(rig: Callable[..., Rig], run_of: Callable[..., Run]) -> tuple[Rig, Run]:
+    """A rig that drafts trees with MTP, and the run of its model."""
+    return rig(drafter=_capi.DRAFTER_MTP, tree_budget=BUDGET), run_of("moe-mtp")

@@ -32,6 +32,7 @@ def call(name, engine, r):
         "dw_propose_given": [engine, 1, tokens, 2],
         "dw_propose_tree": [engine, ctypes.byref(tree)],
         "dw_set_temperature": [engine, 0.5],
+        "dw_set_drawn": [engine, True, 1],
         "dw_verify": [engine],
         "dw_verify_all": [(_capi.EngineHandle * 1)(engine), 1],
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],
@@ -50,20 +51,12 @@ def call(name, engine, r):
     return table[name]
 
 
-NO_STATUS = (
-    *("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens", "dw_reach"),
-    *("dw_tree_refusal", "dw_tree_bytes"),
-)
-NO_ENGINE = (
-    "dw_tree_from_positions",
-    "dw_tree_merge",
-    "dw_tree_select",
-    "dw_tree_bucket",
-)  # unit/test_tree.py
+NO_STATUS = ("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens", "dw_reach")
+# dw_tree_*: without an engine (tests/unit/test_tree.py), or without a status
 STATUS_CALLS = [
     name
     for name, (_, arguments) in _capi.SIGNATURES.items()
-    if arguments and name not in (*NO_STATUS, *NO_ENGINE)
+    if arguments and name not in NO_STATUS and not name.startswith("dw_tree_")
 ]
 
 

@@ -18,7 +18,7 @@ from draftwood.errors import DraftwoodError
 from draftwood.tree import Tree
 
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
-from tests.model.engine.test_trees import grow, true_length
+from tests.model.engine.story import grow, true_length
 from tests.model.rig import PROMPT, Rig, Run
 
 pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)

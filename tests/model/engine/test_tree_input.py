@@ -1,4 +1,4 @@
-"""What is no tree, trees that have no room, calls out of order and aborted verifies.
+"""What is no tree, trees that have no room, calls out of order.
 
 Each gives a status in words, and the context goes on exactly, its drafter too.
 """
@@ -7,74 +7,27 @@ from __future__ import annotations
 
 import ctypes
 import random
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import pytest
 from draftwood import _capi
-from draftwood._llama_cpp import llama_cpp as native
-from draftwood.errors import ContextFullError, DecodeError, OptionError, UnsupportedError
+from draftwood.errors import ContextFullError, OptionError, UnsupportedError
 from draftwood.tree import Tree
 
 from tests.model.engine.calls import MTP, error_of, lib, new, params
-from tests.model.engine.test_trees import follow_tree, grow, true_length
-from tests.model.rig import PROMPT, Rig, Run, check_next, check_plain
+from tests.model.engine.story import BUDGET, follow_tree, grow, seen, story, true_length
+from tests.model.rig import PROMPT, Rig, check_next, check_plain
 
 pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
 
-BUDGET = 12
 N_VOCAB = 384  # of the random models
 
 
-@pytest.fixture
-def mtp(rig: Callable[..., Rig], run_of: Callable[..., Run]) -> tuple[Rig, Run]:
-    """A rig that drafts trees with MTP, and the run of its model."""
-    return rig(drafter=MTP, tree_budget=BUDGET), run_of("moe-mtp")
-
-
-def status_of(r: Rig, tree: Tree) -> int:
-    return int(lib.dw_propose_tree(r.engine._handle, ctypes.byref(tree.to_native())))
-
-
-def seen(r: Rig) -> tuple[Any, ...]:
-    """What the calls of the C API tell of an engine."""
-    return (r.engine.row(), r.engine.n_past, r.held, r.engine.tree(), r.engine.reach(r.engine.n_past))
-
-
-Disturb = Callable[[str, int], None]
-
-
-def story(r: Rig, run: Run, disturb: Disturb = lambda *_: None) -> tuple[Tree, bytes]:
-    """Run rounds with `disturb(where, tokens emitted)` in between; return a later draft and the last state.
-
-    What comes in between must change neither, nor any row.
-    """
-    chance = random.Random(1)
-    assert r.start() == run.tokens[0]
-    disturb("start", 1)
-    tree = grow(chance, run, 1, BUDGET, 3)
-    accept = true_length(run, 1, tree)
-    assert accept > 1
-    r.engine.propose_tree(tree)
-    disturb("proposed", 1)
-    r.engine.verify()
-    check_next(r, run, 1)
-    disturb("open", 2)
-    for i in range(1, accept + 1):
-        check_next(r, run, 1 + i)
-    done = 2 + accept
-    disturb("all rows sampled", done)
-    r.engine.commit()
-    disturb("settled", done)
-    assert r.engine.n_past == r.held == len(PROMPT) + done - 1
-    assert r.engine.propose(run.tokens[done - 1]) > 0
-    drafted = r.engine.tree()
-    r.engine.verify()
-    check_next(r, run, done)
-    r.engine.commit()
-    check_plain(r, run, done + 1)
-    return drafted, r.save()
+def propose(r: Rig, tokens: Sequence[int], parents: Sequence[int]) -> int:
+    """Return the status of a proposal."""
+    tree = Tree(tuple(tokens), tuple(parents)).to_native()
+    return int(lib.dw_propose_tree(r.engine._handle, ctypes.byref(tree)))
 
 
 CHAIN = [-1, *range(63)]
@@ -110,20 +63,20 @@ NO_TREES: dict[str, tuple[list[int], list[int], str]] = {
 
 
 @pytest.mark.parametrize("name", NO_TREES)
-def test_what_is_no_tree_changes_nothing(mtp, name):
-    r, run = mtp
+def test_what_is_no_tree_changes_nothing(branching, name):
+    r, run = branching
     tokens, parents, text = NO_TREES[name]
 
     def bad_call(*_: Any) -> None:
         before = seen(r)
-        assert text in error_of(status_of(r, Tree(tuple(tokens), tuple(parents))), _capi.ERR_ARGUMENT)
+        assert text in error_of(propose(r, tokens, parents), _capi.ERR_ARGUMENT)
         assert seen(r) == before
 
     assert story(r, run, bad_call) == story(r, run)
 
 
-def test_fewer_nodes_than_none(mtp):
-    r, _ = mtp
+def test_fewer_nodes_than_none(branching):
+    r, _ = branching
     raw = Tree((1,), (-1,)).to_native()
     raw.n = -1
     status = lib.dw_propose_tree(r.engine._handle, ctypes.byref(raw))
@@ -209,9 +162,9 @@ def test_contexts_with_snapshots_verify_chains_only(rig, run_of):
     assert parents == (-1, *range(len(parents) - 1)), "its own drafts are chains too"
 
 
-def test_calls_out_of_order(mtp):
+def test_calls_out_of_order(branching):
     """Each is refused wherever it has no place."""
-    r, run = mtp
+    r, run = branching
     handle, token = r.engine._handle, ctypes.c_int32()
     called = []
 
@@ -233,9 +186,9 @@ def test_calls_out_of_order(mtp):
     assert called == ["start", "proposed", "open", "all rows sampled", "settled"]
 
 
-def test_engines_that_cannot_be_verified_at_once(mtp, rig):
+def test_engines_that_cannot_be_verified_at_once(branching, rig):
     """None, the same twice, one of another context, a null pointer: the proposal goes on waiting."""
-    r, run = mtp
+    r, run = branching
     other = rig()
     other.start()
     other.engine.propose_given(run.tokens[0], [])
@@ -259,8 +212,8 @@ def test_engines_that_cannot_be_verified_at_once(mtp, rig):
     assert other.sample()[0] == run.tokens[1]
 
 
-def test_the_second_of_two_proposals_counts(mtp):
-    r, run = mtp
+def test_the_second_of_two_proposals_counts(branching):
+    r, run = branching
     r.start()
     chance = random.Random(3)
     r.engine.propose_tree(grow(chance, run, 1, 7, 0))
@@ -270,9 +223,9 @@ def test_the_second_of_two_proposals_counts(mtp):
     check_plain(r, run, done)
 
 
-def test_a_proposal_ends_the_round_before_it(mtp):
+def test_a_proposal_ends_the_round_before_it(branching):
     """Two trees without a commit between: what was sampled of the first is kept, the rest is gone."""
-    r, run = mtp
+    r, run = branching
     r.start()
     chance = random.Random(4)
     r.engine.propose_tree(grow(chance, run, 1, BUDGET, 4))
@@ -281,119 +234,3 @@ def test_a_proposal_ends_the_round_before_it(mtp):
     tree = grow(chance, run, 2, BUDGET, 3)
     done = follow_tree(r, run, 2, tree, true_length(run, 2, tree))
     check_plain(r, run, done)
-
-
-@contextmanager
-def aborting(r: Rig, after: int) -> Iterator[list[int]]:
-    """Let the context's decodes stop after so many nodes; yields a list that grows with each node."""
-    nodes: list[int] = []
-
-    def stop(_: Any) -> bool:
-        nodes.append(0)
-        return len(nodes) > after
-
-    callback = native.ggml_abort_callback(stop)
-    native.llama_set_abort_callback(r.ctx, callback, None)
-    try:
-        yield nodes
-    finally:
-        native.llama_set_abort_callback(r.ctx, native.ggml_abort_callback(), None)
-
-
-def aborted(r: Rig, after: int) -> None:
-    """Verify what is proposed, stopped after so many nodes: the context is as it was."""
-    held = r.engine.n_past
-    with aborting(r, after) as nodes, pytest.raises(DecodeError, match="llama_decode returned 2 for"):
-        r.engine.verify()
-    assert len(nodes) == after + 1
-    assert r.engine.row() is None
-    assert r.engine.n_past == r.held == r.engine.reach(held) == held
-    assert "without a dw_propose" in error_of(lib.dw_verify(r.engine._handle), _capi.ERR_STATE)
-
-
-def nodes_of_a_verify(r: Rig, tree: Tree) -> int:
-    """Return how many nodes the graph of its verify has."""
-    r.start()
-    r.engine.propose_tree(tree)
-    with aborting(r, 1 << 30) as nodes:
-        r.engine.verify()
-    return len(nodes)
-
-
-SHAPES = {
-    "tree": (-1, 0, 0, 0, 1, 1, 2, 4, 4, 5, 6, 8),
-    "padded": (-1, 0, 0, 1, 1, 2, 3, 3, 4),
-    "chain": (-1, 0, 1, 2, 3, 4),
-}
-
-
-@pytest.mark.parametrize("flash", [False, True], ids=["", "flash"])
-@pytest.mark.parametrize("shape", SHAPES)
-@pytest.mark.parametrize("part", [0.0, 0.3, 0.6, 1.0])
-def test_an_aborted_verify_leaves_the_context_as_it_was(rig, run_of, shape, part, flash):
-    """At the first node, in the middle, at the last one: without a reset the same story follows."""
-    r = rig(drafter=MTP, tree_budget=BUDGET, flash=flash)
-    run = r.reference(60) if flash else run_of("moe-mtp")
-    parents = SHAPES[shape]
-    rest = tuple(range(1, len(parents)))
-    after = int(part * (nodes_of_a_verify(r, Tree((run.tokens[0], *rest), parents)) - 1))
-
-    def abort(where: str, done: int) -> None:
-        waiting = r.engine.tree()
-        if where != "open":  # there a proposal would end the round
-            r.engine.propose_tree(Tree((run.tokens[done - 1], *rest), parents))
-            aborted(r, after)
-        if where == "proposed":
-            r.engine.propose_tree(waiting)
-
-    undisturbed = story(r, run)
-    r.engine.stats_reset()
-    assert story(r, run, abort) == undisturbed
-    assert r.engine.stats().rounds == 22, "those that were aborted do not count"
-
-
-@pytest.mark.parametrize("draft_tokens", [1, 5])
-def test_an_aborted_verify_of_the_drafters_own_tree(rig, run_of, draft_tokens):
-    """Aborted again and again, the drafter drafts the same tree after the same text."""
-    run = run_of("moe-mtp")
-    r = rig(drafter=MTP, tree_budget=BUDGET, draft_tokens=draft_tokens)
-
-    def drafts(abort: bool) -> list[Tree]:
-        found, done = [], 1
-        r.start()
-        while done < 30:
-            r.engine.propose(run.tokens[done - 1])
-            found.append(r.engine.tree())
-            if abort:
-                for _ in range(2):
-                    aborted(r, 20)
-                    r.engine.propose(run.tokens[done - 1])
-                    assert r.engine.tree() == found[-1]
-            r.engine.verify()
-            check_next(r, run, done)
-            done += 1
-            while r.engine.row() is not None:
-                check_next(r, run, done)
-                done += 1
-        r.engine.commit()
-        check_plain(r, run, done)
-        return found
-
-    undisturbed = drafts(abort=False)
-    assert len(undisturbed[-1]) > 1
-    assert drafts(abort=True) == undisturbed
-
-
-def test_an_aborted_plain_step_is_told(mtp):
-    """One row writes to the state, and nobody knows what that holds then: only a reset is left."""
-    r, run = mtp
-    r.start()
-    r.engine.propose_given(run.tokens[0], [])
-    with aborting(r, 20), pytest.raises(DecodeError, match="llama_decode returned 2 for 1 tokens"):
-        r.engine.verify()
-    tree = Tree((run.tokens[0], 1, 2), (-1, 0, 0))
-    text = error_of(status_of(r, tree), _capi.ERR_STATE)
-    assert "after a decode that failed; the context's memory is unknown, call dw_reset" in text
-    assert r.engine.reach(r.engine.n_past) == 0
-    assert not r.engine.trim(len(PROMPT))
-    assert story(r, run) == story(r, run)

@@ -2,8 +2,8 @@
 
 After a commit the context is, cell for cell, one that decoded plainly.
 
-The oracle plants the true continuation on a path of a random tree. Contract: src/include/draftwood.h,
-src/spec/tree_state.h, src/ops/tree-attention.h.
+The oracle (story.py) plants the true continuation on a path of a random tree.
+Contract: src/include/draftwood.h, src/spec/tree_state.h, src/ops/tree-attention.h.
 """
 
 from __future__ import annotations
@@ -18,7 +18,8 @@ from draftwood.errors import ContextFullError
 from draftwood.tree import Tree, bucket
 
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
-from tests.model.rig import PROMPT, Rig, Run, check_next, check_plain
+from tests.model.engine.story import follow_tree, grow, true_length
+from tests.model.rig import PROMPT, check_plain
 
 BUDGETS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
 # flash attention off and on, and the types that a KV cache may have with each
@@ -30,54 +31,8 @@ CACHES = {
     "flash-q8_0": {"flash": True, "type_kv": native.GGML_TYPE_Q8_0},
 }
 
-
 # contexts with snapshots of their state verify chains only
 pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
-
-
-def grow(chance: random.Random, run: Run, done: int, size: int, accept: int) -> Tree:
-    """Return a random tree of `size` nodes after `done` tokens of `run`.
-
-    One of its paths, no longer than `accept`, has the run's next tokens; no other node has one that could follow.
-    """
-    parents = [-1, 0, 0][:size]
-    for i in range(3, size):
-        parents.append(chance.randint(parents[-1], i - 1))
-    depths = Tree(tuple(parents), tuple(parents)).depths
-    node = max(i for i in range(size) if depths[i] <= accept)
-    true = set()
-    while node > 0:
-        true.add(node)
-        node = parents[node]
-    tokens = [run.tokens[done - 1]]
-    for i in range(1, size):
-        right = run.tokens[done - 1 + depths[i]]
-        taken = {right, *(tokens[j] for j in range(1, i) if parents[j] == parents[i])}
-        free = [token for token in range(len(run.rows[0])) if token not in taken]
-        tokens.append(right if i in true else chance.choice(free))
-    return Tree(tuple(tokens), tuple(parents))
-
-
-def true_length(run: Run, done: int, tree: Tree) -> int:
-    """Return how many tokens of the run the tree holds after its root."""
-    return len(tree.walk(run.tokens[done:])) - 1
-
-
-def follow_tree(rig: Rig, run: Run, done: int, tree: Tree, accept: int, take: int | None = None) -> int:
-    """Verify `tree`, whose true path has `accept` tokens, take `take` rows, commit; return the tokens emitted."""
-    rig.engine.propose_tree(tree)
-    assert rig.engine.tree().tokens == tree.tokens
-    rig.engine.verify()
-    wanted = accept + 1 if take is None else take
-    for i in range(wanted):
-        assert rig.engine.row() is not None, f"the walk ended after {i} of {wanted} tokens"
-        check_next(rig, run, done + i)
-    if wanted == accept + 1:
-        assert rig.engine.row() is None
-    rig.engine.commit()
-    kept = len(run.prompt) + done - 1 + max(wanted, 1)
-    assert rig.engine.n_past == rig.held == kept
-    return done + wanted
 
 
 @pytest.mark.parametrize("budget", BUDGETS)

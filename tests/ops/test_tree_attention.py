@@ -93,7 +93,7 @@ class Case:
         return mask
 
 
-def check(case, n_threads=2):
+def check(case, n_threads=1):
     """Check each row against ggml's attention on a cache in which its path lies in order, bit for bit."""
     mask = case.mask(of_paths=False)
     found = case.attend(case.k, case.v, mask, arranged=True, n_threads=n_threads)

@@ -58,7 +58,7 @@ class Case:
         """Return the six inputs of the stock op for the nodes of a path in sequence s."""
         return [*(x[s : s + 1, path] for x in self.qkvgb), self.state[s : s + 1]]
 
-    def commit(self, factors, s, path, n, n_threads=2):
+    def commit(self, factors, s, path, n, n_threads=1):
         """Run the commit op on the state of sequence s, the s-th tree of n nodes; return the new one."""
         rows = np.full(1 + self.room, 1 << 30, np.int32)
         rows[: 1 + len(path)] = [len(path), *(s * n + i for i in path)]
@@ -67,7 +67,7 @@ class Case:
         return ggml.run(op, operands, self.state[s].shape, use_ref=False, n_threads=n_threads)
 
 
-def check(case, trees, n_threads=2):
+def check(case, trees, n_threads=1):
     """Check each path of each tree against the stock op, bit for bit, and the longest against float64."""
     factors, out = case.tree(trees, n_threads)
     for s, parents in enumerate(trees):
@@ -90,7 +90,7 @@ def test_every_small_tree(n):
         check(case, [parents])
 
 
-@pytest.mark.parametrize("n", range(1, 6))
+@pytest.mark.parametrize("n", range(1, 5))
 def test_every_pair_of_small_trees(n):
     case = Case(np.random.default_rng(), 2, n, heads=2, key_heads=1, size=16)
     for trees in itertools.product(every_tree(n), repeat=2):
@@ -126,7 +126,7 @@ def test_a_tree_in_company_is_the_tree_alone(n_seqs, n):
         for i in range(n):
             path = path_to(parents, i)
             assert np.array_equal(
-                case.commit(factors, s, path, n), alone.commit(own_factors, 0, path, n, n_threads=1)
+                case.commit(factors, s, path, n, n_threads=3), alone.commit(own_factors, 0, path, n)
             )
 
 

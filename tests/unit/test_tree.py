@@ -69,19 +69,15 @@ def check_order(tree: Tree) -> None:
 @st.composite
 def trees(draw: st.DrawFn, most: int, tokens: int = 3) -> Tree:
     """A tree of up to `most` nodes: siblings have different tokens, children are no likelier than parents."""
-    parents, found, log_probs = [-1], [ROOT], [0.0]
-    for i in range(1, draw(st.integers(1, most))):
-        free = [
-            (parent, token)
-            for parent in range(i)
-            for token in range(tokens)
-            if (parent, token) not in zip(parents, found, strict=True)
-        ]
-        parent, token = draw(st.sampled_from(free))
-        parents.append(parent)
-        found.append(token)
-        log_probs.append(log_probs[parent] - STEP * draw(st.integers(0, 40)))
-    return Tree(tuple(found), tuple(parents), tuple(log_probs))
+    nodes = [(-1, ROOT, 0.0)]  # parent, token, log-probability
+    step = st.tuples(st.integers(0, most), st.integers(0, tokens - 1), st.integers(0, 40))
+    size = draw(st.integers(0, most - 1))
+    for up, token, cost in draw(st.lists(step, min_size=size, max_size=size)):
+        parent = up % len(nodes)
+        if all(node[:2] != (parent, token) for node in nodes):
+            nodes.append((parent, token, nodes[parent][2] - STEP * cost))
+    parents, found, log_probs = zip(*nodes, strict=True)
+    return Tree(found, parents, log_probs)
 
 
 @st.composite

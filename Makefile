@@ -60,7 +60,7 @@ compat-table: $(STAMP) ## the compatibility table: runs every row's tests, print
 
 bench: $(STAMP)      ## plain decode and every way of drafting on held-out text; adds a row to bench/results; 5 minutes
 	$(VENV)/bin/draftwood bench models/tiny-moe/tiny-moe-f16.gguf --drafter models/tiny-moe/dflash-f16.gguf \
-	  --prompts models/tiny-moe/heldout --per-category 6 --threads $$(nproc) --floor auto:0.97 --best auto:1.15 \
+	  --prompts models/tiny-moe/heldout --per-category 6 --threads $$(nproc) --floor auto:0.97 --best auto:1.15 --rivals auto:0.99 \
 	  --json build/bench.json --plot build/bench.png --results bench/results/tiny-moe-f16.json
 
 lint: $(STAMP)       ## ruff, mypy, clang-format, the patch queue

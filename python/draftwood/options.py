@@ -145,7 +145,9 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
 def _budget(options: Options, drafter: Drafter) -> int:
     if options.tree_budget is not None:
         return options.tree_budget
-    branches = drafter in ("mtp", "dflash") and (options.speculation in ("auto", "tree") or options.draw_drafts)
+    branches = drafter in ("mtp", "dflash") and (
+        options.speculation in ("auto", "tree") or options.draw_drafts
+    )
     return DEFAULT_TREE_BUDGET if branches else 0
 
 

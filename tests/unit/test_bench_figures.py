@@ -149,6 +149,21 @@ def test_a_floor_without_intervals_does_not_hold():
     assert not judge(Claim("floor", "auto", 0.5), [figure(low=None, high=None)]).holds
 
 
+def test_rivals_are_the_fastest_chain_or_plain_decode_of_the_same_repeats():
+    plain = figure(mode="off", ratio=1.0, ratios=[1.0] * 9)
+    chain = figure(mode="mtp", ratio=1.5, ratios=[1.5, 3.0, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5, 1.5])
+    tree = figure(mode="tree", ratio=9.0, ratios=[9.0] * 9)  # no rival
+    mine = figure(ratio=1.47, ratios=[1.47, 2.94, 1.47, 1.47, 1.47, 1.47, 1.47, 1.47, 1.47])
+    verdict = judge(Claim("rivals", "auto", 0.97), [plain, chain, tree, mine])
+    assert verdict.holds
+    assert verdict.text.endswith("prose at 0 0.980 [0.980, 0.980] of mtp")
+    assert not judge(Claim("rivals", "auto", 0.99), [plain, chain, tree, mine]).holds
+    slow = figure(ratio=0.9, ratios=[0.9] * 9)
+    verdict = judge(Claim("rivals", "auto", 0.99), [plain, slow])
+    assert not verdict.holds
+    assert verdict.text.endswith("0.900 [0.900, 0.900] of off")
+
+
 def test_the_best_category_decides_by_its_median():
     found = [
         figure(ratio=1.149, high=1.2),

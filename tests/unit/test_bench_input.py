@@ -138,7 +138,7 @@ def test_claims_that_a_run_cannot_show():
     assert raised.value.hint == "expected one of ngram, auto"
     with pytest.raises(OptionError, match="--floor is about off"):
         check_claims([Claim("floor", "off", 1.0)], ["off", "auto"], {}, 9)
-    with pytest.raises(OptionError, match="found 8 repeats; --floor and --best need at least 9"):
+    with pytest.raises(OptionError, match="found 8 repeats; --floor, --best and --rivals need at least 9"):
         check_claims([floor], ["off", "auto"], {}, 8)
     check_claims([], ["off", "auto"], {}, 1)
 

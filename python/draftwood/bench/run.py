@@ -104,7 +104,7 @@ def check_claims(
             )
     if claims and repeats < LEAST_PAIRS:
         raise OptionError(
-            f"found {repeats} repeats; --floor and --best need at least {LEAST_PAIRS}",
+            f"found {repeats} repeats; --floor, --best and --rivals need at least {LEAST_PAIRS}",
             hint=f"--repeats {LEAST_PAIRS}",
         )
 

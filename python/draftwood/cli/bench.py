@@ -87,6 +87,8 @@ def _file(**settings: Any) -> click.Path:
               help="Fail unless the 95 % interval reaches RATIO in every category.")  # fmt: skip
 @click.option("--best", "bests", multiple=True, metavar="MODE:RATIO", callback=_claims,
               help="Fail unless the median of one category reaches RATIO.")  # fmt: skip
+@click.option("--rivals", "rivals", multiple=True, metavar="MODE:RATIO", callback=_claims,
+              help="As --floor, but over the fastest of plain decode and the chains measured.")  # fmt: skip
 @click.option("--json", "json_path", type=_file(), help="Write everything that was measured to this file.")
 @click.option("--plot", type=_file(), help="Draw the ratios into this PNG (needs draftwood[bench]).")
 @click.option("--results", type=_file(), help="Add what was measured to this file, as a row.")
@@ -146,7 +148,8 @@ def _request(options: dict[str, Any]) -> Request:
     given["threads"] = options["threads"] or max(1, (os.cpu_count() or 1) // 2)  # as `draftwood run`
     floors = [Claim("floor", mode, ratio) for mode, ratio in options["floors"]]
     bests = [Claim("best", mode, ratio) for mode, ratio in options["bests"]]
-    return Request(**given, claims=[*floors, *bests])
+    rivals = [Claim("rivals", mode, ratio) for mode, ratio in options["rivals"]]
+    return Request(**given, claims=[*floors, *bests, *rivals])
 
 
 @contextmanager

@@ -2,9 +2,10 @@
 
     python bench/trees.py [--prompts N] [--drafter mtp|dflash] [--nodes 8 12 16] [--results FILE]
 
-Counts, no times: they do not depend on the machine. Prompts are 128 held-out tokens, 128 are generated, rounds inside
-repeated 16-grams are left out and their share told (draftwood.bench.rounds). The text of each way must be that of plain
-decoding, but for drawn drafts, whose texts follow the same distribution. The last line is one JSON object.
+Counts, no times: they do not depend on the machine. Prompts are 128 held-out tokens, 128 are generated,
+rounds inside repeated 16-grams are left out and their share told (draftwood.bench.rounds). The text of each
+way must be that of plain decoding, but for drawn drafts, whose texts follow the same distribution. The last
+line is one JSON object.
 """
 
 from __future__ import annotations

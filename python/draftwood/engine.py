@@ -163,7 +163,7 @@ class Engine:
         check(_lib.dw_set_temperature(self._handle, temperature))
 
     def set_drawn(self, drawn: bool, seed: int) -> None:
-        """Draw the drafts of later rounds: text then follows the distribution, not the draws, of plain decode."""
+        """Draw later drafts: text then follows the distribution, not the draws, of plain decode."""
         check(_lib.dw_set_drawn(self._handle, drawn, seed))
 
     def verify(self) -> None:

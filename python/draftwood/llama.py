@@ -61,9 +61,9 @@ class Llama(Generation):
             caller's own).
         tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
-        draw_drafts: at temperatures over 0 draw drafts (of MTP or DFlash, as trees) instead of taking the most
-            probable, and accept them so that text follows the model's distribution exactly, though with another
-            text for a seed than plain decode gives.
+        draw_drafts: at temperatures over 0 draw drafts (of MTP or DFlash, as trees) instead of taking the
+            most probable, and accept them so that text follows the model's distribution exactly, though with
+            another text for a seed than plain decode gives.
         draft_p_min: end a draft where the drafter gives its path less than this probability.
         exact: on CPU, run kernels whose rows do not depend on each other's number, so that text is the same
             with drafting on and off, and after a prompt in one piece or in several. False takes llama.cpp's
@@ -148,7 +148,10 @@ class Llama(Generation):
         check_sizes(kwargs)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
-            self._plan = fitted(self._plan, kwargs.get("n_ctx", 512))
+            # trees that nobody asked for are no reason to raise a batch
+            asked_for = self._options.tree_budget is not None or speculation != "auto"
+            n_batch = None if asked_for else min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch"))
+            self._plan = fitted(self._plan, kwargs.get("n_ctx", 512), n_batch)
             self._raised = raise_batch(
                 kwargs, needed_batch(self._options.draft_tokens, self._plan.tree_budget)
             )

@@ -44,8 +44,8 @@ class Options:
     tree_budget: int | None = None
     """Rows of a verify where drafts are trees, the newest token's included; None: as `speculation` has it."""
     draw_drafts: bool = False
-    """Draw drafts from the drafter's distribution, at temperatures over 0: text then follows the distribution, not
-    the draws, of plain decode."""
+    """Draw drafts from the drafter's distribution, at temperatures over 0: text then follows the
+    distribution, not the draws, of plain decode."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -231,9 +231,13 @@ def check_context(options: Options, n_ctx: int) -> None:
         )
 
 
-def fitted(planned: Plan, n_ctx: int) -> Plan:
-    """Return the plan with trees that a context holds: a node takes a cell. n_ctx 0 means the model's own."""
-    return replace(planned, tree_budget=min(planned.tree_budget, n_ctx)) if n_ctx > 0 else planned
+def fitted(planned: Plan, n_ctx: int, n_batch: int | None = None) -> Plan:
+    """Return the plan with trees that fit the context, a cell a node, and batches of n_batch rows.
+
+    n_ctx 0 means the model's own.
+    """
+    limits = [planned.tree_budget, *([n_ctx] if n_ctx > 0 else []), *([n_batch] if n_batch else [])]
+    return replace(planned, tree_budget=min(limits))
 
 
 def check_sizes(arguments: dict[str, Any]) -> None:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood import _capi
+from draftwood.errors import OptionError
 from draftwood.status import check
 
 _lib = _capi.lib
@@ -51,7 +52,18 @@ class Tree:
         return path
 
     def to_native(self) -> Any:
-        """Return it as a dw_tree; what does not fit is left to the library to refuse."""
+        """Return it as a dw_tree; too many nodes are left to the library to refuse.
+
+        Errors: OptionError for tokens or parents that no int32 holds, or lists of unequal length.
+        """
+        if len(self.parents) != len(self.tokens):
+            raise OptionError(
+                f"found {len(self.tokens)} tokens, {len(self.parents)} parents; expected as many"
+            )
+        if not all(-(1 << 31) <= value < 1 << 31 for value in (*self.tokens, *self.parents)):
+            raise OptionError(
+                "found a token or parent beyond 32 bits in a tree; expected token ids and nodes"
+            )
         raw = native_tree()
         raw.n = len(self.tokens)  # refused by the library where it is too many
         n = min(raw.n, _capi.MAX_TREE)
@@ -83,11 +95,16 @@ def from_positions(
 ) -> Tree:
     """Return the most probable tree of at most `budget` nodes.
 
-    Its candidates are (token, log-probability) by depth, best first, whatever comes before them. The first `spine`
-    nodes of the path of all bests are kept; under nodes beside it `beside` is added to each step.
+    Its candidates are (token, log-probability) by depth, best first, whatever comes before them. The first
+    `spine` nodes of the path of all bests are kept; under nodes beside it `beside` is added to each step.
     Errors: OptionError for a budget out of range or positions of unequal length.
     """
     n_each = len(positions[0]) if positions else 0
+    for position in positions:
+        if len(position) != n_each:
+            raise OptionError(
+                f"found positions of {n_each} and {len(position)} candidates; expected {n_each}"
+            )
     flat = [pair for position in positions for pair in position]
     tokens = (ctypes.c_int32 * len(flat))(*(token for token, _ in flat))
     log_probs = (ctypes.c_float * len(flat))(*(log_prob for _, log_prob in flat))
@@ -108,7 +125,7 @@ def merge(tree: Tree, other: Tree) -> Tree:
 
 
 def select(tree: Tree, budget: int, *, spine: int = 0) -> Tree:
-    """Return the `budget` most probable nodes by depth, `spine` nodes of the most probable path in any case."""
+    """Return the `budget` most probable nodes, `spine` of the most probable path in any case, by depth."""
     raw = native_tree()
     check(_lib.dw_tree_select(ctypes.byref(tree.to_native()), budget, spine, ctypes.byref(raw)))
     return Tree.from_native(raw)

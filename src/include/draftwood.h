@@ -7,9 +7,9 @@
 //     dw_next      one emitted token per call, from the request's own sampler chain
 //     dw_commit    keep what was emitted, roll the rest back
 //
-// A draft is a chain of tokens or a tree of them (dw_tree). dw_next samples the target at each verified position, goes on
-// to the drafted token that equals the sample, and stops where none does, so text does not depend on what was drafted:
-// greedy, and seeded sampled.
+// A draft is a chain of tokens or a tree of them (dw_tree). dw_next samples the target at each verified position, goes
+// on to the drafted token that equals the sample, and stops where none does, so text does not depend on what was
+// drafted: greedy, and seeded sampled.
 //
 // Conventions: every call returns a dw_status; text of the last failure: dw_last_error(). No exception
 // and no abort crosses this header. Calls on engines of one context must not overlap. Token positions count from 0
@@ -90,18 +90,18 @@ typedef struct dw_params {
     int32_t          length;           // dw_length
     int64_t          checkpoint_bytes; // memory for dw_checkpoint, 0: none are kept
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
-    int32_t          tree_budget; // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
-    int32_t          seq_id;      // of the context, 0..n_seq_max-1; each may have an engine of its own
+    int32_t tree_budget;    // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
+    int32_t seq_id;         // of the context, 0..n_seq_max-1; each may have an engine of its own
 } dw_params;
 
 // Draft tokens and what they follow. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1; where a tree is
 // to be verified its nodes are ordered by depth.
 typedef struct dw_tree {
     uint32_t struct_size;
-    int32_t  n;                        // nodes, 1..DW_MAX_TREE
+    int32_t  n; // nodes, 1..DW_MAX_TREE
     int32_t  tokens[DW_MAX_TREE];
     int32_t  parents[DW_MAX_TREE];
-    float    log_probs[DW_MAX_TREE];   // of the path to the node, as the drafter sees it; 0 where it gave none
+    float    log_probs[DW_MAX_TREE]; // of the path to the node, as the drafter sees it; 0 where it gave none
 } dw_tree;
 
 // Counters since the engine was made or dw_stats_reset. Times in microseconds.
@@ -181,9 +181,10 @@ DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
 // The temperature that the next requests sample at, 0 for greedy: what is probable depends on it.
 DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 
-// Draw the drafts of dw_propose from the drafter's distribution instead of taking the most probable, wherever they can be
-// trees, tree_budget is set and the temperature is not 0. dw_next then accepts them with the correction that makes text
-// follow the target's distribution exactly (arXiv:2402.14160); it is not the text that the same seed gives without.
+// Draw the drafts of dw_propose from the drafter's distribution instead of taking the most probable, wherever they can
+// be trees, tree_budget is set and the temperature is not 0. dw_next then accepts them with the correction that makes
+// text follow the target's distribution exactly (arXiv:2402.14160); it is not the text that the same seed gives
+// without.
 DW_API dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed);
 
 // Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
@@ -191,10 +192,10 @@ DW_API dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed);
 DW_API dw_status dw_verify(dw_engine * engine);
 
 // The same for several engines of one context, each with its own proposal, chain, tree or none, in one decode. Rows are
-// as many for each as the largest needs. Where llama.cpp would split the decode (sequence ids with a gap, states that lie
-// apart, too few free cells) all take a plain step. While such rounds are open, another decode settles them first.
-// Exact where each sequence has a KV cache of its own; in a unified one (kv_unified) texts fill each other's gaps, and sums
-// over cells run in another order than in a plain decode.
+// as many for each as the largest needs. Where llama.cpp would split the decode (sequence ids with a gap, states that
+// lie apart, too few free cells) all take a plain step. While such rounds are open, another decode settles them first.
+// Exact where each sequence has a KV cache of its own; in a unified one (kv_unified) texts fill each other's gaps, and
+// sums over cells run in another order than in a plain decode.
 DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 
 // The row that dw_next will sample: its index for llama_get_logits_ith and the n_past that it stands for.
@@ -255,7 +256,7 @@ DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
 DW_API dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_tokens, int32_t n_children,
                                     uint64_t seed, int64_t n_times, int64_t * counts);
 // children by node i32[DW_MAX_TREE] of a drawn tree of at most n_nodes; returns how many it has
-DW_API int32_t   dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children);
+DW_API int32_t dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children);
 
 #ifdef __cplusplus
 }

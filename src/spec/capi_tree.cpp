@@ -21,6 +21,9 @@ token_tree from_native(const dw_tree & tree, bool by_depth) {
     if (!wrong.empty()) {
         fail(DW_ERR_ARGUMENT, "%s", wrong.c_str());
     }
+    if (!std::all_of(tree.log_probs, tree.log_probs + tree.n, [](float each) { return std::isfinite(each); })) {
+        fail(DW_ERR_ARGUMENT, "a tree with a log-probability that is no number; expected all of them finite");
+    }
     token_tree filled = out;
     std::copy_n(tree.log_probs, tree.n, filled.log_probs.begin());
     return filled;
@@ -33,6 +36,16 @@ void to_native(const token_tree & tree, dw_tree & out) {
     std::copy_n(tree.tokens.begin(), n, out.tokens);
     std::copy_n(tree.parents.begin(), n, out.parents);
     std::copy_n(tree.log_probs.begin(), n, out.log_probs);
+}
+
+void require_distribution(const char * name, const double * weights, int32_t n) {
+    double total = 0.0;
+    for (int32_t i = 0; i < n; ++i) {
+        total += weights[i] >= 0.0 ? weights[i] : NAN;
+    }
+    if (!(std::abs(total - 1.0) < 1e-6)) {
+        fail(DW_ERR_ARGUMENT, "%s of %d tokens sums to %g; expected probabilities that sum to 1", name, n, total);
+    }
 }
 
 void require_budget(int32_t budget) {
@@ -133,6 +146,8 @@ dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_token
                              int64_t n_times, int64_t * counts) {
     return guard([&] {
         require("dw_tree_walk_drawn", p, q, counts);
+        require_distribution("p", p, n_tokens);
+        require_distribution("q", q, n_tokens);
         std::vector<weighted> target, offer;
         for (int32_t i = 0; i < n_tokens; ++i) {
             target.push_back({ i, p[i] });
@@ -147,6 +162,9 @@ dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_token
 }
 
 int32_t dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children) {
+    if (n_nodes < 1 || !children) {
+        return 0;
+    }
     const auto shape = sampled_shape(std::min(n_nodes, max_tree_nodes), depth, widest);
     std::copy(shape.begin(), shape.end(), children);
     return (int32_t) shape.size();

@@ -144,7 +144,8 @@ std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree,
         return !may_enter(tree, tree.log_probs[each.node], request.budget);
     };
     leaves.erase(std::find_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
-    const int32_t most = std::min({ request.width, widest, max_tree_nodes - beams_.size() });
+    const int32_t free = (int32_t) llama_n_ctx(ctx_.get()) - (request.pos + 1 + beams_.size()); // cells
+    const int32_t most = std::min({ request.width, widest, max_tree_nodes - beams_.size(), std::max(0, free) });
     leaves.resize(std::min<size_t>(leaves.size(), most));
     return leaves;
 }

@@ -97,9 +97,12 @@ token_tree tree_from_positions(int32_t root, const std::vector<std::vector<candi
     while (tree.size() < budget && !open.empty()) {
         const entry best = open.top();
         open.pop();
-        add(best.parent, positions[tree.depths[best.parent]][best.rank]);
+        const candidate & next = positions[tree.depths[best.parent]][best.rank];
         offer(best.parent, best.rank + 1);
-        offer(tree.size() - 1, 0);
+        if (tree.child(best.parent, next.token) < 0) { // a position may name a token twice
+            add(best.parent, next);
+            offer(tree.size() - 1, 0);
+        }
     }
     return tree;
 }

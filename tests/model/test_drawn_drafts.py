@@ -75,9 +75,7 @@ def test_a_grammar_and_penalties_bind_drawn_text(llama_of):
 
     llm = llama_of("planted-moe", {}, speculation="mtp", draw_drafts=True, tree_budget=8, draft_tokens=3)
     grammar = LlamaGrammar.from_string("root ::= [a-f]*", verbose=False)
-    tokens = list(
-        itertools.islice(llm.generate(PROMPT, temp=1.0, grammar=grammar, repeat_penalty=1.3), 30)
-    )
+    tokens = list(itertools.islice(llm.generate(PROMPT, temp=1.0, grammar=grammar, repeat_penalty=1.3), 30))
     text = llm.detokenize([t for t in tokens if t != llm.token_eos()]).decode()
     assert text
     assert set(text) <= set("abcdef")

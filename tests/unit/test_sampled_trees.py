@@ -53,7 +53,7 @@ def test_the_walk_follows_the_target(n_children, sharpness):
 
 
 def test_the_distribution_test_sees_a_wrong_walk():
-    """Testing every child against p itself, as for one child alone, is biased: the figure above must show it."""
+    """Testing every child against p itself, as for one child alone, is biased: the statistic shows it."""
     rng = np.random.default_rng(3)
     p, q = np.array([0.5, 0.3, 0.15, 0.05]), np.array([0.1, 0.2, 0.3, 0.4])
     found = wrong_walk(p, q, 3, rng, 20_000)

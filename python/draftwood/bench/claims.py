@@ -21,7 +21,7 @@ class Claim:
 
     floor: over plain decode's, in every category and at every temperature, the 95 % interval reaches `ratio`.
     best: in one of them at least, the median does.
-    rivals: over that of the fastest there of plain decode and the chains measured, the interval does everywhere.
+    rivals: over that of the fastest there of plain decode and chains, the interval does everywhere.
     """
 
     kind: Literal["floor", "best", "rivals"]
@@ -55,7 +55,7 @@ def judge(claim: Claim, figures: Sequence[Figure]) -> Verdict:
 
 
 def _judge_rivals(claim: Claim, figures: Sequence[Figure]) -> Verdict:
-    """Pair each repeat with the rival's of the same repeat; the rival is chosen by its median, in hindsight."""
+    """Pair each repeat with the same one of the rival, which is chosen by its median, in hindsight."""
     pairs = []
     for mine in (figure for figure in figures if figure.mode == claim.mode):
         there = [

@@ -60,7 +60,7 @@ def model_facts(
     except ModelFileError as error:
         return {"path": path, "error": error.message, "hint": error.hint}
     planned = plan(options, info, {"n_gpu_layers": n_gpu_layers}, can_offload=bool(layer_devices))
-    needed = needed_batch(options.draft_tokens, planned.tree_budget)
+    needed = needed_batch(options.draft_tokens, 0)  # trees of "auto" fit themselves to the batch
     return {
         "path": path,
         **asdict(info),

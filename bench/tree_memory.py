@@ -19,11 +19,15 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
+from draftwood.bench.facts import machine
+from draftwood.bench.results import append
+from draftwood.engine import build_info
 from draftwood.tree import Tree
 
 import models
 
 LIMIT = 50e6  # bytes, for 24 nodes
+SCHEMA = 1
 
 
 def shape() -> Any:
@@ -61,7 +65,9 @@ def main() -> int:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
     parser.add_argument("--nodes", type=int, default=24)
-    nodes = parser.parse_args().nodes
+    parser.add_argument("--results", type=Path, help="add what was measured to this file, as a row")
+    args = parser.parse_args()
+    nodes = args.nodes
     spec = shape()
     path = models.synthetic_of("tree-memory", spec)
 
@@ -91,6 +97,8 @@ def main() -> int:
     loaded = resident()
     verify(large, nodes)
     row = {
+        "schema": SCHEMA,
+        **machine(build_info()),
         "nodes": nodes,
         "computed_bytes": computed(spec, nodes),
         "allocated_bytes": large._engine.tree_bytes,
@@ -100,6 +108,8 @@ def main() -> int:
         "snapshots_bytes": snapshots(spec, nodes),
     }
     large.close()
+    if args.results:
+        append(args.results, row)
     print(json.dumps(row))
     return 0 if row["allocated_bytes"] < LIMIT or nodes > 24 else 1
 

@@ -18,7 +18,10 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
+from draftwood.bench.facts import machine
+from draftwood.bench.results import append
 from draftwood.bench.rounds import generate_rounds, mean_tokens
+from draftwood.engine import build_info
 
 import models
 
@@ -26,6 +29,8 @@ PROMPT, NEW = 128, 128
 TEMPERATURES = (0.0, 0.8)
 LONGEST_CHAIN = 15
 SEED = 11
+GAIN = 1.06  # of trees over chains, in tokens a round
+SCHEMA = 1
 
 
 def texts(
@@ -60,6 +65,30 @@ def measure(
     return row
 
 
+def gains(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
+    """Return trees over chains, by drafter and temperature: the largest tree over the best chain, and at equal nodes.
+
+    A chain of n nodes has n - 1 drafts; equal counts are compared where both were measured.
+    """
+    out = {}
+    for drafter in dict.fromkeys(row["drafter"] for row in rows):
+        for temperature in map(str, TEMPERATURES):
+            mine = [row for row in rows if row["drafter"] == drafter]
+            chains, trees = (
+                {row["budget"]: row["tokens_per_round"][temperature] for row in mine if row["draft"] == kind}
+                for kind in ("chain", "tree")
+            )
+            if not chains or not trees:
+                continue
+            best = max(chains.values())
+            out[f"{drafter} at {temperature}, {max(trees)} nodes over the best chain"] = (
+                trees[max(trees)] / best
+            )
+            for n in sorted(set(chains) & set(trees)):
+                out[f"{drafter} at {temperature}, {n} nodes"] = trees[n] / chains[n]
+    return {name: round(value, 3) for name, value in out.items()}
+
+
 def main() -> int:
     """Run from the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
@@ -68,6 +97,7 @@ def main() -> int:
     parser.add_argument("--nodes", type=int, nargs="*", default=[8, 12, 16, 32, 64])
     parser.add_argument("--depth", type=int, default=LONGEST_CHAIN, help="longest path of a tree")
     parser.add_argument("--chains", type=int, nargs="*", default=[3, 7, 11, LONGEST_CHAIN], help="drafts")
+    parser.add_argument("--results", type=Path, help="add what was measured to this file, as a row")
     args = parser.parse_args()
 
     model = models.TINY_MOE
@@ -97,8 +127,23 @@ def main() -> int:
                 f"{row['tokens_per_round']} tokens a round, repeats {row['repeat_share']}",
                 flush=True,
             )
-    print(json.dumps({"model": model.name, "prompts": len(prompts), "rows": rows}))
-    return 0
+    found = gains(rows)
+    short = [f"{name}: {value}" for name, value in found.items() if value < GAIN]
+    row = {
+        "schema": SCHEMA,
+        **machine(build_info()),
+        "model": {"file": model.name, "bytes": model.stat().st_size},
+        "prompts": len(prompts),
+        "prompt_tokens": PROMPT,
+        "tokens": NEW,
+        "rows": rows,
+        "trees_over_chains": found,
+        "short_of_the_goal": short,
+    }
+    if args.results:
+        append(args.results, row)
+    print(json.dumps(row))
+    return 1 if short else 0
 
 
 if __name__ == "__main__":

@@ -66,9 +66,9 @@ def measure(
 
 
 def gains(rows: Sequence[dict[str, Any]]) -> dict[str, float]:
-    """Return trees over chains, by drafter and temperature: the largest tree over the best chain, and at equal nodes.
+    """Return trees over chains: the largest tree over the best chain, and at equal nodes.
 
-    A chain of n nodes has n - 1 drafts; equal counts are compared where both were measured.
+    A chain of n nodes has n - 1 drafts; equal are those that were measured of both.
     """
     out = {}
     for drafter in dict.fromkeys(row["drafter"] for row in rows):

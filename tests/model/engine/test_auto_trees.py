@@ -1,0 +1,63 @@
+"""DW_LENGTH_AUTO and trees: the cost curve decides whether a draft branches, acceptance how wide it is.
+
+Drafts are the planted model's own MTP block's, accepted two times of three. Contract: src/spec/pace.h.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+
+import pytest
+from draftwood import _capi
+from draftwood.engine import Curve, Engine
+from draftwood.stats import SpeculationStats
+
+from tests.model.engine.calls import MTP
+from tests.model.rig import Rig
+
+pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
+
+SIZES = range(_capi.CURVE_SIZE)
+
+
+def curve(row_us: float) -> Curve:
+    """Return a curve: a plain step 1,000 microseconds, each further row row_us, a draft next to nothing."""
+    verify = tuple(0.0 if n == 0 else 1000.0 + row_us * (n - 1) for n in SIZES)
+    return Curve(tuple(0.0 if n == 0 else 10.0 + n for n in SIZES), verify)
+
+
+def decode(make: Callable[..., Rig], row_us: float, tokens: int = 60) -> SpeculationStats:
+    """Generate with a curve that says so; return the counters. Text must be plain decode's."""
+    r = make("planted-moe", drafter=MTP, engine=False, n_ctx=256)
+    settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16}
+    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(row_us))
+    text = [r.start()]
+    while len(text) < tokens:
+        r.engine.propose(text[-1])
+        r.engine.verify()
+        while r.engine.row() is not None:
+            text.append(r.engine.next(r.sampler))
+    r.engine.commit()
+    stats = r.engine.stats()
+    r.detach()
+    r.settings = {**r.settings, "drafter": MTP}
+    r.attach()
+    assert r.reference(len(text)).tokens == text
+    return stats
+
+
+def test_rows_that_cost_nothing_are_filled_with_branches(rig):
+    stats = decode(rig, row_us=0.1)
+    assert stats.tree_rounds > stats.rounds / 2
+    assert stats.drafted / stats.rounds > 10
+
+
+def test_rows_that_cost_a_step_are_not_taken(rig):
+    stats = decode(rig, row_us=990.0)
+    assert stats.tree_rounds == 0
+    assert stats.drafted / stats.rounds < 2
+
+
+def test_dearer_rows_make_narrower_trees(rig):
+    nodes = [decode(rig, row_us).drafted / decode(rig, row_us).rounds for row_us in (1.0, 60.0, 400.0)]
+    assert nodes[0] > nodes[1] > nodes[2]

@@ -10,6 +10,7 @@ from __future__ import annotations
 
 import ctypes
 import inspect
+import secrets
 import sys
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -26,6 +27,11 @@ from draftwood.prompt import chunks, common_prefix, last_turn
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
+
+
+def _seed_of(seed: int) -> int:
+    """Return a seed for drawn drafts: as with samplers, upstream's default stands for another one each time."""
+    return secrets.randbits(64) if seed == _native.LLAMA_DEFAULT_SEED else seed
 
 
 class Generation(Base):  # type: ignore[misc]
@@ -138,7 +144,7 @@ class Generation(Base):  # type: ignore[misc]
         self._sampler = sampler = self._init_sampler(**sampling)
         self._engine.set_temperature(max(0.0, temp))
         # mirostat's own state follows what it chose itself
-        self._engine.set_drawn(self._draws and mirostat_mode == 0, self._seed)
+        self._engine.set_drawn(self._draws and mirostat_mode == 0, _seed_of(self._seed))
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)

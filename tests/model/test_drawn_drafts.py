@@ -70,6 +70,16 @@ def test_the_same_seed_gives_the_same_text(llama_of):
     assert texts[0] == texts[1]
 
 
+def test_without_a_seed_texts_differ(llama_of):
+    settings = {"speculation": "mtp", "draw_drafts": True, "tree_budget": 8, "draft_tokens": 3}
+    llm = llama_of("planted-moe", {}, **settings, seed=0xFFFFFFFF)
+    texts = []
+    for _ in range(4):
+        llm.reset()
+        texts.append(tuple(itertools.islice(llm.generate(PROMPT, **SAMPLING), 40)))
+    assert len(set(texts)) > 1
+
+
 def test_a_grammar_and_penalties_bind_drawn_text(llama_of):
     from draftwood import LlamaGrammar
 

@@ -30,7 +30,7 @@ _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
 def _seed_of(seed: int) -> int:
-    """Return a seed for drawn drafts: as with samplers, upstream's default stands for another one each time."""
+    """Return a seed for drawn drafts: upstream's default stands for another one each time."""
     return secrets.randbits(64) if seed == _native.LLAMA_DEFAULT_SEED else seed
 
 

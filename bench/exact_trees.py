@@ -5,11 +5,10 @@
 A cell is a model, a drafter, a budget and a temperature. Drafters: MTP, DFlash (tiny-moe), n-grams, and an
 oracle that knows the plain text and gives random trees of exactly `budget` nodes, in which it plants a wanted
 accepted length, each followed by 20 plain rounds. Its cells must reach every length from 0 to
-min(8, budget - 1) at least 5 times, as the engine counts, and verify trees; so must MTP and DFlash from 8
-nodes on (of fewer the most probable may be a chain in every round). n-grams may find no second continuation;
-for random weights they draft in texts of three tokens only, which repeat themselves. Nothing is excused. A
-line of output is a cell as JSON, the last one the sums; the exit status is 1 if a token differs or something
-of the above is missing.
+min(8, budget - 1) at least 5 times, as the engine counts, and verify trees; so must those of the drafters
+from 8 nodes on. For random weights n-grams draft in texts of three tokens only, which repeat themselves.
+Nothing is excused. A line of output is a cell as JSON, the last one the sums; the exit status is 1 if a token
+differs or something of the above is missing.
 """
 
 from __future__ import annotations
@@ -44,10 +43,11 @@ from same_text import (
 import models
 
 BUDGETS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
-# the others run on one: beside another program that is many times as fast on such small models
-ON_TWO_THREADS = (3, 12, 48)
-# drafter -> budget from which a cell without a tree is an error
-BRANCHES_FROM = {"mtp": 8, "dflash": 8, "ngram": max(BUDGETS) + 1, "oracle": 3}
+ON_TWO_THREADS = (3, 12, 16, 48)
+"""Budgets whose verifies run on two threads. All else is on one: beside other programs many times as fast."""
+DRAFTERS = ("mtp", "ngram", "dflash", "oracle")
+BRANCHES_FROM = 8
+"""Budget from which a drafter has to branch: the most probable of fewer nodes may always be a chain."""
 # of exact.py's shapes: moe-mtp and dense-mtp are those of the planted ones, whose drafts are accepted
 RANDOM_SHAPES = ("odd", "gqa", "q4k", "mix", "planted-moe", "planted-dense")
 TIMES = 5
@@ -116,15 +116,15 @@ def fault_of(row: dict[str, Any]) -> str:
     missing = [length for length in lengths if reached.get(str(length), 0) < TIMES]
     if missing:
         return f"accepted lengths that did not occur {TIMES} times: {', '.join(map(str, missing))}"
-    if budget > 1 and not row["drafted"] and drafter != "ngram":
+    if budget > 1 and not row["drafted"]:
         return "nothing was drafted"
-    if budget >= BRANCHES_FROM[drafter] and not row["tree_rounds"]:
+    if budget >= (3 if drafter == "oracle" else BRANCHES_FROM) and not row["tree_rounds"]:
         return "no tree was verified"
     return ""
 
 
-def run_cells(model: Model, drafter: str, budget: int, threads: int) -> Iterator[dict[str, Any]]:
-    """Yield a row for each temperature."""
+def run_cells(model: Model, drafter: str, budget: int, threads: tuple[int, int]) -> Iterator[dict[str, Any]]:
+    """Yield a row for each temperature; threads: of plain steps, of verifies."""
     kind = TreeOracleLlama if drafter == "oracle" else Llama
     llm = kind(
         str(model.path),
@@ -132,7 +132,7 @@ def run_cells(model: Model, drafter: str, budget: int, threads: int) -> Iterator
         drafter=models.DFLASH if drafter == "dflash" else None,
         draft_tokens=LONGEST,
         tree_budget=budget,
-        **settings(threads),
+        **settings(*threads),
     )
     for temperature in TEMPERATURES:
         llm.reset_speculation_stats()
@@ -147,7 +147,7 @@ def run_cells(model: Model, drafter: str, budget: int, threads: int) -> Iterator
             "drafter": drafter,
             "budget": budget,
             "temperature": temperature,
-            "threads": threads,
+            "threads": threads[1],
             "tokens": n_tokens,
             "mismatches": wrong,
             "excused": 0,
@@ -170,18 +170,16 @@ def rows_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[st
         few = drafter == "ngram" and not model.trained
         texts = load(name, path, args.threads or 1, few=True) if few else model
         for budget in args.budgets:
-            threads = args.threads or (2 if budget in ON_TWO_THREADS else 1)
-            yield from run_cells(texts, drafter, budget, threads)
+            n_verify = args.threads or (2 if budget in ON_TWO_THREADS else 1)
+            yield from run_cells(texts, drafter, budget, (args.threads or 1, n_verify))
 
 
 def note_of(row: dict[str, Any]) -> str:
     """Return why a cell without trees is none the less whole; empty for one that has them."""
     if row["tree_rounds"]:
         return ""
-    if row["budget"] < 3:
-        return "no room for a branch"
     return (
-        "n-grams found no second continuation" if row["drafter"] == "ngram" else "the best tree was a chain"
+        "no room for a branch" if row["budget"] < 3 else "the most probable tree was a chain in every round"
     )
 
 
@@ -194,10 +192,10 @@ def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
 def parsed() -> argparse.Namespace:
     """Return the command line."""
     parser = argparse.ArgumentParser(description=(__doc__ or "").splitlines()[0])
-    parser.add_argument("--threads", type=int, help="default: 1, at some budgets 2")
+    parser.add_argument("--threads", type=int, help="default: 1, of some verifies 2")
     parser.add_argument("--only", default="", help="run only the models whose name holds this")
     parser.add_argument("--budgets", type=int, nargs="*", default=BUDGETS)
-    parser.add_argument("--drafters", choices=BRANCHES_FROM, nargs="*", default=tuple(BRANCHES_FROM))
+    parser.add_argument("--drafters", choices=DRAFTERS, nargs="*", default=DRAFTERS)
     parser.add_argument("--results", type=Path, help="also write the rows here, as a JSON array")
     return parser.parse_args()
 

@@ -129,9 +129,17 @@ class Model:
         return 200 if self.trained else 50
 
 
-def settings(threads: int | None) -> dict[str, Any]:
-    """Return the arguments that every Llama of a run is loaded with; threads None: llama-cpp-python's own."""
-    return {"n_ctx": 1024, "verbose": False, "n_threads": threads, "n_threads_batch": threads}
+def settings(threads: int | None, threads_batch: int | None = None) -> dict[str, Any]:
+    """Return the arguments that every Llama of a run is loaded with; threads None: llama-cpp-python's own.
+
+    threads_batch: of prompts and verifies, where it is another number.
+    """
+    return {
+        "n_ctx": 1024,
+        "verbose": False,
+        "n_threads": threads,
+        "n_threads_batch": threads_batch or threads,
+    }
 
 
 def load(name: str, path: Path, threads: int, *, few: bool = False) -> Model:

@@ -64,6 +64,12 @@ class Options:
             raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
         if self.draw_drafts not in (True, False):
             raise OptionError(f"draw_drafts is {self.draw_drafts!r}; expected True or False")
+        if self.draw_drafts and (self.speculation in ("off", "ngram") or self.tree_budget == 1):
+            found = f"speculation={self.speculation!r}, tree_budget={self.tree_budget}"
+            raise OptionError(
+                f"found draw_drafts=True beside {found}; expected trees of MTP or DFlash drafts",
+                hint='speculation="tree"',
+            )
         if self.exact not in (True, False):
             raise OptionError(f"exact is {self.exact!r}; expected True or False")
         is_size = isinstance(self.checkpoint_bytes, int) and not isinstance(self.checkpoint_bytes, bool)

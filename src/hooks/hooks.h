@@ -11,6 +11,7 @@
 #include "llama-graph.h"
 
 #include <cstdint>
+#include <map>
 
 struct llama_context;
 class dw_graph_store;
@@ -74,6 +75,10 @@ struct dw_state {
 
     // set while a verify is decoded that leaves the recurrent state alone; nullptr: llama.cpp's own graph
     dw_verify_graph * verify = nullptr;
+
+    // drafters that read the context's hidden states, and inputs of a layer: on while one is left
+    int32_t                     n_hidden_users = 0;
+    std::map<uint32_t, int32_t> n_layer_users;
 
     // set while rows are decoded that do not all see those before them; nullptr: llama.cpp's own mask
     dw_row_mask * mask = nullptr;

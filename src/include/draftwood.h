@@ -188,12 +188,15 @@ DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 DW_API dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed);
 
 // Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
-// wherever drafts can be trees, else it is unknown (DW_ERR_DECODE).
+// wherever drafts can be trees and there was one; else, and after a plain step, it is unknown (DW_ERR_DECODE).
+// Errors: DW_ERR_STATE without a proposal, or where others changed the memory since.
 DW_API dw_status dw_verify(dw_engine * engine);
 
 // The same for several engines of one context, each with its own proposal, chain, tree or none, in one decode. Rows are
-// as many for each as the largest needs. Where llama.cpp would split the decode (sequence ids with a gap, states that
-// lie apart, too few free cells) all take a plain step. While such rounds are open, another decode settles them first.
+// as many for each as the largest needs. All take a plain step where llama.cpp would split the decode or copy states
+// (sequence ids with a gap, states that lie apart, more rows than n_ubatch), where cells are too few, and where trees
+// cannot be verified for one of them, which goes for an engine without a drafter until its first dw_propose_given or
+// dw_propose_tree. While such rounds are open, another decode settles them first.
 // Exact where each sequence has a KV cache of its own; in a unified one (kv_unified) texts fill each other's gaps, and
 // sums over cells run in another order than in a plain decode.
 DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);

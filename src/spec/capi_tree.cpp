@@ -16,17 +16,16 @@ static_assert(DW_MAX_TREE == max_tree_nodes);
 
 token_tree from_native(const dw_tree & tree, bool by_depth) {
     require_layout("dw_tree", tree);
-    std::string      wrong;
-    const token_tree out = checked_tree(tree.tokens, tree.parents, tree.n, by_depth, wrong);
+    std::string wrong;
+    token_tree  out = checked_tree(tree.tokens, tree.parents, tree.n, by_depth, wrong);
     if (!wrong.empty()) {
         fail(DW_ERR_ARGUMENT, "%s", wrong.c_str());
     }
     if (!std::all_of(tree.log_probs, tree.log_probs + tree.n, [](float each) { return std::isfinite(each); })) {
         fail(DW_ERR_ARGUMENT, "a tree with a log-probability that is no number; expected all of them finite");
     }
-    token_tree filled = out;
-    std::copy_n(tree.log_probs, tree.n, filled.log_probs.begin());
-    return filled;
+    std::copy_n(tree.log_probs, tree.n, out.log_probs.begin());
+    return out;
 }
 
 void to_native(const token_tree & tree, dw_tree & out) {
@@ -162,10 +161,14 @@ dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_token
 }
 
 int32_t dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children) {
-    if (n_nodes < 1 || !children) {
-        return 0;
-    }
-    const auto shape = sampled_shape(std::min(n_nodes, max_tree_nodes), depth, widest);
-    std::copy(shape.begin(), shape.end(), children);
-    return (int32_t) shape.size();
+    int32_t n = 0;
+    guard([&] {
+        require("dw_tree_drawn_shape", children);
+        require_budget(n_nodes);
+        const auto shape = sampled_shape(n_nodes, depth, widest);
+        std::copy(shape.begin(), shape.end(), children);
+        n = (int32_t) shape.size();
+        return DW_OK;
+    });
+    return n;
 }

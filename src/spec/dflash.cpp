@@ -173,14 +173,14 @@ dflash_drafter::dflash_drafter(llama_context * target, llama_context_params para
     }
     block_size_ = (int32_t) block;
     for (const int32_t layer : layers_) {
-        llama_set_embeddings_layer_inp(target, (uint32_t) layer, true);
+        tap_layer(target, (uint32_t) layer, true);
     }
     llama_set_causal_attn(ctx_.get(), metadata(model_.get(), "dflash.attention.causal") == "true");
 }
 
 dflash_drafter::~dflash_drafter() {
     for (const int32_t layer : layers_) {
-        llama_set_embeddings_layer_inp(target_, (uint32_t) layer, false);
+        tap_layer(target_, (uint32_t) layer, false);
     }
 }
 

@@ -22,10 +22,11 @@ class dflash_drafter : public drafter {
     dflash_drafter(llama_context * target, llama_context_params params, const std::string & path, int32_t exact_rows);
     ~dflash_drafter() override;
 
-    void observe(const kept_rows & kept) override;
-    bool draft(const draft_request & request, token_tree & tree) override;
-    void trim(llama_pos n_keep) override;
-    void reset() override;
+    void    observe(const kept_rows & kept) override;
+    bool    draft(const draft_request & request, token_tree & tree) override;
+    int32_t draws() const override { return max_tree_nodes; }
+    void    trim(llama_pos n_keep) override;
+    void    reset() override;
 
   private:
     llama_pos end() const { return n_fed_ + (llama_pos) (features_.size() / width_); }

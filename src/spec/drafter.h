@@ -42,6 +42,9 @@ class drafter {
     // chain. Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
     virtual bool draft(const draft_request & request, token_tree & tree) = 0;
 
+    // most nodes of a level that may have children where a tree is drawn (sampled.h); 0: it draws none
+    virtual int32_t draws() const { return 0; }
+
     // the sequence was cut to n_keep positions
     virtual void trim(llama_pos n_keep) = 0;
 

@@ -2,6 +2,7 @@
 
 #include "drafter_context.h"
 
+#include "llama-ext.h"
 #include "llama-kv-cache.h"
 
 #include <algorithm>
@@ -15,6 +16,27 @@ constexpr int32_t n_candidates     = 8;    // a ninth is hardly ever right
 constexpr float greedy_temperature = 1.0f; // at which a drafter's probability says how often the best token is this one
 
 } // namespace
+
+void tap_hidden(llama_context * target, bool on) {
+    int32_t & users = dw_state_of(target)->n_hidden_users;
+    users += on ? 1 : -1;
+    llama_set_embeddings_nextn(target, users > 0, /*masked*/ false);
+}
+
+void tap_layer(llama_context * target, uint32_t layer, bool on) {
+    int32_t & users = dw_state_of(target)->n_layer_users[layer];
+    users += on ? 1 : -1;
+    llama_set_embeddings_layer_inp(target, layer, users > 0);
+}
+
+int32_t drafter_context::decode_with(dw_row_mask & mask) {
+    struct masked {
+        dw_row_mask *& slot;
+        ~masked() { slot = nullptr; }
+    } until_it_ends{ state_.mask };
+    state_.mask = &mask;
+    return batch_.decode();
+}
 
 llama_context_params drafter_context::params_for(llama_context * target, llama_context_params params) {
     params.ctx_other  = target;

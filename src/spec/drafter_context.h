@@ -14,6 +14,11 @@ class llama_kv_cache;
 
 namespace draftwood {
 
+// Count who reads the target's hidden states, or the inputs of one of its layers, and let it keep them while anybody
+// does: the drafters of several sequences share a context, which has an engine.
+void tap_hidden(llama_context * target, bool on);
+void tap_layer(llama_context * target, uint32_t layer, bool on);
+
 // the most probable token of a row of logits
 struct likeliest {
     llama_token token;
@@ -47,8 +52,8 @@ class drafter_context {
     // The few that a tree may branch into, with their probabilities for a request that samples at `temperature`.
     std::vector<candidate> candidates(const float * logits, float temperature) const;
 
-    // of the next decodes' rows; nullptr: each sees those at positions before its own
-    void use_mask(dw_row_mask * mask) { state_.mask = mask; }
+    // decode the batch's rows, of which `mask` says who sees whom; llama_decode's return value
+    int32_t decode_with(dw_row_mask & mask);
 
   private:
     struct deleter {

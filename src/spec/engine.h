@@ -66,7 +66,8 @@ class engine : private context_listener {
     void on_flush(bool decodes) noexcept override;
     void on_replaced() noexcept override;
 
-    int32_t room() const { return (int32_t) llama_n_ctx_seq(sequence_.target()) - n_past_; }
+    int32_t positions_left() const;
+    int32_t room() const;      // positions and cells that are left
     int32_t max_draft() const; // tokens that may be drafted now
     int32_t max_nodes() const; // of a tree, root included; 0: chains only
     // positions held once an open round is settled
@@ -79,7 +80,7 @@ class engine : private context_listener {
     void                       forget();
     static void                require_together(std::vector<engine *> & engines);
     static int32_t             rows_together(const std::vector<engine *> & engines);
-    void                       opened(int32_t first_row, int32_t n_rows, int64_t took);
+    void                       opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone);
     template <typename F> void changing(F change);
     void                       require_known(const char * what) const;
     void                       require_kept(int32_t n_keep) const;
@@ -104,10 +105,11 @@ class engine : private context_listener {
     pace::drafter            drafted_by_ = pace::asked;
     bool                     caught_up_  = false; // drafter_ drafted in the last round: else its next takes longer
     checkpoints              checkpoints_;
-    int64_t                  verify_us_ = 0; // of the open round
+    int64_t                  verify_us_ = 0; // of the open round; 0: not known
 
     int32_t    n_past_ = 0;
-    token_tree tree_; // the newest token and its draft
+    int32_t    gap_    = 0; // positions before n_past_ that an image spans beyond its cells
+    token_tree tree_;       // the newest token and its draft
     float      temperature_ = 0.0f;
     bool       draws_       = false; // drafts are drawn: see sampled.h
     dice       rng_;

@@ -9,6 +9,15 @@
 
 namespace draftwood {
 
+int32_t engine::positions_left() const {
+    return (int32_t) llama_n_ctx_seq(sequence_.target()) - n_past_;
+}
+
+// an image takes more cells than positions, other sequences may share the cache, an open round holds some
+int32_t engine::room() const {
+    return std::min(positions_left(), sequence_.context().free_cells(sequence_.id()));
+}
+
 int32_t engine::max_draft() const {
     return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, room() - 1)) : 0;
 }
@@ -23,7 +32,7 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
     start(last);
     const int32_t n_max = std::min(wanted, max_draft());
     if (drafter_ && n_max > 0) {
-        if (draws_ && temperature_ > 0.0f && max_nodes() > 1) {
+        if (draws_ && drafter_->draws() > 0 && temperature_ > 0.0f && max_nodes() > 1) {
             draft_drawn(n_max, max_nodes());
         } else if (params_.length == DW_LENGTH_AUTO) {
             draft_best(n_max);
@@ -61,7 +70,7 @@ void engine::draft_best(int32_t n_max) {
 // A drawn tree is verified as it was drawn, or the walk would not be exact: nothing joins it, nothing is left out.
 void engine::draft_drawn(int32_t depth, int32_t budget) {
     timer t(stats_.t_draft_us);
-    drawn_                = { &rng_, sampled_shape(budget, depth, DW_MAX_DRAFT), {} };
+    drawn_                = { &rng_, sampled_shape(budget, depth, drafter_->draws()), {} };
     draft_request request = this->request(depth, budget, 0);
     request.drawn         = &drawn_;
     bool drafted          = false;
@@ -151,11 +160,15 @@ void engine::propose_tree(const token_tree & tree) {
     if (!sequence_.tree_refusal().empty()) {
         fail(DW_ERR_UNSUPPORTED, "no draft trees here: %s", sequence_.tree_refusal().c_str());
     }
-    if (tree.size() > room()) {
-        fail(DW_ERR_CONTEXT, "a tree of %d nodes at position %d of a context of %u tokens", tree.size(), n_past_,
-             llama_n_ctx(sequence_.target()));
-    }
+    const auto require_room = [&](int32_t left) {
+        if (tree.size() > left) {
+            fail(DW_ERR_CONTEXT, "a tree of %d nodes at position %d of a context of %u tokens", tree.size(), n_past_,
+                 llama_n_ctx(sequence_.target()));
+        }
+    };
+    require_room(positions_left());
     start(tree.tokens[0]);
+    require_room(room());
     if (sequence_.can_draft()) { // else a plain step makes the state our own
         tree_ = tree;
     }

@@ -16,10 +16,14 @@ void engine::on_flush(bool decodes) noexcept {
         commit();
         return DW_OK;
     });
-    walk_     = {}; // the logits will be another decode's
-    proposed_ = false;
+    walk_ = {}; // the logits will be another decode's
     sequence_.unknown();
     if (decodes) {
+        guard([this] {
+            drop_proposal();
+            return DW_OK;
+        });
+        proposed_ = false;
         checkpoints_.clear(); // whether in front of them or behind is not ours to know
     }
 }
@@ -60,6 +64,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     changing([&] { sequence_.decode(tokens, n_tokens, n_past, all_logits); });
 
     n_past_ = n_past + n_tokens;
+    gap_    = 0;
     stats_.n_prompt += n_tokens;
     walk_.first_row = n_tokens - 1;
     walk_.path      = { 0 };
@@ -85,6 +90,7 @@ void engine::place(int32_t n_past) {
     }
     walk_   = {};
     n_past_ = n_past;
+    gap_    = n_past - sequence_.end();
     each_drafter([&](drafter & d) { d.trim(n_past); });
 }
 
@@ -124,6 +130,7 @@ void engine::trim(int32_t n_keep) {
     }
     cut(n_keep);
     n_past_ = n_keep; // also when others moved the context on
+    gap_    = 0;
     walk_   = {};
 }
 
@@ -166,9 +173,9 @@ void engine::checkpoint() {
     }
 }
 
-// whether others changed the memory without a word; an image's gap is ours
+// whether others changed the memory without a word
 bool engine::moved() const {
-    return !walk_.open && !lost_ && sequence_.end() != n_past_ && !(sequence_.mrope() && n_past_ > sequence_.end());
+    return !walk_.open && !lost_ && sequence_.end() + gap_ != n_past_;
 }
 
 int32_t engine::reach(int32_t n_keep) const {
@@ -183,6 +190,7 @@ void engine::reset() {
     forget();
     checkpoints_.clear();
     n_past_ = 0;
+    gap_    = 0;
     lost_   = false;
     sequence_.clear();
 }

@@ -2,6 +2,7 @@
 
 #include "build.h"
 #include "engine.h"
+#include "llama-context.h"
 #include "timer.h"
 
 #include <algorithm>
@@ -13,11 +14,16 @@ void engine::require_together(std::vector<engine *> & engines) {
     const auto by_sequence = [](const engine * a, const engine * b) { return a->sequence_.id() < b->sequence_.id(); };
     std::sort(engines.begin(), engines.end(), by_sequence);
     for (size_t i = 0; i < engines.size(); ++i) {
-        if (!engines[i]->proposed_) {
+        engine & each = *engines[i];
+        if (!each.proposed_) {
             fail(DW_ERR_STATE, "dw_verify without a dw_propose before it");
         }
-        if (&engines[i]->sequence_.context() != &engines[0]->sequence_.context() ||
-            (i > 0 && engines[i] == engines[i - 1])) {
+        each.require_whole("a verify");
+        if (!each.sequence_.can_draft()) { // others copied or cleared the state since the proposal
+            each.tree_  = token_tree(each.tree_.tokens[0]);
+            each.drawn_ = {};
+        }
+        if (&each.sequence_.context() != &engines[0]->sequence_.context() || (i > 0 && engines[i] == engines[i - 1])) {
             fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
         }
     }
@@ -39,13 +45,15 @@ int32_t engine::rows_together(const std::vector<engine *> & engines) {
     if (engines.size() == 1) {
         return n_rows;
     }
-    n_rows          = bucket(n_rows);
-    const int32_t n = n_rows * (int32_t) engines.size();
-    if (!trees || n_rows > room || n > (int32_t) llama_n_ubatch(context.get())) {
+    n_rows                  = bucket(n_rows);
+    const int32_t n         = n_rows * (int32_t) engines.size();
+    const bool    one_cache = context.get()->get_cparams().kv_unified;
+    if (!trees || (one_cache ? n : n_rows) > room || n > (int32_t) llama_n_ubatch(context.get())) {
         return 1;
     }
     context.prepare_trees(n);
-    return context.trees()->ready(sequences) ? n_rows : 1;
+    const bool holds = context.trees() && context.trees()->max_rows() >= n;
+    return holds && context.trees()->ready(sequences) ? n_rows : 1;
 }
 
 void engine::verify(std::vector<engine *> engines) {
@@ -75,15 +83,15 @@ void engine::verify(std::vector<engine *> engines) {
     llama_synchronize(context.get()); // sampling waits for it anyway, and here its time is known
     const int64_t took = ggml_time_us() - start_us;
     for (size_t i = 0; i < engines.size(); ++i) {
-        engines[i]->opened((int32_t) i * n_rows, n_rows, took);
+        engines[i]->opened((int32_t) i * n_rows, n_rows, took, /*alone*/ engines.size() == 1);
     }
 }
 
 // the round's rows are there, node 0 in first_row of the batch
-void engine::opened(int32_t first_row, int32_t n_rows, int64_t took) {
+void engine::opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone) {
     sequence_.verified(n_past_, n_rows);
     lost_      = false;
-    verify_us_ = took;
+    verify_us_ = alone ? took : 0; // else it is not what so many rows take
     walk_      = { first_row, n_rows, { 0 }, 0, n_past_, /*alive*/ true, /*open*/ true };
     n_past_ += 1; // the root is part of the text already
     stats_.t_verify_us += took;
@@ -179,16 +187,21 @@ void engine::commit() {
     // the root stays even if its row was never sampled: its token was emitted before
     const int32_t              n_kept = std::max(walk_.n_sampled, 1);
     const std::vector<int32_t> path(walk_.path.begin(), walk_.path.begin() + n_kept);
-    learn(path);
+    if (drawn_.offers.empty()) { // what is drawn is taken otherwise than what is chosen
+        learn(path);
+    }
     walk_.open  = false;
     walk_.alive = false;
 
     bool whole = false;
     changing([&] { whole = sequence_.keep(tree_, walk_.pos, path); });
-    if (!whole) { // somebody cleared or replaced the memory: the round went with it
+    if (!whole) { // somebody cleared the memory, and the round went with it; or changed it, and nobody knows what is
+                  // left
+        lost_ = sequence_.end() > walk_.pos;
         forget();
         checkpoints_.clear();
         n_past_ = sequence_.end();
+        gap_    = 0;
         return;
     }
     n_past_ = walk_.pos + n_kept;
@@ -201,7 +214,9 @@ void engine::commit() {
     observe({ kept.data(), rows.data(), n_kept, walk_.pos });
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
-    pace_.verified(walk_.n_rows, verify_us_ + took);
+    if (verify_us_ > 0) {
+        pace_.verified(walk_.n_rows, verify_us_ + took);
+    }
 }
 
 // how good the draft was; what was not sampled was not refused

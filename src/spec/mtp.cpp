@@ -42,12 +42,16 @@ mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, in
     n_embd_(llama_model_n_embd_out(llama_get_model(target))),
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())) {
     hidden_.resize(n_embd_);
-    llama_set_embeddings_nextn(target, true, /*masked*/ false);
+    tap_hidden(target, true);
     llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
 }
 
 mtp_drafter::~mtp_drafter() {
-    llama_set_embeddings_nextn(target_, false, /*masked*/ false);
+    tap_hidden(target_, false);
+}
+
+int32_t mtp_drafter::draws() const {
+    return widest;
 }
 
 void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
@@ -125,9 +129,7 @@ bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
     }
     push(request.last, request.pos, hidden_.data());
     catch_up();
-    if (request.drawn) {
-        draw_tree(request, tree);
-    } else if (request.budget > 0) {
+    if (request.budget > 0) {
         draft_tree(request, tree);
     } else {
         draft_chain(request, tree);
@@ -135,15 +137,20 @@ bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
     return true;
 }
 
-// of a level's nodes those that are worth a row of the next decode
+// Of a level's nodes those that are worth a row of the next decode: those that may be among the budget's most probable;
+// of a drawn tree those that have children, which was decided before.
 std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree, std::vector<leaf> leaves,
                                                         const draft_request & request) const {
-    const auto better = [&](const leaf & a, const leaf & b) { return tree.log_probs[a.node] > tree.log_probs[b.node]; };
-    std::stable_sort(leaves.begin(), leaves.end(), better);
     const auto hopeless = [&](const leaf & each) {
-        return !may_enter(tree, tree.log_probs[each.node], request.budget);
+        return request.drawn ? request.drawn->children(each.node) == 0
+                             : !may_enter(tree, tree.log_probs[each.node], request.budget);
     };
-    leaves.erase(std::find_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
+    leaves.erase(std::remove_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
+    if (!request.drawn) {
+        std::stable_sort(leaves.begin(), leaves.end(), [&](const leaf & a, const leaf & b) {
+            return tree.log_probs[a.node] > tree.log_probs[b.node];
+        });
+    }
     const int32_t free = (int32_t) llama_n_ctx(ctx_.get()) - (request.pos + 1 + beams_.size()); // cells
     const int32_t most = std::min({ request.width, widest, max_tree_nodes - beams_.size(), std::max(0, free) });
     leaves.resize(std::min<size_t>(leaves.size(), most));
@@ -173,8 +180,24 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
     n_fed_ = ctx_.end(); // the drafts' pairs stay: see observe
 }
 
-// Level by level: of those nodes that may be among the budget's most probable, the best few are decoded together, each
-// seeing its ancestors only, and their candidates are the next level's nodes.
+// the children of a node, whose row's logits these are
+void mtp_drafter::grow(const draft_request & request, int32_t node, const float * logits, token_tree & tree) const {
+    const std::vector<candidate> candidates = ctx_.candidates(logits, request.temperature);
+    if (request.drawn) {
+        request.drawn->grow(tree, node, candidates);
+        return;
+    }
+    for (const candidate & each : candidates) {
+        const float path = tree.log_probs[node] + each.log_prob;
+        if (path < std::log(request.p_min) || !may_enter(tree, path, request.budget)) {
+            break;
+        }
+        tree.add(node, each.token, path);
+    }
+}
+
+// Level by level: the leaves that are worth a row are decoded together, each seeing its ancestors only, and their
+// candidates are the next level's nodes.
 void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
     std::vector<leaf> level(1, { 0, -1, 0 }); // the root's row is decoded already
     for (int32_t depth = 1; depth <= request.depth; ++depth) {
@@ -182,15 +205,12 @@ void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
         std::vector<float> hidden; // f32[level.size()][n_embd]
         for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
             const int32_t output = depth == 1 ? -1 : i;
-            const int32_t row    = row_of(level, i);
             const float * h      = llama_get_embeddings_nextn_ith(ctx_.get(), output);
             hidden.insert(hidden.end(), h, h + n_embd_);
-            for (const auto & each : ctx_.candidates(llama_get_logits_ith(ctx_.get(), output), request.temperature)) {
-                const float path = tree.log_probs[level[i].node] + each.log_prob;
-                if (path < std::log(request.p_min) || !may_enter(tree, path, request.budget)) {
-                    break;
-                }
-                next.push_back({ tree.add(level[i].node, each.token, path), row, i });
+            const int32_t first = tree.size();
+            grow(request, level[i].node, llama_get_logits_ith(ctx_.get(), output), tree);
+            for (int32_t child = first; child < tree.size(); ++child) {
+                next.push_back({ child, row_of(level, i), i });
             }
         }
         level = best_leaves(tree, std::move(next), request);
@@ -206,34 +226,6 @@ int32_t mtp_drafter::row_of(const std::vector<leaf> & level, int32_t i) const {
     return level[0].node == 0 ? -1 : beams_.size() - (int32_t) level.size() + i;
 }
 
-// the same with children drawn; which nodes have any was decided before
-void mtp_drafter::draw_tree(const draft_request & request, token_tree & tree) {
-    std::vector<leaf> level(1, { 0, -1, 0 });
-    for (int32_t depth = 1; depth <= request.depth && !level.empty(); ++depth) {
-        std::vector<leaf>  next;
-        std::vector<float> hidden; // f32[level.size()][n_embd]
-        for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
-            const int32_t output = depth == 1 ? -1 : i;
-            const float * h      = llama_get_embeddings_nextn_ith(ctx_.get(), output);
-            hidden.insert(hidden.end(), h, h + n_embd_);
-            const int32_t first = tree.size();
-            request.drawn->grow(tree, level[i].node,
-                                ctx_.candidates(llama_get_logits_ith(ctx_.get(), output), request.temperature));
-            for (int32_t child = first; child < tree.size(); ++child) {
-                next.push_back({ child, row_of(level, i), i });
-            }
-        }
-        const auto childless = [&](const leaf & each) { return request.drawn->children(each.node) == 0; };
-        next.erase(std::remove_if(next.begin(), next.end(), childless), next.end());
-        next.resize(std::min<size_t>(next.size(), std::min(widest, max_tree_nodes - beams_.size())));
-        level = std::move(next);
-        if (level.empty() || depth == request.depth || !decode_level(level, hidden, request, tree)) {
-            break;
-        }
-    }
-    n_fed_ = request.pos + 1;
-}
-
 bool mtp_drafter::decode_level(const std::vector<leaf> & level, const std::vector<float> & hidden,
                                const draft_request & request, const token_tree & tree) {
     ctx_.batch().clear();
@@ -242,9 +234,7 @@ bool mtp_drafter::decode_level(const std::vector<leaf> & level, const std::vecto
         ctx_.batch().add(tree.tokens[each.node], request.pos + tree.depths[each.node], true, 0,
                          hidden.data() + (size_t) each.output * n_embd_, n_embd_);
     }
-    ctx_.use_mask(&beams_);
-    const int32_t rc = ctx_.batch().decode();
-    ctx_.use_mask(nullptr);
+    const int32_t rc = ctx_.decode_with(beams_);
     if (rc != 0) {
         drop_cells_from(request.pos + 1);
     }

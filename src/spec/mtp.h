@@ -20,10 +20,11 @@ class mtp_drafter : public drafter {
     mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows);
     ~mtp_drafter() override;
 
-    void observe(const kept_rows & kept) override;
-    bool draft(const draft_request & request, token_tree & tree) override;
-    void trim(llama_pos n_keep) override;
-    void reset() override;
+    void    observe(const kept_rows & kept) override;
+    bool    draft(const draft_request & request, token_tree & tree) override;
+    int32_t draws() const override;
+    void    trim(llama_pos n_keep) override;
+    void    reset() override;
 
     std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1
     void               resume(llama_pos pos, const std::vector<float> & mark) override;
@@ -45,7 +46,7 @@ class mtp_drafter : public drafter {
 
     void              draft_chain(const draft_request & request, token_tree & tree);
     void              draft_tree(const draft_request & request, token_tree & tree);
-    void              draw_tree(const draft_request & request, token_tree & tree);
+    void              grow(const draft_request & request, int32_t node, const float * logits, token_tree & tree) const;
     std::vector<leaf> best_leaves(const token_tree & tree, std::vector<leaf> leaves,
                                   const draft_request & request) const;
     int32_t           row_of(const std::vector<leaf> & level, int32_t i) const;

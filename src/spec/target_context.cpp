@@ -2,6 +2,9 @@
 
 #include "target_context.h"
 
+#include "llama-context.h"
+#include "llama-memory-hybrid.h"
+
 #include <algorithm>
 
 namespace draftwood {
@@ -69,12 +72,16 @@ void target_context::remove(const context_listener & listener) noexcept {
     members_.erase(std::remove_if(members_.begin(), members_.end(), is), members_.end());
 }
 
-void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows) {
+void target_context::settle_others(const std::vector<llama_seq_id> & sequences) {
     each_listener([&](member & each) {
         if (std::find(sequences.begin(), sequences.end(), each.seq) == sequences.end()) {
             each.listener->on_flush(/*decodes*/ false);
         }
     });
+}
+
+void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows) {
+    settle_others(sequences);
 
     // an exception is a failed decode too: the hooks must hear of other decodes again
     int32_t     rc = -3;
@@ -112,6 +119,10 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
         decode(sequences, members[0].pos, n);
         return;
     }
+    if (n > trees_->max_rows()) {
+        fail(DW_ERR_INTERNAL, "a verify of %d rows; the engine made room for %d", n, trees_->max_rows());
+    }
+    settle_others(sequences); // what their commits need goes now
     trees_->begin(members, n_rows, state_.exact_rows > 0);
     state_.verify = trees_.get();
     state_.mask   = trees_.get();
@@ -123,16 +134,31 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
     }
 }
 
+int32_t target_context::free_cells(llama_seq_id seq) const {
+    const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(target_));
+    const auto * cache =
+        hybrid ? hybrid->get_mem_attn() : dynamic_cast<const llama_kv_cache *>(llama_get_memory(target_));
+    if (!cache) {
+        return INT32_MAX;
+    }
+    const llama_kv_cells & cells = cache->get_cells(seq);
+    return (int32_t) (cells.size() - cells.get_used());
+}
+
 // A tree state with more room is another one: the graphs over the old one's tensors go with it.
 void target_context::prepare_trees(int32_t n_rows) {
     if (trees_ && trees_->max_rows() >= n_rows) {
         return;
     }
-    each_listener([](member & each) { each.listener->on_flush(/*decodes*/ false); });
+    std::string why_not;
+    auto        larger = tree_state::make(target_, n_rows, why_not); // without memory for it the old one stays
+    if (trees_ && !larger) {
+        return;
+    }
+    settle_others({});
     graphs_.forget_verifies();
-    trees_.reset();
-    refusal_.clear();
-    trees_ = tree_state::make(target_, n_rows, refusal_);
+    trees_   = std::move(larger);
+    refusal_ = why_not;
 }
 
 } // namespace draftwood

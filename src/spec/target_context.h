@@ -50,6 +50,9 @@ class target_context : public std::enable_shared_from_this<target_context> {
     // Throws failure.
     void decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows);
 
+    // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
+    int32_t free_cells(llama_seq_id seq) const;
+
     // One decode of n_rows rows a tree, none of which is kept until commits say so.
     void verify(const std::vector<tree_state::member> & members, int32_t n_rows);
 
@@ -81,6 +84,7 @@ class target_context : public std::enable_shared_from_this<target_context> {
 
     target_context(llama_context * target, int32_t exact_rows);
     template <typename F> void each_listener(F f);
+    void                       settle_others(const std::vector<llama_seq_id> & sequences);
 
     llama_context *             target_;
     bool                        at_work_ = false;

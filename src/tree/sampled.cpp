@@ -103,7 +103,7 @@ std::vector<int32_t> sampled_shape(int32_t n, int32_t depth, int32_t widest) {
     static const std::vector<candidate> ranks = {
         { 0, std::log(0.55f) }, { 1, std::log(0.15f) }, { 2, std::log(0.07f) }, { 3, std::log(0.04f) }
     };
-    const std::vector<std::vector<candidate>> positions(std::max(0, depth), ranks);
+    const std::vector<std::vector<candidate>> positions(std::clamp(depth, 0, max_tree_nodes - 1), ranks);
     const token_tree                          tree = select(tree_from_positions(-1, positions, n, 0, 0.0f), n, 0);
     std::vector<int32_t>                      children(tree.size(), 0), parents_at(tree.height() + 1, 0);
     std::vector<bool>                         kept(tree.size(), true);

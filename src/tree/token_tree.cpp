@@ -32,14 +32,6 @@ int32_t token_tree::add(int32_t parent, int32_t token, float log_prob) {
     return size() - 1;
 }
 
-std::vector<int32_t> token_tree::path(int32_t node) const {
-    std::vector<int32_t> nodes(depths[node] + 1);
-    for (int32_t i = node; i >= 0; i = parents[i]) {
-        nodes[depths[i]] = i;
-    }
-    return nodes;
-}
-
 std::vector<int32_t> token_tree::spine() const {
     std::vector<int32_t> nodes(1, 0);
     for (int32_t i = 1; i < size(); ++i) {
@@ -48,14 +40,6 @@ std::vector<int32_t> token_tree::spine() const {
         }
     }
     return nodes;
-}
-
-std::vector<uint64_t> token_tree::ancestors() const {
-    std::vector<uint64_t> sets(tokens.size());
-    for (int32_t i = 0; i < size(); ++i) {
-        sets[i] = (parents[i] < 0 ? 0 : sets[parents[i]]) | uint64_t(1) << i;
-    }
-    return sets;
 }
 
 bool token_tree::is_chain() const {

@@ -36,14 +36,8 @@ struct token_tree {
     // probabilities.
     int32_t add(int32_t parent, int32_t token, float log_prob);
 
-    // the node's path, root first
-    std::vector<int32_t> path(int32_t node) const;
-
     // the path of the first child of each node, root included: of a tree that build.h made the most probable
     std::vector<int32_t> spine() const;
-
-    // by node, bit j: j is an ancestor or the node itself. At most max_tree_nodes nodes.
-    std::vector<uint64_t> ancestors() const;
 
     bool is_chain() const; // every node the child of the one before
 };

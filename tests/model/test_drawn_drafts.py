@@ -4,10 +4,13 @@ from __future__ import annotations
 
 import itertools
 from collections import Counter
+from pathlib import Path
 
 import numpy as np
 import pytest
+from draftwood import Llama
 
+MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 PROMPT = [3, 14, 15, 92, 65, 35]
 TOP_K, TEMP, N = 3, 1.3, 1500
 SAMPLING = {"top_k": TOP_K, "temp": TEMP, "top_p": 1.0, "min_p": 0.0}
@@ -95,3 +98,25 @@ def test_a_grammar_and_penalties_bind_drawn_text(llama_of):
 def test_bad_values(llama_of, value):
     with pytest.raises(ValueError, match="draw_drafts is"):
         llama_of("planted-moe", {}, draw_drafts=value)
+
+
+def test_dflash_draws_too():
+    """tiny-moe's drafter knows fewer positions than a shape may be deep."""
+    llm = Llama(
+        str(MODELS / "tiny-moe-f16.gguf"),
+        drafter=str(MODELS / "dflash-f16.gguf"),
+        speculation="dflash",
+        draw_drafts=True,
+        tree_budget=24,
+        draft_tokens=20,
+        n_ctx=256,
+        n_threads=1,
+        seed=3,
+        verbose=False,
+    )
+    prompt = llm.tokenize(b"def read(path):")
+    assert len(list(itertools.islice(llm.generate(prompt, temp=0.8), 200))) == 200
+    stats = llm.speculation_stats
+    assert stats.tree_rounds > 20
+    assert stats.accepted > stats.rounds / 2
+    llm.close()

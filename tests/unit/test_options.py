@@ -64,6 +64,9 @@ def test_defaults():
         ({"tree_budget": 8, "speculation": "off"}, 'found tree_budget=8 beside speculation="off"'),
         ({"draw_drafts": "yes"}, "draw_drafts is 'yes'; expected True or False"),
         ({"draw_drafts": None}, "draw_drafts is None"),
+        ({"speculation": "ngram", "draw_drafts": True}, "expected trees of MTP or DFlash drafts"),
+        ({"speculation": "off", "draw_drafts": True}, "found draw_drafts=True beside speculation='off'"),
+        ({"draw_drafts": True, "tree_budget": 1}, "tree_budget=1; expected trees of MTP"),
         ({"exact": "no"}, "exact is 'no'; expected True or False"),
         ({"exact": None}, "exact is None; expected True or False"),
     ],
@@ -112,7 +115,6 @@ def test_snapshots_only_where_the_tree_ops_may_not_run(can_offload, arguments, n
         *(({"speculation": s, "tree_budget": n}, n) for s in ("tree", "auto", "mtp") for n in (1, 64)),
         ({"speculation": "dflash", "drafter": "d.gguf", "tree_budget": 5}, 5),
         ({"speculation": "mtp", "draw_drafts": True}, DEFAULT_TREE_BUDGET),
-        ({"speculation": "ngram", "draw_drafts": True}, 0),
         ({"speculation": "off"}, 0),
     ],
 )

@@ -184,3 +184,79 @@ def test_bad_input(rig):
     a.verify()
     assert a.next(shared.sampler) == made[0].run.tokens[1]
     close(made)
+
+
+def test_a_tree_of_one_settles_the_open_trees_of_others(rig):
+    """What their commits need goes with the next verify: they are committed before, and go on from there."""
+    shared = rig(draft_tokens=8, tree_budget=12, n_seq_max=3, n_ctx=768, engine=False)
+    made = texts(shared, rig())
+    chance = random.Random(18)
+    for _ in range(5):
+        for text in made[:2]:
+            text.engine.propose_tree(grow(chance, text.run, text.done, 9, 3))
+        Engine.verify_all([text.engine for text in made[:2]])
+        for text in made[:2]:
+            text.accept = true_length(text.run, text.done, text.engine.tree())
+            take(shared, text)
+        made[2].engine.propose_tree(grow(chance, made[2].run, made[2].done, 9, 3))
+        made[2].engine.verify()  # the two rounds are open still
+        made[2].accept = true_length(made[2].run, made[2].done, made[2].engine.tree())
+        take(shared, made[2])
+        made[2].engine.commit()
+        for text in made[:2]:
+            assert text.engine.n_past == len(PROMPTS[made.index(text)]) + text.done - 1
+    close(made)
+
+
+def test_a_proposal_outlives_the_decode_of_another(rig):
+    shared = rig(drafter=MTP, draft_tokens=8, tree_budget=12, n_seq_max=3, n_ctx=768, engine=False)
+    made = texts(shared, rig())
+    for text in made:
+        text.engine.propose_tree(grow(random.Random(3), text.run, text.done, 9, 3))
+    for text in made:
+        text.engine.verify()
+        text.accept = true_length(text.run, text.done, text.engine.tree())
+        take(shared, text)
+    close(made)
+
+
+def test_a_drafter_that_goes_leaves_the_others_theirs(rig):
+    shared = rig(drafter=MTP, draft_tokens=4, n_seq_max=3, n_ctx=768, engine=False)
+    made = texts(shared, rig())
+    made.pop(0).engine.close()
+    for _ in range(4):
+        for text in made:
+            assert text.engine.propose(text.run.tokens[text.done - 1]) == 4
+            text.engine.verify()
+            text.accept = true_length(text.run, text.done, text.engine.tree())
+            take(shared, text)
+            text.engine.commit()
+    assert sum(text.engine.stats().cold_rounds for text in made) == 0
+    close(made)
+
+
+def test_a_cache_that_is_nearly_full(rig):
+    """Where a unified cache has no cells for all trees, all take a plain step; one alone drafts what fits."""
+    common: dict[str, Any] = {"draft_tokens": 8, "tree_budget": 12, "n_seq_max": 2, "n_ctx": 256}
+    shared = rig(**common, kv_unified=True, engine=False)
+    long = tuple(range(100, 218))
+    made = texts(shared, rig(), (long, long[:110]))
+    chance = random.Random(5)
+    left = 256 - 118 - 110
+    for text in made:
+        text.engine.propose_tree(grow(chance, text.run, text.done, 12, 3))
+    Engine.verify_all([text.engine for text in made])  # 24 rows of 28 cells
+    for text in made:
+        text.accept = true_length(text.run, text.done, text.engine.tree())
+        left -= text.accept + 1
+        take(shared, text, near=0.02)
+        text.engine.commit()
+    assert 12 <= left < 24
+    for text in made:
+        text.engine.propose_tree(grow(chance, text.run, text.done, 12, 3))
+    Engine.verify_all([text.engine for text in made])
+    for text in made:
+        text.accept = 0
+        take(shared, text, near=0.02)
+        text.engine.commit()
+    close(made)

@@ -5,6 +5,7 @@ Each gives a status in words, and the context goes on exactly, its drafter too.
 
 from __future__ import annotations
 
+import contextlib
 import ctypes
 import random
 from collections.abc import Sequence
@@ -12,7 +13,8 @@ from typing import Any
 
 import pytest
 from draftwood import _capi
-from draftwood.errors import ContextFullError, OptionError, UnsupportedError
+from draftwood._llama_cpp import llama_cpp as native
+from draftwood.errors import ContextFullError, DraftwoodError, OptionError, UnsupportedError
 from draftwood.tree import Tree
 
 from tests.model.engine.calls import MTP, error_of, lib, new, params
@@ -234,3 +236,35 @@ def test_a_proposal_ends_the_round_before_it(branching):
     tree = grow(chance, run, 2, BUDGET, 3)
     done = follow_tree(r, run, 2, tree, true_length(run, 2, tree))
     check_plain(r, run, done)
+
+
+@pytest.mark.parametrize("change", ["clear", "remove", "copy"])
+@pytest.mark.parametrize("when", ["proposed", "open"])
+def test_a_memory_that_others_change_in_a_round(rig, run_of, change, when):
+    """Between two calls of a round: an error or what plain decoding gives, never another text."""
+    run, r = run_of("moe-mtp"), rig(drafter=MTP, tree_budget=BUDGET, n_seq_max=2, n_ctx=512)
+    chance = random.Random(6)
+    r.start()
+    r.engine.propose_tree(grow(chance, run, 1, 8, 2))
+    if when == "open":
+        r.engine.verify()
+        check_next(r, run, 1)
+    if change == "clear":
+        native.llama_memory_clear(r.memory, True)
+    elif change == "remove":
+        native.llama_memory_seq_rm(r.memory, 0, -1, -1)
+    else:
+        native.llama_memory_seq_cp(r.memory, 0, 1, -1, -1)
+    if change == "copy" and when == "proposed":  # a plain step makes the state our own again
+        r.engine.verify()
+        check_next(r, run, 1)
+        r.engine.commit()
+        check_plain(r, run, 2)
+    else:
+        if when == "open":
+            with contextlib.suppress(DraftwoodError):  # the round is lost, and may say so
+                r.engine.commit()
+        with pytest.raises(DraftwoodError):
+            r.engine.verify()
+    assert r.start() == run.tokens[0]
+    check_plain(r, run, 1)

@@ -156,6 +156,7 @@ def test_summary_is_the_last_and_only_line_on_stderr(planted):
     done = run(planted, PROMPT, "-n", str(N), "--temp", "0", text=True)
     assert re.fullmatch(
         rf"{N} tokens, [\d.]+ tok/s \| [\d.]+ tokens a round \| \d+% of \d+ mtp drafts accepted \| "
+        r"(\d+ of \d+ rounds in trees, [\d.]+ rows a round \| )?"
         r"chat prompt \d+ tokens in \d+\.\d\d s\n",
         done.stderr,
     ), done.stderr

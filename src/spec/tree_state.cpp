@@ -24,41 +24,47 @@ bool on_cpu(const ggml_tensor * t) {
     return !t || ggml_backend_buffer_is_host(t->buffer);
 }
 
-} // namespace
-
-std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max_rows, std::string & why_not) {
-    const llama_model & model  = *llama_get_model(target);
-    auto *              memory = dynamic_cast<llama_memory_hybrid *>(llama_get_memory(target));
-    if ((model.arch != LLM_ARCH_QWEN35 && model.arch != LLM_ARCH_QWEN35MOE) || !memory) {
-        why_not = "trees are verified on qwen35 and qwen35moe";
-        return nullptr;
+// why no draft trees can be verified in a context; empty: they can
+std::string refusal(llama_context * target) {
+    const llm_arch arch   = llama_get_model(target)->arch;
+    const auto *   memory = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(target));
+    if ((arch != LLM_ARCH_QWEN35 && arch != LLM_ARCH_QWEN35MOE) || !memory) {
+        return "trees are verified on qwen35 and qwen35moe";
     }
     if (!target->get_cparams().fused_gdn_ar || !target->get_cparams().fused_gdn_ch) {
-        why_not = "the context runs the delta net without its fused op";
-        return nullptr;
+        return "the context runs the delta net without its fused op";
     }
-    ggml_backend_t cpu_backend = dw_cpu_backend(target);
-    if (!cpu_backend) {
-        why_not = "the context has no CPU backend";
-        return nullptr;
+    if (!dw_cpu_backend(target)) {
+        return "the context has no CPU backend";
     }
-    ggml_backend_dev_t cpu = ggml_backend_get_device(cpu_backend);
-    for (size_t il = 0; il < memory->get_mem_recr()->s_l.size(); ++il) {
-        if (!on_cpu(memory->get_mem_recr()->s_l[il]) || !on_cpu(memory->get_mem_recr()->r_l[il])) {
-            why_not = "the state of layer " + std::to_string(il) + " is on a device without the tree ops";
-            return nullptr;
+    const llama_memory_recurrent & recurrent = *memory->get_mem_recr();
+    for (size_t il = 0; il < recurrent.s_l.size(); ++il) {
+        for (const ggml_tensor * state : { recurrent.s_l[il], recurrent.r_l[il] }) {
+            if (!on_cpu(state) || (state && state->type != GGML_TYPE_F32)) {
+                return "the state of layer " + std::to_string(il) + " is on a device without the tree ops";
+            }
         }
     }
     for (const uint32_t il : memory->get_mem_attn()->get_layer_ids()) {
         if (!on_cpu(memory->get_mem_attn()->get_k_storage((int32_t) il))) {
-            why_not = "the KV cache of layer " + std::to_string(il) + " is on a device without the tree ops";
-            return nullptr;
+            return "the KV cache of layer " + std::to_string(il) + " is on a device without the tree ops";
         }
     }
-    const ops found = { find_op(cpu, "dw_tree_conv_windows"), find_op(cpu, "dw_tree_delta_net"),
-                        find_op(cpu, "dw_tree_commit_state"), find_op(cpu, "dw_tree_commit_conv"),
-                        find_op(cpu, "dw_tree_scores"),       find_op(cpu, "dw_tree_values"),
-                        find_op(cpu, "dw_tree_commit_rows"),  find_op(cpu, "dw_tree_commit_columns") };
+    return "";
+}
+
+} // namespace
+
+std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max_rows, std::string & why_not) {
+    why_not = refusal(target);
+    if (!why_not.empty()) {
+        return nullptr;
+    }
+    ggml_backend_dev_t cpu   = ggml_backend_get_device(dw_cpu_backend(target));
+    const ops          found = { find_op(cpu, "dw_tree_conv_windows"), find_op(cpu, "dw_tree_delta_net"),
+                                 find_op(cpu, "dw_tree_commit_state"), find_op(cpu, "dw_tree_commit_conv"),
+                                 find_op(cpu, "dw_tree_scores"),       find_op(cpu, "dw_tree_values"),
+                                 find_op(cpu, "dw_tree_commit_rows"),  find_op(cpu, "dw_tree_commit_columns") };
     if (!found.conv_windows) {
         why_not = "the CPU backend in use has no tree ops";
         return nullptr;
@@ -68,6 +74,7 @@ std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max
         why_not = "no second CPU backend could be made";
         return nullptr;
     }
+    auto * memory = static_cast<llama_memory_hybrid *>(llama_get_memory(target));
     return std::unique_ptr<tree_state>(new tree_state(target, memory, std::move(backend), found, max_rows));
 }
 

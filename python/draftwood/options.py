@@ -95,7 +95,7 @@ class Options:
         if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= MAX_TREE_BUDGET:
             raise OptionError(
                 f"tree_budget is {budget!r}; expected 1 to {MAX_TREE_BUDGET} nodes",
-                hint="leave it out for chains",
+                hint="leave it out for the default",
             )
         if self.speculation == "off":
             raise OptionError(
@@ -169,6 +169,11 @@ def _drafter(options: Options, arguments: dict[str, Any]) -> Drafter:
             raise OptionError(
                 f"found draft_model= beside tree_budget={options.tree_budget}; expected chains from it",
                 hint="leave tree_budget= out",
+            )
+        if options.draw_drafts:
+            raise OptionError(
+                "found draft_model= beside draw_drafts=True; expected drafts of MTP or DFlash to be drawn",
+                hint="leave draw_drafts= out",
             )
         return "given"
     if options.speculation == "ngram":

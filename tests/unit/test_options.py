@@ -188,6 +188,8 @@ def test_a_draft_model_of_the_callers_own_runs_on_any_model():
     assert plan(Options(), Info(), given).tree_budget == 0
     with pytest.raises(OptionError, match="found draft_model= beside tree_budget=4; expected chains"):
         plan(Options(tree_budget=4), Info(), given)
+    with pytest.raises(OptionError, match="found draft_model= beside draw_drafts=True"):
+        plan(Options(draw_drafts=True), Info(), given)
     with pytest.raises(OptionError, match=r"drafter='d\.gguf'"):
         plan(Options(drafter="d.gguf"), Info(), given)
     assert "embedding=True" in plan(Options(), Info(), {**given, "embedding": True}).reason

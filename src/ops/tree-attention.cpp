@@ -32,8 +32,7 @@ struct placed_path {
     }
 };
 
-// moves elements of `size` bytes, from and to counted in elements; ascending, so that none is overwritten before its
-// turn
+// ascending, so that none is overwritten before its turn
 template <typename T> void move_all(T * data, const placed_path & path) {
     for (size_t k = 0; k < path.to.size(); ++k) {
         data[path.to[k]] = data[path.from[k]];

@@ -1,6 +1,6 @@
 // Rows of a tree that a drafter decodes into its own KV cache level by level, so that later levels go on from them:
-// which see which, and which stay once a path is accepted. Must not know: models, probabilities. Test:
-// tests/model/test_beams.py.
+// which see which, and which stay once a path is accepted. Must not know: models, probabilities.
+// Test: tests/model/engine/test_tree_aborts.py (later drafts do not depend on how rounds went), test_trees.py.
 
 #pragma once
 

@@ -90,6 +90,7 @@ class engine : private context_listener {
     void                       draft(int32_t depth, int32_t budget, int32_t spine);
     void                       draft_best(int32_t n_max);
     void                       draft_drawn(int32_t depth, int32_t budget);
+    bool                       ask(const draft_request & request);
     llama_token                sample(llama_sampler * sampler, int32_t node);
     void                       join_ngrams(int32_t depth);
     draft_request              request(int32_t depth, int32_t budget, int32_t spine) const;

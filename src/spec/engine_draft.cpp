@@ -72,19 +72,25 @@ void engine::draft_drawn(int32_t depth, int32_t budget) {
     timer t(stats_.t_draft_us);
     drawn_                = { &rng_, sampled_shape(budget, depth, drafter_->draws()), {} };
     draft_request request = this->request(depth, budget, 0);
+    request.width         = max_tree_nodes; // its shape was chosen without the curve
     request.drawn         = &drawn_;
-    bool drafted          = false;
-    try {
-        drafted = drafter_->draft(request, tree_);
-    } catch (const std::exception &) { // costs drafts, never the request
-        drafter_->reset();
-    }
-    if (!drafted) {
-        tree_  = token_tree(tree_.tokens[0]);
+    if (!ask(request)) {
         drawn_ = {};
-        stats_.n_cold_rounds++;
     }
     caught_up_ = false;
+}
+
+// let the drafter grow tree_; one that fails costs drafts, never the request
+bool engine::ask(const draft_request & request) {
+    bool drafted = false;
+    try {
+        drafted = drafter_->draft(request, tree_);
+    } catch (const std::exception &) {
+        drafter_->reset();
+        tree_ = token_tree(tree_.tokens[0]);
+    }
+    stats_.n_cold_rounds += drafted ? 0 : 1;
+    return drafted;
 }
 
 void engine::set_drawn(bool drawn, uint64_t seed) {
@@ -104,20 +110,13 @@ void engine::draft(int32_t depth, int32_t budget, int32_t spine) {
         return;
     }
     const int64_t start_us = ggml_time_us();
-    bool          drafted  = false;
-    try {
-        drafted = drafter_->draft(request(depth, budget, spine), tree_);
-    } catch (const std::exception &) { // costs drafts, never the request
-        drafter_->reset();
-        tree_ = token_tree(tree_.tokens[0]);
-    }
+    const bool    drafted  = ask(request(depth, budget, spine));
     if (budget > 0) {
         join_ngrams(depth);
         tree_ = select(tree_, budget, spine);
     }
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_draft_us += took;
-    stats_.n_cold_rounds += drafted ? 0 : 1;
     if (drafted && caught_up_ && budget == 0 && tree_.n_drafts() == depth) {
         pace_.drafted(depth, took);
     }

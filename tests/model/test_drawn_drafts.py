@@ -56,6 +56,14 @@ def test_texts_come_as_often_as_without_drafts(llama_of):
     assert 0 < stats.accepted < stats.drafted
 
 
+def test_auto_draws_the_whole_budget(llama_of):
+    settings = {"speculation": "auto", "draw_drafts": True, "tree_budget": 8, "draft_tokens": 3}
+    llm = llama_of("planted-moe", {}, **settings)
+    list(itertools.islice(llm.generate(PROMPT, **SAMPLING), 60))
+    stats = llm.speculation_stats
+    assert stats.drafted / stats.rounds == pytest.approx(7, abs=0.5)  # the last rounds may have less room
+
+
 def test_greedy_text_is_that_of_plain_decode(llama_of):
     llm = llama_of("planted-moe", {}, speculation="mtp", draw_drafts=True, tree_budget=8, draft_tokens=3)
     plain = llama_of("planted-moe", {}, speculation="off")

@@ -5,6 +5,7 @@
 #   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; archived under FOLDER for later runs
 #   tools/gpu.sh restore          there: the same from build/gpu/site.tar.xz.*, put there from an earlier FOLDER
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
+#   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; "collect" and "check" run here
 #
 # The machine has CUDA, CMake, ninja, pytest and what pyproject.toml's dependencies name, except for $wheels.
 set -euo pipefail
@@ -24,6 +25,7 @@ pack() {
     done
     tar -C "$(dirname "$tree")" -cf - "${left_out[@]}" "$(basename "$tree")" | xz -T0 -6 > "$packed/source.tar.xz"
     .venv/bin/python -m pip download -q --no-deps -d "$packed/wheels" $wheels
+    .venv/bin/python bench/run.py stamp > "$packed/commit.json"
     du -sh "$packed"/*
 }
 
@@ -34,6 +36,7 @@ build() {
     CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=native" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
         python3 -m pip install -v --no-index --no-deps --no-build-isolation --target "$site" . > "$1/build.log" 2>&1 ||
         { tail -60 "$1/build.log"; exit 1; }
+    cp "$packed/commit.json" "$site/draftwood-commit.json" # rows of bench/run.py name it
     tar -C "$site" -cf - . | xz -T0 -3 | split -b 15M - "$1/site.tar.xz."
 }
 
@@ -48,7 +51,11 @@ run() {
     LD_PRELOAD=$(ldconfig -p | sed -n 's/.*libstdc++\.so\.6 .*=> //p' | head -1) PYTHONPATH="$site" PYTHONSAFEPATH=1 "$@"
 }
 
+bench() {
+    run python3 bench/run.py run "$@"
+}
+
 case "${1:-}" in
-    pack | build | restore | run) "$@" ;;
+    pack | build | restore | run | bench) "$@" ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

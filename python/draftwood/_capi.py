@@ -13,7 +13,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 4
+API_VERSION = 5
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -37,6 +37,9 @@ DRAFTER_GIVEN = 4
 
 LENGTH_FIXED = 0
 LENGTH_AUTO = 1
+
+RESULTS_AUTO = 0
+RESULTS_TOP = 1
 
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p
@@ -68,6 +71,7 @@ class Params(ctypes.Structure):
         ("curve", ctypes.POINTER(Curve)),
         ("tree_budget", ctypes.c_int32),
         ("seq_id", ctypes.c_int32),
+        ("results", ctypes.c_int32),
     ]
 
 
@@ -103,6 +107,9 @@ class Stats(ctypes.Structure):
         ("n_restored", ctypes.c_int64),
         ("n_checkpoints", ctypes.c_int64),
         ("checkpoint_bytes", ctypes.c_int64),
+        ("n_logits_rows", ctypes.c_int64),
+        ("n_launches", ctypes.c_int64),
+        ("n_replays", ctypes.c_int64),
         ("t_draft_us", ctypes.c_int64),
         ("t_verify_us", ctypes.c_int64),
         ("t_eval_us", ctypes.c_int64),
@@ -152,6 +159,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_verify_all": (_STATUS, [_P(EngineHandle), ctypes.c_int32]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
+    "dw_next_scheduled": (_STATUS, [EngineHandle, ctypes.c_void_p, ctypes.c_bool, _P(Token)]),
+    "dw_set_top": (_STATUS, [EngineHandle, ctypes.c_int32]),
     "dw_rewind": (_STATUS, [EngineHandle]),
     "dw_commit": (_STATUS, [EngineHandle]),
     "dw_checkpoint": (_STATUS, [EngineHandle]),

@@ -94,6 +94,7 @@ class Engine:
         curve: Curve | None = None,
         tree_budget: int = 0,
         seq_id: int = 0,
+        results: int = _capi.RESULTS_AUTO,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -105,6 +106,7 @@ class Engine:
         params.checkpoint_bytes = checkpoint_bytes
         params.tree_budget = tree_budget
         params.seq_id = seq_id
+        params.results = results
         raw = None if curve is None else curve.to_native()  # kept until the call is over
         params.curve = None if raw is None else ctypes.pointer(raw)
         params.drafter_path = None if drafter_path is None else os.fsencode(drafter_path)
@@ -166,6 +168,10 @@ class Engine:
         """Draw later drafts: text then follows the distribution, not the draws, of plain decode."""
         check(_lib.dw_set_drawn(self._handle, drawn, seed))
 
+    def set_top(self, n: int) -> None:
+        """Tell how many of a row's best tokens the next requests' sampler decides among; 0: it needs all."""
+        check(_lib.dw_set_top(self._handle, n))
+
     def verify(self) -> None:
         """Evaluate `last` and the draft in one llama_decode."""
         check(_lib.dw_verify(self._handle))
@@ -187,6 +193,14 @@ class Engine:
     def next(self, sampler: Any) -> int:
         """Sample that row with a llama_sampler, which accepts the token. Returns the token."""
         check(_lib.dw_next(self._handle, sampler, ctypes.byref(self._token)))
+        return self._token.value
+
+    def next_scheduled(self, sampler: Any, *, accept: bool) -> int:
+        """Sample that row as `next` does, and then accept the likeliest draft or none: for benchmarks.
+
+        The text that comes of it means nothing.
+        """
+        check(_lib.dw_next_scheduled(self._handle, sampler, accept, ctypes.byref(self._token)))
         return self._token.value
 
     def draft(self) -> list[int]:

@@ -23,6 +23,7 @@ from draftwood.engine import Engine
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
 from draftwood.processors import GuardedProcessors, WatchedGrammar
 from draftwood.prompt import chunks, common_prefix, last_turn
+from draftwood.sampling import tokens_enough
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
@@ -143,6 +144,7 @@ class Generation(Base):  # type: ignore[misc]
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
         self._sampler = sampler = self._init_sampler(**sampling)
         self._engine.set_temperature(max(0.0, temp))
+        self._engine.set_top(tokens_enough(**sampling))
         # mirostat's own state follows what it chose itself
         self._engine.set_drawn(self._draws and mirostat_mode == 0, _seed_of(self._seed))
         try:

@@ -36,6 +36,11 @@ class SpeculationStats:
     checkpoints: int
     """Held now, and the memory they take:"""
     checkpoint_bytes: int
+    logits_rows: int
+    """Rows sampled from all their logits, copied to the host; others needed their best tokens only."""
+    gpu_launches: int
+    """Graphs that GPUs computed in this process, and those of them that replayed a captured CUDA graph:"""
+    gpu_replays: int
     drafted_by_depth: tuple[int, ...]
     accepted_by_depth: tuple[int, ...]
     draft_seconds: float
@@ -75,6 +80,9 @@ class SpeculationStats:
             restored=raw.n_restored,
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,
+            logits_rows=raw.n_logits_rows,
+            gpu_launches=raw.n_launches,
+            gpu_replays=raw.n_replays,
             drafted_by_depth=tuple(raw.drafted_at[:deepest]),
             accepted_by_depth=tuple(raw.accepted_at[:deepest]),
             draft_seconds=raw.t_draft_us * 1e-6,

@@ -31,6 +31,26 @@ void dw_graph_store::select(int64_t n_rows, int32_t variant, llm_graph_result_pt
     reusable_ = &reusable;
     sched_    = &sched;
     swap_to(variant != 0 || n_rows <= max_rows ? shape{ variant, n_rows } : shape{});
+    wait_for_copies();
+}
+
+void dw_graph_store::copied(ggml_backend_t backend) {
+    auto & event = copies_[current_];
+    if (!event) {
+        event.reset(ggml_backend_event_new(ggml_backend_get_device(backend)));
+    }
+    if (event) {
+        ggml_backend_event_record(event.get(), backend);
+    } else {
+        ggml_backend_synchronize(backend);
+    }
+}
+
+void dw_graph_store::wait_for_copies() {
+    const auto event = copies_.find(current_);
+    if (event != copies_.end() && event->second) {
+        ggml_backend_event_synchronize(event->second.get());
+    }
 }
 
 // What llama.cpp did to the context since the last decode. A new scheduler (after a change of adapters, samplers or
@@ -93,6 +113,7 @@ void dw_graph_store::drop_oldest() {
 void dw_graph_store::restore() {
     if (sched_) {
         swap_to({});
+        wait_for_copies();
     }
 }
 

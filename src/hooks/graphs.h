@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <map>
+#include <memory>
 #include <utility>
 
 struct llama_context;
@@ -28,6 +29,10 @@ class dw_graph_store {
     void select(int64_t n_rows, int32_t variant, llm_graph_result_ptr & result, llm_graph_result *& reusable,
                 ggml_backend_sched_ptr & sched);
 
+    // An input of the selected graph is on its way to the device of `backend`: select() waits until it is there, before
+    // the next one is written over it.
+    void copied(ggml_backend_t backend);
+
     // hand the context its own ones back
     void restore();
 
@@ -44,6 +49,9 @@ class dw_graph_store {
 
   private:
     using shape = std::pair<int32_t, int64_t>; // variant, rows; 0, 0: the context's own
+    struct event_deleter {
+        void operator()(ggml_backend_event_t event) const { ggml_backend_event_free(event); }
+    };
     struct slot {
         llm_graph_result_ptr   result;
         ggml_backend_sched_ptr sched;
@@ -52,16 +60,18 @@ class dw_graph_store {
     };
 
     void notice_changes();
+    void wait_for_copies();
     void swap_to(shape wanted);
     void drop_oldest();
 
-    llama_context *          ctx_;
-    std::map<shape, slot>    slots_;
-    shape                    current_{}; // whose slot the context holds
-    int64_t                  clock_      = 0;
-    llm_graph_result_ptr *   result_     = nullptr;
-    llm_graph_result **      reusable_   = nullptr;
-    ggml_backend_sched_ptr * sched_      = nullptr;
-    ggml_backend_sched_t     seen_       = nullptr; // the scheduler left in the context; another one: it made its own
-    bool                     distrusted_ = false;
+    llama_context *                                                     ctx_;
+    std::map<shape, slot>                                               slots_;
+    std::map<shape, std::unique_ptr<ggml_backend_event, event_deleter>> copies_;    // of inputs, one device
+    shape                                                               current_{}; // whose slot the context holds
+    int64_t                                                             clock_    = 0;
+    llm_graph_result_ptr *                                              result_   = nullptr;
+    llm_graph_result **                                                 reusable_ = nullptr;
+    ggml_backend_sched_ptr *                                            sched_    = nullptr;
+    ggml_backend_sched_t seen_       = nullptr; // the scheduler left in the context; another one: it made its own
+    bool                 distrusted_ = false;
 };

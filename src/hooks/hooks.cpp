@@ -2,10 +2,15 @@
 
 #include "hooks.h"
 
+#include "custom-op.h"
 #include "ggml-cpu.h"
 #include "graphs.h"
 #include "llama-context.h"
+#include "sched-inputs.h"
+#include "top-rows.h"
 
+#include <algorithm>
+#include <cstring>
 #include <exception>
 
 namespace {
@@ -32,7 +37,76 @@ const llm_graph_input_attn_kv * find_attention(const llm_graph_result & graph) {
     return nullptr;
 }
 
+// the input that a feed goes to; nullptr: the graph has none
+ggml_tensor * find_input(const llm_graph_result & graph, dw_feed::kind kind) {
+    for (const auto & input : graph.inputs) {
+        if (const auto * pairs = dynamic_cast<const llm_graph_input_embd_h *>(input.get())) {
+            return kind == dw_feed::token ? pairs->tokens : pairs->h;
+        }
+        if (const auto * plain = dynamic_cast<const llm_graph_input_embd *>(input.get())) {
+            return kind == dw_feed::token ? plain->tokens : plain->embd;
+        }
+    }
+    return nullptr;
+}
+
+// n_kv's step in the decode that this thread runs; 0: llama.cpp's
+thread_local uint32_t kv_step = 0;
+
+// What is in host memory goes into the inputs now, the rest when these are copied to their device.
+void resolve_feeds(dw_state & dw, const llm_graph_result & graph) {
+    dw.resolved.clear();
+    for (const dw_feed & feed : dw.feeds) {
+        ggml_tensor * input = find_input(graph, feed.input);
+        if (!input) {
+            continue;
+        }
+        if (dw.async_inputs && !ggml_backend_buffer_is_host(feed.from->buffer)) {
+            dw.resolved.push_back({ feed, input });
+        } else {
+            ggml_backend_tensor_get(feed.from, (char *) input->data + feed.at, feed.offset, feed.bytes);
+        }
+    }
+    dw.feeds.clear();
+}
+
+// Into the device's stream. Not for what is computed in host memory: the next node may write over it meanwhile.
+bool copy_input(void * user, ggml_backend_t backend, const ggml_tensor * input, ggml_tensor * copy) {
+    dw_state &          dw   = *static_cast<dw_state *>(user);
+    const ggml_tensor * root = input->view_src ? input->view_src : input;
+    ggml_backend_dev_t  dev  = ggml_backend_get_device(backend);
+    const bool ours = (root->flags & GGML_TENSOR_FLAG_INPUT) != 0 && ggml_is_contiguous(input) && root->buffer &&
+                      ggml_backend_buffer_get_type(root->buffer) == ggml_backend_dev_host_buffer_type(dev);
+    if (!ours) {
+        return false;
+    }
+    ggml_backend_tensor_set_async(backend, copy, input->data, 0, ggml_nbytes(copy));
+    for (const dw_state::resolved_feed & each : dw.resolved) {
+        if (each.input == input) {
+            const ggml_tensor from = dw_part_of(each.feed.from, each.feed.offset, each.feed.bytes);
+            ggml_tensor       to   = dw_part_of(copy, each.feed.at, each.feed.bytes);
+            ggml_backend_tensor_copy_async(backend, backend, &from, &to);
+        }
+    }
+    dw.graphs->copied(backend);
+    return true;
+}
+
 } // namespace
+
+ggml_tensor dw_part_of(const ggml_tensor * tensor, size_t offset, size_t bytes) noexcept {
+    ggml_tensor part{};
+    part.type   = GGML_TYPE_I8;
+    part.buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    part.data   = (char *) tensor->data + offset;
+    part.ne[0]  = (int64_t) bytes;
+    part.nb[0]  = 1;
+    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+        part.ne[i] = 1;
+        part.nb[i] = bytes;
+    }
+    return part;
+}
 
 dw_state *& dw_state_of(llama_context * ctx) noexcept {
     // llama_context only offers its parameters read-only
@@ -59,9 +133,51 @@ void dw_use_stock_kernels(llama_context * ctx) noexcept {
 }
 
 void dw_hook_decode(dw_state * dw) noexcept {
-    if (dw && dw->flush) {
+    kv_step = dw ? dw->kv_step : 0;
+    if (!dw) {
+        return;
+    }
+    if (dw->flush) {
         dw->flush(dw->user, /*decodes*/ true);
     }
+    dw->kept_outputs.clear(); // nobody asked for them
+    dw->n_ubatches = 0;
+}
+
+uint32_t dw_hook_kv_step(uint32_t step) noexcept {
+    return std::max(kv_step, step);
+}
+
+bool dw_hook_keeps(dw_state * dw, const ggml_tensor * result, float * host) noexcept {
+    if (dw && dw->keeps) {
+        dw->kept_outputs.push_back({ result, host });
+    }
+    return dw && dw->keeps;
+}
+
+void dw_hook_read(dw_state * dw) noexcept {
+    if (!dw) {
+        return;
+    }
+    for (const dw_state::kept & each : dw->kept_outputs) {
+        ggml_backend_tensor_get(each.tensor, each.host, 0, ggml_nbytes(each.tensor));
+    }
+    dw->kept_outputs.clear();
+}
+
+void dw_hook_outputs(dw_state * dw, llm_graph_context & graph) noexcept {
+    if (!dw) {
+        return;
+    }
+    dw->tops.erase(graph.gf);
+    ggml_tensor * logits = graph.res->get_logits();
+    if (!dw->top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {
+        return;
+    }
+    ggml_tensor * top = dw_build_top_rows(graph.ctx0, logits, dw_n_top, dw->top_rows);
+    ggml_set_output(top);
+    ggml_build_forward_expand(graph.gf, top);
+    dw->tops[graph.gf] = top;
 }
 
 void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_result_ptr & result,
@@ -69,9 +185,13 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
     if (!dw || !dw->graphs) {
         return;
     }
+    if (!dw->kept_outputs.empty()) { // a decode of several ubatches: the next may compute over them
+        ggml_backend_sched_synchronize(sched.get());
+        dw_hook_read(dw);
+    }
     try {
         if (has_outputs) {
-            dw->graphs->select(n_rows, dw->verify ? dw->verify->variant() : 0, result, reusable, sched);
+            dw->graphs->select(n_rows, dw->verify ? dw->verify->variant() : dw->variant, result, reusable, sched);
         } else {
             dw->graphs->restore(); // a part of a prompt: the context's own graph
         }
@@ -82,6 +202,14 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
 }
 
 void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept {
+    dw_set_input_copier(dw && dw->async_inputs ? copy_input : nullptr, dw);
+    if (dw) {
+        dw->result = &graph;
+        dw->n_ubatches++;
+        const auto top = dw->tops.find(graph.get_gf());
+        dw->top        = top == dw->tops.end() ? nullptr : top->second;
+        resolve_feeds(*dw, graph);
+    }
     if (dw && dw->mask) {
         if (const llm_graph_input_attn_kv * attn = find_attention(graph)) {
             dw->mask->placed({ n_rows, (const int64_t *) attn->self_k_idxs->data, attn->self_kq_mask });

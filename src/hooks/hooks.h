@@ -12,8 +12,10 @@
 
 #include <cstdint>
 #include <map>
+#include <vector>
 
 struct llama_context;
+struct dw_custom_op;
 class dw_graph_store;
 
 // Where the rows of a decode were put, told after the graph's inputs are set and before it is computed.
@@ -54,6 +56,14 @@ class dw_verify_graph : public dw_row_mask {
     virtual ggml_tensor * attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) = 0;
 };
 
+// Bytes of a decode's input that lie in another tensor, mostly on a device: the host's copy of them means nothing.
+struct dw_feed {
+    enum kind { token, hidden } input; // i32[rows], f32[n_embd, rows]
+    size_t              at;            // of the input, bytes
+    const ggml_tensor * from;          // valid until the decode has run
+    size_t              offset, bytes; // of `from`
+};
+
 // What an attached engine wants to hear of its llama_context. Owned by the engine.
 struct dw_state {
     // rows of a batch up to which CPU kernels run whose rows do not depend on each other's number; 0: never
@@ -76,12 +86,43 @@ struct dw_state {
     // set while a verify is decoded that leaves the recurrent state alone; nullptr: llama.cpp's own graph
     dw_verify_graph * verify = nullptr;
 
+    // which of the graphs of a number of rows comes next, where it is no verify: two that take turns can be queued
+    int32_t variant = 0;
+
     // drafters that read the context's hidden states, and inputs of a layer: on while one is left
     int32_t                     n_hidden_users = 0;
     std::map<uint32_t, int32_t> n_layer_users;
 
     // set while rows are decoded that do not all see those before them; nullptr: llama.cpp's own mask
     dw_row_mask * mask = nullptr;
+
+    // What is computed stays where it is, until somebody asks the context for it (dw_hook_read).
+    bool keeps = false;
+    struct kept {
+        const ggml_tensor * tensor;
+        float *             host; // where llama.cpp would have copied it to
+    };
+    std::vector<kept> kept_outputs;
+    // of the newest decode: its last graph, and how many it took
+    llm_graph_result * result     = nullptr;
+    int32_t            n_ubatches = 0;
+
+    // op dw_top_rows (src/ops/top-rows.h), to be run on the logits of decodes with few rows; nullptr: none is
+    const dw_custom_op *                         top_rows = nullptr;
+    std::map<const ggml_cgraph *, ggml_tensor *> tops;          // its results, by graph
+    ggml_tensor *                                top = nullptr; // of the newest decode; nullptr: it has none
+
+    // inputs of the next decode; cleared by it. Those that a device reads must be on it.
+    std::vector<dw_feed> feeds;
+    struct resolved_feed {
+        dw_feed       feed;
+        ggml_tensor * input;
+    };
+    std::vector<resolved_feed> resolved; // of the decode that runs
+
+    // inputs are copied to their device without waiting for it, and n_kv grows in steps of so many cells
+    bool     async_inputs = false;
+    uint32_t kv_step      = 0; // 0: llama.cpp's
 };
 
 // Where the patch keeps the pointer of `ctx`. Whoever sets it clears it before the state or the context goes.
@@ -92,6 +133,13 @@ ggml_backend_t dw_cpu_backend(llama_context * ctx) noexcept;
 
 // Back to the kernels that `ctx` would use without us; the choice of dw_hook_compute outlives its state.
 void dw_use_stock_kernels(llama_context * ctx) noexcept;
+
+// tokens of each row that dw_top_rows finds, and most rows that it is run on
+constexpr int64_t dw_n_top        = 64;
+constexpr int64_t dw_max_top_rows = 64;
+
+// `bytes` of a tensor from `offset` on, as a tensor of bytes that can be copied
+ggml_tensor dw_part_of(const ggml_tensor * tensor, size_t offset, size_t bytes) noexcept;
 
 // llama_context::decode, first line of both: a raw decode must not land behind rows that were never accepted,
 // nor take its positions from them.
@@ -105,6 +153,18 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
 // llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows, and mask them.
 // backend_cpu may be nullptr.
 void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
+
+// llama_context::decode, for each of its results, before it is copied to the host: true if it stays where it is.
+bool dw_hook_keeps(dw_state * dw, const ggml_tensor * result, float * host) noexcept;
+
+// llama_context::output_reorder, where all who ask for results of a decode come by: copy those that stayed.
+void dw_hook_read(dw_state * dw) noexcept;
+
+// llama_model::build_graph, behind the model's own nodes: add ours that work on its results.
+void dw_hook_outputs(dw_state * dw, llm_graph_context & graph) noexcept;
+
+// llama_kv_cache::get_n_kv, in a decode: the step in which it grows, where llama.cpp takes `step`.
+uint32_t dw_hook_kv_step(uint32_t step) noexcept;
 
 // llama_context::state_write_data and state_seq_write_data, before the memory is written.
 void dw_hook_state_write(dw_state * dw) noexcept;

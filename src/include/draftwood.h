@@ -30,7 +30,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 4
+#define DW_API_VERSION 5
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -72,6 +72,12 @@ typedef enum dw_length {
     DW_LENGTH_AUTO = 1,
 } dw_length;
 
+// What dw_next samples from.
+typedef enum dw_results {
+    DW_RESULTS_AUTO = 0, // the best tokens of a row where that is enough (dw_set_top) and logits are on a GPU; or logits
+    DW_RESULTS_TOP  = 1, // the best tokens wherever that is enough, on a CPU too: for tests
+} dw_results;
+
 // What drafting and verifying take, microseconds, 0 where not known: what DW_LENGTH_AUTO decides by.
 typedef struct dw_curve {
     uint32_t struct_size;
@@ -92,6 +98,7 @@ typedef struct dw_params {
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
     int32_t tree_budget;    // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
     int32_t seq_id;         // of the context, 0..n_seq_max-1; each may have an engine of its own
+    int32_t results;        // dw_results
 } dw_params;
 
 // Draft tokens and what they follow. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1; where a tree is
@@ -122,7 +129,10 @@ typedef struct dw_stats {
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take
-    int64_t  t_draft_us;
+    int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
+    int64_t  n_launches;       // graphs that GPUs computed in this process
+    int64_t  n_replays;        // of them, captured CUDA graphs launched as they were
+    int64_t  t_draft_us; // where a draft stays on its device: until it was queued
     int64_t  t_verify_us;
     int64_t  t_eval_us;
     int64_t  t_sample_us;
@@ -187,6 +197,11 @@ DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 // without.
 DW_API dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed);
 
+// How many of the best tokens of a row are enough for the next requests' sampler to decide as it would among all: 1 for
+// greedy, k for a chain that begins with top-k; 0: all are needed. Where logits are on a GPU such rows are sampled
+// without them.
+DW_API dw_status dw_set_top(dw_engine * engine, int32_t n);
+
 // Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
 // wherever drafts can be trees and there was one; else, and after a plain step, it is unknown (DW_ERR_DECODE).
 // Errors: DW_ERR_STATE without a proposal, or where others changed the memory since.
@@ -208,6 +223,11 @@ DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
 // Sample the next row with `sampler` (which accepts the token). The walk goes on while samples equal the draft.
 // Errors: DW_ERR_STATE when no row is left.
 DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, llama_token * token);
+
+// For benchmarks: the same at the same cost, but whatever came out the walk goes on to the likeliest child (accept) or
+// ends. The text means nothing.
+DW_API dw_status dw_next_scheduled(dw_engine * engine, struct llama_sampler * sampler, bool accept,
+                                   llama_token * token);
 
 // Make the row sampled last available to dw_next once more (its logits are still there).
 // Errors: DW_ERR_STATE if no live row stands for n_past.
@@ -236,8 +256,8 @@ DW_API dw_status dw_reset(dw_engine * engine);
 
 DW_API int32_t   dw_n_past(const dw_engine * engine);
 DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
-DW_API dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
-DW_API dw_status dw_get_tree(const dw_engine * engine, dw_tree * tree); // the newest proposal
+DW_API dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
+DW_API dw_status dw_get_tree(dw_engine * engine, dw_tree * tree); // the newest proposal
 // Why no draft trees can be verified in this context; "": they can. NULL without an engine.
 DW_API const char * dw_tree_refusal(const dw_engine * engine);
 // Memory that verifies need beside the context's own, bytes: factors and conv inputs by node, no copies of the state.

@@ -3,6 +3,7 @@
 #include "tree-ops.h"
 
 #include "delta-net-step.h"
+#include "top-rows.h"
 #include "tree-attention.h"
 #include "tree-rows.h"
 
@@ -175,6 +176,7 @@ void * dw_tree_op_find(const char * name) {
         { "dw_tree_values", dw_tree_values },
         { "dw_tree_commit_rows", dw_tree_commit_rows },
         { "dw_tree_commit_columns", dw_tree_commit_columns },
+        { "dw_top_rows", dw_top_rows },
     };
     for (const auto & entry : ops) {
         if (std::strcmp(entry.name, name) == 0) {

@@ -25,9 +25,8 @@ dw_status dw_probe_model(const char * path, dw_model_info * info) {
 
 void dw_params_init(dw_params * params) {
     if (params) {
-        *params = {
-            sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0
-        };
+        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0,
+                    DW_RESULTS_AUTO };
     }
 }
 
@@ -106,6 +105,17 @@ dw_status dw_next(dw_engine * engine, llama_sampler * sampler, llama_token * tok
     });
 }
 
+dw_status dw_next_scheduled(dw_engine * engine, llama_sampler * sampler, bool accept, llama_token * token) {
+    return with(engine, "dw_next_scheduled", [&](auto & e) {
+        require("dw_next_scheduled", sampler, token);
+        *token = e.next_scheduled(sampler, accept);
+    });
+}
+
+dw_status dw_set_top(dw_engine * engine, int32_t n) {
+    return with(engine, "dw_set_top", [&](auto & e) { e.set_top(n); });
+}
+
 dw_status dw_rewind(dw_engine * engine) {
     return with(engine, "dw_rewind", [](auto & e) { e.rewind(); });
 }
@@ -138,7 +148,7 @@ int32_t dw_draft_tokens(const dw_engine * engine) {
     return engine ? engine->impl.draft_tokens() : 0;
 }
 
-dw_status dw_get_draft(const dw_engine * engine, llama_token * tokens, int32_t * n_tokens) {
+dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t * n_tokens) {
     return guard([&] {
         require("dw_get_draft", engine, tokens, n_tokens);
         const token_tree & tree = engine->impl.tree();

@@ -75,7 +75,7 @@ dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed) {
     return with(engine, "dw_set_drawn", [&](auto & e) { e.set_drawn(drawn, seed); });
 }
 
-dw_status dw_get_tree(const dw_engine * engine, dw_tree * tree) {
+dw_status dw_get_tree(dw_engine * engine, dw_tree * tree) {
     return guard([&] {
         require("dw_get_tree", engine, tree);
         to_native(engine->impl.tree(), *tree);

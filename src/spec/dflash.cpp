@@ -16,6 +16,8 @@ namespace {
 
 constexpr int32_t max_block = 4096; // far beyond DW_MAX_DRAFT: a damaged file
 
+constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // tokens whose features may wait for a draft
+
 // of the probability that a position's distribution gives, beside the path that the block was made for
 constexpr float beside = 0.3f;
 
@@ -157,30 +159,32 @@ llama_context * make_context(llama_context * target, llama_context_params params
 
 } // namespace
 
-dflash_drafter::dflash_drafter(llama_context * target, llama_context_params params, const std::string & path,
-                               int32_t exact_rows) :
+dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
     target_(target),
-    model_(load(path, llama_get_model(target), /*use_extra_bufts*/ exact_rows == 0)),
-    ctx_((require_fit(model_.get(), llama_get_model(target)), make_context(target, params, model_.get())), exact_rows),
+    model_(load(params.drafter_path, llama_get_model(target.get()), /*use_extra_bufts*/ params.exact_rows == 0)),
+    ctx_((require_fit(model_.get(), llama_get_model(target.get())),
+          make_context(target.get(), context_params, model_.get())),
+         model_->output ? model_->output : llama_get_model(target.get())->output, params),
     layers_(llama_model_target_layer_ids(model_.get()),
             llama_model_target_layer_ids(model_.get()) + llama_model_target_layer_ids_n(model_.get())),
-    n_embd_(llama_model_n_embd(llama_get_model(target))),
-    mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))) {
-    width_            = layers_.size() * (size_t) n_embd_;
+    n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
+    mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))),
+    features_(ctx_.left().backend(), (int64_t) layers_.size() * n_embd_, llama_n_ubatch(target.get()) + n_waiting_max),
+    nothing_(layers_.size() * n_embd_) {
     const float block = number(model_.get(), "dflash.block_size", 16);
     if (!(block >= 2 && block <= max_block)) {
         fail(DW_ERR_UNSUPPORTED, "the drafter's dflash.block_size is %g; expected 2 to %d", block, max_block);
     }
     block_size_ = (int32_t) block;
     for (const int32_t layer : layers_) {
-        tap_layer(target, (uint32_t) layer, true);
+        tap_layer(target.get(), (uint32_t) layer, true);
     }
     llama_set_causal_attn(ctx_.get(), metadata(model_.get(), "dflash.attention.causal") == "true");
 }
 
 dflash_drafter::~dflash_drafter() {
     for (const int32_t layer : layers_) {
-        tap_layer(target_, (uint32_t) layer, false);
+        tap_layer(target_.get(), (uint32_t) layer, false);
     }
 }
 
@@ -191,40 +195,41 @@ void dflash_drafter::observe(const kept_rows & kept) {
         feed();
         n_fed_ = kept.pos;
     }
-    const size_t n_before = features_.size();
-    features_.resize(n_before + kept.n * width_);
+    target_.left().ready().wait(features_.backend());
     for (size_t k = 0; k < layers_.size(); ++k) {
-        const float * layer = llama_get_embeddings_layer_inp(target_, (uint32_t) layers_[k]); // f32[rows][n_embd]
-        if (!layer) {
+        const result_rows inputs = target_.left().layer_input(layers_[k]);
+        if (!inputs.tensor && !inputs.host) {
             fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layers_[k]);
         }
-        for (int32_t i = 0; i < kept.n; ++i) {
-            std::copy_n(layer + (size_t) kept.rows[i] * n_embd_, n_embd_,
-                        features_.begin() + n_before + i * width_ + k * n_embd_);
-        }
+        features_.copy_columns(n_waiting_, (int64_t) k * n_embd_, n_embd_, inputs, kept.rows, kept.n);
     }
-    if (features_.size() / width_ > DW_MAX_DRAFT + 1) {
+    n_waiting_ += kept.n;
+    if (target_.left().on_gpu()) { // the next decode writes over them
+        copied_.record(features_.backend());
+        copied_.wait(target_.left().backend());
+    }
+    if (n_waiting_ > n_waiting_max) {
         feed();
     }
 }
 
 void dflash_drafter::feed() {
-    const llama_pos last  = end();
-    const float *   first = features_.data();
-    while (n_fed_ < last) {
-        const int32_t n = std::min(last - n_fed_, (int32_t) llama_n_ubatch(ctx_.get()));
+    for (int32_t first = 0; first < n_waiting_;) {
+        const int32_t n = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
         ctx_.batch().clear();
         for (int32_t i = 0; i < n; ++i) {
-            ctx_.batch().add_features(first + i * width_, (int32_t) width_, n_fed_ + i);
+            ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i);
         }
-        const int32_t rc = ctx_.batch().decode();
+        ctx_.state().feeds.push_back(
+            { dw_feed::hidden, 0, features_.tensor(), first * features_.row_bytes(), n * features_.row_bytes() });
+        const int32_t rc = ctx_.decode();
         if (rc != 0) {
             fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);
         }
-        first += n * width_;
+        first += n;
         n_fed_ += n;
     }
-    features_.clear();
+    n_waiting_ = 0;
 }
 
 bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
@@ -238,11 +243,11 @@ bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
     for (int32_t i = 0; i <= n; ++i) {
         ctx_.batch().add(i == 0 ? request.last : mask_, pos + i, /*output*/ true);
     }
-    const bool decoded = ctx_.batch().decode() == 0;
+    const bool decoded = ctx_.decode() == 0;
     if (decoded && request.drawn) {
         for (int32_t node = 0; node < tree.size(); ++node) {
             if (tree.depths[node] < n && request.drawn->children(node) > 0) {
-                const float * row = llama_get_logits_ith(ctx_.get(), tree.depths[node] + 1);
+                const int32_t row = tree.depths[node] + 1;
                 request.drawn->grow(tree, node, ctx_.candidates(row, request.temperature));
             }
         }
@@ -259,7 +264,7 @@ bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
 void dflash_drafter::read_chain(const draft_request & request, int32_t n, token_tree & tree) {
     float path = 1.0f;
     for (int32_t i = 1; i <= n; ++i) {
-        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), i), path, request.p_min);
+        const likeliest best = ctx_.best(i, path, request.p_min);
         if (best.path < request.p_min) {
             break;
         }
@@ -271,14 +276,14 @@ void dflash_drafter::read_chain(const draft_request & request, int32_t n, token_
 void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_tree & tree) {
     std::vector<std::vector<candidate>> positions;
     for (int32_t i = 1; i <= n; ++i) {
-        positions.push_back(ctx_.candidates(llama_get_logits_ith(ctx_.get(), i), request.temperature));
+        positions.push_back(ctx_.candidates(i, request.temperature));
     }
     tree = tree_from_positions(request.last, positions, request.budget, request.spine, std::log(beside));
 }
 
 void dflash_drafter::trim(llama_pos n_keep) {
     if (n_keep < end()) {
-        features_.resize(std::max(n_keep - n_fed_, 0) * width_);
+        n_waiting_ = std::max(n_keep - n_fed_, 0);
     }
     ctx_.remove_from(n_keep);
     n_fed_ = std::min(n_fed_, n_keep);
@@ -286,8 +291,8 @@ void dflash_drafter::trim(llama_pos n_keep) {
 
 void dflash_drafter::reset() {
     ctx_.clear();
-    features_.clear();
-    n_fed_ = 0;
+    n_waiting_ = 0;
+    n_fed_     = 0;
 }
 
 } // namespace draftwood

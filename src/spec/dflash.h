@@ -3,8 +3,10 @@
 
 #pragma once
 
+#include "device_rows.h"
 #include "drafter.h"
 #include "drafter_context.h"
+#include "target_context.h"
 
 #include <memory>
 #include <string>
@@ -19,7 +21,7 @@ class dflash_drafter : public drafter {
   public:
     // loads the drafter at `path` and makes its context from the target's parameters; throws failure when it does not
     // fit the target
-    dflash_drafter(llama_context * target, llama_context_params params, const std::string & path, int32_t exact_rows);
+    dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
     ~dflash_drafter() override;
 
     void    observe(const kept_rows & kept) override;
@@ -29,7 +31,7 @@ class dflash_drafter : public drafter {
     void    reset() override;
 
   private:
-    llama_pos end() const { return n_fed_ + (llama_pos) (features_.size() / width_); }
+    llama_pos end() const { return n_fed_ + n_waiting_; }
     void      feed();
     void      read_chain(const draft_request & request, int32_t n, token_tree & tree);
     void      read_tree(const draft_request & request, int32_t n, token_tree & tree);
@@ -38,7 +40,7 @@ class dflash_drafter : public drafter {
         void operator()(llama_model * model) const { llama_model_free(model); }
     };
 
-    llama_context *                          target_;
+    target_context &                         target_;
     std::unique_ptr<llama_model, free_model> model_;
     drafter_context                          ctx_;
     std::vector<int32_t>                     layers_; // of the target, whose inputs are read
@@ -46,9 +48,13 @@ class dflash_drafter : public drafter {
     int32_t                                  block_size_;
     llama_token                              mask_;
 
-    std::vector<float> features_;  // f32[n][width]: of kept tokens from n_fed_ on, not yet in the drafter's cache
-    size_t             width_;     // layers * n_embd
-    llama_pos          n_fed_ = 0; // the position behind the newest features in the drafter's cache
+    device_rows features_; // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache
+    int32_t     n_waiting_ = 0; // of them
+    llama_pos   n_fed_     = 0; // the position behind the newest features in the drafter's cache
+    fence       copied_;        // from the target
+
+    std::vector<float>
+        nothing_; // f32[layers * n_embd], where llama.cpp wants a host's copy of what it is fed otherwise
 };
 
 } // namespace draftwood

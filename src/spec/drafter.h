@@ -9,7 +9,11 @@
 #include <memory>
 #include <vector>
 
+struct dw_state;
+
 namespace draftwood {
+
+class target_context;
 
 // What a draft may be.
 struct draft_request {
@@ -22,6 +26,7 @@ struct draft_request {
     float       p_min;       // a path ends where its probability falls under this
     float       temperature; // that the request samples at; 0: greedy
     drawing *   drawn;       // draw the tree instead of choosing the most probable; nullptr: do not
+    bool        ahead;       // a chain whose tokens need not be known before they are verified
 };
 
 // Rows of the target's last decode that are kept: tokens i32[n] at positions pos.., computed in rows i32[n].
@@ -42,6 +47,12 @@ class drafter {
     // chain. Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
     virtual bool draft(const draft_request & request, token_tree & tree) = 0;
 
+    // whether drafts can be made `ahead`. The tokens of such a tree are filled in by settle(); until then a verify of
+    // its n drafts takes them from the drafter's device.
+    virtual bool can_draft_ahead() const { return false; }
+    virtual void settle(token_tree &) {}
+    virtual void feed_verify(dw_state &, int32_t) {}
+
     // most nodes of a level that may have children where a tree is drawn (sampled.h); 0: it draws none
     virtual int32_t draws() const { return 0; }
 
@@ -58,7 +69,7 @@ class drafter {
 
 // The drafter that `params` names, for `target`, which was made with `context_params`; nullptr for DW_DRAFTER_NONE.
 // Throws failure where the model has none, or the file does not fit.
-std::unique_ptr<drafter> make_drafter(llama_context * target, const llama_context_params & context_params,
+std::unique_ptr<drafter> make_drafter(target_context & target, const llama_context_params & context_params,
                                       const dw_params & params);
 
 } // namespace draftwood

@@ -35,7 +35,16 @@ int32_t drafter_context::decode_with(dw_row_mask & mask) {
         ~masked() { slot = nullptr; }
     } until_it_ends{ state_.mask };
     state_.mask = &mask;
-    return batch_.decode();
+    return decode();
+}
+
+int32_t drafter_context::decode() {
+    results_.forget();
+    const int32_t rc = batch_.decode();
+    if (rc == 0) {
+        results_.decoded();
+    }
+    return rc;
 }
 
 llama_context_params drafter_context::params_for(llama_context * target, llama_context_params params) {
@@ -47,12 +56,13 @@ llama_context_params drafter_context::params_for(llama_context * target, llama_c
     return params;
 }
 
-drafter_context::drafter_context(llama_context * ctx, int32_t exact_rows) :
+drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params) :
     ctx_(ctx),
     graphs_(ctx),
     batch_(ctx),
+    results_(ctx, state_, head, params.results == DW_RESULTS_TOP),
     n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) {
-    state_.exact_rows = exact_rows;
+    state_.exact_rows = params.exact_rows;
     state_.graphs     = &graphs_;
     dw_state_of(ctx)  = &state_;
 }
@@ -65,16 +75,36 @@ llama_kv_cache & drafter_context::cache() const {
     return dynamic_cast<llama_kv_cache &>(*memory());
 }
 
-std::vector<candidate> drafter_context::candidates(const float * logits, float temperature) const {
-    return most_probable(logits, n_vocab_, n_candidates, temperature > 0.0f ? temperature : greedy_temperature);
+std::vector<candidate> drafter_context::candidates(int32_t i, float temperature) {
+    const float t = temperature > 0.0f ? temperature : greedy_temperature;
+    if (!results_.has_top()) {
+        return most_probable(llama_get_logits_ith(ctx_.get(), i), n_vocab_, n_candidates, t);
+    }
+    const top_row row = results_.top(i);
+    // at other temperatures the sum over all is not known; what is not among the best hardly counts
+    float sum = 0.0f;
+    for (int64_t k = 0; k < dw_n_top; ++k) {
+        sum += std::exp((row.logits[k] - row.logits[0]) / t);
+    }
+    const float            log_sum = t == 1.0f ? row.log_sum : row.logits[0] / t + std::log(sum);
+    std::vector<candidate> found;
+    for (int32_t k = 0; k < n_candidates; ++k) {
+        found.push_back({ row.tokens[k], row.logits[k] / t - log_sum });
+    }
+    return found;
 }
 
-likeliest drafter_context::best(const float * logits, float path, float p_min) const {
-    const float * best = std::max_element(logits, logits + n_vocab_);
+likeliest drafter_context::best(int32_t i, float path, float p_min) {
+    if (results_.has_top()) {
+        const top_row row = results_.top(i);
+        return { row.tokens[0], p_min > 0.0f ? path * std::exp(row.logits[0] - row.log_sum) : path };
+    }
+    const float * logits = llama_get_logits_ith(ctx_.get(), i);
+    const float * best   = std::max_element(logits, logits + n_vocab_);
     if (p_min > 0.0f) {
         float sum = 0.0f;
-        for (int32_t i = 0; i < n_vocab_; ++i) {
-            sum += std::exp(logits[i] - *best);
+        for (int32_t token = 0; token < n_vocab_; ++token) {
+            sum += std::exp(logits[token] - *best);
         }
         path /= sum;
     }

@@ -7,6 +7,7 @@
 #include "build.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "results.h"
 
 #include <memory>
 
@@ -31,28 +32,32 @@ class drafter_context {
     // whose rejected cells are just removed.
     static llama_context_params params_for(llama_context * target, llama_context_params params);
 
-    // Takes `ctx`. exact_rows as in dw_params: drafts need no exact rows, but on CPU those kernels are the faster ones
-    // for a few rows (bench/LOG.md).
-    drafter_context(llama_context * ctx, int32_t exact_rows);
+    // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on
+    // CPU those kernels are the faster ones for a few rows (bench/LOG.md).
+    drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params);
     ~drafter_context();
     drafter_context(const drafter_context &)             = delete;
     drafter_context & operator=(const drafter_context &) = delete;
 
     llama_context *  get() const { return ctx_.get(); }
     row_batch &      batch() { return batch_; } // of the next decode, as in sequence.h
-    llama_kv_cache & cache() const;             // of this context's own
+    dw_state &       state() { return state_; }
+    results &        left() { return results_; } // by the newest one
+    llama_kv_cache & cache() const;              // of this context's own
     llama_pos        end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
     void             remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
     void             clear() { llama_memory_clear(memory(), false); }
 
-    // The best of logits f32[n_vocab], the first of equals as greedy picks it. Its probability, a pass over the
-    // vocabulary, is only paid for where p_min > 0 lets it decide something.
-    likeliest best(const float * logits, float path, float p_min) const;
+    // The best token of row i of the newest decode (-1: its last), the first of equals as greedy picks it. Its
+    // probability, which may be a pass over the vocabulary, is only found where p_min > 0 lets it decide something.
+    likeliest best(int32_t i, float path, float p_min);
 
     // The few that a tree may branch into, with their probabilities for a request that samples at `temperature`.
-    std::vector<candidate> candidates(const float * logits, float temperature) const;
+    std::vector<candidate> candidates(int32_t i, float temperature);
 
-    // decode the batch's rows, of which `mask` says who sees whom; llama_decode's return value
+    // decode the batch's rows; llama_decode's return value
+    int32_t decode();
+    // the same where `mask` says which rows see which
     int32_t decode_with(dw_row_mask & mask);
 
   private:
@@ -66,6 +71,7 @@ class drafter_context {
     dw_state                                state_;
     dw_graph_store                          graphs_;
     row_batch                               batch_;
+    results                                 results_;
     int32_t                                 n_vocab_;
 };
 

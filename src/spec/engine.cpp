@@ -54,12 +54,12 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
 
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     params_(checked(target, params)),
-    sequence_(target, params.seq_id, params.exact_rows, *this),
+    sequence_(target, params_, *this),
     checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
         sequence_.prepare_drafts(params.draft_tokens, params.tree_budget);
     }
-    drafter_ = make_drafter(target, context_params, params);
+    drafter_ = make_drafter(sequence_.context(), context_params, params);
     n_past_  = sequence_.end();
     stats_reset();
     const bool in_company = params.length == DW_LENGTH_AUTO || params.tree_budget > 0;
@@ -89,6 +89,7 @@ void engine::measure() {
     }
     const llama_token token = 0;
     eval(&token, 1, 0, false);
+    measuring_ = true;
     for (const int32_t n : { 0, longest, 1, 3, 7 }) {
         if (n > longest || (n != 0 && n != longest && ggml_time_us() - start_us > budget)) {
             continue;
@@ -107,6 +108,7 @@ void engine::measure() {
         }
         pace_.refine(/*least*/ true);
     }
+    measuring_ = false;
     reset();
     stats_reset();
 }
@@ -145,6 +147,7 @@ void engine::start(llama_token last) {
     drop_proposal();
     tree_       = token_tree(last);
     drawn_      = {};
+    ahead_      = false;
     proposed_   = true;
     drafted_by_ = pace::asked;
 }
@@ -158,6 +161,8 @@ dw_stats engine::stats() const {
     stats.n_exact_batches  = sequence_.context().n_exact_batches();
     stats.n_checkpoints    = checkpoints_.count();
     stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
+    stats.n_launches       = gpu_launches().all - launches_.all;
+    stats.n_replays        = gpu_launches().replayed - launches_.replayed;
     return stats;
 }
 
@@ -166,10 +171,18 @@ void engine::curve(dw_curve & out) {
     pace_.get(out.draft_us, out.verify_us);
 }
 
+void engine::set_top(int32_t n) {
+    if (n < 0) {
+        fail(DW_ERR_ARGUMENT, "%d tokens are enough to sample from; expected 0 (all) or more", n);
+    }
+    n_enough_ = n;
+}
+
 void engine::stats_reset() {
     stats_             = {};
     stats_.struct_size = sizeof(stats_);
     sequence_.context().reset_counters();
+    launches_ = gpu_launches();
 }
 
 } // namespace draftwood

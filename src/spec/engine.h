@@ -4,6 +4,7 @@
 
 #include "checkpoints.h"
 #include "drafter.h"
+#include "launches.h"
 #include "pace.h"
 #include "sequence.h"
 #include "token_tree.h"
@@ -30,7 +31,9 @@ class engine : private context_listener {
     // several engines' proposals, on sequences of one context, in one decode
     static void verify(std::vector<engine *> engines);
     bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
-    llama_token next(llama_sampler * sampler);
+    llama_token next(llama_sampler * sampler) { return walk_on(sampler, nullptr); }
+    // for benchmarks: samples, and then goes on to the likeliest child or ends the round, whatever came out
+    llama_token next_scheduled(llama_sampler * sampler, bool accept) { return walk_on(sampler, &accept); }
     void        commit();
 
     void    rewind();
@@ -39,13 +42,17 @@ class engine : private context_listener {
     int32_t reach(int32_t n_keep) const;
     void    reset();
 
-    int32_t             n_past() const { return n_past_; }
-    int32_t             draft_tokens() const { return params_.draft_tokens; }
-    const token_tree &  tree() const { return tree_; }
+    int32_t            n_past() const { return n_past_; }
+    int32_t            draft_tokens() const { return params_.draft_tokens; }
+    const token_tree & tree() { // the newest proposal
+        settle();
+        return tree_;
+    }
     const std::string & tree_refusal() const { return sequence_.tree_refusal(); }
     int64_t             tree_bytes() const;
     void                set_temperature(float temperature) { temperature_ = temperature; }
     void                set_drawn(bool drawn, uint64_t seed);
+    void                set_top(int32_t n);
     dw_stats            stats() const;
     void                curve(dw_curve & out);
     void                stats_reset();
@@ -91,7 +98,13 @@ class engine : private context_listener {
     void                       draft_best(int32_t n_max);
     void                       draft_drawn(int32_t depth, int32_t budget);
     bool                       ask(const draft_request & request);
+    void                       settle();
+    void                       feed_draft(int32_t n_rows, bool alone);
+    llama_token                walk_on(llama_sampler * sampler, const bool * accept);
+    llama_token                scheduled(int32_t node, bool accept, llama_token sampled) const;
     llama_token                sample(llama_sampler * sampler, int32_t node);
+    llama_token                sample_top(llama_sampler * sampler, int32_t row);
+    llama_token                sample_drawn(llama_sampler * sampler, int32_t node, int32_t row);
     void                       join_ngrams(int32_t depth);
     draft_request              request(int32_t depth, int32_t budget, int32_t spine) const;
     void                       learn(const std::vector<int32_t> & path);
@@ -115,10 +128,15 @@ class engine : private context_listener {
     bool       draws_       = false; // drafts are drawn: see sampled.h
     dice       rng_;
     drawing    drawn_; // of tree_; no offers: it was not drawn
-    bool       proposed_ = false;
-    bool       lost_     = false; // what the memory holds is unknown until reset
+    bool       proposed_   = false;
+    bool       ahead_      = false; // tree_'s tokens are on the drafter's device only
+    int32_t    n_enough_   = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
+    bool       made_ahead_ = false; // they were when it was verified
+    bool       measuring_  = false;
+    bool       lost_       = false; // what the memory holds is unknown until reset
     walk       walk_;
     dw_stats   stats_{};
+    launches   launches_; // when they began
 };
 
 template <typename F> void engine::each_drafter(F f) {

@@ -90,7 +90,16 @@ bool engine::ask(const draft_request & request) {
         tree_ = token_tree(tree_.tokens[0]);
     }
     stats_.n_cold_rounds += drafted ? 0 : 1;
+    ahead_ = request.ahead && tree_.n_drafts() > 0;
     return drafted;
+}
+
+// Fetch the tokens of a draft that was made ahead.
+void engine::settle() {
+    if (ahead_) {
+        drafter_->settle(tree_);
+        ahead_ = false;
+    }
 }
 
 void engine::set_drawn(bool drawn, uint64_t seed) {
@@ -101,7 +110,8 @@ void engine::set_drawn(bool drawn, uint64_t seed) {
 // Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
 draft_request engine::request(int32_t depth, int32_t budget, int32_t spine) const {
     const int32_t width = params_.length == DW_LENGTH_AUTO ? 1 : max_tree_nodes;
-    return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, nullptr };
+    const bool    ahead = budget == 0 && params_.draft_p_min == 0.0f && !measuring_ && drafter_->can_draft_ahead();
+    return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, nullptr, ahead };
 }
 
 // let the drafter continue the newest token by up to `depth` tokens; with a budget by a tree, n-grams joining in
@@ -117,7 +127,7 @@ void engine::draft(int32_t depth, int32_t budget, int32_t spine) {
     }
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_draft_us += took;
-    if (drafted && caught_up_ && budget == 0 && tree_.n_drafts() == depth) {
+    if (drafted && caught_up_ && budget == 0 && tree_.n_drafts() == depth && !ahead_) {
         pace_.drafted(depth, took);
     }
     caught_up_ = drafted;

@@ -6,6 +6,7 @@
 #include "timer.h"
 
 #include <algorithm>
+#include <array>
 
 namespace draftwood {
 
@@ -72,6 +73,9 @@ void engine::verify(std::vector<engine *> engines) {
     }
     const int64_t start_us = ggml_time_us();
     try {
+        for (engine * each : engines) {
+            each->feed_draft(n_rows, /*alone*/ engines.size() == 1);
+        }
         context.verify(members, n_rows);
     } catch (const failure & e) {
         for (engine * each : engines) { // without room nothing was touched, and what was is undone where trees are
@@ -87,12 +91,25 @@ void engine::verify(std::vector<engine *> engines) {
     }
 }
 
+// A draft made ahead goes from its device into the verify's rows, where these are its own; else its tokens come first.
+void engine::feed_draft(int32_t n_rows, bool alone) {
+    made_ahead_ = ahead_;
+    if (ahead_ && alone && n_rows == tree_.size()) {
+        drafter_->feed_verify(sequence_.context().state(), tree_.n_drafts());
+    } else {
+        settle();
+    }
+}
+
 // the round's rows are there, node 0 in first_row of the batch
 void engine::opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone) {
     sequence_.verified(n_past_, n_rows);
     lost_      = false;
     verify_us_ = alone ? took : 0; // else it is not what so many rows take
-    walk_      = { first_row, n_rows, { 0 }, 0, n_past_, /*alive*/ true, /*open*/ true };
+    if (made_ahead_ && alone) {    // the wait was for the draft, too
+        verify_us_ = std::max<int64_t>(1, took - (int64_t) pace_.drafting(tree_.n_drafts()));
+    }
+    walk_ = { first_row, n_rows, { 0 }, 0, n_past_, /*alive*/ true, /*open*/ true };
     n_past_ += 1; // the root is part of the text already
     stats_.t_verify_us += took;
     stats_.n_rounds++;
@@ -113,11 +130,12 @@ bool engine::row(int32_t & row, int32_t & n_past) const {
     return true;
 }
 
-llama_token engine::next(llama_sampler * sampler) {
+llama_token engine::walk_on(llama_sampler * sampler, const bool * accept) {
     if (!walk_.alive) {
         fail(DW_ERR_STATE, "dw_next without a row to sample; call dw_propose and dw_verify, or dw_eval");
     }
-    timer         t(stats_.t_sample_us);
+    timer t(stats_.t_sample_us);
+    settle();
     const int32_t i      = walk_.n_sampled;
     const int32_t node   = walk_.path[i];
     const int32_t n_past = n_past_;
@@ -127,6 +145,7 @@ llama_token engine::next(llama_sampler * sampler) {
     llama_token token;
     try {
         token = sample(sampler, node);
+        token = accept ? scheduled(node, *accept, token) : token;
     } catch (...) {
         if (walk_.alive) {
             walk_.n_sampled = i;
@@ -145,12 +164,52 @@ llama_token engine::next(llama_sampler * sampler) {
     return token;
 }
 
+// What a schedule makes of a sample: the child on the likeliest path, or a token that no child has.
+llama_token engine::scheduled(int32_t node, bool accept, llama_token sampled) const {
+    const std::vector<int32_t> spine = tree_.spine();
+    const auto                 here  = std::find(spine.begin(), spine.end(), node);
+    const bool                 more  = here != spine.end() && here + 1 != spine.end();
+    if (accept && walk_.open && more) {
+        return tree_.tokens[*(here + 1)];
+    }
+    while (tree_.child(node, sampled) >= 0) {
+        sampled = sampled > 0 ? sampled - 1
+                              : llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target()))) - 1;
+    }
+    return sampled;
+}
+
 // From the target's distribution at a node; where its children were drawn, one of them as often as they may be.
 llama_token engine::sample(llama_sampler * sampler, int32_t node) {
     const int32_t row = walk_.first_row + node;
-    if (!walk_.open || node >= (int32_t) drawn_.offers.size() || drawn_.offers[node].empty()) {
-        return llama_sampler_sample(sampler, sequence_.target(), row);
+    if (walk_.open && node < (int32_t) drawn_.offers.size() && !drawn_.offers[node].empty()) {
+        return sample_drawn(sampler, node, row);
     }
+    if (n_enough_ > 0 && n_enough_ <= dw_n_top && sequence_.context().left().has_top()) {
+        return sample_top(sampler, row);
+    }
+    stats_.n_logits_rows++;
+    return llama_sampler_sample(sampler, sequence_.target(), row);
+}
+
+// From the best tokens of a row alone, in the order of their logits.
+llama_token engine::sample_top(llama_sampler * sampler, int32_t row) {
+    const top_row                          top = sequence_.context().left().top(row);
+    std::array<llama_token_data, dw_n_top> best;
+    for (size_t i = 0; i < best.size(); ++i) {
+        best[i] = { top.tokens[i], top.logits[i], 0.0f };
+    }
+    llama_token_data_array left{ best.data(), best.size(), -1, /*sorted*/ true };
+    llama_sampler_apply(sampler, &left);
+    if (left.selected < 0) {
+        fail(DW_ERR_ARGUMENT, "the sampler chose no token; expected a chain that ends in a choice");
+    }
+    const llama_token token = left.data[left.selected].id;
+    llama_sampler_accept(sampler, token);
+    return token;
+}
+
+llama_token engine::sample_drawn(llama_sampler * sampler, int32_t node, int32_t row) {
     const float *                 logits = llama_get_logits_ith(sequence_.target(), row);
     std::vector<llama_token_data> all(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target()))));
     for (size_t i = 0; i < all.size(); ++i) {
@@ -192,6 +251,7 @@ void engine::commit() {
     }
     walk_.open  = false;
     walk_.alive = false;
+    settle();
 
     bool whole = false;
     changing([&] { whole = sequence_.keep(tree_, walk_.pos, path); });

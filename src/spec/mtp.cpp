@@ -3,6 +3,7 @@
 #include "mtp.h"
 
 #include "llama-ext.h"
+#include "llama-model.h"
 
 #include <algorithm>
 #include <cmath>
@@ -11,7 +12,8 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_single_max = 12; // pairs that are cheaper one by one than in a batch
+constexpr int32_t n_single_max  = 12;               // pairs that are cheaper one by one than in a batch
+constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // pairs that may wait for a draft
 
 constexpr int32_t widest = 8; // rows of a level of a tree
 
@@ -34,38 +36,67 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
+const llama_layer & block(const llama_model & model) {
+    return model.layers[model.hparams.n_layer()]; // behind the trunk
+}
+
+const ggml_tensor * head(const llama_model & model) {
+    const ggml_tensor * own = block(model).nextn.shared_head_head;
+    return own ? own : model.output;
+}
+
+bool on_one_gpu(const std::vector<const ggml_tensor *> & tensors) {
+    return std::all_of(tensors.begin(), tensors.end(), [&](const ggml_tensor * each) {
+        return !ggml_backend_buffer_is_host(each->buffer) &&
+               ggml_backend_buffer_get_type(each->buffer) == ggml_backend_buffer_get_type(tensors[0]->buffer);
+    });
+}
+
+// Tokens need not come to the host where all who look them up are on the device that finds them.
+bool drafts_ahead(const llama_model & model, const dw_state & drafter, const dw_state & target) {
+    const ggml_tensor * own = block(model).nextn.embed_tokens;
+    return drafter.async_inputs && drafter.top_rows && target.async_inputs &&
+           on_one_gpu({ head(model), block(model).nextn.eh_proj, own ? own : model.tok_embd, model.tok_embd });
+}
+
 } // namespace
 
-mtp_drafter::mtp_drafter(llama_context * target, llama_context_params params, int32_t exact_rows) :
+mtp_drafter::mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
     target_(target),
-    ctx_(make_context(target, params), exact_rows),
-    n_embd_(llama_model_n_embd_out(llama_get_model(target))),
-    n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())) {
-    hidden_.resize(n_embd_);
-    tap_hidden(target, true);
+    ctx_(make_context(target.get(), context_params), head(*llama_get_model(target.get())), params),
+    n_embd_(llama_model_n_embd_out(llama_get_model(target.get()))),
+    n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
+    ahead_(drafts_ahead(*llama_get_model(target.get()), ctx_.state(), target.state())),
+    waiting_(ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
+    newest_(ctx_.left().backend(), n_embd_, 1),
+    outputs_(ctx_.left().backend(), n_embd_, widest),
+    drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
+    nothing_(n_embd_) {
+    tap_hidden(target.get(), true);
     llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
 }
 
 mtp_drafter::~mtp_drafter() {
-    tap_hidden(target_, false);
+    tap_hidden(target_.get(), false);
 }
 
 int32_t mtp_drafter::draws() const {
     return widest;
 }
 
-void mtp_drafter::push(llama_token token, llama_pos pos, const float * hidden) {
-    if (pos != queue_.pos + (llama_pos) queue_.tokens.size()) { // after a gap: the queue is one run of positions
+// row `row` of `hidden` is the state before the token
+void mtp_drafter::push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row) {
+    if (pos != queue_.pos + queue_.size()) { // after a gap: the queue is one run of positions
         catch_up();
         queue_.pos = pos;
     }
+    waiting_.copy(queue_.first + queue_.size(), hidden, row, 1);
     queue_.tokens.push_back(token);
-    queue_.hidden.insert(queue_.hidden.end(), hidden, hidden + n_embd_);
 }
 
 void mtp_drafter::observe(const kept_rows & kept) {
-    const float * hidden = llama_get_embeddings_nextn(target_); // f32[rows][n_embd] of the last decode
-    const auto    row    = [&](int32_t i) { return hidden + (size_t) kept.rows[i] * n_embd_; };
+    const result_rows hidden = target_.left().hidden();
+    target_.left().ready().wait(waiting_.backend());
     if (!beams_.empty()) {
         n_fed_ += beams_.keep(ctx_.cache(), kept.tokens + 1, kept.n - 1);
         beams_.clear();
@@ -74,18 +105,46 @@ void mtp_drafter::observe(const kept_rows & kept) {
     for (int32_t i = 0; i < kept.n; ++i) {
         const llama_pos p = kept.pos + i;
         // the hidden state before this token; where it is unknown (position 0, a gap) the pair is skipped
-        const float * before = i > 0 ? row(i - 1) : hidden_pos_ == p - 1 ? hidden_.data() : nullptr;
-        if (p >= n_fed_ && before && p > 0) {
-            push(kept.tokens[i], p, before);
+        if (p < n_fed_ || p == 0) {
+            continue;
+        }
+        if (i > 0) {
+            push(kept.tokens[i], p, hidden, kept.rows[i - 1]);
+        } else if (hidden_pos_ == p - 1) {
+            push(kept.tokens[i], p, { newest_.tensor(), nullptr }, 0);
         }
     }
-    std::copy_n(row(kept.n - 1), n_embd_, hidden_.begin());
+    newest_.copy(0, hidden, kept.rows[kept.n - 1], 1);
     hidden_pos_ = kept.pos + kept.n - 1;
+    if (target_.left().on_gpu()) { // the next decode writes over them
+        copied_.record(waiting_.backend());
+        copied_.wait(target_.left().backend());
+    }
 
     // a prompt is fed at once; what a round accepted waits and rides along with the next draft
-    while ((int32_t) queue_.tokens.size() > std::min(n_rows_max_, DW_MAX_DRAFT + 1)) {
-        feed(std::min((int32_t) queue_.tokens.size(), n_rows_max_), /*output*/ false);
+    while (queue_.size() > std::min(n_rows_max_, n_waiting_max)) {
+        feed(std::min(queue_.size(), n_rows_max_), /*output*/ false);
     }
+}
+
+void mtp_drafter::add_row(llama_token token, llama_pos pos, bool output) {
+    ctx_.batch().add(token, pos, output, 0, nothing_.data(), n_embd_);
+}
+
+// rows [to, to + n) of the next decode have these hidden states
+void mtp_drafter::feed_hidden(int32_t to, const device_rows & from, int64_t row, int32_t n) {
+    const size_t bytes = from.row_bytes();
+    ctx_.state().feeds.push_back({ dw_feed::hidden, to * bytes, from.tensor(), row * bytes, n * bytes });
+}
+
+// decode the batch; the block's own hidden states of its n_outputs rows go to outputs_
+bool mtp_drafter::decode(dw_row_mask * mask, int32_t n_outputs) {
+    const int32_t rc = mask ? ctx_.decode_with(*mask) : ctx_.decode();
+    if (rc == 0 && n_outputs > 0) {
+        outputs_.copy(0, ctx_.left().hidden(), 0, n_outputs);
+    }
+    ctx_.state().feeds.clear();
+    return rc == 0;
 }
 
 // Decode the first n queued pairs, with output only for a single one: a masked context copies the first rows of
@@ -93,29 +152,32 @@ void mtp_drafter::observe(const kept_rows & kept) {
 void mtp_drafter::feed(int32_t n, bool output) {
     ctx_.batch().clear();
     for (int32_t i = 0; i < n; ++i) {
-        ctx_.batch().add(queue_.tokens[i], queue_.pos + i, output, 0, queue_.hidden.data() + (size_t) i * n_embd_,
-                         n_embd_);
+        add_row(queue_.tokens[i], queue_.pos + i, output);
     }
-    const int32_t rc = ctx_.batch().decode();
-    if (rc != 0) {
-        fail(DW_ERR_DECODE, "llama_decode returned %d in the MTP block at positions %d..%d", rc, queue_.pos,
-             queue_.pos + n - 1);
+    feed_hidden(0, waiting_, queue_.first, n);
+    if (!decode(nullptr, output ? n : 0)) {
+        fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
     }
     queue_.tokens.erase(queue_.tokens.begin(), queue_.tokens.begin() + n);
-    queue_.hidden.erase(queue_.hidden.begin(), queue_.hidden.begin() + (size_t) n * n_embd_);
+    queue_.first += n;
     queue_.pos += n;
     n_fed_ = queue_.pos;
+    if (queue_.first >= queue_.size()) { // what is left fits in front of where it lies
+        if (queue_.size() > 0) {
+            waiting_.copy(0, waiting_.tensor(), queue_.first, queue_.size());
+        }
+        queue_.first = 0;
+    }
 }
 
 // Feed all queued pairs. What a round accepted goes in pair by pair: one shape of graph, and for the few pairs of a
 // round about as fast as a batch that builds its own (bench/LOG.md).
 void mtp_drafter::catch_up() {
-    while (!queue_.tokens.empty()) {
-        const int32_t n = (int32_t) queue_.tokens.size();
-        if (n <= n_single_max) {
+    while (queue_.size() > 0) {
+        if (queue_.size() <= n_single_max) {
             feed(1, /*output*/ true);
         } else {
-            feed(std::min(n - 1, n_rows_max_), /*output*/ false); // the last one is needed with logits
+            feed(std::min(queue_.size() - 1, n_rows_max_), /*output*/ false); // the last one is needed with logits
         }
     }
 }
@@ -127,9 +189,11 @@ bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
     if (n_fed_ > request.pos || !beams_.empty()) { // this very token was drafted from before, and its round never came
         drop_cells_from(request.pos);
     }
-    push(request.last, request.pos, hidden_.data());
+    push(request.last, request.pos, { newest_.tensor(), nullptr }, 0);
     catch_up();
-    if (request.budget > 0) {
+    if (request.ahead) {
+        draft_ahead(request, tree);
+    } else if (request.budget > 0) {
         draft_tree(request, tree);
     } else {
         draft_chain(request, tree);
@@ -158,10 +222,9 @@ std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree,
 }
 
 void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) {
-    float              path = 1.0f;
-    std::vector<float> hidden(n_embd_);
+    float path = 1.0f;
     for (int32_t i = 0; i < request.depth; ++i) {
-        const likeliest best = ctx_.best(llama_get_logits_ith(ctx_.get(), -1), path, request.p_min);
+        const likeliest best = ctx_.best(-1, path, request.p_min);
         if (best.path < request.p_min) {
             break;
         }
@@ -170,19 +233,56 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
         if (i + 1 == request.depth) {
             break;
         }
-        std::copy_n(llama_get_embeddings_nextn_ith(ctx_.get(), -1), n_embd_, hidden.begin());
         ctx_.batch().clear();
-        ctx_.batch().add(best.token, request.pos + 1 + i, true, 0, hidden.data(), n_embd_);
-        if (ctx_.batch().decode() != 0) {
+        add_row(best.token, request.pos + 1 + i, true);
+        feed_hidden(0, outputs_, 0, 1);
+        if (!decode(nullptr, 1)) {
             break; // the context's end: what is drafted so far stands
         }
     }
     n_fed_ = ctx_.end(); // the drafts' pairs stay: see observe
 }
 
-// the children of a node, whose row's logits these are
-void mtp_drafter::grow(const draft_request & request, int32_t node, const float * logits, token_tree & tree) const {
-    const std::vector<candidate> candidates = ctx_.candidates(logits, request.temperature);
+// The same without waiting for a token: each goes from its row's best straight into the next row, and its place in the
+// tree holds the root's until settle(). Two graphs take turns, so that one's inputs can be written while the other
+// runs.
+void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
+    for (int32_t i = 0; i < request.depth; ++i) {
+        drafted_.copy(i, ctx_.left().device_top(), 0, 1); // a row of one value: its best token
+        tree.add(i, request.last, 0.0f);
+        if (i + 1 == request.depth) {
+            break;
+        }
+        ctx_.batch().clear();
+        add_row(request.last, request.pos + 1 + i, true);
+        ctx_.state().feeds.push_back(
+            { dw_feed::token, 0, drafted_.tensor(), i * sizeof(llama_token), sizeof(llama_token) });
+        feed_hidden(0, outputs_, 0, 1);
+        ctx_.state().variant = 1 + i % 2;
+        const bool decoded   = decode(nullptr, 1);
+        ctx_.state().variant = 0;
+        if (!decoded) {
+            break;
+        }
+    }
+    done_.record(drafted_.backend());
+    n_fed_ = ctx_.end();
+}
+
+void mtp_drafter::settle(token_tree & tree) {
+    ggml_backend_synchronize(drafted_.backend());
+    ggml_backend_tensor_get(drafted_.tensor(), tree.tokens.data() + 1, 0, tree.n_drafts() * sizeof(llama_token));
+}
+
+void mtp_drafter::feed_verify(dw_state & target, int32_t n) {
+    done_.wait(target_.left().backend());
+    target.feeds.push_back(
+        { dw_feed::token, sizeof(llama_token), drafted_.tensor(), 0, n * sizeof(llama_token) }); // behind the root
+}
+
+// the children of a node, whose row is this output of the last decode
+void mtp_drafter::grow(const draft_request & request, int32_t node, int32_t output, token_tree & tree) {
+    const std::vector<candidate> candidates = ctx_.candidates(output, request.temperature);
     if (request.drawn) {
         request.drawn->grow(tree, node, candidates);
         return;
@@ -201,20 +301,16 @@ void mtp_drafter::grow(const draft_request & request, int32_t node, const float 
 void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
     std::vector<leaf> level(1, { 0, -1, 0 }); // the root's row is decoded already
     for (int32_t depth = 1; depth <= request.depth; ++depth) {
-        std::vector<leaf>  next;
-        std::vector<float> hidden; // f32[level.size()][n_embd]
+        std::vector<leaf> next;
         for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
-            const int32_t output = depth == 1 ? -1 : i;
-            const float * h      = llama_get_embeddings_nextn_ith(ctx_.get(), output);
-            hidden.insert(hidden.end(), h, h + n_embd_);
             const int32_t first = tree.size();
-            grow(request, level[i].node, llama_get_logits_ith(ctx_.get(), output), tree);
+            grow(request, level[i].node, depth == 1 ? -1 : i, tree);
             for (int32_t child = first; child < tree.size(); ++child) {
                 next.push_back({ child, row_of(level, i), i });
             }
         }
         level = best_leaves(tree, std::move(next), request);
-        if (level.empty() || depth == request.depth || !decode_level(level, hidden, request, tree)) {
+        if (level.empty() || depth == request.depth || !decode_level(level, request, tree)) {
             break;
         }
     }
@@ -226,19 +322,19 @@ int32_t mtp_drafter::row_of(const std::vector<leaf> & level, int32_t i) const {
     return level[0].node == 0 ? -1 : beams_.size() - (int32_t) level.size() + i;
 }
 
-bool mtp_drafter::decode_level(const std::vector<leaf> & level, const std::vector<float> & hidden,
-                               const draft_request & request, const token_tree & tree) {
+bool mtp_drafter::decode_level(const std::vector<leaf> & level, const draft_request & request,
+                               const token_tree & tree) {
     ctx_.batch().clear();
-    for (const leaf & each : level) {
-        beams_.add(each.row, tree.tokens[each.node]);
-        ctx_.batch().add(tree.tokens[each.node], request.pos + tree.depths[each.node], true, 0,
-                         hidden.data() + (size_t) each.output * n_embd_, n_embd_);
+    for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
+        beams_.add(level[i].row, tree.tokens[level[i].node]);
+        add_row(tree.tokens[level[i].node], request.pos + tree.depths[level[i].node], true);
+        feed_hidden(i, outputs_, level[i].output, 1);
     }
-    const int32_t rc = ctx_.decode_with(beams_);
-    if (rc != 0) {
+    const bool decoded = decode(&beams_, (int32_t) level.size());
+    if (!decoded) {
         drop_cells_from(request.pos + 1);
     }
-    return rc == 0;
+    return decoded;
 }
 
 void mtp_drafter::drop_cells_from(llama_pos pos) {
@@ -250,9 +346,8 @@ void mtp_drafter::drop_cells_from(llama_pos pos) {
 }
 
 void mtp_drafter::trim(llama_pos n_keep) {
-    while (!queue_.tokens.empty() && queue_.pos + (llama_pos) queue_.tokens.size() > n_keep) {
+    while (queue_.size() > 0 && queue_.pos + queue_.size() > n_keep) {
         queue_.tokens.pop_back();
-        queue_.hidden.resize(queue_.hidden.size() - n_embd_);
     }
     drop_cells_from(n_keep);
     if (hidden_pos_ != n_keep - 1) {
@@ -261,12 +356,12 @@ void mtp_drafter::trim(llama_pos n_keep) {
 }
 
 std::vector<float> mtp_drafter::mark(llama_pos pos) const {
-    return hidden_pos_ == pos - 1 ? hidden_ : std::vector<float>{};
+    return hidden_pos_ == pos - 1 ? newest_.get(0) : std::vector<float>{};
 }
 
 void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
     if (!mark.empty()) {
-        hidden_     = mark;
+        newest_.set(0, mark.data());
         hidden_pos_ = pos - 1;
     }
 }

@@ -51,6 +51,8 @@ class pace {
     void get(double * draft_us, double * verify_us) const; // f64[max_draft + 2] each
     void set(const double * draft_us, const double * verify_us);
 
+    // microseconds of drafting n tokens by the drafter asked for; 0: not known yet
+    double drafting(int32_t n) const { return draft_.at(n); }
     // expected microseconds of drafting n tokens and verifying them; 0: not known yet
     double cost(drafter by, int32_t n) const;
     // expected tokens of a round with a draft of n, bonus token included

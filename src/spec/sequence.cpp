@@ -22,13 +22,13 @@ bool uses_mrope(const llama_context * ctx) {
 
 } // namespace
 
-sequence::sequence(llama_context * target, llama_seq_id seq, int32_t exact_rows, context_listener & listener) :
-    shared_(target_context::of(target, exact_rows)),
-    seq_(seq),
+sequence::sequence(llama_context * target, const dw_params & params, context_listener & listener) :
+    shared_(target_context::of(target, params.exact_rows, params.results == DW_RESULTS_TOP)),
+    seq_(params.seq_id),
     listener_(listener),
     recurrent_(is_recurrent(target)),
     mrope_(uses_mrope(target)) {
-    shared_->add(seq, listener);
+    shared_->add(seq_, listener);
 }
 
 sequence::~sequence() {
@@ -96,7 +96,7 @@ bool sequence::keep(const token_tree & tree, llama_pos pos, const std::vector<in
     }
     if (in_tree_) {
         decoded_ = {}; // no snapshots were written
-        trees()->commit(seq_, path);
+        trees()->commit(seq_, tree, path);
     } else if ((int32_t) path.size() < tree.size()) {
         cut(pos + (int32_t) path.size());
     }
@@ -150,6 +150,9 @@ void sequence::restore(const std::vector<uint8_t> & state, int32_t n_keep) {
 
 void sequence::clear() {
     decoded_ = {};
+    if (trees()) {
+        trees()->finish();
+    }
     if (shared_->shared()) { // the others' stay
         llama_memory_seq_rm(memory(), seq_, -1, -1);
     } else {

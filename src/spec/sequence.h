@@ -13,8 +13,8 @@ namespace draftwood {
 
 class sequence {
   public:
-    // attaches to sequence `seq` of `target`, which must have no engine yet; throws failure
-    sequence(llama_context * target, llama_seq_id seq, int32_t exact_rows, context_listener & listener);
+    // attaches to sequence params.seq_id of `target`, which must have no engine yet; throws failure
+    sequence(llama_context * target, const dw_params & params, context_listener & listener);
     ~sequence();
     sequence(const sequence &)             = delete;
     sequence & operator=(const sequence &) = delete;

@@ -4,12 +4,13 @@
 
 #include "llama-context.h"
 #include "llama-memory-hybrid.h"
+#include "llama-model.h"
 
 #include <algorithm>
 
 namespace draftwood {
 
-std::shared_ptr<target_context> target_context::of(llama_context * target, int32_t exact_rows) {
+std::shared_ptr<target_context> target_context::of(llama_context * target, int32_t exact_rows, bool always_top) {
     if (const dw_state * state = dw_state_of(target)) {
         auto known = static_cast<target_context *>(state->user)->shared_from_this();
         if (known->state_.exact_rows != exact_rows) {
@@ -18,13 +19,14 @@ std::shared_ptr<target_context> target_context::of(llama_context * target, int32
         }
         return known;
     }
-    return std::shared_ptr<target_context>(new target_context(target, exact_rows));
+    return std::shared_ptr<target_context>(new target_context(target, exact_rows, always_top));
 }
 
-target_context::target_context(llama_context * target, int32_t exact_rows) :
+target_context::target_context(llama_context * target, int32_t exact_rows, bool always_top) :
     target_(target),
     graphs_(target),
-    batch_(target) {
+    batch_(target),
+    results_(target, state_, llama_get_model(target)->output, always_top) {
     state_.exact_rows = exact_rows;
     state_.graphs     = &graphs_;
     state_.user       = this;
@@ -32,6 +34,10 @@ target_context::target_context(llama_context * target, int32_t exact_rows) :
         auto * self = static_cast<target_context *>(user);
         if (!self->at_work_) {
             self->each_listener([&](member & each) { each.listener->on_flush(decodes); });
+            self->results_.forget();
+            if (self->trees_) {
+                self->trees_->finish();
+            }
         }
     };
     state_.replaced = [](void * user) noexcept {
@@ -83,6 +89,7 @@ void target_context::settle_others(const std::vector<llama_seq_id> & sequences) 
 void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows) {
     settle_others(sequences);
 
+    results_.forget();
     // an exception is a failed decode too: the hooks must hear of other decodes again
     int32_t     rc = -3;
     std::string why;
@@ -102,6 +109,7 @@ void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_p
         fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_rows, pos,
              why.c_str());
     }
+    results_.decoded();
 }
 
 void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows) {

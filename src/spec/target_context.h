@@ -6,6 +6,7 @@
 #include "batch.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "results.h"
 #include "tree_state.h"
 
 #include <memory>
@@ -29,8 +30,9 @@ class context_listener {
 
 class target_context : public std::enable_shared_from_this<target_context> {
   public:
-    // the one of `target`, made for the first engine on it; throws failure where that has other exact_rows
-    static std::shared_ptr<target_context> of(llama_context * target, int32_t exact_rows);
+    // the one of `target`, made for the first engine on it; throws failure where that has other exact_rows.
+    // `always_top`: see results.h
+    static std::shared_ptr<target_context> of(llama_context * target, int32_t exact_rows, bool always_top);
     ~target_context();
     target_context(const target_context &)             = delete;
     target_context & operator=(const target_context &) = delete;
@@ -45,7 +47,9 @@ class target_context : public std::enable_shared_from_this<target_context> {
     int64_t         n_exact_batches() const { return state_.n_exact_batches; }
     void            reset_counters() { state_.n_exact_batches = 0; }
 
-    row_batch & batch() { return batch_; } // of the next decode; cleared by the caller
+    row_batch & batch() { return batch_; }  // of the next decode; cleared by the caller
+    results &   left() { return results_; } // by the newest one
+    dw_state &  state() { return state_; }
     // llama_decode for these sequences; open rounds of others are settled first, since what they wait for goes.
     // Throws failure.
     void decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows);
@@ -82,7 +86,7 @@ class target_context : public std::enable_shared_from_this<target_context> {
         bool & flag_;
     };
 
-    target_context(llama_context * target, int32_t exact_rows);
+    target_context(llama_context * target, int32_t exact_rows, bool always_top);
     template <typename F> void each_listener(F f);
     void                       settle_others(const std::vector<llama_seq_id> & sequences);
 
@@ -92,6 +96,7 @@ class target_context : public std::enable_shared_from_this<target_context> {
     dw_state                    state_;
     dw_graph_store              graphs_;
     row_batch                   batch_;
+    results                     results_;
     std::unique_ptr<tree_state> trees_; // nullptr: rejected drafts are rolled back by seq_rm
     std::string                 refusal_ = "nothing is drafted";
 };

@@ -2,13 +2,12 @@
 
 #include "tree_state.h"
 
-#include "ggml-backend.h"
 #include "llama-context.h"
 #include "llama-memory-hybrid.h"
 #include "llama-model.h"
+#include "results.h"
 #include "row_mask.h"
 #include "status.h"
-#include "tree-attention.h"
 
 #include <algorithm>
 
@@ -16,16 +15,22 @@ namespace draftwood {
 
 namespace {
 
-ggml_custom_op_t find_op(ggml_backend_dev_t dev, const char * name) {
-    return (ggml_custom_op_t) ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), name);
+bool has_ops(llama_context * ctx, const ggml_tensor * t) {
+    ggml_backend_t backend = backend_of(ctx, t);
+    return backend && find_tree_ops(ggml_backend_get_device(backend));
 }
 
-bool on_cpu(const ggml_tensor * t) {
-    return !t || ggml_backend_buffer_is_host(t->buffer);
+// the cache's tensor of values in layer il [n_embd, kv_size, n_streams]; the cache itself only offers views
+ggml_tensor * value_storage(const llama_kv_cache & cache, int32_t il) {
+    ggml_context_ptr          views(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
+    llama_kv_cache::slot_info whole{ 0, 0, {}, {} };
+    return cache.get_v(views.get(), il, 1, whole)->view_src;
 }
+
+} // namespace
 
 // why no draft trees can be verified in a context; empty: they can
-std::string refusal(llama_context * target) {
+std::string tree_state::refusal(llama_context * target) {
     const llm_arch arch   = llama_get_model(target)->arch;
     const auto *   memory = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(target));
     if ((arch != LLM_ARCH_QWEN35 && arch != LLM_ARCH_QWEN35MOE) || !memory) {
@@ -40,82 +45,82 @@ std::string refusal(llama_context * target) {
     const llama_memory_recurrent & recurrent = *memory->get_mem_recr();
     for (size_t il = 0; il < recurrent.s_l.size(); ++il) {
         for (const ggml_tensor * state : { recurrent.s_l[il], recurrent.r_l[il] }) {
-            if (!on_cpu(state) || (state && state->type != GGML_TYPE_F32)) {
+            if (state && (!has_ops(target, state) || state->type != GGML_TYPE_F32)) {
                 return "the state of layer " + std::to_string(il) + " is on a device without the tree ops";
             }
         }
     }
     for (const uint32_t il : memory->get_mem_attn()->get_layer_ids()) {
-        if (!on_cpu(memory->get_mem_attn()->get_k_storage((int32_t) il))) {
+        if (!has_ops(target, memory->get_mem_attn()->get_k_storage((int32_t) il))) {
             return "the KV cache of layer " + std::to_string(il) + " is on a device without the tree ops";
         }
     }
     return "";
 }
 
-} // namespace
-
 std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max_rows, std::string & why_not) {
     why_not = refusal(target);
     if (!why_not.empty()) {
         return nullptr;
     }
-    ggml_backend_dev_t cpu   = ggml_backend_get_device(dw_cpu_backend(target));
-    const ops          found = { find_op(cpu, "dw_tree_conv_windows"), find_op(cpu, "dw_tree_delta_net"),
-                                 find_op(cpu, "dw_tree_commit_state"), find_op(cpu, "dw_tree_commit_conv"),
-                                 find_op(cpu, "dw_tree_scores"),       find_op(cpu, "dw_tree_values"),
-                                 find_op(cpu, "dw_tree_commit_rows"),  find_op(cpu, "dw_tree_commit_columns") };
-    if (!found.conv_windows) {
-        why_not = "the CPU backend in use has no tree ops";
-        return nullptr;
-    }
-    ggml_backend_ptr backend(ggml_backend_dev_init(cpu, nullptr));
-    if (!backend) {
-        why_not = "no second CPU backend could be made";
-        return nullptr;
-    }
     auto * memory = static_cast<llama_memory_hybrid *>(llama_get_memory(target));
-    return std::unique_ptr<tree_state>(new tree_state(target, memory, std::move(backend), found, max_rows));
+    return std::unique_ptr<tree_state>(new tree_state(target, memory, max_rows));
 }
 
-tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_ptr backend,
-                       const ops & found, int32_t max_rows) :
+tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, int32_t max_rows) :
     target_(target),
     memory_(memory),
-    backend_(std::move(backend)),
-    ops_(found),
     max_rows_((int32_t) GGML_PAD(max_rows, 8)) { // keeps each layer's factors aligned
-    const llama_hparams & hparams = llama_get_model(target)->hparams;
-    size_                         = hparams.ssm_d_state;
-    n_heads_                      = hparams.ssm_dt_rank;
-    n_key_heads_                  = hparams.ssm_n_group;
-    n_channels_                   = hparams.ssm_d_inner + 2 * n_key_heads_ * size_;
-    conv_width_                   = hparams.ssm_d_conv;
-    n_factors_                    = max_rows_ * (n_key_heads_ * size_ + n_heads_ * size_ + n_heads_);
-    allocate();
+    make_devices();
 }
 
-void tree_state::allocate() {
-    const auto & states = memory_->get_mem_recr()->s_l;
-    tensors_.reset(ggml_init({ (states.size() + 5) * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
+void tree_state::make_devices() {
+    const llama_hparams & hparams = llama_get_model(target_)->hparams;
+    tree_shape            shape{};
+    shape.size        = hparams.ssm_d_state;
+    shape.n_heads     = hparams.ssm_dt_rank;
+    shape.n_key_heads = hparams.ssm_n_group;
+    shape.n_channels  = hparams.ssm_d_inner + 2 * shape.n_key_heads * shape.size;
+    shape.conv_width  = hparams.ssm_d_conv;
+    shape.max_rows    = max_rows_;
 
-    int64_t n_used = 0;
-    layers_.resize(states.size());
-    for (size_t il = 0; il < states.size(); ++il) {
-        if (states[il]) {
-            layers_[il].conv_inputs = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, n_channels_, max_rows_);
-            layers_[il].factors     = n_used * sizeof(float);
-            n_used += n_factors_;
+    std::map<ggml_backend_t, tree_device::residents> homes;
+    const llama_memory_recurrent &                   recurrent = *memory_->get_mem_recr();
+    for (size_t il = 0; il < recurrent.s_l.size(); ++il) {
+        if (ggml_tensor * states = recurrent.s_l[il]) {
+            homes[backend_of(target_, states)].layers[(int32_t) il] = { states, recurrent.r_l[il] };
         }
     }
-    // An op has one output, so a layer's follows its factors, where the next layer's begin: by then it was consumed.
-    factors_ = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, n_used + max_rows_ * n_heads_ * size_);
-    tree_    = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_I32, max_rows_, 4);
-    path_    = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + max_rows_);
-    moves_   = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + 2 * max_rows_);
-    buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend_.get()));
-    if (!buffer_) {
-        fail(DW_ERR_MEMORY, "no memory for the factors of %d draft tokens", max_rows_);
+    const llama_kv_cache & cache      = *memory_->get_mem_attn();
+    const bool             transposed = !target_->get_cparams().flash_attn; // as llama_kv_cache stores values then
+    for (const uint32_t il : cache.get_layer_ids()) {
+        ggml_tensor * k      = cache.get_k_storage((int32_t) il);
+        auto &        caches = homes[backend_of(target_, k)].caches;
+        caches.push_back({ k, false });
+        caches.push_back({ value_storage(cache, (int32_t) il), transposed });
+    }
+    for (auto & [backend, here] : homes) {
+        const tree_op_set & ops = *find_tree_ops(ggml_backend_get_device(backend));
+        devices_.push_back(std::make_unique<tree_device>(backend, ops, shape, std::move(here)));
+    }
+}
+
+tree_device & tree_state::device_of(int32_t il) {
+    const auto here = [&](const auto & each) { return each->has(il); };
+    return **std::find_if(devices_.begin(), devices_.end(), here);
+}
+
+size_t tree_state::bytes() const {
+    size_t sum = 0;
+    for (const auto & each : devices_) {
+        sum += each->bytes();
+    }
+    return sum;
+}
+
+void tree_state::finish() const {
+    for (const auto & each : devices_) {
+        each->finish();
     }
 }
 
@@ -154,7 +159,6 @@ void tree_state::set_tree(const token_tree & tree, int32_t first, int32_t n_rows
     for (int32_t i = 0; i < n_rows; ++i) {
         const int32_t node   = std::min(i, tree.size() - 1);
         const int32_t parent = tree.parents[node];
-        tokens_[first + i]   = tree.tokens[node];
         parents[first + i]   = parent < 0 ? -1 : first + parent;
         depths[first + i]    = tree.depths[node];
         ancestors_.push_back((parent < 0 ? 0 : ancestors_[first + parent]) | uint64_t(1) << i);
@@ -178,7 +182,6 @@ void tree_state::set_tree(const token_tree & tree, int32_t first, int32_t n_rows
 void tree_state::begin(const std::vector<member> & members, int32_t n_rows, bool exact) {
     n_each_ = n_rows;
     rows_.assign(4 * (size_t) max_rows_, 0);
-    tokens_.resize(members.size() * n_rows);
     ancestors_.clear();
     cells_.clear();
     open_.clear();
@@ -191,7 +194,9 @@ void tree_state::begin(const std::vector<member> & members, int32_t n_rows, bool
         // llama_memory_recurrent warns of positions that are not one further than the last
         memory_->get_mem_recr()->cells[cell(each.seq)].pos = each.pos + each.tree->height() - n_rows;
     }
-    arranges_ = branches_ && exact && !target_->get_cparams().flash_attn;
+    const bool on_host =
+        std::all_of(devices_.begin(), devices_.end(), [](const auto & each) { return each->is_host(); });
+    arranges_ = branches_ && exact && on_host && !target_->get_cparams().flash_attn;
 }
 
 void tree_state::undo() {
@@ -209,7 +214,9 @@ void tree_state::placed(const dw_placed_rows & rows) noexcept {
     for (int64_t i = 0; i < rows.n; ++i) {
         cells[i] = (int32_t) (cells_[i] % kv_size);
     }
-    ggml_backend_tensor_set(tree_, rows_.data(), 0, rows_.size() * sizeof(int32_t));
+    for (const auto & each : devices_) {
+        each->set_tree(rows_);
+    }
     for (int64_t i = 0; branches_ && i < rows.n; ++i) {
         const int64_t first = i / n_each_ * n_each_;
         for (int64_t j = 0; j < n_each_; ++j) {
@@ -221,42 +228,20 @@ void tree_state::placed(const dw_placed_rows & rows) noexcept {
 
 ggml_tensor * tree_state::conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x,
                                      int il) {
-    const int64_t n_rows = x->ne[1] * x->ne[2];
-    ggml_tensor * inputs = layers_[il].conv_inputs;
-    ggml_tensor * kept   = ggml_cpy(ctx, ggml_reshape_2d(ctx, x, n_channels_, n_rows), // for the commit
-                                    ggml_view_2d(ctx, inputs, n_channels_, n_rows, inputs->nb[1], 0));
-    ggml_build_forward_expand(graph, kept);
-
-    ggml_tensor * sources[] = { kept, memory_->get_mem_recr()->r_l[il], cells, tree_ };
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, conv_width_, n_channels_, n_rows, 1, sources, 4, ops_.conv_windows,
-                          GGML_N_TASKS_MAX, nullptr);
+    return device_of(il).conv_input(ctx, graph, cells, x, il);
 }
 
 ggml_tensor * tree_state::delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * q,
                                     ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int il) {
-    const int64_t n_nodes = v->ne[2];
-    const int64_t n_seqs  = v->ne[3];
-    const int64_t n_out   = n_nodes * n_seqs * n_heads_ * size_;
-    ggml_tensor * both    = ggml_view_1d(ctx, factors_, n_factors_ + n_out, layers_[il].factors);
-    both                  = custom_in_place(ctx, both, ops_.delta_net,
-                                            { q, k, v, g, beta, memory_->get_mem_recr()->s_l[il], cells, tree_ });
-    ggml_build_forward_expand(graph, both);
-    return ggml_view_4d(ctx, both, size_, n_heads_, n_nodes, n_seqs, size_ * sizeof(float),
-                        n_heads_ * size_ * sizeof(float), n_nodes * n_heads_ * size_ * sizeof(float),
-                        n_factors_ * sizeof(float));
+    return device_of(il).delta_net(ctx, graph, cells, q, k, v, g, beta, il);
 }
 
 ggml_tensor * tree_state::attn_scores(ggml_context * ctx, ggml_tensor * scores) {
-    return arranges_ ? custom_in_place(ctx, scores, ops_.scores, { tree_ }) : scores;
+    return arranges_ ? devices_[0]->attn_scores(ctx, scores) : scores;
 }
 
 ggml_tensor * tree_state::attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) {
-    if (!arranges_) {
-        return ggml_mul_mat(ctx, values, weights);
-    }
-    ggml_tensor * sources[] = { values, weights, tree_ };
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, values->ne[1], weights->ne[1], weights->ne[2], weights->ne[3], sources, 3,
-                          ops_.values, GGML_N_TASKS_MAX, nullptr);
+    return arranges_ ? devices_[0]->attn_values(ctx, values, weights) : ggml_mul_mat(ctx, values, weights);
 }
 
 } // namespace draftwood

@@ -1,22 +1,19 @@
 // What a verify keeps per draft token, and the commit of those that stay. In the recurrent layers the verify reads the
 // state and writes small factors; the commit applies those of the accepted path, with the additions of plain decoding
 // in the same order. In the attention layers the path's rows move to the cells that plain decoding would have used. No
-// copies of the state, so nothing is rolled back. Ops: src/ops/tree-ops.h, tree-attention.h.
+// copies of the state, so nothing is rolled back. What each device does of it: tree_device.h.
 // Must not know: drafters, samplers. Test: tests/model/engine.
 
 #pragma once
 
-#include "ggml-cpp.h"
 #include "hooks.h"
 #include "token_tree.h"
-#include "tree-ops.h"
+#include "tree_device.h"
 
-#include <map>
 #include <memory>
 #include <string>
 #include <vector>
 
-class llama_kv_cache;
 class llama_memory_hybrid;
 
 namespace draftwood {
@@ -50,11 +47,15 @@ class tree_state : public dw_verify_graph {
     // it failed: as before begin()
     void undo();
 
-    // of a sequence of the last verify keep the path (node 0 first), and free its other rows
-    void commit(llama_seq_id seq, const std::vector<int32_t> & path);
+    // of a sequence of the last verify keep the path through its tree (node 0 first), and free its other rows; on a GPU
+    // this is queued in front of the next decode
+    void commit(llama_seq_id seq, const token_tree & tree, const std::vector<int32_t> & path);
+
+    // wait for commits that are queued: for those who read or write the memory otherwise than by a decode
+    void finish() const;
 
     int32_t max_rows() const { return max_rows_; }
-    size_t  bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+    size_t  bytes() const;
 
     int32_t       variant() const noexcept override { return branches_ ? 2 : 1; }
     void          placed(const dw_placed_rows & rows) noexcept override;
@@ -66,23 +67,8 @@ class tree_state : public dw_verify_graph {
     ggml_tensor * attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) override;
 
   private:
-    struct ops {
-        ggml_custom_op_t conv_windows, delta_net, commit_state, commit_conv;
-        ggml_custom_op_t scores, values, commit_rows, commit_columns;
-    };
-    struct layer {
-        ggml_tensor * conv_inputs = nullptr; // f32[C, M]
-        size_t        factors     = 0;       // where the layer's begin in factors_, bytes
-    };
+    tree_state(llama_context * target, llama_memory_hybrid * memory, int32_t max_rows);
 
-    tree_state(llama_context * target, llama_memory_hybrid * memory, ggml_backend_ptr backend, const ops & found,
-               int32_t max_rows);
-
-    // the commit of a path into the state in this cell
-    struct commit_graph {
-        ggml_context_ptr tensors;
-        ggml_cgraph *    graph = nullptr;
-    };
     // of the open verify: rows of the batch
     struct open_rows {
         llama_seq_id seq;
@@ -90,48 +76,29 @@ class tree_state : public dw_verify_graph {
         int32_t      first; // row of the root
     };
 
-    void           allocate();
-    commit_graph & commit_of(int32_t cell);
-    void           build_commit_of_cache(commit_graph & commit);
-    void           set_n_threads();
-    void           set_tree(const token_tree & tree, int32_t first, int32_t n_rows);
-    void           rename_cells(const open_rows & rows, const std::vector<int32_t> & path);
-    int32_t        cell(llama_seq_id seq) const; // of its state; -1: none
-    int32_t *      tree_column(int i) { return rows_.data() + (size_t) i * max_rows_; }
+    static std::string refusal(llama_context * target);
+    void               make_devices();
+    void               set_tree(const token_tree & tree, int32_t first, int32_t n_rows);
+    void               rename_cells(const open_rows & rows, const std::vector<llama_token> & kept);
+    int32_t            cell(llama_seq_id seq) const; // of its state; -1: none
+    int32_t *          tree_column(int i) { return rows_.data() + (size_t) i * max_rows_; }
+    tree_device &      device_of(int32_t il);
 
     llama_context *       target_;
     llama_memory_hybrid * memory_;
-    ggml_backend_ptr      backend_; // one of our own: a commit must not be aborted by the context's callback
-    ops                   ops_;
     int32_t               max_rows_;
-    int64_t               n_factors_ = 0;                                          // f32 values of one layer
-    int64_t               size_, n_heads_, n_key_heads_, n_channels_, conv_width_; // S, H, Hk, C, W of tree-ops.h
 
-    ggml_context_ptr        tensors_;
-    ggml_backend_buffer_ptr buffer_;
-    std::vector<layer>      layers_;            // by model layer
-    ggml_tensor *           factors_ = nullptr; // f32, all layers' one after another, then the newest one's output
-    ggml_tensor *           tree_    = nullptr; // i32[M, 4], see tree-ops.h
-    ggml_tensor *           path_    = nullptr; // i32[1 + M]
-    ggml_tensor *           moves_   = nullptr; // i32[1 + 2 M]
+    std::vector<std::unique_ptr<tree_device>> devices_;
 
     // the open verify
-    std::vector<open_rows>   open_;
-    int32_t                  n_each_ = 0;       // rows of each sequence
-    std::vector<llama_token> tokens_;           // by row
-    std::vector<int32_t>     rows_;             // host's copy of tree_
-    std::vector<int64_t>     cells_;            // by row, counted through all streams
-    std::vector<uint64_t>    ancestors_;        // by row, bit j: the j-th row of its sequence
-    bool                     branches_ = false; // not all trees are chains
-    bool                     arranges_ = false; // and without flash attention: scores and values are put in order
-
-    std::map<int32_t, commit_graph> commits_; // by cell of the recurrent state
+    std::vector<open_rows> open_;
+    int32_t                n_each_ = 0;       // rows of each sequence
+    std::vector<int32_t>   rows_;             // `tree` i32[M, 4] of tree-ops.h
+    std::vector<int64_t>   cells_;            // by row, counted through all streams
+    std::vector<uint64_t>  ancestors_;        // by row, bit j: the j-th row of its sequence
+    bool                   branches_ = false; // not all trees are chains
+    bool                   arranges_ = false; // and on a CPU without flash attention: scores and values are put in
+                                              // order
 };
-
-// a node that runs `op` and writes to dst in place
-inline ggml_tensor * custom_in_place(ggml_context * ctx, ggml_tensor * dst, ggml_custom_op_t op,
-                                     std::vector<ggml_tensor *> sources) {
-    return ggml_custom_inplace(ctx, dst, sources.data(), (int) sources.size(), op, GGML_N_TASKS_MAX, nullptr);
-}
 
 } // namespace draftwood

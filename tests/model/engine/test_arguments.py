@@ -37,6 +37,8 @@ def call(name, engine, r):
         "dw_verify_all": [(_capi.EngineHandle * 1)(engine), 1],
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
+        "dw_next_scheduled": [engine, r.sampler, False, ctypes.byref(i32)],
+        "dw_set_top": [engine, 1],
         "dw_rewind": [engine],
         "dw_commit": [engine],
         "dw_checkpoint": [engine],

@@ -1,0 +1,182 @@
+"""Which files a case runs on, how synthetic ones are written, and what a pass must read of them.
+
+Must not know: clocks of rounds, processes of ours. Test: tests/unit/test_bench_run.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+import subprocess
+import sys
+import time
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import OptionError
+
+from bench.gpu.work import BenchError, Clock, Work
+
+ROOT = Path(__file__).resolve().parents[2]
+TOOLS = ROOT / "tools"
+TINY = ROOT / "models" / "tiny-moe"
+DRAFTERS = {"35b-a3b": "35b-a3b-dflash"}
+"""Presets of tools/synth_gguf.py and of the DFlash drafters made for them."""
+WRITE, ROUTING = 150.0, 180.0  # seconds
+
+
+@dataclass(frozen=True, slots=True)
+class Files:
+    """A model and its DFlash drafter, if there is one."""
+
+    model: Path
+    drafter: Path | None
+
+
+def of(model: str, work: Work) -> Files:
+    """Return the files of "tiny-moe", of a preset of tools/synth_gguf.py, or of a GGUF's path.
+
+    Errors: BenchError for a preset that was not written yet, OptionError for a path without a file.
+    """
+    if model == "tiny-moe":
+        return Files(TINY / "tiny-moe-f16.gguf", TINY / "dflash-f16.gguf")
+    if model.endswith(".gguf"):
+        if not Path(model).is_file():
+            raise OptionError(f"found no file {model}; expected a GGUF", hint="--model tiny-moe")
+        return Files(Path(model), None)
+    path = written(model, work)
+    if not path.exists():
+        raise BenchError(
+            f"found no {path.name} in {path.parent}; expected it written", hint="bench/run.py models"
+        )
+    drafter = written(DRAFTERS[model], work) if model in DRAFTERS else None
+    return Files(path, drafter if drafter and drafter.exists() else None)
+
+
+def written(preset: str, work: Work) -> Path:
+    """Return where a preset's file is, or would be."""
+    return work.folder / "models" / f"{preset}.gguf"
+
+
+def presets() -> set[str]:
+    """Return the names that tools/synth_gguf.py can write."""
+    if str(TOOLS) not in sys.path:
+        sys.path.append(str(TOOLS))
+    import synth_gguf
+
+    return set(synth_gguf.PRESETS)
+
+
+def write(preset: str, work: Work, clock: Clock) -> dict[str, Any]:
+    """Write a preset if it is not there yet, and return its size, and the seconds that it took.
+
+    Errors: BenchError where tools/synth_gguf.py fails or takes too long.
+    """
+    path = written(preset, work)
+    path.parent.mkdir(exist_ok=True)
+    begin = time.monotonic()
+    if not path.exists():
+        run_tool(["synth_gguf.py", preset, str(path)], clock.limit(WRITE))
+    return {"bytes": path.stat().st_size, "seconds": round(time.monotonic() - begin, 1)}
+
+
+def routing(path: Path, on_card: bool, clock: Clock) -> dict[str, Any]:
+    """Return what tools/routing.py says about the experts that a model chooses in text of its own.
+
+    "unions": mean experts that so many consecutive tokens of a layer choose together. Errors: BenchError.
+    """
+    said = run_tool(["routing.py", str(path), *(["--gpu"] if on_card else [])], clock.limit(ROUTING))
+    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    return {"routing": found, "unions": found["distinct"]}
+
+
+def run_tool(command: list[str], limit: float) -> str:
+    """Run a script of tools/ and return what it printed. Errors: BenchError with what it said."""
+    # its neighbours are imported by name, which PYTHONSAFEPATH would forbid
+    paths = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    try:
+        done = subprocess.run(
+            [sys.executable, str(TOOLS / command[0]), *command[1:]],
+            env={**os.environ, "PYTHONPATH": paths},
+            capture_output=True,
+            text=True,
+            timeout=limit,
+            check=False,
+        )
+    except subprocess.TimeoutExpired as error:
+        raise BenchError(f"tools/{' '.join(command)} took longer than {limit:.0f} s") from error
+    if done.returncode != 0:
+        raise BenchError(
+            f"tools/{' '.join(command)} ended with status {done.returncode}\n{done.stderr[-2000:]}"
+        )
+    return done.stdout
+
+
+@dataclass(frozen=True, slots=True)
+class Reads:
+    """Bytes of a model, by when a pass reads them."""
+
+    dense: int
+    """By every pass: trunk without experts, and the output head."""
+    experts: int
+    """Of all experts of the trunk."""
+    n_experts: int
+    n_used: int
+    head: int
+    """Of the output head, by every draft of an MTP block too."""
+    mtp: int
+    """Of the MTP block, by every draft, with the experts it uses."""
+    state: int
+    """Recurrent state of a sequence, f32."""
+    cell: int
+    """K and V of a position, f16."""
+
+    def forward(self, union: float, n_past: float) -> float:
+        """Return what a pass reads whose rows choose `union` experts a layer: weights, state, n_past cells.
+
+        The state is also written once; rows of the embedding are left out.
+        """
+        chosen = self.experts * union / self.n_experts if self.n_experts else 0.0
+        return self.dense + chosen + 2 * self.state + self.cell * n_past
+
+
+def reads(path: Path) -> Reads:
+    """Count the bytes of a qwen35 or qwen35moe GGUF. Names: llama.cpp's src/models/qwen35moe.cpp."""
+    from gguf import GGUFReader
+
+    reader = GGUFReader(path)
+
+    def number(name: str) -> int:
+        field = reader.get_field(f"{arch}.{name}")
+        return 0 if field is None else int(field.contents())
+
+    arch = reader.get_field("general.architecture").contents()
+    trunk = number("block_count") - number("nextn_predict_layers")
+    sums = dict.fromkeys(("dense", "experts", "mtp", "mtp_experts"), 0)
+    sizes = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
+    for name, size in sizes.items():
+        block = re.match(r"blk\.(\d+)\.", name)
+        drafts = block is not None and int(block[1]) >= trunk
+        if name != "token_embd.weight" or "output.weight" not in sizes:
+            kind = (
+                ("mtp_experts" if drafts else "experts") if "_exps." in name else "mtp" if drafts else "dense"
+            )
+            sums[kind] += size
+    n_experts, n_used = number("expert_count"), number("expert_used_count")
+    recurrent = sum(re.fullmatch(r"blk\.\d+\.ssm_a", name) is not None for name in sizes)
+    inner, size = number("ssm.inner_size"), number("ssm.state_size")
+    channels = inner + 2 * number("ssm.group_count") * size
+    state = inner * size + (number("ssm.conv_kernel") - 1) * channels
+    head = number("attention.key_length") + number("attention.value_length")
+    return Reads(
+        dense=sums["dense"],
+        experts=sums["experts"],
+        n_experts=n_experts,
+        n_used=n_used,
+        head=sizes.get("output.weight", sizes["token_embd.weight"]),
+        mtp=sums["mtp"] + (sums["mtp_experts"] * n_used // n_experts if n_experts else 0),
+        state=4 * recurrent * state,
+        cell=2 * (trunk - recurrent) * number("attention.head_count_kv") * head,
+    )

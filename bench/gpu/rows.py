@@ -1,0 +1,248 @@
+"""Rows of bench/results out of what runs found: a case's restarts become one row.
+
+The candidate is held against our plain decode of the same process and repeat; `ratio` is our tokens a second
+over those of llama-server with as many drafts accepted alike. Must not know: how it was measured.
+Test: tests/unit/test_bench_run.py.
+"""
+
+from __future__ import annotations
+
+import re
+import statistics
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from bench.gpu.cases import Case
+from bench.gpu.files import Reads
+from bench.gpu.work import BenchError
+
+SCHEMA = 1
+_HELD = ("checkpoints", "checkpoint_bytes", "tokens_per_round")  # no counters: what is held now, a mean
+_SPREAD = (
+    "ours",
+    "plain",
+    "speedup",
+    "stock",
+    "stock_plain",
+    "stock_speedup",
+    "ratio",
+    "overhead",
+    "bound_share",
+)
+
+
+def slug(card: str) -> str:
+    """Return a card's name for files: "NVIDIA H100 80GB HBM3" -> "h100"."""
+    words = [w for w in card.split() if w != "NVIDIA" and not re.search(r"\d+GB|HBM", w)]
+    return re.sub(r"[^a-z0-9]+", "-", " ".join(words).lower()).strip("-")
+
+
+def of_run(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each case that a run measured, and for the memory of its trees.
+
+    Errors: BenchError for a run without a card or a commit.
+    """
+    common = _common(state)
+    rows = [
+        {**common, **of_case(state, name, list(found.values()))} for name, found in state["cases"].items()
+    ]
+    for model, sizes in state.get("memory", {}).items():
+        rows += [
+            {**common, "case": "tree-memory", "model": model, "nodes": int(nodes), "unit": "bytes", **found}
+            for nodes, found in sizes.items()
+        ]
+    return rows
+
+
+def _common(state: dict[str, Any]) -> dict[str, Any]:
+    machine = state.get("machine", {})
+    if not machine.get("cards"):
+        raise BenchError(
+            "found a run without a card; expected one of a GPU", hint="bench/run.py cases, there"
+        )
+    if not state.get("commit", {}).get("commit"):
+        raise BenchError("found a run that names no commit; expected one", hint="tools/gpu.sh pack")
+    return {
+        "schema": SCHEMA,
+        "run": state["run"],
+        **machine,
+        **state["commit"],
+        "card": machine["cards"][0],
+        "pin": machine["build"]["pin_version"],
+    }
+
+
+def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return a case's row: medians over restarts of what each found, and the smallest and largest of them."""
+    case = Case(**restarts[0]["case"])
+    each = [figures(found) for found in restarts]
+    figure = {key: _median([one.get(key) for one in each]) for key in each[0]}
+    facts = restarts[0]["facts"]
+    return {
+        "case": name,
+        "synthetic": case.drafter != "none",
+        "text": "invalid: drafts were accepted by the schedule" if case.drafter != "none" else "the model's",
+        **{
+            field: getattr(case, field)
+            for field in ("model", "nodes", "drafter", "shape", "auto", "sampler", "prompt")
+        },
+        "schedule": {"length": case.length, "rates": [round(rate, 6) for rate in case.schedule]},
+        "routing": state.get("models", {}).get(case.model, {}).get("routing"),
+        "unit": "tok/s",
+        **{key: _rounded(value) for key, value in figure.items()},
+        "spread": {key: _spread([one.get(key) for one in each]) for key in _SPREAD},
+        "restarts": len(restarts),
+        "repeats": case.repeats,
+        "rounds": case.rounds,
+        "limit_pct": _limit(state, case, facts, figure),
+        "counters": _counters(
+            [turn["stats"] for found in restarts for turn in found.get("candidate", found["plain"])]
+        ),
+        "facts": facts,
+    }
+
+
+def figures(found: dict[str, Any]) -> dict[str, float | None]:
+    """Return the figures of one restart; times in ms, speeds in tokens a second.
+
+    t1_ms a plain step, draft_ms and tn_ms a draft and the forward pass of its rows, each begun and waited for by
+    itself. bound_share: speed-up over L t1 / (tn + draft). overhead: the part of a round that is neither.
+    """
+    t1 = [turn["seconds"] / turn["tokens"] for turn in found["plain"]]
+    got: dict[str, float | None] = {
+        "t1_ms": 1000 * _middle(t1),
+        "plain": 1 / _middle(t1),
+        "ours": 1 / _middle(t1),
+    }
+    got["stock_plain"] = _middle([turn["predicted_per_second"] for turn in found["stock_plain"]])
+    got["stock"] = got["stock_plain"]
+    if "candidate" in found:
+        got |= _drafting(found, t1)
+    if "stock" in found:
+        # llama-server draws what it accepts: all repeats together come nearer to the schedule
+        tokens, seconds = (
+            sum(turn[name] for turn in found["stock"]) for name in ("predicted_n", "predicted_ms")
+        )
+        got["stock"] = 1000 * tokens / seconds
+        got["stock_stream"] = _middle([turn["stream_per_second"] for turn in found["stock"]])
+        rounds = [turn["predicted_n"] - turn.get("draft_n_accepted", 0) for turn in found["stock"]]
+        got["stock_length"] = tokens / sum(rounds)
+        got["stock_speedup"] = got["stock"] / got["stock_plain"]
+    elif "candidate" in found:
+        got["stock"] = None
+    got["ratio"] = got["ours"] / got["stock"] if got["stock"] else None
+    return got
+
+
+def _drafting(found: dict[str, Any], t1: Sequence[float]) -> dict[str, float | None]:
+    turns = found["candidate"]
+    step = _middle(t1)
+    round_s = _middle([turn["seconds"] / turn["rounds"] for turn in turns])
+    draft, forward = (
+        _middle([t for turn in found["parts"] for t in turn[part]]) for part in ("draft", "forward")
+    )
+    length = sum(turn["tokens"] for turn in turns) / sum(turn["rounds"] for turn in turns)
+    speedup = _middle([own / (turn["seconds"] / turn["tokens"]) for own, turn in zip(t1, turns, strict=True)])
+    bound = length * step / (forward + draft)
+    phases = {
+        f"{name}_ms": 1000 * _middle([turn["phases"][name] / turn["rounds"] for turn in turns])
+        for name in turns[0]["phases"]
+    }
+    return {
+        "ours": _middle([turn["tokens"] / turn["seconds"] for turn in turns]),
+        "speedup": speedup,
+        "length": length,
+        "round_ms": 1000 * round_s,
+        "tn_ms": 1000 * forward,
+        "draft_ms": 1000 * draft,
+        **phases,
+        "bound": bound,
+        "bound_share": speedup / bound,
+        "overhead": (round_s - draft - forward) / round_s,
+    }
+
+
+def _limit(state: dict[str, Any], case: Case, facts: dict[str, Any], figure: dict[str, Any]) -> float | None:
+    """Return what the bytes of a round take at the card's copy bandwidth, in percent of what it took.
+
+    None where bandwidth, bytes or the union of experts for so many rows were not measured.
+    """
+    model, floor = state.get("models", {}).get(case.model, {}), state.get("floor")
+    union = union_of(model, facts["mean_nodes"])
+    if floor is None or union is None:
+        return None
+    counted = Reads(**model["reads"])
+    n_bytes = counted.forward(union, case.prompt + case.rounds * (figure.get("length") or 1.0) / 2)
+    if case.drafter == "mtp":
+        n_bytes += case.drafts * (counted.mtp + counted.head)
+    if case.drafter == "dflash":
+        n_bytes += model["drafter_bytes"] + counted.head
+    took = (figure.get("round_ms") or figure["t1_ms"]) / 1000
+    return round(100 * n_bytes / floor["bytes_per_second"] / took, 2)
+
+
+def union_of(model: dict[str, Any], n_rows: float) -> float | None:
+    """Return how many experts a layer's n_rows rows choose together, on a line between measured numbers of rows."""
+    if "reads" not in model:
+        return None
+    known = {1: float(model["reads"]["n_used"])} | {
+        int(n): union for n, union in model.get("unions", {}).items()
+    }
+    under, over = (
+        max(n for n in known if n <= n_rows),
+        min((n for n in known if n >= n_rows), default=None),
+    )
+    if over is None:
+        return None
+    return known[under] + (known[over] - known[under]) * (n_rows - under) / max(over - under, 1)
+
+
+def _counters(stats: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Add the engine's counters of all timed segments up."""
+    total: dict[str, Any] = {}
+    for one in stats:
+        for name, value in one.items():
+            if name in _HELD or isinstance(value, (str, bool)):
+                continue
+            if isinstance(value, list):
+                before = total.get(name, [])
+                n = max(len(before), len(value))
+                pairs = zip(*([*each, *[0] * (n - len(each))] for each in (before, value)), strict=True)
+                total[name] = [a + b for a, b in pairs]
+            else:
+                total[name] = round(total.get(name, 0) + value, 6)
+    return total
+
+
+def _middle(values: Sequence[float]) -> float:
+    return statistics.median(values)
+
+
+def _median(values: Sequence[float | None]) -> float | None:
+    known = [value for value in values if value is not None]
+    return statistics.median(known) if known else None
+
+
+def _spread(values: Sequence[float | None]) -> list[float] | None:
+    known = [value for value in values if value is not None]
+    return [_rounded(min(known)), _rounded(max(known))] if known else None
+
+
+def _rounded(value: Any) -> Any:
+    return float(f"{value:.5g}") if isinstance(value, float) else value
+
+
+def kernels(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return a row for each profiled phase of a case."""
+    common = _common(state)
+    return [
+        {**common, "case": case, "phase": phase, "unit": "us", **found}
+        for case, phases in state.get("profile", {}).items()
+        for phase, found in phases.items()
+    ]
+
+
+def file_of(state: dict[str, Any], folder: Path, part: str = "") -> Path:
+    """Return the results file of the run's card."""
+    return folder / f"gpu-{slug(_common(state)['card'])}{part}.json"

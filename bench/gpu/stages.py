@@ -1,0 +1,164 @@
+"""The stages of bench/run.py: each takes work folder, clock and plan, and says whether it is done.
+
+What a stage has found it does not look for again. Must not know: the command line. Tests:
+tests/model/test_bench_run.py.
+"""
+
+from __future__ import annotations
+
+import json
+import shlex
+import subprocess
+import sys
+from collections.abc import Callable
+from dataclasses import asdict, dataclass
+from pathlib import Path
+from typing import Any
+
+import draftwood
+
+from bench.gpu import claims, files, floor, measure, profiling, stamp
+from bench.gpu.cases import Case
+from bench.gpu.work import BenchError, Clock, Work
+from bench.gpu.worker import Worker
+
+REAL = 480.0  # seconds of `draftwood bench`
+MEMORY = 240.0
+
+
+@dataclass(frozen=True, slots=True)
+class Plan:
+    """What was asked for."""
+
+    cases: list[Case]
+    real: str
+    """More options of `draftwood bench`."""
+    say: Callable[[str], Any]
+
+    @property
+    def models(self) -> list[str]:
+        """Every model that the cases name."""
+        return list(dict.fromkeys(case.model for case in self.cases))
+
+
+def run(name: str, work: Work, clock: Clock, plan: Plan) -> bool:
+    """Run a stage and return whether it is done. Errors: BenchError at the first failure."""
+    work.state["commit"] = stamp.known(Path(draftwood.__file__).parent)
+    done = STAGES[name](work, clock, plan)
+    work.save()
+    return done
+
+
+def _models(work: Work, clock: Clock, plan: Plan) -> bool:
+    found = work.state.setdefault("models", {})
+    for model in plan.models:
+        wanted = [preset for preset in (model, files.DRAFTERS.get(model)) if preset in files.presets()]
+        sizes = {preset: files.write(preset, work, clock) for preset in wanted}
+        paths = files.of(model, work)
+        if model not in found:
+            found[model] = {
+                "bytes": paths.model.stat().st_size,
+                "drafter_bytes": paths.drafter.stat().st_size if paths.drafter else None,
+                "reads": asdict(files.reads(paths.model)),
+                **files.routing(paths.model, plan.cases[0].n_gpu_layers != 0, clock),
+            }
+        work.save()
+        for preset, size in sizes.items():
+            plan.say(f"{preset}: {size['bytes'] / 2**30:.1f} GiB, {size['seconds']} s")
+        plan.say(f"{model}: routing {found[model]['routing']}")
+    return True
+
+
+def _floor(work: Work, clock: Clock, plan: Plan) -> bool:
+    clock.limit(60)
+    if "floor" not in work.state:
+        work.state["floor"] = {"card": floor.card(), **floor.copy_bandwidth()}
+    found = work.state["floor"]
+    plan.say(f"{found['card']['name']}: copies {found['bytes_per_second'] / 1e9:.0f} GB/s, read and written")
+    return True
+
+
+def _memory(work: Work, clock: Clock, plan: Plan) -> bool:
+    found = work.state.setdefault("memory", {})
+    for model in plan.models:
+        if model in found:
+            continue
+        paths = files.of(model, work)
+        case = next(case for case in plan.cases if case.model == model)
+        worker = Worker(paths.model, paths.drafter, work.logs / "memory.log")
+        try:
+            found[model] = worker.call(clock.limit(MEMORY), "memory", asdict(case), claims.TREE_NODES)
+            work.state["machine"] = worker.call(clock.limit(60), "machine")
+        finally:
+            worker.close()
+        for nodes, sizes in found[model].items():
+            plan.say(f"{model}, {nodes} nodes: {sizes}")
+    return True
+
+
+def _cases(work: Work, clock: Clock, plan: Plan) -> bool:
+    done = [
+        measure.run(
+            work, clock, [case for case in plan.cases if case.model == model], files.of(model, work), plan.say
+        )
+        for model in plan.models
+    ]
+    return all(done)
+
+
+def _real(work: Work, clock: Clock, plan: Plan) -> bool:
+    """Drafters as they are on a trained model: `draftwood bench` on tiny-moe, all modes."""
+    if "real" in work.state:
+        return True
+    limit = clock.limit(REAL)
+    if limit < REAL / 2:
+        return False
+    paths, into = files.of("tiny-moe", work), work.folder / "real.json"
+    command = [
+        *(sys.executable, "-m", "draftwood", "bench", str(paths.model), "--drafter", str(paths.drafter)),
+        *("--prompts", str(files.TINY / "heldout"), "--n-gpu-layers", str(plan.cases[0].n_gpu_layers)),
+        *("--json", str(into), *shlex.split(plan.real)),
+    ]
+    with (work.logs / "real.log").open("w") as log:
+        try:
+            done = subprocess.run(command, stdout=log, stderr=log, timeout=limit, check=False)
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"draftwood bench took longer than {limit:.0f} s") from error
+    text = (work.logs / "real.log").read_text()
+    if done.returncode != 0:
+        raise BenchError(f"draftwood bench ended with status {done.returncode}\n{text[-3000:]}")
+    plan.say(text)
+    work.state["real"] = json.loads(into.read_text(encoding="utf-8"))
+    return True
+
+
+def _profile(work: Work, clock: Clock, plan: Plan) -> bool:
+    found = work.state.setdefault("profile", {})
+    for case in plan.cases:
+        phase = "plain" if case.drafter == "none" else "round"
+        if case.name in found:
+            continue
+        if clock.left < profiling.LIMIT / 2:
+            return False
+        table = profiling.run(
+            case, phase, files.of(case.model, work), work.logs / "ncu.log", clock.limit(profiling.LIMIT)
+        )
+        found[case.name] = {phase: table}
+        work.save()
+        per_round = table["launches"] / table["rounds"], table["us"] / table["rounds"]
+        plan.say(f"{case.name}, {phase}: {per_round[0]:.0f} kernels, {per_round[1]:.0f} us a round")
+        for each in table["kernels"][:12]:
+            plan.say(
+                f"  {each['us'] / table['rounds']:9.1f} us {each['launches'] / table['rounds']:7.1f}  {each['kernel'][:90]}"
+            )
+    return True
+
+
+STAGES: dict[str, Callable[[Work, Clock, Plan], bool]] = {
+    "models": _models,
+    "floor": _floor,
+    "memory": _memory,
+    "cases": _cases,
+    "real": _real,
+    "profile": _profile,
+}

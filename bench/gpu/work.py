@@ -1,0 +1,85 @@
+"""What a run of bench/run.py has found so far, in one JSON file, and how long it may go on.
+
+A command on a lent machine ends after ten minutes, so a stage stops before, and the next call goes on where
+it was. Must not know: what is measured. Test: tests/unit/test_bench_run.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import time
+import uuid
+from pathlib import Path
+from typing import Any
+
+from draftwood.errors import DraftwoodError
+
+NAME = "bench.json"
+SCHEMA = 1
+
+
+class BenchError(DraftwoodError, RuntimeError):
+    """A step that failed or ran out of time; the stage ends."""
+
+
+class Clock:
+    """Counts down from the minutes that a stage may take."""
+
+    def __init__(self, minutes: float) -> None:
+        self._end = time.monotonic() + minutes * 60
+
+    @property
+    def left(self) -> float:
+        """Seconds left, 0.0 at least."""
+        return max(0.0, self._end - time.monotonic())
+
+    def limit(self, seconds: float) -> float:
+        """Return a step's own time limit, or what is left where that is less.
+
+        Errors: BenchError when nothing is left.
+        """
+        if self.left <= 0.0:
+            raise BenchError("found no time left for this stage", hint="call it again: it goes on from here")
+        return min(seconds, self.left)
+
+
+class Work:
+    """The folder of a run: models, logs, and `state`, which `save` writes at once and copies to `out`."""
+
+    def __init__(self, folder: Path, out: Path | None = None) -> None:
+        self.folder, self._out = folder, out
+        for each in (folder, self.logs, *([out] if out else [])):
+            each.mkdir(parents=True, exist_ok=True)
+        path = folder / NAME
+        self.state: dict[str, Any] = (
+            read(path) if path.exists() else {"schema": SCHEMA, "run": uuid.uuid4().hex[:12], "cases": {}}
+        )
+
+    @property
+    def logs(self) -> Path:
+        """Folder of what the processes of a stage print."""
+        return self.folder / "logs"
+
+    def save(self) -> None:
+        """Write the state, there and to `out`; a crash leaves the older one."""
+        path = self.folder / NAME
+        part = path.with_suffix(".part")
+        part.write_text(json.dumps(self.state, indent=1, allow_nan=False) + "\n", encoding="utf-8")
+        os.replace(part, path)
+        if self._out:
+            shutil.copy(path, self._out / NAME)
+
+
+def read(path: Path) -> dict[str, Any]:
+    """Return the state in a file. Errors: BenchError for anything else."""
+    try:
+        state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
+        if state["schema"] != SCHEMA:
+            raise ValueError(f"schema {state['schema']}")
+    except (OSError, ValueError, KeyError, TypeError) as error:
+        raise BenchError(
+            f"{path} is no state of bench/run.py: {error}", hint="remove it, or name its folder"
+        ) from error
+    return state

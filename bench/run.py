@@ -1,0 +1,146 @@
+#!/usr/bin/env python3
+"""Measure draftwood on a GPU at 35B-A3B shapes beside stock llama-server, at prescribed acceptance.
+
+    python bench/run.py run models floor memory cases      there; again until it says that nothing is left
+    python bench/run.py run real profile
+    python bench/run.py collect FOLDER                     here: rows into bench/results/gpu-<card>.json
+    python bench/run.py check bench/results/gpu-h100.json  which lines of issue 5 hold
+
+Stages end before a command on a lent machine would (--minutes) and go on from --work; the first failure ends
+them. What was found is copied to --out as one file. Cases are bench/cases/*.toml. On a CPU, for the benchmark's
+own tests: `run models cases --model tiny-moe --set n_gpu_layers=0 --set rounds=8 ...`. Parts: bench/gpu/.
+"""
+
+from __future__ import annotations
+
+import json
+import sys
+from pathlib import Path
+from typing import Any
+
+import click
+
+ROOT = Path(__file__).resolve().parent.parent
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # last: what lies there must not shadow what is installed
+
+from draftwood.bench import results  # noqa: E402
+from draftwood.errors import DraftwoodError  # noqa: E402
+
+from bench.gpu import cases, claims, rows, stages, stamp  # noqa: E402
+from bench.gpu.work import NAME, BenchError, Clock, Work, read  # noqa: E402
+
+RESULTS = ROOT / "bench" / "results"
+MORE = 3  # exit status: call it again
+_FOLDER = click.Path(file_okay=False, path_type=Path)
+_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
+
+
+class _Group(click.Group):
+    """Commands whose errors are a line and an exit status."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            return super().invoke(ctx)
+        except DraftwoodError as error:
+            raise click.ClickException(str(error)) from error
+
+
+@click.group(cls=_Group, help=(__doc__ or "").split("\n\n")[0])
+def main() -> None:
+    """Hold the commands."""
+
+
+@main.command("run")
+@click.argument("names", metavar="STAGE...", nargs=-1, required=True, type=click.Choice(list(stages.STAGES)))
+@click.option("--case", "wanted", multiple=True, help="Only this case; may be repeated.")
+@click.option("--work", type=_FOLDER, default=Path("/tmp/draftwood-bench"), show_default=True,
+              help="Models, logs, and what was found.")  # fmt: skip
+@click.option("--out", type=_FOLDER, help="Where to copy what was found.")
+@click.option("--minutes", type=click.FloatRange(0.1), default=9.0, show_default=True)
+@click.option("--model", help="Another model for all cases: tiny-moe, a preset, a GGUF.")
+@click.option("--set", "settings", multiple=True, metavar="FIELD=VALUE", help="Change a field of all cases.")
+@click.option(
+    "--real", "real", default="", help="More options of the `draftwood bench` that stage real runs."
+)
+def run(names: tuple[str, ...], wanted: tuple[str, ...], work: Path, out: Path | None, minutes: float,
+        model: str | None, settings: tuple[str, ...], real: str) -> None:  # fmt: skip
+    """Run stages, in this order, until they are done or the time is up (exit status 3)."""
+    plan = stages.Plan(_chosen(cases.read(settings=settings, model=model), wanted), real, click.echo)
+    here, clock = Work(work, out), Clock(minutes)
+    for name in names:
+        if not stages.run(name, here, clock, plan):
+            click.echo(f"{name}: time is up; call it again with the same folder")
+            sys.exit(MORE)
+    click.echo("nothing left to do")
+
+
+def _chosen(known: dict[str, cases.Case], wanted: tuple[str, ...]) -> list[cases.Case]:
+    unknown = [name for name in wanted if name not in known]
+    if unknown:
+        raise BenchError(f"found --case {unknown[0]}; expected one of {', '.join(known)}")
+    return [case for name, case in known.items() if not wanted or name in wanted]
+
+
+@main.command()
+@click.argument(
+    "folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
+)
+@click.option("--results", "target", type=_FOLDER, default=RESULTS, help="Default: bench/results.")
+def collect(folders: tuple[Path, ...], target: Path) -> None:
+    """Add what runs found as rows to bench/results; a run's row of a case is added once."""
+    for folder in folders:
+        state = read(folder / NAME)
+        added = _added(rows.file_of(state, target), rows.of_run(state))
+        added += _added(rows.file_of(state, target, "-kernels"), rows.kernels(state))
+        if "real" in state:
+            path = target / f"tiny-moe-f16-{rows.slug(state['machine']['cards'][0])}.json"
+            added += _added(path, [{**state["real"], **state["commit"]}])
+        click.echo(f"{folder}: {added} rows added")
+
+
+def _added(path: Path, new: list[dict[str, Any]]) -> int:
+    def key(row: dict[str, Any]) -> tuple[Any, ...]:
+        return tuple(row.get(name) for name in ("run", "date", "case", "nodes", "phase"))
+
+    known = {key(row) for row in results.read(path)}
+    missing = [row for row in new if key(row) not in known]
+    for row in missing:
+        results.append(path, row)
+    return len(missing)
+
+
+@main.command()
+@click.argument("file", type=_FILE)
+@click.option("--real", type=_FILE, help="Rows of tiny-moe; default: the file beside it of the same card.")
+def check(file: Path, real: Path | None) -> None:
+    """Say which lines of issue 5 the newest rows of a file show; exit status 1 unless all hold."""
+    path = real or file.with_name(file.name.replace("gpu-", "tiny-moe-f16-"))
+    verdicts = claims.judge(cases.read(), results.read(file), results.read(path))
+    for verdict in verdicts:
+        word = {True: "holds", False: "FAILED", None: "not measured"}[verdict.holds]
+        click.echo(f"{word}: {verdict.text}")
+    sys.exit(not all(verdict.holds for verdict in verdicts))
+
+
+@main.command("stamp")
+def write_stamp() -> None:
+    """Print which commit this tree is of, and a digest of its sources: tools/gpu.sh pack keeps it."""
+    click.echo(json.dumps(stamp.make()))
+
+
+@main.command(hidden=True)
+@click.argument("case")
+@click.argument("phase")
+@click.option("--model", required=True)
+@click.option("--drafter")
+@click.option("--set", "settings", multiple=True)
+def profiled(case: str, phase: str, model: str, drafter: str | None, settings: tuple[str, ...]) -> None:
+    """Run what stage profile looks at; started under ncu."""
+    from bench.gpu import profiling
+
+    profiling.profiled(cases.read(settings=settings)[case], phase, model, drafter)
+
+
+if __name__ == "__main__":
+    main()

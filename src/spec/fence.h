@@ -1,0 +1,39 @@
+// Order between the streams of two backends of one device: what was queued on one before record() is done before what
+// is queued on the other after wait(). Backends without events (CPU) compute as they are called, and need none.
+
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <memory>
+
+namespace draftwood {
+
+class fence {
+  public:
+    void record(ggml_backend_t backend) {
+        if (!event_) {
+            event_.reset(ggml_backend_event_new(ggml_backend_get_device(backend)));
+        }
+        if (event_) {
+            ggml_backend_event_record(event_.get(), backend);
+        }
+    }
+
+    // no effect before the first record()
+    void wait(ggml_backend_t backend) const {
+        if (event_ && ggml_backend_dev_type(ggml_backend_get_device(backend)) != GGML_BACKEND_DEVICE_TYPE_CPU) {
+            ggml_backend_event_wait(backend, event_.get());
+        } else if (event_) {
+            ggml_backend_event_synchronize(event_.get());
+        }
+    }
+
+  private:
+    struct deleter {
+        void operator()(ggml_backend_event_t event) const { ggml_backend_event_free(event); }
+    };
+    std::unique_ptr<ggml_backend_event, deleter> event_;
+};
+
+} // namespace draftwood

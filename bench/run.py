@@ -7,8 +7,8 @@
     python bench/run.py check bench/results/gpu-h100.json  which lines of issue 5 hold
 
 Stages end before a command on a lent machine would (--minutes) and go on from --work; the first failure ends
-them. What was found is copied to --out as one file. Cases are bench/cases/*.toml. On a CPU, for the benchmark's
-own tests: `run models cases --model tiny-moe --set n_gpu_layers=0 --set rounds=8 ...`. Parts: bench/gpu/.
+them. What was found is copied to --out as one file. Cases are bench/cases/*.toml. On a CPU, for the tests:
+`run models cases --model tiny-moe --set n_gpu_layers=0 --set rounds=8 ...`. The parts are in bench/gpu/.
 """
 
 from __future__ import annotations

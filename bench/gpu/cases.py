@@ -1,4 +1,4 @@
-"""A case of the GPU benchmark: a file of bench/cases, its fields and their limits. Knows no model, no process.
+"""A case of the GPU benchmark: a file of bench/cases, its fields and limits. Knows no model, no process.
 
 Test: tests/unit/test_bench_run.py.
 """

@@ -1,8 +1,8 @@
 """The stage `cases`: each case, restart by restart, all four sides in turn.
 
 A restart is a fresh process of ours and a fresh llama-server; the cases follow each other in it. In a repeat
-plain decode, the candidate, and llama-server without and with drafting take turns, in an order that alternates,
-each side idle while another runs, and the candidate's drafts and forward passes are timed one by one.
+plain decode, the candidate, and llama-server without and with drafting take turns, each idle while another
+runs, in an order that alternates; and the candidate's drafts and forward passes are timed one by one.
 Must not know: what figures are for. Test: tests/model/test_bench_run.py.
 """
 

@@ -52,7 +52,7 @@ def shared_weights(path: str) -> Iterator[None]:
 
 
 def settings(case: Case, drafter: str | None) -> dict[str, Any]:
-    """Return the arguments of `Llama` that make the case's candidate. Errors: BenchError without its drafter."""
+    """Return the arguments of `Llama` for the case's candidate. Errors: BenchError without its drafter."""
     if case.drafter == "none":
         return {"speculation": "off"}
     if case.drafter == "dflash" and drafter is None:
@@ -94,7 +94,7 @@ def is_chain(tree: Tree) -> bool:
 
 @dataclass(slots=True)
 class Apart:
-    """Rounds whose parts were waited for one by one: seconds of each draft and each forward pass, and the trees."""
+    """Rounds whose parts were waited for one by one: seconds of drafts and forward passes, and the trees."""
 
     draft: list[float] = field(default_factory=list)
     forward: list[float] = field(default_factory=list)
@@ -102,7 +102,7 @@ class Apart:
 
 
 class Side:
-    """A `Llama` that generates, with the calls of its engine watched: what accepts drafts, where time goes."""
+    """A `Llama` that generates, its engine's calls watched: what accepts drafts, where time goes."""
 
     def __init__(self, llm: Any, case: Case, *, scheduled: bool) -> None:
         from draftwood._llama_cpp import llama_cpp as native

@@ -1,7 +1,7 @@
 """Kernels of a plain step and of a round, by name: Nsight Compute over a few of them, after a warm-up.
 
 ncu runs kernels one at a time with its own gaps between, so its sums show where device time goes and not how
-long a step takes. Must not know: results of cases. Test: tests/unit/test_bench_run.py reads a table; ncu itself
+long a step takes. Must not know: results of cases. Test: tests/unit/test_bench_run.py reads a table; the rest
 needs a card.
 """
 

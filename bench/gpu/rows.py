@@ -106,8 +106,8 @@ def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]
 def figures(found: dict[str, Any]) -> dict[str, float | None]:
     """Return the figures of one restart; times in ms, speeds in tokens a second.
 
-    t1_ms a plain step, draft_ms and tn_ms a draft and the forward pass of its rows, each begun and waited for by
-    itself. bound_share: speed-up over L t1 / (tn + draft). overhead: the part of a round that is neither.
+    t1_ms a plain step, draft_ms and tn_ms a draft and the forward pass of its rows, each begun and waited for
+    by itself. bound_share: speed-up over L t1 / (tn + draft). overhead: the part of a round that is neither.
     """
     t1 = [turn["seconds"] / turn["tokens"] for turn in found["plain"]]
     got: dict[str, float | None] = {
@@ -183,7 +183,7 @@ def _limit(state: dict[str, Any], case: Case, facts: dict[str, Any], figure: dic
 
 
 def union_of(model: dict[str, Any], n_rows: float) -> float | None:
-    """Return how many experts a layer's n_rows rows choose together, on a line between measured numbers of rows."""
+    """Return how many experts n_rows rows choose in a layer, on a line between measured numbers of rows."""
     if "reads" not in model:
         return None
     known = {1: float(model["reads"]["n_used"])} | {

@@ -149,7 +149,8 @@ def _profile(work: Work, clock: Clock, plan: Plan) -> bool:
         plan.say(f"{case.name}, {phase}: {per_round[0]:.0f} kernels, {per_round[1]:.0f} us a round")
         for each in table["kernels"][:12]:
             plan.say(
-                f"  {each['us'] / table['rounds']:9.1f} us {each['launches'] / table['rounds']:7.1f}  {each['kernel'][:90]}"
+                f"  {each['us'] / table['rounds']:9.1f} us {each['launches'] / table['rounds']:7.1f}  "
+                f"{each['kernel'][:90]}"
             )
     return True
 

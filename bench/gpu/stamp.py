@@ -1,7 +1,8 @@
 """Which commit a tree is of, for machines to which a tree travels without its repository.
 
-`tools/gpu.sh pack` writes the stamp, `build` keeps it beside what it installs. A digest of the sources tells
-whether they are still those of the stamp. Must not know: what is measured. Test: tests/unit/test_bench_run.py.
+`tools/gpu.sh pack` writes the stamp, `build` keeps it beside what it installs. A digest of the sources
+tells whether they are still those of the stamp. Must not know: what is measured.
+Test: tests/unit/test_bench_run.py.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Stock llama.cpp beside us: the bundled llama-server, whose process attaches no engine, so no hook acts.
 
-That it is as fast as one built from the unpatched pin is bench/off_speed.py's to show. Drafts are llama-server's
-own (--spec-type), accepted by the case's schedule (--spec-synth-rates). Must not know: our library, results.
+That it is as fast as one built from the unpatched pin is bench/off_speed.py's to show. Drafts are its own
+(--spec-type), accepted by the case's schedule (--spec-synth-rates). Must not know: our library, results.
 Test: tests/model/test_bench_run.py.
 """
 

@@ -13,7 +13,7 @@ _DEVICE_TYPES = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 
 _lib: Any = _capi.lib  # libllama is linked to libggml, so its handle finds these symbols too
 _lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-for _name in ("dev_get", "dev_backend_reg"):
+for _name in ("dev_get", "dev_backend_reg", "reg_get_proc_address"):
     getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_void_p
 for _name in ("dev_name", "dev_description", "reg_name"):
     getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_char_p
@@ -31,6 +31,11 @@ def cards() -> list[int]:
     """
     found = {kind: [d for d in _handles() if _type(d) == kind] for kind in ("GPU", "integrated GPU")}
     return found["GPU"] or found["integrated GPU"]
+
+
+def without_tree_ops() -> list[int]:
+    """Return those of `cards` on which no draft trees are verified (src/ops): all but CUDA's."""
+    return [card for card in cards() if not _finds(card, b"dw_tree_delta_net")]
 
 
 def others() -> int:
@@ -52,6 +57,11 @@ def describe(device: int) -> dict[str, Any]:
         "memory_free": free.value,
         "memory_total": total.value,
     }
+
+
+def _finds(device: int, op: bytes) -> bool:
+    registry = ctypes.c_void_p(_lib.ggml_backend_dev_backend_reg(ctypes.c_void_p(device)))
+    return bool(_lib.ggml_backend_reg_get_proc_address(registry, op))
 
 
 def _handles() -> list[int]:

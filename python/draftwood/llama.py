@@ -24,7 +24,7 @@ from draftwood.arguments import correct_langchain, raise_batch
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.devices import cards
+from draftwood.devices import without_tree_ops
 from draftwood.drafting import make_engine, times_of
 from draftwood.engine import ModelInfo, probe_model
 from draftwood.errors import ClosedError, ModelFileError, OptionError, UnsupportedError
@@ -39,7 +39,7 @@ from draftwood.options import (
     needed_batch,
     plan,
 )
-from draftwood.placement import tensor_overrides
+from draftwood.placement import embeddings_on_card, tensor_overrides
 from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
 
@@ -131,7 +131,7 @@ class Llama(Generation):
             "tensor_buft_overrides": tensor_buft_overrides,
             "rpc_servers": rpc_servers,
         }
-        self._tensor_overrides = tensor_overrides(n_cpu_moe, tensor_buft_overrides)
+        tensor_overrides(n_cpu_moe, tensor_buft_overrides)  # refused before anything is read
         model_path = os.fsdecode(model_path)
         info = _checked_model(model_path)
         if not (draft_model is None or callable(draft_model)):
@@ -141,8 +141,12 @@ class Llama(Generation):
             )
         asked = {**kwargs, "draft_model": draft_model}
         self._servers = rpc.connect(rpc_servers, kwargs.get("n_gpu_layers", 0))
-        can_offload = self._servers is not None or bool(cards())
-        self._plan = plan(self._options, info, asked, can_offload=can_offload)
+        chains_only = self._servers is not None or bool(without_tree_ops())
+        self._plan = plan(self._options, info, asked, without_tree_ops=chains_only)
+        on_card = embeddings_on_card(kwargs.get("n_gpu_layers", 0), info.file_bytes)
+        self._tensor_overrides = tensor_overrides(
+            n_cpu_moe, tensor_buft_overrides, on_card if self._plan.drafter in ("mtp", "dflash") else None
+        )
         correct_langchain(kwargs, info.architecture)
         self._raised = {}
         check_sizes(kwargs)

@@ -121,10 +121,10 @@ class Plan:
 _NO_GENERATION = ("embedding", "vocab_only")
 
 
-def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload: bool = False) -> Plan:
+def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree_ops: bool = False) -> Plan:
     """Decide what runs for a model file (`engine.ModelInfo`) and llama-cpp-python's own `arguments`.
 
-    can_offload tells whether layers can land on other devices than the CPU, which is where the tree ops run.
+    without_tree_ops tells whether layers can land on a device that does not run the tree ops.
 
     Errors: OptionError or UnsupportedError if the user asked for a drafter that cannot run; with "auto" the
     same reason is kept in the plan instead.
@@ -137,8 +137,8 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, can_offload:
     if refusal is None and drafter in _REFUSALS:
         refusal = _REFUSALS[drafter](info)
     if refusal is None:
-        on_cpu = not can_offload or arguments.get("n_gpu_layers", 0) == 0
-        keeps_state = on_cpu or info.architecture not in HYBRID_ARCHITECTURES
+        has_ops = not without_tree_ops or arguments.get("n_gpu_layers", 0) == 0
+        keeps_state = has_ops or info.architecture not in HYBRID_ARCHITECTURES
         return Plan(drafter, "", 0 if keeps_state else options.draft_tokens, _budget(options, drafter))
     if options.speculation == "auto":
         return _without(refusal)

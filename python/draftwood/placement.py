@@ -11,9 +11,11 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.devices import cards, describe
 from draftwood.errors import OptionError
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_SPARE = 3 << 30  # bytes of a card, for what comes beside the weights
 _lib: Any = _native._lib
 
 
@@ -23,17 +25,20 @@ class _Override(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
-def tensor_overrides(n_cpu_moe: int, overrides: Mapping[str, str] | str | None) -> Any:
+def tensor_overrides(
+    n_cpu_moe: int, overrides: Mapping[str, str] | str | None, ours: Mapping[str, str] | None = None
+) -> Any:
     """Return the array that `llama_model_params.tensor_buft_overrides` points to, or None; keep it alive.
 
     n_cpu_moe: experts of that many first layers stay in host memory. overrides: {regex of tensor names: type
-    of buffer}, or llama.cpp's "regex=name,regex=name"; they go first. Errors: OptionError for a number, a
-    regex or a name that is none; the message lists the names of this machine.
+    of buffer}, or llama.cpp's "regex=name,regex=name"; they go first, `ours` last. Errors: OptionError for a
+    number, a regex or a name that is none; the message lists the names of this machine.
     """
     if isinstance(n_cpu_moe, bool) or not isinstance(n_cpu_moe, int) or n_cpu_moe < 0:
         raise OptionError(f"n_cpu_moe is {n_cpu_moe!r}; expected a number of layers, 0 or more")
     wanted = list(_pairs(overrides).items())
     wanted += [(_EXPERTS.format(layer), "CPU") for layer in range(n_cpu_moe)]
+    wanted += (ours or {}).items()
     if not wanted:
         return None
     types = buffer_types()
@@ -52,6 +57,18 @@ def tensor_overrides(n_cpu_moe: int, overrides: Mapping[str, str] | str | None) 
             ) from None
         rows.append(_Override(pattern.encode(), types[name]))
     return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
+
+
+def embeddings_on_card(n_gpu_layers: int, file_bytes: int) -> dict[str, str]:
+    """Return the override that puts token embeddings on the one CUDA card that has room for the whole model.
+
+    llama.cpp leaves them in host memory, so that a drafted token must come to the host before it is verified.
+    """
+    found = [describe(card) for card in cards()]
+    fits = len(found) == 1 and found[0]["memory_free"] >= file_bytes + _SPARE
+    if not fits or found[0]["backend"] != "CUDA" or n_gpu_layers != -1:
+        return {}
+    return {r"^token_embd\.weight$": found[0]["name"]}
 
 
 def buffer_types() -> dict[str, int]:

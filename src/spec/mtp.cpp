@@ -45,18 +45,19 @@ const ggml_tensor * head(const llama_model & model) {
     return own ? own : model.output;
 }
 
-bool on_one_gpu(const std::vector<const ggml_tensor *> & tensors) {
-    return std::all_of(tensors.begin(), tensors.end(), [&](const ggml_tensor * each) {
-        return !ggml_backend_buffer_is_host(each->buffer) &&
-               ggml_backend_buffer_get_type(each->buffer) == ggml_backend_buffer_get_type(tensors[0]->buffer);
-    });
+bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
+    const auto place = [](const ggml_tensor * t) {
+        return ggml_backend_buffer_is_host(t->buffer) ? nullptr : ggml_backend_buffer_get_type(t->buffer);
+    };
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [&](const ggml_tensor * each) { return place(each) == place(tensors[0]); });
 }
 
 // Tokens need not come to the host where all who look them up are on the device that finds them.
 bool drafts_ahead(const llama_model & model, const dw_state & drafter, const dw_state & target) {
     const ggml_tensor * own = block(model).nextn.embed_tokens;
-    return drafter.async_inputs && drafter.top_rows && target.async_inputs &&
-           on_one_gpu({ head(model), block(model).nextn.eh_proj, own ? own : model.tok_embd, model.tok_embd });
+    return drafter.top_rows && target.top_rows && drafter.async_inputs == target.async_inputs &&
+           on_one_device({ head(model), block(model).nextn.eh_proj, own ? own : model.tok_embd, model.tok_embd });
 }
 
 } // namespace

@@ -112,11 +112,11 @@ def test_modes_that_a_model_cannot_run_are_left_out_with_the_reason():
 
 
 def test_trees_are_left_out_where_drafts_are_chains():
-    runs, left_out = choose(["mtp", "tree"], Info(), None, -1, can_offload=True)
+    runs, left_out = choose(["mtp", "tree"], Info(), None, -1, without_tree_ops=True)
     assert runs == ["off", "mtp"]
     assert left_out == {"tree": "n_gpu_layers=-1 puts layers where drafts are chains"}
     assert choose(["mtp", "tree"], Info(), None, -1) == (["off", "mtp", "tree"], {})
-    assert choose(["mtp", "tree"], Info(), None, can_offload=True) == (["off", "mtp", "tree"], {})
+    assert choose(["mtp", "tree"], Info(), None, without_tree_ops=True) == (["off", "mtp", "tree"], {})
 
 
 @pytest.mark.parametrize("wanted", [["off"], ["mtp"], ["dflash", "auto"]])

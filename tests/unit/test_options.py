@@ -90,7 +90,7 @@ def test_a_file_with_mtp_drafts(architecture, speculation):
 
 
 @pytest.mark.parametrize(
-    ("can_offload", "arguments", "n_rs_seq"),
+    ("without_tree_ops", "arguments", "n_rs_seq"),
     [
         (False, {"n_gpu_layers": -1}, 0),
         (True, {}, 0),
@@ -99,8 +99,8 @@ def test_a_file_with_mtp_drafts(architecture, speculation):
         (True, {"n_gpu_layers": -1}, 7),
     ],
 )
-def test_snapshots_only_where_the_tree_ops_may_not_run(can_offload, arguments, n_rs_seq):
-    assert plan(Options("mtp", 7), Info(), arguments, can_offload=can_offload).n_rs_seq == n_rs_seq
+def test_snapshots_only_where_the_tree_ops_may_not_run(without_tree_ops, arguments, n_rs_seq):
+    assert plan(Options("mtp", 7), Info(), arguments, without_tree_ops=without_tree_ops).n_rs_seq == n_rs_seq
 
 
 @pytest.mark.parametrize(
@@ -143,7 +143,7 @@ def test_ngram_needs_no_block():
     for architecture in ("qwen35moe", "llama"):
         chosen = plan(Options("ngram"), Info(architecture, 0, False), {})
         assert (chosen.drafter, chosen.reason, chosen.n_rs_seq) == ("ngram", "", 0)
-    on_gpu = plan(Options("ngram", 5), Info("qwen35moe"), {"n_gpu_layers": -1}, can_offload=True)
+    on_gpu = plan(Options("ngram", 5), Info("qwen35moe"), {"n_gpu_layers": -1}, without_tree_ops=True)
     assert on_gpu.n_rs_seq == 5
     with pytest.raises(UnsupportedError, match="embedding=True"):
         plan(Options("ngram"), Info(), {"embedding": True})

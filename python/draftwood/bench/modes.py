@@ -19,16 +19,21 @@ BRANCHING = ("tree", "auto")
 
 
 def choose(
-    wanted: Sequence[str], info: Any, drafter: str | None, n_gpu_layers: int = 0, *, can_offload: bool = False
+    wanted: Sequence[str],
+    info: Any,
+    drafter: str | None,
+    n_gpu_layers: int = 0,
+    *,
+    without_tree_ops: bool = False,
 ) -> tuple[list[str], dict[str, str]]:
     """Return the wanted modes that a model file (`engine.ModelInfo`) can run, and why the others cannot.
 
-    can_offload: whether n_gpu_layers has devices to go to. Errors: UnsupportedError where nothing is left to
-    hold against plain decode.
+    without_tree_ops: whether n_gpu_layers has devices to go to that lack them. Errors: UnsupportedError where
+    nothing is left to hold against plain decode.
     """
     where = {"n_gpu_layers": n_gpu_layers}
     reasons = {
-        mode: _refusal(mode, info, drafter, where, can_offload)
+        mode: _refusal(mode, info, drafter, where, without_tree_ops)
         for mode in MODES
         if mode in wanted or mode == BASELINE
     }
@@ -43,12 +48,12 @@ def choose(
     return runs, left_out
 
 
-def _refusal(mode: str, info: Any, drafter: str | None, where: dict[str, Any], can_offload: bool) -> str:
+def _refusal(mode: str, info: Any, drafter: str | None, where: dict[str, Any], without_tree_ops: bool) -> str:
     if mode == "dflash" and drafter is None:
         return "no --drafter was given"
     try:
         options = Options(mode, drafter=_drafter(mode, drafter))  # type: ignore[arg-type]
-        planned = plan(options, info, where, can_offload=can_offload)
+        planned = plan(options, info, where, without_tree_ops=without_tree_ops)
     except UnsupportedError as error:
         return error.message.removeprefix(f"speculation={mode!r} cannot run: ")
     if mode == "tree" and planned.n_rs_seq > 0:

@@ -78,13 +78,13 @@ def prepare(request: Request) -> Prepared:
 
     Errors: OptionError, UnsupportedError, ModelFileError for whatever could not be measured or claimed.
     """
-    from draftwood.devices import cards
+    from draftwood.devices import without_tree_ops
     from draftwood.engine import probe_model
 
     texts = read(request.prompts)
     info = probe_model(request.model)
     modes, left_out = choose(
-        request.modes, info, request.drafter, request.n_gpu_layers, can_offload=bool(cards())
+        request.modes, info, request.drafter, request.n_gpu_layers, without_tree_ops=bool(without_tree_ops())
     )
     check_claims(request.claims, modes, left_out, request.repeats)
     prompts = _prompts(request, texts, f"{info.architecture}.context_length")

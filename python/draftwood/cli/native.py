@@ -15,7 +15,7 @@ from typing import Any
 from draftwood import _capi, rpc
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.devices import cards, describe, devices
+from draftwood.devices import describe, devices, without_tree_ops
 from draftwood.engine import build_info, probe_model
 from draftwood.errors import DraftwoodError, ModelFileError
 from draftwood.options import Options, needed_batch, plan
@@ -52,14 +52,14 @@ def model_facts(
 ) -> dict[str, Any]:
     """Return a GGUF's header, what would draft and why not, what a draft needs; or {"error": ...}.
 
-    layer_devices: names of the devices that layers go to with n_gpu_layers.
+    layer_devices: names of the devices without the tree ops that layers go to with n_gpu_layers.
     """
     options = Options(drafter=drafter)
     try:
         info = probe_model(path)
     except ModelFileError as error:
         return {"path": path, "error": error.message, "hint": error.hint}
-    planned = plan(options, info, {"n_gpu_layers": n_gpu_layers}, can_offload=bool(layer_devices))
+    planned = plan(options, info, {"n_gpu_layers": n_gpu_layers}, without_tree_ops=bool(layer_devices))
     needed = needed_batch(options.draft_tokens, 0)  # trees of "auto" fit themselves to the batch
     return {
         "path": path,
@@ -105,7 +105,7 @@ def facts(
     except DraftwoodError as error:
         refused.append({"found": error.message, "fix": error.hint or "leave the option out"})
         drafter = None
-    names = [device["name"] for device in (*remote, *map(describe, cards()))]
+    names = [device["name"] for device in (*remote, *map(describe, without_tree_ops()))]
     return {
         "build": build_info(),
         "api_version": _capi.API_VERSION,

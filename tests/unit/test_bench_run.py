@@ -1,0 +1,222 @@
+"""bench/run.py without the library: cases, schedules, states, bytes, and the command line."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import replace
+
+import pytest
+from click.testing import CliRunner
+from draftwood.bench import results
+from draftwood.errors import OptionError
+from synth_gguf import PRESETS, measure, write
+
+from bench import run as command
+from bench.gpu import cases, files, stock
+from bench.gpu.cases import Case
+from bench.gpu.schedule import accepted, geometric, mean_length
+from bench.gpu.work import BenchError, Clock, Work, read
+from tests.unit.test_bench_run_rows import restart, state
+
+# ---- schedules ----
+
+
+@pytest.mark.parametrize(("length", "n_drafts"), [(2.0, 2), (4.0, 5), (6.0, 15), (1.0, 3), (4.0, 3)])
+def test_a_geometric_schedule_has_its_length_and_one_chance(length, n_drafts):
+    rates = geometric(length, n_drafts)
+    assert mean_length(rates) == pytest.approx(length)
+    assert [rate ** (1 / j) for j, rate in enumerate(rates, 1)] == pytest.approx([rates[0]] * n_drafts)
+
+
+@pytest.mark.parametrize(("length", "n_drafts"), [(0.9, 3), (4.1, 3), (2.0, 0)])
+def test_a_length_out_of_reach_is_refused(length, n_drafts):
+    with pytest.raises(OptionError, match="mean length"):
+        geometric(length, n_drafts)
+
+
+def test_accepted_drafts_follow_the_rates():
+    rates, n = geometric(4.0, 5), 128
+    found = accepted(rates, n, seed=3)
+    for depth, rate in enumerate(rates, 1):
+        assert abs(sum(a >= depth for a in found) / n - rate) <= 1 / n
+    assert sum(found) / n + 1 == pytest.approx(4.0, abs=0.03)
+    other = accepted(rates, n, seed=4)
+    assert other != found
+    assert sorted(other) == sorted(found)
+
+
+# ---- cases ----
+
+
+def test_committed_cases_are_those_of_issue_5():
+    known = cases.read()
+    headline = {name: case for name, case in known.items() if case.floor}
+    assert {name: (case.nodes, case.length, case.floor, case.restarts) for name, case in headline.items()} == {
+        "length2": (3, 2.0, 1.15, 5), "length4": (6, 4.0, 1.6, 5), "length6": (16, 6.0, 1.35, 5),
+    }  # fmt: skip
+    assert {"plain", "tree16", "tree24"} <= set(known)
+    for case in known.values():
+        assert len(case.schedule) == case.drafts
+        assert len(case.stock_schedule) == case.nodes - 1
+        assert len(case.prompt_of(50)) == case.prompt
+        assert case.n_ctx > case.prompt + sum(n + 1 for n in accepted(case.schedule, case.rounds, case.seed))
+
+
+@pytest.mark.parametrize(
+    ("text", "found"),
+    [
+        ('nodes = "3"', "nodes"), ("node = 3", "node"), ('name = "x"', "name"), ("auto = 1", "auto"),
+        ('drafter = "ngram"', "drafter is 'ngram'"), ("nodes = 65", "65 nodes"), ("nodes = 1", "1 nodes"),
+        ("nodes = 3\nlength = 3.5", "mean length"), ("nodes = 3\nrates = [0.2, 0.5]", "rates are"),
+        ("nodes = 3\nrates = [0.5]", "rates are"), ("nodes = 2\nrates = [0.5]\nlength = 2.0", "length beside rates"),
+        ('nodes = 4\nshape = "tree"\ndepth = 4', "depth is 4"), ("nodes = 3\nrounds = 0", "rounds is 0"),
+        ("nodes = 3\npart_rounds = 500", "part_rounds is 500"), ("nodes = ", "no TOML"),
+        ('nodes = 3\ndrafter = "given"\nauto = true', "auto with drafter"),
+    ],
+)  # fmt: skip
+def test_what_is_wrong_in_a_case_is_said(tmp_path, text, found):
+    (tmp_path / "bad.toml").write_text(text)
+    with pytest.raises(OptionError, match=found):
+        cases.read(tmp_path)
+
+
+def test_settings_change_every_case():
+    known = cases.read(settings=["rounds=7", "part_rounds=7", "auto=false"], model="tiny-moe")
+    assert {(case.rounds, case.auto, case.model) for case in known.values()} == {(7, False, "tiny-moe")}
+
+
+@pytest.mark.parametrize("setting", ["rounds", "rounds=x", "name=x", "rates=1", "nothing=1"])
+def test_other_settings_are_refused(setting):
+    with pytest.raises(OptionError, match=f"--set {setting}"):
+        cases.read(settings=[setting])
+
+
+def test_llama_server_gets_the_same_schedule(tmp_path):
+    case = Case(name="c", nodes=6, length=4.0, threads=2, n_gpu_layers=0)
+    flags = stock.drafting_flags(case, None)
+    rates = flags[flags.index("--spec-synth-rates") + 1].split(",")
+    assert [float(rate) for rate in rates] == pytest.approx(case.schedule)
+    assert flags[flags.index("--spec-draft-n-max") + 1] == "5"
+    tree = replace(case, shape="tree", depth=3, rates=(0.9, 0.6, 0.3), length=1.0)
+    assert tree.stock_schedule == (0.9, 0.6, 0.3, 0.3, 0.3)
+    dflash = stock.drafting_flags(replace(case, drafter="dflash"), tmp_path / "d.gguf")
+    assert dflash[dflash.index("--spec-type") + 1] == "draft-dflash"
+    assert str(tmp_path / "d.gguf") in dflash
+    plain = stock.common_flags(case, tmp_path / "m.gguf", 99)
+    assert plain[plain.index("--gpu-layers") + 1] == "0"
+    assert plain[plain.index("--ctx-size") + 1] == "99"
+
+
+# ---- states and clocks ----
+
+
+def test_a_state_is_kept_copied_and_read_again(tmp_path):
+    work = Work(tmp_path / "work", tmp_path / "out")
+    work.state["floor"] = {"a": 1}
+    work.save()
+    again = Work(tmp_path / "work")
+    assert again.state == work.state == read(tmp_path / "out" / "bench.json")
+    assert Work(tmp_path / "other").state["run"] != work.state["run"]
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', "{}"])
+def test_another_file_is_no_state(tmp_path, text):
+    (tmp_path / "bench.json").write_text(text)
+    with pytest.raises(BenchError, match=r"no state of bench/run\.py"):
+        Work(tmp_path)
+
+
+def test_a_clock_limits_steps_and_ends():
+    clock = Clock(1)
+    assert clock.limit(5.0) == 5.0
+    assert 50.0 < clock.limit(600.0) <= 60.0
+    with pytest.raises(BenchError, match="no time left"):
+        Clock(0).limit(1.0)
+
+
+# ---- bytes ----
+
+
+@pytest.mark.parametrize("preset", ["moe-mtp", "dense-plain", "tied-mtp"])
+def test_the_bytes_of_a_pass_are_those_of_the_tensors(tmp_path, preset):
+    from gguf import GGUFReader
+
+    spec = PRESETS[preset]
+    write(spec, tmp_path / "m.gguf")
+    found = files.reads(tmp_path / "m.gguf")
+    sizes = {t.name: int(t.n_bytes) for t in GGUFReader(tmp_path / "m.gguf").tensors}
+    assert found.head == sizes["token_embd.weight" if spec.tied else "output.weight"]
+    block = f"blk.{spec.layers}."
+    mtp = {name: size for name, size in sizes.items() if name.startswith(block)}
+    chosen = sum(size for name, size in mtp.items() if "_exps." in name) * spec.top_k // spec.experts
+    assert found.mtp == sum(size for name, size in mtp.items() if "_exps." not in name) + chosen
+    embedding = 0 if spec.tied else sizes["token_embd.weight"]
+    assert found.dense + found.experts == sum(sizes.values()) - sum(mtp.values()) - embedding
+    assert (found.n_experts, found.n_used) == ((spec.experts, spec.top_k) if spec.is_moe else (0, 0))
+    recurrent = spec.layers - spec.layers // spec.attention_interval
+    channels = (2 * spec.key_heads + spec.value_heads) * spec.state_size
+    state = spec.value_heads * spec.state_size**2 + (spec.conv - 1) * channels
+    assert found.state == 4 * recurrent * state
+    assert found.cell == 2 * (spec.layers - recurrent) * spec.kv_heads * 2 * spec.head_size
+    everything = found.forward(spec.experts, 10)
+    assert everything == found.dense + found.experts + 2 * found.state + 10 * found.cell
+    if spec.is_moe:
+        assert found.forward(spec.top_k, 10) == everything - found.experts * (1 - spec.top_k / spec.experts)
+
+
+def test_models_are_named_written_or_refused(tmp_path):
+    work = Work(tmp_path)
+    tiny = files.of("tiny-moe", work)
+    assert tiny.model.name == "tiny-moe-f16.gguf"
+    assert tiny.drafter is not None
+    with pytest.raises(BenchError, match=r"no moe-plain\.gguf"):
+        files.of("moe-plain", work)
+    assert files.write("moe-plain", work, Clock(1))["bytes"] == measure(PRESETS["moe-plain"]).bytes
+    path = files.of("moe-plain", work).model
+    assert files.of(str(path), work) == files.Files(path, None)
+    with pytest.raises(OptionError, match="no file"):
+        files.of(str(tmp_path / "x.gguf"), work)
+    with pytest.raises(BenchError, match="ended with status 2"):
+        files.write("no-such-preset", work, Clock(1))
+
+
+# ---- the command line ----
+
+
+def test_collect_adds_rows_once(tmp_path):
+    folder, target = tmp_path / "out", tmp_path / "results"
+    folder.mkdir()
+    target.mkdir()
+    found = state(restart())
+    found["memory"] = {"35b-a3b": {"16": {"tree_bytes": 1, "snapshot_bytes": 2}, "24": {"refused": "why"}}}
+    found["profile"] = {"length4": {"round": {"rounds": 3, "us": 9.0, "launches": 1, "kernels": []}}}
+    found["real"] = {"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []}
+    (folder / "bench.json").write_text(json.dumps(found))
+    for added in (5, 0):
+        done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
+        assert (done.exit_code, done.output) == (0, f"{folder}: {added} rows added\n")
+    assert [row["case"] for row in results.read(target / "gpu-h100.json")] == [
+        "length4",
+        "tree-memory",
+        "tree-memory",
+    ]
+    assert results.read(target / "gpu-h100-kernels.json")[0]["phase"] == "round"
+    assert results.read(target / "tiny-moe-f16-h100.json")[0]["commit"] == "a" * 40
+    done = CliRunner().invoke(command.main, ["check", str(target / "gpu-h100.json")])
+    assert done.exit_code == 1
+    assert "FAILED: length4: 1.6x of own plain decode: 2.00x" in done.output  # one restart
+    assert "not measured: length2" in done.output
+    assert "not measured: state of a tree of 24 nodes beside as many snapshots: why" in done.output
+
+
+def test_errors_are_a_line(tmp_path):
+    def invoke(*arguments: str) -> str:
+        done = CliRunner().invoke(command.main, [*arguments])
+        assert done.exit_code != 0
+        return done.output
+
+    work = ["--work", str(tmp_path)]
+    assert "found --case x; expected one of" in invoke("run", "cases", "--case", "x", *work)
+    assert "found --set y=1" in invoke("run", "cases", "--set", "y=1", *work)
+    assert "is not one of" in invoke("run", "everything", *work)
+    assert "no state of bench/run.py" in invoke("collect", str(tmp_path))

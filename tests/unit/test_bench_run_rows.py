@@ -1,0 +1,250 @@
+"""Rows, claims, profiles and stamps of bench/run.py, from figures made up here: no library, no card."""
+
+from __future__ import annotations
+
+import json
+import shutil
+import subprocess
+from dataclasses import asdict
+
+import pytest
+
+from bench.gpu import claims, files, profiling, rows, stamp
+from bench.gpu.cases import Case
+from bench.gpu.work import BenchError
+
+CASE = Case(name="length4", nodes=6, length=4.0, floor=1.6, restarts=5)
+MACHINE = {
+    "date": "2026-01-01", "draftwood": "1", "build": {"pin_version": "0.3.36"}, "cpu": "c", "cores": 2,
+    "cards": ["NVIDIA H100 80GB HBM3"], "driver": "5", "load_average": 0.0,
+}  # fmt: skip
+READS = files.Reads(dense=1000, experts=2560, n_experts=256, n_used=8, head=200, mtp=50, state=10, cell=1)
+
+
+def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
+    """Two repeats: a plain step 10 ms, a round of 4 tokens round_s, of which draft 3 ms and forward 14 ms."""
+    stats = {"rounds": 10, "draft_seconds": 0.001, "gpu_launches": 100, "gpu_replays": 99, "checkpoints": 4,
+             "tokens_per_round": 4.0, "drafted_by_depth": [10, 5]}  # fmt: skip
+    turn = {"seconds": 10 * round_s, "tokens": 40, "rounds": 10, "phases": {"propose": 0.03}, "stats": stats}
+    other = {**turn, "stats": {**stats, "drafted_by_depth": [10, 6, 1]}}
+    plain = {"seconds": 0.1, "tokens": 10, "rounds": 10, "phases": {}, "stats": {}}
+    served = {"predicted_per_second": 40.0, "stream_per_second": 41.0, "predicted_n": 40, "draft_n_accepted": 30,
+              "predicted_ms": stock_ms}  # fmt: skip
+    return {
+        "case": {**asdict(CASE), "rates": []},
+        "facts": {"mean_nodes": 6.0},
+        "plain": [plain, plain],
+        "candidate": [turn, other],
+        "parts": [{"draft": [0.003, 0.003], "forward": [0.014, 0.014]}] * 2,
+        "stock_plain": [{**served, "predicted_per_second": 50.0}] * 2,
+        "stock": [served, served],
+    }
+
+
+def state(*restarts: dict) -> dict:
+    return {
+        "schema": 1, "run": "r", "machine": MACHINE, "commit": {"commit": "a" * 40, "modified": False},
+        "models": {"35b-a3b": {"reads": asdict(READS), "unions": {"4": 20.0, "8": 40.0}, "routing": {"used": 1}}},
+        "floor": {"bytes_per_second": 1e6},
+        "cases": {"length4": {str(i): each for i, each in enumerate(restarts)}},
+    }  # fmt: skip
+
+
+def test_a_row_by_hand():
+    row = rows.of_run(state(restart(), restart(round_s=0.025), restart()))[0]
+    assert {name: row[name] for name in ("case", "card", "driver", "nodes", "drafter", "unit", "pin", "restarts")} == {
+        "case": "length4", "card": "NVIDIA H100 80GB HBM3", "driver": "5", "nodes": 6, "drafter": "mtp",
+        "unit": "tok/s", "pin": "0.3.36", "restarts": 3,
+    }  # fmt: skip
+    expected = {
+        "t1_ms": 10.0, "plain": 100.0, "ours": 200.0, "speedup": 2.0, "length": 4.0, "round_ms": 20.0, "tn_ms": 14.0,
+        "draft_ms": 3.0, "propose_ms": 3.0, "bound": 4 * 10 / 17, "bound_share": 2.0 / (4 * 10 / 17), "overhead": 0.15,
+        "stock": 40.0, "stock_plain": 50.0, "stock_speedup": 0.8, "stock_length": 4.0, "ratio": 5.0,
+    }  # fmt: skip
+    assert {name: row[name] for name in expected} == pytest.approx(expected, rel=1e-4)
+    assert row["spread"]["ours"] == [160.0, 200.0]
+    assert row["spread"]["speedup"] == [1.6, 2.0]
+    assert row["counters"] == {
+        "rounds": 60, "draft_seconds": 0.006, "gpu_launches": 600, "gpu_replays": 594, "drafted_by_depth": [60, 33, 3],
+    }  # fmt: skip
+    # 6 rows lie between 4 and 8: 30 experts of 10 bytes; 5 drafts of 250 bytes; 980 cells
+    n_bytes = 1000 + 300 + 20 + (960 + 128 * 4 / 2) + 5 * 250
+    assert row["limit_pct"] == pytest.approx(100 * n_bytes / 1e6 / 0.02, abs=0.01)
+    assert row["synthetic"] is True
+    assert row["text"].startswith("invalid")
+    assert row["schedule"]["rates"] == pytest.approx(CASE.schedule, abs=1e-6)
+
+
+def test_a_row_says_none_where_nothing_was_measured():
+    found = restart()
+    del found["stock"]
+    run = state(found)
+    run["floor"] = None
+    row = rows.of_run(run)[0]
+    assert row["stock"] is row["ratio"] is row["limit_pct"] is row["spread"]["stock"] is None
+    assert "stock_length" not in row
+
+
+def test_a_plain_row_is_plain_decode():
+    found = restart()
+    found["case"] = {**asdict(Case(name="plain", drafter="none")), "rates": []}
+    found["facts"]["mean_nodes"] = 1.0
+    for name in ("candidate", "parts", "stock"):
+        del found[name]
+    row = rows.of_run({**state(), "cases": {"plain": {"0": found}}})[0]
+    assert (row["ours"], row["stock"], row["ratio"], row["synthetic"]) == (100.0, 50.0, 2.0, False)
+    assert row["limit_pct"] == pytest.approx(100 * (1000 + 80 + 20 + 960 + 64) / 1e6 / 0.01, abs=0.01)
+
+
+@pytest.mark.parametrize(
+    ("n_rows", "union"), [(1, 8.0), (4, 20.0), (6, 30.0), (8, 40.0), (2.5, 14.0), (9, None)]
+)
+def test_unions_lie_on_a_line_between_those_measured(n_rows, union):
+    assert rows.union_of({"reads": {"n_used": 8}, "unions": {"4": 20.0, "8": 40.0}}, n_rows) == union
+    assert rows.union_of({}, n_rows) is None
+
+
+@pytest.mark.parametrize(
+    ("card", "name"),
+    [
+        ("NVIDIA H100 80GB HBM3", "h100"),
+        ("NVIDIA H200", "h200"),
+        ("NVIDIA GeForce RTX 4090", "geforce-rtx-4090"),
+    ],
+)
+def test_cards_have_short_names(card, name):
+    assert rows.slug(card) == name
+
+
+@pytest.mark.parametrize(
+    ("change", "found"),
+    [({"machine": {"cards": []}}, "without a card"), ({"commit": {"commit": None}}, "no commit")],
+)
+def test_runs_without_card_or_commit_give_no_rows(change, found):
+    with pytest.raises(BenchError, match=found):
+        rows.of_run({**state(restart()), **change})
+
+
+# ---- claims ----
+
+
+def full_row(**changes: object) -> dict:
+    row = rows.of_run(state(*[restart(round_s=0.0178) for _ in range(5)]))[0]
+    return {**row, "rounds": 256, **changes}
+
+
+def verdict(row: dict | None, start: str) -> claims.Verdict:
+    found = claims.judge({"length4": CASE}, [row] if row else [], [])
+    return next(each for each in found if each.text.startswith(start))
+
+
+FLOOR, SHARE = "length4: 1.6x", "length4: 0.9 of L"
+OVERHEAD, REPLAYED = (
+    "overhead of a round at most 8%, greedy",
+    "CUDA graphs replayed in 98% of launches, auto off",
+)
+
+
+@pytest.mark.parametrize(
+    ("start", "change", "holds"),
+    [
+        (FLOOR, {}, True), (FLOOR, {"speedup": 1.59}, False), (FLOOR, {"restarts": 4}, False),
+        (FLOOR, {"modified": True}, False), (FLOOR, {"length": 4.2}, False), (FLOOR, {"nodes": 7}, False),
+        (SHARE, {}, True), (SHARE, {"bound_share": 0.89}, False),
+        (OVERHEAD, {}, True), (OVERHEAD, {"overhead": 0.081}, False), (OVERHEAD, {"rounds": 127}, False),
+        (REPLAYED, {}, True), (REPLAYED, {"counters": {"gpu_launches": 100, "gpu_replays": 97}}, False),
+        (REPLAYED, {"counters": {"gpu_launches": 0, "gpu_replays": 0}}, None),
+    ],
+)  # fmt: skip
+def test_a_claim_holds_or_not(start, change, holds):
+    assert verdict(full_row(**change), start).holds is holds
+
+
+@pytest.mark.parametrize("start", [FLOOR, SHARE, OVERHEAD, REPLAYED])
+def test_nothing_holds_without_a_row(start):
+    assert verdict(None, start).holds is None
+
+
+def test_the_newest_row_counts():
+    old, new = full_row(speedup=1.0), full_row()
+    assert next(iter(claims.judge({"length4": CASE}, [old, new], []))).holds is True
+    assert next(iter(claims.judge({"length4": CASE}, [new, old], []))).holds is False
+
+
+def test_memory_and_real_text_are_claims_too():
+    trees = [
+        {"case": "tree-memory", "nodes": n, "tree_bytes": 10, "snapshot_bytes": s}
+        for n, s in ((16, 11), (24, 9))
+    ]
+    figures = [{"mode": mode, "ratio": 1.5} for mode in claims.REAL_MODES]
+    found = claims.judge(
+        {}, trees, [{"n_gpu_layers": -1, "figures": figures}, {"n_gpu_layers": 0, "figures": []}]
+    )
+    assert [each.holds for each in found[-3:]] == [True, False, True]
+    missing = claims.judge({}, [], [{"n_gpu_layers": -1, "figures": figures[:2]}])
+    assert missing[-1].holds is False
+    assert "without tree, auto" in missing[-1].text
+    assert claims.judge({}, [{**trees[0], "refused": "why"} | {}], [])[-3].holds is True
+
+
+# ---- profiles and stamps ----
+
+
+def test_ncus_lines_are_summed_by_kernel():
+    lines = [
+        "==PROF== Connected",
+        '"ID","Kernel Name","gpu__time_duration.sum"',
+        '"","","ns"',
+        '"0","void mul<(int)3, a::b<2>>(const float *, int)","1,500"',
+        '"1","copy(float *)","700.5"',
+        '"2","void mul<(int)3, a::b<2>>(const float *, int)","500"',
+    ]
+    assert profiling.table(lines) == [
+        {"kernel": "mul<(int)3, a::b<2>>", "launches": 2, "us": 2.0},
+        {"kernel": "copy", "launches": 1, "us": 0.701},
+    ]
+
+
+@pytest.fixture
+def tree(tmp_path):
+    """A small copy of the sources, and the stamp of a commit that had them."""
+    for name in ("src", "bench/gpu"):
+        shutil.copytree(stamp.ROOT / name, tmp_path / name)
+    package = tmp_path / "site" / "draftwood"
+    package.mkdir(parents=True)
+    text = {"commit": "b" * 40, "modified": False, "digest": stamp.digest(tmp_path)}
+    (package.parent / stamp.INSTALLED).write_text(json.dumps(text))
+    return tmp_path, package
+
+
+def test_a_stamp_names_the_commit_of_what_is_installed(tree):
+    root, package = tree
+    assert stamp.known(package, root) == {"commit": "b" * 40, "modified": False}
+    (root / "src" / "__pycache__").mkdir()
+    (root / "src" / "__pycache__" / "x.py").write_text("built")
+    assert stamp.known(package, root)["modified"] is False
+    source = next((root / "src").rglob("*.cpp"))
+    source.write_text(source.read_text() + "\n")
+    assert stamp.known(package, root)["modified"] is True
+
+
+@pytest.mark.parametrize("text", ["", "{}", '{"commit": "b"}', "[1]"])
+def test_another_file_is_no_stamp(tree, text):
+    root, package = tree
+    (package.parent / stamp.INSTALLED).write_text(text)
+    with pytest.raises(BenchError, match="is no stamp"):
+        stamp.known(package, root)
+
+
+def test_without_stamp_the_repository_answers(tree):
+    root, package = tree
+    (package.parent / stamp.INSTALLED).unlink()
+    with pytest.raises(BenchError, match="no repository"):
+        stamp.known(package, root)
+    for arguments in (["init", "-q"], ["add", "bench"], ["commit", "-q", "-m", "x", "--no-verify"]):
+        who = ["-c", "user.name=n", "-c", "user.email=e"]
+        (root / "bench" / "run.py").touch()
+        subprocess.run(["git", *who, *arguments], cwd=root, check=True)
+    found = stamp.known(package, root)
+    assert len(found["commit"]) == 40
+    assert found["modified"] is True  # src is not in that commit

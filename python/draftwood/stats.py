@@ -36,6 +36,8 @@ class SpeculationStats:
     checkpoints: int
     """Held now, and the memory they take:"""
     checkpoint_bytes: int
+    ahead_rounds: int
+    """Rounds whose draft went into the verify on its device, before the host knew it."""
     logits_rows: int
     """Rows sampled from all their logits, copied to the host; others needed their best tokens only."""
     gpu_launches: int
@@ -80,6 +82,7 @@ class SpeculationStats:
             restored=raw.n_restored,
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,
+            ahead_rounds=raw.n_ahead_rounds,
             logits_rows=raw.n_logits_rows,
             gpu_launches=raw.n_launches,
             gpu_replays=raw.n_replays,

@@ -129,6 +129,7 @@ typedef struct dw_stats {
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take
+    int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process
     int64_t  n_replays;        // of them, captured CUDA graphs launched as they were

@@ -96,6 +96,7 @@ void engine::feed_draft(int32_t n_rows, bool alone) {
     made_ahead_ = ahead_;
     if (ahead_ && alone && n_rows == tree_.size()) {
         drafter_->feed_verify(sequence_.context().state(), tree_.n_drafts());
+        stats_.n_ahead_rounds++;
     } else {
         settle();
     }

@@ -57,6 +57,7 @@ class Rig:
         type_kv: int | None = None,
         n_seq_max: int = 1,
         kv_unified: bool = False,
+        results: int = _capi.RESULTS_AUTO,
         engine: bool = True,
     ) -> None:
         model_params = native.llama_model_default_params()
@@ -88,6 +89,7 @@ class Rig:
             "exact_rows": exact_rows,
             "draft_p_min": draft_p_min,
             "tree_budget": tree_budget,
+            "results": results,
         }
         self.engine: Any = None
         if engine:

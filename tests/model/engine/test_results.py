@@ -1,0 +1,122 @@
+"""What a decode leaves where it was computed: best tokens for logits, drafts made ahead, logits on demand.
+
+On a CPU this only happens when asked for (_capi.RESULTS_TOP); on a GPU it is the rule: tests/gpu.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from draftwood import _capi
+from draftwood._llama_cpp import llama_cpp as native
+from draftwood.errors import OptionError
+
+from tests.model.engine.calls import MTP, NONE
+from tests.model.rig import PROMPT, Rig
+
+TOKENS = 96
+TREES = {"chain": 0, "tree": 12}
+
+
+def chain(seed: int | None) -> object:
+    """Return a sampler: greedy, or top-k, top-p, temperature and a seeded choice."""
+    sampler = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
+    if seed is None:
+        native.llama_sampler_chain_add(sampler, native.llama_sampler_init_greedy())
+        return sampler
+    for part in (
+        native.llama_sampler_init_top_k(40),
+        native.llama_sampler_init_top_p(0.95, 1),
+        native.llama_sampler_init_temp(0.8),
+        native.llama_sampler_init_dist(seed),
+    ):
+        native.llama_sampler_chain_add(sampler, part)
+    return sampler
+
+
+def text(r: Rig, seed: int | None, n_top: int) -> list[int]:
+    """Generate greedily or with a seed, from n_top tokens a row (0: all of them)."""
+    sampler = chain(seed)
+    r.engine.reset()
+    r.engine.set_temperature(0.0 if seed is None else 0.8)
+    r.engine.set_top(n_top)
+    r.engine.eval(PROMPT, 0)
+    tokens = [r.engine.next(sampler)]
+    while len(tokens) < TOKENS:
+        r.engine.propose(tokens[-1])
+        r.engine.verify()
+        while r.engine.row() is not None:
+            tokens.append(r.engine.next(sampler))
+        r.engine.commit()
+    native.llama_sampler_free(sampler)
+    return tokens[:TOKENS]
+
+
+@pytest.mark.parametrize("seed", [None, 7], ids=["greedy", "seeded"])
+@pytest.mark.parametrize("budget", TREES.values(), ids=TREES)
+def test_best_tokens_give_the_text_that_logits_give(rig, budget, seed):
+    plain = text(rig(), seed, 0)
+    r = rig(drafter=MTP, results=_capi.RESULTS_TOP, tree_budget=budget)
+    assert text(r, seed, 1 if seed is None else 40) == plain
+    stats = r.engine.stats()
+    assert stats.logits_rows == 0
+    assert stats.drafted > 0
+    in_trees = budget > 0 and rig.rollback == "tree"
+    assert stats.ahead_rounds == (0 if in_trees else stats.rounds)
+
+
+def test_all_logits_are_used_where_the_sampler_needs_them(rig):
+    r = rig(drafter=MTP, results=_capi.RESULTS_TOP)
+    assert text(r, 7, 0) == text(rig(), 7, 0)
+    assert r.engine.stats().logits_rows == TOKENS
+
+
+def test_a_draft_made_ahead_is_the_draft(rig):
+    """The tokens of such a draft come to the host when somebody asks, or with the walk."""
+    ahead, r = rig(drafter=MTP, results=_capi.RESULTS_TOP), rig(drafter=MTP)
+    assert ahead.start() == (last := r.start())
+    for _ in range(12):
+        assert ahead.engine.propose(last) == r.engine.propose(last) == 5
+        drafts = [each.engine.draft() for each in (ahead, r)]
+        assert drafts[0] == drafts[1]
+        assert len(set(drafts[0])) > 1
+        for each in (ahead, r):
+            each.engine.verify()
+        last, _ = r.sample()
+        assert ahead.engine.next(ahead.sampler) == last
+        for each in (ahead, r):
+            each.engine.commit()
+
+
+def test_logits_of_kept_rows_are_there_for_whoever_asks(rig, run_of):
+    """llama_get_logits_ith works as ever, also late in a round and for each row."""
+    run, r = run_of("moe-mtp"), rig(results=_capi.RESULTS_TOP)
+    r.start()
+    r.engine.set_top(1)
+    r.engine.propose_given(run.tokens[0], run.tokens[1:4])
+    r.engine.verify()
+    for i in range(4):
+        assert r.engine.next(r.sampler) == run.tokens[1 + i]
+    for i in range(4):
+        assert np.array_equal(r.logits(i), run.rows[1 + i])
+
+
+def test_a_schedule_decides_whatever_comes_out(rig):
+    r = rig(drafter=MTP)
+    last = r.start()
+    for accepted in (0, 1, 3, 5):
+        r.engine.propose(last)
+        draft = r.engine.draft()
+        r.engine.verify()
+        taken = [r.engine.next_scheduled(r.sampler, accept=True) for _ in range(accepted)]
+        assert taken == draft[:accepted]
+        last = r.engine.next_scheduled(r.sampler, accept=False)
+        assert r.engine.row() is None
+        r.engine.commit()
+        assert r.engine.n_past == r.held
+
+
+@pytest.mark.parametrize("n", [-1, -40])
+def test_fewer_than_no_tokens_are_refused(rig, n):
+    with pytest.raises(OptionError, match="expected 0"):
+        rig(drafter=NONE).engine.set_top(n)

@@ -1,0 +1,115 @@
+"""Greedy text on a GPU is plain decode's, whoever drafts and however wide: teacher.py says how it is held.
+
+`make test-gpu` runs this with CUDA graphs and without.
+"""
+
+from __future__ import annotations
+
+from itertools import islice
+from pathlib import Path
+
+import pytest
+from draftwood import Llama
+from draftwood._llama_cpp import llama_cpp
+from draftwood.engine import build_info
+
+from tests.gpu.teacher import Verdict, judge, measured_margin, rows_along
+
+MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
+DRAFTER = {"drafter": str(MODELS / "dflash-f16.gguf")}
+MODES = {
+    "mtp": {"speculation": "mtp"},
+    "mtp-12": {"speculation": "mtp", "draft_tokens": 12},
+    "mtp-cut": {"speculation": "mtp", "draft_p_min": 0.3},
+    "mtp-tree": {"speculation": "mtp", "tree_budget": 16},
+    "mtp-tree-64": {"speculation": "mtp", "tree_budget": 64, "draft_tokens": 8},
+    "dflash": {"speculation": "dflash", **DRAFTER},
+    "dflash-tree": {"speculation": "dflash", "tree_budget": 24, "draft_tokens": 12, **DRAFTER},
+    "ngram": {"speculation": "ngram"},
+    "tree": {"speculation": "tree"},
+    "auto": {},
+}
+PROMPTS = [
+    b"import os\nimport sys\n\n\ndef main():\n",
+    b'{"name": "tree", "nodes": [{"id": 1, "parent": null}, {"id": 2, "parent": ',
+    b"It was the best of times, it was the worst of times, it was the age of ",
+]
+TOKENS = 400
+ALLOWED = 0.002  # share of tokens that rounding may excuse
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not build_info()["cuda"], reason="draftwood was built without -DGGML_CUDA=on"),
+    pytest.mark.skipif(not llama_cpp.llama_supports_gpu_offload(), reason="no GPU that llama.cpp can use"),
+]
+
+
+def load(**settings) -> Llama:
+    common = {"n_gpu_layers": -1, "n_ctx": 1536, "verbose": False, "flash_attn": True}
+    return Llama(str(MODELS / "tiny-moe-f16.gguf"), **{**common, **settings})
+
+
+def texts(llm: Llama) -> list[tuple[list[int], list[int]]]:
+    made = []
+    for text in PROMPTS:
+        prompt = llm.tokenize(text, add_bos=False)
+        llm.reset()
+        made.append((prompt, list(islice(llm.generate(prompt, temp=0.0), TOKENS))))
+    return made
+
+
+@pytest.fixture(scope="module")
+def plain():
+    llm = load(speculation="ngram", draft_tokens=7)  # has room for given drafts; generate() is not called
+    yield llm
+    llm.close()
+
+
+@pytest.fixture(scope="module")
+def margin(plain):
+    off = load(speculation="off")
+    prompt, tokens = texts(off)[0]
+    off.close()
+    return measured_margin(plain, prompt, tokens)
+
+
+@pytest.mark.parametrize("flash", [True, False], ids=["flash", "no-flash"])
+@pytest.mark.parametrize("mode", MODES)
+def test_greedy_text_is_plain_decodes(plain, margin, mode, flash):
+    llm = load(**MODES[mode], flash_attn=flash)
+    verdict = Verdict(margin)
+    made = texts(llm)
+    stats, refusal = llm.speculation_stats, llm.tree_refusal
+    llm.close()
+    for prompt, tokens in made:
+        judge(verdict, rows_along(plain, prompt, tokens), tokens)
+    print(f"{mode}, flash attention {flash}: {verdict}; {stats.tokens_per_round:.2f} tokens a round")
+    assert refusal == ""
+    assert stats.accepted > 0
+    assert verdict.mismatches == 0, verdict
+    assert verdict.share_excused <= ALLOWED, verdict
+
+
+def test_plain_text_is_its_own(plain, margin):
+    """The yardstick: plain decoding itself, and it must be able to fail."""
+    off = load(speculation="off")
+    verdict, spoilt = Verdict(margin), Verdict(margin)
+    for prompt, tokens in texts(off):
+        rows = rows_along(plain, prompt, tokens)
+        judge(verdict, rows, tokens)
+        judge(spoilt, rows, [(token + 1) % off.n_vocab() for token in tokens])
+    off.close()
+    assert (verdict.mismatches, verdict.excused) == (0, 0), verdict
+    assert spoilt.mismatches > 0.9 * spoilt.tokens
+
+
+@pytest.mark.parametrize("mode", ["mtp", "dflash", "tree"])
+def test_logits_stay_on_the_device(mode):
+    """Rounds copy no logits to the host, and drafts of MTP chains go from the device into their verify."""
+    llm = load(**MODES[mode])
+    texts(llm)
+    stats = llm.speculation_stats
+    llm.close()
+    assert stats.logits_rows == 0
+    if mode == "mtp":
+        assert stats.ahead_rounds > 0.9 * stats.rounds

@@ -2,8 +2,8 @@
 # draftwood on a CUDA machine that cannot reach a network: pack here, build and test there.
 #
 #   tools/gpu.sh pack             here: patched sources and missing wheels into build/gpu, which travels with the tree
-#   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; archived under FOLDER for later runs
-#   tools/gpu.sh restore          there: the same from build/gpu/site.tar.xz.*, put there from an earlier FOLDER
+#   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; what it compiled is archived in FOLDER as
+#                                 ccache.tar.*, which makes the next build a matter of seconds where it lies in build/gpu
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
 #   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; "collect" and "check" run here
 #
@@ -26,6 +26,8 @@ pack() {
     tar -C "$(dirname "$tree")" -cf - "${left_out[@]}" "$(basename "$tree")" | xz -T0 -6 > "$packed/source.tar.xz"
     .venv/bin/python -m pip download -q --no-deps -d "$packed/wheels" $wheels
     .venv/bin/python bench/run.py stamp > "$packed/commit.json"
+    rm -rf "$packed/bin" && mkdir -p "$packed/bin" # the compiler cache, with what it is linked to
+    cp "$(command -v ccache)" $(ldd "$(command -v ccache)" | sed -n 's/.*=> \(.*\(zstd\|hiredis\)[^ ]*\) .*/\1/p') "$packed/bin"
     du -sh "$packed"/*
 }
 
@@ -33,16 +35,17 @@ build() {
     mkdir -p build/src
     tar -C build/src -xf "$packed/source.tar.xz"
     python3 -m pip install -q --no-index --no-deps --target "$site" "$packed"/wheels/*.whl
-    CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=native" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+    export CCACHE_DIR=/tmp/draftwood-ccache CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
+    mkdir -p "$CCACHE_DIR"
+    cat "$packed"/ccache.tar.* 2>/dev/null | tar -C "$CCACHE_DIR" -xf - 2>/dev/null || echo "no compiler cache: a full build"
+    printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$PWD/$packed/bin" "$PWD/$packed/bin/ccache" > /usr/local/bin/ccache
+    chmod +x /usr/local/bin/ccache
+    CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=${DRAFTWOOD_CUDA_ARCHITECTURES:-native}" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
         python3 -m pip install -v --no-index --no-deps --no-build-isolation --target "$site" . > "$1/build.log" 2>&1 ||
         { tail -60 "$1/build.log"; exit 1; }
     cp "$packed/commit.json" "$site/draftwood-commit.json" # rows of bench/run.py name it
-    tar -C "$site" -cf - . | xz -T0 -3 | split -b 15M - "$1/site.tar.xz."
-}
-
-restore() {
-    mkdir -p "$site"
-    cat "$packed"/site.tar.xz.* | tar -C "$site" -xJf -
+    ccache --show-stats | grep -iE "hits|misses|size" || true
+    tar -C "$CCACHE_DIR" -cf - . | split -b 15M - "$1/ccache.tar." # its files are compressed already
 }
 
 run() {
@@ -56,6 +59,6 @@ bench() {
 }
 
 case "${1:-}" in
-    pack | build | restore | run | bench) "$@" ;;
+    pack | build | run | bench) "$@" ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

@@ -1,8 +1,8 @@
 """Text with drafting held against plain decoding on a GPU, where batches round otherwise than single rows.
 
 Plain decoding is led along the text (teacher-forced), so that one flip does not make all that follows differ.
-A token that it would not have chosen is excused only if its logit lies under the best by less than rounding can
-move two logits, and how much that is gets measured in the same run. Must not know: who drafts.
+A token that it would not have chosen is excused only if its logit lies under the best by less than rounding
+can move two logits, and how much that is gets measured in the same run. Must not know: who drafts.
 """
 
 from __future__ import annotations

@@ -26,7 +26,7 @@ def inputs(rng, n_seqs, n_tokens, heads, key_heads, size):
     ]
 
 
-def run(arrays, n_keep, *, use_ref, n_threads):
+def run(arrays, n_keep, *, use_ref=False, n_threads=1, backend="CPU"):
     """Return (out [seqs, tokens, heads, size], snapshots [n_keep, seqs, heads, size, size])."""
     v = arrays[2]
     n_seqs, _, heads, size = v.shape
@@ -37,6 +37,7 @@ def run(arrays, n_keep, *, use_ref, n_threads):
         (v.size + n_keep * n_state,),
         use_ref=use_ref,
         n_threads=n_threads,
+        backend=backend,
     )
     return flat[: v.size].reshape(v.shape), flat[v.size :].reshape(n_keep, n_seqs, heads, size, size)
 

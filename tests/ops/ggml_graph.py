@@ -1,4 +1,4 @@
-"""Run one ggml op on the CPU backend from numpy arrays: a minimal ctypes face of the built libraries.
+"""Run ggml ops on the CPU or a CUDA device from numpy arrays: a minimal ctypes face of the built libraries.
 
 Shapes here are numpy's (slowest first); ggml's ne is their reverse.
 """
@@ -6,7 +6,9 @@ Shapes here are numpy's (slowest first); ggml's ne is their reverse.
 from __future__ import annotations
 
 import ctypes
+import functools
 from collections.abc import Callable
+from types import TracebackType
 from typing import Any
 
 import numpy as np
@@ -19,6 +21,7 @@ ALL_THREADS = -1  # GGML_N_TASKS_MAX
 
 _folder = llama_cpp._base_path
 base = ctypes.CDLL(str(_folder / "libdraftwood-ggml-base.so"))
+registry = ctypes.CDLL(str(_folder / "libdraftwood-ggml.so"))
 cpu = ctypes.CDLL(str(_folder / "libdraftwood-ggml-cpu.so"))
 
 _p, _i64 = ctypes.c_void_p, ctypes.c_int64
@@ -41,13 +44,22 @@ for _lib, _name, _result, _arguments in (
     ),
     (base, "ggml_nbytes", ctypes.c_size_t, [_p]),
     (base, "ggml_get_data", _p, [_p]),
+    (base, "ggml_cpy", _p, [_p, _p, _p]),
     (base, "ggml_new_graph", _p, [_p]),
     (base, "ggml_build_forward_expand", None, [_p, _p]),
     (base, "ggml_backend_alloc_ctx_tensors", _p, [_p, _p]),
     (base, "ggml_backend_buffer_clear", None, [_p, ctypes.c_uint8]),
     (base, "ggml_backend_buffer_free", None, [_p]),
+    (base, "ggml_backend_tensor_set", None, [_p, _p, ctypes.c_size_t, ctypes.c_size_t]),
+    (base, "ggml_backend_tensor_get", None, [_p, _p, ctypes.c_size_t, ctypes.c_size_t]),
     (base, "ggml_backend_graph_compute", ctypes.c_int, [_p, _p]),
+    (base, "ggml_backend_supports_op", ctypes.c_bool, [_p, _p]),
     (base, "ggml_backend_free", None, [_p]),
+    (base, "ggml_backend_dev_init", _p, [_p, ctypes.c_char_p]),
+    (base, "ggml_backend_reg_dev_get", _p, [_p, ctypes.c_size_t]),
+    (base, "ggml_backend_reg_dev_count", ctypes.c_size_t, [_p]),
+    (base, "ggml_backend_reg_get_proc_address", _p, [_p, ctypes.c_char_p]),
+    (registry, "ggml_backend_reg_by_name", _p, [ctypes.c_char_p]),
     (cpu, "dw_tree_op_find", _p, [ctypes.c_char_p]),
     (cpu, "ggml_backend_cpu_init", _p, []),
     (cpu, "ggml_backend_cpu_set_n_threads", None, [_p, ctypes.c_int]),
@@ -78,28 +90,54 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
     return stored.astype(np.float64)
 
 
+class CustomOp(ctypes.Structure):
+    """dw_custom_op of src/ops/custom-op.h: its address goes into a node's userdata."""
+
+    _fields_ = [("cpu", _p), ("cuda", _p)]
+
+
+def cuda_symbol(name: str) -> int | None:
+    """Return the address that the CUDA backend has for a name; None: no such name, or no such backend."""
+    found = registry.ggml_backend_reg_by_name(b"CUDA")
+    return base.ggml_backend_reg_get_proc_address(found, name.encode()) if found else None
+
+
+@functools.cache  # graphs point to it, and so does the CUDA backend
+def descriptor(name: str) -> CustomOp:
+    """Return the descriptor of one of our ops, admitted to the CUDA backend if there is one."""
+    function = cpu.dw_tree_op_find(name.encode())
+    assert function, name
+    made = CustomOp(function, cuda_symbol(name))
+    if made.cuda:
+        ctypes.CFUNCTYPE(None, _p)(cuda_symbol("dw_cuda_admit"))(ctypes.addressof(made))
+    return made
+
+
 def custom(name: str, shape: tuple[int, ...] | None = None) -> Callable[..., Any]:
-    """Return op(context, *sources) that runs one of src/ops/tree-ops.h or tree-attention.h on all threads.
+    """Return op(context, *sources) that runs one of tree-ops.h, tree-attention.h, top-rows.h on all threads.
 
     Its result is f32 of `shape`; without one it works in place on the first source.
     """
-    function = cpu.dw_tree_op_find(name.encode())
-    assert function, name
+    made = descriptor(name)
 
     def op(context: Any, *sources: Any) -> Any:
-        if shape is not None:
-            array = (_p * len(sources))(*sources)
-            ne = (*reversed(shape), *[1] * (MAX_DIMS - len(shape)))
-            return base.ggml_custom_4d(
-                context, TYPES["F32"], *ne, array, len(sources), function, ALL_THREADS, None
-            )
-        destination, *sources = sources
-        array = (_p * len(sources))(*sources)
-        return base.ggml_custom_inplace(
-            context, destination, array, len(sources), function, ALL_THREADS, None
-        )
+        return custom_node(context, made.cpu, ctypes.addressof(made), sources, shape)
 
     return op
+
+
+def custom_node(
+    context: Any, function: int, userdata: int | None, sources: Any, shape: tuple[int, ...] | None
+) -> Any:
+    """Return a GGML_OP_CUSTOM node; shape as `custom` has it."""
+    tail = (function, ALL_THREADS, userdata)
+    if shape is not None:
+        array = (_p * len(sources))(*sources)
+        ne = (*reversed(shape), *[1] * (MAX_DIMS - len(shape)))
+        return base.ggml_custom_4d(context, TYPES["F32"], *ne, array, len(sources), *tail)
+    destination, *sources = sources
+    array = (_p * len(sources))(*sources)
+    return base.ggml_custom_inplace(context, destination, array, len(sources), *tail)
 
 
 def view(context: Any, tensor: Any, shape: tuple[int, ...], strides: tuple[int, ...]) -> Any:
@@ -117,45 +155,108 @@ def _new_tensor(context: Any, stored: np.ndarray, kind: str) -> Any:
     return base.ggml_new_tensor(context, TYPES[kind], len(shape), ne)
 
 
+def open_backend(name: str, use_ref: bool = False, n_threads: int = 1) -> Any:
+    """Return a backend: "CPU", or "CUDA" for the first device of that kind."""
+    if name == "CPU":
+        backend = cpu.ggml_backend_cpu_init()
+        cpu.ggml_backend_cpu_set_n_threads(backend, n_threads)
+        cpu.ggml_backend_cpu_set_use_ref(backend, use_ref)
+        return backend
+    found = registry.ggml_backend_reg_by_name(name.encode())
+    assert found, f"draftwood was built without {name}"
+    assert base.ggml_backend_reg_dev_count(found), f"no {name} device"
+    return base.ggml_backend_dev_init(base.ggml_backend_reg_dev_get(found, 0), None)
+
+
+class Graph:
+    """op(context, *tensors) on a backend, to be computed again and again; a context manager.
+
+    operands: (stored array, type) as `encode` gives them; Q8_0 as bytes u8. All that is no operand is
+    poisoned first: bytes 0xFF, which are NaN. An op may return several nodes, then the last is the result.
+    """
+
+    def __init__(
+        self,
+        op: Callable[..., Any],
+        operands: list[tuple[np.ndarray, str]],
+        *,
+        backend: str = "CPU",
+        use_ref: bool = False,
+        n_threads: int = 1,
+    ) -> None:
+        self._context = base.ggml_init(_InitParams(4 << 20, None, True))
+        self.backend = open_backend(backend, use_ref, n_threads)
+        self.tensors = [_new_tensor(self._context, stored, kind) for stored, kind in operands]
+        made = op(self._context, *self.tensors)
+        nodes = made if isinstance(made, list) else [made]
+        self.result = nodes[-1]
+        self._graph = base.ggml_new_graph(self._context)
+        for node in nodes:
+            base.ggml_build_forward_expand(self._graph, node)
+        self._buffer = base.ggml_backend_alloc_ctx_tensors(self._context, self.backend)
+        assert self._buffer, "no memory"
+        base.ggml_backend_buffer_clear(self._buffer, 0xFF)
+        for i, (stored, _) in enumerate(operands):
+            self.set(i, stored)
+
+    def set(self, i: int, stored: np.ndarray) -> None:
+        """Give operand i new contents of the same size."""
+        data = np.ascontiguousarray(stored)
+        assert base.ggml_nbytes(self.tensors[i]) == data.nbytes
+        base.ggml_backend_tensor_set(self.tensors[i], data.ctypes.data, 0, data.nbytes)
+
+    def compute(self) -> None:
+        """Run it, and wait for it."""
+        assert base.ggml_backend_graph_compute(self.backend, self._graph) == 0
+
+    def bytes_of(self, tensor: Any) -> np.ndarray:
+        """Return what a tensor holds, u8."""
+        data = np.empty(base.ggml_nbytes(tensor), np.uint8)
+        base.ggml_backend_tensor_get(tensor, data.ctypes.data, 0, data.nbytes)
+        return data
+
+    def get(self, shape: tuple[int, ...], dtype: type[np.generic] = np.float32) -> np.ndarray:
+        """Return what the result holds."""
+        return self.bytes_of(self.result).view(dtype).reshape(shape)
+
+    def __enter__(self) -> Graph:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        base.ggml_backend_buffer_free(self._buffer)
+        base.ggml_backend_free(self.backend)
+        base.ggml_free(self._context)
+
+
 def run(
     op: Callable[..., Any],
     operands: list[tuple[np.ndarray, str]],
     shape: tuple[int, ...],
     *,
-    use_ref: bool,
-    n_threads: int,
+    backend: str = "CPU",
+    use_ref: bool = False,
+    n_threads: int = 1,
     dtype: type[np.generic] = np.float32,
+    scratch: tuple[int, ...] = (),
 ) -> np.ndarray:
-    """Compute op(context, *tensors); return what it holds, as `shape` of `dtype`.
+    """Compute op(context, *tensors); return what it holds, as `shape` of `dtype`. See Graph.
 
-    All that is no operand is poisoned first: bytes 0xFF, which are NaN. Operands must come out as they
-    went in, but for the one that an op in place writes to.
-    operands: (stored array, type) as `encode` gives them; Q8_0 as bytes u8.
+    Operands must come out as they went in, but for the one that an op in place writes to, and those whose
+    index is in `scratch`.
     """
-    context = base.ggml_init(_InitParams(1 << 20, None, True))
-    backend = cpu.ggml_backend_cpu_init()
-    cpu.ggml_backend_cpu_set_n_threads(backend, n_threads)
-    cpu.ggml_backend_cpu_set_use_ref(backend, use_ref)
-    tensors = [_new_tensor(context, stored, kind) for stored, kind in operands]
-    result = op(context, *tensors)
-    graph = base.ggml_new_graph(context)
-    base.ggml_build_forward_expand(graph, result)
-    buffer = base.ggml_backend_alloc_ctx_tensors(context, backend)
-    try:
-        base.ggml_backend_buffer_clear(buffer, 0xFF)
-        given = [np.ascontiguousarray(stored) for stored, _ in operands]
-        for tensor, data in zip(tensors, given, strict=True):
-            assert base.ggml_nbytes(tensor) == data.nbytes
-            ctypes.memmove(base.ggml_get_data(tensor), data.ctypes.data, data.nbytes)
-        assert base.ggml_backend_graph_compute(backend, graph) == 0
-        where = base.ggml_get_data(result)
-        out = np.frombuffer(ctypes.string_at(where, base.ggml_nbytes(result)), dtype).reshape(shape)
-        for tensor, data in zip(tensors, given, strict=True):
-            at = base.ggml_get_data(tensor)
-            left = ctypes.string_at(at, data.nbytes)
-            assert at == where or left == data.tobytes(), "an operand was changed"
-    finally:
-        base.ggml_backend_buffer_free(buffer)
-        base.ggml_backend_free(backend)
-        base.ggml_free(context)
-    return out.copy()
+    with Graph(op, operands, backend=backend, use_ref=use_ref, n_threads=n_threads) as graph:
+        graph.compute()
+        out = graph.get(shape, dtype)
+        where = base.ggml_get_data(graph.result)
+        for i, (tensor, (stored, _)) in enumerate(zip(graph.tensors, operands, strict=True)):
+            ours = base.ggml_get_data(tensor) == where or i in scratch
+            assert ours or graph.bytes_of(tensor).tobytes() == stored.tobytes(), "an operand was changed"
+    return out
+
+
+def supports(op: Callable[..., Any], operands: list[tuple[np.ndarray, str]], backend: str) -> bool:
+    """Return whether a backend takes the op's node."""
+    with Graph(op, operands, backend=backend) as graph:
+        return bool(base.ggml_backend_supports_op(graph.backend, graph.result))

@@ -10,7 +10,7 @@ import pytest
 
 from tests.ops import delta_net
 from tests.ops import ggml_graph as ggml
-from tests.ops.trees import batch, every_tree, padded, path_to, random_tree
+from tests.ops.trees import batch, every_tree, heavy_last, padded, path_to, preorder_of, random_tree
 
 WIDTH = 4  # of the convolution
 SPARE_CELLS = 2  # of the state cache, of sequences that are not in the batch
@@ -20,7 +20,8 @@ SHAPES = [(2, 1, 128), (4, 2, 64), (3, 3, 32), (2, 1, 33), (6, 2, 16), (1, 1, 25
 class Case:
     """Random inputs of a layer for n_seqs trees of n nodes, and a cache with a state for each tree."""
 
-    def __init__(self, rng, n_seqs, n, heads, key_heads, size):
+    def __init__(self, rng, n_seqs, n, heads, key_heads, size, backend="CPU"):
+        self.backend, self.order = backend, preorder_of
         self.heads, self.key_heads, self.size = heads, key_heads, size
         *self.qkvgb, self.state = delta_net.inputs(rng, n_seqs, n, heads, key_heads, size)
         self.cells = rng.permutation(n_seqs + SPARE_CELLS)[:n_seqs].astype(np.int32)
@@ -39,19 +40,23 @@ class Case:
     def n_factors(self):
         return self.room * (self.key_heads * self.size + self.heads * self.size + self.heads)
 
-    def tree(self, trees, n_threads=2):
-        """Run the tree op; return factors f32[n_factors], out [n_seqs, N, heads, size]."""
-        shape = (len(trees), len(trees[0]), self.heads, self.size)
-        scratch = np.full(self.n_factors + np.prod(shape), np.nan, np.float32)
-        operands = [
+    def operands(self, trees):
+        """Return those of the tree op, a poisoned scratch of factors and output first."""
+        scratch = np.full(self.n_factors + self.qkvgb[2].size, np.nan, np.float32)
+        return [
             (scratch, "F32"),
             *((x, "F32") for x in self.qkvgb),
             (self.states, "F32"),
             (self.cells, "I32"),
-            (batch(trees, self.room), "I32"),
+            (batch(trees, self.room, order=self.order), "I32"),
         ]
+
+    def tree(self, trees, n_threads=2):
+        """Run the tree op; return factors f32[n_factors], out [n_seqs, N, heads, size]."""
+        shape = (len(trees), len(trees[0]), self.heads, self.size)
+        operands = self.operands(trees)
         op = ggml.custom("dw_tree_delta_net")
-        found = ggml.run(op, operands, scratch.shape, use_ref=False, n_threads=n_threads)
+        found = ggml.run(op, operands, operands[0][0].shape, backend=self.backend, n_threads=n_threads)
         return found[: self.n_factors], found[self.n_factors :].reshape(shape)
 
     def along(self, s, path):
@@ -64,7 +69,7 @@ class Case:
         rows[: 1 + len(path)] = [len(path), *(s * n + i for i in path)]
         operands = [(self.state[s], "F32"), (factors, "F32"), (rows, "I32")]
         op = ggml.custom("dw_tree_commit_state")
-        return ggml.run(op, operands, self.state[s].shape, use_ref=False, n_threads=n_threads)
+        return ggml.run(op, operands, self.state[s].shape, backend=self.backend, n_threads=n_threads)
 
 
 def check(case, trees, n_threads=1):
@@ -74,7 +79,7 @@ def check(case, trees, n_threads=1):
         n = len(parents)
         for i in range(n):
             path = path_to(parents, i)
-            stock_out, stock_states = delta_net.run(case.along(s, path), 1, use_ref=False, n_threads=1)
+            stock_out, stock_states = delta_net.run(case.along(s, path), 1, backend=case.backend)
             assert np.array_equal(out[s, i], stock_out[0, -1]), (trees, s, i)
             kept = case.commit(factors, s, path, n, n_threads)
             assert np.array_equal(kept, stock_states[0, 0]), (trees, s, path)
@@ -130,6 +135,19 @@ def test_a_tree_in_company_is_the_tree_alone(n_seqs, n):
             )
 
 
+@pytest.mark.parametrize("n", [2, 5, 9, 64])
+def test_any_preorder_will_do(n):
+    """That in which states are kept for the shortest time, too."""
+    rng = np.random.default_rng()
+    case = Case(rng, 2, n, heads=2, key_heads=1, size=16)
+    trees = [random_tree(rng, n) for _ in range(2)]
+    factors, out = case.tree(trees)
+    case.order = heavy_last
+    ordered_factors, ordered_out = case.tree(trees)
+    assert np.array_equal(factors, ordered_factors, equal_nan=True)
+    assert np.array_equal(out, ordered_out)
+
+
 def test_rows_behind_the_batch_are_left_alone():
     """The rest of a scratch, whose factors another size of batch will use, keeps its poison."""
     rng = np.random.default_rng()
@@ -144,12 +162,12 @@ def test_rows_behind_the_batch_are_left_alone():
     assert np.isfinite(out).all()
 
 
-def conv_windows(x, states, cells, trees, room):
-    """Run the op on x [rows, channels]; return the windows [rows, channels, WIDTH]."""
+def conv_windows(x, states, cells, trees, room, width=WIDTH, backend="CPU"):
+    """Run the op on x [rows, channels]; return the windows [rows, channels, width]."""
     operands = [(x, "F32"), (states, "F32"), (cells, "I32"), (batch(trees, room), "I32")]
-    shape = (*x.shape, WIDTH)
+    shape = (*x.shape, width)
     op = ggml.custom("dw_tree_conv_windows", shape)
-    return ggml.run(op, operands, shape, use_ref=False, n_threads=2)
+    return ggml.run(op, operands, shape, backend=backend, n_threads=2)
 
 
 @pytest.mark.parametrize("n_seqs", [1, 2, 3])

@@ -6,7 +6,7 @@ Must not know: what any op does with them.
 from __future__ import annotations
 
 import itertools
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 
 import numpy as np
 
@@ -55,7 +55,26 @@ def preorder_of(parents: Sequence[int]) -> list[int]:
     return below(-1)
 
 
-def batch(trees: Sequence[Sequence[int]], room: int, cells: Sequence[int] = ()) -> np.ndarray:
+def heavy_last(parents: Sequence[int]) -> list[int]:
+    """Return a preorder in which of a node's children the one with the most descendants comes last.
+
+    So does the engine: a walk then keeps few nodes' states at once.
+    """
+    sizes = [sum(i in path_to(parents, j) for j in range(len(parents))) for i in range(len(parents))]
+
+    def below(node: int) -> list[int]:
+        children = sorted((i for i, of in enumerate(parents) if of == node), key=lambda i: sizes[i])
+        return [i for child in children for i in (child, *below(child))]
+
+    return below(-1)
+
+
+def batch(
+    trees: Sequence[Sequence[int]],
+    room: int,
+    cells: Sequence[int] = (),
+    order: Callable[[Sequence[int]], list[int]] = preorder_of,
+) -> np.ndarray:
     """Return `tree` i32[4, room] of trees one after another: parents, depths, preorder and cells by row.
 
     Without cells these are numbers that no op may use; nor may it use what stands behind the last row.
@@ -66,7 +85,7 @@ def batch(trees: Sequence[Sequence[int]], room: int, cells: Sequence[int] = ()) 
         rows = slice(row, row + len(parents))
         out[0, rows] = [row + i if i >= 0 else -1 for i in parents]
         out[1, rows] = depths_of(parents)
-        out[2, rows] = [row + i for i in preorder_of(parents)]
+        out[2, rows] = [row + i for i in order(parents)]
         row += len(parents)
     out[3, : len(cells)] = cells
     return out

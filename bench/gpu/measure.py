@@ -20,46 +20,49 @@ from bench.gpu.files import Files
 from bench.gpu.schedule import mean_length
 from bench.gpu.stock import Server
 from bench.gpu.work import BenchError, Clock, Work
-from bench.gpu.worker import Worker, serve
+from bench.gpu.worker import Worker
 
 # seconds that a step may take: a load reads 20 GiB from the disk cache
-LOAD, OPEN, TURN = 240.0, 180.0, 120.0
+LOAD, CLOSE, TURN = 240.0, 60.0, 120.0
 _FIRST_CASE = 60.0  # what a case is expected to take before one was timed
 
 
-def run(
-    work: Work,
-    clock: Clock,
-    cases: Sequence[Case],
-    files: Files,
-    say: Callable[[str], None],
-    target: Callable[..., None] = serve,
-) -> bool:
+def run(work: Work, clock: Clock, cases: Sequence[Case], files: Files, say: Callable[[str], None]) -> bool:
     """Measure what is missing of every case and restart. Return whether nothing is left to do.
 
     Errors: BenchError at the first step that fails.
     """
-    slowest = _FIRST_CASE
+    took: list[float] = []
     for restart in range(max(case.restarts for case in cases)):
         missing = [case for case in cases if restart < case.restarts and not _has(work, case, restart)]
-        if not missing:
-            continue
-        if clock.left < 1.5 * slowest:
+        if missing and not _restart(work, clock, missing, restart, files, say, took):
             return False
-        with _sides(work, clock, missing[0], max(case.n_ctx for case in missing), files, target) as (
-            ours,
-            server,
-        ):
+    return True
+
+
+def _restart(
+    work: Work,
+    clock: Clock,
+    cases: Sequence[Case],
+    restart: int,
+    files: Files,
+    say: Callable[[str], None],
+    took: list[float],
+) -> bool:
+    """Measure cases one after the other; False where the time left is too short for what one took so far."""
+    if clock.left < max(took, default=_FIRST_CASE):
+        return False
+    with _sides(work, cases[0], max(case.n_ctx for case in cases), files) as (ours, server):
+        for case in cases:
+            if clock.left < 1.2 * max(took, default=_FIRST_CASE):
+                return False
+            begin = time.monotonic()
+            found = _case(work, clock, case, files, ours, server, 1000 * restart + case.seed)
+            took.append(time.monotonic() - begin)
             work.state["machine"] = ours.call(clock.limit(TURN), "machine")
-            for case in missing:
-                if clock.left < 1.2 * slowest:
-                    return False
-                begin = time.monotonic()
-                found = _case(work, clock, case, files, ours, server, 1000 * restart + case.seed)
-                slowest = max(time.monotonic() - begin, slowest if slowest != _FIRST_CASE else 0.0)
-                work.state["cases"].setdefault(case.name, {})[str(restart)] = found
-                work.save()
-                say(f"{case.name}, restart {restart}: {time.monotonic() - begin:.1f} s")
+            work.state["cases"].setdefault(case.name, {})[str(restart)] = found
+            work.save()
+            say(f"{case.name}, restart {restart}: {took[-1]:.1f} s")
     return True
 
 
@@ -78,16 +81,13 @@ def _fields(case: Case) -> dict[str, Any]:
 
 
 @contextmanager
-def _sides(
-    work: Work, clock: Clock, case: Case, n_ctx: int, files: Files, target: Callable[..., None]
-) -> Iterator[tuple[Worker, Server]]:
-    """Start a process of ours and a server for plain decode side by side."""
+def _sides(work: Work, case: Case, n_ctx: int, files: Files) -> Iterator[tuple[Worker, Server]]:
+    """Start a process of ours and a server for plain decode; they load side by side."""
     with ExitStack() as stack:
         server = Server(stock.common_flags(case, files.model, n_ctx), work.logs / "stock-plain.log")
         stack.callback(server.close)
-        ours = Worker(files.model, files.drafter, work.logs / "ours.log", target)
+        ours = Worker(files.model, files.drafter, work.logs / "ours.log")
         stack.callback(ours.close)
-        server.ready(clock.limit(LOAD))
         yield ours, server
 
 
@@ -95,22 +95,18 @@ def _case(
     work: Work, clock: Clock, case: Case, files: Files, ours: Worker, server: Server, seed: int
 ) -> dict[str, Any]:
     with ExitStack() as stack:
-        drafting = None
+        servers = {"stock_plain": server}
         if case.stock and case.drafter in ("mtp", "dflash"):
             flags = stock.common_flags(case, files.model, case.n_ctx + case.rounds * case.nodes)
-            drafting = Server(
-                [*flags, *stock.drafting_flags(case, files.drafter)], work.logs / "stock-drafts.log"
-            )
-            stack.callback(drafting.close)
-        facts = ours.call(clock.limit(OPEN), "open", _fields(case))
+            flags += stock.drafting_flags(case, files.drafter)
+            servers["stock"] = Server(flags, work.logs / "stock-drafts.log")
+            stack.callback(servers["stock"].close)
+        facts = ours.call(clock.limit(LOAD), "open", _fields(case))
         stack.callback(_close, ours)
-        if drafting is not None:
-            drafting.ready(clock.limit(LOAD))
-        turns = _turns(case, clock, ours, server, drafting, facts["n_vocab"])
+        for each in servers.values():
+            each.ready(clock.limit(LOAD))
+        turns = _turns(case, clock, ours, servers, facts["n_vocab"])
         found: dict[str, list[Any]] = {name: [] for name in turns}
-        for name in ("stock_plain", "stock"):  # their first request captures graphs
-            if name in turns:
-                turns[name](seed)
         for repeat in range(case.repeats):
             for name in list(turns)[:: 1 if repeat % 2 == 0 else -1]:
                 found[name].append(turns[name](seed + repeat))
@@ -118,23 +114,28 @@ def _case(
 
 
 def _turns(
-    case: Case, clock: Clock, ours: Worker, server: Server, drafting: Server | None, n_vocab: int
+    case: Case, clock: Clock, ours: Worker, servers: dict[str, Server], n_vocab: int
 ) -> dict[str, Callable[[int], Any]]:
     """Return what is done in a repeat, by name; each takes a seed."""
     prompt = case.prompt_of(n_vocab)
-    turns: dict[str, Callable[[int], Any]] = {
-        "plain": lambda seed: ours.call(clock.limit(TURN), "plain", seed),
-        "stock_plain": lambda seed: server.complete(case, prompt, case.rounds, seed, clock.limit(TURN)),
-    }
-    if case.drafter != "none":
-        turns["candidate"] = lambda seed: ours.call(clock.limit(TURN), "candidate", seed)
-        turns["parts"] = lambda seed: ours.call(clock.limit(TURN), "parts", seed)
-    if drafting is not None:
-        n_tokens = round(case.rounds * mean_length(case.stock_schedule))
-        turns["stock"] = lambda seed: drafting.complete(case, prompt, n_tokens, seed, clock.limit(TURN))
-    return turns
+
+    def own(method: str) -> Callable[[int], Any]:
+        return lambda seed: ours.call(clock.limit(TURN), method, seed)
+
+    def served(name: str) -> Callable[[int], Any]:
+        length = mean_length(case.stock_schedule) if name == "stock" else 1.0
+
+        def complete(seed: int) -> Any:
+            for rounds in (case.warm, case.rounds):  # the first captures graphs, as ours does
+                found = servers[name].complete(case, prompt, round(rounds * length), seed, clock.limit(TURN))
+            return found
+
+        return complete
+
+    mine = ["plain"] if case.drafter == "none" else ["plain", "candidate", "parts"]
+    return {**{name: own(name) for name in mine}, **{name: served(name) for name in servers}}
 
 
 def _close(ours: Worker) -> None:
     with suppress(BenchError):  # what went wrong before has been said
-        ours.call(OPEN, "close")
+        ours.call(CLOSE, "close")

@@ -90,7 +90,7 @@ def profiled(case: Case, phase: str, model: str, drafter: str | None) -> None:
 
     driver = ctypes.CDLL("libcuda.so.1")
     ours = Ours(model, drafter)
-    with shared_weights(model):
+    with shared_weights():
         ours.open(asdict(case))
         ours.profiled(phase, ROUNDS, driver.cuProfilerStart, driver.cuProfilerStop)
         ours.close()

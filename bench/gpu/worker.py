@@ -10,7 +10,6 @@ import multiprocessing
 import os
 import tempfile
 import traceback
-from collections.abc import Callable
 from contextlib import suppress
 from multiprocessing.connection import Connection
 from pathlib import Path
@@ -36,7 +35,7 @@ def serve(conn: Connection, log: str, model: str, drafter: str | None) -> None:
         from bench.gpu.ours import Ours, shared_weights
 
         ours = Ours(model, drafter)
-        with shared_weights(model):
+        with shared_weights():
             while (asked := conn.recv()) is not None:
                 method, arguments = asked
                 try:
@@ -49,14 +48,12 @@ def serve(conn: Connection, log: str, model: str, drafter: str | None) -> None:
 class Worker:
     """That process, seen from here."""
 
-    def __init__(
-        self, model: Path, drafter: Path | None, log: Path, target: Callable[..., None] = serve
-    ) -> None:
+    def __init__(self, model: Path, drafter: Path | None, log: Path) -> None:
         context = multiprocessing.get_context("spawn")  # a forked one would share the card's context
         self._conn, theirs = context.Pipe()
         self._log = log
         given = (theirs, str(log), str(model), None if drafter is None else str(drafter))
-        self._process = context.Process(target=target, args=given, daemon=True)
+        self._process = context.Process(target=serve, args=given, daemon=True)
         self._process.start()
         theirs.close()
 

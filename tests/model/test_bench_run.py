@@ -15,8 +15,9 @@ from draftwood import Llama
 
 from bench.gpu import cases, files, measure, rows, stock
 from bench.gpu.cases import Case
-from bench.gpu.ours import Apart, Ours, Side, given_tree, is_chain, shared_weights
+from bench.gpu.ours import Ours, shared_weights
 from bench.gpu.schedule import accepted
+from bench.gpu.side import Apart, Side, given_tree, is_chain
 from bench.gpu.stock import Server
 from bench.gpu.work import BenchError, Clock, Work
 from bench.gpu.worker import Worker
@@ -128,7 +129,7 @@ def test_real_acceptance_is_draftwood_bench(tmp_path):
 
 @pytest.fixture
 def our(known):
-    with shared_weights(MODEL):
+    with shared_weights():
         made = Ours(MODEL, DRAFTER)
         yield made
         made.close()
@@ -205,7 +206,7 @@ def test_parts_are_of_the_rounds_that_are_timed(our, known):
 
 
 def test_weights_are_loaded_once_and_freed(known):
-    with shared_weights(MODEL):
+    with shared_weights():
         our = Ours(MODEL, DRAFTER)
         opened(our, known["length2"])
         assert our._plain.llm.model == our._candidate.llm.model
@@ -246,7 +247,7 @@ def test_a_profile_covers_the_rounds_asked_for(our, known):
 
 
 def test_a_drafter_that_is_not_there_is_named(known):
-    with shared_weights(MODEL), pytest.raises(BenchError, match="no DFlash drafter"):
+    with shared_weights(), pytest.raises(BenchError, match="no DFlash drafter"):
         Ours(MODEL, None).open(asdict(known["tree16"]))
 
 
@@ -282,7 +283,7 @@ def test_a_server_that_cannot_load_or_answer_is_an_error(tmp_path, known):
 
 
 def test_all_processes_end_with_a_failure(tmp_path, known, monkeypatch):
-    monkeypatch.setattr(measure, "OPEN", 0.0)
+    monkeypatch.setattr(measure, "LOAD", 0.0)
     servers = []
     monkeypatch.setattr(measure, "Server", lambda *given: servers.append(Server(*given)) or servers[-1])
     work = Work(tmp_path)

@@ -1,0 +1,147 @@
+"""One side of a case: a `Llama` that generates as it does for users, and what its engine does meanwhile.
+
+Text comes out of `generate`. In the candidate's engine `next` is `next_scheduled`, which samples as ever and
+then keeps as many drafts as the schedule says. Must not know: other sides, weights.
+Test: tests/model/test_bench_run.py.
+"""
+
+from __future__ import annotations
+
+import random
+from collections.abc import Callable, Generator, Sequence
+from dataclasses import dataclass, field
+from time import perf_counter
+from typing import Any
+
+from draftwood.engine import Engine
+from draftwood.tree import Tree
+
+from bench.gpu.cases import SAMPLING, Case
+
+_SIBLING = -9.0  # log-probability of what stands beside a given tree's spine
+
+
+def given_tree(case: Case, last: int, draw: random.Random, n_vocab: int) -> Tree:
+    """Return a tree of random tokens: a path of case.drafts, what is left beside its first nodes."""
+    depths = sorted(
+        [*range(1, case.drafts + 1), *(1 + i % case.drafts for i in range(case.nodes - 1 - case.drafts))]
+    )
+    parents, log_probs, spine = [-1], [0.0], 0
+    for depth in depths:
+        new = len(parents)
+        on_spine = depth not in depths[: new - 1]
+        if on_spine:
+            above, spine = spine, new
+        parents.append(above)
+        log_probs.append(-0.1 * depth if on_spine else -0.1 * depth + _SIBLING)
+    return Tree((last, *(draw.randrange(n_vocab) for _ in depths)), tuple(parents), tuple(log_probs))
+
+
+def is_chain(tree: Tree) -> bool:
+    """Tell whether each node follows the one before it."""
+    return all(parent == i - 1 for i, parent in enumerate(tree.parents))
+
+
+@dataclass(slots=True)
+class Apart:
+    """Rounds whose parts were waited for one by one: seconds of drafts and forward passes, and the trees."""
+
+    draft: list[float] = field(default_factory=list)
+    forward: list[float] = field(default_factory=list)
+    trees: list[Tree] = field(default_factory=list)
+
+
+class Side:
+    """A `Llama` that generates, its engine's calls watched: what accepts drafts, where time goes."""
+
+    def __init__(self, llm: Any, case: Case, *, scheduled: bool) -> None:
+        from draftwood._llama_cpp import llama_cpp as native
+
+        self.llm, self.case = llm, case
+        self.engine: Engine = llm._engine
+        self._scheduled = scheduled
+        self._n_vocab = llm.n_vocab()
+        self._draw = random.Random(case.seed)
+        self._text: Generator[int, Any, None] | None = None
+        self._synchronize = lambda: native.llama_synchronize(llm._ctx.ctx)
+        self._accepts: Sequence[int] = ()
+        self._round = self._emitted = 0
+        self._apart: Apart | None = None
+        self._seconds: dict[str, float] = {}
+        for name, call in (("propose", self._proposed), ("verify", self._verified), ("next", self._sampled)):
+            self._watch(name, call)
+
+    def start(self) -> None:
+        """Evaluate the prompt from nothing and sample the first token."""
+        if self._text is not None:
+            self._text.close()
+        self.llm.reset()
+        self._draw.seed(self.case.seed)
+        self._accepts, self._round = (), -1
+        self._text = self.llm.generate(self.case.prompt_of(self._n_vocab), **SAMPLING[self.case.sampler])
+        next(self._text)
+
+    def rounds(self, accepts: Sequence[int], apart: Apart | None = None) -> dict[str, Any]:
+        """Generate a round for each of `accepts`; return seconds, tokens, and seconds by call of the engine.
+
+        The last commit is waited for. With `apart` each part of a round is, and the parts are kept there.
+        """
+        assert self._text is not None
+        self._accepts, self._round, self._apart, tokens = accepts, -1, apart, 0
+        self._seconds = dict.fromkeys(self._seconds, 0.0)
+        begin = perf_counter()
+        while self._round < len(accepts) - 1 or self.engine.row() is not None:
+            next(self._text)
+            tokens += 1
+        self.engine.commit()
+        self._synchronize()
+        seconds = perf_counter() - begin
+        return {"seconds": seconds, "tokens": tokens, "rounds": len(accepts), "phases": dict(self._seconds)}
+
+    def _watch(self, name: str, call: Callable[..., Any]) -> None:
+        """Put `call` in place of the engine's own, its seconds added up."""
+        self._seconds[name] = 0.0
+
+        def timed(*arguments: Any) -> Any:
+            begin = perf_counter()
+            result = call(*arguments)
+            self._seconds[name] += perf_counter() - begin
+            return result
+
+        setattr(self.engine, name, timed)
+
+    def _proposed(self, last: int) -> int:
+        self._round, self._emitted = self._round + 1, 0
+        if self._apart is None:
+            return self._drafted(last)
+        self._synchronize()  # the commit before
+        begin = perf_counter()
+        n = self._drafted(last)
+        self._apart.trees.append(self.engine.tree())  # which waits for a draft that stays on its device
+        self._apart.draft.append(perf_counter() - begin)
+        return n
+
+    def _drafted(self, last: int) -> int:
+        if not self._scheduled or self.case.drafter != "given":
+            return Engine.propose(self.engine, last)
+        n = self.case.drafts
+        if self.case.shape == "tree":
+            self.engine.propose_tree(given_tree(self.case, last, self._draw, self._n_vocab))
+        else:
+            self.engine.propose_given(last, [self._draw.randrange(self._n_vocab) for _ in range(n)])
+        return n
+
+    def _verified(self) -> None:
+        if self._apart is None:
+            Engine.verify(self.engine)
+            return
+        begin = perf_counter()
+        Engine.verify(self.engine)
+        self._synchronize()
+        self._apart.forward.append(perf_counter() - begin)
+
+    def _sampled(self, sampler: Any) -> int:
+        if not self._scheduled or self._round < 0:  # -1: after the prompt
+            return Engine.next(self.engine, sampler)
+        self._emitted += 1
+        return Engine.next_scheduled(self.engine, sampler, accept=self._emitted <= self._accepts[self._round])

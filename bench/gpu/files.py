@@ -22,8 +22,6 @@ from bench.gpu.work import BenchError, Clock, Work
 ROOT = Path(__file__).resolve().parents[2]
 TOOLS = ROOT / "tools"
 TINY = ROOT / "models" / "tiny-moe"
-DRAFTERS = {"35b-a3b": "35b-a3b-dflash"}
-"""Presets of tools/synth_gguf.py and of the DFlash drafters made for them."""
 WRITE, ROUTING = 150.0, 180.0  # seconds
 
 
@@ -46,18 +44,18 @@ def of(model: str, work: Work) -> Files:
         if not Path(model).is_file():
             raise OptionError(f"found no file {model}; expected a GGUF", hint="--model tiny-moe")
         return Files(Path(model), None)
-    path = written(model, work)
+    path, drafter = written(model, work)
     if not path.exists():
         raise BenchError(
-            f"found no {path.name} in {path.parent}; expected it written", hint="bench/run.py models"
+            f"found no {path.name} in {path.parent}; expected it written", hint="bench/run.py run models"
         )
-    drafter = written(DRAFTERS[model], work) if model in DRAFTERS else None
-    return Files(path, drafter if drafter and drafter.exists() else None)
+    return Files(path, drafter if drafter.exists() else None)
 
 
-def written(preset: str, work: Work) -> Path:
-    """Return where a preset's file is, or would be."""
-    return work.folder / "models" / f"{preset}.gguf"
+def written(preset: str, work: Work) -> tuple[Path, Path]:
+    """Return where a preset's model and its DFlash drafter are, or would be."""
+    folder = work.folder / "models"
+    return folder / f"{preset}.gguf", folder / f"{preset}-dflash.gguf"
 
 
 def presets() -> set[str]:
@@ -69,17 +67,22 @@ def presets() -> set[str]:
     return set(synth_gguf.PRESETS)
 
 
-def write(preset: str, work: Work, clock: Clock) -> dict[str, Any]:
-    """Write a preset if it is not there yet, and return its size, and the seconds that it took.
+def write(preset: str, drafts: bool, work: Work, clock: Clock) -> float:
+    """Write a preset, with a DFlash drafter if it `drafts`, where it is not there yet; return the seconds.
 
     Errors: BenchError where tools/synth_gguf.py fails or takes too long.
     """
-    path = written(preset, work)
+    path, drafter = written(preset, work)
     path.parent.mkdir(exist_ok=True)
     begin = time.monotonic()
+    command = ["synth_gguf.py", preset]
     if not path.exists():
-        run_tool(["synth_gguf.py", preset, str(path)], clock.limit(WRITE))
-    return {"bytes": path.stat().st_size, "seconds": round(time.monotonic() - begin, 1)}
+        command += [str(path)]
+    if drafts and not drafter.exists():
+        command += ["--dflash", str(drafter)]
+    if len(command) > 2:
+        run_tool(command, clock.limit(WRITE))
+    return round(time.monotonic() - begin, 1)
 
 
 def routing(path: Path, on_card: bool, clock: Clock) -> dict[str, Any]:
@@ -87,7 +90,9 @@ def routing(path: Path, on_card: bool, clock: Clock) -> dict[str, Any]:
 
     "unions": mean experts that so many consecutive tokens of a layer choose together. Errors: BenchError.
     """
-    said = run_tool(["routing.py", str(path), *(["--gpu"] if on_card else [])], clock.limit(ROUTING))
+    said = run_tool(
+        ["routing.py", str(path), *(["--gpu-layers", "-1"] if on_card else [])], clock.limit(ROUTING)
+    )
     found: dict[str, Any] = json.loads(said.splitlines()[-1])
     return {"routing": found, "unions": found["distinct"]}
 

@@ -52,20 +52,20 @@ def run(name: str, work: Work, clock: Clock, plan: Plan) -> bool:
 def _models(work: Work, clock: Clock, plan: Plan) -> bool:
     found = work.state.setdefault("models", {})
     for model in plan.models:
-        wanted = [preset for preset in (model, files.DRAFTERS.get(model)) if preset in files.presets()]
-        sizes = {preset: files.write(preset, work, clock) for preset in wanted}
+        drafts = any(case.drafter == "dflash" for case in plan.cases if case.model == model)
+        took = files.write(model, drafts, work, clock) if model in files.presets() else 0.0
         paths = files.of(model, work)
         if model not in found:
+            reads = files.reads(paths.model)
+            on_card = plan.cases[0].n_gpu_layers != 0
             found[model] = {
                 "bytes": paths.model.stat().st_size,
                 "drafter_bytes": paths.drafter.stat().st_size if paths.drafter else None,
-                "reads": asdict(files.reads(paths.model)),
-                **files.routing(paths.model, plan.cases[0].n_gpu_layers != 0, clock),
+                "reads": asdict(reads),
+                **(files.routing(paths.model, on_card, clock) if reads.n_experts else {}),
             }
-        work.save()
-        for preset, size in sizes.items():
-            plan.say(f"{preset}: {size['bytes'] / 2**30:.1f} GiB, {size['seconds']} s")
-        plan.say(f"{model}: routing {found[model]['routing']}")
+        plan.say(f"{model}: {found[model]['bytes'] / 2**30:.1f} GiB, written in {took} s")
+        plan.say(f"  routing {found[model].get('routing')}")
     return True
 
 

@@ -173,13 +173,18 @@ def test_models_are_named_written_or_refused(tmp_path):
     assert tiny.drafter is not None
     with pytest.raises(BenchError, match=r"no moe-plain\.gguf"):
         files.of("moe-plain", work)
-    assert files.write("moe-plain", work, Clock(1))["bytes"] == measure(PRESETS["moe-plain"]).bytes
+    files.write("moe-plain", False, work, Clock(1))
+    assert files.of("moe-plain", work).model.stat().st_size == measure(PRESETS["moe-plain"]).bytes
+    assert files.of("moe-plain", work).drafter is None
+    files.write("moe-plain", True, work, Clock(1))
+    assert files.of("moe-plain", work).drafter is not None
+    files.write("moe-plain", True, work, Clock(0))  # nothing is left to write: no time is needed
     path = files.of("moe-plain", work).model
     assert files.of(str(path), work) == files.Files(path, None)
     with pytest.raises(OptionError, match="no file"):
         files.of(str(tmp_path / "x.gguf"), work)
     with pytest.raises(BenchError, match="ended with status 2"):
-        files.write("no-such-preset", work, Clock(1))
+        files.write("no-such-preset", False, work, Clock(1))
 
 
 # ---- the command line ----

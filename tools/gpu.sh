@@ -2,8 +2,8 @@
 # draftwood on a CUDA machine that cannot reach a network: pack here, build and test there.
 #
 #   tools/gpu.sh pack             here: patched sources and missing wheels into build/gpu, which travels with the tree
-#   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; what it compiled is archived in FOLDER as
-#                                 ccache.tar.*, which makes the next build a matter of seconds where it lies in build/gpu
+#   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; what it compiled is archived in FOLDER
+#   tools/gpu.sh keep FOLDER      here: the larger part of that into build/gpu, for the next build there
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
 #   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; "collect" and "check" run here
 #
@@ -31,13 +31,23 @@ pack() {
     du -sh "$packed"/*
 }
 
+keep() {
+    kept=$(mktemp -d)
+    cat "$1"/ccache.tar.* | tar -C "$kept" -xf -
+    CCACHE_DIR="$kept" ccache --recompress 19 > /dev/null
+    find "$kept" -name "*R" -size -60k -delete # quickly compiled again; the tree that travels may be 64 MiB
+    tar -C "$kept" -cf - . | xz -T0 -9 > "$packed/ccache.tar.xz"
+    rm -rf "$kept"
+    du -sh "$packed"/*
+}
+
 build() {
     mkdir -p build/src
     tar -C build/src -xf "$packed/source.tar.xz"
     python3 -m pip install -q --no-index --no-deps --target "$site" "$packed"/wheels/*.whl
     export CCACHE_DIR=/tmp/draftwood-ccache CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
     mkdir -p "$CCACHE_DIR"
-    cat "$packed"/ccache.tar.* 2>/dev/null | tar -C "$CCACHE_DIR" -xf - 2>/dev/null || echo "no compiler cache: a full build"
+    tar -C "$CCACHE_DIR" -xf "$packed/ccache.tar.xz" 2>/dev/null || echo "no compiler cache: a full build"
     printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$PWD/$packed/bin" "$PWD/$packed/bin/ccache" > /usr/local/bin/ccache
     chmod +x /usr/local/bin/ccache
     CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=${DRAFTWOOD_CUDA_ARCHITECTURES:-native}" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
@@ -59,6 +69,6 @@ bench() {
 }
 
 case "${1:-}" in
-    pack | build | run | bench) "$@" ;;
+    pack | build | keep | run | bench) "$@" ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

@@ -18,6 +18,8 @@ namespace draftwood {
 // Test: tests/model/engine, tests/model/test_parity.py.
 class mtp_drafter : public drafter {
   public:
+    static constexpr int32_t widest = 8; // rows of a level of a tree
+
     // makes its own context from the target's parameters; throws failure
     mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
     ~mtp_drafter() override;

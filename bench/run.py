@@ -27,7 +27,7 @@ if str(ROOT) not in sys.path:
 from draftwood.bench import results  # noqa: E402
 from draftwood.errors import DraftwoodError  # noqa: E402
 
-from bench.gpu import cases, claims, rows, stages, stamp  # noqa: E402
+from bench.gpu import cases, claims, floor, profiling, rows, stages, stamp  # noqa: E402
 from bench.gpu.work import NAME, BenchError, Clock, Work, read  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -130,16 +130,19 @@ def write_stamp() -> None:
 
 
 @main.command(hidden=True)
-@click.argument("case")
-@click.argument("phase")
+@click.argument("fields")
+@click.argument("phase", type=click.Choice(profiling.PHASES))
 @click.option("--model", required=True)
 @click.option("--drafter")
-@click.option("--set", "settings", multiple=True)
-def profiled(case: str, phase: str, model: str, drafter: str | None, settings: tuple[str, ...]) -> None:
-    """Run what stage profile looks at; started under ncu."""
-    from bench.gpu import profiling
+def profiled(fields: str, phase: str, model: str, drafter: str | None) -> None:
+    """Run what stage profile looks at, of a case as JSON; started under ncu."""
+    profiling.profiled(cases.Case(**json.loads(fields)), phase, model, drafter)
 
-    profiling.profiled(cases.read(settings=settings)[case], phase, model, drafter)
+
+@main.command(hidden=True)
+def bandwidth() -> None:
+    """Print how fast the card copies its own memory, as JSON; started by stage floor."""
+    click.echo(json.dumps(floor.copy_bandwidth()))
 
 
 if __name__ == "__main__":

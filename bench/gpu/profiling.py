@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import csv
 import ctypes
+import json
 import re
 import subprocess
 import sys
@@ -34,7 +35,13 @@ def run(case: Case, phase: str, files: Files, log: Path, limit: float) -> dict[s
         *("ncu", "--metrics", METRIC, "--cache-control", "none", "--clock-control", "none"),
         *("--graph-profiling", "node", "--profile-from-start", "no", "--launch-count", str(_MOST)),
         *("--csv", "--page", "raw", "--print-units", "base", "--target-processes", "all"),
-        *(sys.executable, str(Path(__file__).resolve().parents[1] / "run.py"), "profiled", case.name, phase),
+        *(
+            sys.executable,
+            str(Path(__file__).resolve().parents[1] / "run.py"),
+            "profiled",
+            json.dumps(asdict(case)),
+            phase,
+        ),
         *("--model", str(files.model), *(["--drafter", str(files.drafter)] if files.drafter else [])),
     ]
     try:

@@ -20,10 +20,9 @@ import draftwood
 from bench.gpu import claims, files, floor, measure, profiling, stamp
 from bench.gpu.cases import Case
 from bench.gpu.work import BenchError, Clock, Work
-from bench.gpu.worker import Worker
+from bench.gpu.worker import Worker, tail
 
-REAL = 480.0  # seconds of `draftwood bench`
-MEMORY = 240.0
+FLOOR, MEMORY, REAL = 120.0, 240.0, 480.0  # seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,6 +48,26 @@ def run(name: str, work: Work, clock: Clock, plan: Plan) -> bool:
     return done
 
 
+def _child(arguments: list[str], limit: float, work: Work, name: str) -> str:
+    """Run Python with these arguments; return what it printed. Errors: BenchError with the end of its log."""
+    log = work.logs / f"{name}.log"
+    with log.open("w") as errors:
+        try:
+            done = subprocess.run(
+                [sys.executable, *arguments],
+                stdout=subprocess.PIPE,
+                stderr=errors,
+                text=True,
+                timeout=limit,
+                check=False,
+            )
+        except subprocess.TimeoutExpired as error:
+            raise BenchError(f"stage {name} took longer than {limit:.0f} s") from error
+    if done.returncode != 0:
+        raise BenchError(f"stage {name} ended with status {done.returncode}\n{done.stdout}{tail(log)}")
+    return done.stdout
+
+
 def _models(work: Work, clock: Clock, plan: Plan) -> bool:
     found = work.state.setdefault("models", {})
     for model in plan.models:
@@ -70,9 +89,12 @@ def _models(work: Work, clock: Clock, plan: Plan) -> bool:
 
 
 def _floor(work: Work, clock: Clock, plan: Plan) -> bool:
-    clock.limit(60)
     if "floor" not in work.state:
-        work.state["floor"] = {"card": floor.card(), **floor.copy_bandwidth()}
+        card = floor.card()
+        # a process of its own: this one must hold no memory of the card
+        done = _child([str(files.ROOT / "bench" / "run.py"), "bandwidth"], clock.limit(FLOOR), work, "floor")
+        measured = json.loads(done.splitlines()[-1])
+        work.state["floor"] = {"card": card, **measured}
     found = work.state["floor"]
     plan.say(f"{found['card']['name']}: copies {found['bytes_per_second'] / 1e9:.0f} GB/s, read and written")
     return True
@@ -115,19 +137,11 @@ def _real(work: Work, clock: Clock, plan: Plan) -> bool:
         return False
     paths, into = files.of("tiny-moe", work), work.folder / "real.json"
     command = [
-        *(sys.executable, "-m", "draftwood", "bench", str(paths.model), "--drafter", str(paths.drafter)),
+        *("-m", "draftwood", "bench", str(paths.model), "--drafter", str(paths.drafter)),
         *("--prompts", str(files.TINY / "heldout"), "--n-gpu-layers", str(plan.cases[0].n_gpu_layers)),
         *("--json", str(into), *shlex.split(plan.real)),
     ]
-    with (work.logs / "real.log").open("w") as log:
-        try:
-            done = subprocess.run(command, stdout=log, stderr=log, timeout=limit, check=False)
-        except subprocess.TimeoutExpired as error:
-            raise BenchError(f"draftwood bench took longer than {limit:.0f} s") from error
-    text = (work.logs / "real.log").read_text()
-    if done.returncode != 0:
-        raise BenchError(f"draftwood bench ended with status {done.returncode}\n{text[-3000:]}")
-    plan.say(text)
+    plan.say(_child(command, limit, work, "real"))
     work.state["real"] = json.loads(into.read_text(encoding="utf-8"))
     return True
 

@@ -106,6 +106,17 @@ def test_time_is_up_before_anything_is_begun(tmp_path):
     assert json.loads((tmp_path / "bench.json").read_text())["cases"] == {}
 
 
+def test_models_are_counted_and_their_routing_measured(tmp_path):
+    done = run(tmp_path, "models")
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "bench.json").read_text())["models"]["tiny-moe"]
+    assert found["bytes"] == Path(MODEL).stat().st_size
+    assert found["drafter_bytes"] == Path(DRAFTER).stat().st_size
+    assert files.Reads(**found["reads"]) == files.reads(Path(MODEL))
+    used = found["reads"]["n_used"]
+    assert used < rows.union_of(found, 4) < rows.union_of(found, 6) < rows.union_of(found, 16) <= 16
+
+
 def test_memory_of_trees_and_snapshots(tmp_path):
     done = run(tmp_path, "memory", "--case", "length4")
     assert done.returncode == 0, done.stderr

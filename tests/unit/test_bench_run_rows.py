@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+import os
 import shutil
 import subprocess
 from dataclasses import asdict
 
 import pytest
 
-from bench.gpu import claims, files, profiling, rows, stamp
+from bench.gpu import claims, files, floor, profiling, rows, stamp
 from bench.gpu.cases import Case
 from bench.gpu.work import BenchError
 
@@ -207,6 +208,51 @@ def test_ncus_lines_are_summed_by_kernel():
         {"kernel": "mul<(int)3, a::b<2>>", "launches": 2, "us": 2.0},
         {"kernel": "copy", "launches": 1, "us": 0.701},
     ]
+
+
+@pytest.fixture
+def program(tmp_path, monkeypatch):
+    """program(name, text): a shell script of that name, first on the path."""
+
+    def write(name: str, text: str) -> None:
+        path = tmp_path / name
+        path.write_text(f"#!/bin/sh\n{text}\n")
+        path.chmod(0o755)
+
+    monkeypatch.setenv("PATH", str(tmp_path), prepend=os.pathsep)
+    return write
+
+
+def test_what_ncu_is_asked_and_what_it_says(program, tmp_path):
+    case, found = Case(name="c", nodes=3, length=2.0), files.Files(tmp_path / "m.gguf", tmp_path / "d.gguf")
+    program(
+        "ncu",
+        f"""printf '%s\\n' "$@" > {tmp_path}/asked
+printf '"ID","Kernel Name","gpu__time_duration.sum"\\n"0","k(int)","2000"\\n'""",
+    )
+    table = profiling.run(case, "round", found, tmp_path / "log", 60)
+    assert (table["us"], table["launches"], table["rounds"]) == (2.0, 1, profiling.ROUNDS)
+    asked = (tmp_path / "asked").read_text().splitlines()
+    given = asked[asked.index("profiled") + 1 :]
+    assert Case(**{**json.loads(given[0]), "rates": ()}) == case
+    assert given[1:] == ["round", "--model", str(found.model), "--drafter", str(found.drafter)]
+    program("ncu", "echo no permission; exit 3")
+    with pytest.raises(BenchError, match="ncu ended with status 3: no permission"):
+        profiling.run(case, "round", found, tmp_path / "log", 60)
+
+
+def test_the_card_is_the_first_one(program):
+    program(
+        "nvidia-smi",
+        "echo 'NVIDIA H100, 580.1, 80 MiB, 1980 MHz, 2619 MHz, 700 W'; echo 'NVIDIA X, 1, 1, 1, 1, 1'",
+    )
+    assert floor.card() == {
+        "name": "NVIDIA H100", "driver_version": "580.1", "memory.total": "80 MiB",
+        "clocks.max.sm": "1980 MHz", "clocks.max.memory": "2619 MHz", "power.limit": "700 W",
+    }  # fmt: skip
+    program("nvidia-smi", "echo no devices; exit 6")
+    with pytest.raises(BenchError, match="no devices"):
+        floor.card()
 
 
 @pytest.fixture

@@ -33,7 +33,7 @@ def judge(cases: Mapping[str, Case], rows: list[dict[str, Any]], real: list[dict
     """Return a verdict on each claim; the newest row of a case counts."""
     newest = {(row["case"], row.get("nodes")): row for row in rows}
     by_case = {name: row for (name, _), row in newest.items()}
-    verdicts = []
+    verdicts: list[Verdict] = []
     for name, case in cases.items():
         if case.floor:
             verdicts += _speed(name, case, by_case.get(name))

@@ -25,7 +25,8 @@ def shared_weights() -> Iterator[None]:
     """Let every `Llama` made inside use the weights that the first one loads."""
     from draftwood._llama_cpp import _internals
 
-    original, loaded = _internals.LlamaModel, []
+    original = _internals.LlamaModel
+    loaded: list[Any] = []  # the model, and its close()
 
     def load(*, params: Any, **given: Any) -> Any:
         if not loaded:
@@ -181,6 +182,13 @@ class Ours:
     def _made(self, case: Case, own: dict[str, Any]) -> Any:
         from draftwood import Llama
 
-        threads = {"n_threads": case.threads, "n_threads_batch": case.threads} if case.threads else {}
-        common = {"n_gpu_layers": case.n_gpu_layers, "flash_attn": True, "verbose": False, "seed": case.seed}
+        threads: dict[str, Any] = (
+            {"n_threads": case.threads, "n_threads_batch": case.threads} if case.threads else {}
+        )
+        common: dict[str, Any] = {
+            "n_gpu_layers": case.n_gpu_layers,
+            "flash_attn": True,
+            "verbose": False,
+            "seed": case.seed,
+        }
         return Llama(self._model, **common, **threads, **own)

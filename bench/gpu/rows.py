@@ -103,14 +103,14 @@ def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]
     }
 
 
-def figures(found: dict[str, Any]) -> dict[str, float | None]:
+def figures(found: dict[str, Any]) -> dict[str, Any]:
     """Return the figures of one restart; times in ms, speeds in tokens a second.
 
     t1_ms a plain step, draft_ms and tn_ms a draft and the forward pass of its rows, each begun and waited for
     by itself. bound_share: speed-up over L t1 / (tn + draft). overhead: the part of a round that is neither.
     """
     t1 = [turn["seconds"] / turn["tokens"] for turn in found["plain"]]
-    got: dict[str, float | None] = {
+    got: dict[str, Any] = {
         "t1_ms": 1000 * _middle(t1),
         "plain": 1 / _middle(t1),
         "ours": 1 / _middle(t1),
@@ -120,14 +120,13 @@ def figures(found: dict[str, Any]) -> dict[str, float | None]:
     if "candidate" in found:
         got |= _drafting(found, t1)
     if "stock" in found:
-        # llama-server draws what it accepts: all repeats together come nearer to the schedule
-        tokens, seconds = (
-            sum(turn[name] for turn in found["stock"]) for name in ("predicted_n", "predicted_ms")
-        )
-        got["stock"] = 1000 * tokens / seconds
+        # llama-server draws what it accepts: all repeats together come nearer to the schedule. Its clock
+        # starts behind the first token, which the prompt gave.
+        tokens = sum(turn["predicted_n"] - 1 for turn in found["stock"])
+        accepted = sum(turn.get("draft_n_accepted", 0) for turn in found["stock"])
+        got["stock"] = 1000 * tokens / sum(turn["predicted_ms"] for turn in found["stock"])
         got["stock_stream"] = _middle([turn["stream_per_second"] for turn in found["stock"]])
-        rounds = [turn["predicted_n"] - turn.get("draft_n_accepted", 0) for turn in found["stock"]]
-        got["stock_length"] = tokens / sum(rounds)
+        got["stock_length"] = tokens / (tokens - accepted)
         got["stock_speedup"] = got["stock"] / got["stock_plain"]
     elif "candidate" in found:
         got["stock"] = None
@@ -135,7 +134,7 @@ def figures(found: dict[str, Any]) -> dict[str, float | None]:
     return got
 
 
-def _drafting(found: dict[str, Any], t1: Sequence[float]) -> dict[str, float | None]:
+def _drafting(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
     turns = found["candidate"]
     step = _middle(t1)
     round_s = _middle([turn["seconds"] / turn["rounds"] for turn in turns])

@@ -63,7 +63,7 @@ class Side:
         self._n_vocab = llm.n_vocab()
         self._draw = random.Random(case.seed)
         self._text: Generator[int, Any, None] | None = None
-        self._synchronize = lambda: native.llama_synchronize(llm._ctx.ctx)
+        self._synchronize: Callable[[], Any] = lambda: native.llama_synchronize(llm._ctx.ctx)
         self._accepts: Sequence[int] = ()
         self._round = self._emitted = 0
         self._apart: Apart | None = None

@@ -29,7 +29,7 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
     turn = {"seconds": 10 * round_s, "tokens": 40, "rounds": 10, "phases": {"propose": 0.03}, "stats": stats}
     other = {**turn, "stats": {**stats, "drafted_by_depth": [10, 6, 1]}}
     plain = {"seconds": 0.1, "tokens": 10, "rounds": 10, "phases": {}, "stats": {}}
-    served = {"predicted_per_second": 40.0, "stream_per_second": 41.0, "predicted_n": 40,
+    served = {"predicted_per_second": 40.0, "stream_per_second": 41.0, "predicted_n": 41,
               "draft_n_accepted": 30,
               "predicted_ms": stock_ms}  # fmt: skip
     return {

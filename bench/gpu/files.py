@@ -99,12 +99,12 @@ def routing(path: Path, on_card: bool, clock: Clock) -> dict[str, Any]:
 
 def run_tool(command: list[str], limit: float) -> str:
     """Run a script of tools/ and return what it printed. Errors: BenchError with what it said."""
-    # its neighbours are imported by name, which PYTHONSAFEPATH would forbid
-    paths = os.pathsep.join([str(TOOLS), *filter(None, [os.environ.get("PYTHONPATH")])])
+    # its neighbours are imported by name, which this one would forbid; none of them shadows draftwood
+    environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
     try:
         done = subprocess.run(
             [sys.executable, str(TOOLS / command[0]), *command[1:]],
-            env={**os.environ, "PYTHONPATH": paths},
+            env=environment,
             capture_output=True,
             text=True,
             timeout=limit,

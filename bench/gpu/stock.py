@@ -119,7 +119,8 @@ def _read_stream(reply: Any, end: float) -> dict[str, Any]:
             continue
         event = json.loads(line[6:])
         if event.get("stop"):
-            (begin, first), (done, last) = seen[0], seen[-1]
+            # none where all tokens were held back, as parts of a letter that never came
+            (begin, first), (done, last) = (seen[0], seen[-1]) if seen else ((0.0, 0), (0.0, 0))
             return {**event["timings"], "stream_per_second": (last - first) / max(done - begin, 1e-9)}
         seen.append((time.perf_counter(), event["tokens_predicted"]))
     raise ValueError("the stream ended without its last event")

@@ -1,5 +1,6 @@
-"""Random GGUF files of any shape that the pin's qwen35 and qwen35moe graphs take. Entry: tools/synth_gguf.py.
+"""Random GGUF files of any shape that the pin's qwen35, qwen35moe and dflash graphs take.
 
-spec.py says what can be asked for, vocab.py makes the tokenizer, layout.py lists the tensors, blocks.py draws
-their bytes, writer.py puts them into a file. None of it knows the native library.
+Entry: tools/synth_gguf.py. spec.py says what can be asked for, vocab.py makes the tokenizer, layout.py lists
+the tensors, blocks.py draws their bytes, planting.py and routing.py give some of them a meaning, target.py
+and dflash.py are the two kinds of models, writer.py puts one into a file. None knows the native library.
 """

@@ -6,6 +6,7 @@ the steps after it are plain IEEE arithmetic: the same seed gives the same bytes
 
 from __future__ import annotations
 
+import threading
 from dataclasses import dataclass
 from functools import lru_cache
 from hashlib import blake2b
@@ -106,11 +107,18 @@ def release() -> None:
     _pool.cache_clear()
 
 
+def normal(shape: tuple[int, ...], seed: int, name: str) -> np.ndarray:
+    """Draw float32 of `shape`, nearly normal with mean 0 and variance 1: sums of twelve uniform values."""
+    values: np.ndarray = uniform((12, *shape), seed, name).sum(axis=0) / np.float32(12**0.5)
+    return values
+
+
 def _bits(kind: Type, n_blocks: int, seed: int, name: str) -> np.ndarray:
     """Return writable uint8 [n_blocks, block bytes] of random bits, blocks of `kind` once stamped."""
     if n_blocks <= OWN_BLOCKS:
         return _fresh(kind, n_blocks, _state(seed, name))
-    pool = _pool(kind, seed)
+    with _pool_lock:
+        pool = _pool(kind, seed)
     out = np.empty((n_blocks, pool.shape[1]), np.uint8)
     start, done = _state(seed, name) % POOL_BLOCKS, 0
     while done < n_blocks:
@@ -118,6 +126,9 @@ def _bits(kind: Type, n_blocks: int, seed: int, name: str) -> np.ndarray:
         out[done : done + count] = pool[start : start + count]
         start, done = 0, done + count
     return out
+
+
+_pool_lock = threading.Lock()
 
 
 @lru_cache(maxsize=8)

@@ -18,6 +18,7 @@ from math import prod, sqrt
 from gguf import GGMLQuantizationType as Type
 
 from synth.blocks import FLOATS, RANDOM, fitting, n_bytes
+from synth.planting import PLANTABLE
 from synth.spec import SynthError, SynthSpec
 
 SPREAD = 3.0  # standard deviation of logits
@@ -153,16 +154,27 @@ class Layout:
         return Tensor(name, shape, self._type(name, shape[-1], role), 0.0, gain / sqrt(shape[-1]), role)
 
     def _table(self, name: str, role: str) -> Tensor:
-        width, planted = self.spec.width, self.spec.planted and role == "embedding"
+        width, planted = self.spec.width, self.spec.planted > 0 and role == "embedding"
         kind = self._type("token_embd.weight" if planted else name, width, role)  # planted embeddings are one
         return Tensor(name, (self.n_vocab, width), kind, 0.0, 1.0 if planted else SPREAD / sqrt(width), role)
 
     def _type(self, name: str, row: int, role: str) -> Type:
-        """Take the type of the first rule that matches, or what fits the row; planted ones get no K-quant."""
-        kind = next(kind for pattern, kind in self.rules if fnmatchcase(name, pattern))
+        """Take the type of the first rule that matches, or what fits the row and can be planted into."""
+        kind = asked(self.rules, name)
         if self.spec.planted and role in ("head", "joint") and kind not in FLOATS:
-            kind = Type.Q8_0  # there is no encoder of K-quants here
-        return fitting(kind, row)
+            kind = Type.Q8_0  # there is no encoder of whole K-quants here
+        return plantable(kind, row) if self.spec.routing == "text" and role else fitting(kind, row)
+
+
+def asked(rules: list[tuple[str, Type]], name: str) -> Type:
+    """Return the type of the first rule that matches."""
+    return next(kind for pattern, kind in rules if fnmatchcase(name, pattern))
+
+
+def plantable(kind: Type, row: int) -> Type:
+    """Return what rows of `row` elements take where `kind` is asked for and marks are planted into them."""
+    kind = fitting(kind, row)
+    return kind if kind in PLANTABLE else fitting(Type.Q8_0, row)
 
 
 def parse_types(text: str) -> list[tuple[str, Type]]:

@@ -10,6 +10,8 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 ARCHS = ("qwen35moe", "qwen35")
+ROUTINGS = ("even", "text")
+MIN_TEXT_WIDTH = 128
 
 
 class SynthError(ValueError):
@@ -58,6 +60,7 @@ class SynthSpec:
     context: int = 4096           # trained context that the file claims
     planted: float = 0.0          # 0: off; to 1: how much of the next token the current one decides, so that
                                   # MTP drafts are accepted (0.5: about two of three)
+    routing: str = "even"         # "text": experts are chosen as on real text, see routing.py
     seed: int = 0                 # of every weight; same spec, same bytes
     # fmt: on
 
@@ -137,9 +140,24 @@ def _relations(spec: SynthSpec) -> Iterator[tuple[str, str, str]]:
             yield f"{name} is set without an MTP block", "mtp to be true as well", "--set mtp=true"
     if not (spec.planted == 0 or 0.05 <= spec.planted <= 1):
         yield f"planted is {spec.planted}", "0, or 0.05 to 1", "--set planted=0.5"
+    yield from _of_routing(spec)
     if spec.planted and spec.tied:
         expected = "a head of its own: a tied one would only repeat the current token"
         yield "planted is set for a tied model", expected, "--set tied=false"
+
+
+def _of_routing(spec: SynthSpec) -> Iterator[tuple[str, str, str]]:
+    if spec.routing not in ROUTINGS:
+        yield f"routing is {spec.routing!r}", " or ".join(ROUTINGS), f"--set routing={ROUTINGS[0]}"
+    if spec.routing != "text":
+        return
+    if not spec.is_moe:
+        yield "routing is text for a dense model", "a mixture of experts", "--set arch=qwen35moe"
+    if spec.tied:
+        yield "routing is text for a tied model", "a head of its own", "--set tied=false"
+    if spec.width < MIN_TEXT_WIDTH:
+        expected = f"at least {MIN_TEXT_WIDTH}: 32 elements of the stream are taken"
+        yield f"routing is text and width is {spec.width}", expected, f"--set width={MIN_TEXT_WIDTH}"
 
 
 _DENSE = SynthSpec(arch="qwen35", mtp=False)
@@ -187,9 +205,13 @@ PRESETS: dict[str, SynthSpec] = {
     "dense-tied-q8": replace(_DENSE, mtp=True, tied=True, nextn_norm=False, types="Q8_0"),
     "planted-moe": SynthSpec(planted=0.5),
     "planted-dense": replace(_DENSE, mtp=True, planted=0.5),
+    "text-moe": SynthSpec(
+        experts=256, top_k=8, expert_ff=32, vocab=8192, types="output.weight=Q6_K,*eh_proj.weight=Q8_0,Q4_K",
+        routing="text",
+    ),
     "35b-a3b": SynthSpec(  # 20.1 GiB
         layers=40, width=2048, heads=16, kv_heads=2, head_size=256, state_size=128, key_heads=16,
         value_heads=32, experts=256, top_k=8, expert_ff=512, shared_ff=512, types=_A3B, vocab=248320,
-        context=262144,
+        context=262144, routing="text",
     ),
 }  # fmt: skip

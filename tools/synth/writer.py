@@ -5,24 +5,44 @@ from __future__ import annotations
 import os
 import shutil
 import tempfile
-from contextlib import closing
+from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from itertools import accumulate
 from math import ceil
 from pathlib import Path
+from typing import Protocol
 
 import gguf
 import numpy as np
 from gguf import GGUFWriter
 
 from synth import blocks
-from synth.layout import SPREAD, Layout, Tensor
-from synth.spec import SynthError, SynthSpec, check
-from synth.vocab import Vocab, builtin, copied
+from synth.dflash import Drafter, DrafterSpec
+from synth.layout import Tensor
+from synth.spec import SynthError, SynthSpec
+from synth.target import Target
+from synth.vocab import Vocab
 
-QUIET = 0.1  # size of the rows of tokens that are no text: random text should not end, nor show specials
-FIRST, SECOND = 6.0, 5.0  # planted logits of a token's two successors, in standard deviations of the others
-GUESS = 0.25  # part of the blocks' noise that the planted MTP block takes from the hidden state
 UNIT = gguf.GGUF_DEFAULT_ALIGNMENT
+WORKERS = 16  # at most: each holds a tensor, up to 400 MB of the largest models
+
+
+class Model(Protocol):
+    """What is written: Target or Drafter."""
+
+    arch: str
+    vocab: Vocab
+    tensors: list[Tensor]
+
+    def describe(self, writer: GGUFWriter) -> None:
+        """Add the hyperparameters."""
+
+    def prepare(self) -> None:
+        """Make what the tensors share."""
+
+    def data(self, t: Tensor) -> np.ndarray:
+        """Draw one tensor; called from several threads."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -34,7 +54,7 @@ class Summary:
     tensors: int
 
 
-def write(spec: SynthSpec, path: str | os.PathLike[str]) -> Summary:
+def write(spec: SynthSpec | DrafterSpec, path: str | os.PathLike[str]) -> Summary:
     """Write the model of `spec` to `path`, over any file there; the same spec gives the same bytes.
 
     The file gets its name only when complete. Errors: SynthError, before anything is written, for a spec that
@@ -42,38 +62,32 @@ def write(spec: SynthSpec, path: str | os.PathLike[str]) -> Summary:
     Test: tests/unit/test_synth_shapes.py, tests/model/test_synth_gguf.py.
     """
     target = Path(path)
-    vocab, tensors = _plan(spec)
-    _check_room(target.parent, sum(t.bytes for t in tensors))
+    model = _model(spec)
+    _check_room(target.parent, sum(t.bytes for t in model.tensors))
     part = target.with_name(target.name + ".part")
     try:
-        with closing(_open(spec, vocab, tensors, part)) as writer:
-            for tensor in tensors:
-                writer.write_tensor_data(_data(spec, vocab, tensors[0], tensor))
+        _write_data(model, part, _write_head(model, part))
         part.replace(target)
     finally:
         part.unlink(missing_ok=True)
         blocks.release()
-    return Summary(target.stat().st_size, sum(t.params for t in tensors), len(tensors))
+    return Summary(target.stat().st_size, sum(t.params for t in model.tensors), len(model.tensors))
 
 
-def measure(spec: SynthSpec) -> Summary:
+def measure(spec: SynthSpec | DrafterSpec) -> Summary:
     """Count exactly what `write` would produce, without drawing a weight; SynthError for a refused spec.
 
     Test: tests/unit/test_synth_shapes.py (against written files, and 35b-a3b against known figures).
     """
-    vocab, tensors = _plan(spec)
+    model = _model(spec)
     with tempfile.TemporaryDirectory() as folder:
-        head = Path(folder) / "head.gguf"
-        _open(spec, vocab, tensors, head).close()
-        size = head.stat().st_size
-    padded = sum(ceil(n / UNIT) * UNIT for n in (size, *(t.bytes for t in tensors)))
-    return Summary(padded, sum(t.params for t in tensors), len(tensors))
+        size = _write_head(model, Path(folder) / "head.gguf")
+    total = _offsets(size, model.tensors)[-1]
+    return Summary(total, sum(t.params for t in model.tensors), len(model.tensors))
 
 
-def _plan(spec: SynthSpec) -> tuple[Vocab, list[Tensor]]:
-    check(spec)
-    vocab = copied(spec.vocab_file, spec.vocab) if spec.vocab_file else builtin(spec.vocab)
-    return vocab, list(Layout(spec, len(vocab)).tensors())
+def _model(spec: SynthSpec | DrafterSpec) -> Model:
+    return Drafter(spec) if isinstance(spec, DrafterSpec) else Target(spec)
 
 
 def _check_room(folder: Path, need: int) -> None:
@@ -85,96 +99,43 @@ def _check_room(folder: Path, need: int) -> None:
         raise SynthError(found, f"{need / 2**30:.1f} GiB", "--layers writes fewer blocks")
 
 
-def _open(spec: SynthSpec, vocab: Vocab, tensors: list[Tensor], path: Path) -> GGUFWriter:
-    """Write everything that comes before the data to `path` and return the open writer."""
-    writer = GGUFWriter(path, spec.arch)
-    _describe(writer, spec, len(vocab))
-    for pair in vocab.pairs:
+def _write_head(model: Model, path: Path) -> int:
+    """Write everything that comes before the data to `path`; return its size."""
+    writer = GGUFWriter(path, model.arch)
+    model.describe(writer)
+    for pair in model.vocab.pairs:
         writer.add_key_value(*pair)
-    for t in tensors:
+    for t in model.tensors:
         writer.add_tensor_info(t.name, t.shape, np.dtype(np.float32), t.bytes, raw_dtype=t.type)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
-    return writer
+    writer.close()
+    return path.stat().st_size
 
 
-def _describe(writer: GGUFWriter, spec: SynthSpec, n_vocab: int) -> None:
-    """Add the hyperparameters that llama.cpp reads for both architectures."""
-    writer.add_name(f"synthetic {spec.arch}")
-    writer.add_description(f"random weights, seed {spec.seed}, planted {spec.planted}")
-    writer.add_context_length(spec.context)
-    writer.add_embedding_length(spec.width)
-    writer.add_block_count(spec.layers + spec.mtp)
-    writer.add_head_count(spec.heads)
-    writer.add_head_count_kv(spec.kv_heads)
-    writer.add_key_length(spec.head_size)
-    writer.add_value_length(spec.head_size)
-    writer.add_layer_norm_rms_eps(1e-6)
-    writer.add_rope_freq_base(1e7)
-    writer.add_rope_dimension_count(spec.rotated)
-    pairs = spec.rotated // 2  # shared out over time, height, width, nearly evenly: 11, 11, 10 of 32
-    writer.add_rope_dimension_sections([(pairs + 2) // 3, (pairs + 1) // 3, pairs // 3, 0])
-    writer.add_ssm_conv_kernel(spec.conv)
-    writer.add_ssm_state_size(spec.state_size)
-    writer.add_ssm_group_count(spec.key_heads)
-    writer.add_ssm_time_step_rank(spec.value_heads)
-    writer.add_ssm_inner_size(spec.value_heads * spec.state_size)
-    writer.add_full_attention_interval(spec.attention_interval)
-    writer.add_vocab_size(n_vocab)
-    if spec.is_moe:
-        writer.add_expert_count(spec.experts)
-        writer.add_expert_used_count(spec.top_k)
-        writer.add_expert_feed_forward_length(spec.expert_ff)
-        writer.add_expert_shared_feed_forward_length(spec.shared_ff)
-    else:
-        writer.add_feed_forward_length(spec.ff)
-    if spec.mtp:
-        writer.add_nextn_predict_layers(1)
+def _offsets(head: int, tensors: Sequence[Tensor]) -> list[int]:
+    """Return where each tensor begins in the file, and where the last one's padding ends."""
+    sizes = [head, *(t.bytes for t in tensors)]
+    return list(accumulate(ceil(size / UNIT) * UNIT for size in sizes))
 
 
-def _data(spec: SynthSpec, vocab: Vocab, embedding: Tensor, t: Tensor) -> np.ndarray:
-    """Draw the data of one tensor: planted, or random with the rows of special tokens quietened."""
-    if spec.planted and t.role == "head":
-        return blocks.encode(t.type, _planted_head(spec, vocab, embedding))
-    if spec.planted and t.role == "joint":
-        return blocks.encode(t.type, _planted_joint(t, spec.seed, GUESS * spec.noise / spec.width**0.5))
-    source = (
-        embedding if spec.planted and t.role == "embedding" else t
-    )  # the MTP block's own has the same rows
-    data = blocks.draw(t.type, t.shape, spec.seed, source.name, mean=t.mean, std=t.std)
-    if t.per_token:
-        quiet = np.flatnonzero(~vocab.is_text)
-        data[quiet] = _quietened(t, data[quiet])
-    return data
+def _write_data(model: Model, path: Path, head: int) -> None:
+    """Draw and write the tensors side by side: drawing is copying of pools, so the disk sets the pace."""
+    *offsets, end = _offsets(head, model.tensors)
+    model.prepare()
+    with path.open("r+b", buffering=0) as file, ThreadPoolExecutor(_workers()) as workers:
+        file.truncate(end)
+
+        def put(tensor: Tensor, offset: int) -> None:
+            view = memoryview(np.ascontiguousarray(model.data(tensor))).cast("B")
+            while view:  # one call writes at most 2 GiB
+                n = os.pwrite(file.fileno(), view, offset)
+                view, offset = view[n:], offset + n
+
+        for _ in workers.map(put, model.tensors, offsets):
+            pass
 
 
-def _quietened(t: Tensor, rows: np.ndarray) -> np.ndarray:
-    if t.type in blocks.RANDOM:
-        blocks.stamp(t.type, rows, t.std * QUIET)
-        return rows
-    return blocks.encode(t.type, blocks.decode(t.type, rows) * np.float32(QUIET))
-
-
-def _planted_joint(t: Tensor, seed: int, noise: float) -> np.ndarray:
-    """Return float32 [width, 2 width]: the embedding passes as it is, the hidden state as noise."""
-    width = t.shape[0]
-    hidden = blocks.uniform((width, width), seed, t.name) * np.float32(noise)
-    return np.concatenate([np.eye(width, dtype=np.float32), hidden], axis=1)
-
-
-def _planted_head(spec: SynthSpec, vocab: Vocab, embedding: Tensor) -> np.ndarray:
-    """Return float32 [n_vocab, width]: a random head in which every token names two likely successors.
-
-    Text tokens stand on one ring in random order. A token's embedding excites the head rows of its neighbour
-    and, a little less, of one farther on. What the blocks add to the residual stream decides between the two;
-    the MTP block, which sees mostly the embedding, guesses. Round the ring, greedy text takes long to repeat.
-    """
-    rows = blocks.decode(embedding.type, _data(spec, vocab, embedding, embedding))
-    head = blocks.uniform(rows.shape, spec.seed, "output.weight") / np.float32(spec.width**0.5)
-    text = np.flatnonzero(vocab.is_text)
-    ring = text[np.argsort(blocks.uniform(text.shape, spec.seed, "planted ring"), kind="stable")]
-    for logit, step in ((FIRST, 1), (SECOND, 1 + len(ring) // 3)):
-        head[np.roll(ring, -step)] += rows[ring] * np.float32(logit / spec.width)
-    head[~vocab.is_text] *= np.float32(QUIET)
-    return head * np.float32(SPREAD)
+def _workers() -> int:
+    return min(WORKERS, os.cpu_count() or 1)

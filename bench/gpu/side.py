@@ -18,6 +18,8 @@ from draftwood.tree import Tree
 
 from bench.gpu.cases import SAMPLING, Case
 
+REPLAYS = 3
+"""Times that a verify is run again by itself: what a forward pass takes without anything around it."""
 _SIBLING = -9.0  # log-probability of what stands beside a given tree's spine
 
 
@@ -138,7 +140,9 @@ class Side:
         begin = perf_counter()
         Engine.verify(self.engine)
         self._synchronize()
-        self._apart.forward.append(perf_counter() - begin)
+        took = perf_counter() - begin
+        alone = len(self._apart.trees[-1]) > 1 and self.case.n_gpu_layers != 0
+        self._apart.forward.append(self.engine.replay(REPLAYS) if alone else took)
 
     def _sampled(self, sampler: Any) -> int:
         if not self._scheduled or self._round < 0:  # -1: after the prompt

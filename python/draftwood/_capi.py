@@ -161,6 +161,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
     "dw_next_scheduled": (_STATUS, [EngineHandle, ctypes.c_void_p, ctypes.c_bool, _P(Token)]),
+    "dw_replay": (_STATUS, [EngineHandle, ctypes.c_int32, _P(ctypes.c_double)]),
     "dw_set_top": (_STATUS, [EngineHandle, ctypes.c_int32]),
     "dw_rewind": (_STATUS, [EngineHandle]),
     "dw_commit": (_STATUS, [EngineHandle]),

@@ -203,6 +203,12 @@ class Engine:
         check(_lib.dw_next_scheduled(self._handle, sampler, accept, ctypes.byref(self._token)))
         return self._token.value
 
+    def replay(self, n_times: int) -> float:
+        """Return the seconds that the open round's verify takes on its device, run n_times again."""
+        micros = ctypes.c_double()
+        check(_lib.dw_replay(self._handle, n_times, ctypes.byref(micros)))
+        return micros.value * 1e-6
+
     def draft(self) -> list[int]:
         """Return the tokens of the current draft."""
         array = (_capi.Token * _capi.MAX_DRAFT)()

@@ -230,6 +230,11 @@ DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, lla
 DW_API dw_status dw_next_scheduled(dw_engine * engine, struct llama_sampler * sampler, bool accept,
                                    llama_token * token);
 
+// For benchmarks: microseconds that the open round's verify takes on its device when its graph is run n_times again.
+// Errors: DW_ERR_STATE without an open round of two rows or more, or where a verify writes the state (dw_tree_refusal);
+// DW_ERR_UNSUPPORTED on a CPU.
+DW_API dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds);
+
 // Make the row sampled last available to dw_next once more (its logits are still there).
 // Errors: DW_ERR_STATE if no live row stands for n_past.
 DW_API dw_status dw_rewind(dw_engine * engine);

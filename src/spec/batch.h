@@ -40,12 +40,13 @@ class row_batch {
         }
     }
 
-    // a row of features f32[n] instead of a token, without output; they must stay valid until decode()
-    void add_features(const float * features, int32_t n, llama_pos pos) {
+    // a row of features f32[n] instead of a token; they must stay valid until decode()
+    void add_features(const float * features, int32_t n, llama_pos pos, bool output) {
         const int32_t row = llama_batch_ext_add_embd(batch_.get(), 0, { features, 1, (size_t) n });
         // models with M-RoPE take four positions a row, the last of them zero
         const llama_pos at[4] = { pos, pos, pos, 0 };
-        if (row < 0 || !llama_batch_ext_set_pos(batch_.get(), row, at)) {
+        const bool      ok    = row >= 0 && llama_batch_ext_set_pos(batch_.get(), row, at);
+        if (!ok || (output && !llama_batch_ext_set_output_logits(batch_.get(), row, true))) {
             fail(DW_ERR_INTERNAL, "the batch refused the features at position %d (code %d)", pos, row);
         }
     }

@@ -112,6 +112,13 @@ dw_status dw_next_scheduled(dw_engine * engine, llama_sampler * sampler, bool ac
     });
 }
 
+dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds) {
+    return with(engine, "dw_replay", [&](auto & e) {
+        require("dw_replay", microseconds);
+        *microseconds = e.replay(n_times);
+    });
+}
+
 dw_status dw_set_top(dw_engine * engine, int32_t n) {
     return with(engine, "dw_set_top", [&](auto & e) { e.set_top(n); });
 }

@@ -213,21 +213,29 @@ void dflash_drafter::observe(const kept_rows & kept) {
     }
 }
 
+// What a round accepted goes in as one of a few sizes, so that its graph is kept: rows beyond it stand for nothing and
+// are cut off again. Rows with an output, which this graph has not, are those whose graphs are kept (hooks.h).
 void dflash_drafter::feed() {
     for (int32_t first = 0; first < n_waiting_;) {
-        const int32_t n = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
+        const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
+        const bool    few = n <= block_size_ && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
+                         n_fed_ + bucket(n) <= (llama_pos) llama_n_ctx(ctx_.get());
+        const int32_t n_rows = few ? bucket(n) : n;
+        ctx_.state().variant = few ? 1 : 0;
         ctx_.batch().clear();
-        for (int32_t i = 0; i < n; ++i) {
-            ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i);
+        for (int32_t i = 0; i < n_rows; ++i) {
+            ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few);
         }
         ctx_.state().feeds.push_back(
             { dw_feed::hidden, 0, features_.tensor(), first * features_.row_bytes(), n * features_.row_bytes() });
-        const int32_t rc = ctx_.decode();
+        const int32_t rc     = ctx_.decode();
+        ctx_.state().variant = 0;
         if (rc != 0) {
             fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);
         }
         first += n;
         n_fed_ += n;
+        ctx_.remove_from(n_fed_);
     }
     n_waiting_ = 0;
 }

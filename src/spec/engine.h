@@ -35,6 +35,7 @@ class engine : private context_listener {
     // for benchmarks: samples, and then goes on to the likeliest child or ends the round, whatever came out
     llama_token next_scheduled(llama_sampler * sampler, bool accept) { return walk_on(sampler, &accept); }
     void        commit();
+    double      replay(int32_t n_times);
 
     void    rewind();
     void    trim(int32_t n_keep);

@@ -121,6 +121,15 @@ void engine::opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone)
     }
 }
 
+// the same rows again change nothing: the state is read only, and cells and factors get what they have
+double engine::replay(int32_t n_times) {
+    if (!walk_.open || walk_.n_rows < 2 || n_times < 1 || !tree_refusal().empty()) {
+        fail(DW_ERR_STATE, "%d replays; expected one or more, of a verify of two rows or more whose round is open",
+             n_times);
+    }
+    return sequence_.context().replay(n_times);
+}
+
 void engine::commit() {
     if (!walk_.open) {
         return;

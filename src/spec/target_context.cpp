@@ -142,6 +142,22 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
     }
 }
 
+double target_context::replay(int32_t n_times) {
+    if (state_.n_ubatches != 1 || !results_.on_gpu()) { // on a CPU what a graph read is overwritten while it runs
+        fail(DW_ERR_UNSUPPORTED, "a decode is run again on a GPU only, and in one graph");
+    }
+    ggml_cgraph * graph = state_.result->get_gf();
+    llama_synchronize(target_);
+    const int64_t start_us = ggml_time_us();
+    for (int32_t i = 0; i < n_times; ++i) {
+        if (ggml_backend_sched_graph_compute_async(target_->get_sched(), graph) != GGML_STATUS_SUCCESS) {
+            fail(DW_ERR_DECODE, "a replay of the newest decode's graph failed");
+        }
+    }
+    ggml_backend_sched_synchronize(target_->get_sched());
+    return (double) (ggml_time_us() - start_us) / n_times;
+}
+
 int32_t target_context::free_cells(llama_seq_id seq) const {
     const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(target_));
     const auto * cache =

@@ -54,6 +54,9 @@ class target_context : public std::enable_shared_from_this<target_context> {
     // Throws failure.
     void decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows);
 
+    // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.
+    double replay(int32_t n_times);
+
     // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
 

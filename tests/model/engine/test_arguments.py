@@ -39,6 +39,7 @@ def call(name, engine, r):
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
         "dw_next_scheduled": [engine, r.sampler, False, ctypes.byref(i32)],
         "dw_set_top": [engine, 1],
+        "dw_replay": [engine, 1, ctypes.byref(ctypes.c_double())],
         "dw_rewind": [engine],
         "dw_commit": [engine],
         "dw_checkpoint": [engine],

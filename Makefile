@@ -48,8 +48,9 @@ test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build
 	$(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
 	$(MAKE) exact
 
-test-gpu: $(STAMP)   ## what needs a CUDA device
-	$(PYTEST) -m gpu tests/gpu
+test-gpu: $(STAMP)   ## what needs a CUDA device, with CUDA graphs and without
+	$(PYTEST) -s -m gpu tests/gpu
+	GGML_CUDA_DISABLE_GRAPHS=1 $(PYTEST) -s -m gpu tests/gpu
 
 exact: $(STAMP)      ## text with drafting = text without, chains and trees, token for token; 10 minutes, the last line is JSON
 	$(PY) bench/exact.py

@@ -107,6 +107,7 @@ class Stats(ctypes.Structure):
         ("n_restored", ctypes.c_int64),
         ("n_checkpoints", ctypes.c_int64),
         ("checkpoint_bytes", ctypes.c_int64),
+        ("row_limit", ctypes.c_int64),
         ("n_ahead_rounds", ctypes.c_int64),
         ("n_logits_rows", ctypes.c_int64),
         ("n_launches", ctypes.c_int64),

@@ -12,6 +12,7 @@ import ctypes
 import inspect
 import secrets
 import sys
+import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -46,6 +47,8 @@ class Generation(Base):  # type: ignore[misc]
     """Whether drafts are drawn (options.draw_drafts)."""
     _raised: dict[str, int]
     """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
+    _said_limit = False
+    """Whether it was said that verifies have fewer rows than asked, for want of memory."""
 
     def reset(self) -> None:
         """Forget everything that was evaluated."""
@@ -308,8 +311,13 @@ class Generation(Base):  # type: ignore[misc]
 
     def _settle(self) -> None:
         """End an open round: what the caller took is kept."""
-        if self._engine is not None:
-            self._engine.commit()
+        if self._engine is None:
+            return
+        self._engine.commit()
+        limit = self._engine.stats().row_limit
+        if limit and not self._said_limit:
+            self._said_limit = True
+            warnings.warn(f"memory ran out: verifies have {limit} rows from now on", stacklevel=3)
 
 
 Generation.sample.__signature__ = _SAMPLE  # type: ignore[attr-defined]

@@ -36,6 +36,8 @@ class SpeculationStats:
     checkpoints: int
     """Held now, and the memory they take:"""
     checkpoint_bytes: int
+    row_limit: int
+    """Rows that a verify may have since a larger one found no memory for its graph; 0: as many as asked."""
     ahead_rounds: int
     """Rounds whose draft went into the verify on its device, before the host knew it."""
     logits_rows: int
@@ -82,6 +84,7 @@ class SpeculationStats:
             restored=raw.n_restored,
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,
+            row_limit=raw.row_limit,
             ahead_rounds=raw.n_ahead_rounds,
             logits_rows=raw.n_logits_rows,
             gpu_launches=raw.n_launches,

@@ -129,6 +129,7 @@ typedef struct dw_stats {
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take
+    int64_t  row_limit;        // rows that a verify may have since a larger one found no memory; 0: as asked
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process
@@ -205,6 +206,8 @@ DW_API dw_status dw_set_top(dw_engine * engine, int32_t n);
 
 // Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
 // wherever drafts can be trees and there was one; else, and after a plain step, it is unknown (DW_ERR_DECODE).
+// Where there is no memory for the graph of so many rows, the tree is cut to what there is memory for, and so are later
+// ones (dw_stats.row_limit).
 // Errors: DW_ERR_STATE without a proposal, or where others changed the memory since.
 DW_API dw_status dw_verify(dw_engine * engine);
 

@@ -161,6 +161,8 @@ dw_stats engine::stats() const {
     stats.n_exact_batches  = sequence_.context().n_exact_batches();
     stats.n_checkpoints    = checkpoints_.count();
     stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
+    const int32_t limit    = sequence_.context().row_limit();
+    stats.row_limit        = limit == INT32_MAX ? 0 : limit;
     stats.n_launches       = gpu_launches().all - launches_.all;
     stats.n_replays        = gpu_launches().replayed - launches_.replayed;
     return stats;

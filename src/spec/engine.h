@@ -86,6 +86,8 @@ class engine : private context_listener {
     void                       observe(const kept_rows & kept);
     void                       drop_proposal();
     void                       forget();
+    static bool                try_verify(const std::vector<engine *> & engines);
+    void                       shorten();
     static void                require_together(std::vector<engine *> & engines);
     static int32_t             rows_together(const std::vector<engine *> & engines);
     void                       opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone);

@@ -19,12 +19,14 @@ int32_t engine::room() const {
 }
 
 int32_t engine::max_draft() const {
-    return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, room() - 1)) : 0;
+    const int32_t n_rows = std::min(room(), sequence_.context().row_limit());
+    return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, n_rows - 1)) : 0;
 }
 
 // every row takes a cell, and the token behind the last one must have a position
 int32_t engine::max_nodes() const {
-    const int32_t budget = std::min({ params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.target()) });
+    const int32_t budget = std::min(
+        { params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.target()), sequence_.context().row_limit() });
     return sequence_.can_draft() && sequence_.tree_refusal().empty() ? std::max(0, budget) : 0;
 }
 

@@ -58,12 +58,32 @@ int32_t engine::rows_together(const std::vector<engine *> & engines) {
 
 void engine::verify(std::vector<engine *> engines) {
     require_together(engines);
+    while (!try_verify(engines)) { // no memory for so many rows: with as many as there is memory for
+        for (engine * each : engines) {
+            each->shorten();
+        }
+    }
+}
+
+// fewer nodes, as many as a verify may have rows now
+void engine::shorten() {
+    settle();
+    const int32_t limit = sequence_.context().row_limit();
+    if (tree_.size() > limit) {
+        tree_  = select(tree_, limit, tree_.is_chain() ? limit - 1 : 0);
+        drawn_ = {};
+    }
+}
+
+// False where there was no memory for so many rows: the context is as before, and may have fewer from now on.
+bool engine::try_verify(const std::vector<engine *> & engines) {
     target_context &                context = engines[0]->sequence_.context();
     const int32_t                   n_rows  = rows_together(engines);
     std::vector<tree_state::member> members;
     for (engine * each : engines) {
         if (n_rows == 1) {
-            each->tree_ = token_tree(each->tree_.tokens[0]);
+            each->tree_  = token_tree(each->tree_.tokens[0]);
+            each->ahead_ = false;
         }
         members.push_back({ each->sequence_.id(), &each->tree_, each->n_past_ });
         each->proposed_ = false;
@@ -77,9 +97,15 @@ void engine::verify(std::vector<engine *> engines) {
         }
         context.verify(members, n_rows);
     } catch (const failure & e) {
+        const bool undone = n_rows > 1 && std::all_of(engines.begin(), engines.end(),
+                                                      [](const engine * each) { return each->tree_refusal().empty(); });
         for (engine * each : engines) { // without room nothing was touched, and what was is undone where trees are
             each->lost_ = e.code() != DW_ERR_CONTEXT && !(n_rows > 1 && each->tree_refusal().empty());
             each->sequence_.unknown();
+        }
+        if (e.code() == DW_ERR_MEMORY && undone) {
+            context.limit_rows(n_rows);
+            return false;
         }
         throw;
     }
@@ -88,6 +114,7 @@ void engine::verify(std::vector<engine *> engines) {
     for (size_t i = 0; i < engines.size(); ++i) {
         engines[i]->opened((int32_t) i * n_rows, n_rows, took, /*alone*/ engines.size() == 1);
     }
+    return true;
 }
 
 // A draft made ahead goes from its device into the verify's rows, where these are its own; else its tokens come first.

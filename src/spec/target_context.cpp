@@ -95,6 +95,8 @@ void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_p
     std::string why;
     try {
         rc = working([&] { return batch_.decode(); });
+    } catch (const std::bad_alloc &) {
+        rc = -2; // as llama_decode says it
     } catch (const std::exception & e) {
         why = e.what();
     }
@@ -104,6 +106,10 @@ void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_p
     if (rc == 1) {
         fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
              n_rows, pos, llama_n_ctx(target_));
+    }
+    if (rc == -2) {
+        fail(DW_ERR_MEMORY, "llama_decode returned -2: no memory for the graph of %d tokens at position %d", n_rows,
+             pos);
     }
     if (rc != 0) {
         fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_rows, pos,
@@ -140,6 +146,14 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
         trees_->undo();
         throw;
     }
+}
+
+void target_context::limit_rows(int32_t n_rows) {
+    row_limit_ = 1;
+    for (int32_t n = n_rows - 1; n > 1 && row_limit_ == 1; --n) {
+        row_limit_ = bucket(n) == n ? n : 1;
+    }
+    graphs_.forget_verifies(); // what they hold is free for smaller ones
 }
 
 double target_context::replay(int32_t n_times) {

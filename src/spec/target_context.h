@@ -60,6 +60,11 @@ class target_context : public std::enable_shared_from_this<target_context> {
     // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
 
+    // rows that a verify may have, since a larger one found no memory for its graph
+    int32_t row_limit() const { return row_limit_; }
+    // a verify of n_rows rows found none: the next may have as many as the next smaller bucket, 1 at least
+    void limit_rows(int32_t n_rows);
+
     // One decode of n_rows rows a tree, none of which is kept until commits say so.
     void verify(const std::vector<tree_state::member> & members, int32_t n_rows);
 
@@ -101,7 +106,8 @@ class target_context : public std::enable_shared_from_this<target_context> {
     row_batch                   batch_;
     results                     results_;
     std::unique_ptr<tree_state> trees_; // nullptr: rejected drafts are rolled back by seq_rm
-    std::string                 refusal_ = "nothing is drafted";
+    std::string                 refusal_   = "nothing is drafted";
+    int32_t                     row_limit_ = INT32_MAX;
 };
 
 } // namespace draftwood

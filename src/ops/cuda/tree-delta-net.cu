@@ -8,8 +8,12 @@
 // output and of its successor's k^T S are reduced together, each lane ending with one of eight.
 
 #include "launchers.h"
+#include "tree-plan.h"
 
 namespace {
+
+using dw::tree_plan;
+using dw::tree_step;
 
 constexpr int n_columns   = 4; // of a group of lanes
 constexpr int n_kept      = 5; // nodes whose columns are kept
@@ -63,45 +67,6 @@ struct arguments {
     unsigned        row; // of u and out, in bytes
     float           scale;
 };
-
-// What to do with a node, in preorder: its number, and flags. It follows the node before it, unless it begins anew.
-using step                = uint32_t;
-constexpr step node_mask  = 0xff;
-constexpr step from_root  = 0x100; // from the sequence's state
-constexpr step from_kept  = 0x200; // from what was kept last, its parent's
-constexpr step drops_kept = 0x400; // and which nobody needs afterwards
-constexpr step keeps      = 0x800; // for children that do not follow at once
-
-struct plan {
-    step   steps[dw::max_tree_nodes];
-    int8_t parents[dw::max_tree_nodes];
-    int8_t order[dw::max_tree_nodes];
-    int    last_child[dw::max_tree_nodes]; // where in the order it is; -1: none
-};
-
-// all threads of a block, for the tree of one sequence
-__device__ void make_plan(plan & p, const int32_t * parents, const int32_t * preorder, int first_row, int n) {
-    const int i = threadIdx.x;
-    if (i < n) {
-        const int parent = parents[first_row + i];
-        p.parents[i]     = (int8_t) (parent < 0 ? -1 : parent - first_row);
-        p.order[i]       = (int8_t) (preorder[first_row + i] - first_row);
-        p.last_child[i]  = -1;
-    }
-    __syncthreads();
-    const int node   = i < n ? p.order[i] : 0;
-    const int parent = p.parents[node];
-    if (i < n && parent >= 0) {
-        atomicMax(&p.last_child[parent], i);
-    }
-    __syncthreads();
-    if (i < n) {
-        const bool returns = parent >= 0 && p.order[i - 1] != parent;
-        p.steps[i]         = (step) node | (parent < 0 ? from_root : 0) | (returns ? from_kept : 0) |
-                     (returns && p.last_child[parent] == i ? drops_kept : 0) | (p.last_child[node] > i + 1 ? keeps : 0);
-    }
-    __syncthreads();
-}
 
 // one group's share of a state, and the walk over it
 template <int size> class walker {
@@ -200,7 +165,7 @@ template <int size> class walker {
     }
 
     // the state after a node whose columns were not kept
-    __device__ void walk_to(const plan & p, int node) {
+    __device__ void walk_to(const tree_plan & p, int node) {
         uint64_t path = 0;
         for (int i = node; i >= 0; i = p.parents[i]) {
             path |= (uint64_t) 1 << i;
@@ -296,41 +261,41 @@ template <int size> class walker {
 
 // grid: head, sequence, part of the columns
 template <int size> __global__ void __launch_bounds__(layout<size>::threads) tree_delta_net(const arguments a) {
-    __shared__ plan  p;
-    __shared__ float kept[n_kept][n_columns * layout<size>::per_lane][max_threads];
-    walker<size>     walk(a);
+    __shared__ tree_plan p;
+    __shared__ float     kept[n_kept][n_columns * layout<size>::per_lane][max_threads];
+    walker<size>         walk(a);
     walk.load_state(); // while the plan is made
-    make_plan(p, a.parents, a.preorder, blockIdx.y * a.n_nodes, a.n_nodes);
+    dw::make_plan(p, a.parents, a.preorder, blockIdx.y * a.n_nodes, a.n_nodes);
 
     typename walker<size>::input now, next;
     float                        of_k[n_columns], of_q[n_columns];
     int                          depth = 0; // of what is kept
-    step                         here  = p.steps[0];
-    walk.load(now, here & node_mask);
+    tree_step                    here  = p.steps[0];
+    walk.load(now, here & dw::node_mask);
     walk.product(now.k, of_k);
     float sum = walk.reduce(of_k, of_k);
     for (int i = 0; i < a.n_nodes; ++i) {
-        const int  node  = here & node_mask;
-        const step after = i + 1 < a.n_nodes ? p.steps[i + 1] : (step) node;
-        walk.load(next, after & node_mask); // long before it is needed
+        const int       node  = here & dw::node_mask;
+        const tree_step after = i + 1 < a.n_nodes ? p.steps[i + 1] : (tree_step) node;
+        walk.load(next, after & dw::node_mask); // long before it is needed
         walk.write_inputs(now, node);
         walk.write_u(walk.advance(now, sum), node);
         walk.product(now.q, of_q);
-        if (here & keeps) {
+        if (here & dw::keeps) {
             if (depth < n_kept) {
                 walk.keep(kept[depth]);
             }
             ++depth;
         }
-        if (after & from_root) {
+        if (after & dw::from_root) {
             walk.load_state();
-        } else if (after & from_kept) {
+        } else if (after & dw::from_kept) {
             if (depth <= n_kept) {
                 walk.restore(kept[depth - 1]);
             } else {
-                walk.walk_to(p, p.parents[after & node_mask]);
+                walk.walk_to(p, p.parents[after & dw::node_mask]);
             }
-            depth -= (after & drops_kept) != 0;
+            depth -= (after & dw::drops_kept) != 0;
         }
         walk.product(next.k, of_k);
         sum = walk.reduce(of_k, of_q); // of this node's output and the next one's k^T S

@@ -9,7 +9,7 @@ import numpy as np
 import pytest
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.errors import OptionError, StateError, UnsupportedError
+from draftwood.errors import NativeError, OptionError, UnsupportedError
 
 from tests.model.engine.calls import MTP, NONE
 from tests.model.rig import PROMPT, Rig
@@ -125,9 +125,9 @@ def test_fewer_than_no_tokens_are_refused(rig, n):
 def test_a_verify_is_not_run_again_on_a_cpu(rig):
     """Its graph writes over what it read; without an open round there is nothing to run."""
     r = rig(drafter=MTP)
-    with pytest.raises(StateError, match="expected one or more"):
+    with pytest.raises(NativeError, match="expected one or more"):
         r.engine.replay(2)
     r.engine.propose(r.start())
     r.engine.verify()
-    with pytest.raises((StateError, UnsupportedError)):
+    with pytest.raises((NativeError, UnsupportedError)):
         r.engine.replay(2)

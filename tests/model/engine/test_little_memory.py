@@ -1,0 +1,81 @@
+"""A verify whose graph finds no memory: the round goes on with fewer rows, and the text is the same."""
+
+from __future__ import annotations
+
+import json
+import os
+import shutil
+import subprocess
+import sys
+
+import pytest
+
+# Stands in front of the C library: large blocks are refused once refuse_over() was called.
+SHIM = r"""
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <stddef.h>
+
+static size_t most = (size_t) -1;
+
+void refuse_over(size_t bytes) { most = bytes; }
+
+int posix_memalign(void ** block, size_t alignment, size_t bytes) {
+    typedef int function(void **, size_t, size_t);
+    function * real = (function *) dlsym(RTLD_NEXT, "posix_memalign");
+    return bytes > most ? ENOMEM : real(block, alignment, bytes);
+}
+"""
+SCRIPT = """
+import ctypes, json, sys
+from draftwood import _capi
+from tests.model.rig import Rig
+path, spare = sys.argv[1], int(sys.argv[2])
+r = Rig(path, drafter=_capi.DRAFTER_MTP, tree_budget=64, draft_tokens=8, n_ctx=4096, n_ubatch=64)
+tokens = [r.start()]
+if spare:
+    ctypes.CDLL(None).refuse_over(ctypes.c_size_t(spare << 10))
+while len(tokens) < 48:
+    r.engine.propose(tokens[-1])
+    r.engine.verify()
+    while r.engine.row() is not None:
+        tokens.append(r.sample()[0])
+    r.engine.commit()
+print(json.dumps([tokens[:48], r.engine.stats().row_limit]))
+"""
+
+pytestmark = pytest.mark.skipif(
+    not (sys.platform.startswith("linux") and shutil.which("cc")), reason="needs LD_PRELOAD and a C compiler"
+)
+
+
+@pytest.fixture
+def shim(tmp_path):
+    source, library = tmp_path / "shim.c", tmp_path / "shim.so"
+    source.write_text(SHIM)
+    subprocess.run(["cc", "-shared", "-fPIC", "-o", library, source, "-ldl"], check=True)
+    return library
+
+
+def run(path, shim, spare: int) -> tuple[list[int], int]:
+    """Return the text and the limit of rows, with blocks of more than `spare` KiB refused (0: none are)."""
+    command = [sys.executable, "-c", SCRIPT, str(path), str(spare)]
+    surroundings = {**os.environ, "LD_PRELOAD": str(shim)}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=surroundings)
+    assert done.returncode == 0, done.stderr[-2000:]
+    tokens, limit = json.loads(done.stdout.splitlines()[-1])
+    return tokens, limit
+
+
+def test_rounds_go_on_with_fewer_rows(gguf, shim):
+    path = gguf("moe-mtp")
+    expected, unlimited = run(path, shim, 0)
+    assert unlimited == 0
+    limits = []
+    for spare in (4096, 1024, 512):
+        tokens, limit = run(path, shim, spare)
+        assert tokens == expected, spare
+        limits.append(limit or 64)
+    assert limits == sorted(limits, reverse=True)
+    assert 1 < limits[-1] < 64, limits

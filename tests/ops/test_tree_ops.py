@@ -72,25 +72,17 @@ class Case:
         return ggml.run(op, operands, self.state[s].shape, backend=self.backend, n_threads=n_threads)
 
 
-def check_same(case, found, stock, where):
-    """Check bits; but where a lane of ggml-cuda's kernel has one element, its product is fused into the sum."""
-    if case.backend == "CUDA" and case.size <= 32:
-        np.testing.assert_allclose(found, stock, rtol=1e-5, atol=1e-5, err_msg=str(where))
-    else:
-        assert np.array_equal(found, stock), where
-
-
 def check(case, trees, n_threads=1):
-    """Check each path of each tree against the stock op (check_same), and the longest against float64."""
+    """Check each path of each tree against the stock op, bit for bit, and the longest against float64."""
     factors, out = case.tree(trees, n_threads)
     for s, parents in enumerate(trees):
         n = len(parents)
         for i in range(n):
             path = path_to(parents, i)
             stock_out, stock_states = delta_net.run(case.along(s, path), 1, backend=case.backend)
-            check_same(case, out[s, i], stock_out[0, -1], (trees, s, i))
+            assert np.array_equal(out[s, i], stock_out[0, -1]), (trees, s, i)
             kept = case.commit(factors, s, path, n, n_threads)
-            check_same(case, kept, stock_states[0, 0], (trees, s, path))
+            assert np.array_equal(kept, stock_states[0, 0]), (trees, s, path)
         exact_out, exact_states = delta_net.oracle(case.along(s, path))
         np.testing.assert_allclose(out[s, n - 1], exact_out[0, -1], rtol=0, atol=2e-4)
         np.testing.assert_allclose(kept, exact_states[-1, 0], rtol=0, atol=2e-4)

@@ -1,6 +1,7 @@
 // dw_tree_commit_state, dw_tree_commit_rows and dw_tree_commit_columns on CUDA: tree-ops.h, tree-attention.h. Bound by
 // memory: a state is read once and written once, and kept in registers in between.
 
+#include "delta-step.h"
 #include "launchers.h"
 
 #include <cstdint>
@@ -34,8 +35,9 @@ struct state_arguments {
     int             size, n_heads, n_key_heads;
 };
 
-// grid: part of a head's state, head. The same sums in the same order as in tree-delta-net.cu.
-template <int n> __global__ void __launch_bounds__(n_threads) tree_commit_state(const state_arguments a) {
+// grid: part of a head's state, head. The same sums in the same order as in tree-delta-net.cu; is_small: as there.
+template <int n, bool is_small> __global__ void __launch_bounds__(n_threads)
+    tree_commit_state(const state_arguments a) {
     using access = typename vector<n>::type;
     __shared__ int   nodes[n_threads]; // of the path
     __shared__ float decays[n_threads];
@@ -74,7 +76,7 @@ template <int n> __global__ void __launch_bounds__(n_threads) tree_commit_state(
                 const float delta = first + r < a.size ? u[first + r] : 0.0f;
 #pragma unroll
                 for (int e = 0; e < n; ++e) {
-                    s[r].each[e] = decay * s[r].each[e] + k.each[e] * delta;
+                    s[r].each[e] = dw::delta_step<is_small>(s[r].each[e], decay, k.each[e], delta);
                 }
             }
         }
@@ -169,11 +171,10 @@ void dw::launch_tree_commit_state(ggml_tensor * dst, void * stream) {
                                 (int) n_heads,
                                 (int) n_key_heads };
     const dim3            grid(n_blocks(size / (wide ? 4 : 1) * n_blocks(size, n_rows), n_threads), (unsigned) n_heads);
-    if (wide) {
-        tree_commit_state<4><<<grid, n_threads, 0, (cudaStream_t) stream>>>(a);
-    } else {
-        tree_commit_state<1><<<grid, n_threads, 0, (cudaStream_t) stream>>>(a);
-    }
+    const auto            kernel = !wide                ? tree_commit_state<1, false>
+                                   : size <= small_head ? tree_commit_state<4, true>
+                                                        : tree_commit_state<4, false>;
+    kernel<<<grid, n_threads, 0, (cudaStream_t) stream>>>(a);
 }
 
 bool dw::takes_tree_commit_rows(const ggml_tensor * dst) {

@@ -7,6 +7,7 @@
 // so that a path is bit-equal to that op on the path. What differs is how lanes exchange them: the sums of a node's
 // output and of its successor's k^T S are reduced together, each lane ending with one of eight.
 
+#include "delta-step.h"
 #include "launchers.h"
 #include "tree-plan.h"
 
@@ -158,7 +159,7 @@ template <int size> class walker {
                 __shfl_sync(0xffffffff, u, c / 2 * (at::lanes / 4) + c % 2 * (at::lanes / 8), at::lanes);
 #pragma unroll
             for (int r = 0; r < per_lane; ++r) {
-                state_[c][r] = decay * state_[c][r] + in.k[r] * delta;
+                state_[c][r] = dw::delta_step<size <= dw::small_head>(state_[c][r], decay, in.k[r], delta);
             }
         }
         return u;

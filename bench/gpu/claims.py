@@ -91,7 +91,7 @@ def _overhead(cases: Mapping[str, Case], rows: Mapping[str, dict[str, Any]]) -> 
             yield Verdict(f"{text}: no row", None)
             continue
         figures = ", ".join(f"{name} {row['overhead']:.1%}" for name, row in found.items())
-        enough = all(row["rounds"] * row["repeats"] >= ROUNDS for row in found.values())
+        enough = all(row["rounds"] * row["repeats"] * row["restarts"] >= ROUNDS for row in found.values())
         few = "" if enough else "; fewer rounds in some"
         yield Verdict(
             f"{text}: {figures}{few}", enough and all(r["overhead"] <= OVERHEAD for r in found.values())

@@ -58,7 +58,7 @@ def settings(case: Case, drafter: str | None) -> dict[str, Any]:
     if case.drafter == "dflash":
         own["drafter"] = drafter
     if case.auto:
-        return {**own, "speculation": "auto", "tree_budget": case.nodes if case.shape == "tree" else 1}
+        return {**own, "speculation": "auto", "tree_budget": case.nodes}
     if case.shape == "tree":
         return {**own, "speculation": "tree", "tree_budget": case.nodes}
     return {**own, "speculation": case.drafter}

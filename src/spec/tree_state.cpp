@@ -163,13 +163,23 @@ void tree_state::set_tree(const token_tree & tree, int32_t first, int32_t n_rows
         depths[first + i]    = tree.depths[node];
         ancestors_.push_back((parent < 0 ? 0 : ancestors_[first + parent]) | uint64_t(1) << i);
     }
+    std::vector<int32_t> sizes(n_rows, 1); // of the subtrees
+    for (int32_t i = n_rows - 1; i >= 0; --i) {
+        if (parents[first + i] >= 0) {
+            sizes[parents[first + i] - first] += sizes[i];
+        }
+    }
     std::vector<int32_t> open;
-    const auto           push_children = [&](int32_t parent) {
+    // the largest subtree is walked last: fewest states wait for a later child (src/ops/cuda/tree-plan.h)
+    const auto push_children = [&](int32_t parent) {
+        const auto begin = (std::ptrdiff_t) open.size();
         for (int32_t row = first + n_rows - 1; row >= std::max(parent, first); --row) {
             if (parents[row] == parent) {
                 open.push_back(row);
             }
         }
+        std::stable_sort(open.begin() + begin, open.end(),
+                         [&](int32_t a, int32_t b) { return sizes[a - first] > sizes[b - first]; });
     };
     push_children(-1); // where the tree is its root alone, copies of it are roots, too
     for (int32_t o = 0; !open.empty(); ++o) {

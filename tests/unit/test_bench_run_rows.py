@@ -157,7 +157,7 @@ OVERHEAD, REPLAYED = (
         (FLOOR, {}, True), (FLOOR, {"speedup": 1.59}, False), (FLOOR, {"restarts": 4}, False),
         (FLOOR, {"modified": True}, False), (FLOOR, {"length": 4.2}, False), (FLOOR, {"nodes": 7}, False),
         (SHARE, {}, True), (SHARE, {"bound_share": 0.89}, False),
-        (OVERHEAD, {}, True), (OVERHEAD, {"overhead": 0.081}, False), (OVERHEAD, {"rounds": 127}, False),
+        (OVERHEAD, {}, True), (OVERHEAD, {"overhead": 0.081}, False), (OVERHEAD, {"rounds": 12}, False),
         (REPLAYED, {}, True), (REPLAYED, {"counters": {"gpu_launches": 100, "gpu_replays": 97}}, False),
         (REPLAYED, {"counters": {"gpu_launches": 0, "gpu_replays": 0}}, None),
     ],

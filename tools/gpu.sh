@@ -50,7 +50,7 @@ build() {
     tar -C "$CCACHE_DIR" -xf "$packed/ccache.tar.xz" 2>/dev/null || echo "no compiler cache: a full build"
     printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$PWD/$packed/bin" "$PWD/$packed/bin/ccache" > /usr/local/bin/ccache
     chmod +x /usr/local/bin/ccache
-    CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=${DRAFTWOOD_CUDA_ARCHITECTURES:-native}" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
+    CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=native" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
         python3 -m pip install -v --no-index --no-deps --no-build-isolation --target "$site" . > "$1/build.log" 2>&1 ||
         { tail -60 "$1/build.log"; exit 1; }
     cp "$packed/commit.json" "$site/draftwood-commit.json" # rows of bench/run.py name it

@@ -74,8 +74,9 @@ typedef enum dw_length {
 
 // What dw_next samples from.
 typedef enum dw_results {
-    DW_RESULTS_AUTO = 0, // the best tokens of a row where that is enough (dw_set_top) and logits are on a GPU; or logits
-    DW_RESULTS_TOP  = 1, // the best tokens wherever that is enough, on a CPU too: for tests
+    DW_RESULTS_AUTO =
+        0,              // the best tokens of a row where that is enough (dw_set_top) and logits are on a GPU; or logits
+    DW_RESULTS_TOP = 1, // the best tokens wherever that is enough, on a CPU too: for tests
 } dw_results;
 
 // What drafting and verifying take, microseconds, 0 where not known: what DW_LENGTH_AUTO decides by.
@@ -134,7 +135,7 @@ typedef struct dw_stats {
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process
     int64_t  n_replays;        // of them, captured CUDA graphs launched as they were
-    int64_t  t_draft_us; // where a draft stays on its device: until it was queued
+    int64_t  t_draft_us;       // where a draft stays on its device: until it was queued
     int64_t  t_verify_us;
     int64_t  t_eval_us;
     int64_t  t_sample_us;
@@ -266,7 +267,7 @@ DW_API dw_status dw_reset(dw_engine * engine);
 DW_API int32_t   dw_n_past(const dw_engine * engine);
 DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
 DW_API dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
-DW_API dw_status dw_get_tree(dw_engine * engine, dw_tree * tree); // the newest proposal
+DW_API dw_status dw_get_tree(dw_engine * engine, dw_tree * tree);                            // the newest proposal
 // Why no draft trees can be verified in this context; "": they can. NULL without an engine.
 DW_API const char * dw_tree_refusal(const dw_engine * engine);
 // Memory that verifies need beside the context's own, bytes: factors and conv inputs by node, no copies of the state.

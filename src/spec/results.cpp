@@ -60,12 +60,16 @@ ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor) {
     return nullptr;
 }
 
+// Other devices than CPU and CUDA are better asked for all rows at once than for what is needed of each.
 results::results(llama_context * ctx, dw_state & state, const ggml_tensor * head, bool always) :
     ctx_(ctx),
     state_(state),
-    backend_(head && head->buffer ? backend_of(ctx, head) : dw_cpu_backend(ctx)),
-    on_gpu_(backend_ && backend_ != dw_cpu_backend(ctx)) {
-    state_.keeps = true;
+    backend_(head && head->buffer ? backend_of(ctx, head) : nullptr),
+    on_gpu_(backend_ && backend_ != dw_cpu_backend(ctx) && find_top_rows(ggml_backend_get_device(backend_))) {
+    if (!on_gpu_) {
+        backend_ = dw_cpu_backend(ctx);
+    }
+    state_.keeps = on_gpu_ || n_gpus(ctx) == 0;
     if (on_gpu_ || (backend_ && always)) {
         state_.top_rows = find_top_rows(ggml_backend_get_device(backend_));
     }

@@ -48,7 +48,7 @@ class results {
     // the same where it was computed: dw_top_rows, a row is f32[2 dw_n_top + 2] whose first value is its best token
     const ggml_tensor * device_top() const { return top_; }
 
-    // the backend that computes the logits
+    // the backend that computes the logits, if that is a CUDA device; else the CPU's
     ggml_backend_t backend() const { return backend_; }
     bool           on_gpu() const { return on_gpu_; }
     // what was decoded is there for whoever waits for this

@@ -79,39 +79,40 @@ def _faults(case: Case, row: dict[str, Any]) -> str:
 def _overhead(cases: Mapping[str, Case], rows: Mapping[str, dict[str, Any]]) -> Iterator[Verdict]:
     for sampler in ("greedy", "default"):
         text = f"overhead of a round at most {OVERHEAD:.0%}, {sampler} sampler, {ROUNDS} rounds"
-        found = {
-            name: rows[name]
-            for name, case in cases.items()
-            if name in rows
-            and case.sampler == sampler
-            and case.drafter in ("mtp", "dflash")
-            and not case.auto
-        }
-        if not found:
-            yield Verdict(f"{text}: no row", None)
-            continue
+        wanted = [name for name, case in cases.items() if _counts(case) and case.sampler == sampler]
+        found, missing = _of(rows, wanted)
         figures = ", ".join(f"{name} {row['overhead']:.1%}" for name, row in found.items())
-        enough = all(row["rounds"] * row["repeats"] * row["restarts"] >= ROUNDS for row in found.values())
-        few = "" if enough else "; fewer rounds in some"
-        yield Verdict(
-            f"{text}: {figures}{few}", enough and all(r["overhead"] <= OVERHEAD for r in found.values())
-        )
+        few = [n for n, row in found.items() if row["rounds"] * row["repeats"] * row["restarts"] < ROUNDS]
+        notes = missing + "".join(f"; {name}: fewer rounds" for name in few)
+        holds = not few and all(row["overhead"] <= OVERHEAD for row in found.values())
+        yield Verdict(f"{text}: {figures or 'no row'}{notes}", None if missing else holds)
+
+
+def _counts(case: Case) -> bool:
+    """Tell whether claims about rounds rest on a case: the headline ones, and other samplers than theirs."""
+    return not case.auto and (case.floor > 0 or (case.drafter == "mtp" and case.sampler != "greedy"))
+
+
+def _of(rows: Mapping[str, dict[str, Any]], wanted: list[str]) -> tuple[dict[str, dict[str, Any]], str]:
+    """Return the rows that count of the cases wanted, and what is missing of them in words."""
+    found = {name: rows[name] for name in wanted if name in rows and not rows[name]["modified"]}
+    missing = "".join(f"; {name}: no row of a clean tree" for name in wanted if name not in found)
+    return found, missing or ("" if wanted else "; no case")
 
 
 def _replays(cases: Mapping[str, Case], rows: Mapping[str, dict[str, Any]]) -> Iterator[Verdict]:
     for auto in (False, True):
         text = f"CUDA graphs replayed in {REPLAYED:.0%} of launches, auto {'on' if auto else 'off'}"
-        shares = {
-            name: replayed(row["counters"])
-            for name, row in rows.items()
-            if name in cases and cases[name].drafter != "none" and cases[name].auto == auto
-        }
+        wanted = [name for name, case in cases.items() if (case.auto if auto else _counts(case))]
+        found, missing = _of(rows, wanted)
+        shares = {name: replayed(row["counters"]) for name, row in found.items()}
+        uncounted = "".join(f"; {name}: none counted" for name, share in shares.items() if share is None)
         known = {name: share for name, share in shares.items() if share is not None}
-        if not known:
-            yield Verdict(f"{text}: no row that counts them", None)
-            continue
         figures = ", ".join(f"{name} {share:.2%}" for name, share in known.items())
-        yield Verdict(f"{text}: {figures}", all(share >= REPLAYED for share in known.values()))
+        holds = all(share >= REPLAYED for share in known.values())
+        yield Verdict(
+            f"{text}: {figures or 'no row'}{missing}{uncounted}", None if missing or uncounted else holds
+        )
 
 
 def replayed(counters: Mapping[str, Any]) -> float | None:

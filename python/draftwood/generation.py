@@ -148,11 +148,13 @@ class Generation(Base):  # type: ignore[misc]
         self._sampler = sampler = self._init_sampler(**sampling)
         self._engine.set_temperature(max(0.0, temp))
         self._engine.set_top(tokens_enough(**sampling))
+        self._say_limit()
         # mirostat's own state follows what it chose itself
         self._engine.set_drawn(self._draws and mirostat_mode == 0, _seed_of(self._seed))
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)
+            self._say_limit()
         finally:
             if self._sampler is sampler:  # else a later generate() has the context
                 self._settle()
@@ -311,13 +313,15 @@ class Generation(Base):  # type: ignore[misc]
 
     def _settle(self) -> None:
         """End an open round: what the caller took is kept."""
-        if self._engine is None:
-            return
-        self._engine.commit()
-        limit = self._engine.stats().row_limit
+        if self._engine is not None:
+            self._engine.commit()
+
+    def _say_limit(self) -> None:
+        """Warn once that memory ran out for verifies of the size asked for."""
+        limit = self._engine.stats().row_limit if self._engine is not None else 0
         if limit and not self._said_limit:
             self._said_limit = True
-            warnings.warn(f"memory ran out: verifies have {limit} rows from now on", stacklevel=3)
+            warnings.warn(f"memory ran out: verifies have at most {limit} rows from now on", stacklevel=3)
 
 
 Generation.sample.__signature__ = _SAMPLE  # type: ignore[attr-defined]

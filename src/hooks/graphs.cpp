@@ -113,8 +113,8 @@ void dw_graph_store::drop_oldest() {
 void dw_graph_store::restore() {
     if (sched_) {
         swap_to({});
-        wait_for_copies();
     }
+    wait_for_copies();
 }
 
 void dw_graph_store::forget_verifies() {

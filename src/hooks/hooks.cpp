@@ -53,21 +53,27 @@ ggml_tensor * find_input(const llm_graph_result & graph, dw_feed::kind kind) {
 // n_kv's step in the decode that this thread runs; 0: llama.cpp's
 thread_local uint32_t kv_step = 0;
 
-// What is in host memory goes into the inputs now, the rest when these are copied to their device.
+// pinned, so that the device of `backend` can fetch it on its own
+bool is_pinned_for(ggml_backend_t backend, const ggml_tensor * t) {
+    return t->buffer && ggml_backend_buffer_get_type(t->buffer) ==
+                            ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+}
+
+// What can go straight to the device goes with the input's copy (copy_input), the rest into the input now.
 void resolve_feeds(dw_state & dw, const llm_graph_result & graph) {
     dw.resolved.clear();
     for (const dw_feed & feed : dw.feeds) {
         ggml_tensor * input = find_input(graph, feed.input);
-        if (!input) {
+        if (!input || feed.at + feed.bytes > ggml_nbytes(input)) {
             continue;
         }
-        if (dw.async_inputs && !ggml_backend_buffer_is_host(feed.from->buffer)) {
+        if (dw.async_inputs && feed.stays && is_pinned_for(feed.writer, input)) {
             dw.resolved.push_back({ feed, input });
         } else {
+            ggml_backend_synchronize(feed.writer);
             ggml_backend_tensor_get(feed.from, (char *) input->data + feed.at, feed.offset, feed.bytes);
         }
     }
-    dw.feeds.clear();
 }
 
 // Into the device's stream. Not for what is computed in host memory: the next node may write over it meanwhile.
@@ -132,7 +138,12 @@ void dw_use_stock_kernels(llama_context * ctx) noexcept {
     }
 }
 
+void dw_copy_inputs_for(dw_state * dw) noexcept {
+    dw_set_input_copier(dw && dw->async_inputs ? copy_input : nullptr, dw);
+}
+
 void dw_hook_decode(dw_state * dw) noexcept {
+    dw_copy_inputs_for(nullptr); // what is computed before this one's own graphs is not ours
     kv_step = dw ? dw->kv_step : 0;
     if (!dw) {
         return;
@@ -148,11 +159,15 @@ uint32_t dw_hook_kv_step(uint32_t step) noexcept {
     return std::max(kv_step, step);
 }
 
-bool dw_hook_keeps(dw_state * dw, const ggml_tensor * result, float * host) noexcept {
-    if (dw && dw->keeps) {
-        dw->kept_outputs.push_back({ result, host });
+bool dw_hook_keeps(dw_state * dw, const ggml_tensor * result, float * host, size_t bytes) noexcept {
+    try {
+        if (dw && dw->keeps) {
+            dw->kept_outputs.push_back({ result, host, bytes });
+        }
+        return dw && dw->keeps;
+    } catch (const std::exception &) {
+        return false; // no memory to remember it
     }
-    return dw && dw->keeps;
 }
 
 void dw_hook_read(dw_state * dw) noexcept {
@@ -160,7 +175,7 @@ void dw_hook_read(dw_state * dw) noexcept {
         return;
     }
     for (const dw_state::kept & each : dw->kept_outputs) {
-        ggml_backend_tensor_get(each.tensor, each.host, 0, ggml_nbytes(each.tensor));
+        ggml_backend_tensor_get(each.tensor, each.host, 0, each.bytes);
     }
     dw->kept_outputs.clear();
 }
@@ -202,7 +217,7 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
 }
 
 void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept {
-    dw_set_input_copier(dw && dw->async_inputs ? copy_input : nullptr, dw);
+    dw_copy_inputs_for(dw);
     if (dw) {
         dw->result = &graph;
         dw->n_ubatches++;

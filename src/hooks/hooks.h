@@ -62,6 +62,8 @@ struct dw_feed {
     size_t              at;            // of the input, bytes
     const ggml_tensor * from;          // valid until the decode has run
     size_t              offset, bytes; // of `from`
+    ggml_backend_t      writer;        // in whose stream `from` is written, and read where `stays`
+    bool                stays;         // all who read the input are on the device of `from`
 };
 
 // What an attached engine wants to hear of its llama_context. Owned by the engine.
@@ -100,7 +102,8 @@ struct dw_state {
     bool keeps = false;
     struct kept {
         const ggml_tensor * tensor;
-        float *             host; // where llama.cpp would have copied it to
+        float *             host;  // where llama.cpp would have copied it to,
+        size_t              bytes; // and how much of it
     };
     std::vector<kept> kept_outputs;
     // of the newest decode: its last graph, and how many it took
@@ -112,7 +115,7 @@ struct dw_state {
     std::map<const ggml_cgraph *, ggml_tensor *> tops;          // its results, by graph
     ggml_tensor *                                top = nullptr; // of the newest decode; nullptr: it has none
 
-    // inputs of the next decode; cleared by it. Those that a device reads must be on it.
+    // inputs of the next decode, cleared by whoever calls it
     std::vector<dw_feed> feeds;
     struct resolved_feed {
         dw_feed       feed;
@@ -133,6 +136,10 @@ ggml_backend_t dw_cpu_backend(llama_context * ctx) noexcept;
 
 // Back to the kernels that `ctx` would use without us; the choice of dw_hook_compute outlives its state.
 void dw_use_stock_kernels(llama_context * ctx) noexcept;
+
+// Inputs of graphs that this thread computes from now on are copied as `dw` wants it; nullptr: as ggml does. Set by
+// dw_hook_compute, and back by dw_hook_decode and whoever frees a state.
+void dw_copy_inputs_for(dw_state * dw) noexcept;
 
 // tokens of each row that dw_top_rows finds, and most rows that it is run on
 constexpr int64_t dw_n_top        = 64;
@@ -155,7 +162,7 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
 void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
 
 // llama_context::decode, for each of its results, before it is copied to the host: true if it stays where it is.
-bool dw_hook_keeps(dw_state * dw, const ggml_tensor * result, float * host) noexcept;
+bool dw_hook_keeps(dw_state * dw, const ggml_tensor * result, float * host, size_t bytes) noexcept;
 
 // llama_context::output_reorder, where all who ask for results of a decode come by: copy those that stayed.
 void dw_hook_read(dw_state * dw) noexcept;

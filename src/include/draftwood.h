@@ -136,7 +136,7 @@ typedef struct dw_stats {
     int64_t  n_launches;       // graphs that GPUs computed in this process
     int64_t  n_replays;        // of them, captured CUDA graphs launched as they were
     int64_t  t_draft_us;       // where a draft stays on its device: until it was queued
-    int64_t  t_verify_us;
+    int64_t  t_verify_us;      // and until both were done
     int64_t  t_eval_us;
     int64_t  t_sample_us;
     int64_t  t_commit_us;

@@ -31,8 +31,7 @@ class device_rows {
         if (from.tensor) {
             copy(to, from.tensor, first, n);
         } else {
-            ggml_backend_tensor_set_async(backend_, rows_, from.host + first * rows_->ne[0], to * row_bytes(),
-                                          n * row_bytes());
+            set_from_host(to * row_bytes(), from.host + first * rows_->ne[0], n * row_bytes());
         }
     }
 
@@ -55,20 +54,23 @@ class device_rows {
             if (from.tensor) {
                 copy_bytes(offset, from.tensor, rows[i] * bytes, bytes);
             } else {
-                ggml_backend_tensor_set_async(backend_, rows_, from.host + rows[i] * width, offset, bytes);
+                set_from_host(offset, from.host + rows[i] * width, bytes);
             }
         }
     }
 
-    void set(int64_t to, const float * values) {
-        ggml_backend_tensor_set_async(backend_, rows_, values, to * row_bytes(), row_bytes());
-    }
+    void set(int64_t to, const float * values) { set_from_host(to * row_bytes(), values, row_bytes()); }
 
     std::vector<float> get(int64_t row) const {
         std::vector<float> values(rows_->ne[0]);
         ggml_backend_synchronize(backend_);
         ggml_backend_tensor_get(rows_, values.data(), row * row_bytes(), row_bytes());
         return values;
+    }
+
+    // rows [row, row + n) as an input of a decode, from row `to` of it on; reader: a weight that it is first used with
+    dw_feed feed(dw_feed::kind kind, int64_t to, int64_t row, int64_t n, const ggml_tensor * reader) const {
+        return { kind, to * row_bytes(), rows_, row * row_bytes(), n * row_bytes(), backend_, same_device(reader) };
     }
 
     const ggml_tensor * tensor() const { return rows_; }
@@ -83,11 +85,17 @@ class device_rows {
         return ggml_backend_buffer_get_type(theirs) == ggml_backend_buffer_get_type(rows_->buffer);
     }
 
+    // who owns the values may write over them as soon as this returns
+    void set_from_host(size_t to, const void * values, size_t bytes) {
+        ggml_backend_tensor_set_async(backend_, rows_, values, to, bytes);
+        ggml_backend_synchronize(backend_);
+    }
+
     void copy_bytes(size_t to, const ggml_tensor * from, size_t offset, size_t bytes) {
         const ggml_tensor part = dw_part_of(from, offset, bytes);
         ggml_tensor       here = dw_part_of(rows_, to, bytes);
         if (ggml_backend_buffer_is_host(part.buffer)) {
-            ggml_backend_tensor_set_async(backend_, rows_, part.data, to, bytes);
+            set_from_host(to, part.data, bytes);
         } else if (same_device(from)) {
             ggml_backend_tensor_copy_async(backend_, backend_, &part, &here);
         } else { // waits until what is queued on this device is done, and with it what was waited for

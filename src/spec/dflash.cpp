@@ -218,7 +218,7 @@ void dflash_drafter::observe(const kept_rows & kept) {
 void dflash_drafter::feed() {
     for (int32_t first = 0; first < n_waiting_;) {
         const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
-        const bool    few = n <= block_size_ && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
+        const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
                          n_fed_ + bucket(n) <= (llama_pos) llama_n_ctx(ctx_.get());
         const int32_t n_rows = few ? bucket(n) : n;
         ctx_.state().variant = few ? 1 : 0;
@@ -226,8 +226,7 @@ void dflash_drafter::feed() {
         for (int32_t i = 0; i < n_rows; ++i) {
             ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few);
         }
-        ctx_.state().feeds.push_back(
-            { dw_feed::hidden, 0, features_.tensor(), first * features_.row_bytes(), n * features_.row_bytes() });
+        ctx_.state().feeds.push_back(features_.feed(dw_feed::hidden, 0, first, n, model_->fc));
         const int32_t rc     = ctx_.decode();
         ctx_.state().variant = 0;
         if (rc != 0) {

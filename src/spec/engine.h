@@ -131,12 +131,13 @@ class engine : private context_listener {
     bool       draws_       = false; // drafts are drawn: see sampled.h
     dice       rng_;
     drawing    drawn_; // of tree_; no offers: it was not drawn
-    bool       proposed_   = false;
-    bool       ahead_      = false; // tree_'s tokens are on the drafter's device only
-    int32_t    n_enough_   = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
-    bool       made_ahead_ = false; // they were when it was verified
-    bool       measuring_  = false;
-    bool       lost_       = false; // what the memory holds is unknown until reset
+    bool       proposed_       = false;
+    bool       ahead_          = false; // tree_'s tokens are on the drafter's device only
+    int32_t    n_enough_       = 0; // best tokens of a row that the request's sampler decides among; 0: all are needed
+    bool       fed_ahead_      = false; // and went into the verify from there
+    int64_t    draft_start_us_ = 0;     // of the newest draft
+    bool       measuring_      = false;
+    bool       lost_           = false; // what the memory holds is unknown until reset
     walk       walk_;
     dw_stats   stats_{};
     launches   launches_; // when they began

@@ -112,7 +112,7 @@ void engine::set_drawn(bool drawn, uint64_t seed) {
 // Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
 draft_request engine::request(int32_t depth, int32_t budget, int32_t spine) const {
     const int32_t width = params_.length == DW_LENGTH_AUTO ? 1 : max_tree_nodes;
-    const bool    ahead = budget == 0 && params_.draft_p_min == 0.0f && !measuring_ && drafter_->can_draft_ahead();
+    const bool    ahead = budget == 0 && params_.draft_p_min == 0.0f && drafter_->can_draft_ahead();
     return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, nullptr, ahead };
 }
 
@@ -121,8 +121,11 @@ void engine::draft(int32_t depth, int32_t budget, int32_t spine) {
     if (depth < 1) {
         return;
     }
-    const int64_t start_us = ggml_time_us();
-    const bool    drafted  = ask(request(depth, budget, spine));
+    const int64_t start_us = draft_start_us_ = ggml_time_us();
+    const bool    drafted                    = ask(request(depth, budget, spine));
+    if (measuring_) { // what it takes by itself
+        settle();
+    }
     if (budget > 0) {
         join_ngrams(depth);
         tree_ = select(tree_, budget, spine);

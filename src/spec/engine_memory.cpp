@@ -71,6 +71,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     walk_.pos       = n_past_ - 1;
     walk_.alive     = true;
     tree_           = token_tree(tokens[n_tokens - 1]);
+    ahead_          = false;
     std::vector<int32_t> rows(n_tokens);
     std::iota(rows.begin(), rows.end(), 0);
     observe({ tokens, rows.data(), n_tokens, n_past });

@@ -48,7 +48,8 @@ int32_t engine::rows_together(const std::vector<engine *> & engines) {
     n_rows                  = bucket(n_rows);
     const int32_t n         = n_rows * (int32_t) engines.size();
     const bool    one_cache = context.get()->get_cparams().kv_unified;
-    if (!trees || (one_cache ? n : n_rows) > room || n > (int32_t) llama_n_ubatch(context.get())) {
+    const int32_t most      = std::min((int32_t) llama_n_ubatch(context.get()), context.row_limit());
+    if (!trees || (one_cache ? n : n_rows) > room || n > most) {
         return 1;
     }
     context.prepare_trees(n);
@@ -104,7 +105,7 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
             each->sequence_.unknown();
         }
         if (e.code() == DW_ERR_MEMORY && undone) {
-            context.limit_rows(n_rows);
+            context.limit_rows(n_rows * (int32_t) engines.size());
             return false;
         }
         throw;
@@ -119,10 +120,9 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
 
 // A draft made ahead goes from its device into the verify's rows, where these are its own; else its tokens come first.
 void engine::feed_draft(int32_t n_rows, bool alone) {
-    made_ahead_ = ahead_;
-    if (ahead_ && alone && n_rows == tree_.size()) {
+    fed_ahead_ = ahead_ && alone && n_rows == tree_.size();
+    if (fed_ahead_) {
         drafter_->feed_verify(sequence_.context().state(), tree_.n_drafts());
-        stats_.n_ahead_rounds++;
     } else {
         settle();
     }
@@ -133,8 +133,11 @@ void engine::opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone)
     sequence_.verified(n_past_, n_rows);
     lost_      = false;
     verify_us_ = alone ? took : 0; // else it is not what so many rows take
-    if (made_ahead_ && alone) {    // the wait was for the draft, too
-        verify_us_ = std::max<int64_t>(1, took - (int64_t) pace_.drafting(tree_.n_drafts()));
+    if (fed_ahead_) {              // draft and verify ran one after the other, and only their sum is known
+        const double  drafting = pace_.drafting(tree_.n_drafts());
+        const int64_t both     = ggml_time_us() - draft_start_us_;
+        verify_us_             = drafting > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
+        stats_.n_ahead_rounds++;
     }
     walk_ = { first_row, n_rows, { 0 }, 0, n_past_, /*alive*/ true, /*open*/ true };
     n_past_ += 1; // the root is part of the text already

@@ -1,5 +1,6 @@
-// Order between the streams of two backends of one device: what was queued on one before record() is done before what
-// is queued on the other after wait(). Backends without events (CPU) compute as they are called, and need none.
+// Order between the streams of two backends: what was queued on one before record() is done before what is queued on
+// the other after wait(), or before wait() returns where that is a CPU. CPUs compute as they are called and record
+// nothing.
 
 #pragma once
 

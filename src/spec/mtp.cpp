@@ -37,6 +37,12 @@ const ggml_tensor * head(const llama_model & model) {
     return own ? own : model.output;
 }
 
+// that the block looks its tokens up in
+const ggml_tensor * embeddings(const llama_model & model) {
+    const ggml_tensor * own = block(model).nextn.embed_tokens;
+    return own ? own : model.tok_embd;
+}
+
 bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
     const auto place = [](const ggml_tensor * t) {
         return ggml_backend_buffer_is_host(t->buffer) ? nullptr : ggml_backend_buffer_get_type(t->buffer);
@@ -47,9 +53,10 @@ bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
 
 // Tokens need not come to the host where all who look them up are on the device that finds them.
 bool drafts_ahead(const llama_model & model, const dw_state & drafter, const dw_state & target) {
-    const ggml_tensor * own = block(model).nextn.embed_tokens;
-    return drafter.top_rows && target.top_rows && drafter.async_inputs == target.async_inputs &&
-           on_one_device({ head(model), block(model).nextn.eh_proj, own ? own : model.tok_embd, model.tok_embd });
+    const bool queued = drafter.async_inputs && target.async_inputs;
+    return drafter.top_rows && target.top_rows && head(model)->ne[1] >= dw_n_top &&
+           (queued || ggml_backend_buffer_is_host(head(model)->buffer)) &&
+           on_one_device({ head(model), block(model).nextn.eh_proj, embeddings(model), model.tok_embd });
 }
 
 } // namespace
@@ -126,8 +133,8 @@ void mtp_drafter::add_row(llama_token token, llama_pos pos, bool output) {
 
 // rows [to, to + n) of the next decode have these hidden states
 void mtp_drafter::feed_hidden(int32_t to, const device_rows & from, int64_t row, int32_t n) {
-    const size_t bytes = from.row_bytes();
-    ctx_.state().feeds.push_back({ dw_feed::hidden, to * bytes, from.tensor(), row * bytes, n * bytes });
+    const ggml_tensor * reader = block(*llama_get_model(target_.get())).nextn.hnorm;
+    ctx_.state().feeds.push_back(from.feed(dw_feed::hidden, to, row, n, reader));
 }
 
 // decode the batch; the block's own hidden states of its n_outputs rows go to outputs_
@@ -136,7 +143,6 @@ bool mtp_drafter::decode(dw_row_mask * mask, int32_t n_outputs) {
     if (rc == 0 && n_outputs > 0) {
         outputs_.copy(0, ctx_.left().hidden(), 0, n_outputs);
     }
-    ctx_.state().feeds.clear();
     return rc == 0;
 }
 
@@ -228,8 +234,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         }
         ctx_.batch().clear();
         add_row(request.last, request.pos + 1 + i, true);
-        ctx_.state().feeds.push_back(
-            { dw_feed::token, 0, drafted_.tensor(), i * sizeof(llama_token), sizeof(llama_token) });
+        ctx_.state().feeds.push_back(drafted_.feed(dw_feed::token, 0, i, 1, embeddings(*llama_get_model(ctx_.get()))));
         feed_hidden(0, outputs_, 0, 1);
         ctx_.state().variant = 1 + i % 2;
         const bool decoded   = decode(nullptr, 1);
@@ -249,8 +254,7 @@ void mtp_drafter::settle(token_tree & tree) {
 
 void mtp_drafter::feed_verify(dw_state & target, int32_t n) {
     done_.wait(target_.left().backend());
-    target.feeds.push_back(
-        { dw_feed::token, sizeof(llama_token), drafted_.tensor(), 0, n * sizeof(llama_token) }); // behind the root
+    target.feeds.push_back(drafted_.feed(dw_feed::token, 1, 0, n, llama_get_model(target_.get())->tok_embd));
 }
 
 void mtp_drafter::drop_cells_from(llama_pos pos) {

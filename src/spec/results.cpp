@@ -37,8 +37,9 @@ int32_t n_gpus(llama_context * ctx) {
     ggml_backend_sched_t sched = ctx->get_sched();
     int32_t              n     = 0;
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        ggml_backend_dev_t dev = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
-        n += ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU ? 0 : 1;
+        ggml_backend_dev_t dev  = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
+        const auto         kind = ggml_backend_dev_type(dev);
+        n += kind == GGML_BACKEND_DEVICE_TYPE_CPU || kind == GGML_BACKEND_DEVICE_TYPE_ACCEL ? 0 : 1;
     }
     return n;
 }
@@ -58,6 +59,19 @@ ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor) {
         }
     }
     return nullptr;
+}
+
+results::~results() {
+    dw_copy_inputs_for(nullptr);
+}
+
+void results::let_go() {
+    llama_synchronize(ctx_);
+    dw_hook_read(&state_);
+    state_.result     = nullptr;
+    state_.top        = nullptr;
+    state_.n_ubatches = 0;
+    forget();
 }
 
 // Other devices than CPU and CUDA are better asked for all rows at once than for what is needed of each.

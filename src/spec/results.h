@@ -32,10 +32,16 @@ class results {
     // device that holds it, if that is a GPU, or `always`.
     results(llama_context * ctx, dw_state & state, const ggml_tensor * head, bool always);
 
+    ~results();
+    results(const results &)             = delete;
+    results & operator=(const results &) = delete;
+
     // llama_context::decode was called, for rows of one sequence or several
     void decoded();
     // they are another decode's now, or none
     void forget();
+    // the graphs that they lie in are about to go: what was not copied yet is copied to where llama.cpp has it
+    void let_go();
 
     // f32[n_embd, rows] of the newest decode: hidden states, inputs of a layer
     result_rows hidden() const;

@@ -102,6 +102,7 @@ void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_p
     }
     state_.verify = nullptr;
     state_.mask   = nullptr;
+    state_.feeds.clear(); // where it failed, too: they are not the next one's
 
     if (rc == 1) {
         fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
@@ -153,7 +154,12 @@ void target_context::limit_rows(int32_t n_rows) {
     for (int32_t n = n_rows - 1; n > 1 && row_limit_ == 1; --n) {
         row_limit_ = bucket(n) == n ? n : 1;
     }
-    graphs_.forget_verifies(); // what they hold is free for smaller ones
+    forget_verifies(); // what they hold is free for smaller ones
+}
+
+void target_context::forget_verifies() {
+    results_.let_go();
+    graphs_.forget_verifies();
 }
 
 double target_context::replay(int32_t n_times) {
@@ -161,6 +167,7 @@ double target_context::replay(int32_t n_times) {
         fail(DW_ERR_UNSUPPORTED, "a decode is run again on a GPU only, and in one graph");
     }
     ggml_cgraph * graph = state_.result->get_gf();
+    dw_copy_inputs_for(&state_);
     llama_synchronize(target_);
     const int64_t start_us = ggml_time_us();
     for (int32_t i = 0; i < n_times; ++i) {
@@ -169,6 +176,7 @@ double target_context::replay(int32_t n_times) {
         }
     }
     ggml_backend_sched_synchronize(target_->get_sched());
+    dw_copy_inputs_for(nullptr);
     return (double) (ggml_time_us() - start_us) / n_times;
 }
 
@@ -194,7 +202,7 @@ void target_context::prepare_trees(int32_t n_rows) {
         return;
     }
     settle_others({});
-    graphs_.forget_verifies();
+    forget_verifies();
     trees_   = std::move(larger);
     refusal_ = why_not;
 }

@@ -60,9 +60,9 @@ class target_context : public std::enable_shared_from_this<target_context> {
     // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
 
-    // rows that a verify may have, since a larger one found no memory for its graph
+    // rows that a verify may have in all, since a larger one found no memory for its graph
     int32_t row_limit() const { return row_limit_; }
-    // a verify of n_rows rows found none: the next may have as many as the next smaller bucket, 1 at least
+    // a verify of n_rows rows in all found none: the next may have as many as the next smaller bucket, 1 at least
     void limit_rows(int32_t n_rows);
 
     // One decode of n_rows rows a tree, none of which is kept until commits say so.
@@ -96,6 +96,7 @@ class target_context : public std::enable_shared_from_this<target_context> {
 
     target_context(llama_context * target, int32_t exact_rows, bool always_top);
     template <typename F> void each_listener(F f);
+    void                       forget_verifies();
     void                       settle_others(const std::vector<llama_seq_id> & sequences);
 
     llama_context *             target_;

@@ -113,3 +113,37 @@ def test_logits_stay_on_the_device(mode):
     assert stats.logits_rows == 0
     if mode == "mtp":
         assert stats.ahead_rounds > 0.9 * stats.rounds
+
+
+@pytest.mark.parametrize("n_gpu_layers", [1, 5, 13])
+@pytest.mark.parametrize("mode", ["mtp", "dflash", "mtp-tree"])
+def test_layers_on_both_sides(plain, margin, mode, n_gpu_layers):
+    """With the head, the last layers, or all but the embeddings on the card: same text, drafts as good."""
+    whole, part = load(**MODES[mode]), load(**MODES[mode], n_gpu_layers=n_gpu_layers)
+    verdict = Verdict(margin)
+    texts(whole)
+    for prompt, tokens in texts(part):
+        judge(verdict, rows_along(plain, prompt, tokens), tokens)
+    expected, found = (llm.speculation_stats.tokens_per_round for llm in (whole, part))
+    refusal = part.tree_refusal
+    whole.close()
+    part.close()
+    print(
+        f"{mode}, {n_gpu_layers} layers on the card: {verdict}; {found:.2f} tokens a round, {expected:.2f} whole"
+    )
+    assert refusal == ""
+    assert verdict.mismatches == 0, verdict
+    assert found > 0.9 * expected
+
+
+@pytest.mark.parametrize("mode", ["mtp", "dflash"])
+def test_a_first_prompt_of_many_pieces(mode):
+    """Inputs of one piece are on their way to the card while the next one is prepared."""
+    prompt = [300 + i % 97 for i in range(64 * 9)]
+    rates = []
+    for n_ubatch in (32, 1024):
+        llm = load(**MODES[mode], n_batch=n_ubatch, n_ubatch=n_ubatch)
+        list(islice(llm.generate(prompt, temp=0.0), 128))
+        rates.append(llm.speculation_stats.tokens_per_round)
+        llm.close()
+    assert rates[0] > 0.85 * rates[1] > 1.0, rates

@@ -123,6 +123,17 @@ def refused(llama, path, error=UnsupportedError):
     return str(caught.value)
 
 
+def test_a_block_longer_than_any_verify(llama, tmp_path):
+    """What a prompt leaves to be fed fits no size whose graph is kept."""
+    change = {"dflash.block_size": 128}
+    long = rewrite(DRAFTER, tmp_path / "long.gguf", change=lambda name, value: change.get(name, value))
+    texts = []
+    for drafter in (DRAFTER, long):
+        llm = llama(drafter=str(drafter))
+        texts.append(list(islice(llm.generate(list(range(300, 400)), temp=0.0), 40)))
+    assert texts[0] == texts[1]
+
+
 def test_a_copy_fits(llama, tmp_path):
     """The rewriting below is not what is refused."""
     on = llama(drafter=rewrite(DRAFTER, tmp_path / "same.gguf"))

@@ -9,7 +9,8 @@ import numpy as np
 import pytest
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.errors import NativeError, OptionError, UnsupportedError
+from draftwood.engine import Engine
+from draftwood.errors import ContextFullError, NativeError, OptionError, UnsupportedError
 
 from tests.model.engine.calls import MTP, NONE
 from tests.model.rig import PROMPT, Rig
@@ -131,3 +132,52 @@ def test_a_verify_is_not_run_again_on_a_cpu(rig):
     r.engine.verify()
     with pytest.raises((NativeError, UnsupportedError)):
         r.engine.replay(2)
+
+
+def test_tokens_of_a_verify_that_failed_go_into_no_other_decode(rig):
+    """A draft made ahead waits for the decode it is for; if that fails, the next one is not fed with it."""
+
+    def text(fails: bool) -> list[int]:
+        shared = {"n_seq_max": 2, "kv_unified": True, "n_ctx": 256}
+        r = rig(drafter=MTP, results=_capi.RESULTS_TOP, **shared)
+        other = Engine(
+            r.ctx, r.params, drafter=NONE, draft_tokens=5, draft_p_min=0.0, exact_rows=64, seq_id=1
+        )
+        last = r.start()
+        if fails:
+            assert r.engine.propose(last) == 5
+            full = 256 - len(PROMPT) - 3
+            other.eval(range(40, 168), 0)
+            other.eval(range(40, 40 + full - 128), 128)
+            with pytest.raises(ContextFullError):
+                r.engine.verify()
+            other.reset()
+        r.engine.reset()
+        r.engine.eval(range(200, 230), 0)
+        tokens = [r.engine.next(r.sampler)]
+        other.close()
+        return tokens + r.plain(tokens[0], 8)[0]
+
+    assert text(fails=True) == text(fails=False)
+
+
+def test_logits_outlive_the_graph_that_computed_them(rig, run_of):
+    """A second engine that needs larger verifies makes the context drop the kept ones."""
+    if rig.rollback == "snapshots":
+        pytest.skip("snapshots need no tree state that could grow")
+    run, r = run_of("moe-mtp"), rig(n_seq_max=2, draft_tokens=5)
+    r.start()
+    r.engine.propose_given(run.tokens[0], run.tokens[1:4])
+    r.engine.verify()
+    larger = Engine(
+        r.ctx,
+        r.params,
+        drafter=_capi.DRAFTER_GIVEN,
+        draft_tokens=40,
+        draft_p_min=0.0,
+        exact_rows=64,
+        seq_id=1,
+    )
+    for i in range(4):
+        assert np.array_equal(r.logits(i), run.rows[1 + i])
+    larger.close()

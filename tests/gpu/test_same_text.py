@@ -128,9 +128,7 @@ def test_layers_on_both_sides(plain, margin, mode, n_gpu_layers):
     refusal = part.tree_refusal
     whole.close()
     part.close()
-    print(
-        f"{mode}, {n_gpu_layers} layers on the card: {verdict}; {found:.2f} tokens a round, {expected:.2f} whole"
-    )
+    print(f"{mode}, {n_gpu_layers} layers there: {verdict}; {found:.2f} tokens a round, {expected:.2f} whole")
     assert refusal == ""
     assert verdict.mismatches == 0, verdict
     assert found > 0.9 * expected

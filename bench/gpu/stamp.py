@@ -40,7 +40,9 @@ def digest(root: Path = ROOT) -> str:
     for name in _SOURCES:
         paths = [root / name] if (root / name).is_file() else sorted((root / name).rglob("*"))
         for path in paths:
-            if path.is_file() and "__pycache__" not in path.parts and path.suffix in _TEXT:
+            inside = path.relative_to(root).parts
+            hidden = any(part.startswith(".") for part in inside)  # caches of tools, which do not travel
+            if path.is_file() and not hidden and "__pycache__" not in inside and path.suffix in _TEXT:
                 content = path.read_bytes()
                 found.update(f"{path.relative_to(root).as_posix()} {len(content)}\n".encode() + content)
     return found.hexdigest()

@@ -195,7 +195,7 @@ void dflash_drafter::observe(const kept_rows & kept) {
         feed();
         n_fed_ = kept.pos;
     }
-    target_.left().ready().wait(features_.backend());
+    target_.left().wait_for(features_.backend());
     for (size_t k = 0; k < layers_.size(); ++k) {
         const result_rows inputs = target_.left().layer_input(layers_[k]);
         if (!inputs.tensor && !inputs.host) {
@@ -204,10 +204,7 @@ void dflash_drafter::observe(const kept_rows & kept) {
         features_.copy_columns(n_waiting_, (int64_t) k * n_embd_, n_embd_, inputs, kept.rows, kept.n);
     }
     n_waiting_ += kept.n;
-    if (target_.left().on_gpu()) { // the next decode writes over them
-        copied_.record(features_.backend());
-        copied_.wait(target_.left().backend());
-    }
+    target_.left().taken_by(features_.backend());
     if (n_waiting_ > n_waiting_max) {
         feed();
     }

@@ -51,7 +51,6 @@ class dflash_drafter : public drafter {
     device_rows features_; // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache
     int32_t     n_waiting_ = 0; // of them
     llama_pos   n_fed_     = 0; // the position behind the newest features in the drafter's cache
-    fence       copied_;        // from the target
 
     std::vector<float>
         nothing_; // f32[layers * n_embd], where llama.cpp wants a host's copy of what it is fed otherwise

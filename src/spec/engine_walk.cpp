@@ -8,6 +8,16 @@
 
 namespace draftwood {
 
+namespace {
+
+void require_choice(const llama_token_data_array & left) {
+    if (left.selected < 0) {
+        fail(DW_ERR_ARGUMENT, "the sampler chose no token; expected a chain that ends in a choice");
+    }
+}
+
+} // namespace
+
 bool engine::row(int32_t & row, int32_t & n_past) const {
     if (!walk_.alive) {
         return false;
@@ -88,9 +98,7 @@ llama_token engine::sample_top(llama_sampler * sampler, int32_t row) {
     }
     llama_token_data_array left{ best.data(), best.size(), -1, /*sorted*/ true };
     llama_sampler_apply(sampler, &left);
-    if (left.selected < 0) {
-        fail(DW_ERR_ARGUMENT, "the sampler chose no token; expected a chain that ends in a choice");
-    }
+    require_choice(left);
     const llama_token token = left.data[left.selected].id;
     llama_sampler_accept(sampler, token);
     return token;
@@ -104,9 +112,7 @@ llama_token engine::sample_drawn(llama_sampler * sampler, int32_t node, int32_t 
     }
     llama_token_data_array left{ all.data(), all.size(), -1, false };
     llama_sampler_apply(sampler, &left);
-    if (left.selected < 0) {
-        fail(DW_ERR_ARGUMENT, "the sampler chose no token; expected a chain that ends in a choice");
-    }
+    require_choice(left);
     std::vector<weighted> p; // none where the last sampler only compares, as greedy does: its choice stands
     for (size_t i = 0; i < left.size; ++i) {
         if (left.data[i].p > 0.0f) {

@@ -96,7 +96,7 @@ void mtp_drafter::push(llama_token token, llama_pos pos, const result_rows & hid
 
 void mtp_drafter::observe(const kept_rows & kept) {
     const result_rows hidden = target_.left().hidden();
-    target_.left().ready().wait(waiting_.backend());
+    target_.left().wait_for(waiting_.backend());
     if (!beams_.empty()) {
         n_fed_ += beams_.keep(ctx_.cache(), kept.tokens + 1, kept.n - 1);
         beams_.clear();
@@ -116,10 +116,7 @@ void mtp_drafter::observe(const kept_rows & kept) {
     }
     newest_.copy(0, hidden, kept.rows[kept.n - 1], 1);
     hidden_pos_ = kept.pos + kept.n - 1;
-    if (target_.left().on_gpu()) { // the next decode writes over them
-        copied_.record(waiting_.backend());
-        copied_.wait(target_.left().backend());
-    }
+    target_.left().taken_by(waiting_.backend());
 
     // a prompt is fed at once; what a round accepted waits and rides along with the next draft
     while (queue_.size() > std::min(n_rows_max_, n_waiting_max)) {

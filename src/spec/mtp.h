@@ -85,7 +85,6 @@ class mtp_drafter : public drafter {
     device_rows drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
     llama_pos   n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
     llama_pos   hidden_pos_ = -1; // position that newest_ belongs to; -1: unknown
-    fence       copied_;          // from the target
     fence       done_;            // drafting ahead
 
     std::vector<float> nothing_; // f32[n_embd], where llama.cpp wants a host's copy of what it is fed otherwise

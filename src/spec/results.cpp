@@ -5,6 +5,7 @@
 #include "custom-op.h"
 #include "llama-context.h"
 #include "llama-ext.h"
+#include "registry.h"
 
 #include <algorithm>
 
@@ -14,22 +15,17 @@ namespace {
 
 constexpr uint32_t kv_step = 1024; // a graph of a GPU serves so many tokens before it is built anew
 
-void * lookup(ggml_backend_dev_t dev, const char * name) {
-    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), name);
-}
-
 // op dw_top_rows for a device; nullptr: it has none. Kept graphs point to it.
 const dw_custom_op * find_top_rows(ggml_backend_dev_t dev) {
-    ggml_backend_dev_t cpu = ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-    if (!cpu || !lookup(cpu, "dw_top_rows") || !lookup(dev, "dw_top_rows")) {
+    if (!has_op(dev, "dw_top_rows")) {
         return nullptr;
     }
-    static const dw_custom_op on_cpu = { (ggml_custom_op_t) lookup(cpu, "dw_top_rows"), nullptr };
-    if (dev == cpu) {
+    if (dev == cpu_device()) {
+        static const dw_custom_op on_cpu = find_op(dev, "dw_top_rows");
         return &on_cpu;
     }
-    static const dw_custom_op on_gpu = { on_cpu.cpu, (dw_cuda_launch_t) lookup(dev, "dw_top_rows") };
-    ((void (*)(const dw_custom_op *)) lookup(dev, "dw_cuda_admit"))(&on_gpu);
+    static const dw_custom_op on_gpu = find_op(dev, "dw_top_rows");
+    admit_op(dev, on_gpu);
     return &on_gpu;
 }
 
@@ -98,6 +94,19 @@ void results::decoded() {
     top_ = in_one_graph() ? state_.top : nullptr;
     if (on_gpu_) {
         ready_.record(backend_);
+    }
+}
+
+void results::wait_for(ggml_backend_t reader) const {
+    if (on_gpu_) {
+        ready_.wait(reader);
+    }
+}
+
+void results::taken_by(ggml_backend_t reader) {
+    if (on_gpu_) {
+        taken_.record(reader);
+        taken_.wait(backend_);
     }
 }
 

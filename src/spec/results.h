@@ -57,8 +57,11 @@ class results {
     // the backend that computes the logits, if that is a CUDA device; else the CPU's
     ggml_backend_t backend() const { return backend_; }
     bool           on_gpu() const { return on_gpu_; }
-    // what was decoded is there for whoever waits for this
-    const fence & ready() const { return ready_; }
+
+    // what `reader` is given to do from now on finds the results there
+    void wait_for(ggml_backend_t reader) const;
+    // what it was given so far reads them: the next decode waits for it
+    void taken_by(ggml_backend_t reader);
 
   private:
     bool in_one_graph() const { return state_.keeps && state_.n_ubatches == 1; }
@@ -69,7 +72,7 @@ class results {
     bool               on_gpu_;
     ggml_tensor *      top_ = nullptr;
     std::vector<float> host_; // copy of top_; empty: not made yet
-    fence              ready_;
+    fence              ready_, taken_;
 };
 
 // what `ctx` computes with on the device of `tensor`; its CPU backend where that is host memory; nullptr: nothing

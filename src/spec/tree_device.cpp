@@ -2,7 +2,7 @@
 
 #include "tree_device.h"
 
-#include "ggml-backend.h"
+#include "registry.h"
 #include "status.h"
 
 namespace draftwood {
@@ -22,38 +22,18 @@ ggml_tensor * custom_in_place(ggml_context * ctx, ggml_tensor * dst, std::vector
                                const_cast<dw_custom_op *>(&op));
 }
 
-ggml_backend_dev_t cpu_device() {
-    return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
-}
-
-void * lookup(ggml_backend_dev_t dev, const char * name) {
-    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), name);
-}
-
-// Nodes carry the CPU's function wherever they run, and the device's launcher beside it.
 tree_op_set make_ops(ggml_backend_dev_t dev) {
-    const auto find = [&](const char * name) {
-        void * launcher = dev == cpu_device() ? nullptr : lookup(dev, name);
-        return dw_custom_op{ (ggml_custom_op_t) lookup(cpu_device(), name), (dw_cuda_launch_t) launcher };
-    };
-    return { find("dw_tree_conv_windows"), find("dw_tree_delta_net"),     find("dw_tree_commit_state"),
-             find("dw_tree_commit_conv"),  find("dw_tree_scores"),        find("dw_tree_values"),
-             find("dw_tree_commit_rows"),  find("dw_tree_commit_columns") };
-}
-
-void admit(ggml_backend_dev_t dev, const tree_op_set & ops) {
-    const auto admit_op = (void (*)(const dw_custom_op *)) lookup(dev, "dw_cuda_admit");
-    for (const dw_custom_op * op : { &ops.conv_windows, &ops.delta_net, &ops.commit_state, &ops.commit_conv,
-                                     &ops.commit_rows, &ops.commit_columns }) {
-        admit_op(op);
-    }
+    return { find_op(dev, "dw_tree_conv_windows"), find_op(dev, "dw_tree_delta_net"),
+             find_op(dev, "dw_tree_commit_state"), find_op(dev, "dw_tree_commit_conv"),
+             find_op(dev, "dw_tree_scores"),       find_op(dev, "dw_tree_values"),
+             find_op(dev, "dw_tree_commit_rows"),  find_op(dev, "dw_tree_commit_columns") };
 }
 
 } // namespace
 
-// One set a kind of device for the life of the process: nodes of kept graphs point into it.
+// One set for CPUs and one for CUDA, for the life of the process: nodes of kept graphs point into it.
 const tree_op_set * find_tree_ops(ggml_backend_dev_t dev) {
-    if (!cpu_device() || !lookup(cpu_device(), "dw_tree_delta_net") || !lookup(dev, "dw_tree_delta_net")) {
+    if (!has_op(dev, "dw_tree_delta_net")) {
         return nullptr;
     }
     if (dev == cpu_device()) {
@@ -61,7 +41,10 @@ const tree_op_set * find_tree_ops(ggml_backend_dev_t dev) {
         return &on_cpu;
     }
     static const tree_op_set on_gpu = make_ops(dev);
-    admit(dev, on_gpu);
+    for (const dw_custom_op * op : { &on_gpu.conv_windows, &on_gpu.delta_net, &on_gpu.commit_state, &on_gpu.commit_conv,
+                                     &on_gpu.commit_rows, &on_gpu.commit_columns }) {
+        admit_op(dev, *op);
+    }
     return &on_gpu;
 }
 
@@ -196,7 +179,7 @@ void tree_device::commit(int32_t cell, const std::vector<int32_t> & path, const 
     set(moves_, moves);
     if (own_backend_) {
         const auto set_n_threads =
-            (ggml_backend_set_n_threads_t) lookup(ggml_backend_get_device(backend_), "ggml_backend_set_n_threads");
+            (ggml_backend_set_n_threads_t) find_in_registry(cpu_device(), "ggml_backend_set_n_threads");
         if (set_n_threads) {
             set_n_threads(own_backend_.get(), n_threads);
         }

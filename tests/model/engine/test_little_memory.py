@@ -45,9 +45,15 @@ while len(tokens) < 48:
 print(json.dumps([tokens[:48], r.engine.stats().row_limit]))
 """
 
-pytestmark = pytest.mark.skipif(
-    not (sys.platform.startswith("linux") and shutil.which("cc")), reason="needs LD_PRELOAD and a C compiler"
-)
+pytestmark = [
+    pytest.mark.skipif(
+        not (sys.platform.startswith("linux") and shutil.which("cc")),
+        reason="needs LD_PRELOAD and a C compiler",
+    ),
+    pytest.mark.skipif(
+        "asan" in os.environ.get("LD_PRELOAD", ""), reason="the sanitizer allocates by itself"
+    ),
+]
 
 
 @pytest.fixture

@@ -1,0 +1,107 @@
+"""A CUDA build where CUDA has little to give: no card to be seen, or one that is full.
+
+Must not know: how fast anything is.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import json
+import os
+import subprocess
+import sys
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+from draftwood._llama_cpp import llama_cpp
+from draftwood.engine import build_info
+
+ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not build_info()["cuda"], reason="draftwood was built without -DGGML_CUDA=on"),
+    pytest.mark.skipif(not llama_cpp.llama_supports_gpu_offload(), reason="no GPU that llama.cpp can use"),
+]
+
+WITHOUT = """
+import json, sys
+from itertools import islice
+from draftwood import Llama
+from draftwood.devices import cards
+texts = []
+for layers in (0, -1):
+    llm = Llama(sys.argv[1], speculation="tree", n_gpu_layers=layers, n_ctx=512, verbose=False)
+    texts.append(list(islice(llm.generate(llm.tokenize(b"import os\\n"), temp=0.0), 48)))
+    refusal = llm.tree_refusal
+    llm.close()
+print(json.dumps([texts, cards(), refusal]))
+"""
+
+FULL = """
+import ctypes, json, sys, warnings
+from itertools import islice
+from draftwood import Llama
+path, spare = sys.argv[1], int(sys.argv[2])
+common = dict(speculation="mtp", tree_budget=64, draft_tokens=8, n_gpu_layers=-1, n_ctx=1024, flash_attn=True,
+              n_ubatch=64, n_batch=64, verbose=False)
+llm = Llama(path, **common)
+prompt = list(range(5, 60))
+def text():
+    return list(islice(llm.generate(prompt, temp=0.0), 40))
+llm.create_completion(prompt, max_tokens=2, temperature=0.0)  # plain steps and one tree
+if spare:
+    cudart = ctypes.CDLL(sys.argv[3])
+    free, total, block = ctypes.c_size_t(), ctypes.c_size_t(), ctypes.c_void_p()
+    assert cudart.cudaMemGetInfo(ctypes.byref(free), ctypes.byref(total)) == 0
+    assert cudart.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(free.value - (spare << 20))) == 0
+with warnings.catch_warnings(record=True) as said:
+    warnings.simplefilter("always")
+    found = [text(), text()]
+print(json.dumps([found, llm.speculation_stats.row_limit, [str(each.message) for each in said]]))
+"""
+
+
+def run(script: str, *arguments: str, **environment: str) -> list:
+    command = [sys.executable, "-c", script, *arguments]
+    surroundings = {**os.environ, **environment}
+    done = subprocess.run(command, capture_output=True, text=True, timeout=240, check=False, env=surroundings)
+    assert done.returncode == 0, done.stderr[-3000:]
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def test_without_a_card_the_cpu_does_it():
+    """As on a machine without one, or with a driver that CUDA cannot use."""
+    texts, cards, refusal = run(WITHOUT, str(TINY), CUDA_VISIBLE_DEVICES="")
+    assert cards == []
+    assert refusal == ""
+    assert texts[0] == texts[1]
+
+
+def cudart() -> str:
+    """Return the name of the CUDA runtime that this process can load; skip where there is none."""
+    for name in ("libcudart.so.13", "libcudart.so.12", "libcudart.so"):
+        try:
+            ctypes.CDLL(name)
+        except OSError:
+            continue
+        return name
+    pytest.skip("no CUDA runtime to take the card's memory with")
+
+
+def test_a_full_card_verifies_fewer_rows(tmp_path):
+    """Logits of 64 rows take 64 MB here, and so much is not left: said once, and the text goes on."""
+    sys.path.append(str(ROOT / "tools"))
+    from synth_gguf import PRESETS, write
+
+    path = tmp_path / "wide.gguf"
+    write(replace(PRESETS["moe-mtp"], vocab=248320), path)
+    expected, unlimited, _ = run(FULL, str(path), "0", cudart())
+    found, limit, said = run(FULL, str(path), "40", cudart())
+    assert unlimited == 0
+    assert 1 <= limit < 64
+    assert found[0][:8] == expected[0][:8]  # later tokens may part where rounding does
+    assert [text for text in said if "memory ran out" in text] != []
+    assert len(said) == 1

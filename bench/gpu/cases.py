@@ -37,7 +37,7 @@ class Case:
     name: str = ""
     model: str = "35b-a3b"
     drafter: str = "mtp"
-    """ "given": drafts that cost nothing, of random tokens; "none": plain decode."""
+    """ "given": drafts that cost nothing, pieces of the model's text; "none": plain decode."""
     nodes: int = 1
     shape: str = "chain"
     depth: int = 0

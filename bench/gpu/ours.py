@@ -92,7 +92,8 @@ class Ours:
             self._candidate = Side(own, case, scheduled=True) if drafts else self._plain
             self._open = stack
             self._plain.start()
-            self._plain.rounds([0] * case.warm)
+            self._plain.rounds([0] * max(case.warm, 4 * case.nodes))
+            self._candidate.pieces_of = list(self._plain.text)
             apart = Apart()
             self._parts(apart)
         except BaseException:

@@ -23,8 +23,8 @@ REPLAYS = 3
 _SIBLING = -9.0  # log-probability of what stands beside a given tree's spine
 
 
-def given_tree(case: Case, last: int, draw: random.Random, n_vocab: int) -> Tree:
-    """Return a tree of random tokens: a path of case.drafts, what is left beside its first nodes."""
+def given_tree(case: Case, last: int, tokens: Sequence[int]) -> Tree:
+    """Return a tree of `tokens`: a path of case.drafts, what is left beside its first nodes."""
     depths = sorted(
         [*range(1, case.drafts + 1), *(1 + i % case.drafts for i in range(case.nodes - 1 - case.drafts))]
     )
@@ -36,7 +36,7 @@ def given_tree(case: Case, last: int, draw: random.Random, n_vocab: int) -> Tree
             above, spine = spine, new
         parents.append(above)
         log_probs.append(-0.1 * depth if on_spine else -0.1 * depth + _SIBLING)
-    return Tree((last, *(draw.randrange(n_vocab) for _ in depths)), tuple(parents), tuple(log_probs))
+    return Tree((last, *tokens[: len(depths)]), tuple(parents), tuple(log_probs))
 
 
 def is_chain(tree: Tree) -> bool:
@@ -65,6 +65,10 @@ class Side:
         self._n_vocab = llm.n_vocab()
         self._draw = random.Random(case.seed)
         self._text: Generator[int, Any, None] | None = None
+        self.text: list[int] = []
+        """Of the newest `rounds`."""
+        self.pieces_of: Sequence[int] = range(self._n_vocab)
+        """What given drafts are cut from: the model's own text. Random tokens choose too many experts."""
         self._synchronize: Callable[[], Any] = lambda: native.llama_synchronize(llm._ctx.ctx)
         self._accepts: Sequence[int] = ()
         self._round = self._emitted = 0
@@ -89,16 +93,20 @@ class Side:
         The last commit is waited for. With `apart` each part of a round is, and the parts are kept there.
         """
         assert self._text is not None
-        self._accepts, self._round, self._apart, tokens = accepts, -1, apart, 0
+        self._accepts, self._round, self._apart, self.text = accepts, -1, apart, []
         self._seconds = dict.fromkeys(self._seconds, 0.0)
         begin = perf_counter()
         while self._round < len(accepts) - 1 or self.engine.row() is not None:
-            next(self._text)
-            tokens += 1
+            self.text.append(next(self._text))
         self.engine.commit()
         self._synchronize()
         seconds = perf_counter() - begin
-        return {"seconds": seconds, "tokens": tokens, "rounds": len(accepts), "phases": dict(self._seconds)}
+        return {
+            "seconds": seconds,
+            "tokens": len(self.text),
+            "rounds": len(accepts),
+            "phases": dict(self._seconds),
+        }
 
     def _watch(self, name: str, call: Callable[..., Any]) -> None:
         """Put `call` in place of the engine's own, its seconds added up."""
@@ -127,10 +135,12 @@ class Side:
         if not self._scheduled or self.case.drafter != "given":
             return Engine.propose(self.engine, last)
         n = self.case.drafts
+        first = self._draw.randrange(len(self.pieces_of) - self.case.nodes)
+        tokens = list(self.pieces_of[first : first + self.case.nodes])
         if self.case.shape == "tree":
-            self.engine.propose_tree(given_tree(self.case, last, self._draw, self._n_vocab))
+            self.engine.propose_tree(given_tree(self.case, last, tokens))
         else:
-            self.engine.propose_given(last, [self._draw.randrange(self._n_vocab) for _ in range(n)])
+            self.engine.propose_given(last, tokens[:n])
         return n
 
     def _verified(self) -> None:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import json
 import os
-import random
 import subprocess
 import sys
 from dataclasses import asdict
@@ -234,7 +233,7 @@ def test_weights_are_loaded_once_and_freed(known):
 
 @pytest.mark.parametrize(("nodes", "depth"), [(2, 1), (5, 4), (6, 2), (16, 8), (24, 3)])
 def test_given_trees_have_their_nodes_and_depth(nodes, depth):
-    tree = given_tree(Case(nodes=nodes, shape="tree", depth=depth, drafter="given"), 7, random.Random(1), 99)
+    tree = given_tree(Case(nodes=nodes, shape="tree", depth=depth, drafter="given"), 7, range(99))
     assert (len(tree), max(tree.depths), tree.tokens[0]) == (nodes, depth, 7)
     assert list(tree.depths) == sorted(tree.depths)
     assert is_chain(tree) == (nodes == depth + 1)

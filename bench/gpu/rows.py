@@ -108,8 +108,8 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 
     t1_ms a plain step as users have it, sampling included. draft_ms a draft, begun and waited for by itself.
     tn_ms the forward pass of its rows: on a card the verify's graph run again and again by itself
-    (side.REPLAYS), so that nothing of the host counts as forward; on a CPU the verify. bound_share: speed-up over
-    L t1 / (tn + draft). overhead: the part of a round that is neither.
+    (side.REPLAYS), so that nothing of the host counts as forward; on a CPU the verify. bound_share: speed-up
+    over L t1 / (tn + draft). overhead: the part of a round that is neither.
     """
     t1 = [turn["seconds"] / turn["tokens"] for turn in found["plain"]]
     got: dict[str, Any] = {

@@ -80,10 +80,7 @@ void resolve_feeds(dw_state & dw, const llm_graph_result & graph) {
 bool copy_input(void * user, ggml_backend_t backend, const ggml_tensor * input, ggml_tensor * copy) {
     dw_state &          dw   = *static_cast<dw_state *>(user);
     const ggml_tensor * root = input->view_src ? input->view_src : input;
-    ggml_backend_dev_t  dev  = ggml_backend_get_device(backend);
-    const bool ours = (root->flags & GGML_TENSOR_FLAG_INPUT) != 0 && ggml_is_contiguous(input) && root->buffer &&
-                      ggml_backend_buffer_get_type(root->buffer) == ggml_backend_dev_host_buffer_type(dev);
-    if (!ours) {
+    if ((root->flags & GGML_TENSOR_FLAG_INPUT) == 0 || !ggml_is_contiguous(input) || !is_pinned_for(backend, root)) {
         return false;
     }
     ggml_backend_tensor_set_async(backend, copy, input->data, 0, ggml_nbytes(copy));

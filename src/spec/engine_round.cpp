@@ -101,7 +101,7 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
         const bool undone = n_rows > 1 && std::all_of(engines.begin(), engines.end(),
                                                       [](const engine * each) { return each->tree_refusal().empty(); });
         for (engine * each : engines) { // without room nothing was touched, and what was is undone where trees are
-            each->lost_ = e.code() != DW_ERR_CONTEXT && !(n_rows > 1 && each->tree_refusal().empty());
+            each->lost_ = e.code() != DW_ERR_CONTEXT && !undone;
             each->sequence_.unknown();
         }
         if (e.code() == DW_ERR_MEMORY && undone) {

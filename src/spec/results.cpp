@@ -2,7 +2,6 @@
 
 #include "results.h"
 
-#include "custom-op.h"
 #include "llama-context.h"
 #include "llama-ext.h"
 #include "registry.h"

@@ -91,7 +91,8 @@ void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_p
 
     results_.forget();
     // an exception is a failed decode too: the hooks must hear of other decodes again
-    int32_t     rc = -3;
+    const bool  undoable = state_.verify != nullptr; // then fewer rows can be tried
+    int32_t     rc       = -3;
     std::string why;
     try {
         rc = working([&] { return batch_.decode(); });
@@ -109,8 +110,8 @@ void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_p
              n_rows, pos, llama_n_ctx(target_));
     }
     if (rc == -2) {
-        fail(DW_ERR_MEMORY, "llama_decode returned -2: no memory for the graph of %d tokens at position %d", n_rows,
-             pos);
+        fail(undoable ? DW_ERR_MEMORY : DW_ERR_DECODE,
+             "llama_decode returned -2: no memory for the graph of %d tokens at position %d", n_rows, pos);
     }
     if (rc != 0) {
         fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_rows, pos,

@@ -85,3 +85,31 @@ def test_rounds_go_on_with_fewer_rows(gguf, shim):
         limits.append(limit or 64)
     assert limits == sorted(limits, reverse=True)
     assert 1 < limits[-1] < 64, limits
+
+
+PROMPT_SCRIPT = """
+import ctypes, json, sys
+from draftwood.errors import DecodeError
+from tests.model.rig import Rig
+r = Rig(sys.argv[1], n_ctx=4096, n_ubatch=64)
+last = r.start()
+ctypes.CDLL(None).refuse_over(ctypes.c_size_t(512 << 10))
+try:
+    r.engine.eval(list(range(60)), 0, all_logits=True)
+    found = "nothing"
+except DecodeError as error:
+    found = error.message
+ctypes.CDLL(None).refuse_over(ctypes.c_size_t(1 << 40))
+print(json.dumps([found, last, r.start()]))
+"""
+
+
+def test_a_prompt_without_memory_is_a_failed_decode(gguf, shim):
+    """Nothing smaller can be tried for it: what it was, and from a reset on all is well."""
+    surroundings = {**os.environ, "LD_PRELOAD": str(shim)}
+    command = [sys.executable, "-c", PROMPT_SCRIPT, str(gguf("moe-mtp"))]
+    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=surroundings)
+    assert done.returncode == 0, done.stderr[-2000:]
+    found, first, again = json.loads(done.stdout.splitlines()[-1])
+    assert "no memory for the graph of 60 tokens" in found
+    assert again == first

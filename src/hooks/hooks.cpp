@@ -59,7 +59,8 @@ bool is_pinned_for(ggml_backend_t backend, const ggml_tensor * t) {
                             ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
 }
 
-// What can go straight to the device goes with the input's copy (copy_input), the rest into the input now.
+// What can go straight to the device goes with the input's copy (copy_input), the rest into the input now. Feeds are
+// for drafters: one that fits no input costs the draft its quality, not the text.
 void resolve_feeds(dw_state & dw, const llm_graph_result & graph) {
     dw.resolved.clear();
     for (const dw_feed & feed : dw.feeds) {

@@ -30,8 +30,10 @@ void dw_graph_store::select(int64_t n_rows, int32_t variant, llm_graph_result_pt
     result_   = &result;
     reusable_ = &reusable;
     sched_    = &sched;
-    swap_to(variant != 0 || n_rows <= max_rows ? shape{ variant, n_rows } : shape{});
+    const bool kept = n_rows > 0 && (variant != 0 || n_rows <= max_rows);
+    swap_to(kept ? shape{ variant, n_rows } : shape{});
     wait_for_copies();
+    is_allocated_ = false;
 }
 
 void dw_graph_store::copied(ggml_backend_t backend) {
@@ -65,11 +67,27 @@ void dw_graph_store::notice_changes() {
         slots_.clear();
         current_ = {};
     }
+    if (!is_allocated_ && seen_ == sched_->get()) {
+        mend();
+    }
+    is_allocated_ = true;
     if (!*reusable_) {
         for (auto & [_, slot] : slots_) {
             slot.built = false;
         }
     }
+    seen_ = sched_->get();
+}
+
+// A scheduler whose graph found no memory has lost its old buffer and takes the new one for granted the next time
+// (ggml-alloc.c, ggml_gallocr_reserve_n_impl): another takes its place. What the graphs of other sizes hold is set free.
+void dw_graph_store::mend() {
+    short_of_memory_ = true;
+    for (auto it = slots_.begin(); it != slots_.end();) {
+        const bool in_use = it->first == shape{} || it->first == current_;
+        it                = in_use ? std::next(it) : slots_.erase(it);
+    }
+    sched_->reset(make_like(sched_->get(), *ctx_));
     seen_ = sched_->get();
 }
 

@@ -203,11 +203,8 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
         dw_hook_read(dw);
     }
     try {
-        if (has_outputs) {
-            dw->graphs->select(n_rows, dw->verify ? dw->verify->variant() : dw->variant, result, reusable, sched);
-        } else {
-            dw->graphs->restore(); // a part of a prompt: the context's own graph
-        }
+        const bool own = !has_outputs || (!dw->verify && dw->graphs->short_of_memory());
+        dw->graphs->select(own ? 0 : n_rows, dw->verify ? dw->verify->variant() : dw->variant, result, reusable, sched);
     } catch (const std::exception &) {
         reusable = nullptr; // no memory for another graph: llama.cpp rebuilds, as it always did
         dw->graphs->distrust();
@@ -219,6 +216,9 @@ void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, 
     if (dw) {
         dw->result = &graph;
         dw->n_ubatches++;
+        if (dw->graphs) {
+            dw->graphs->allocated();
+        }
         const auto top = dw->tops.find(graph.get_gf());
         dw->top        = top == dw->tops.end() ? nullptr : top->second;
         resolve_feeds(*dw, graph);

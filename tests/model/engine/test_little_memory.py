@@ -31,12 +31,13 @@ SCRIPT = """
 import ctypes, json, sys
 from draftwood import _capi
 from tests.model.rig import Rig
-path, spare = sys.argv[1], int(sys.argv[2])
+path, spare, first = sys.argv[1], int(sys.argv[2]), int(sys.argv[3])
 r = Rig(path, drafter=_capi.DRAFTER_MTP, tree_budget=64, draft_tokens=8, n_ctx=4096, n_ubatch=64)
-tokens = [r.start()]
-if spare:
-    ctypes.CDLL(None).refuse_over(ctypes.c_size_t(spare << 10))
+tokens, rounds = [r.start()], 0
 while len(tokens) < 48:
+    if spare and rounds == first:
+        ctypes.CDLL(None).refuse_over(ctypes.c_size_t(spare << 10))
+    rounds += 1
     r.engine.propose(tokens[-1])
     r.engine.verify()
     while r.engine.row() is not None:
@@ -64,27 +65,72 @@ def shim(tmp_path):
     return library
 
 
-def run(path, shim, spare: int) -> tuple[list[int], int]:
-    """Return the text and the limit of rows, with blocks of more than `spare` KiB refused (0: none are)."""
-    command = [sys.executable, "-c", SCRIPT, str(path), str(spare)]
+def run(script: str, shim, path, *arguments: int):
+    """Return what the script says with the shim in front."""
+    command = [sys.executable, "-c", script, str(path), *map(str, arguments)]
     surroundings = {**os.environ, "LD_PRELOAD": str(shim)}
     done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=surroundings)
     assert done.returncode == 0, done.stderr[-2000:]
-    tokens, limit = json.loads(done.stdout.splitlines()[-1])
+    return json.loads(done.stdout.splitlines()[-1])
+
+
+def text(shim, path, spare: int, first: int = 0) -> tuple[list[int], int]:
+    """Return text and limit of rows, blocks over `spare` KiB refused (0: none) from round `first` on."""
+    tokens, limit = run(SCRIPT, shim, path, spare, first)
     return tokens, limit
 
 
 def test_rounds_go_on_with_fewer_rows(gguf, shim):
     path = gguf("moe-mtp")
-    expected, unlimited = run(path, shim, 0)
+    expected, unlimited = text(shim, path, 0)
     assert unlimited == 0
     limits = []
     for spare in (4096, 1024, 512):
-        tokens, limit = run(path, shim, spare)
+        tokens, limit = text(shim, path, spare)
         assert tokens == expected, spare
         limits.append(limit or 64)
     assert limits == sorted(limits, reverse=True)
     assert 1 < limits[-1] < 64, limits
+
+
+@pytest.mark.parametrize("spare", [64, 16])
+@pytest.mark.parametrize("first", [1, 3])
+def test_drafts_without_memory_for_more_are_those_that_fit(gguf, shim, spare, first):
+    """The drafter's graphs found none, and were asked for again."""
+    path = gguf("moe-mtp")
+    assert text(shim, path, spare, first)[0] == text(shim, path, 0)[0]
+
+
+PLAIN_SCRIPT = """
+import ctypes, json, sys
+from draftwood.errors import DecodeError
+from tests.model.rig import Rig
+r = Rig(sys.argv[1], n_ctx=4096, n_ubatch=64)
+def text(last):
+    tokens = [last]
+    while len(tokens) < 24:
+        r.engine.propose_given(tokens[-1], [])
+        r.engine.verify()
+        tokens.append(r.sample()[0])
+        r.engine.commit()
+    return tokens
+last = r.start()
+ctypes.CDLL(None).refuse_over(ctypes.c_size_t(8 << 10))
+try:
+    text(last)
+    found = "nothing"
+except DecodeError as error:
+    found = error.message
+little = text(r.start())
+ctypes.CDLL(None).refuse_over(ctypes.c_size_t(1 << 40))
+print(json.dumps([found, little, text(r.start())]))
+"""
+
+
+def test_after_a_step_without_memory_the_next_ones_take_what_is_set_aside(gguf, shim):
+    found, little, much = run(PLAIN_SCRIPT, shim, gguf("moe-mtp"))
+    assert "no memory for the graph of 1 tokens" in found
+    assert little == much
 
 
 PROMPT_SCRIPT = """
@@ -106,10 +152,6 @@ print(json.dumps([found, last, r.start()]))
 
 def test_a_prompt_without_memory_is_a_failed_decode(gguf, shim):
     """Nothing smaller can be tried for it: what it was, and from a reset on all is well."""
-    surroundings = {**os.environ, "LD_PRELOAD": str(shim)}
-    command = [sys.executable, "-c", PROMPT_SCRIPT, str(gguf("moe-mtp"))]
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=surroundings)
-    assert done.returncode == 0, done.stderr[-2000:]
-    found, first, again = json.loads(done.stdout.splitlines()[-1])
+    found, first, again = run(PROMPT_SCRIPT, shim, gguf("moe-mtp"))
     assert "no memory for the graph of 60 tokens" in found
     assert again == first

@@ -27,9 +27,9 @@ ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context &
 
 void dw_graph_store::select(int64_t n_rows, int32_t variant, llm_graph_result_ptr & result,
                             llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) {
-    result_   = &result;
-    reusable_ = &reusable;
-    sched_    = &sched;
+    result_         = &result;
+    reusable_       = &reusable;
+    sched_          = &sched;
     const bool kept = n_rows > 0 && (variant != 0 || n_rows <= max_rows);
     swap_to(kept ? shape{ variant, n_rows } : shape{});
     wait_for_copies();
@@ -80,7 +80,8 @@ void dw_graph_store::notice_changes() {
 }
 
 // A scheduler whose graph found no memory has lost its old buffer and takes the new one for granted the next time
-// (ggml-alloc.c, ggml_gallocr_reserve_n_impl): another takes its place. What the graphs of other sizes hold is set free.
+// (ggml-alloc.c, ggml_gallocr_reserve_n_impl): another takes its place. What the graphs of other sizes hold is set
+// free.
 void dw_graph_store::mend() {
     short_of_memory_ = true;
     for (auto it = slots_.begin(); it != slots_.end();) {

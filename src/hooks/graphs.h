@@ -81,7 +81,7 @@ class dw_graph_store {
     llm_graph_result_ptr *                                              result_   = nullptr;
     llm_graph_result **                                                 reusable_ = nullptr;
     ggml_backend_sched_ptr *                                            sched_    = nullptr;
-    ggml_backend_sched_t seen_       = nullptr; // the scheduler left in the context; another one: it made its own
+    ggml_backend_sched_t seen_            = nullptr; // the scheduler left in the context; another one: it made its own
     bool                 distrusted_      = false;
     bool                 is_allocated_    = true;
     bool                 short_of_memory_ = false;

@@ -44,7 +44,10 @@ int32_t drafter_context::decode() {
         ~fed() { state.feeds.clear(); } // also where it failed: they are not the next one's
     } until_it_ends{ state_ };
     results_.forget();
-    const int32_t rc = batch_.decode();
+    int32_t rc = batch_.decode();
+    if (rc == -2) { // no memory for a graph of its own: in the context's (graphs.h)
+        rc = batch_.decode();
+    }
     if (rc == 0) {
         results_.decoded();
     }

@@ -86,22 +86,34 @@ void target_context::settle_others(const std::vector<llama_seq_id> & sequences) 
     });
 }
 
+// llama_decode's return value; -3 and `why` where it threw
+int32_t target_context::run_batch(std::string & why) {
+    try {
+        return working([&] { return batch_.decode(); });
+    } catch (const std::bad_alloc &) {
+        return -2; // as llama_decode says it
+    } catch (const std::exception & e) {
+        why = e.what();
+        return -3;
+    }
+}
+
 void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows) {
     settle_others(sequences);
 
     results_.forget();
-    // an exception is a failed decode too: the hooks must hear of other decodes again
-    const bool  undoable = state_.verify != nullptr; // then fewer rows can be tried
-    int32_t     rc       = -3;
+    const bool        undoable = state_.verify != nullptr; // then fewer rows can be tried
+    const memory_mark before(target_, sequences[0], pos);
+    const bool        small =
+        sequences.size() == 1 && n_rows <= std::min<int64_t>(dw_graph_store::max_rows, llama_n_ubatch(target_));
+    const bool  retries = small && !undoable && before.can_restore();
     std::string why;
-    try {
-        rc = working([&] { return batch_.decode(); });
-    } catch (const std::bad_alloc &) {
-        rc = -2; // as llama_decode says it
-    } catch (const std::exception & e) {
-        why = e.what();
+    int32_t     rc = run_batch(why);
+    if (rc == -2 && retries) { // now in the context's own graph (graphs.h)
+        before.restore();
+        rc = run_batch(why);
     }
-    state_.verify = nullptr;
+    state_.verify = nullptr; // an exception is a failed decode too: the hooks must hear of other decodes again
     state_.mask   = nullptr;
     state_.feeds.clear(); // where it failed, too: they are not the next one's
 

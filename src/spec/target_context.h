@@ -6,6 +6,7 @@
 #include "batch.h"
 #include "graphs.h"
 #include "hooks.h"
+#include "memory_mark.h"
 #include "results.h"
 #include "tree_state.h"
 
@@ -97,6 +98,7 @@ class target_context : public std::enable_shared_from_this<target_context> {
     target_context(llama_context * target, int32_t exact_rows, bool always_top);
     template <typename F> void each_listener(F f);
     void                       forget_verifies();
+    int32_t                    run_batch(std::string & why);
     void                       settle_others(const std::vector<llama_seq_id> & sequences);
 
     llama_context *             target_;

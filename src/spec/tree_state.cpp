@@ -5,6 +5,7 @@
 #include "llama-context.h"
 #include "llama-memory-hybrid.h"
 #include "llama-model.h"
+#include "memory_mark.h"
 #include "results.h"
 #include "row_mask.h"
 #include "status.h"
@@ -130,10 +131,7 @@ int32_t tree_state::cell(llama_seq_id seq) const {
 }
 
 bool tree_state::ready(llama_seq_id seq) const {
-    const llama_memory_recurrent & recurrent = *memory_->get_mem_recr();
-    const int32_t                  tail      = cell(seq);
-    return tail >= 0 && recurrent.cells[tail].src == tail && recurrent.cells[tail].seq_id.size() == 1 &&
-           (recurrent.rs_idx.empty() || recurrent.rs_idx[seq] == 0);
+    return own_cell(*memory_->get_mem_recr(), seq) >= 0;
 }
 
 // llama_memory_recurrent swaps cells until those of a ubatch are neighbours, and copies states in its graph then;

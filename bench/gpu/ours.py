@@ -130,8 +130,7 @@ class Ours:
     def profiled(self, phase: str, n_rounds: int, start: Callable[[], Any], stop: Callable[[], Any]) -> None:
         """Run n_rounds of one side, "plain" or "round", between start() and stop()."""
         side = self._plain if phase == "plain" else self._candidate
-        side.start()
-        side.rounds([0] * self._case.warm)
+        self._warm(side)
         start()
         side.rounds(
             accepted(self._case.schedule, n_rounds, self._case.seed) if phase == "round" else [0] * n_rounds
@@ -165,13 +164,17 @@ class Ours:
 
     def _parts(self, apart: Apart) -> None:
         case, side = self._case, self._candidate
-        side.start()
-        side.rounds([0] * case.warm)
+        self._warm(side)
         side.rounds(accepted(case.schedule, case.rounds, case.seed)[: case.part_rounds], apart)
 
-    def _segment(self, side: Side, accepts: Sequence[int]) -> dict[str, Any]:
+    def _warm(self, side: Side) -> None:
+        """Start a text, with rounds as they will be: "auto" learns from them too."""
+        case = self._case
         side.start()
-        side.rounds([0] * self._case.warm)
+        side.rounds([0] * case.warm if side is self._plain else accepted(case.schedule, case.warm, case.seed))
+
+    def _segment(self, side: Side, accepts: Sequence[int]) -> dict[str, Any]:
+        self._warm(side)
         side.engine.stats_reset()
         return {**side.rounds(accepts), "stats": side.engine.stats().to_dict()}
 

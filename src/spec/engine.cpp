@@ -12,6 +12,9 @@ namespace draftwood {
 
 namespace {
 
+// ggml-cuda runs a new graph, captures it the second time, and replays it from then on
+constexpr int32_t n_first_on_gpu = 2;
+
 template <size_t N> bool are_times(const double (&micros)[N]) {
     return std::all_of(micros, micros + N, [](double each) { return each >= 0.0 && std::isfinite(each); });
 }
@@ -55,6 +58,7 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     params_(checked(target, params)),
     sequence_(target, params_, *this),
+    pace_(sequence_.context().left().on_gpu() ? n_first_on_gpu : 1),
     checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
         sequence_.prepare_drafts(params.draft_tokens, params.tree_budget);
@@ -77,32 +81,29 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     params_.curve        = nullptr;
 }
 
-// Rounds on tokens that mean nothing, for the cost curve: some sizes, after a first time that builds the graph. A slow
-// model is not held up: past the budget one timed round must do, and only a plain step and the longest draft have one;
-// requests refine the rest.
+// Rounds on tokens that mean nothing, for the cost curve: some sizes, after the first times that build the graphs. A
+// slow model is not held up: past the budget one timed round must do, and only a plain step and the longest draft have
+// one; requests refine the rest.
 void engine::measure() {
-    constexpr int64_t budget   = 300 * 1000; // microseconds
-    const int32_t     longest  = params_.draft_tokens;
-    const int64_t     start_us = ggml_time_us();
+    constexpr int64_t budget  = 300 * 1000; // microseconds of timed rounds
+    constexpr int32_t n_timed = 3;
+    const int32_t     longest = params_.draft_tokens;
     if (llama_n_ctx(sequence_.target()) < (uint32_t) longest + 16) {
         return;
     }
     const llama_token token = 0;
     eval(&token, 1, 0, false);
-    measuring_ = true;
+    measuring_    = true;
+    int64_t spent = 0;
     for (const int32_t n : { 0, longest, 1, 3, 7 }) {
-        if (n > longest || (n != 0 && n != longest && ggml_time_us() - start_us > budget)) {
+        if (n > longest || (n != 0 && n != longest && spent > budget)) {
             continue;
         }
-        for (int repeat = 0; repeat < 4; ++repeat) {
-            start(token);
-            draft(n, 0, 0);
-            while (tree_.n_drafts() < n) {
-                tree_.add(tree_.n_drafts(), token, 0.0f);
-            }
-            verify();
-            commit();
-            if (repeat > 0 && ggml_time_us() - start_us > budget) {
+        for (int32_t round = 0; round < pace_.n_first() + n_timed; ++round) {
+            const int64_t start_us = ggml_time_us();
+            measure_round(token, n);
+            spent += round < pace_.n_first() ? 0 : ggml_time_us() - start_us;
+            if (round >= pace_.n_first() && spent > budget) {
                 break;
             }
         }
@@ -111,6 +112,16 @@ void engine::measure() {
     measuring_ = false;
     reset();
     stats_reset();
+}
+
+void engine::measure_round(llama_token token, int32_t n_draft) {
+    start(token);
+    draft(n_draft, 0, 0);
+    while (tree_.n_drafts() < n_draft) {
+        tree_.add(tree_.n_drafts(), token, 0.0f);
+    }
+    verify();
+    commit();
 }
 
 engine::~engine() {

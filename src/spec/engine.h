@@ -113,6 +113,7 @@ class engine : private context_listener {
     void                       learn(const std::vector<int32_t> & path);
     template <typename F> void each_drafter(F f);
     void                       measure();
+    void                       measure_round(llama_token token, int32_t n_draft);
 
     dw_params                params_;
     sequence                 sequence_;

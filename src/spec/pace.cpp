@@ -21,9 +21,9 @@ constexpr double much_faster  = 0.6;  // of the old time: then the old one was t
 
 } // namespace
 
-void pace::curve::add(int32_t n, int64_t us) {
-    if (!warm[n]) { // the first of a size builds its graph
-        warm[n] = true;
+void pace::curve::add(int32_t n, int64_t us, int32_t n_first) {
+    if (first[n] < n_first) {
+        first[n]++;
         return;
     }
     sum[n] += (double) us;
@@ -84,11 +84,11 @@ double pace::curve::at(int32_t n) const {
 }
 
 void pace::drafted(int32_t n, int64_t us) {
-    draft_.add(std::min(n, max_draft), us);
+    draft_.add(std::min(n, max_draft), us, n_first_);
 }
 
 void pace::verified(int32_t n_rows, int64_t us) {
-    verify_.add(std::min(n_rows, max_draft + 1), us);
+    verify_.add(std::min(n_rows, max_draft + 1), us, n_first_);
 }
 
 // Times taken beside other work are too long for all sizes alike: once the sizes seen now say so, the others follow.

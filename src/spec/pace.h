@@ -22,8 +22,15 @@ class pace {
         int32_t n; // tokens; 0: a plain step
     };
 
+    // n_first: rounds of a size whose times say little, since its graphs are built then, and captured on a GPU
+    explicit pace(int32_t n_first) :
+        n_first_(n_first) {}
+
     // the next round's draft, where each drafter could give up to `longest` tokens
     choice choose(const std::array<int32_t, n_drafters> & longest);
+
+    // rounds of a size until its times count
+    int32_t n_first() const { return n_first_; }
 
     // what a round took: a draft of n tokens by the drafter asked for (n-grams cost nothing), then a verify of n_rows;
     // microseconds. Enters the curve at refine().
@@ -65,9 +72,9 @@ class pace {
         std::array<double, max_draft + 2>  sum{};
         std::array<double, max_draft + 2>  least{};
         std::array<int64_t, max_draft + 2> count{};
-        std::array<bool, max_draft + 2>    warm{};
+        std::array<int32_t, max_draft + 2> first{}; // of the rounds that say little, how many were there
 
-        void   add(int32_t n, int64_t us);
+        void   add(int32_t n, int64_t us, int32_t n_first);
         void   refine(bool use_least, double speed);
         double now_to_then() const; // times of the sizes seen since the last refine, over their means
         double at(int32_t n) const; // interpolated between sizes seen, extended by the last slope
@@ -86,6 +93,8 @@ class pace {
     };
 
     double rows(int32_t n) const; // microseconds of verifying them: more never cost less
+
+    int32_t n_first_;
 
     double beside_expected_ = 0.0; // nodes beside the path that should have been taken,
     double beside_found_    = 0.0; // and that were; older ones weigh less

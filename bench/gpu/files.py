@@ -5,10 +5,7 @@ Must not know: clocks of rounds, processes of ours. Test: tests/unit/test_bench_
 
 from __future__ import annotations
 
-import json
-import os
 import re
-import subprocess
 import sys
 import time
 from dataclasses import dataclass
@@ -17,6 +14,7 @@ from typing import Any
 
 from draftwood.errors import OptionError
 
+from bench.gpu import child
 from bench.gpu.work import BenchError, Clock, Work
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -75,48 +73,31 @@ def write(preset: str, drafts: bool, work: Work, clock: Clock) -> float:
     path, drafter = written(preset, work)
     path.parent.mkdir(exist_ok=True)
     begin = time.monotonic()
-    command = ["synth_gguf.py", preset]
-    if not path.exists():
-        command += [str(path)]
+    missing = [] if path.exists() else [str(path)]
     if drafts and not drafter.exists():
-        command += ["--dflash", str(drafter)]
-    if len(command) > 2:
-        run_tool(command, clock.limit(WRITE))
+        missing += ["--dflash", str(drafter)]
+    if missing:
+        _tool(work, clock.limit(WRITE), "synth_gguf.py", preset, *missing)
     return round(time.monotonic() - begin, 1)
 
 
-def routing(path: Path, on_card: bool, clock: Clock) -> dict[str, Any]:
+def routing(path: Path, on_card: bool, work: Work, clock: Clock) -> dict[str, Any]:
     """Return what tools/routing.py says about the experts that a model chooses in text of its own.
 
     "unions": mean experts that so many consecutive tokens of a layer choose together. Errors: BenchError.
     """
-    said = run_tool(
-        ["routing.py", str(path), *(["--gpu-layers", "-1"] if on_card else [])], clock.limit(ROUTING)
-    )
-    found: dict[str, Any] = json.loads(said.splitlines()[-1])
+    layers = ["--gpu-layers", "-1"] if on_card else []
+    printed = _tool(work, clock.limit(ROUTING), "routing.py", str(path), *layers)
+    found = child.answer("tools/routing.py", printed)
     return {"routing": found, "unions": found["distinct"]}
 
 
-def run_tool(command: list[str], limit: float) -> str:
+def _tool(work: Work, limit: float, script: str, *arguments: str) -> str:
     """Run a script of tools/ and return what it printed. Errors: BenchError with what it said."""
-    # its neighbours are imported by name, which this one would forbid; none of them shadows draftwood
-    environment = {name: text for name, text in os.environ.items() if name != "PYTHONSAFEPATH"}
-    try:
-        done = subprocess.run(
-            [sys.executable, str(TOOLS / command[0]), *command[1:]],
-            env=environment,
-            capture_output=True,
-            text=True,
-            timeout=limit,
-            check=False,
-        )
-    except subprocess.TimeoutExpired as error:
-        raise BenchError(f"tools/{' '.join(command)} took longer than {limit:.0f} s") from error
-    if done.returncode != 0:
-        raise BenchError(
-            f"tools/{' '.join(command)} ended with status {done.returncode}\n{done.stderr[-2000:]}"
-        )
-    return done.stdout
+    name = " ".join([f"tools/{script}", *arguments])
+    log = (work.logs / script).with_suffix(".log")
+    # nothing that lies beside it shadows draftwood
+    return child.run(name, [str(TOOLS / script), *arguments], log, limit, neighbours=True)
 
 
 @dataclass(frozen=True, slots=True)

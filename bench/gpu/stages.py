@@ -8,8 +8,6 @@ from __future__ import annotations
 
 import json
 import shlex
-import subprocess
-import sys
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -17,10 +15,10 @@ from typing import Any
 
 import draftwood
 
-from bench.gpu import claims, files, floor, measure, profiling, stamp
+from bench.gpu import child, claims, files, floor, measure, profiling, stamp
 from bench.gpu.cases import Case
-from bench.gpu.work import BenchError, Clock, Work
-from bench.gpu.worker import Worker, tail
+from bench.gpu.work import Clock, Work
+from bench.gpu.worker import Worker
 
 FLOOR, MEMORY, REAL = 120.0, 240.0, 480.0  # seconds
 
@@ -48,26 +46,6 @@ def run(name: str, work: Work, clock: Clock, plan: Plan) -> bool:
     return done
 
 
-def _child(arguments: list[str], limit: float, work: Work, name: str) -> str:
-    """Run Python with these arguments; return what it printed. Errors: BenchError with the end of its log."""
-    log = work.logs / f"{name}.log"
-    with log.open("w") as errors:
-        try:
-            done = subprocess.run(
-                [sys.executable, *arguments],
-                stdout=subprocess.PIPE,
-                stderr=errors,
-                text=True,
-                timeout=limit,
-                check=False,
-            )
-        except subprocess.TimeoutExpired as error:
-            raise BenchError(f"stage {name} took longer than {limit:.0f} s") from error
-    if done.returncode != 0:
-        raise BenchError(f"stage {name} ended with status {done.returncode}\n{done.stdout}{tail(log)}")
-    return done.stdout
-
-
 def _models(work: Work, clock: Clock, plan: Plan) -> bool:
     found = work.state.setdefault("models", {})
     for model in plan.models:
@@ -81,7 +59,7 @@ def _models(work: Work, clock: Clock, plan: Plan) -> bool:
                 "bytes": paths.model.stat().st_size,
                 "drafter_bytes": paths.drafter.stat().st_size if paths.drafter else None,
                 "reads": asdict(reads),
-                **(files.routing(paths.model, on_card, clock) if reads.n_experts else {}),
+                **(files.routing(paths.model, on_card, work, clock) if reads.n_experts else {}),
             }
         plan.say(f"{model}: {found[model]['bytes'] / 2**30:.1f} GiB, written in {took} s")
         plan.say(f"  routing {found[model].get('routing')}")
@@ -92,9 +70,9 @@ def _floor(work: Work, clock: Clock, plan: Plan) -> bool:
     if "floor" not in work.state:
         card = floor.card()
         # a process of its own: this one must hold no memory of the card
-        done = _child([str(files.ROOT / "bench" / "run.py"), "bandwidth"], clock.limit(FLOOR), work, "floor")
-        measured = json.loads(done.splitlines()[-1])
-        work.state["floor"] = {"card": card, **measured}
+        command = [str(files.ROOT / "bench" / "run.py"), "bandwidth"]
+        done = child.run("stage floor", command, work.logs / "floor.log", clock.limit(FLOOR))
+        work.state["floor"] = {"card": card, **child.answer("stage floor", done)}
     found = work.state["floor"]
     plan.say(f"{found['card']['name']}: copies {found['bytes_per_second'] / 1e9:.0f} GB/s, read and written")
     return True
@@ -141,7 +119,7 @@ def _real(work: Work, clock: Clock, plan: Plan) -> bool:
         *("--prompts", str(files.TINY / "heldout"), "--n-gpu-layers", str(plan.cases[0].n_gpu_layers)),
         *("--json", str(into), *shlex.split(plan.real)),
     ]
-    plan.say(_child(command, limit, work, "real"))
+    plan.say(child.run("stage real", command, work.logs / "real.log", limit))
     work.state["real"] = json.loads(into.read_text(encoding="utf-8"))
     return True
 

@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import SAMPLING, Case
+from bench.gpu.child import tail
 from bench.gpu.work import BenchError
-from bench.gpu.worker import tail
 
 
 def common_flags(case: Case, model: Path, n_ctx: int) -> list[str]:

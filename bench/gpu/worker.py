@@ -15,14 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
+from bench.gpu.child import LAST, tail
 from bench.gpu.work import BenchError
-
-_LAST = 3000  # characters of a log that an error shows
-
-
-def tail(log: Path) -> str:
-    """Return the end of a log."""
-    return log.read_text(encoding="utf-8", errors="replace")[-_LAST:] if log.exists() else ""
 
 
 def serve(conn: Connection, log: str, model: str, drafter: str | None) -> None:
@@ -75,7 +69,7 @@ class Worker:
                 f"our process ended with status {status} in {method!r}\n{tail(self._log)}"
             ) from error
         if not done:
-            raise BenchError(f"{method!r} failed in our process:\n{result[-_LAST:]}")
+            raise BenchError(f"{method!r} failed in our process:\n{result[-LAST:]}")
         return result
 
     def close(self) -> None:

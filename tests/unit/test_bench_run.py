@@ -1,8 +1,10 @@
-"""bench/run.py without the library: cases, schedules, states, bytes, and the command line."""
+"""bench/run.py without the library: cases, schedules, states, processes, bytes, and the command line."""
 
 from __future__ import annotations
 
 import json
+import os
+import re
 from dataclasses import replace
 
 import pytest
@@ -12,7 +14,7 @@ from draftwood.errors import OptionError
 from synth_gguf import PRESETS, measure, write
 
 from bench import run as command
-from bench.gpu import cases, files, stock
+from bench.gpu import cases, child, files, stock
 from bench.gpu.cases import Case
 from bench.gpu.schedule import accepted, geometric, mean_length
 from bench.gpu.work import BenchError, Clock, Work, read
@@ -134,6 +136,46 @@ def test_a_clock_limits_steps_and_ends():
     assert 50.0 < clock.limit(600.0) <= 60.0
     with pytest.raises(BenchError, match="no time left"):
         Clock(0).limit(1.0)
+
+
+# ---- processes ----
+
+
+def test_a_child_prints_logs_and_may_fail(tmp_path):
+    log = tmp_path / "log"
+    text = "import sys; print('printed'); print('said', file=sys.stderr); sys.exit(int(sys.argv[1]))"
+    assert child.run("it", ["-c", text, "0"], log, 60) == "printed\n"
+    assert log.read_text() == "said\n"
+    with pytest.raises(BenchError, match=r"it ended with status 3\nprinted\nsaid\n\nhint: .*log"):
+        child.run("it", ["-c", text, "3"], log, 60)
+    text = "import sys; print('x' * 9999, file=sys.stderr); sys.exit(1)"
+    with pytest.raises(BenchError, match=rf"status 1\nx{{{child.LAST - 1}}}\n\nhint"):
+        child.run("it", ["-c", text], log, 60)
+    assert log.read_text() == "x" * 9999 + "\n"
+
+
+def test_a_child_that_takes_too_long_is_ended(tmp_path):
+    text = "import os, time; os.write(2, b'%d' % os.getpid()); time.sleep(600)"
+    with pytest.raises(BenchError, match="it took longer than 2 s") as caught:
+        child.run("it", ["-S", "-c", text], tmp_path / "log", 2)
+    pid = re.search(r"\n(\d+)\n", str(caught.value))
+    assert pid is not None, "what it said is shown"
+    with pytest.raises(ProcessLookupError):
+        os.kill(int(pid[1]), 0)
+
+
+def test_only_a_script_with_neighbours_may_import_them(tmp_path, monkeypatch):
+    monkeypatch.setenv("PYTHONSAFEPATH", "1")  # as tools/gpu.sh sets it; before Python 3.11 it does nothing
+    look = ["-c", "import os; print('PYTHONSAFEPATH' in os.environ)"]
+    assert child.run("it", look, tmp_path / "log", 60) == "True\n"
+    assert child.run("it", look, tmp_path / "log", 60, neighbours=True) == "False\n"
+
+
+def test_an_answer_is_the_object_on_the_last_line():
+    assert child.answer("it", 'loading\n{"a": 1}\n') == {"a": 1}
+    for printed in ("", "\n", "loading\n", '{"a": 1}\ndone', "[1]\n"):
+        with pytest.raises(BenchError, match=r"it printed .* last; expected a JSON object"):
+            child.answer("it", printed)
 
 
 # ---- bytes ----

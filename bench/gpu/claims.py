@@ -73,7 +73,11 @@ def _faults(case: Case, row: dict[str, Any]) -> str:
         found.append(f"{row['nodes']} nodes instead of {case.nodes}")
     if row["modified"]:
         found.append("of a modified tree")
-    return f"; does not count: {', '.join(found)}" if found else ""
+    return _not_counting(found)
+
+
+def _not_counting(faults: list[str]) -> str:
+    return f"; does not count: {', '.join(faults)}" if faults else ""
 
 
 def _overhead(cases: Mapping[str, Case], rows: Mapping[str, dict[str, Any]]) -> Iterator[Verdict]:
@@ -126,7 +130,9 @@ def _memory(nodes: int, row: dict[str, Any] | None) -> Verdict:
     if row is None or "tree_bytes" not in row:
         return Verdict(f"{text}: {row['refused'] if row else 'no row'}", None)
     ours, theirs = row["tree_bytes"], row["snapshot_bytes"]
-    return Verdict(f"{text}: {ours / 1e6:.1f} MB, snapshots {theirs / 1e6:.1f} MB", ours < theirs)
+    faults = _not_counting(["of a modified tree"] if row["modified"] else [])
+    found = f"{ours / 1e6:.1f} MB, snapshots {theirs / 1e6:.1f} MB"
+    return Verdict(f"{text}: {found}{faults}", ours < theirs and not faults)
 
 
 def _real(rows: list[dict[str, Any]]) -> Verdict:

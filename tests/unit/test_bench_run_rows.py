@@ -177,11 +177,19 @@ def test_the_newest_row_counts():
     assert next(iter(claims.judge({"length4": CASE}, [new, old], []))).holds is False
 
 
+def tree_row(nodes: int, snapshot_bytes: int, modified: bool = False) -> dict:
+    row = {"case": "tree-memory", "nodes": nodes, "tree_bytes": 10, "snapshot_bytes": snapshot_bytes}
+    return {**row, "modified": modified}
+
+
+def test_memory_of_a_modified_tree_does_not_count():
+    found = claims.judge({}, [tree_row(16, 11, modified=True), tree_row(24, 11)], [])[-3:-1]
+    assert [each.holds for each in found] == [False, True]
+    assert found[0].text.endswith("; does not count: of a modified tree")
+
+
 def test_memory_and_real_text_are_claims_too():
-    trees = [
-        {"case": "tree-memory", "nodes": n, "tree_bytes": 10, "snapshot_bytes": s}
-        for n, s in ((16, 11), (24, 9))
-    ]
+    trees = [tree_row(16, 11), tree_row(24, 9)]
     figures = [{"mode": mode, "ratio": 1.5} for mode in claims.REAL_MODES]
     found = claims.judge(
         {}, trees, [{"n_gpu_layers": -1, "figures": figures}, {"n_gpu_layers": 0, "figures": []}]

@@ -4,7 +4,7 @@
     python bench/run.py run models floor memory cases      there; again until it says that nothing is left
     python bench/run.py run real profile
     python bench/run.py collect FOLDER                     here: rows into bench/results/gpu-<card>.json
-    python bench/run.py check bench/results/gpu-h100.json  which lines of issue 5 hold
+    python bench/run.py check                              which lines of issue 5 hold, on each card measured
 
 Stages end before a command on a lent machine would (--minutes) and go on from --work; the first failure ends
 them. What was found is copied to --out as one file. Cases are bench/cases/*.toml. On a CPU, for the tests:
@@ -92,7 +92,7 @@ def collect(folders: tuple[Path, ...], target: Path) -> None:
     for folder in folders:
         state = read(folder / NAME)
         added = _added(rows.file_of(state, target), rows.of_run(state))
-        added += _added(rows.file_of(state, target, "-kernels"), rows.kernels(state))
+        added += _added(rows.file_of(state, target, rows.KERNELS), rows.kernels(state))
         if "real" in state:
             path = target / f"tiny-moe-f16-{rows.slug(state['machine']['cards'][0])}.json"
             added += _added(path, [{**state["real"], **state["commit"]}])
@@ -111,16 +111,31 @@ def _added(path: Path, new: list[dict[str, Any]]) -> int:
 
 
 @main.command()
-@click.argument("file", type=_FILE)
-@click.option("--real", type=_FILE, help="Rows of tiny-moe; default: the file beside it of the same card.")
-def check(file: Path, real: Path | None) -> None:
-    """Say which lines of issue 5 the newest rows of a file show; exit status 1 unless all hold."""
+@click.argument("file", type=_FILE, required=False)
+@click.option("--real", type=_FILE, help="Rows of tiny-moe; default: the file beside FILE of the same card.")
+@click.option("--results", "folder", type=_FOLDER, default=RESULTS, help="Default: bench/results.")
+def check(file: Path | None, real: Path | None, folder: Path) -> None:
+    """Say which lines of issue 5 the newest rows of FILE show; exit status 1 unless all hold.
+
+    Without FILE: of each gpu-*.json of --results, a card each; those of kernels show no line.
+    """
+    if real and not file:
+        raise BenchError(
+            f"found --real {real} without FILE; expected the rows of the same card", hint="name both"
+        )
+    holds = [_shown(path, real) for path in ([file] if file else rows.files_in(folder))]
+    sys.exit(not all(holds))
+
+
+def _shown(file: Path, real: Path | None) -> bool:
+    """Print a verdict on each line; return whether all hold."""
     path = real or file.with_name(file.name.replace("gpu-", "tiny-moe-f16-"))
     verdicts = claims.judge(cases.read(), results.read(file), results.read(path))
+    click.echo(file.name)
     for verdict in verdicts:
         word = {True: "holds", False: "FAILED", None: "not measured"}[verdict.holds]
         click.echo(f"{word}: {verdict.text}")
-    sys.exit(not all(verdict.holds for verdict in verdicts))
+    return all(verdict.holds for verdict in verdicts)
 
 
 @main.command("stamp")

@@ -18,6 +18,7 @@ from bench.gpu.files import Reads
 from bench.gpu.work import BenchError
 
 SCHEMA = 1
+KERNELS = "-kernels"
 _HELD = ("checkpoints", "checkpoint_bytes", "tokens_per_round")  # no counters: what is held now, a mean
 _SPREAD = (
     "ours",
@@ -245,5 +246,15 @@ def kernels(state: dict[str, Any]) -> list[dict[str, Any]]:
 
 
 def file_of(state: dict[str, Any], folder: Path, part: str = "") -> Path:
-    """Return the results file of the run's card."""
+    """Return the results file of the run's card; `part` KERNELS: that of its kernels."""
     return folder / f"gpu-{slug(_common(state)['card'])}{part}.json"
+
+
+def files_in(folder: Path) -> list[Path]:
+    """Return the results files of all cards there, without those of kernels. Errors: BenchError for none."""
+    found = sorted(path for path in folder.glob("gpu-*.json") if not path.stem.endswith(KERNELS))
+    if not found:
+        raise BenchError(
+            f"found no gpu-*.json in {folder}; expected rows of a card", hint="bench/run.py collect"
+        )
+    return found

@@ -14,7 +14,7 @@ from draftwood.errors import OptionError
 from synth_gguf import PRESETS, measure, write
 
 from bench import run as command
-from bench.gpu import cases, child, files, stock
+from bench.gpu import cases, child, claims, files, stock
 from bench.gpu.cases import Case
 from bench.gpu.schedule import accepted, geometric, mean_length
 from bench.gpu.work import BenchError, Clock, Work, read
@@ -258,6 +258,33 @@ def test_collect_adds_rows_once(tmp_path):
     assert "not measured: state of a tree of 24 nodes beside as many snapshots: why" in done.output
 
 
+def check(*arguments: str) -> tuple[int, list[str]]:
+    done = CliRunner().invoke(command.main, ["check", *arguments])
+    return done.exit_code, done.output.splitlines()
+
+
+def test_check_is_of_a_file_or_of_every_card(tmp_path, monkeypatch):
+    def judge(_cases: object, rows: list[dict], real: list[dict]) -> list[claims.Verdict]:
+        return [claims.Verdict(f"{len(rows)} rows, {len(real)} real", bool(rows))]
+
+    monkeypatch.setattr(claims, "judge", judge)
+    row = '[{"schema": 1}]'
+    for name, text in (("gpu-b", row), ("gpu-b-kernels", row), ("tiny-moe-f16-b", row), ("gpu-a", "[]")):
+        (tmp_path / f"{name}.json").write_text(text)
+    a, b = ["gpu-a.json", "FAILED: 0 rows, 0 real"], ["gpu-b.json", "holds: 1 rows, 1 real"]
+    assert check("--results", str(tmp_path)) == (1, [*a, *b])
+    assert check(str(tmp_path / "gpu-b.json")) == (0, b)
+    real = ("--real", str(tmp_path / "tiny-moe-f16-b.json"))
+    assert check(str(tmp_path / "gpu-a.json"), *real) == (1, [a[0], "FAILED: 0 rows, 1 real"])
+    (tmp_path / "gpu-a.json").unlink()
+    assert check("--results", str(tmp_path)) == (0, b)
+    assert "without FILE" in check("--results", str(tmp_path), *real)[1][0]
+
+
+def test_check_looks_at_the_rows_of_the_repository():
+    assert "gpu-h200.json" in check()[1]
+
+
 def test_errors_are_a_line(tmp_path):
     def invoke(*arguments: str) -> str:
         done = CliRunner().invoke(command.main, [*arguments])
@@ -269,3 +296,4 @@ def test_errors_are_a_line(tmp_path):
     assert "found --set y=1" in invoke("run", "cases", "--set", "y=1", *work)
     assert "is not one of" in invoke("run", "everything", *work)
     assert "no state of bench/run.py" in invoke("collect", str(tmp_path))
+    assert "found no gpu-*.json" in invoke("check", "--results", str(tmp_path))

@@ -59,7 +59,7 @@ class Llama(Generation):
         drafter: path of a DFlash drafter's GGUF, made for this model.
         draft_tokens: longest draft of a round, 1 to 63 tokens (4; 8 with trees, 16 with a draft_model of the
             caller's own).
-        tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
+        tree_budget: draft trees verified in up to so many rows, 2 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
         draw_drafts: at temperatures over 0 draw drafts (of MTP or DFlash, as trees) instead of taking the
             most probable, and accept them so that text follows the model's distribution exactly, though with

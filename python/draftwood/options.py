@@ -20,6 +20,7 @@ GIVEN_DRAFT_TOKENS = 16  # where the caller's own draft_model says how long draf
 TREE_DRAFT_TOKENS = 8  # longest path of a tree
 MAX_DRAFT_TOKENS = 63
 DEFAULT_TREE_BUDGET = 16
+MIN_TREE_BUDGET = 2  # the newest token and a draft
 MAX_TREE_BUDGET = 64
 DEFAULT_DRAFT_P_MIN = 0.0
 DEFAULT_CHECKPOINT_BYTES = 512 << 20
@@ -64,8 +65,8 @@ class Options:
             raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
         if self.draw_drafts not in (True, False):
             raise OptionError(f"draw_drafts is {self.draw_drafts!r}; expected True or False")
-        if self.draw_drafts and (self.speculation in ("off", "ngram") or self.tree_budget == 1):
-            found = f"speculation={self.speculation!r}, tree_budget={self.tree_budget}"
+        if self.draw_drafts and self.speculation in ("off", "ngram"):
+            found = f"speculation={self.speculation!r}"
             raise OptionError(
                 f"found draw_drafts=True beside {found}; expected trees of MTP or DFlash drafts",
                 hint='speculation="tree"',
@@ -92,9 +93,11 @@ class Options:
             )
 
     def _check_tree_budget(self, budget: Any) -> None:
-        if isinstance(budget, bool) or not isinstance(budget, int) or not 1 <= budget <= MAX_TREE_BUDGET:
+        whole = isinstance(budget, int) and not isinstance(budget, bool)
+        if not whole or not MIN_TREE_BUDGET <= budget <= MAX_TREE_BUDGET:
             raise OptionError(
-                f"tree_budget is {budget!r}; expected 1 to {MAX_TREE_BUDGET} nodes",
+                f"tree_budget is {budget!r}; expected {MIN_TREE_BUDGET} to {MAX_TREE_BUDGET} nodes, "
+                "the newest token's included",
                 hint="leave it out for the default",
             )
         if self.speculation == "off":
@@ -154,7 +157,8 @@ def _budget(options: Options, drafter: Drafter) -> int:
     branches = drafter in ("mtp", "dflash") and (
         options.speculation in ("auto", "tree") or options.draw_drafts
     )
-    return DEFAULT_TREE_BUDGET if branches else 0
+    # a whole chain of the longest draft is a tree, too
+    return min(max(DEFAULT_TREE_BUDGET, options.draft_tokens + 1), MAX_TREE_BUDGET) if branches else 0
 
 
 def _drafter(options: Options, arguments: dict[str, Any]) -> Drafter:

@@ -55,18 +55,18 @@ def test_defaults():
         ({"draft_p_min": True}, "draft_p_min is True"),
         ({"draft_p_min": "0.5"}, "draft_p_min is '0.5'"),
         ({"draft_p_min": None}, "draft_p_min is None"),
-        ({"tree_budget": 0}, "tree_budget is 0; expected 1 to 64 nodes"),
-        ({"tree_budget": -1}, "tree_budget is -1; expected 1 to 64 nodes"),
-        ({"tree_budget": 65}, "tree_budget is 65; expected 1 to 64 nodes"),
-        ({"tree_budget": True}, "tree_budget is True; expected 1 to 64 nodes"),
-        ({"tree_budget": "8"}, "tree_budget is '8'; expected 1 to 64 nodes"),
-        ({"tree_budget": 8.0}, "tree_budget is 8.0; expected 1 to 64 nodes"),
+        ({"tree_budget": 1}, "tree_budget is 1; expected 2 to 64 nodes"),
+        ({"tree_budget": 0}, "tree_budget is 0; expected 2 to 64 nodes"),
+        ({"tree_budget": -1}, "tree_budget is -1; expected 2 to 64 nodes"),
+        ({"tree_budget": 65}, "tree_budget is 65; expected 2 to 64 nodes"),
+        ({"tree_budget": True}, "tree_budget is True; expected 2 to 64 nodes"),
+        ({"tree_budget": "8"}, "tree_budget is '8'; expected 2 to 64 nodes"),
+        ({"tree_budget": 8.0}, "tree_budget is 8.0; expected 2 to 64 nodes"),
         ({"tree_budget": 8, "speculation": "off"}, 'found tree_budget=8 beside speculation="off"'),
         ({"draw_drafts": "yes"}, "draw_drafts is 'yes'; expected True or False"),
         ({"draw_drafts": None}, "draw_drafts is None"),
         ({"speculation": "ngram", "draw_drafts": True}, "expected trees of MTP or DFlash drafts"),
         ({"speculation": "off", "draw_drafts": True}, "found draw_drafts=True beside speculation='off'"),
-        ({"draw_drafts": True, "tree_budget": 1}, "tree_budget=1; expected trees of MTP"),
         ({"exact": "no"}, "exact is 'no'; expected True or False"),
         ({"exact": None}, "exact is None; expected True or False"),
     ],
@@ -112,7 +112,7 @@ def test_snapshots_only_where_the_tree_ops_may_not_run(without_tree_ops, argumen
         ({"speculation": "mtp"}, 0),
         ({"speculation": "dflash", "drafter": "d.gguf"}, 0),
         ({"speculation": "ngram"}, 0),
-        *(({"speculation": s, "tree_budget": n}, n) for s in ("tree", "auto", "mtp") for n in (1, 64)),
+        *(({"speculation": s, "tree_budget": n}, n) for s in ("tree", "auto", "mtp") for n in (2, 64)),
         ({"speculation": "dflash", "drafter": "d.gguf", "tree_budget": 5}, 5),
         ({"speculation": "mtp", "draw_drafts": True}, DEFAULT_TREE_BUDGET),
         ({"speculation": "off"}, 0),
@@ -120,6 +120,11 @@ def test_snapshots_only_where_the_tree_ops_may_not_run(without_tree_ops, argumen
 )
 def test_who_branches_and_in_how_many_rows(settings, budget):
     assert plan(Options(**settings), Info(), {}).tree_budget == budget
+
+
+def test_a_default_budget_holds_the_longest_draft():
+    assert plan(Options(draft_tokens=20), Info(), {}).tree_budget == 21
+    assert plan(Options(draft_tokens=63), Info(), {}).tree_budget == 64
 
 
 def test_a_tree_is_no_larger_than_its_context():

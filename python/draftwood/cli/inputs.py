@@ -17,6 +17,7 @@ from draftwood.options import (
     DEFAULT_TREE_BUDGET,
     MAX_DRAFT_TOKENS,
     MAX_TREE_BUDGET,
+    MIN_TREE_BUDGET,
     TREE_DRAFT_TOKENS,
 )
 
@@ -46,7 +47,7 @@ _MODEL = (
     click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
                  help="Longest draft of a round, in a tree its longest path. "
                       f"Default: {DEFAULT_DRAFT_TOKENS}, of trees {TREE_DRAFT_TOKENS}."),
-    click.option("--tree-budget", type=click.IntRange(1, MAX_TREE_BUDGET),
+    click.option("--tree-budget", type=click.IntRange(MIN_TREE_BUDGET, MAX_TREE_BUDGET),
                  help="Draft trees, verified in up to so many rows, the newest token's included. "
                       f"Default: {DEFAULT_TREE_BUDGET} where drafts are trees."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),

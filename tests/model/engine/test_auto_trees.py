@@ -26,10 +26,12 @@ def curve(row_us: float) -> Curve:
     return Curve(tuple(0.0 if n == 0 else 10.0 + n for n in SIZES), verify)
 
 
-def decode(make: Callable[..., Rig], row_us: float, tokens: int = 60) -> SpeculationStats:
+def decode(
+    make: Callable[..., Rig], row_us: float, tokens: int = 60, tree_budget: int = 16
+) -> SpeculationStats:
     """Generate with a curve that says so; return the counters. Text must be plain decode's."""
     r = make("planted-moe", drafter=MTP, engine=False, n_ctx=256)
-    settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16}
+    settings = {**r.settings, "draft_tokens": 6, "tree_budget": tree_budget}
     r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(row_us))
     text = [r.start()]
     while len(text) < tokens:
@@ -61,3 +63,10 @@ def test_rows_that_cost_a_step_are_not_taken(rig):
 def test_dearer_rows_make_narrower_trees(rig):
     nodes = [decode(rig, row_us).drafted / decode(rig, row_us).rounds for row_us in (1.0, 60.0, 400.0)]
     assert nodes[0] > nodes[1] > nodes[2]
+
+
+def test_chains_keep_to_the_budget(rig):
+    """Rows are cheap, but not as cheap as a branch would have to be; n-grams may draft too."""
+    stats = decode(rig, row_us=20.0, tree_budget=3)
+    assert stats.drafted > 0
+    assert max(depth for depth, drafted in enumerate(stats.drafted_by_depth, 1) if drafted) <= 2

@@ -98,3 +98,16 @@ def test_an_earlier_turn_is_edited(llama, mode):
         texts.append(reply["choices"][0]["message"]["content"])
     assert texts[0][:16] == texts[1][:16]
     assert llm.speculation_stats.restored > 0
+
+
+def test_times_taken_at_load_are_those_of_rounds(llama, monkeypatch, tmp_path):
+    """Those of a round that captures a graph would make every draft of its length look dear, for good."""
+    monkeypatch.setenv("DRAFTWOOD_CURVES", str(tmp_path))
+    curve = llama(draft_tokens=5)._engine.curve()
+    chain = llama(speculation="mtp", draft_tokens=5)
+    greedy(chain, 200)
+    chain._engine.stats_reset()
+    greedy(chain, 200)
+    stats = chain.speculation_stats
+    took = (stats.draft_seconds + stats.verify_seconds + stats.commit_seconds) / stats.rounds * 1e6
+    assert 0.5 * took < curve.draft_us[5] + curve.verify_us[6] < 1.5 * took

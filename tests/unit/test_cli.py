@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import ast
 import io
 import os
 import pty
@@ -25,6 +26,7 @@ import pytest
 from click.testing import CliRunner
 from draftwood.cli import _Commands, cli
 from draftwood.cli.doctor import describe, paths, problems
+from draftwood.cli.failure import in_options
 from draftwood.cli.inputs import prompt_text
 from draftwood.cli.progress import Bar, Interrupt
 from draftwood.cli.run import Writer, summary
@@ -85,6 +87,55 @@ def test_our_errors_are_message_and_hint_without_traceback():
     assert result.exit_code == 1
     assert result.stdout == ""
     assert result.stderr == "Error: found 3; expected 2\n\nhint: try 2\n"
+
+
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (["--speculation", "dflash"], "--drafter FILE"),
+        (["--speculation", "off", "--tree-budget", "8"], "leave one of them out"),
+        (["--speculation", "ngram", "--draw-drafts"], "--speculation tree"),
+        (["--speculation", "mtp", "--drafter", "d.gguf"], '--speculation dflash, or "auto"'),
+    ],
+)
+def test_hints_name_options(arguments, hint):
+    result = invoke("run", "no-such-file.gguf", "hi", *arguments)
+    assert result.exit_code == 1
+    assert result.stderr.endswith(f"\n\nhint: {hint}\n")
+
+
+@pytest.mark.parametrize(
+    ("command", "hint", "words"),
+    [
+        ("run", "n_gpu_layers=-1 for all layers", "--n-gpu-layers -1 for all layers"),
+        ("run", "raise n_ctx, or lower draft_tokens", "raise --n-ctx, or lower --draft-tokens"),
+        ("run", "pass a larger n_ctx to Llama(), or stop", "pass a larger --n-ctx, or stop"),
+        ("run", "leave speculation= and drafter= out", "leave --speculation and --drafter out"),
+        ("run", "exact=False, draw_drafts=True", "--no-exact, --draw-drafts"),
+        ("run", 'rpc_servers="127.0.0.1:50052"', "--rpc 127.0.0.1:50052"),
+        ("serve", 'speculation="auto" drafts', "--speculation auto drafts"),
+        ("serve", "n_gpu_layers=-1", "n_gpu_layers=-1"),  # it has no such option
+        ("serve", "Llama(model, drafter=path)", "draftwood run MODEL --drafter FILE"),
+        ("run", "my_n_ctx=3 and a drafter", "my_n_ctx=3 and a drafter"),
+    ],
+)
+def test_a_hint_in_the_words_of_a_command(command, hint, words):
+    assert in_options(hint, cli.commands[command]) == words
+
+
+def test_no_hint_of_the_api_is_left_in_python():
+    hints = []
+    for path in (ROOT / "python" / "draftwood").glob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text("utf-8"))):
+            if isinstance(node, ast.keyword) and node.arg == "hint":
+                hints += [part.value for part in ast.walk(node) if isinstance(part, ast.Constant)]
+    hints = [hint for hint in hints if isinstance(hint, str)]
+    assert "drafter=path" in hints
+    for name in ("run", "tree"):
+        command = cli.commands[name]
+        options = "|".join(option.name for option in command.params if option.name)
+        left = [hint for hint in hints if re.search(rf"\b({options})=", in_options(hint, command))]
+        assert left == []
 
 
 def test_interrupts_end_with_130_and_file_errors_with_one_line():

@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from draftwood.cli import bench, doctor, run, serve, tree
-from draftwood.cli.failure import INTERRUPTED
+from draftwood.cli.failure import INTERRUPTED, said
 from draftwood.errors import DraftwoodError
 
 
@@ -27,7 +27,8 @@ class _Commands(click.Group):
         try:
             return super().invoke(ctx)
         except DraftwoodError as error:
-            raise click.ClickException(str(error)) from error
+            command = self.commands[ctx.invoked_subcommand or ""]
+            raise click.ClickException(said(error, command)) from error
         except KeyboardInterrupt:
             ctx.exit(INTERRUPTED)
         except OSError as error:

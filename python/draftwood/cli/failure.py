@@ -1,14 +1,48 @@
-"""Exit codes, and installation failures in one message."""
+"""Exit codes, errors in the words of a command, and installation failures in one message."""
 
 from __future__ import annotations
 
+import re
 from collections.abc import Iterator
 from contextlib import contextmanager
 
 import click
 
+from draftwood.errors import DraftwoodError
+
 INTERRUPTED = 130
 """After Ctrl-C: 128 and the signal's number, as shells have it."""
+
+_WORDS = {"Llama(model, drafter=path)": "draftwood run MODEL --drafter FILE", " to Llama()": ""}
+_VALUE = r"""=("[^"]*"|'[^']*'|[^\s,;)]+)?"""
+
+
+def said(error: DraftwoodError, command: click.Command) -> str:
+    """Return an error's message, its hint in the words of the command."""
+    return str(DraftwoodError(error.message, error.hint and in_options(error.hint, command)))
+
+
+def in_options(hint: str, command: click.Command) -> str:
+    """Return a hint written for `Llama(...)` with the command's options in place of keyword arguments.
+
+    Options are parameters by their names; a keyword without an option stays. Test: tests/unit/test_cli.py.
+    """
+    for python, words in _WORDS.items():
+        hint = hint.replace(python, words)
+    for option in command.params:
+        if isinstance(option, click.Option) and option.name:
+            hint = re.sub(rf"\b{option.name}{_VALUE}", lambda found, o=option: _given(o, found[1]), hint)  # type: ignore[misc]
+            if "_" in option.name:  # others are words, too
+                hint = re.sub(rf"(?<![\w-]){option.name}(?![\w-])", option.opts[-1], hint)
+    return hint
+
+
+def _given(option: click.Option, value: str | None) -> str:
+    if option.is_flag:
+        off = value == "False" and option.secondary_opts
+        return option.secondary_opts[-1] if off else option.opts[-1]
+    value = "FILE" if value == "path" else (value or "").strip("\"'")
+    return f"{option.opts[-1]} {value}".rstrip()
 
 
 @contextmanager

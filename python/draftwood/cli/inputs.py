@@ -50,9 +50,11 @@ _MODEL = (
     click.option("--tree-budget", type=click.IntRange(MIN_TREE_BUDGET, MAX_TREE_BUDGET),
                  help="Draft trees, verified in up to so many rows, the newest token's included. "
                       f"Default: {DEFAULT_TREE_BUDGET} where drafts are trees."),
+    click.option("--draw-drafts", is_flag=True,
+                 help="Draw drafts at random: the model's distribution, another text for a seed."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
-_SETTINGS = ("n_ctx", "n_gpu_layers", "drafter", "draft_tokens", "tree_budget", "verbose")
+_SETTINGS = ("n_ctx", "n_gpu_layers", "drafter", "draft_tokens", "tree_budget", "draw_drafts", "verbose")
 
 
 def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:

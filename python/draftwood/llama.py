@@ -17,7 +17,7 @@ from typing import Any
 
 import numpy as np
 
-from draftwood import curves, fixes, rpc
+from draftwood import curves, files, fixes, rpc
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.arguments import correct_langchain, raise_batch
@@ -26,8 +26,7 @@ from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
 from draftwood.devices import without_tree_ops
 from draftwood.drafting import make_engine, times_of
-from draftwood.engine import ModelInfo, probe_model
-from draftwood.errors import ClosedError, ModelFileError, OptionError, UnsupportedError
+from draftwood.errors import ClosedError, OptionError, UnsupportedError
 from draftwood.generation import Base, Generation
 from draftwood.options import (
     GIVEN_DRAFT_TOKENS,
@@ -133,7 +132,8 @@ class Llama(Generation):
         }
         tensor_overrides(n_cpu_moe, tensor_buft_overrides)  # refused before anything is read
         model_path = os.fsdecode(model_path)
-        info = _checked_model(model_path)
+        info = files.checked_model(model_path)
+        kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
         if not (draft_model is None or callable(draft_model)):
             raise OptionError(
                 f"found draft_model={draft_model!r}; expected a LlamaDraftModel",
@@ -159,10 +159,10 @@ class Llama(Generation):
             self._raised = raise_batch(
                 kwargs, needed_batch(self._options.draft_tokens, self._plan.tree_budget)
             )
-        super().__init__(model_path, **kwargs)
-        # not given to upstream, which would store the logits of the whole context
-        self.draft_model = draft_model if self._plan.drafter == "given" else None
         try:
+            super().__init__(model_path, **kwargs)
+            # not given to upstream, which would store the logits of the whole context
+            self.draft_model = draft_model if self._plan.drafter == "given" else None
             self._pieces = Pieces(self._model.vocab)
             self._model.detokenize = self._pieces.join  # below every tokenizer of this model
             self._attach_engine()
@@ -197,6 +197,16 @@ class Llama(Generation):
     def context_params(self, params: Any) -> None:
         params.n_rs_seq = self._plan.n_rs_seq
         self._context_params = params
+
+    @property
+    def _lora_adapter(self) -> Any:
+        return self._adapter
+
+    @_lora_adapter.setter
+    def _lora_adapter(self, adapter: Any) -> None:
+        if adapter is not None and not adapter:  # a null pointer; upstream looks for None
+            raise files.no_lora(self.lora_path)
+        self._adapter = adapter
 
     def _attach_engine(self) -> None:
         # upstream sizes these by its argument; llama.cpp rounds the context up
@@ -317,20 +327,6 @@ class Llama(Generation):
             **self._placement,
             **asdict(self._chat_options),
         }
-
-
-def _checked_model(path: str) -> ModelInfo:
-    if not os.path.exists(path):
-        raise ModelFileError(f"Model path does not exist: {path}", hint="check the path")
-    if os.path.isdir(path):
-        raise ModelFileError(f"{path} is a directory; expected a GGUF file", hint="check the path")
-    info = probe_model(path)
-    if info.architecture == "dflash":
-        raise UnsupportedError(
-            f"{path} is a DFlash drafter (architecture 'dflash'), which continues no text by itself",
-            hint="Llama(model, drafter=path), with the model that it was made for",
-        )
-    return info
 
 
 class _Closed:

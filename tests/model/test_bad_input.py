@@ -206,6 +206,34 @@ def test_damaged_headers_end_no_process(gguf, python, tmp_path):
     assert int(done.stdout.split()[-1]) > 50
 
 
+# --- adapters ------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("name", "found"),
+    [
+        ("none.gguf", "LoRA path does not exist"),
+        ("", "is a directory; expected a GGUF"),
+        ("text.md", "is not a GGUF file"),
+        ("model.gguf", "is no LoRA adapter of this model; expected"),
+    ],
+)
+def test_lora_that_is_none(gguf, tmp_path, witness, name, found):
+    """Upstream loads it, and its first decode ends the process: it looks for None in a null pointer."""
+    (tmp_path / "text.md").write_text("# a text")
+    shutil.copyfile(gguf("moe-mtp"), tmp_path / "model.gguf")
+    for path in (str(tmp_path / name), tmp_path / name):
+        with refused(ModelFileError, witness, found, str(tmp_path / name), "hint:"):
+            Llama(gguf("planted-moe"), lora_path=path, **SMALL)
+
+
+def test_no_lora(gguf, witness):
+    for path in (None, ""):
+        llm = Llama(gguf("planted-moe"), lora_path=path, **SMALL)
+        assert take(llm) == witness[1]
+        llm.close()
+
+
 # --- models that cannot draft --------------------------------------------------------------------------
 
 
@@ -445,12 +473,15 @@ def mapped() -> dict[str, int]:
         {"n_ctx": 4, "draft_tokens": 8},
         {"type_v": 8},
         {"embedding": True, "speculation": "mtp"},
+        {"lora_path": "the model"},
         {},
     ],
-    ids=["option", "context", "in llama.cpp", "unsupported", "no error"],
+    ids=["option", "context", "in llama.cpp", "unsupported", "adapter", "no error"],
 )
 def test_nothing_leaks(gguf, arguments):
     path = gguf("moe-mtp")
+    if "lora_path" in arguments:
+        arguments = {"lora_path": path}  # a GGUF, but no adapter
 
     def once():
         try:

@@ -1,0 +1,48 @@
+"""The files that a `Llama` is made from: what is none is refused in words, before anything is loaded.
+
+Must not know: contexts, drafting. Test: tests/model/test_bad_input.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from draftwood.engine import ModelInfo, probe_model
+from draftwood.errors import ModelFileError, UnsupportedError
+
+
+def checked_model(path: str) -> ModelInfo:
+    """Return what a model file's header says. Errors: ModelFileError; UnsupportedError for a drafter."""
+    info = _probed(path, "Model")
+    if info.architecture == "dflash":
+        raise UnsupportedError(
+            f"{path} is a DFlash drafter (architecture 'dflash'), which continues no text by itself",
+            hint="Llama(model, drafter=path), with the model that it was made for",
+        )
+    return info
+
+
+def checked_lora(path: Any) -> str | None:
+    """Return lora_path= as text; None and "" stand for none. Errors: ModelFileError for no GGUF."""
+    if not path:
+        return None
+    path = os.fsdecode(path)
+    _probed(path, "LoRA")
+    return str(path)
+
+
+def no_lora(path: str) -> ModelFileError:
+    """Return the error for a GGUF that llama.cpp could not take as an adapter of the model."""
+    return ModelFileError(
+        f"{path} is no LoRA adapter of this model; expected a GGUF of one that was trained on it",
+        hint="llama.cpp has written what is wrong to stderr; its convert_lora_to_gguf.py makes such files",
+    )
+
+
+def _probed(path: str, kind: str) -> ModelInfo:
+    if not os.path.exists(path):
+        raise ModelFileError(f"{kind} path does not exist: {path}", hint="check the path")
+    if os.path.isdir(path):
+        raise ModelFileError(f"{path} is a directory; expected a GGUF file", hint="check the path")
+    return probe_model(path)

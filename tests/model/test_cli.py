@@ -450,12 +450,18 @@ def test_doctor_knows_a_drafter_file_and_one_that_is_none(gguf, tmp_path):
     assert re.search(r"yes +DFlash drafting\n", done.stdout)
     assert re.search(rf"drafter +dflash, {drafter}\n", done.stdout)
     for other, words in (
-        (model, "architecture 'qwen35moe'; expected a DFlash drafter"),
+        (model, "architecture 'qwen35moe'; expected 'dflash'"),
         (__file__, "no.* GGUF"),
     ):
         done = draftwood("doctor", model, "--drafter", other, text=True)
         assert done.returncode == 1
+        assert re.search(f"no +DFlash drafting: .*{words}", done.stdout)
         assert re.search(f"broken: .*{words}.*\nfix: ", done.stdout)
+    done = draftwood("doctor", drafter, text=True)
+    assert done.returncode == 1
+    assert re.search(
+        r"broken: .* is a DFlash drafter .*\nfix: draftwood run MODEL --drafter FILE", done.stdout
+    )
 
 
 def test_a_library_that_cannot_be_used_is_a_finding(planted, tmp_path, monkeypatch):

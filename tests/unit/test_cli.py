@@ -455,7 +455,7 @@ def facts(**changes: Any) -> dict[str, Any]:
                "devices": [device], "features": {"CPU": ["AVX2"]},
                "rpc": True, "refused": [], "model": None, **changes.pop("library", {})}  # fmt: skip
     return {"draftwood": "9.9.9", "python": "3", "platform": "here", "library_override": None,
-            "library": library, "llama_cpp": {"kind": "absent"},
+            "n_gpu_layers": 0, "library": library, "llama_cpp": {"kind": "absent"},
             "server": {"path": "/bin/llama-server", "runs": True, "said": "version"},
             "rpc_server": "/bin/ggml-rpc-server", **changes}  # fmt: skip
 
@@ -520,6 +520,19 @@ def test_doctor_says_why_cuda_is_not_in_force():
     )
 
 
+def test_doctor_says_that_layers_stay_on_the_cpu_and_what_to_do():
+    assert "layers on a GPU" not in reasons(facts())
+    on, reason = reasons(facts(n_gpu_layers=-1))["layers on a GPU"]
+    assert not on
+    assert reason == 'all stay on the CPU: CUDA is not built in: CMAKE_ARGS="-DGGML_CUDA=on" when installing'
+    reason = reasons(facts(n_gpu_layers=3, build={"cuda": True}))["layers on a GPU"][1]
+    assert reason.startswith("all stay on the CPU: CUDA is built in, but no device answers: see nvidia-smi")
+    for name, backend in (("CUDA0", "CUDA"), ("RPC0", "RPC")):
+        device = {"name": name, "type": "GPU", "backend": backend}
+        given = facts(n_gpu_layers=-1, library={"devices": [device]})
+        assert reasons(given)["layers on a GPU"] == (True, name)
+
+
 MODEL_FACTS = {"path": "m.gguf", "architecture": "qwen35moe", "n_layer_nextn": 1, "n_tensors": 5,
                "file_bytes": 9 << 30, "drafter": "mtp", "drafter_path": None, "reason": "", "draft_tokens": 5,
                "smallest_n_batch": 7, "recurrent_snapshots": 0, "tree_refusal": ""}  # fmt: skip
@@ -556,6 +569,14 @@ def test_doctor_counts_what_was_asked_for_and_refused_as_broken():
     found, words = judged(facts(library={"refused": [refused]}))
     assert found == [refused]
     assert "no RPC server answers at a:1\nfix: start one" in words
+
+
+def test_doctor_counts_a_drafter_that_does_not_fit_as_broken():
+    refused = {"found": "the drafter reads layer 9", "fix": "another"}
+    model = {**MODEL_FACTS, "drafter": "none", "drafter_path": "d.gguf", "reason": refused["found"]}
+    given = facts(library={"model": {**model, "refused": [refused]}})
+    assert judged(given)[0] == [refused]
+    assert reasons(given)["DFlash drafting"] == (False, refused["found"])
 
 
 def test_doctor_takes_a_drafter_for_a_model_only():

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from draftwood.cli.failure import in_options
 from draftwood.cli.serve import program
 
 Facts = dict[str, Any]
@@ -42,7 +43,9 @@ def command(ctx: click.Context, /, model: str | None, as_json: bool, **wishes: A
         raise click.UsageError("found --drafter without MODEL; expected the model that it drafts for")
     facts = examine({"model": model, **wishes})
     facts["paths"] = paths(facts)
-    facts["problems"] = problems(facts)
+    facts["problems"] = [
+        {**problem, "fix": in_options(problem["fix"], ctx.command)} for problem in problems(facts)
+    ]
     click.echo(json.dumps(facts, indent=1) if as_json else describe(facts))
     if facts["problems"]:
         ctx.exit(1)
@@ -57,6 +60,7 @@ def examine(wishes: Facts) -> Facts:
         "draftwood": metadata.version("draftwood"),
         "python": f"{platform.python_version()} at {sys.executable}",
         "platform": platform.platform(),
+        "n_gpu_layers": wishes["n_gpu_layers"],
         "library": _library(wishes),
         "library_override": os.environ.get(_OVERRIDE),
         "llama_cpp": _llama_cpp(),
@@ -119,7 +123,7 @@ def problems(facts: Facts) -> list[dict[str, str]]:
     model = facts["library"].get("model")
     if model and "error" in model:
         found.append(_problem(model["error"], model["hint"] or "another file"))
-    return found
+    return [*found, *(model or {}).get("refused", [])]
 
 
 def _problem(found: str, fix: str) -> dict[str, str]:
@@ -170,7 +174,9 @@ def paths(facts: Facts) -> list[Facts]:
     exact = "on the CPU, with exact=True (default)"
     if gpus:
         exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
+    layers = [_layers(gpus, build["cuda"])] if facts["n_gpu_layers"] != 0 else []
     return [
+        *layers,
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
         _drafting(library["model"]),
         _trees(library["model"]),
@@ -187,7 +193,7 @@ def _drafting(model: Facts | None) -> Facts:
     if model is None:
         return _path("MTP drafting", True, "for qwen35 and qwen35moe files with an MTP block")
     if "error" in model:
-        return _path("MTP drafting", False, "the model file cannot be read")
+        return _path("MTP drafting", False, "the model file cannot be used")
     name = "MTP drafting" if model["drafter_path"] is None else "DFlash drafting"
     return _path(name, model["drafter"] != "none", model["reason"])
 
@@ -205,6 +211,14 @@ def _trees(model: Facts | None) -> Facts:
     return _path(
         name, True, "a verify only reads the recurrent state, and a commit applies what was accepted"
     )
+
+
+def _layers(gpus: list[str], cuda: bool) -> Facts:
+    """Say where --n-gpu-layers puts layers: llama.cpp keeps them without a word where there is no GPU."""
+    name = "layers on a GPU"
+    if gpus:
+        return _path(name, True, ", ".join(gpus))
+    return _path(name, False, f"all stay on the CPU: CUDA is {_cuda_reason(cuda, [])}")
 
 
 def _cuda_reason(built: bool, gpus: list[str]) -> str:
@@ -277,7 +291,7 @@ def _model_lines(library: Facts) -> list[str]:
         ),
     ]
     drafter = model["drafter"] if model["drafter"] != "none" else f"none: {model['reason']}"
-    drafter += f", {model['drafter_path']}" if model["drafter_path"] else ""
+    drafter += f", {model['drafter_path']}" if model["drafter"] == "dflash" else ""
     lines.append(_line("drafter", drafter))
     if model["drafter"] != "none":
         needs = f"{model['recurrent_snapshots']} recurrent snapshots, n_batch and n_ubatch at least"

@@ -8,6 +8,8 @@ from __future__ import annotations
 
 import json
 import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -15,10 +17,12 @@ from typing import Any
 from draftwood import _capi, rpc
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.cli.fit import check_fit
 from draftwood.devices import describe, devices, without_tree_ops
-from draftwood.engine import build_info, probe_model
-from draftwood.errors import DraftwoodError, ModelFileError
-from draftwood.options import Options, needed_batch, plan
+from draftwood.engine import build_info
+from draftwood.errors import DraftwoodError
+from draftwood.files import checked_model
+from draftwood.options import Options, Plan, needed_batch, plan
 
 
 def features() -> dict[str, list[str]]:
@@ -56,10 +60,15 @@ def model_facts(
     """
     options = Options(drafter=drafter)
     try:
-        info = probe_model(path)
-    except ModelFileError as error:
+        info = checked_model(path)
+    except DraftwoodError as error:
         return {"path": path, "error": error.message, "hint": error.hint}
     planned = plan(options, info, {"n_gpu_layers": n_gpu_layers}, without_tree_ops=bool(layer_devices))
+    refused: list[dict[str, str]] = []
+    if drafter and planned.drafter == "dflash":
+        with _noted(refused):
+            check_fit(drafter, path)
+        planned = Plan("none", refused[0]["found"], 0) if refused else planned
     needed = needed_batch(options.draft_tokens, 0)  # trees of "auto" fit themselves to the batch
     return {
         "path": path,
@@ -67,6 +76,7 @@ def model_facts(
         "drafter": planned.drafter,
         "drafter_path": drafter,
         "reason": planned.reason,
+        "refused": refused,
         "draft_tokens": options.draft_tokens,
         "smallest_n_batch": 1 if planned.drafter == "none" else needed,
         "recurrent_snapshots": planned.n_rs_seq,
@@ -74,12 +84,13 @@ def model_facts(
     }
 
 
-def _dflash_file(path: str) -> str:
-    """Return the path of a DFlash drafter's GGUF. Errors: ModelFileError for another file."""
-    found = probe_model(path).architecture
-    if found != "dflash":
-        raise ModelFileError(f"{path} has architecture {found!r}; expected a DFlash drafter ('dflash')")
-    return path
+@contextmanager
+def _noted(refused: list[dict[str, str]]) -> Iterator[None]:
+    """Add what is refused in here as a problem: {"found": ..., "fix": ...}."""
+    try:
+        yield
+    except DraftwoodError as error:
+        refused.append({"found": error.message, "fix": error.hint or "leave the option out"})
 
 
 def tree_refusal(snapshots: int, n_gpu_layers: int, layer_devices: list[str]) -> str:
@@ -97,14 +108,10 @@ def facts(
 ) -> dict[str, Any]:
     """Return everything that only the loaded library can tell; arguments as those of `Llama`."""
     remote: list[dict[str, Any]] = []
-    refused = []
-    try:
+    refused: list[dict[str, str]] = []
+    with _noted(refused):
         servers = rpc.connect(rpc_servers, n_gpu_layers)
         remote = [describe(device) for device in servers.devices] if servers else []
-        drafter = _dflash_file(drafter) if drafter else None
-    except DraftwoodError as error:
-        refused.append({"found": error.message, "fix": error.hint or "leave the option out"})
-        drafter = None
     names = [device["name"] for device in (*remote, *map(describe, without_tree_ops()))]
     return {
         "build": build_info(),

@@ -9,6 +9,8 @@
 
 namespace {
 
+constexpr size_t to_spare = size_t(32) << 20; // bytes of a device
+
 // a scheduler over the same backends, without buffers yet
 ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context & ctx) {
     std::vector<ggml_backend_t>             backends;
@@ -25,15 +27,40 @@ ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context &
 
 } // namespace
 
-void dw_graph_store::select(int64_t n_rows, int32_t variant, llm_graph_result_ptr & result,
+void dw_graph_store::select(int64_t n_rows, int32_t variant, bool verifies, llm_graph_result_ptr & result,
                             llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) {
-    result_         = &result;
-    reusable_       = &reusable;
-    sched_          = &sched;
-    const bool kept = n_rows > 0 && (variant != 0 || n_rows <= max_rows);
-    swap_to(kept ? shape{ variant, n_rows } : shape{});
+    result_        = &result;
+    reusable_      = &reusable;
+    sched_         = &sched;
+    const bool own = n_rows == 0 || short_of_memory() || (variant == 0 && n_rows > max_rows);
+    swap_to(own ? shape{} : shape{ variant, n_rows });
+    if (own) {
+        enter_own(verifies ? variant : 0);
+    }
     wait_for_copies();
     is_allocated_ = false;
+}
+
+// llama.cpp compares sizes only, when it looks whether a graph can be reused.
+void dw_graph_store::enter_own(int32_t variant) {
+    if (own_variant_ != variant) {
+        *reusable_   = nullptr;
+        own_variant_ = variant;
+    }
+}
+
+bool dw_graph_store::fits() const {
+    for (int i = 0; current_ != shape{} && i < ggml_backend_sched_get_n_backends(sched_->get()); ++i) {
+        ggml_backend_dev_t dev  = ggml_backend_get_device(ggml_backend_sched_get_backend(sched_->get(), i));
+        size_t             free = 0, total = 0;
+        if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
+            ggml_backend_dev_memory(dev, &free, &total);
+        }
+        if (total > 0 && free < to_spare) {
+            return false;
+        }
+    }
+    return true;
 }
 
 void dw_graph_store::copied(ggml_backend_t backend) {
@@ -65,7 +92,8 @@ void dw_graph_store::notice_changes() {
     }
     if (seen_ && seen_ != sched_->get()) {
         slots_.clear();
-        current_ = {};
+        current_     = {};
+        own_variant_ = 0;
     }
     if (!is_allocated_ && seen_ == sched_->get()) {
         mend();
@@ -140,5 +168,8 @@ void dw_graph_store::forget_verifies() {
     restore();
     for (auto it = slots_.begin(); it != slots_.end();) {
         it = it->first.first != 0 ? slots_.erase(it) : std::next(it);
+    }
+    if (sched_) {
+        enter_own(0);
     }
 }

@@ -24,22 +24,23 @@ class dw_graph_store {
     dw_graph_store(const dw_graph_store &)             = delete;
     dw_graph_store & operator=(const dw_graph_store &) = delete;
 
-    // A decode of n_rows rows comes (0: part of a prompt, which takes the context's own graph), with a graph of this
-    // variant (dw_verify_graph; 0: llama.cpp's own). The three are llama_context's members, the result that of batches
-    // with outputs.
-    void select(int64_t n_rows, int32_t variant, llm_graph_result_ptr & result, llm_graph_result *& reusable,
-                ggml_backend_sched_ptr & sched);
+    // A decode of n_rows rows comes (0: part of a prompt, which takes the context's own graph), a verify or not, with a
+    // graph of this variant (dw_verify_graph, dw_state; 0: llama.cpp's own). The three are llama_context's members, the
+    // result that of batches with outputs. Where the last graph found no memory, all take turns in the context's own
+    // place from now on, with the memory that llama.cpp set aside.
+    void select(int64_t n_rows, int32_t variant, bool verifies, llm_graph_result_ptr & result,
+                llm_graph_result *& reusable, ggml_backend_sched_ptr & sched);
 
-    // The selected graph has its memory. Where it found none the next select() puts all right, and from then on graphs
-    // are kept for verifies only: the context's own has the memory that llama.cpp set aside for it.
+    // The selected graph has its memory; if it is another than the context's own, does the device have some to spare
+    // for what computes it? ggml-cuda ends the process where it has none.
+    bool fits() const;
+    // it is about to be computed
     void allocated() noexcept { is_allocated_ = true; }
+    bool short_of_memory() const noexcept { return short_of_memory_ || !is_allocated_; }
 
     // An input of the selected graph is on its way to the device of `backend`: select() waits until it is there, before
     // the next one is written over it.
     void copied(ggml_backend_t backend);
-
-    // no memory was found for a graph: but verifies' ones, none is worth another
-    bool short_of_memory() const noexcept { return short_of_memory_ || !is_allocated_; }
 
     // hand the context its own ones back
     void restore();
@@ -69,6 +70,7 @@ class dw_graph_store {
 
     void notice_changes();
     void mend();
+    void enter_own(int32_t variant);
     void wait_for_copies();
     void swap_to(shape wanted);
     void drop_oldest();
@@ -85,4 +87,5 @@ class dw_graph_store {
     bool                 distrusted_      = false;
     bool                 is_allocated_    = true;
     bool                 short_of_memory_ = false;
+    int32_t              own_variant_     = 0; // of the graph in the context's own place
 };

@@ -203,12 +203,16 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
         dw_hook_read(dw);
     }
     try {
-        const bool own = !has_outputs || (!dw->verify && dw->graphs->short_of_memory());
-        dw->graphs->select(own ? 0 : n_rows, dw->verify ? dw->verify->variant() : dw->variant, result, reusable, sched);
+        const int32_t variant = dw->verify ? dw->verify->variant() : dw->variant;
+        dw->graphs->select(has_outputs ? n_rows : 0, variant, dw->verify != nullptr, result, reusable, sched);
     } catch (const std::exception &) {
         reusable = nullptr; // no memory for another graph: llama.cpp rebuilds, as it always did
         dw->graphs->distrust();
     }
+}
+
+bool dw_hook_fits(const dw_state * dw) noexcept {
+    return !dw || !dw->graphs || dw->graphs->fits();
 }
 
 void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept {

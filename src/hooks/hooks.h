@@ -157,6 +157,10 @@ void dw_hook_decode(dw_state * dw) noexcept;
 void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_result_ptr & result,
                    llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) noexcept;
 
+// llama_context::process_ubatch, where a new graph was given its memory: false if it must not be computed with so
+// little left.
+bool dw_hook_fits(const dw_state * dw) noexcept;
+
 // llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows, and mask them.
 // backend_cpu may be nullptr.
 void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;

@@ -76,7 +76,8 @@ void engine::shorten() {
     }
 }
 
-// False where there was no memory for so many rows: the context is as before, and may have fewer from now on.
+// False where there was no memory for so many rows: the context is as before, and finds it elsewhere or may have fewer
+// from now on.
 bool engine::try_verify(const std::vector<engine *> & engines) {
     target_context &                context = engines[0]->sequence_.context();
     const int32_t                   n_rows  = rows_together(engines);
@@ -91,7 +92,8 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
         each->walk_     = {};
         each->lost_     = true;
     }
-    const int64_t start_us = ggml_time_us();
+    const int64_t start_us  = ggml_time_us();
+    const bool    was_short = context.short_of_memory();
     try {
         for (engine * each : engines) {
             each->feed_draft(n_rows, /*alone*/ engines.size() == 1);
@@ -105,7 +107,9 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
             each->sequence_.unknown();
         }
         if (e.code() == DW_ERR_MEMORY && undone) {
-            context.limit_rows(n_rows * (int32_t) engines.size());
+            if (context.short_of_memory() == was_short) { // else there is what llama.cpp set aside
+                context.limit_rows(n_rows * (int32_t) engines.size());
+            }
             return false;
         }
         throw;

@@ -61,6 +61,8 @@ class target_context : public std::enable_shared_from_this<target_context> {
     // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
 
+    // whether graphs take turns in the memory that llama.cpp set aside (graphs.h)
+    bool short_of_memory() const { return graphs_.short_of_memory(); }
     // rows that a verify may have in all, since a larger one found no memory for its graph
     int32_t row_limit() const { return row_limit_; }
     // a verify of n_rows rows in all found none: the next may have as many as the next smaller bucket, 1 at least

@@ -80,17 +80,21 @@ def text(shim, path, spare: int, first: int = 0) -> tuple[list[int], int]:
     return tokens, limit
 
 
-def test_rounds_go_on_with_fewer_rows(gguf, shim):
+def test_rounds_go_on_in_the_memory_set_aside(gguf, shim):
+    """No verify has memory for a graph of its own; what llama.cpp holds for prompts has room for 64 rows."""
     path = gguf("moe-mtp")
-    expected, unlimited = text(shim, path, 0)
-    assert unlimited == 0
-    limits = []
-    for spare in (4096, 1024, 512):
-        tokens, limit = text(shim, path, spare)
-        assert tokens == expected, spare
-        limits.append(limit or 64)
-    assert limits == sorted(limits, reverse=True)
-    assert 1 < limits[-1] < 64, limits
+    expected = text(shim, path, 0)
+    assert expected[1] == 0
+    for spare in (4096, 1024, 512, 256):
+        assert text(shim, path, spare) == expected
+
+
+def test_rounds_go_on_with_fewer_rows(gguf, shim):
+    """What a verify hands over has no room either."""
+    path = gguf("moe-mtp")
+    tokens, limit = text(shim, path, 128)
+    assert tokens == text(shim, path, 0)[0]
+    assert 1 < limit < 64
 
 
 @pytest.mark.parametrize("spare", [64, 16, 4])

@@ -167,6 +167,19 @@ def test_summary_is_the_last_and_only_line_on_stderr(planted):
     ), done.stderr
 
 
+def test_the_summary_is_a_line_of_its_own_where_text_and_figures_meet():
+    trained = str(ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf")
+    for n, added in (("2", b""), ("5", b"\n")):  # the second token ends a line
+        options = ["run", trained, "def f(", "--raw", "--temp", "0", "--threads", "1", "-n", n]
+        text = draftwood(*options).stdout
+        assert text.endswith(b"\n") == (not added)
+        seen = subprocess.run(
+            [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=True,
+            env=ENVIRONMENT,
+        ).stdout  # fmt: skip
+        assert seen.startswith(text + added + f"{n} tokens, ".encode()), seen
+
+
 def test_json_holds_text_figures_and_counters(planted):
     began = time.monotonic()
     found = run_json(planted, PROMPT, "-n", str(N), "--temp", "0", "--speculation", "mtp")

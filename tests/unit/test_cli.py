@@ -29,7 +29,7 @@ from draftwood.cli.doctor import describe, paths, problems
 from draftwood.cli.failure import in_options
 from draftwood.cli.inputs import prompt_text
 from draftwood.cli.progress import Bar, Interrupt
-from draftwood.cli.run import Writer, summary
+from draftwood.cli.run import Writer, outputs_meet, summary
 from draftwood.cli.serve import command_line
 from draftwood.errors import OptionError, UnsupportedError
 
@@ -172,6 +172,12 @@ def test_wrong_usage_exits_with_2(arguments):
     assert "Error: " in result.stderr
 
 
+def test_help_says_that_no_number_of_tokens_is_no_limit():
+    assert "0 or less, the default: only at the text's end" in " ".join(
+        invoke("run", "--help").output.split()
+    )
+
+
 def test_a_prompt_must_be_text(tmp_path):
     path = tmp_path / "prompt"
     path.write_bytes(b"\xff\xfe")
@@ -197,6 +203,40 @@ def test_a_prompt_from_stdin_or_a_file_loses_one_newline(monkeypatch, given, exp
 
 
 # ---- run: what is written ----
+
+
+def test_a_writer_knows_whether_its_last_line_ended(monkeypatch):
+    for pieces in ([b"ab\n"], [b"ab", b"\n"], [b"ab\n", b"\xe2"], []):
+        output(monkeypatch)
+        with Writer(marks=True) as writer:
+            for piece in pieces:
+                writer.write(piece, False)
+        assert writer.at_line_start
+    output(monkeypatch)
+    with Writer(marks=True) as writer:
+        writer.write(b"\nab", False)
+    assert not writer.at_line_start
+
+
+def test_outputs_meet_in_one_file_and_on_a_terminal_behind_a_pipe(monkeypatch, tmp_path):
+    read, write = os.pipe()
+    master, slave = pty.openpty()
+    with (
+        (tmp_path / "a").open("w") as a,
+        (tmp_path / "b").open("w") as b,
+        os.fdopen(read, "rb"),
+        os.fdopen(write, "w") as pipe,
+        os.fdopen(master, "rb"),
+        os.fdopen(slave, "w") as screen,
+    ):
+        pairs = [(a, a), (pipe, pipe), (pipe, screen), (a, b), (a, screen), (pipe, a), (io.StringIO(), a)]
+        met = []
+        for stdout, stderr in pairs:
+            with monkeypatch.context() as patch:
+                patch.setattr("sys.stdout", stdout)
+                patch.setattr("sys.stderr", stderr)
+                met.append(outputs_meet())
+    assert met == [True, True, True, False, False, False, False]
 
 
 def output(monkeypatch, *, terminal: bool = False) -> io.BytesIO:
@@ -376,12 +416,18 @@ def test_an_ignored_ctrl_c_stays_ignored():
 MTP = ["--spec-type", "draft-mtp"]
 
 
+def header(**changes: Any) -> SimpleNamespace:
+    found = {"architecture": "qwen35moe", "n_layer_nextn": 1, "can_draft_mtp": True, **changes}
+    return SimpleNamespace(**found)
+
+
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     """An existing file whose header has an MTP block, as far as `serve` can see."""
-    for name in ("LLAMA_ARG_MODEL", *serve_module._DRAFT_VARIABLES):
+    variables = (*serve_module._DRAFT_VARIABLES, *serve_module._SOURCE_VARIABLES)
+    for name in ("LLAMA_ARG_MODEL", *variables):
         monkeypatch.delenv(name, raising=False)
-    monkeypatch.setattr(serve_module, "_drafter", lambda path, speculation: "mtp")
+    monkeypatch.setattr(serve_module, "_header", lambda path: header())
     path = tmp_path / "model.gguf"
     path.touch()
     return str(path)
@@ -399,8 +445,33 @@ def test_serve_passes_everything_else_unchanged(model):
     assert command_line([model], "ngram") == ["-m", model, "--spec-type", "ngram-simple"]
     for flags in (["--spec-type", "none"], ["--spec_type", "none"], ["-md", "draft.gguf"], ["-hfd", "a/b"]):
         assert command_line([model, *flags], "auto") == ["-m", model, *flags]
-    for flags in (["-h"], ["--version"], ["-hf", "a/b", "-ngl", "9"], ["-m", "/nowhere.gguf"], []):
+    for flags in (["-h"], ["--version"], ["-hf", "a/b", "-ngl", "9"], []):
         assert command_line(flags, "auto") == flags
+
+
+@pytest.mark.parametrize("speculation", ["auto", "off", "mtp", "ngram"])
+def test_serve_refuses_what_is_no_model_before_the_server_starts(monkeypatch, tmp_path, speculation):
+    for name in ("LLAMA_ARG_MODEL", *serve_module._DRAFT_VARIABLES, *serve_module._SOURCE_VARIABLES):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr(os, "execv", lambda path, command: pytest.fail(f"started {command}"))
+    path = tmp_path / "nope.gguf"
+    for arguments in ([str(path)], ["-m", str(path)], [str(path), "--spec-type", "none"]):
+        result = invoke("serve", *arguments, "--speculation", speculation)
+        expected = f"Error: Model path does not exist: {path}\n\nhint: check the path\n"
+        assert (result.exit_code, result.stderr) == (1, expected)
+    path.write_bytes(b"GGUF damaged")
+    result = invoke("serve", str(path), "--speculation", speculation)
+    assert result.exit_code == 1
+    assert "damaged or cut-off header" in result.stderr
+
+
+def test_serve_leaves_a_file_that_is_still_to_be_downloaded_to_the_server(model, monkeypatch):
+    for source in (["-mu", "http://x/y.gguf"], ["--hf_repo", "a/b"], ["-dr", "a"]):
+        flags = ["-m", "/nowhere.gguf", *source]
+        assert command_line(flags, "auto") == flags
+        assert command_line(["-m", model, *source], "auto") == ["-m", model, *source, *MTP]
+    monkeypatch.setenv("LLAMA_ARG_HF_REPO", "a/b")
+    assert command_line(["-m", "/nowhere.gguf"], "auto") == ["-m", "/nowhere.gguf"]
 
 
 @pytest.mark.parametrize("speculation", ["tree", "dflash"])
@@ -418,7 +489,7 @@ def test_serve_heeds_llama_servers_variables(model, monkeypatch):
 
 
 def test_serve_without_mtp_in_the_model(model, monkeypatch, capsys):
-    monkeypatch.setattr(serve_module, "_drafter", lambda path, speculation: "none")
+    monkeypatch.setattr(serve_module, "_header", lambda path: header(n_layer_nextn=0))
     assert command_line([model], "auto") == ["-m", model]
     assert capsys.readouterr().err == ""
     with pytest.raises(UnsupportedError, match="needs a model file"):
@@ -604,7 +675,7 @@ def test_doctor_exits_with_1_only_if_something_is_broken(monkeypatch):
 
 def test_every_variable_that_the_code_reads_is_documented():
     reads = re.compile(r"""(?:environ(?:\.get)?|getenv)[\[(]\s*["'](\w+)["'](?!\] = )""")
-    names = set(serve_module._DRAFT_VARIABLES) | {doctor_module._OVERRIDE}
+    names = {*serve_module._DRAFT_VARIABLES, *serve_module._SOURCE_VARIABLES} | {doctor_module._OVERRIDE}
     for folder, pattern in (("python", "*.py"), ("_build", "*.py"), ("tools", "*.py"), ("tests", "*.py"),
                             ("bench", "*.py"), ("src", "*.cpp")):  # fmt: skip
         for path in (ROOT / folder).rglob(pattern):

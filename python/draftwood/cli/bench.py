@@ -42,14 +42,16 @@ def _claims(_: click.Context, __: click.Parameter, values: tuple[str, ...]) -> l
 
 
 def _claim(value: str) -> tuple[str, float]:
-    mode, _, ratio = value.partition(":")
+    mode, sign, text = value.partition(":")
+    if sign and mode not in MODES:
+        raise click.BadParameter(f"found the mode {mode!r}; expected one of {','.join(MODES)}")
     try:
-        claim = mode, float(ratio)
+        ratio = float(text)
     except ValueError:
-        claim = mode, 0.0
-    if claim[0] not in MODES or not 0.0 < claim[1] < 1000.0:
+        ratio = 0.0
+    if not 0.0 < ratio < 1000.0:
         raise click.BadParameter(f"found {value!r}; expected MODE:RATIO, such as auto:0.97")
-    return claim
+    return mode, ratio
 
 
 def _file(**settings: Any) -> click.Path:

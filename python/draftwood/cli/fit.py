@@ -134,7 +134,9 @@ def _kind(ours: _Header, path: str) -> Iterator[str]:
         )
     n_rot = ours.number("dflash.rope.dimension_count")
     if n_rot % 2 or 0 < size < n_rot:
-        yield f"the drafter {path} rotates {n_rot} values of a head of {size}; expected an even number of them"
+        yield (
+            f"the drafter {path} rotates {n_rot} values of a head of {size}; expected an even number of them"
+        )
 
 
 def _vocabulary(ours: _Header, theirs: _Header) -> Iterator[str]:

@@ -5,6 +5,8 @@ from __future__ import annotations
 import codecs
 import contextlib
 import json
+import os
+import stat
 import sys
 from typing import IO, TYPE_CHECKING, Any
 
@@ -30,7 +32,7 @@ _MODEL = ("speculation", "draft_p_min", "exact", "rpc_servers")
 @click.command("run")
 @prompt_options
 @click.option("-n", "--max-tokens", type=int, default=-1,
-              help="Stop after so many tokens. Default: at the text's end.")  # fmt: skip
+              help="Stop after so many tokens; 0 or less, the default: only at the text's end.")  # fmt: skip
 @click.option("--temp", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: greedy.")
 @click.option("--top-k", type=int, default=40, show_default=True)
 @click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
@@ -69,10 +71,21 @@ def command(
         if options["as_json"]:
             click.echo(json.dumps(_as_dict(report, writer.text, options["seed"], templated)))
         else:
+            if not writer.at_line_start and outputs_meet():
+                click.echo(err=True)
             line = summary(report, templated=templated, marked=writer.marking)
             click.echo(click.style(line, dim=True), err=True)
     if report.finish == "interrupt":
         ctx.exit(INTERRUPTED)
+
+
+def outputs_meet() -> bool:
+    """Tell whether text and figures are seen together: in one file, or a pipe's reader shows them."""
+    try:
+        out, err = (os.fstat(stream.fileno()) for stream in (sys.stdout, sys.stderr))
+    except OSError:  # not files at all
+        return False
+    return os.path.samestat(out, err) or (stat.S_ISFIFO(out.st_mode) and sys.stderr.isatty())
 
 
 class Writer:
@@ -87,7 +100,8 @@ class Writer:
         self._held: list[str] | None = [] if held else None
         self._terminal = sys.stdout.isatty() and not held
         self._style: Any = None
-        self._at_line_start = True
+        self.at_line_start = True
+        """Whether what was written ends a line, or is nothing."""
         if marks and self._terminal:
             from rich.color import ColorSystem
             from rich.console import COLOR_SYSTEMS, Console
@@ -118,7 +132,7 @@ class Writer:
             text = text.translate(_CONTROLS)
         if not text:
             return
-        self._at_line_start = text.endswith("\n")
+        self.at_line_start = text.endswith("\n")
         if from_draft and self._style is not None:
             text = self._style.render(text, color_system=self._system)
         out = sys.stdout.buffer
@@ -131,7 +145,7 @@ class Writer:
     def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
         if kind is None:
             self.write(b"", False, final=True)
-        if kind is None and self._terminal and not self._at_line_start:
+        if kind is None and self._terminal and not self.at_line_start:
             self.write(b"\n", False)
 
 

@@ -7,13 +7,16 @@ import sys
 from importlib import resources
 from itertools import pairwise
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 import click
 
 from draftwood.cli.failure import library_needed
 from draftwood.errors import UnsupportedError
 from draftwood.options import SPECULATIONS, Options, plan
+
+if TYPE_CHECKING:
+    from draftwood.engine import ModelInfo
 
 _MODEL_FLAGS = ("-m", "--model")
 # a user who gives one of these has chosen a drafter; names from common/arg.cpp at the pin
@@ -30,6 +33,9 @@ _DRAFT_FLAGS = frozenset(
     )
 )
 _DRAFT_VARIABLES = ("LLAMA_ARG_SPEC_TYPE", "LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
+# a model file that is not there yet may come from one of these
+_SOURCE_FLAGS = frozenset(("-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"))
+_SOURCE_VARIABLES = ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCKER_REPO")
 _NOT_IN_LLAMA_SERVER = ("dflash", "tree")
 _MTP = ("--spec-type", "draft-mtp")
 _NGRAM = ("--spec-type", "ngram-simple")
@@ -73,22 +79,27 @@ def command(arguments: tuple[str, ...], speculation: str) -> None:
 
 
 def command_line(arguments: list[str], speculation: str) -> list[str]:
-    """Return llama-server's arguments: -m before a model that came first, --spec-type where MTP can draft."""
+    """Return llama-server's arguments: -m before a model that came first, --spec-type where MTP can draft.
+
+    Errors: as `Llama` raises for a file that is missing, damaged or no model; UnsupportedError.
+    """
     if arguments and not arguments[0].startswith("-"):
         arguments = ["-m", *arguments]
-    if speculation == "off" or _chose_a_drafter(arguments):
+    path = _model(arguments)
+    info = None if path is None else _header(path)
+    if speculation == "off" or _given(arguments, _DRAFT_FLAGS, _DRAFT_VARIABLES):
         return arguments
     if speculation == "ngram":
         return [*arguments, *_NGRAM]
-    path = _model(arguments)
-    if path is None or not os.path.isfile(path):
+    if info is None:
         if speculation == "mtp":
             raise UnsupportedError(
                 f"--speculation mtp needs a model file to look into; found {path or 'none'}",
                 hint="name it first, or pass llama-server's own --spec-type draft-mtp",
             )
         return arguments
-    if _drafter(path, speculation) != "mtp":
+    wished: Any = speculation
+    if plan(Options(wished), info, {}).drafter != "mtp":
         return arguments
     click.echo(
         f"draftwood: {path} has an MTP block, adding {' '.join(_MTP)} (--speculation off: without)", err=True
@@ -101,21 +112,21 @@ def _flag(argument: str) -> str:
     return argument.replace("_", "-") if argument.startswith("--") else argument
 
 
-def _chose_a_drafter(arguments: list[str]) -> bool:
-    return any(_flag(a) in _DRAFT_FLAGS for a in arguments) or any(
-        os.environ.get(v) for v in _DRAFT_VARIABLES
-    )
+def _given(arguments: list[str], flags: frozenset[str], variables: tuple[str, ...]) -> bool:
+    return any(_flag(a) in flags for a in arguments) or any(os.environ.get(v) for v in variables)
 
 
 def _model(arguments: list[str]) -> str | None:
+    """Return the file that will be loaded; None where there is none, or it is still to be downloaded."""
     path = os.environ.get("LLAMA_ARG_MODEL")
     for flag, value in pairwise(arguments):
         if _flag(flag) in _MODEL_FLAGS:
             path = value
-    return path
+    absent = path is None or not os.path.exists(path)
+    return None if absent and _given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES) else path
 
 
-def _drafter(path: str, speculation: Any) -> str:
+def _header(path: str) -> ModelInfo:
     with library_needed():
-        from draftwood.engine import probe_model
-    return plan(Options(speculation=speculation), probe_model(path), {}).drafter
+        from draftwood.files import checked_model
+    return checked_model(path)

@@ -5,6 +5,9 @@ python examples/langchain_completion.py MODEL.gguf "def fibonacci(n):"
 
 import sys
 
+if __name__ == "__main__" and len(sys.argv) != 3:
+    sys.exit(f"usage: {(__doc__ or '').splitlines()[2]}")
+
 import draftwood
 
 draftwood.install()  # before anything imports llama_cpp; needed only beside an installed llama-cpp-python

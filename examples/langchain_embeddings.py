@@ -6,6 +6,9 @@ python examples/langchain_embeddings.py MODEL.gguf "a lighthouse" "a boat" "a ta
 import math
 import sys
 
+if __name__ == "__main__" and len(sys.argv) < 4:
+    sys.exit(f"usage: {(__doc__ or '').splitlines()[2]}")
+
 import draftwood
 
 draftwood.install()  # before anything imports llama_cpp; needed only beside an installed llama-cpp-python

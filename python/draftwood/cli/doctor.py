@@ -23,7 +23,7 @@ from draftwood.cli.serve import program
 
 Facts = dict[str, Any]
 
-_REINSTALL = "pip install --force-reinstall --no-cache-dir draftwood   (or the path of its wheel or checkout)"
+_REINSTALL = "pip install --force-reinstall --no-cache-dir PATH   (of draftwood's checkout, or of its wheel)"
 _OVERRIDE = "DRAFTWOOD_LIB_PATH"
 
 

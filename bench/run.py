@@ -78,7 +78,10 @@ def run(names: tuple[str, ...], wanted: tuple[str, ...], work: Path, out: Path |
 def _chosen(known: dict[str, cases.Case], wanted: tuple[str, ...]) -> list[cases.Case]:
     unknown = [name for name in wanted if name not in known]
     if unknown:
-        raise BenchError(f"found --case {unknown[0]}; expected one of {', '.join(known)}")
+        raise BenchError(
+            f"found --case {unknown[0]}; expected one of {', '.join(known)}",
+            hint="without it all run",
+        )
     return [case for name, case in known.items() if not wanted or name in wanted]
 
 
@@ -130,7 +133,9 @@ def check(file: Path | None, real: Path | None, folder: Path) -> None:
 def _shown(file: Path, real: Path | None) -> bool:
     """Print a verdict on each line; return whether all hold."""
     path = real or file.with_name(file.name.replace("gpu-", "tiny-moe-f16-"))
-    verdicts = claims.judge(cases.read(), results.read(file), results.read(path))
+    found = results.read(file)
+    rows.check(file, found)
+    verdicts = claims.judge(cases.read(), found, results.read(path))
     click.echo(file.name)
     for verdict in verdicts:
         word = {True: "holds", False: "FAILED", None: "not measured"}[verdict.holds]

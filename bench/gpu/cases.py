@@ -55,7 +55,7 @@ class Case:
     """Rounds of a timed segment; plain decode takes as many steps."""
     repeats: int = 4
     part_rounds: int = 64
-    """Rounds whose drafts and forward passes are timed one by one."""
+    """Rounds whose drafts and forward passes are timed one by one, `rounds` at most."""
     warm: int = 8
     """Rounds before each segment's clock starts."""
     restarts: int = 2
@@ -111,7 +111,7 @@ def read(folder: Path = FOLDER, settings: Sequence[str] = (), model: str | None 
         try:
             found = tomllib.loads(path.read_text(encoding="utf-8"))
         except tomllib.TOMLDecodeError as error:
-            raise OptionError(f"{path.name} is no TOML: {error}") from error
+            raise _wrong(f"{path.name} is no TOML: {error}") from error
         case = _made(path.name, found)
         cases[path.stem] = check(replace(case, name=path.stem, **changes))
     return cases
@@ -121,33 +121,36 @@ def check(case: Case) -> Case:
     """Return the case. Errors: OptionError where its fields make no sense together."""
     for name, allowed in _CHOICES.items():
         if getattr(case, name) not in allowed:
-            raise OptionError(f"{case.name}: {name} is {getattr(case, name)!r}; expected one of {allowed}")
+            raise _wrong(f"{case.name}: {name} is {getattr(case, name)!r}; expected one of {allowed}")
     least = {"prompt": 2, "rounds": 1, "repeats": 1, "restarts": 1, "part_rounds": 1, "warm": 1}
     for name, value in least.items():
         if getattr(case, name) < value:
-            raise OptionError(f"{case.name}: {name} is {getattr(case, name)}; expected {value} or more")
-    if case.part_rounds > case.rounds:
-        raise OptionError(f"{case.name}: part_rounds is {case.part_rounds}; expected {case.rounds} or less")
+            raise _wrong(f"{case.name}: {name} is {getattr(case, name)}; expected {value} or more")
     if not (1 if case.drafter == "none" else 2) <= case.nodes <= MAX_DRAFT_TOKENS + 1:
-        raise OptionError(
-            f"{case.name}: found {case.nodes} nodes with drafter {case.drafter!r}; expected 2 to 64"
-        )
+        raise _wrong(f"{case.name}: found {case.nodes} nodes with drafter {case.drafter!r}; expected 2 to 64")
     if case.drafts >= case.nodes:
-        raise OptionError(f"{case.name}: depth is {case.depth}; expected less than {case.nodes} nodes")
+        raise _wrong(f"{case.name}: depth is {case.depth}; expected less than {case.nodes} nodes")
     if case.auto and case.drafter not in ("mtp", "dflash"):
-        raise OptionError(f"{case.name}: found auto with drafter {case.drafter!r}; expected mtp or dflash")
-    rates = case.schedule
+        raise _wrong(f"{case.name}: found auto with drafter {case.drafter!r}; expected mtp or dflash")
+    try:
+        rates = case.schedule
+    except OptionError as error:
+        raise _wrong(f"{case.name}: {error.message}") from error
     if (
         len(rates) != case.drafts
         or list(rates) != sorted(rates, reverse=True)
         or not all(0 <= r <= 1 for r in rates)
     ):
-        raise OptionError(
+        raise _wrong(
             f"{case.name}: rates are {rates}; expected {case.drafts} chances, none larger than the last"
         )
     if case.rates and case.length not in (1.0, round(mean_length(case.rates), 3)):
-        raise OptionError(f"{case.name}: found length beside rates; expected one of them")
+        raise _wrong(f"{case.name}: found length beside rates; expected one of them")
     return case
+
+
+def _wrong(message: str) -> OptionError:
+    return OptionError(message, hint="change the case's file in bench/cases, or leave that --set out")
 
 
 def _made(name: str, found: dict[str, Any]) -> Case:
@@ -156,7 +159,7 @@ def _made(name: str, found: dict[str, Any]) -> Case:
         kind = {Rates: list, float: (int, float)}.get(hints.get(field), hints.get(field))
         if field == "name" or kind is None or not isinstance(value, kind):
             known = ", ".join(each.name for each in fields(Case) if each.name != "name")
-            raise OptionError(f"{name}: found {field} = {value!r}; expected of its type one of {known}")
+            raise _wrong(f"{name}: found {field} = {value!r}; expected of its type one of {known}")
     return Case(**{**found, "rates": tuple(found.get("rates", ()))})
 
 

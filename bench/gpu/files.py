@@ -34,7 +34,8 @@ class Files:
 def of(model: str, work: Work) -> Files:
     """Return the files of "tiny-moe", of a preset of tools/synth_gguf.py, or of a GGUF's path.
 
-    Errors: BenchError for a preset that was not written yet, OptionError for a path without a file.
+    Errors: BenchError for a preset that was not written yet, OptionError for a path without a file and for a
+    name that is none.
     """
     if model == "tiny-moe":
         return Files(TINY / "tiny-moe-f16.gguf", TINY / "dflash-f16.gguf")
@@ -43,6 +44,10 @@ def of(model: str, work: Work) -> Files:
             raise OptionError(f"found no file {model}; expected a GGUF", hint="--model tiny-moe")
         return Files(Path(model), None)
     path, drafter = written(model, work)
+    if not path.exists() and model not in presets():
+        known = ", ".join(sorted(presets()))
+        raise OptionError(f"found the model {model!r}; expected tiny-moe, a GGUF's path, or one of {known}",
+                          hint="--model tiny-moe")  # fmt: skip
     if not path.exists():
         raise BenchError(
             f"found no {path.name} in {path.parent}; expected it written", hint="bench/run.py run models"
@@ -57,12 +62,23 @@ def written(preset: str, work: Work) -> tuple[Path, Path]:
 
 
 def presets() -> set[str]:
-    """Return the names that tools/synth_gguf.py can write."""
+    """Return the names that tools/synth_gguf.py can write. Errors: BenchError without gguf."""
+    _need_gguf()
     if str(TOOLS) not in sys.path:
         sys.path.append(str(TOOLS))
     import synth_gguf
 
     return set(synth_gguf.PRESETS)
+
+
+def _need_gguf() -> None:
+    try:
+        import gguf  # noqa: F401
+    except ImportError as error:
+        raise BenchError(
+            f"found no module gguf in {sys.executable}; expected it, as in the environment of `make dev`",
+            hint=".venv/bin/python bench/run.py, or pip install gguf",
+        ) from error
 
 
 def write(preset: str, drafts: bool, work: Work, clock: Clock) -> float:
@@ -129,7 +145,11 @@ class Reads:
 
 
 def reads(path: Path) -> Reads:
-    """Count the bytes of a qwen35 or qwen35moe GGUF. Names: llama.cpp's src/models/qwen35moe.cpp."""
+    """Count the bytes of a qwen35 or qwen35moe GGUF. Names: llama.cpp's src/models/qwen35moe.cpp.
+
+    Errors: BenchError without gguf.
+    """
+    _need_gguf()
     from gguf import GGUFReader
 
     reader = GGUFReader(path)

@@ -11,6 +11,7 @@ from typing import Any
 
 from bench.gpu.work import BenchError
 
+_HINT = "leave stage floor out where there is no card: rows then have no limit_pct"
 _FIELDS = ("name", "driver_version", "memory.total", "clocks.max.sm", "clocks.max.memory", "power.limit")
 
 
@@ -21,12 +22,13 @@ def card() -> dict[str, str]:
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=60)
     except (OSError, subprocess.TimeoutExpired) as error:
         raise BenchError(
-            f"found no card: nvidia-smi cannot be run ({error}); expected an NVIDIA GPU"
+            f"found no card: nvidia-smi cannot be run ({error}); expected an NVIDIA GPU", hint=_HINT
         ) from error
     lines = done.stdout.splitlines()
     if done.returncode != 0 or not lines:
         raise BenchError(
-            f"found no card: nvidia-smi says {done.stdout or done.stderr}; expected an NVIDIA GPU"
+            f"found no card: nvidia-smi says {done.stdout or done.stderr}; expected an NVIDIA GPU",
+            hint=_HINT,
         )
     return dict(zip(_FIELDS, (value.strip() for value in lines[0].split(",")), strict=True))
 
@@ -41,10 +43,11 @@ def copy_bandwidth(gib: float = 4.0, repeats: int = 30) -> dict[str, Any]:
         import torch
     except ImportError as error:
         raise BenchError(
-            "found no torch, with which the copy is timed; expected it in this Python"
+            "found no torch, with which the copy is timed; expected it in this Python",
+            hint="pip install torch",
         ) from error
     if not torch.cuda.is_available():
-        raise BenchError("found no card that torch can use; expected an NVIDIA GPU")
+        raise BenchError("found no card that torch can use; expected an NVIDIA GPU", hint=_HINT)
     n = int(gib * 2**30) // 4
     source = torch.randint(-(2**31), 2**31 - 1, (n,), dtype=torch.int32, device="cuda")
     target = torch.empty_like(source)

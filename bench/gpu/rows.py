@@ -19,6 +19,7 @@ from bench.gpu.work import BenchError
 
 SCHEMA = 1
 KERNELS = "-kernels"
+UNITS = ("tok/s", "bytes")
 _HELD = ("checkpoints", "checkpoint_bytes", "tokens_per_round")  # no counters: what is held now, a mean
 _SPREAD = (
     "ours",
@@ -60,7 +61,7 @@ def _common(state: dict[str, Any]) -> dict[str, Any]:
     machine = state.get("machine", {})
     if not machine.get("cards"):
         raise BenchError(
-            "found a run without a card; expected one of a GPU", hint="bench/run.py cases, there"
+            "found a run without a card; expected one of a GPU", hint="bench/run.py run cases, there"
         )
     if not state.get("commit", {}).get("commit"):
         raise BenchError("found a run that names no commit; expected one", hint="tools/gpu.sh pack")
@@ -248,6 +249,15 @@ def kernels(state: dict[str, Any]) -> list[dict[str, Any]]:
 def file_of(state: dict[str, Any], folder: Path, part: str = "") -> Path:
     """Return the results file of the run's card; `part` KERNELS: that of its kernels."""
     return folder / f"gpu-{slug(_common(state)['card'])}{part}.json"
+
+
+def check(path: Path, rows: Sequence[dict[str, Any]]) -> None:
+    """Refuse a file whose rows are not those of `of_run`. Errors: BenchError."""
+    if any("case" not in row or row.get("unit") not in UNITS for row in rows):
+        raise BenchError(
+            f"{path} has other rows than a GPU's cases; expected a file that `bench/run.py collect` made",
+            hint="bench/run.py check without FILE looks at each gpu-*.json in bench/results",
+        )
 
 
 def files_in(folder: Path) -> list[Path]:

@@ -73,13 +73,18 @@ class Work:
 
 
 def read(path: Path) -> dict[str, Any]:
-    """Return the state in a file. Errors: BenchError for anything else."""
+    """Return the state in a file. Errors: BenchError for none and for anything else."""
+    if not path.exists():
+        raise BenchError(
+            f"found no {path.name} in {path.parent}; expected what a run found",
+            hint="name the folder that its --out or --work named",
+        )
     try:
         state: dict[str, Any] = json.loads(path.read_text(encoding="utf-8"))
         if state["schema"] != SCHEMA:
             raise ValueError(f"schema {state['schema']}")
     except (OSError, ValueError, KeyError, TypeError) as error:
         raise BenchError(
-            f"{path} is no state of bench/run.py: {error}", hint="remove it, or name its folder"
+            f"{path} is no state of bench/run.py: {error}", hint="remove it, or name another folder"
         ) from error
     return state

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import os
 import re
+import sys
 from dataclasses import replace
 
 import pytest
@@ -14,7 +15,7 @@ from draftwood.errors import OptionError
 from synth_gguf import PRESETS, measure, write
 
 from bench import run as command
-from bench.gpu import cases, child, claims, files, stock
+from bench.gpu import cases, child, claims, files, floor, stock
 from bench.gpu.cases import Case
 from bench.gpu.schedule import accepted, geometric, mean_length
 from bench.gpu.work import BenchError, Clock, Work, read
@@ -74,19 +75,24 @@ def test_committed_cases_are_those_of_issue_5():
         ("nodes = 3\nrates = [0.5]", "rates are"),
         ("nodes = 2\nrates = [0.5]\nlength = 2.0", "length beside rates"),
         ('nodes = 4\nshape = "tree"\ndepth = 4', "depth is 4"), ("nodes = 3\nrounds = 0", "rounds is 0"),
-        ("nodes = 3\npart_rounds = 500", "part_rounds is 500"), ("nodes = ", "no TOML"),
+        ("nodes = 3\npart_rounds = 0", "part_rounds is 0"), ("nodes = ", "no TOML"),
         ('nodes = 3\ndrafter = "given"\nauto = true', "auto with drafter"),
     ],
 )  # fmt: skip
 def test_what_is_wrong_in_a_case_is_said(tmp_path, text, found):
     (tmp_path / "bad.toml").write_text(text)
-    with pytest.raises(OptionError, match=found):
+    with pytest.raises(OptionError, match=found) as caught:
         cases.read(tmp_path)
+    assert "bench/cases" in str(caught.value.hint)
 
 
 def test_settings_change_every_case():
     known = cases.read(settings=["rounds=7", "part_rounds=7", "auto=false"], model="tiny-moe")
     assert {(case.rounds, case.auto, case.model) for case in known.values()} == {(7, False, "tiny-moe")}
+
+
+def test_few_rounds_are_a_setting_by_themselves():
+    assert {case.rounds for case in cases.read(settings=["rounds=8"], model="tiny-moe").values()} == {8}
 
 
 @pytest.mark.parametrize("setting", ["rounds", "rounds=x", "name=x", "rates=1", "nothing=1"])
@@ -268,7 +274,7 @@ def test_check_is_of_a_file_or_of_every_card(tmp_path, monkeypatch):
         return [claims.Verdict(f"{len(rows)} rows, {len(real)} real", bool(rows))]
 
     monkeypatch.setattr(claims, "judge", judge)
-    row = '[{"schema": 1}]'
+    row = '[{"schema": 1, "case": "length4", "unit": "tok/s"}]'
     for name, text in (("gpu-b", row), ("gpu-b-kernels", row), ("tiny-moe-f16-b", row), ("gpu-a", "[]")):
         (tmp_path / f"{name}.json").write_text(text)
     a, b = ["gpu-a.json", "FAILED: 0 rows, 0 real"], ["gpu-b.json", "holds: 1 rows, 1 real"]
@@ -292,8 +298,35 @@ def test_errors_are_a_line(tmp_path):
         return done.output
 
     work = ["--work", str(tmp_path)]
-    assert "found --case x; expected one of" in invoke("run", "cases", "--case", "x", *work)
-    assert "found --set y=1" in invoke("run", "cases", "--set", "y=1", *work)
     assert "is not one of" in invoke("run", "everything", *work)
-    assert "no state of bench/run.py" in invoke("collect", str(tmp_path))
-    assert "found no gpu-*.json" in invoke("check", "--results", str(tmp_path))
+    (tmp_path / "bad").mkdir()
+    (tmp_path / "bad" / "bench.json").write_text("[]")
+    (tmp_path / "gpu-b-kernels.json").write_text('[{"schema": 1, "case": "length4", "phase": "round"}]')
+    for arguments, words in (
+        (["run", "cases", "--case", "x", *work], r"found --case x; expected one of"),
+        (["run", "cases", "--set", "y=1", *work], r"found --set y=1"),
+        (["run", "models", "--model", "x", *work], r"found the model 'x'; .* or one of .*35b-a3b"),
+        (["collect", str(tmp_path)], r"found no bench\.json in .*\n\nhint: name the folder"),
+        (["collect", str(tmp_path / "bad")], r"no state of bench/run\.py"),
+        (["check", "--results", str(tmp_path)], r"found no gpu-\*\.json"),
+        (["check", str(command.RESULTS / "tiny-moe-f16.json")], "has other rows than a GPU's cases"),
+        (["check", str(tmp_path / "gpu-b-kernels.json")], "has other rows than a GPU's cases"),
+    ):
+        found = invoke(*arguments)
+        assert re.search(words, found), found
+        assert "\n\nhint: " in found
+
+
+def test_a_python_without_gguf_is_an_error_in_words(tmp_path, monkeypatch):
+    monkeypatch.setitem(sys.modules, "gguf", None)
+    for call in (files.presets, lambda: files.reads(tmp_path / "m.gguf")):
+        with pytest.raises(BenchError, match="found no module gguf") as caught:
+            call()
+        assert "pip install gguf" in str(caught.value.hint)
+
+
+def test_a_machine_without_a_card_is_an_error_in_words(tmp_path, monkeypatch):
+    monkeypatch.setenv("PATH", str(tmp_path))
+    with pytest.raises(BenchError, match="nvidia-smi cannot be run") as caught:
+        floor.card()
+    assert "leave stage floor out" in str(caught.value.hint)

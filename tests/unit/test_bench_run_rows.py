@@ -124,7 +124,10 @@ def test_cards_have_short_names(card, name):
 
 @pytest.mark.parametrize(
     ("change", "found"),
-    [({"machine": {"cards": []}}, "without a card"), ({"commit": {"commit": None}}, "no commit")],
+    [
+        ({"machine": {"cards": []}}, r"without a card(.|\n)*hint: bench/run\.py run cases"),
+        ({"commit": {"commit": None}}, "no commit"),
+    ],
 )
 def test_runs_without_card_or_commit_give_no_rows(change, found):
     with pytest.raises(BenchError, match=found):

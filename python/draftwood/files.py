@@ -8,6 +8,7 @@ from __future__ import annotations
 import os
 from typing import Any
 
+from draftwood import log
 from draftwood.engine import ModelInfo, probe_model
 from draftwood.errors import ModelFileError, UnsupportedError
 
@@ -35,8 +36,9 @@ def checked_lora(path: Any) -> str | None:
 def no_lora(path: str) -> ModelFileError:
     """Return the error for a GGUF that llama.cpp could not take as an adapter of the model."""
     return ModelFileError(
-        f"{path} is no LoRA adapter of this model; expected a GGUF of one that was trained on it",
-        hint="llama.cpp has written what is wrong to stderr; its convert_lora_to_gguf.py makes such files",
+        f"{path} is no LoRA adapter of this model; expected a GGUF of one that was trained on it: "
+        f"{log.cause() or 'llama.cpp refused it'}",
+        hint="llama.cpp's convert_lora_to_gguf.py makes such files",
     )
 
 

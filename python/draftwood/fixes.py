@@ -13,8 +13,10 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
+from draftwood import log
 from draftwood._llama_cpp import _internals, llama_cache
 from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.contexts import Context
 from draftwood.errors import CacheError, GrammarError
 from draftwood.processors import WatchedGrammar
 
@@ -41,6 +43,8 @@ def add_grammar(self: Any, model: Any, grammar: Any) -> None:
 def apply() -> None:
     """Put the corrections in place; again is harmless."""
     _internals.LlamaSampler.add_grammar = add_grammar
+    _internals.LlamaContext = Context
+    log.listen()
     cache: Any = llama_cache.LlamaDiskCache
     if not hasattr(cache.__init__, "__wrapped__"):
         cache.__init__ = _saying_which_folder(cache.__init__)

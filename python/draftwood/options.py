@@ -25,6 +25,7 @@ MAX_TREE_BUDGET = 64
 DEFAULT_DRAFT_P_MIN = 0.0
 DEFAULT_CHECKPOINT_BYTES = 512 << 20
 EXACT_ROWS = (1 << 31) - 1  # batches of any size
+MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -256,8 +257,11 @@ def fitted(planned: Plan, n_ctx: int, n_batch: int | None = None) -> Plan:
 
 
 def check_sizes(arguments: dict[str, Any]) -> None:
-    """Refuse sizes with which llama-cpp-python would end the process or say no more than that it failed."""
-    for name, least in (("n_ctx", 0), ("n_batch", 1)):
+    """Refuse sizes that llama-cpp-python would take for others, say little of, or end the process on."""
+    for name, least, example in (("n_ctx", 0, 4096), ("n_batch", 1, 512), ("n_ubatch", 0, 512)):
         value = arguments.get(name, least)
+        hint = f"{name}={example}, or leave it out"
         if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}")
+            raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}", hint=hint)
+        if value > MAX_SIZE:
+            raise OptionError(f"{name} is {value}; expected at most {MAX_SIZE}", hint=hint)

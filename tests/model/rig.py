@@ -247,6 +247,7 @@ def write_llama(path: Path, like: str, *, width: int = 64, blocks: int = 3) -> N
     out.add_block_count(blocks)
     out.add_feed_forward_length(2 * width)
     out.add_head_count(4)
+    out.add_head_count_kv(4)
     out.add_layer_norm_rms_eps(1e-6)
     out.add_tokenizer_model("gpt2")
     out.add_tokenizer_pre("qwen2")

@@ -234,10 +234,17 @@ def test_context_and_batch_of_a_draft(draft_tokens):
         ({"n_batch": 0}, "n_batch is 0; expected a whole number of at least 1"),
         ({"n_batch": -5}, "n_batch is -5"),
         ({"n_batch": True}, "n_batch is True"),
+        ({"n_ubatch": -1}, "n_ubatch is -1; expected a whole number of at least 0"),
+        ({"n_ctx": 1 << 31}, "n_ctx is 2147483648; expected at most 2147483647"),
+        ({"n_ctx": 99999999999}, "n_ctx is 99999999999; expected at most 2147483647"),
+        ({"n_batch": 1 << 32}, "n_batch is 4294967296; expected at most 2147483647"),
+        ({"n_ubatch": 1 << 32}, "n_ubatch is 4294967296; expected at most 2147483647"),
     ],
 )
 def test_sizes_that_make_no_sense(arguments, found):
-    with pytest.raises(OptionError, match=found):
+    with pytest.raises(OptionError, match=found) as caught:
         check_sizes(arguments)
+    assert f"{next(iter(arguments))}=" in caught.value.hint
     check_sizes({})
-    check_sizes({"n_ctx": 0, "n_batch": 1})
+    check_sizes({"n_ctx": 0, "n_batch": 1, "n_ubatch": 0})
+    check_sizes(dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), (1 << 31) - 1))

@@ -1,0 +1,41 @@
+"""What llama.cpp complained of last, so that an error can say why it failed.
+
+With verbose=False nobody sees it else: upstream's table of levels is older than llama.cpp's, and takes errors
+for debugging. A callback that the caller has set with llama_log_set hears it instead of us.
+Must not know: what was tried. Test: tests/model/test_contexts.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import threading
+from typing import Any
+
+from draftwood._llama_cpp import _logger
+from draftwood._llama_cpp import llama_cpp as _native
+
+_ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h at the pin
+_heard = threading.local()
+
+
+@_native.llama_log_callback  # type: ignore[untyped-decorator]
+def _listen(level: int, text: bytes, user_data: Any) -> None:
+    if level == _ERROR:
+        _heard.text = text.decode("utf-8", "replace").strip()
+    _logger.llama_log_callback(level, text, user_data)
+
+
+def listen() -> None:
+    """Hear what llama.cpp logs, and hand it on to upstream's callback."""
+    _native.llama_log_set(_listen, ctypes.c_void_p(0))
+
+
+def forget() -> None:
+    """Drop what was heard: something else is tried now."""
+    _heard.text = ""
+
+
+def cause() -> str:
+    """Return this thread's last error since `forget`, without the function's name; "" if there was none."""
+    function, _, rest = getattr(_heard, "text", "").partition(": ")
+    return (rest or function).rstrip(": ")

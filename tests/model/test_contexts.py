@@ -1,0 +1,136 @@
+"""Contexts that cannot be made: what they would take is reckoned as llama.cpp does, and refused in words."""
+
+from __future__ import annotations
+
+import re
+from types import SimpleNamespace
+
+import pytest
+from draftwood import Llama, OptionError, UnsupportedError, contexts
+from draftwood._llama_cpp import llama_cpp as native
+
+SMALL = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, "speculation": "off"}
+WHOLE_BLOCKS = ["planted-moe", "dense-plain", "much-attention", "real-heads"]  # heads of 32 values or more
+KINDS = [*WHOLE_BLOCKS, "odd", "llama"]
+
+
+@pytest.fixture
+def open_model(gguf, llama_arch):
+    """open_model("planted-moe", n_ctx=64) -> Llama on a preset, or on the model of architecture "llama"."""
+    made = []
+
+    def load(kind="planted-moe", **settings):
+        made.append(Llama(llama_arch if kind == "llama" else gguf(kind), **{**SMALL, **settings}))
+        return made[-1]
+
+    yield load
+    for each in made:
+        each.close()
+
+
+@pytest.mark.parametrize(
+    ("kind", "types"),
+    [
+        *((kind, types) for kind in KINDS for types in ({}, {"type_k": 0, "type_v": 0})),
+        *((kind, {"type_k": 8, "type_v": 8}) for kind in WHOLE_BLOCKS),
+    ],
+    ids=str,
+)
+def test_cache_is_reckoned_as_llama_cpp_makes_it(open_model, capfd, kind, types):
+    llm = open_model(kind, n_ctx=4096, verbose=True, flash_attn=bool(types), **types)
+    attention = contexts.attention_of(llm._model)
+    params = llm.context_params
+    log = capfd.readouterr().err
+    found = re.search(r"llama_kv_cache: size = +([\d.]+) MiB \( *(\d+) cells, +(\d+) layers", log)
+    assert attention.layers == int(found[3])
+    assert (
+        pytest.approx(float(found[1]), abs=0.006)
+        == int(found[2]) * attention.cell_bytes(params.type_k, params.type_v) / 2**20
+    )
+
+
+@pytest.mark.parametrize(
+    "numbers",
+    [
+        {"attention.sliding_window": "4096"},
+        {"attention.kv_lora_rank": "512"},
+        {"attention.head_count_kv": None},
+        {"attention.head_count": "[8, 4, 8]"},
+        {"attention.head_count": "0"},
+        {"embedding_length": None},
+    ],
+    ids=str,
+)
+def test_other_caches_count_nothing(open_model, numbers):
+    whole = open_model("llama", n_ctx=64)._model
+    metadata = {**whole.metadata(), **{f"llama.{name}": value for name, value in numbers.items()}}
+    metadata = {name: value for name, value in metadata.items() if value is not None}
+    other = SimpleNamespace(metadata=lambda: metadata, model=whole.model, params=whole.params)
+    assert contexts.attention_of(whole) is not None
+    assert contexts.attention_of(other) is None
+
+
+def test_context_larger_than_memory(open_model, monkeypatch):
+    """One byte decides: what is needed, and one less."""
+    llm = open_model(n_ctx=512)
+    each = contexts._cell_bytes(llm._model, llm.context_params)
+    assert each > contexts.attention_of(llm._model).cell_bytes(native.GGML_TYPE_F16, native.GGML_TYPE_F16)
+    monkeypatch.setattr(contexts, "host_memory", lambda: (512 * each, 1 << 40))
+    open_model(n_ctx=512)
+    monkeypatch.setattr(contexts, "host_memory", lambda: (512 * each - 1, 1 << 40))
+    with pytest.raises(OptionError, match=r"n_ctx is 512, for which .* expected at most 256") as caught:
+        open_model(n_ctx=512)
+    assert "flash_attn=True, type_k=8" in caught.value.hint
+    with pytest.raises(OptionError, match=r"n_ctx is 4096"):  # what the model was trained on
+        open_model(n_ctx=0)
+
+
+def test_batch_that_the_system_would_not_grant(open_model, monkeypatch):
+    each = contexts._row_bytes(open_model()._model)
+    monkeypatch.setattr(contexts, "host_memory", lambda: (1 << 40, 1024 * each - 1))
+    with pytest.raises(OptionError, match=r"n_ubatch is 1024, for which .* expected at most 768") as caught:
+        open_model(n_ctx=1024, n_batch=1024, n_ubatch=1024)
+    assert "n_ubatch=512" in caught.value.hint
+    monkeypatch.setattr(contexts, "host_memory", lambda: (1 << 40, 1024 * each))
+    open_model(n_ctx=1024, n_batch=1024, n_ubatch=1024)
+
+
+def test_memory_of_this_machine():
+    left, whole = contexts.host_memory()
+    assert 1 << 28 < left <= whole < 1 << 50
+
+
+@pytest.mark.parametrize(
+    "arguments", ["n_ctx=2 * 10**9", "n_ctx=10**8", "n_ctx=10**5, n_batch=10**5, n_ubatch=10**5"]
+)
+def test_sizes_that_end_the_process(gguf, python, arguments):
+    """Tried in a process that may take no more than 16 GiB: without the refusal it fails in another way."""
+    done = python(
+        f"""
+        import resource, sys
+        resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
+        from draftwood import Llama, OptionError, contexts
+        contexts.host_memory = lambda: (16 << 30, 16 << 30)
+        try:
+            Llama(sys.argv[1], {arguments}, verbose=False)
+        except OptionError as error:
+            print(error)
+        """,
+        gguf("moe-mtp"),
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    assert re.match(r"n_u?\w+ is \d+, for which llama.cpp sets aside .* GiB or more", done.stdout)
+    assert "hint:" in done.stdout
+
+
+def test_a_failure_says_why(open_model, capfd):
+    """With verbose=False upstream's log hides llama.cpp's errors, and its exception has none of them."""
+    llm = open_model()
+    params = llm.context_params
+    params.type_v = native.GGML_TYPE_Q8_0
+    with pytest.raises(
+        UnsupportedError, match=r"no context of n_ctx=512.*: quantized V cache requires"
+    ) as caught:
+        contexts.Context(model=llm._model, params=params, verbose=False)
+    assert "verbose=True" in caught.value.hint
+    assert capfd.readouterr().err == ""

@@ -41,6 +41,7 @@ class Context(_upstream):  # type: ignore[misc]
     def __init__(self, *, model: Any, params: Any, verbose: bool = True) -> None:
         self._exit_stack = contextlib.ExitStack()  # for upstream's __del__, where it comes to no more
         require_room(model, params)
+        require_blocks(model, params)
         log.forget()
         try:
             super().__init__(model=model, params=params, verbose=verbose)
@@ -128,6 +129,24 @@ def _require(name: str, value: int, each: int, room: int, hint: str) -> None:
             f"machine has {room / 2**30:.1f} GiB: expected at most {room // each // 256 * 256}",
             hint=hint,
         )
+
+
+def require_blocks(model: Any, params: Any) -> None:
+    """Refuse a quantised cache whose blocks are no parts of a model's heads. Errors: OptionError."""
+    attention = attention_of(model)
+    if attention is None:
+        return
+    flash = params.flash_attn_type != _native.LLAMA_FLASH_ATTN_TYPE_DISABLED
+    heads = 1 if flash else attention.kv_heads  # keys of a token are one row then
+    rows = (("type_k", params.type_k, heads * attention.key), ("type_v", params.type_v, attention.value))
+    for name, type_, size in rows:
+        block = int(_lib.ggml_blck_size(type_))
+        if size % block != 0:
+            raise OptionError(
+                f"{name} is {type_}, a type of blocks of {block} values, and this model has rows of {size}; "
+                "expected whole blocks",
+                hint=f"{name}=8 (q8_0, blocks of 32), or leave it out for f16",
+            )
 
 
 def _cell_bytes(model: Any, params: Any) -> int:

@@ -24,7 +24,7 @@ from draftwood.arguments import correct_langchain, raise_batch
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.devices import without_tree_ops
+from draftwood.devices import cards, without_tree_ops
 from draftwood.drafting import make_engine, times_of
 from draftwood.errors import ClosedError, OptionError, UnsupportedError
 from draftwood.generation import Base, Generation
@@ -32,6 +32,7 @@ from draftwood.options import (
     GIVEN_DRAFT_TOKENS,
     TREE_DRAFT_TOKENS,
     Options,
+    check_cache_types,
     check_context,
     check_sizes,
     fitted,
@@ -150,6 +151,8 @@ class Llama(Generation):
         correct_langchain(kwargs, info.architecture)
         self._raised = {}
         check_sizes(kwargs)
+        has_cards = self._servers is not None or bool(cards())
+        check_cache_types(kwargs, on_cards=has_cards and kwargs.get("n_gpu_layers", 0) != 0)
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
             # trees that nobody asked for are no reason to raise a batch

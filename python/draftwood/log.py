@@ -18,7 +18,7 @@ _ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h at the pin
 _heard = threading.local()
 
 
-@_native.llama_log_callback  # type: ignore[untyped-decorator]
+@_native.llama_log_callback  # type: ignore[misc]
 def _listen(level: int, text: bytes, user_data: Any) -> None:
     if level == _ERROR:
         _heard.text = text.decode("utf-8", "replace").strip()

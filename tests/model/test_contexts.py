@@ -8,6 +8,7 @@ from types import SimpleNamespace
 import pytest
 from draftwood import Llama, OptionError, UnsupportedError, contexts
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.options import CACHE_TYPES, CPU_CACHE_TYPES
 
 SMALL = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, "speculation": "off"}
 WHOLE_BLOCKS = ["planted-moe", "dense-plain", "much-attention", "real-heads"]  # heads of 32 values or more
@@ -134,3 +135,48 @@ def test_a_failure_says_why(open_model, capfd):
         contexts.Context(model=llm._model, params=params, verbose=False)
     assert "verbose=True" in caught.value.hint
     assert capfd.readouterr().err == ""
+
+
+@pytest.mark.parametrize("type_", [*CACHE_TYPES.values(), *CPU_CACHE_TYPES])
+def test_every_type_of_cache_that_is_taken_works(open_model, type_):
+    """On this machine's CPU, with drafts and without; heads of 256 values hold whole blocks of every type."""
+    for speculation in ("mtp", "off"):
+        llm = open_model("real-heads", type_k=type_, type_v=type_, flash_attn=True, speculation=speculation)
+        done = llm.create_completion([5, 6, 7], max_tokens=8, temperature=0.0)
+        assert done["usage"]["completion_tokens"] >= 8
+
+
+@pytest.mark.parametrize(
+    ("kind", "arguments", "found"),
+    [
+        ("odd", {"type_k": 8}, "type_k is 8, a type of blocks of 32 values, and this model has rows of 132"),
+        ("odd", {"type_k": 8, "flash_attn": True}, "type_k is 8, .* rows of 44"),
+        ("odd", {"type_v": 2, "flash_attn": True}, "type_v is 2, .* rows of 44"),
+        ("planted-moe", {"type_k": 12}, "type_k is 12, a type of blocks of 256 values, .* rows of 128"),
+        ("planted-moe", {"type_k": 99}, "type_k is 99; expected one of 0 "),
+        ("planted-moe", {"type_v": 99, "flash_attn": True}, "type_v is 99; expected one of 0 "),
+        ("planted-moe", {"type_v": 8}, "type_v=8 without flash_attn=True"),
+    ],
+    ids=str,
+)
+def test_types_of_a_cache_that_end_the_process(gguf, python, open_model, kind, arguments, found):
+    done = python(
+        """
+        import sys
+        from draftwood import Llama
+        Llama(sys.argv[1], n_ctx=256, verbose=False, **eval(sys.argv[2]))
+        """,
+        gguf(kind),
+        repr(arguments),
+    )
+    assert (done.returncode, "OptionError" in done.stderr) == (1, True), done.stderr[-800:]
+    with pytest.raises(OptionError, match=found) as caught:
+        open_model(kind, **arguments)
+    assert caught.value.hint
+
+
+def test_rows_of_several_heads_hold_blocks_that_one_does_not(open_model):
+    llm = open_model("small-heads", type_k=8)  # 4 heads of 16
+    assert llm.create_completion([5, 6, 7], max_tokens=8)["usage"]["completion_tokens"] >= 8
+    with pytest.raises(OptionError, match="rows of 16"):
+        open_model("small-heads", type_k=8, flash_attn=True)

@@ -5,9 +5,12 @@ from dataclasses import dataclass
 import pytest
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.options import (
+    CACHE_TYPES,
+    CPU_CACHE_TYPES,
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,
     Options,
+    check_cache_types,
     check_context,
     check_sizes,
     fitted,
@@ -248,3 +251,32 @@ def test_sizes_that_make_no_sense(arguments, found):
     check_sizes({})
     check_sizes({"n_ctx": 0, "n_batch": 1, "n_ubatch": 0})
     check_sizes(dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), (1 << 31) - 1))
+
+
+@pytest.mark.parametrize("name", ["type_k", "type_v"])
+@pytest.mark.parametrize(
+    "value", [99, -1, 9, 16, 24, 26, 31, 36, 43, 1 << 40, "q8_0", True, 8.0, [8]], ids=str
+)
+def test_cache_types_that_are_none(name, value):
+    with pytest.raises(
+        OptionError, match=f"{name} is .*; expected one of 0 .f32., 1 .f16., .* 8 .q8_0."
+    ) as caught:
+        check_cache_types({name: value, "flash_attn": True}, on_cards=False)
+    assert f"{name}=8" in caught.value.hint
+
+
+def test_cache_types_that_are():
+    check_cache_types({}, on_cards=True)
+    check_cache_types({"type_k": None, "type_v": None}, on_cards=True)
+    for value in CACHE_TYPES.values():
+        check_cache_types({"type_k": value}, on_cards=True)
+        check_cache_types({"type_k": value, "type_v": value, "flash_attn": True}, on_cards=True)
+    for value in CPU_CACHE_TYPES:
+        check_cache_types({"type_k": value, "type_v": value, "flash_attn": True}, on_cards=False)
+        with pytest.raises(OptionError, match=f"type_k is {value}"):
+            check_cache_types({"type_k": value}, on_cards=True)
+    for value in (0, 1, 30):
+        check_cache_types({"type_v": value}, on_cards=False)
+    with pytest.raises(OptionError, match="type_v=8 without flash_attn=True") as caught:
+        check_cache_types({"type_v": 8}, on_cards=False)
+    assert "flash_attn=True" in caught.value.hint

@@ -131,7 +131,7 @@ def run_cells(model: Model, drafter: str, budget: int, threads: tuple[int, int])
         speculation="mtp" if drafter == "oracle" else drafter,
         drafter=models.DFLASH if drafter == "dflash" else None,
         draft_tokens=LONGEST,
-        tree_budget=budget,
+        tree_budget=max(budget, 2) if drafter == "oracle" else budget,  # with one, nothing is drafted at all
         **settings(*threads),
     )
     for temperature in TEMPERATURES:

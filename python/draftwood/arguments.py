@@ -1,13 +1,20 @@
-"""llama-cpp-python arguments that this build has to correct before upstream's constructor sees them.
+"""Arguments of `Llama` that are corrected before upstream's constructor sees them, or have no effect there.
 
-Each correction is said in a UserWarning that points at the caller of `Llama(...)`. Decides from the arguments
-alone. Must not know: the library, contexts. Test: tests/model/generate/test_prompt_batches.py.
+Each is said in a UserWarning that points at the caller of `Llama(...)`. Decides from the arguments alone and
+what it is told of the machine. Must not know: the library, contexts.
+Tests: tests/unit/test_arguments.py, tests/model/generate/test_prompt_batches.py.
 """
 
 from __future__ import annotations
 
+import difflib
 import warnings
+from collections.abc import Collection, Sequence
 from typing import Any
+
+# LangChain's wrappers pass them always; llama-cpp-python once had them
+_SWALLOWED = {"n_parts", "f16_kv", "device", "low_vram", "mul_mat_q", "n_gqa", "rms_norm_eps"}
+_said: set[str] = set()  # what is said once a process
 
 
 def raise_batch(kwargs: dict[str, Any], needed: int) -> dict[str, int]:
@@ -45,4 +52,34 @@ def correct_langchain(kwargs: dict[str, Any], architecture: str) -> None:
         "found rope_freq_base=10000.0 and rope_freq_scale=1.0, which LangChain passes for every model; "
         f"{changed} (pass rope_freq_base=0.0 to say so yourself)",
         stacklevel=3,
+    )
+
+
+def warn_of_unknown(kwargs: dict[str, Any], known: Collection[str]) -> None:
+    """Say which arguments have no effect because nobody knows them; upstream swallows any name in silence."""
+    unknown = [name for name in kwargs if name not in known and name not in _SWALLOWED]
+    if not unknown:
+        return
+    meant = [difflib.get_close_matches(name, known, 1) for name in unknown]
+    found = [f"{name}= (did you mean {like[0]}=?)" if like else f"{name}=" for name, like in zip(unknown, meant)]
+    warnings.warn(
+        f"found {', '.join(found)}, which Llama does not know; expected its own arguments or llama-cpp-python's: "
+        "without effect, as there",
+        stacklevel=3,
+    )
+
+
+def warn_without_cards(n_gpu_layers: int, backends: Sequence[str]) -> None:
+    """Say once that layers stay on the CPU, whatever n_gpu_layers is: no device of `backends` is there."""
+    if "cards" in _said:
+        return
+    _said.add("cards")
+    if backends:
+        found = f"no device that {' or '.join(backends)} can use"
+        fix = "see nvidia-smi and CUDA_VISIBLE_DEVICES, and `draftwood doctor`"
+    else:
+        found = "a build without a GPU's backend"
+        fix = 'CMAKE_ARGS="-DGGML_CUDA=on" pip install . builds the one for CUDA'
+    warnings.warn(
+        f"found n_gpu_layers={n_gpu_layers} and {found}; every layer stays on the CPU ({fix})", stacklevel=3
     )

@@ -13,7 +13,8 @@ _DEVICE_TYPES = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 
 _lib: Any = _capi.lib  # libllama is linked to libggml, so its handle finds these symbols too
 _lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-for _name in ("dev_get", "dev_backend_reg", "reg_get_proc_address"):
+_lib.ggml_backend_reg_count.restype = ctypes.c_size_t
+for _name in ("dev_get", "dev_backend_reg", "reg_get", "reg_get_proc_address"):
     getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_void_p
 for _name in ("dev_name", "dev_description", "reg_name"):
     getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_char_p
@@ -31,6 +32,14 @@ def cards() -> list[int]:
     """
     found = {kind: [d for d in _handles() if _type(d) == kind] for kind in ("GPU", "integrated GPU")}
     return found["GPU"] or found["integrated GPU"]
+
+
+def gpu_backends() -> list[str]:
+    """Return the backends for cards that this build has, whether or not they find one."""
+    native.llama_backend_init()
+    handles = (_lib.ggml_backend_reg_get(ctypes.c_size_t(i)) for i in range(_lib.ggml_backend_reg_count()))
+    names = [_lib.ggml_backend_reg_name(ctypes.c_void_p(handle)).decode() for handle in handles]
+    return [name for name in names if name not in ("CPU", "BLAS", "RPC")]
 
 
 def without_tree_ops() -> list[int]:

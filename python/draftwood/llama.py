@@ -29,12 +29,11 @@ from draftwood.drafting import make_engine, times_of
 from draftwood.errors import ClosedError, OptionError, UnsupportedError
 from draftwood.generation import Base, Generation
 from draftwood.options import (
-    GIVEN_DRAFT_TOKENS,
-    TREE_DRAFT_TOKENS,
     Options,
     check_cache_types,
     check_context,
     check_sizes,
+    default_draft_tokens,
     fitted,
     needed_batch,
     plan,
@@ -57,9 +56,9 @@ class Llama(Generation):
             "mtp", "dflash", "ngram" (what followed the last tokens where they stood before in the text), or
             "tree" (as "auto" drafts, always in trees).
         drafter: path of a DFlash drafter's GGUF, made for this model.
-        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 8 with trees, 16 with a draft_model of the
-            caller's own).
-        tree_budget: draft trees verified in up to so many rows, 2 to 64, the newest token's included (16 with
+        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 8 with "auto" and with trees, 16 with a
+            draft_model of the caller's own).
+        tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
         draw_drafts: at temperatures over 0 draw drafts (of MTP or DFlash, as trees) instead of taking the
             most probable, and accept them so that text follows the model's distribution exactly, though with
@@ -111,9 +110,7 @@ class Llama(Generation):
         if drafter is not None:
             drafter = os.fsdecode(drafter)
         if draft_tokens is None:
-            in_trees = speculation == "tree" or tree_budget is not None
-            draft_tokens = TREE_DRAFT_TOKENS if in_trees else _DEFAULTS.draft_tokens
-            draft_tokens = draft_tokens if draft_model is None else GIVEN_DRAFT_TOKENS
+            draft_tokens = default_draft_tokens(speculation, tree_budget, given=draft_model is not None)
         self._options = Options(
             speculation,  # type: ignore[arg-type]
             draft_tokens,

@@ -17,14 +17,14 @@ SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "dflash", "ngram", "tree"
 HYBRID_ARCHITECTURES = ("qwen35", "qwen35moe")
 DEFAULT_DRAFT_TOKENS = 4
 GIVEN_DRAFT_TOKENS = 16  # where the caller's own draft_model says how long drafts are
-TREE_DRAFT_TOKENS = 8  # longest path of a tree
+TREE_DRAFT_TOKENS = 8  # longest path of a tree, and most that "auto" chooses
 MAX_DRAFT_TOKENS = 63
 DEFAULT_TREE_BUDGET = 16
-MIN_TREE_BUDGET = 2  # the newest token and a draft
 MAX_TREE_BUDGET = 64
 DEFAULT_DRAFT_P_MIN = 0.0
 DEFAULT_CHECKPOINT_BYTES = 512 << 20
 EXACT_ROWS = (1 << 31) - 1  # batches of any size
+MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
 # ggml_types that a cache may have anywhere: kv_cache_types of llama.cpp's common/arg.cpp at the pin
 CACHE_TYPES = {
     **{"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
@@ -32,7 +32,6 @@ CACHE_TYPES = {
 # those that a CPU writes, too: q2_K to q6_K, iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4, q1_0, q2_0
 CPU_CACHE_TYPES = (10, 11, 12, 13, 14, 23, 34, 35, 39, 40, 41, 42)
 _FLOATS = (0, 1, 30)
-MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
 
 
 @dataclass(frozen=True, slots=True)
@@ -102,9 +101,9 @@ class Options:
 
     def _check_tree_budget(self, budget: Any) -> None:
         whole = isinstance(budget, int) and not isinstance(budget, bool)
-        if not whole or not MIN_TREE_BUDGET <= budget <= MAX_TREE_BUDGET:
+        if not whole or not 1 <= budget <= MAX_TREE_BUDGET:
             raise OptionError(
-                f"tree_budget is {budget!r}; expected {MIN_TREE_BUDGET} to {MAX_TREE_BUDGET} nodes, "
+                f"tree_budget is {budget!r}; expected 1 to {MAX_TREE_BUDGET} nodes, "
                 "the newest token's included",
                 hint="leave it out for the default",
             )
@@ -132,6 +131,14 @@ class Plan:
 _NO_GENERATION = ("embedding", "vocab_only")
 
 
+def default_draft_tokens(speculation: str, tree_budget: int | None, *, given: bool = False) -> int:
+    """Return the longest draft where nobody says. given: a draft_model drafts."""
+    if given:
+        return GIVEN_DRAFT_TOKENS
+    in_trees = speculation in ("auto", "tree") or tree_budget is not None
+    return TREE_DRAFT_TOKENS if in_trees else DEFAULT_DRAFT_TOKENS
+
+
 def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree_ops: bool = False) -> Plan:
     """Decide what runs for a model file (`engine.ModelInfo`) and llama-cpp-python's own `arguments`.
 
@@ -147,6 +154,8 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree
     refusal = _refusal_of_any(arguments)
     if refusal is None and drafter in _REFUSALS:
         refusal = _REFUSALS[drafter](info)
+    if refusal is None and options.tree_budget == 1:
+        return _without("tree_budget=1 is the newest token's row alone")
     if refusal is None:
         has_ops = not without_tree_ops or arguments.get("n_gpu_layers", 0) == 0
         keeps_state = has_ops or info.architecture not in HYBRID_ARCHITECTURES

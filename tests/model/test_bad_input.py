@@ -332,10 +332,10 @@ ARGUMENTS = {
     ),
     "drafter": ({"drafter": "x"}, ModelFileError, "x cannot be opened", "check the path"),
     "dflash": ({"speculation": "dflash"}, OptionError, "without a drafter", "drafter=path"),
-    "tree_budget=0": ({"tree_budget": 0}, OptionError, "tree_budget is 0", "2 to 64", "leave it out"),
-    "tree_budget=65": ({"tree_budget": 65}, OptionError, "tree_budget is 65", "expected 2 to 64 nodes"),
-    "tree_budget=True": ({"tree_budget": True}, OptionError, "tree_budget is True", "expected 2 to 64 nodes"),
-    "tree_budget='8'": ({"tree_budget": "8"}, OptionError, "tree_budget is '8'", "expected 2 to 64 nodes"),
+    "tree_budget=0": ({"tree_budget": 0}, OptionError, "tree_budget is 0", "1 to 64", "leave it out"),
+    "tree_budget=65": ({"tree_budget": 65}, OptionError, "tree_budget is 65", "expected 1 to 64 nodes"),
+    "tree_budget=True": ({"tree_budget": True}, OptionError, "tree_budget is True", "expected 1 to 64 nodes"),
+    "tree_budget='8'": ({"tree_budget": "8"}, OptionError, "tree_budget is '8'", "expected 1 to 64 nodes"),
     "tree_budget without a drafter": (
         {"tree_budget": 8, "speculation": "off"},
         OptionError,
@@ -390,7 +390,7 @@ def test_arguments(gguf, witness, name):
         (10, {"speculation": "tree", "draft_tokens": 8, "n_ctx": 10}),  # a tree is no larger than its context
         (10, {"speculation": "tree", "draft_tokens": 8, "tree_budget": 2}),
         (64, {"speculation": "tree", "draft_tokens": 8, "tree_budget": 64}),
-        (6, {}),  # trees nobody asked for fit themselves
+        (10, {}),  # trees nobody asked for fit themselves
     ],
     ids=["chains", "smallest tree context", "trees without drafts", "largest trees", "auto"],
 )

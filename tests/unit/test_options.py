@@ -58,13 +58,12 @@ def test_defaults():
         ({"draft_p_min": True}, "draft_p_min is True"),
         ({"draft_p_min": "0.5"}, "draft_p_min is '0.5'"),
         ({"draft_p_min": None}, "draft_p_min is None"),
-        ({"tree_budget": 1}, "tree_budget is 1; expected 2 to 64 nodes"),
-        ({"tree_budget": 0}, "tree_budget is 0; expected 2 to 64 nodes"),
-        ({"tree_budget": -1}, "tree_budget is -1; expected 2 to 64 nodes"),
-        ({"tree_budget": 65}, "tree_budget is 65; expected 2 to 64 nodes"),
-        ({"tree_budget": True}, "tree_budget is True; expected 2 to 64 nodes"),
-        ({"tree_budget": "8"}, "tree_budget is '8'; expected 2 to 64 nodes"),
-        ({"tree_budget": 8.0}, "tree_budget is 8.0; expected 2 to 64 nodes"),
+        ({"tree_budget": 0}, "tree_budget is 0; expected 1 to 64 nodes"),
+        ({"tree_budget": -1}, "tree_budget is -1; expected 1 to 64 nodes"),
+        ({"tree_budget": 65}, "tree_budget is 65; expected 1 to 64 nodes"),
+        ({"tree_budget": True}, "tree_budget is True; expected 1 to 64 nodes"),
+        ({"tree_budget": "8"}, "tree_budget is '8'; expected 1 to 64 nodes"),
+        ({"tree_budget": 8.0}, "tree_budget is 8.0; expected 1 to 64 nodes"),
         ({"tree_budget": 8, "speculation": "off"}, 'found tree_budget=8 beside speculation="off"'),
         ({"draw_drafts": "yes"}, "draw_drafts is 'yes'; expected True or False"),
         ({"draw_drafts": None}, "draw_drafts is None"),
@@ -123,6 +122,13 @@ def test_snapshots_only_where_the_tree_ops_may_not_run(without_tree_ops, argumen
 )
 def test_who_branches_and_in_how_many_rows(settings, budget):
     assert plan(Options(**settings), Info(), {}).tree_budget == budget
+
+
+@pytest.mark.parametrize("speculation", ["auto", "mtp", "tree"])
+def test_a_budget_of_one_row_drafts_nothing_and_says_so(speculation):
+    chosen = plan(Options(speculation, tree_budget=1), Info(), {})
+    assert chosen.drafter == "none"
+    assert "tree_budget=1" in chosen.reason
 
 
 def test_a_default_budget_holds_the_longest_draft():

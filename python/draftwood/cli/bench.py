@@ -79,7 +79,7 @@ def _file(**settings: Any) -> click.Path:
 @click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
 @click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
               help="Longest draft of a round, in a tree its longest path. "
-                   f"Default: Llama's, {DEFAULT_DRAFT_TOKENS} and in trees {TREE_DRAFT_TOKENS}.")  # fmt: skip
+                   f"Default: {TREE_DRAFT_TOKENS} for auto, tree, else {DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
 @click.option("--tree-budget", type=click.IntRange(_LEAST_TREE, MAX_TREE_BUDGET),
               help="Most rows of a verify in the modes tree and auto, the newest token's included. "
                    f"Default: {DEFAULT_TREE_BUDGET}.")  # fmt: skip

@@ -17,7 +17,6 @@ from draftwood.options import (
     DEFAULT_TREE_BUDGET,
     MAX_DRAFT_TOKENS,
     MAX_TREE_BUDGET,
-    MIN_TREE_BUDGET,
     TREE_DRAFT_TOKENS,
 )
 
@@ -46,8 +45,8 @@ _MODEL = (
                  help="GGUF of a DFlash drafter for this model."),
     click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
                  help="Longest draft of a round, in a tree its longest path. "
-                      f"Default: {DEFAULT_DRAFT_TOKENS}, of trees {TREE_DRAFT_TOKENS}."),
-    click.option("--tree-budget", type=click.IntRange(MIN_TREE_BUDGET, MAX_TREE_BUDGET),
+                      f"Default: {TREE_DRAFT_TOKENS} with auto and of trees, else {DEFAULT_DRAFT_TOKENS}."),
+    click.option("--tree-budget", type=click.IntRange(1, MAX_TREE_BUDGET),
                  help="Draft trees, verified in up to so many rows, the newest token's included. "
                       f"Default: {DEFAULT_TREE_BUDGET} where drafts are trees."),
     click.option("--draw-drafts", is_flag=True,

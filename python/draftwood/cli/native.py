@@ -22,7 +22,7 @@ from draftwood.devices import describe, devices, without_tree_ops
 from draftwood.engine import build_info
 from draftwood.errors import DraftwoodError
 from draftwood.files import checked_model
-from draftwood.options import Options, Plan, needed_batch, plan
+from draftwood.options import Options, Plan, default_draft_tokens, needed_batch, plan
 
 
 def features() -> dict[str, list[str]]:
@@ -58,7 +58,7 @@ def model_facts(
 
     layer_devices: names of the devices without the tree ops that layers go to with n_gpu_layers.
     """
-    options = Options(drafter=drafter)
+    options = Options(draft_tokens=default_draft_tokens("auto", None), drafter=drafter)
     try:
         info = checked_model(path)
     except DraftwoodError as error:

@@ -60,11 +60,13 @@ def warn_of_unknown(kwargs: dict[str, Any], known: Collection[str]) -> None:
     unknown = [name for name in kwargs if name not in known and name not in _SWALLOWED]
     if not unknown:
         return
-    meant = [difflib.get_close_matches(name, known, 1) for name in unknown]
-    found = [f"{name}= (did you mean {like[0]}=?)" if like else f"{name}=" for name, like in zip(unknown, meant)]
+    found = []
+    for name in unknown:
+        meant = difflib.get_close_matches(name, known, 1)
+        found.append(f"{name}= (did you mean {meant[0]}=?)" if meant else f"{name}=")
     warnings.warn(
-        f"found {', '.join(found)}, which Llama does not know; expected its own arguments or llama-cpp-python's: "
-        "without effect, as there",
+        f"found {', '.join(found)}, which Llama does not know; expected its own arguments or "
+        "llama-cpp-python's, others have no effect",
         stacklevel=3,
     )
 

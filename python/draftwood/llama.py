@@ -20,11 +20,11 @@ import numpy as np
 from draftwood import curves, files, fixes, rpc
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.arguments import correct_langchain, raise_batch
+from draftwood.arguments import correct_langchain, raise_batch, warn_of_unknown, warn_without_cards
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.devices import cards, without_tree_ops
+from draftwood.devices import cards, gpu_backends, without_tree_ops
 from draftwood.drafting import make_engine, times_of
 from draftwood.errors import ClosedError, OptionError, UnsupportedError
 from draftwood.generation import Base, Generation
@@ -145,11 +145,14 @@ class Llama(Generation):
         self._tensor_overrides = tensor_overrides(
             n_cpu_moe, tensor_buft_overrides, on_card if self._plan.drafter in ("mtp", "dflash") else None
         )
+        warn_of_unknown(kwargs, _KNOWN)
         correct_langchain(kwargs, info.architecture)
         self._raised = {}
         check_sizes(kwargs)
         has_cards = self._servers is not None or bool(cards())
         check_cache_types(kwargs, on_cards=has_cards and kwargs.get("n_gpu_layers", 0) != 0)
+        if kwargs.get("n_gpu_layers", 0) != 0 and not has_cards:
+            warn_without_cards(kwargs["n_gpu_layers"], gpu_backends())
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
             # trees that nobody asked for are no reason to raise a batch
@@ -351,3 +354,4 @@ def _sign(ours: Any, theirs: Any) -> None:
 
 _sign(Llama.__init__, Base.__init__)
 _sign(Llama.create_chat_completion, Base.create_chat_completion)
+_KNOWN = frozenset(inspect.signature(Llama.__init__).parameters) - {"self", "kwargs"}

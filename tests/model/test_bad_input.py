@@ -13,12 +13,16 @@ import os
 import random
 import re
 import shutil
+import warnings
 import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
+import draftwood.arguments
+import draftwood.llama
 import pytest
 from draftwood import DraftwoodError, Llama, ModelFileError, OptionError, UnsupportedError
+from draftwood.devices import cards
 
 from tests.model.rig import PROMPT
 
@@ -403,6 +407,30 @@ def test_smallest_context_and_batch_that_work(gguf, witness, n_batch, drafts):
         llm = Llama(gguf("planted-moe"), **settings, n_batch=n_batch - 1)
     assert take(llm) == witness[1]
     llm.close()
+
+
+def test_arguments_that_nobody_knows(gguf, witness):
+    with pytest.warns(UserWarning, match="found specualtion= .did you mean speculation=") as caught:
+        llm = Llama(gguf("planted-moe"), specualtion="off", tree_bugdet=8, n_parts=-1, **SMALL)
+    assert len(caught) == 1
+    assert caught[0].filename == __file__
+    assert llm.speculation == "mtp"
+    assert take(llm) == witness[1]
+    llm.close()
+
+
+def test_layers_for_a_card_that_is_not_there(gguf, witness, monkeypatch):
+    monkeypatch.setattr(draftwood.llama, "cards", lambda: [])
+    monkeypatch.setattr(draftwood.arguments, "_said", set())
+    for n_gpu_layers, says in ((0, False), (2, True), (-1, False)):  # once a process
+        with warnings.catch_warnings(record=True) as caught:
+            warnings.simplefilter("always")
+            llm = Llama(gguf("planted-moe"), n_gpu_layers=n_gpu_layers, **SMALL)
+        assert [each.filename for each in caught] == [__file__] * says
+        assert all("found n_gpu_layers=2" in str(each.message) for each in caught)
+        if not says or not cards():
+            assert take(llm) == witness[1]
+        llm.close()
 
 
 def test_contexts_that_generate_nothing(gguf):

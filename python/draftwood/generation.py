@@ -66,6 +66,7 @@ class Generation(Base):  # type: ignore[misc]
         back further than the model's memory can go.
         """
         if self._engine is None:
+            self._require_memory()
             super().eval(tokens)
             return
         # as given, not as raised for a draft: a prompt is cut, and so rounds, as without drafting
@@ -142,6 +143,7 @@ class Generation(Base):  # type: ignore[misc]
             grammar=grammar,
         )
         if self._engine is None:
+            self._require_memory()
             yield from super().generate(tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling)
             return
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
@@ -183,10 +185,26 @@ class Generation(Base):  # type: ignore[misc]
                     given["idx"] = row + self.n_tokens
             del given["self"]
             args, kwargs = (), given
+        else:
+            self._require_memory()
         token: int = super().sample(*args, **kwargs)
         if self._guard is not None:
             self._guard.raise_pending()
         return token
+
+    def _require_memory(self) -> None:
+        """Refuse a context that holds no text; upstream says no more than AssertionError."""
+        if self._ctx.memory is not None:
+            return
+        if self.model_params.vocab_only:
+            raise UnsupportedError(
+                "found vocab_only=True, which leaves tokenize and detokenize; expected a model with weights",
+                hint="leave vocab_only out",
+            )
+        raise UnsupportedError(
+            "found a model that keeps no text, as those for embeddings do; expected one that continues text",
+            hint="embed(text), of Llama(model, embedding=True)",
+        )
 
     def _newest_row(self) -> int | None:
         """Return the row of the last decode that stands for `n_tokens` and make it the engine's next."""

@@ -32,6 +32,7 @@ from draftwood.options import (
     Options,
     check_cache_types,
     check_context,
+    check_purpose,
     check_sizes,
     default_draft_tokens,
     fitted,
@@ -148,6 +149,7 @@ class Llama(Generation):
         warn_of_unknown(kwargs, _KNOWN)
         correct_langchain(kwargs, info.architecture)
         self._raised = {}
+        check_purpose(kwargs)
         check_sizes(kwargs)
         has_cards = self._servers is not None or bool(cards())
         check_cache_types(kwargs, on_cards=has_cards and kwargs.get("n_gpu_layers", 0) != 0)

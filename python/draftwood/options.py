@@ -283,6 +283,15 @@ def check_sizes(arguments: dict[str, Any]) -> None:
             raise OptionError(f"{name} is {value}; expected at most {MAX_SIZE}", hint=hint)
 
 
+def check_purpose(arguments: dict[str, Any]) -> None:
+    """Refuse embeddings of a model without weights, which would end the process."""
+    if arguments.get("vocab_only") and arguments.get("embedding"):
+        raise OptionError(
+            "found vocab_only=True beside embedding=True, which needs the weights; expected one of them",
+            hint="leave vocab_only out",
+        )
+
+
 def check_cache_types(arguments: dict[str, Any], *, on_cards: bool) -> None:
     """Refuse types of a cache on which llama.cpp ends the process, or says no more than that it failed."""
     for name in ("type_k", "type_v"):

@@ -94,10 +94,12 @@ def collect(folders: tuple[Path, ...], target: Path) -> None:
     """Add what runs found as rows to bench/results; a run's row of a case is added once."""
     for folder in folders:
         state = read(folder / NAME)
-        added = _added(rows.file_of(state, target), rows.of_run(state))
-        added += _added(rows.file_of(state, target, rows.KERNELS), rows.kernels(state))
+        added = 0
+        if "machine" in state or "real" not in state:
+            added += _added(rows.file_of(state, target), rows.of_run(state))
+            added += _added(rows.file_of(state, target, rows.KERNELS), rows.kernels(state))
         if "real" in state:
-            path = target / f"tiny-moe-f16-{rows.slug(state['machine']['cards'][0])}.json"
+            path = target / f"tiny-moe-f16-{rows.slug(state['real']['cards'][0])}.json"
             added += _added(path, [{**state["real"], **state["commit"]}])
         click.echo(f"{folder}: {added} rows added")
 

@@ -245,7 +245,10 @@ def test_collect_adds_rows_once(tmp_path):
     found = state(restart())
     found["memory"] = {"35b-a3b": {"16": {"tree_bytes": 1, "snapshot_bytes": 2}, "24": {"refused": "why"}}}
     found["profile"] = {"length4": {"round": {"rounds": 3, "us": 9.0, "launches": 1, "kernels": []}}}
-    found["real"] = {"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []}
+    found["real"] = {
+        **{"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []},
+        "cards": found["machine"]["cards"],
+    }
     (folder / "bench.json").write_text(json.dumps(found))
     for added in (5, 0):
         done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
@@ -257,6 +260,11 @@ def test_collect_adds_rows_once(tmp_path):
     ]
     assert results.read(target / "gpu-h100-kernels.json")[0]["phase"] == "round"
     assert results.read(target / "tiny-moe-f16-h100.json")[0]["commit"] == "a" * 40
+    alone = {"schema": 1, "run": "b", "cases": {}, "commit": found["commit"]}  # stage real and nothing else
+    alone["real"] = {**found["real"], "date": "2026-01-03"}
+    (folder / "bench.json").write_text(json.dumps(alone))
+    done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
+    assert done.output == f"{folder}: 1 rows added\n"
     done = CliRunner().invoke(command.main, ["check", str(target / "gpu-h100.json")])
     assert done.exit_code == 1
     assert "FAILED: length4: 1.6x of own plain decode: 2.00x" in done.output  # one restart

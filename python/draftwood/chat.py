@@ -34,13 +34,20 @@ class ChatOptions:
     def __post_init__(self) -> None:
         if self.reasoning_format not in REASONING_FORMATS:
             expected = ", ".join(map(repr, REASONING_FORMATS))
-            raise OptionError(f"reasoning_format is {self.reasoning_format!r}; expected one of {expected}")
+            raise OptionError(
+                f"reasoning_format is {self.reasoning_format!r}; expected one of {expected}",
+                hint='reasoning_format="auto" puts thoughts into reasoning_content',
+            )
         if not isinstance(self.chat_template_kwargs, (dict, type(None))):
             raise OptionError(
-                f"chat_template_kwargs is {self.chat_template_kwargs!r}; expected a dict or None"
+                f"chat_template_kwargs is {self.chat_template_kwargs!r}; expected a dict or None",
+                hint='chat_template_kwargs={"enable_thinking": False}',
             )
         if self.parse_tool_calls not in (None, True, False):
-            raise OptionError(f"parse_tool_calls is {self.parse_tool_calls!r}; expected True or False")
+            raise OptionError(
+                f"parse_tool_calls is {self.parse_tool_calls!r}; expected True or False",
+                hint="parse_tool_calls=True turns <tool_call> blocks into tool_calls",
+            )
 
     def over(self, defaults: ChatOptions) -> ChatOptions:
         """Return these options with `defaults` where they say nothing; template variables are merged."""

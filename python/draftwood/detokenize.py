@@ -11,7 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.errors import ClosedError, OptionError
+from draftwood.errors import IDS_HINT, ClosedError, OptionError
 
 _FIRST_GUESS = 64  # bytes; nearly every token is shorter
 
@@ -57,9 +57,13 @@ class Pieces:
 
     def _ask(self, token: int, special: bool) -> bytes:
         if self._vocab is None:
-            raise ClosedError("found a tokenizer whose Llama was closed; expected an open one")
+            raise ClosedError(
+                "found a tokenizer whose Llama was closed; expected an open one", hint="load the model again"
+            )
         if not 0 <= token < self._n_vocab:
-            raise OptionError(f"found token {token}; expected ids from 0 to {self._n_vocab - 1}")
+            raise OptionError(
+                f"found token {token}; expected ids from 0 to {self._n_vocab - 1}", hint=IDS_HINT
+            )
         size = _FIRST_GUESS
         while True:
             buffer = ctypes.create_string_buffer(size)

@@ -14,7 +14,7 @@ from typing import Any
 from draftwood import _capi, curves
 from draftwood.devices import devices
 from draftwood.engine import Curve, Engine, build_info, probe_model
-from draftwood.errors import DrafterMemoryError
+from draftwood.errors import DrafterMemoryError, UnsupportedError
 from draftwood.options import EXACT_ROWS, Options, Plan
 from draftwood.states import model_of
 
@@ -36,9 +36,16 @@ def make_engine(llm: Any, plan: Plan, options: Options) -> tuple[Engine, Plan]:
     """Return the engine for a loaded `llm` and the plan that it runs.
 
     With "auto" a drafter for which there is no memory is left out, with a warning; else DrafterMemoryError.
+    Errors: UnsupportedError for a drafter of another model.
     """
     try:
         return _make(llm, plan, options), plan
+    except UnsupportedError as error:
+        if plan.drafter != "dflash" or "drafter" not in error.message:
+            raise
+        named = "" if str(options.drafter) in error.message else f" (drafter={options.drafter!r})"
+        hint = "drafter= takes the GGUF of a DFlash drafter that was made for this very model"
+        raise UnsupportedError(error.message + named, hint=hint) from None
     except DrafterMemoryError as error:
         if options.speculation != "auto":
             raise

@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood import _capi
+from draftwood.errors import IDS_HINT
 from draftwood.stats import SpeculationStats
 from draftwood.status import check
 from draftwood.tree import Tree, native_tree
@@ -141,7 +142,12 @@ class Engine:
         Errors: ContextFullError; UnsupportedError if the memory cannot be cut to n_past; DecodeError.
         """
         array = (_capi.Token * len(tokens))(*tokens)
-        check(_lib.dw_eval(self._handle, array, len(tokens), n_past, all_logits))
+        status = _lib.dw_eval(self._handle, array, len(tokens), n_past, all_logits)
+        hints = {
+            _capi.ERR_ARGUMENT: IDS_HINT,
+            _capi.ERR_UNSUPPORTED: "reset() and evaluate from the start, or go back less far",
+        }
+        check(status, hints.get(status))
 
     def propose(self, last: int, max_draft: int = _capi.MAX_DRAFT) -> int:
         """Draft after `last`, the token at n_past. Returns how many tokens were drafted, 0 included."""

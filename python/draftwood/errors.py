@@ -7,6 +7,8 @@ follows after a blank line. Test: tests/unit/test_errors.py.
 
 from __future__ import annotations
 
+IDS_HINT = "tokenize() of this very model gives ids that it knows"
+
 
 class DraftwoodError(Exception):
     """Base of all draftwood errors."""

@@ -234,7 +234,10 @@ class Generation(Base):  # type: ignore[misc]
         if prompt:
             self._eval_prompt(prompt, 0)
         elif self.n_tokens == 0 or self._newest_row() is None:
-            raise OptionError("found an empty prompt; expected at least one token")
+            raise OptionError(
+                "found an empty prompt; expected at least one token",
+                hint="generate(tokenize(text)), or the BOS token: [token_bos()]",
+            )
 
     def _eval_prompt(self, prompt: list[int], kept: int) -> None:
         """Evaluate the prompt behind its first `kept` tokens; the next one may go back to its last turn."""
@@ -285,7 +288,10 @@ class Generation(Base):  # type: ignore[misc]
     def _require_turn(self, sampler: Any) -> None:
         """Refuse to go on with a generation whose context is gone or was taken by a later one."""
         if self._engine is None:
-            raise ClosedError("found a Llama that was closed; expected it open until the generator ends")
+            raise ClosedError(
+                "found a Llama that was closed; expected it open until the generator ends",
+                hint="close the generator first, or take its last token before close()",
+            )
         if self._sampler is not sampler:
             raise UnsupportedError(
                 "found that a later generate() has taken the context; expected one generation at a time",
@@ -321,7 +327,8 @@ class Generation(Base):  # type: ignore[misc]
             draft = [-1]
         if not all(0 <= token < self._n_vocab for token in draft):
             raise OptionError(
-                f"found {drafted!r} from draft_model=; expected token ids, 0 to {self._n_vocab - 1}"
+                f"found {drafted!r} from draft_model=; expected token ids, 0 to {self._n_vocab - 1}",
+                hint="return an array of ids of this model, such as np.array([], dtype=np.intc) for none",
             )
         return draft
 

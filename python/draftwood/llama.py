@@ -221,7 +221,10 @@ class Llama(Generation):
                 self.scores = np.ndarray((self._n_ctx, self._n_vocab), dtype=np.single)
         if not self._generates_on_engine():
             if self.draft_model is not None:
-                raise UnsupportedError("found draft_model= for a model that continues no text; expected none")
+                raise UnsupportedError(
+                    "found draft_model= for a model that continues no text; expected none",
+                    hint="leave draft_model out",
+                )
             return
         self._engine, self._plan = make_engine(self, self._plan, self._options)
         self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0

@@ -5,6 +5,7 @@ Pure decisions, no library calls, so each refusal is a unit test (tests/unit/tes
 
 from __future__ import annotations
 
+import difflib
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -58,10 +59,14 @@ class Options:
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
             raise OptionError(
-                f"speculation is {self.speculation!r}; expected one of {', '.join(map(repr, SPECULATIONS))}"
+                f"speculation is {self.speculation!r}; expected one of {', '.join(map(repr, SPECULATIONS))}",
+                hint=_meant(self.speculation),
             )
         if isinstance(self.draft_tokens, bool) or not isinstance(self.draft_tokens, int):
-            raise OptionError(f"draft_tokens is {self.draft_tokens!r}; expected a whole number")
+            raise OptionError(
+                f"draft_tokens is {self.draft_tokens!r}; expected a whole number",
+                hint=f"draft_tokens={DEFAULT_DRAFT_TOKENS}, or leave it out",
+            )
         if not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
             raise OptionError(
                 f"draft_tokens is {self.draft_tokens}; expected 1 to {MAX_DRAFT_TOKENS}",
@@ -69,9 +74,15 @@ class Options:
             )
         is_number = isinstance(self.draft_p_min, (int, float)) and not isinstance(self.draft_p_min, bool)
         if not is_number or not 0.0 <= self.draft_p_min <= 1.0:
-            raise OptionError(f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1")
+            raise OptionError(
+                f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1",
+                hint="draft_p_min=0.0, the default, ends no draft early",
+            )
         if self.draw_drafts not in (True, False):
-            raise OptionError(f"draw_drafts is {self.draw_drafts!r}; expected True or False")
+            raise OptionError(
+                f"draw_drafts is {self.draw_drafts!r}; expected True or False",
+                hint="draw_drafts=False is the default",
+            )
         if self.draw_drafts and self.speculation in ("off", "ngram"):
             found = f"speculation={self.speculation!r}"
             raise OptionError(
@@ -79,7 +90,10 @@ class Options:
                 hint='speculation="tree"',
             )
         if self.exact not in (True, False):
-            raise OptionError(f"exact is {self.exact!r}; expected True or False")
+            raise OptionError(
+                f"exact is {self.exact!r}; expected True or False",
+                hint="exact=False takes llama.cpp's stock kernels; True is the default",
+            )
         is_size = isinstance(self.checkpoint_bytes, int) and not isinstance(self.checkpoint_bytes, bool)
         if not is_size or not 0 <= self.checkpoint_bytes < 1 << 63:
             raise OptionError(
@@ -112,6 +126,12 @@ class Options:
                 f'found tree_budget={budget} beside speculation="off"; expected a drafter',
                 hint="leave one of them out",
             )
+
+
+def _meant(speculation: Any) -> str:
+    close = difflib.get_close_matches(str(speculation).lower(), SPECULATIONS, 1)
+    default = 'speculation="auto" drafts where it can, "off" not at all'
+    return f'did you mean speculation="{close[0]}"?' if close else default
 
 
 @dataclass(frozen=True, slots=True)

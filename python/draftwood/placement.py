@@ -15,6 +15,7 @@ from draftwood.devices import cards, describe
 from draftwood.errors import OptionError
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_EXAMPLE = 'tensor_buft_overrides={r"ffn_.*_exps": "CPU"} keeps experts in host memory'
 _SPARE = 3 << 30  # bytes of a card, for what comes beside the weights
 _lib: Any = _native._lib
 
@@ -35,7 +36,10 @@ def tensor_overrides(
     number, a regex or a name that is none; the message lists the names of this machine.
     """
     if isinstance(n_cpu_moe, bool) or not isinstance(n_cpu_moe, int) or n_cpu_moe < 0:
-        raise OptionError(f"n_cpu_moe is {n_cpu_moe!r}; expected a number of layers, 0 or more")
+        raise OptionError(
+            f"n_cpu_moe is {n_cpu_moe!r}; expected a number of layers, 0 or more",
+            hint="n_cpu_moe=99 for the experts of all layers, 0 for none",
+        )
     wanted = list(_pairs(overrides).items())
     wanted += [(_EXPERTS.format(layer), "CPU") for layer in range(n_cpu_moe)]
     wanted += (ours or {}).items()
@@ -47,13 +51,15 @@ def tensor_overrides(
         if name not in types:
             raise OptionError(
                 f"tensor_buft_overrides names the buffer type {name!r}; expected one of "
-                f"{', '.join(map(repr, types))}"
+                f"{', '.join(map(repr, types))}",
+                hint=_EXAMPLE,
             )
         try:
             re.compile(pattern)
         except re.error as error:
             raise OptionError(
-                f"tensor_buft_overrides has {pattern!r}, which is no regular expression: {error}"
+                f"tensor_buft_overrides has {pattern!r}, which is no regular expression: {error}",
+                hint=_EXAMPLE,
             ) from None
         rows.append(_Override(pattern.encode(), types[name]))
     return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
@@ -90,8 +96,12 @@ def _pairs(overrides: Mapping[str, str] | str | None) -> dict[str, str]:
     if isinstance(overrides, str):
         parts = [part.partition("=") for part in overrides.split(",")]
         if not all(sign for _, sign, _ in parts):
-            raise OptionError(f"tensor_buft_overrides is {overrides!r}; expected regex=name,regex=name")
+            raise OptionError(
+                f"tensor_buft_overrides is {overrides!r}; expected regex=name,regex=name", hint=_EXAMPLE
+            )
         return {pattern: name for pattern, _, name in parts}
     if overrides is None or isinstance(overrides, Mapping):
         return dict(overrides or {})
-    raise OptionError(f"tensor_buft_overrides is {overrides!r}; expected a dict of regex to name, or text")
+    raise OptionError(
+        f"tensor_buft_overrides is {overrides!r}; expected a dict of regex to name, or text", hint=_EXAMPLE
+    )

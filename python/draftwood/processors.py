@@ -74,5 +74,8 @@ class WatchedGrammar:
 def _checked(result: Any, scores: Any) -> Any:
     if result is None or np.shape(result) != np.shape(scores):
         found = "None" if result is None else f"an array of shape {np.shape(result)}"
-        raise OptionError(f"a logits processor returned {found}; expected scores of shape {np.shape(scores)}")
+        raise OptionError(
+            f"a logits processor returned {found}; expected scores of shape {np.shape(scores)}",
+            hint="return scores at its end, changed or not",
+        )
     return result

@@ -82,7 +82,10 @@ class Servers:
         most = int(native.llama_max_devices()) - others()
         found = len(self.devices) + len(cards())
         if found > most:  # the scheduler's GGML_ASSERT otherwise
-            raise OptionError(f"found {found} devices with those of rpc_servers; expected at most {most}")
+            raise OptionError(
+                f"found {found} devices with those of rpc_servers; expected at most {most}",
+                hint="name fewer servers in rpc_servers",
+            )
 
 
 def connect(servers: str | None, n_gpu_layers: int = -1) -> Servers | None:
@@ -106,7 +109,10 @@ def connect(servers: str | None, n_gpu_layers: int = -1) -> Servers | None:
             hint="n_gpu_layers=-1 for all layers",
         )
     if not native.llama_supports_rpc():
-        raise UnsupportedError("found rpc_servers=; this library was built with GGML_RPC=OFF")
+        raise UnsupportedError(
+            "found rpc_servers=; this library was built with GGML_RPC=OFF, expected one with the RPC backend",
+            hint="pip install . without -DGGML_RPC=OFF in CMAKE_ARGS",
+        )
     return Servers(list(dict.fromkeys(addresses)))
 
 
@@ -170,6 +176,9 @@ def _devices_of(address: str) -> list[int]:
     add_server = ctypes.CFUNCTYPE(ctypes.c_void_p, ctypes.c_char_p)(function)
     server = ctypes.c_void_p(add_server(address.encode()))
     if not server:
-        raise ServerError(f"the RPC server at {address} has no devices; expected one or more")
+        raise ServerError(
+            f"the RPC server at {address} has no devices; expected one or more",
+            hint="start ggml-rpc-server without --device, or with one that it lists",
+        )
     count = _lib.ggml_backend_reg_dev_count(server)
     return [_lib.ggml_backend_reg_dev_get(server, ctypes.c_size_t(i)) for i in range(count)]

@@ -58,11 +58,13 @@ class Tree:
         """
         if len(self.parents) != len(self.tokens):
             raise OptionError(
-                f"found {len(self.tokens)} tokens, {len(self.parents)} parents; expected as many"
+                f"found {len(self.tokens)} tokens, {len(self.parents)} parents; expected as many",
+                hint="each node has one parent, the root -1",
             )
         if not all(-(1 << 31) <= value < 1 << 31 for value in (*self.tokens, *self.parents)):
             raise OptionError(
-                "found a token or parent beyond 32 bits in a tree; expected token ids and nodes"
+                "found a token or parent beyond 32 bits in a tree; expected token ids and nodes",
+                hint="parents are numbers of earlier nodes, the root's is -1",
             )
         raw = native_tree()
         raw.n = len(self.tokens)  # refused by the library where it is too many
@@ -103,7 +105,8 @@ def from_positions(
     for position in positions:
         if len(position) != n_each:
             raise OptionError(
-                f"found positions of {n_each} and {len(position)} candidates; expected {n_each}"
+                f"found positions of {n_each} and {len(position)} candidates; expected {n_each}",
+                hint="cut all positions to the shortest",
             )
     flat = [pair for position in positions for pair in position]
     tokens = (ctypes.c_int32 * len(flat))(*(token for token, _ in flat))

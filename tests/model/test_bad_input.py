@@ -21,12 +21,13 @@ from pathlib import Path
 import draftwood.arguments
 import draftwood.llama
 import pytest
-from draftwood import DraftwoodError, Llama, ModelFileError, OptionError, UnsupportedError
+from draftwood import ClosedError, DraftwoodError, Llama, ModelFileError, OptionError, UnsupportedError
 from draftwood.devices import cards
 
 from tests.model.rig import PROMPT
 
 P = list(PROMPT)
+DRAFTER = Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "dflash-f16.gguf"
 SMALL = {"n_ctx": 256, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
 
 
@@ -285,6 +286,18 @@ def test_sound_header_over_a_model_that_is_none(gguf, tmp_path, witness):
     assert take(llm) == expected
 
 
+@pytest.mark.parametrize("speculation", ["auto", "dflash"])
+@pytest.mark.parametrize("name", ["other vocabulary", "no drafter"])
+def test_drafter_of_another_model(gguf, witness, speculation, name):
+    path = str(DRAFTER) if name == "other vocabulary" else gguf("moe-plain")
+    found = {
+        "other vocabulary": "the drafter has a vocabulary of 4096 tokens, the target one of 384",
+        "no drafter": "has architecture 'qwen35moe'; expected 'dflash'",
+    }[name]
+    with refused(UnsupportedError, witness, found, path, "hint: drafter= takes the GGUF"):
+        Llama(gguf("planted-moe"), drafter=path, speculation=speculation, **SMALL)
+
+
 # --- arguments -----------------------------------------------------------------------------------------
 
 ARGUMENTS = {
@@ -482,8 +495,10 @@ def test_a_model_that_keeps_no_text(gguf, witness, monkeypatch):
 def test_tokens_that_are_none(gguf, witness, token):
     llm = Llama(gguf("planted-moe"), **SMALL)
     for prompt in ([token], [1, 2, token], [token, 1]):
-        with refused(OptionError, witness, f"token {token}", "expected 0 to 383"):
+        with refused(OptionError, witness, f"token {token}", "expected 0 to 383", "hint: tokenize()"):
             next(llm.generate(prompt))
+        with refused(OptionError, witness, f"token {token}", "from 0 to 383", "hint: tokenize()"):
+            llm.detokenize(prompt)
         with refused(OptionError, witness, f"token {token}"):
             llm.eval(prompt)
         llm.reset()
@@ -493,6 +508,29 @@ def test_tokens_that_are_none(gguf, witness, token):
         generator.send([token])
     assert take(llm) == witness[1]
     llm.close()
+
+
+@pytest.mark.parametrize("drafted", [None, "x", [384], [[0, -1]], [1 << 40]], ids=str)
+def test_draft_model_that_gives_no_tokens(gguf, witness, drafted):
+    llm = Llama(gguf("planted-moe"), draft_model=lambda ids: drafted, **SMALL)
+    generator = llm.generate(P, temp=0.0)
+    next(generator)
+    with refused(
+        OptionError, witness, "from draft_model=; expected token ids, 0 to 383", "hint: return an array"
+    ):
+        next(generator)
+    llm.close()
+
+
+def test_closed_while_it_generates(gguf, witness):
+    llm = Llama(gguf("planted-moe"), **SMALL)
+    generator = llm.generate(P, temp=0.0)
+    next(generator)
+    llm.close()
+    with refused(
+        ClosedError, witness, "found a Llama that was closed; expected", "hint: close the generator"
+    ):
+        next(generator)
 
 
 # --- nothing leaks -------------------------------------------------------------------------------------

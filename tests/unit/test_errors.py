@@ -1,11 +1,15 @@
 """Exception classes: what they derive from, and how their texts read."""
 
+import ast
 import inspect
+from pathlib import Path
 
 import draftwood
 import pytest
-from draftwood import errors
+from draftwood import _capi, errors
+from draftwood.status import check
 
+PACKAGE = Path(draftwood.__file__).parent
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if c is not errors.DraftwoodError]
 
 # what llama-cpp-python raises in the same place: existing except-clauses keep working
@@ -54,3 +58,32 @@ def test_public_names():
     assert public == {*BUILTINS, "DraftwoodError"} - {"NativeError"}
     for name in public:
         assert getattr(draftwood, name) is getattr(errors, name)
+
+
+def made_without_a_hint(text):
+    """Return the lines on which an error of ours is made without one."""
+    names = {c.__name__ for c in CLASSES}
+    calls = [node for node in ast.walk(ast.parse(text)) if isinstance(node, ast.Call)]
+    ours = [call for call in calls if isinstance(call.func, ast.Name) and call.func.id in names]
+    return [call.lineno for call in ours if "hint" not in {keyword.arg for keyword in call.keywords}]
+
+
+@pytest.mark.parametrize("path", sorted(PACKAGE.glob("*.py")), ids=lambda path: path.name)
+def test_every_error_has_a_hint(path):
+    assert made_without_a_hint(path.read_text()) == []
+
+
+def test_a_missing_hint_is_found():
+    assert made_without_a_hint("raise OptionError('x', hint='y')\n\nraise StateError('x') from None") == [3]
+
+
+def test_every_status_of_the_library_has_a_hint():
+    codes = {name: value for name, value in vars(_capi).items() if name.startswith("ERR_")}
+    assert len(codes) > 5
+    for name, value in codes.items():
+        with pytest.raises(errors.DraftwoodError) as caught:
+            check(value)
+        assert caught.value.hint, name
+    with pytest.raises(errors.OptionError) as caught:
+        check(_capi.ERR_ARGUMENT, hint="this one")
+    assert caught.value.hint == "this one"

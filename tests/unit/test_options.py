@@ -78,6 +78,23 @@ def test_options_that_make_no_sense(settings, found):
         Options(**settings)
 
 
+@pytest.mark.parametrize(
+    ("wish", "hint"),
+    [
+        ("mpt", 'did you mean speculation="mtp"?'),
+        ("MTP", 'did you mean speculation="mtp"?'),
+        ("dflsh", 'did you mean speculation="dflash"?'),
+        ("trees", 'did you mean speculation="tree"?'),
+        (False, 'speculation="auto" drafts where it can, "off" not at all'),
+        (None, 'speculation="auto" drafts where it can, "off" not at all'),
+    ],
+)
+def test_what_a_misspelt_speculation_may_mean(wish, hint):
+    with pytest.raises(OptionError) as caught:
+        Options(speculation=wish)
+    assert caught.value.hint == hint
+
+
 @pytest.mark.parametrize("draft_tokens", [1, 63])
 @pytest.mark.parametrize("draft_p_min", [0, 0.0, 0.5, 1, 1.0])
 def test_limits_are_allowed(draft_tokens, draft_p_min):

@@ -45,7 +45,8 @@ int32_t drafter_context::decode() {
     } until_it_ends{ state_ };
     results_.forget();
     int32_t rc = batch_.decode();
-    if (rc == -2) { // no memory for a graph of its own: in the context's (graphs.h)
+    // No memory for a graph of its own: in the context's (graphs.h). Of a tree other branches' cells went with it.
+    if (rc == -2 && !state_.mask) {
         rc = batch_.decode();
     }
     if (rc == 0) {

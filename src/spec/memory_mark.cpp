@@ -33,6 +33,7 @@ memory_mark::memory_mark(llama_context * ctx, llama_seq_id seq, llama_pos pos) :
     const llama_memory_recurrent * recurrent = recurrent_of(ctx);
     if (recurrent && pos > 0) {
         cell_ = own_cell(*recurrent, seq);
+        last_ = cell_ >= 0 ? recurrent->cells[cell_].pos : -1;
     }
     can_restore_ = !recurrent || pos == 0 || cell_ >= 0;
 }
@@ -43,7 +44,7 @@ void memory_mark::restore() const {
         return;
     }
     llama_memory_recurrent & recurrent = *recurrent_of(ctx_);
-    recurrent.cells[cell_].pos         = pos_ - 1;
+    recurrent.cells[cell_].pos         = last_;
     if (!recurrent.rs_idx.empty()) {
         recurrent.set_rs_idx(seq_, 0);
     }

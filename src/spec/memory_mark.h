@@ -24,6 +24,7 @@ class memory_mark {
     llama_seq_id    seq_;
     llama_pos       pos_;
     int32_t         cell_ = -1; // of the recurrent state; -1: there is nothing to put right
+    llama_pos       last_ = -1; // of that cell: not pos - 1 behind an image
     bool            can_restore_;
 };
 

@@ -128,6 +128,18 @@ def test_completion_is_upstreams(llm, case):
     assert results(Replay._create_completion, llm, arguments) == expected
 
 
+def test_a_stream_loses_characters_behind_invalid_utf8_as_upstreams_does(llm):
+    """Once bytes are no UTF-8, tokens go out one by one: what several of them spell together is in no chunk."""
+    half = llm.tokenize("é".encode(), add_bos=False)[:1]
+    llm.reply = [*half, *tokens_of(llm, ["a", "中"])]
+    asked = {"prompt": "one", "max_tokens": len(llm.reply)}
+    for method in (Base._create_completion, Replay._create_completion):
+        (whole,) = results(method, llm, {**asked, "stream": False})[0]
+        stream = results(method, llm, {**asked, "stream": True})[0]
+        assert whole["choices"][0]["text"] == "a中"
+        assert "".join(part["choices"][0]["text"] for part in stream) == "a"
+
+
 @settings(max_examples=20, deadline=None, suppress_health_check=list(HealthCheck))
 @given(case=cases())
 def test_results_are_json(llm, case):

@@ -1,7 +1,8 @@
-"""Arguments of `Llama` that are corrected before upstream's constructor sees them, or have no effect there.
+"""llama-cpp-python's arguments of `Llama`, before upstream's constructor sees them.
 
-Each is said in a UserWarning that points at the caller of `Llama(...)`. Decides from the arguments alone and
-what it is told of the machine. Must not know: the library, contexts.
+What it would end the process on is refused; what is corrected, or has no effect, is said in a UserWarning
+that points at the caller of `Llama(...)`. Decides from the arguments and what it is told of the machine.
+Must not know: the library, contexts.
 Tests: tests/unit/test_arguments.py, tests/model/generate/test_prompt_batches.py.
 """
 
@@ -12,9 +13,69 @@ import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
+from draftwood.errors import OptionError
+
+MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
+# ggml_types that a cache may have anywhere: kv_cache_types of llama.cpp's common/arg.cpp at the pin
+CACHE_TYPES = {
+    **{"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
+}
+# those that a CPU writes, too: q2_K to q6_K, iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4, q1_0, q2_0
+CPU_CACHE_TYPES = (10, 11, 12, 13, 14, 23, 34, 35, 39, 40, 41, 42)
+_FLOATS = (0, 1, 30)
 # LangChain's wrappers pass them always; llama-cpp-python once had them
 _SWALLOWED = {"n_parts", "f16_kv", "device", "low_vram", "mul_mat_q", "n_gqa", "rms_norm_eps"}
 _said: set[str] = set()  # what is said once a process
+
+
+def check(kwargs: dict[str, Any], *, on_cards: bool) -> None:
+    """Refuse arguments that make no sense. Errors: OptionError.
+
+    on_cards: whether the cache may be on a card.
+    """
+    _check_purpose(kwargs)
+    _check_sizes(kwargs)
+    _check_cache_types(kwargs, on_cards)
+
+
+def _check_sizes(arguments: dict[str, Any]) -> None:
+    """Refuse sizes that llama-cpp-python would take for others, say little of, or end the process on."""
+    for name, least, example in (("n_ctx", 0, 4096), ("n_batch", 1, 512), ("n_ubatch", 0, 512)):
+        value = arguments.get(name, least)
+        hint = f"{name}={example}, or leave it out"
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}", hint=hint)
+        if value > MAX_SIZE:
+            raise OptionError(f"{name} is {value}; expected at most {MAX_SIZE}", hint=hint)
+
+
+def _check_purpose(arguments: dict[str, Any]) -> None:
+    """Refuse embeddings of a model without weights, which would end the process."""
+    if arguments.get("vocab_only") and arguments.get("embedding"):
+        raise OptionError(
+            "found vocab_only=True beside embedding=True, which needs the weights; expected one of them",
+            hint="leave vocab_only out",
+        )
+
+
+def _check_cache_types(arguments: dict[str, Any], on_cards: bool) -> None:
+    """Refuse types of a cache on which llama.cpp ends the process, or says no more than that it failed."""
+    for name in ("type_k", "type_v"):
+        value = arguments.get(name)
+        known = value in CACHE_TYPES.values() or (not on_cards and value in CPU_CACHE_TYPES)
+        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not known):
+            types = ", ".join(f"{number} ({type_})" for type_, number in CACHE_TYPES.items())
+            meant = CACHE_TYPES.get(str(value), CACHE_TYPES["q8_0"])
+            raise OptionError(
+                f"{name} is {value!r}; expected one of {types}",
+                hint=f"{name}={meant}, or leave it out for f16",
+            )
+    type_v = arguments.get("type_v")
+    if type_v is not None and type_v not in _FLOATS and not arguments.get("flash_attn"):
+        raise OptionError(
+            f"found type_v={type_v} without flash_attn=True; a quantised cache of values expects it",
+            hint="flash_attn=True, or leave type_v out",
+        )
 
 
 def raise_batch(kwargs: dict[str, Any], needed: int) -> dict[str, int]:

@@ -1,8 +1,8 @@
 """Contexts that cannot be made: refused in words, before llama.cpp takes the memory or ends the process.
 
-`Context` takes the place of upstream's LlamaContext (fixes.py), where the model is loaded and every parameter
-is final. What a cache takes is reckoned from the model's metadata, and never too high: caches of kinds that
-are not known here count nothing. Memory of cards is theirs to refuse, which they do without harm.
+Put around upstream's LlamaContext by fixes.py: there the model is loaded and every parameter is final. What a
+cache takes is reckoned from the model's metadata, and never too high: caches of kinds that are not known here
+count nothing. Memory of cards is theirs to refuse, which they do without harm.
 Must not know: `Llama`, engines. Test: tests/model/test_contexts.py.
 """
 
@@ -10,12 +10,12 @@ from __future__ import annotations
 
 import contextlib
 import ctypes
+import functools
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
 from draftwood import _capi, log
-from draftwood._llama_cpp import _internals
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.devices import cards, devices
 from draftwood.errors import OptionError, UnsupportedError
@@ -32,25 +32,27 @@ _lib: Any = _capi.lib
 _lib.ggml_row_size.restype = ctypes.c_size_t
 _lib.ggml_blck_size.restype = ctypes.c_int64
 _lib.ggml_tensor_overhead.restype = ctypes.c_size_t
-_upstream: Any = _internals.LlamaContext
 
 
-class Context(_upstream):  # type: ignore[misc]
-    """Upstream's LlamaContext, with errors that say why. Errors: OptionError, UnsupportedError."""
+def in_words(init: Any) -> Any:
+    """Return LlamaContext.__init__ with errors that say why. Errors: OptionError, UnsupportedError."""
 
-    def __init__(self, *, model: Any, params: Any, verbose: bool = True) -> None:
+    @functools.wraps(init)
+    def wrapped(self: Any, *, model: Any, params: Any, verbose: bool = True) -> None:
         self._exit_stack = contextlib.ExitStack()  # for upstream's __del__, where it comes to no more
         require_room(model, params)
         require_blocks(model, params)
         log.forget()
         try:
-            super().__init__(model=model, params=params, verbose=verbose)
+            init(self, model=model, params=params, verbose=verbose)
         except ValueError as error:
             raise UnsupportedError(
                 f"llama.cpp made no context of n_ctx={params.n_ctx}, n_batch={params.n_batch}, "
                 f"type_k={params.type_k}, type_v={params.type_v}; expected one: {log.cause() or error}",
                 hint="where memory is short, a smaller n_ctx; verbose=True shows all that llama.cpp says",
             ) from error
+
+    return wrapped
 
 
 @dataclass(frozen=True, slots=True)
@@ -101,7 +103,7 @@ def host_memory() -> tuple[int, int]:
     """Return the bytes of memory and swap that are left for this process, at most, and all of them."""
     cpu = next(each for each in devices() if each["type"] == "CPU")
     left, whole = int(cpu["memory_free"]), int(cpu["memory_total"])
-    with contextlib.suppress(OSError):
+    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):  # not everywhere, or not in full
         lines = (line.split() for line in _MEMINFO.read_text().splitlines())
         bytes_ = {words[0].rstrip(":"): int(words[1]) << 10 for words in lines}
         left, whole = bytes_["MemAvailable"] + bytes_["SwapFree"], bytes_["MemTotal"] + bytes_["SwapTotal"]

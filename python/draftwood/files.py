@@ -1,10 +1,11 @@
-"""The files that a `Llama` is made from: what is none is refused in words, before anything is loaded.
+"""The files that a `Llama` is made from: what is none is refused in words, if it can be before it is loaded.
 
 Must not know: contexts, drafting. Test: tests/model/test_bad_input.py.
 """
 
 from __future__ import annotations
 
+import functools
 import os
 from typing import Any
 
@@ -40,6 +41,23 @@ def no_lora(path: str) -> ModelFileError:
         f"{log.cause() or 'llama.cpp refused it'}",
         hint="llama.cpp's convert_lora_to_gguf.py makes such files",
     )
+
+
+def in_words(init: Any) -> Any:
+    """Return LlamaModel.__init__ with an error that says why it loaded no model. Errors: ModelFileError."""
+
+    @functools.wraps(init)
+    def wrapped(self: Any, *, path_model: str, params: Any, verbose: bool = True) -> None:
+        log.forget()
+        try:
+            init(self, path_model=path_model, params=params, verbose=verbose)
+        except ValueError as error:
+            raise ModelFileError(
+                f"{error}; expected one that llama.cpp can load: {log.cause() or 'it did not say why'}",
+                hint="download the file again; where memory is short, a smaller n_gpu_layers or file",
+            ) from error
+
+    return wrapped
 
 
 def _probed(path: str, kind: str) -> ModelInfo:

@@ -2,7 +2,7 @@
 
 Only where a subclass would not be met: these are made inside upstream's own methods, or by users through its
 names. Signatures stay. docs/compat.md lists them. Must not know: engines, requests.
-Tests: tests/model/test_api_bad_input.py, tests/model/test_api_states.py.
+Tests: tests/model/test_api_bad_input.py, tests/model/test_api_states.py, tests/model/test_contexts.py.
 """
 
 from __future__ import annotations
@@ -13,10 +13,9 @@ import sqlite3
 from collections.abc import Sequence
 from typing import Any
 
-from draftwood import log
+from draftwood import contexts, files, log
 from draftwood._llama_cpp import _internals, llama_cache
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.contexts import Context
 from draftwood.errors import CacheError, GrammarError
 from draftwood.processors import WatchedGrammar
 
@@ -43,8 +42,14 @@ def add_grammar(self: Any, model: Any, grammar: Any) -> None:
 def apply() -> None:
     """Put the corrections in place; again is harmless."""
     _internals.LlamaSampler.add_grammar = add_grammar
-    _internals.LlamaContext = Context
     log.listen()
+    made: tuple[tuple[Any, Any], ...] = (
+        (_internals.LlamaModel, files.in_words),
+        (_internals.LlamaContext, contexts.in_words),
+    )
+    for each, in_words in made:
+        if not hasattr(each.__init__, "__wrapped__"):
+            each.__init__ = in_words(each.__init__)
     cache: Any = llama_cache.LlamaDiskCache
     if not hasattr(cache.__init__, "__wrapped__"):
         cache.__init__ = _saying_which_folder(cache.__init__)

@@ -17,10 +17,9 @@ from typing import Any
 
 import numpy as np
 
-from draftwood import curves, files, fixes, rpc
+from draftwood import arguments, curves, files, fixes, rpc
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.arguments import correct_langchain, raise_batch, warn_of_unknown, warn_without_cards
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
@@ -30,10 +29,7 @@ from draftwood.errors import ClosedError, OptionError, UnsupportedError
 from draftwood.generation import Base, Generation
 from draftwood.options import (
     Options,
-    check_cache_types,
     check_context,
-    check_purpose,
-    check_sizes,
     default_draft_tokens,
     fitted,
     needed_batch,
@@ -146,22 +142,21 @@ class Llama(Generation):
         self._tensor_overrides = tensor_overrides(
             n_cpu_moe, tensor_buft_overrides, on_card if self._plan.drafter in ("mtp", "dflash") else None
         )
-        warn_of_unknown(kwargs, _KNOWN)
-        correct_langchain(kwargs, info.architecture)
+        arguments.warn_of_unknown(kwargs, _KNOWN)
+        arguments.correct_langchain(kwargs, info.architecture)
         self._raised = {}
-        check_purpose(kwargs)
-        check_sizes(kwargs)
+        offloads = kwargs.get("n_gpu_layers", 0) != 0
         has_cards = self._servers is not None or bool(cards())
-        check_cache_types(kwargs, on_cards=has_cards and kwargs.get("n_gpu_layers", 0) != 0)
-        if kwargs.get("n_gpu_layers", 0) != 0 and not has_cards:
-            warn_without_cards(kwargs["n_gpu_layers"], gpu_backends())
+        arguments.check(kwargs, on_cards=offloads and has_cards)
+        if offloads and not has_cards:
+            arguments.warn_without_cards(kwargs["n_gpu_layers"], gpu_backends())
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))
             # trees that nobody asked for are no reason to raise a batch
             asked_for = self._options.tree_budget is not None or speculation != "auto"
             n_batch = None if asked_for else min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch"))
             self._plan = fitted(self._plan, kwargs.get("n_ctx", 512), n_batch)
-            self._raised = raise_batch(
+            self._raised = arguments.raise_batch(
                 kwargs, needed_batch(self._options.draft_tokens, self._plan.tree_budget)
             )
         try:

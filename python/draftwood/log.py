@@ -1,4 +1,4 @@
-"""What llama.cpp complained of last, so that an error can say why it failed.
+"""What llama.cpp complained of, so that an error can say why something failed.
 
 With verbose=False nobody sees it else: upstream's table of levels is older than llama.cpp's, and takes errors
 for debugging. A callback that the caller has set with llama_log_set hears it instead of us.
@@ -8,6 +8,7 @@ Must not know: what was tried. Test: tests/model/test_contexts.py.
 from __future__ import annotations
 
 import ctypes
+import re
 import threading
 from typing import Any
 
@@ -15,13 +16,14 @@ from draftwood._llama_cpp import _logger
 from draftwood._llama_cpp import llama_cpp as _native
 
 _ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h at the pin
+_MOST = 3  # lines; the first say most
 _heard = threading.local()
 
 
 @_native.llama_log_callback  # type: ignore[misc]
 def _listen(level: int, text: bytes, user_data: Any) -> None:
     if level == _ERROR:
-        _heard.text = text.decode("utf-8", "replace").strip()
+        _heard.lines = [*_lines(), text.decode("utf-8", "replace")][:_MOST]
     _logger.llama_log_callback(level, text, user_data)
 
 
@@ -32,10 +34,13 @@ def listen() -> None:
 
 def forget() -> None:
     """Drop what was heard: something else is tried now."""
-    _heard.text = ""
+    _heard.lines = []
 
 
 def cause() -> str:
-    """Return this thread's last error since `forget`, without the function's name; "" if there was none."""
-    function, _, rest = getattr(_heard, "text", "").partition(": ")
-    return (rest or function).rstrip(": ")
+    """Return this thread's first errors since `forget`, without names of functions; "" if there were none."""
+    return "; ".join(re.sub(r"^\w+: ", "", line.strip()).rstrip(": ") for line in _lines())
+
+
+def _lines() -> list[str]:
+    return getattr(_heard, "lines", [])

@@ -25,14 +25,6 @@ MAX_TREE_BUDGET = 64
 DEFAULT_DRAFT_P_MIN = 0.0
 DEFAULT_CHECKPOINT_BYTES = 512 << 20
 EXACT_ROWS = (1 << 31) - 1  # batches of any size
-MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
-# ggml_types that a cache may have anywhere: kv_cache_types of llama.cpp's common/arg.cpp at the pin
-CACHE_TYPES = {
-    **{"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
-}
-# those that a CPU writes, too: q2_K to q6_K, iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4, q1_0, q2_0
-CPU_CACHE_TYPES = (10, 11, 12, 13, 14, 23, 34, 35, 39, 40, 41, 42)
-_FLOATS = (0, 1, 30)
 
 
 @dataclass(frozen=True, slots=True)
@@ -290,43 +282,3 @@ def fitted(planned: Plan, n_ctx: int, n_batch: int | None = None) -> Plan:
     """
     limits = [planned.tree_budget, *([n_ctx] if n_ctx > 0 else []), *([n_batch] if n_batch else [])]
     return replace(planned, tree_budget=min(limits))
-
-
-def check_sizes(arguments: dict[str, Any]) -> None:
-    """Refuse sizes that llama-cpp-python would take for others, say little of, or end the process on."""
-    for name, least, example in (("n_ctx", 0, 4096), ("n_batch", 1, 512), ("n_ubatch", 0, 512)):
-        value = arguments.get(name, least)
-        hint = f"{name}={example}, or leave it out"
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}", hint=hint)
-        if value > MAX_SIZE:
-            raise OptionError(f"{name} is {value}; expected at most {MAX_SIZE}", hint=hint)
-
-
-def check_purpose(arguments: dict[str, Any]) -> None:
-    """Refuse embeddings of a model without weights, which would end the process."""
-    if arguments.get("vocab_only") and arguments.get("embedding"):
-        raise OptionError(
-            "found vocab_only=True beside embedding=True, which needs the weights; expected one of them",
-            hint="leave vocab_only out",
-        )
-
-
-def check_cache_types(arguments: dict[str, Any], *, on_cards: bool) -> None:
-    """Refuse types of a cache on which llama.cpp ends the process, or says no more than that it failed."""
-    for name in ("type_k", "type_v"):
-        value = arguments.get(name)
-        known = value in CACHE_TYPES.values() or (not on_cards and value in CPU_CACHE_TYPES)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not known):
-            types = ", ".join(f"{number} ({type_})" for type_, number in CACHE_TYPES.items())
-            meant = CACHE_TYPES.get(str(value), CACHE_TYPES["q8_0"])
-            raise OptionError(
-                f"{name} is {value!r}; expected one of {types}",
-                hint=f"{name}={meant}, or leave it out for f16",
-            )
-    type_v = arguments.get("type_v")
-    if type_v is not None and type_v not in _FLOATS and not arguments.get("flash_attn"):
-        raise OptionError(
-            f"found type_v={type_v} without flash_attn=True; a quantised cache of values expects it",
-            hint="flash_attn=True, or leave type_v out",
-        )

@@ -129,7 +129,7 @@ def test_completion_is_upstreams(llm, case):
 
 
 def test_a_stream_loses_characters_behind_invalid_utf8_as_upstreams_does(llm):
-    """Once bytes are no UTF-8, tokens go out one by one: what several of them spell together is in no chunk."""
+    """Behind bytes that are no UTF-8 tokens go out one by one, and what several spell together is lost."""
     half = llm.tokenize("é".encode(), add_bos=False)[:1]
     llm.reply = [*half, *tokens_of(llm, ["a", "中"])]
     asked = {"prompt": "one", "max_tokens": len(llm.reply)}

@@ -7,8 +7,9 @@ from types import SimpleNamespace
 
 import pytest
 from draftwood import Llama, OptionError, UnsupportedError, contexts
+from draftwood._llama_cpp import _internals
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.options import CACHE_TYPES, CPU_CACHE_TYPES
+from draftwood.arguments import CACHE_TYPES, CPU_CACHE_TYPES
 
 SMALL = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, "speculation": "off"}
 WHOLE_BLOCKS = ["planted-moe", "dense-plain", "much-attention", "real-heads"]  # heads of 32 values or more
@@ -132,7 +133,7 @@ def test_a_failure_says_why(open_model, capfd):
     with pytest.raises(
         UnsupportedError, match=r"no context of n_ctx=512.*: quantized V cache requires"
     ) as caught:
-        contexts.Context(model=llm._model, params=params, verbose=False)
+        _internals.LlamaContext(model=llm._model, params=params, verbose=False)
     assert "verbose=True" in caught.value.hint
     assert capfd.readouterr().err == ""
 

@@ -1,10 +1,17 @@
-"""Arguments without effect: said in words, and only those."""
+"""Upstream's arguments that are refused or have no effect: said in words, and only those."""
 
 import warnings
 
 import pytest
 from draftwood import arguments
-from draftwood.arguments import warn_of_unknown, warn_without_cards
+from draftwood.arguments import (
+    CACHE_TYPES,
+    CPU_CACHE_TYPES,
+    check,
+    warn_of_unknown,
+    warn_without_cards,
+)
+from draftwood.errors import OptionError
 
 KNOWN = ("speculation", "draft_tokens", "tree_budget", "n_ctx", "n_gpu_layers")
 
@@ -55,3 +62,65 @@ def test_layers_without_a_card_are_said_once(monkeypatch, backends, found):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
         warn_without_cards(-1, backends)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "found"),
+    [
+        ({"n_ctx": -1}, "n_ctx is -1; expected a whole number of at least 0"),
+        ({"n_ctx": None}, "n_ctx is None"),
+        ({"n_ctx": 512.0}, "n_ctx is 512.0"),
+        ({"n_batch": 0}, "n_batch is 0; expected a whole number of at least 1"),
+        ({"n_batch": -5}, "n_batch is -5"),
+        ({"n_batch": True}, "n_batch is True"),
+        ({"n_ubatch": -1}, "n_ubatch is -1; expected a whole number of at least 0"),
+        ({"n_ctx": 1 << 31}, "n_ctx is 2147483648; expected at most 2147483647"),
+        ({"n_ctx": 99999999999}, "n_ctx is 99999999999; expected at most 2147483647"),
+        ({"n_batch": 1 << 32}, "n_batch is 4294967296; expected at most 2147483647"),
+        ({"n_ubatch": 1 << 32}, "n_ubatch is 4294967296; expected at most 2147483647"),
+    ],
+)
+def test_sizes_that_make_no_sense(arguments, found):
+    with pytest.raises(OptionError, match=found) as caught:
+        check(arguments, on_cards=True)
+    assert f"{next(iter(arguments))}=" in caught.value.hint
+    check({}, on_cards=True)
+    check({"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}, on_cards=True)
+    check(dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), (1 << 31) - 1), on_cards=True)
+
+
+@pytest.mark.parametrize("name", ["type_k", "type_v"])
+@pytest.mark.parametrize(
+    "value", [99, -1, 9, 16, 24, 26, 31, 36, 43, 1 << 40, "q8_0", True, 8.0, [8]], ids=str
+)
+def test_cache_types_that_are_none(name, value):
+    with pytest.raises(
+        OptionError, match=f"{name} is .*; expected one of 0 .f32., 1 .f16., .* 8 .q8_0."
+    ) as caught:
+        check({name: value, "flash_attn": True}, on_cards=False)
+    assert f"{name}=8" in caught.value.hint
+
+
+def test_cache_types_that_are():
+    check({}, on_cards=True)
+    check({"type_k": None, "type_v": None}, on_cards=True)
+    for value in CACHE_TYPES.values():
+        check({"type_k": value}, on_cards=True)
+        check({"type_k": value, "type_v": value, "flash_attn": True}, on_cards=True)
+    for value in CPU_CACHE_TYPES:
+        check({"type_k": value, "type_v": value, "flash_attn": True}, on_cards=False)
+        with pytest.raises(OptionError, match=f"type_k is {value}"):
+            check({"type_k": value}, on_cards=True)
+    for value in (0, 1, 30):
+        check({"type_v": value}, on_cards=False)
+    with pytest.raises(OptionError, match="type_v=8 without flash_attn=True") as caught:
+        check({"type_v": 8}, on_cards=False)
+    assert "flash_attn=True" in caught.value.hint
+
+
+def test_embeddings_without_weights():
+    for settings in ({"vocab_only": True}, {"embedding": True}, {"vocab_only": True, "embedding": False}):
+        check(settings, on_cards=False)
+    with pytest.raises(OptionError, match="vocab_only=True beside embedding=True") as caught:
+        check({"vocab_only": True, "embedding": True}, on_cards=False)
+    assert "leave vocab_only out" in caught.value.hint

@@ -5,14 +5,10 @@ from dataclasses import dataclass
 import pytest
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.options import (
-    CACHE_TYPES,
-    CPU_CACHE_TYPES,
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,
     Options,
-    check_cache_types,
     check_context,
-    check_sizes,
     fitted,
     needed_batch,
     plan,
@@ -249,57 +245,3 @@ def test_context_and_batch_of_a_draft(draft_tokens):
         with pytest.raises(OptionError, match=f"n_ctx is {n_ctx}; .* needs at least {least}") as caught:
             check_context(options, n_ctx)
         assert "raise n_ctx" in caught.value.hint
-
-
-@pytest.mark.parametrize(
-    ("arguments", "found"),
-    [
-        ({"n_ctx": -1}, "n_ctx is -1; expected a whole number of at least 0"),
-        ({"n_ctx": None}, "n_ctx is None"),
-        ({"n_ctx": 512.0}, "n_ctx is 512.0"),
-        ({"n_batch": 0}, "n_batch is 0; expected a whole number of at least 1"),
-        ({"n_batch": -5}, "n_batch is -5"),
-        ({"n_batch": True}, "n_batch is True"),
-        ({"n_ubatch": -1}, "n_ubatch is -1; expected a whole number of at least 0"),
-        ({"n_ctx": 1 << 31}, "n_ctx is 2147483648; expected at most 2147483647"),
-        ({"n_ctx": 99999999999}, "n_ctx is 99999999999; expected at most 2147483647"),
-        ({"n_batch": 1 << 32}, "n_batch is 4294967296; expected at most 2147483647"),
-        ({"n_ubatch": 1 << 32}, "n_ubatch is 4294967296; expected at most 2147483647"),
-    ],
-)
-def test_sizes_that_make_no_sense(arguments, found):
-    with pytest.raises(OptionError, match=found) as caught:
-        check_sizes(arguments)
-    assert f"{next(iter(arguments))}=" in caught.value.hint
-    check_sizes({})
-    check_sizes({"n_ctx": 0, "n_batch": 1, "n_ubatch": 0})
-    check_sizes(dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), (1 << 31) - 1))
-
-
-@pytest.mark.parametrize("name", ["type_k", "type_v"])
-@pytest.mark.parametrize(
-    "value", [99, -1, 9, 16, 24, 26, 31, 36, 43, 1 << 40, "q8_0", True, 8.0, [8]], ids=str
-)
-def test_cache_types_that_are_none(name, value):
-    with pytest.raises(
-        OptionError, match=f"{name} is .*; expected one of 0 .f32., 1 .f16., .* 8 .q8_0."
-    ) as caught:
-        check_cache_types({name: value, "flash_attn": True}, on_cards=False)
-    assert f"{name}=8" in caught.value.hint
-
-
-def test_cache_types_that_are():
-    check_cache_types({}, on_cards=True)
-    check_cache_types({"type_k": None, "type_v": None}, on_cards=True)
-    for value in CACHE_TYPES.values():
-        check_cache_types({"type_k": value}, on_cards=True)
-        check_cache_types({"type_k": value, "type_v": value, "flash_attn": True}, on_cards=True)
-    for value in CPU_CACHE_TYPES:
-        check_cache_types({"type_k": value, "type_v": value, "flash_attn": True}, on_cards=False)
-        with pytest.raises(OptionError, match=f"type_k is {value}"):
-            check_cache_types({"type_k": value}, on_cards=True)
-    for value in (0, 1, 30):
-        check_cache_types({"type_v": value}, on_cards=False)
-    with pytest.raises(OptionError, match="type_v=8 without flash_attn=True") as caught:
-        check_cache_types({"type_v": 8}, on_cards=False)
-    assert "flash_attn=True" in caught.value.hint

@@ -99,6 +99,7 @@ def collect(folders: tuple[Path, ...], target: Path) -> None:
             added += _added(rows.file_of(state, target), rows.of_run(state))
             added += _added(rows.file_of(state, target, rows.KERNELS), rows.kernels(state))
         if "real" in state:
+            rows.require_origin(state["real"], state)
             path = target / f"tiny-moe-f16-{rows.slug(state['real']['cards'][0])}.json"
             added += _added(path, [{**state["real"], **state["commit"]}])
         click.echo(f"{folder}: {added} rows added")

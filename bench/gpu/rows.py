@@ -57,14 +57,19 @@ def of_run(state: dict[str, Any]) -> list[dict[str, Any]]:
     return rows
 
 
-def _common(state: dict[str, Any]) -> dict[str, Any]:
-    machine = state.get("machine", {})
+def require_origin(machine: dict[str, Any], state: dict[str, Any]) -> None:
+    """Make sure that a run says which card and commit it is of. Errors: BenchError."""
     if not machine.get("cards"):
         raise BenchError(
             "found a run without a card; expected one of a GPU", hint="bench/run.py run cases, there"
         )
     if not state.get("commit", {}).get("commit"):
         raise BenchError("found a run that names no commit; expected one", hint="tools/gpu.sh pack")
+
+
+def _common(state: dict[str, Any]) -> dict[str, Any]:
+    machine = state.get("machine", {})
+    require_origin(machine, state)
     return {
         "schema": SCHEMA,
         "run": state["run"],

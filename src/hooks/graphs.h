@@ -20,14 +20,15 @@ class dw_graph_store {
   public:
     explicit dw_graph_store(llama_context * ctx) :
         ctx_(ctx) {}
-    ~dw_graph_store() { restore(); } // the context must still be there
+    // the context must still be there; a verify's graph in its own place works on what goes
+    ~dw_graph_store() { forget_verifies(); }
     dw_graph_store(const dw_graph_store &)             = delete;
     dw_graph_store & operator=(const dw_graph_store &) = delete;
 
     // A decode of n_rows rows comes (0: part of a prompt, which takes the context's own graph), a verify or not, with a
     // graph of this variant (dw_verify_graph, dw_state; 0: llama.cpp's own). The three are llama_context's members, the
     // result that of batches with outputs. Where the last graph found no memory, all take turns in the context's own
-    // place from now on, with the memory that llama.cpp set aside.
+    // place from now on, with the memory that llama.cpp set aside; if that is too little, it is free for others, too.
     void select(int64_t n_rows, int32_t variant, bool verifies, llm_graph_result_ptr & result,
                 llm_graph_result *& reusable, ggml_backend_sched_ptr & sched);
 

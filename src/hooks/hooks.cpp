@@ -204,7 +204,8 @@ void dw_hook_graph(dw_state * dw, int64_t n_rows, bool has_outputs, llm_graph_re
     }
     try {
         const int32_t variant = dw->verify ? dw->verify->variant() : dw->variant;
-        dw->graphs->select(has_outputs ? n_rows : 0, variant, dw->verify != nullptr, result, reusable, sched);
+        dw->graphs->select(has_outputs && dw->ours ? n_rows : 0, variant, dw->verify != nullptr, result, reusable,
+                           sched);
     } catch (const std::exception &) {
         reusable = nullptr; // no memory for another graph: llama.cpp rebuilds, as it always did
         dw->graphs->distrust();

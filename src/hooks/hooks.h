@@ -82,6 +82,9 @@ struct dw_state {
 
     void * user = nullptr;
 
+    // it is the engine that decodes; graphs are kept for it, others have the context's own as ever
+    bool ours = false;
+
     // graphs by number of rows (graphs.h); nullptr: the newest graph only, as llama.cpp does
     dw_graph_store * graphs = nullptr;
 

@@ -72,6 +72,7 @@ drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, 
     n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) {
     state_.exact_rows = params.exact_rows;
     state_.graphs     = &graphs_;
+    state_.ours       = true;
     dw_state_of(ctx)  = &state_;
 }
 

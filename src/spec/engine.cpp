@@ -99,11 +99,12 @@ void engine::measure() {
         if (n > longest || (n != 0 && n != longest && spent > budget)) {
             continue;
         }
-        for (int32_t round = 0; round < pace_.n_first() + n_timed; ++round) {
+        const int32_t n_untimed = pace_.n_first() + (n > 0 ? 1 : 0); // a draft after none does not count at all
+        for (int32_t round = 0; round < n_untimed + n_timed; ++round) {
             const int64_t start_us = ggml_time_us();
             measure_round(token, n);
-            spent += round < pace_.n_first() ? 0 : ggml_time_us() - start_us;
-            if (round >= pace_.n_first() && spent > budget) {
+            spent += round < n_untimed ? 0 : ggml_time_us() - start_us;
+            if (round >= n_untimed && spent > budget) {
                 break;
             }
         }

@@ -47,8 +47,8 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
 
 // with whom, as far and as wide as it pays; n-grams cost next to nothing, so they are looked up before the choice
 void engine::draft_best(int32_t n_max) {
-    if (max_nodes() > 0) { // the budget is one of rows, a chain's too
-        n_max = std::min(n_max, max_nodes() - 1);
+    if (params_.tree_budget > 0) { // of rows, a chain's too
+        n_max = std::min(n_max, params_.tree_budget - 1);
     }
     token_tree found(tree_.tokens[0]);
     if (ngram_) {

@@ -1,4 +1,4 @@
-// Where a sequence ends in a llama_context's memory, to go back there from a decode that found no memory for its graph:
+// Where sequences end in a llama_context's memory, to go back there from a decode that found no memory for its graph:
 // nothing of it was computed, but its positions were taken. Must not know: drafts, rounds.
 // Test: tests/model/engine/test_little_memory.py.
 
@@ -15,7 +15,7 @@ class memory_mark {
     // of `seq`, whose next token goes to `pos`
     memory_mark(llama_context * ctx, llama_seq_id seq, llama_pos pos);
 
-    // false: the sequence shares its recurrent state, or it is another one's by the next decode
+    // false: the sequence shares its recurrent state, or the memory is of a kind that is not known here
     bool can_restore() const { return can_restore_; }
     void restore() const;
 
@@ -23,8 +23,9 @@ class memory_mark {
     llama_context * ctx_;
     llama_seq_id    seq_;
     llama_pos       pos_;
-    int32_t         cell_ = -1; // of the recurrent state; -1: there is nothing to put right
+    int32_t         cell_ = -1; // of the recurrent state; -1: positions are all there is to remove
     llama_pos       last_ = -1; // of that cell: not pos - 1 behind an image
+    uint32_t        rs_   = 0;  // snapshot that the state is to be taken from
     bool            can_restore_;
 };
 

@@ -88,6 +88,7 @@ void target_context::settle_others(const std::vector<llama_seq_id> & sequences) 
 
 // llama_decode's return value; -3 and `why` where it threw
 int32_t target_context::run_batch(std::string & why) {
+    const scope ours(state_.ours);
     try {
         return working([&] { return batch_.decode(); });
     } catch (const std::bad_alloc &) {
@@ -98,20 +99,27 @@ int32_t target_context::run_batch(std::string & why) {
     }
 }
 
-void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows) {
+void target_context::decode(const std::vector<place> & places, int32_t n_rows) {
+    std::vector<memory_mark>  marks;
+    std::vector<llama_seq_id> sequences;
+    for (const place & each : places) {
+        marks.emplace_back(target_, each.seq, each.pos);
+        sequences.push_back(each.seq);
+    }
     settle_others(sequences);
 
     results_.forget();
-    const bool        undoable = state_.verify != nullptr; // then fewer rows can be tried
-    const memory_mark before(target_, sequences[0], pos);
-    const bool        small =
-        sequences.size() == 1 && n_rows <= std::min<int64_t>(dw_graph_store::max_rows, llama_n_ubatch(target_));
-    const bool  retries = small && !undoable && before.can_restore();
-    std::string why;
-    int32_t     rc = run_batch(why);
-    if (rc == -2 && retries) { // now in the context's own graph (graphs.h)
-        before.restore();
-        rc = run_batch(why);
+    const llama_pos pos      = places[0].pos;
+    const bool      undoable = state_.verify != nullptr; // then fewer rows can be tried
+    const bool      small    = n_rows <= std::min<int64_t>(dw_graph_store::max_rows, llama_n_ubatch(target_));
+    std::string     why;
+    int32_t         rc = run_batch(why);
+    if (rc == -2 && small && !undoable && state_.n_ubatches == 0 &&
+        std::all_of(marks.begin(), marks.end(), [](const memory_mark & each) { return each.can_restore(); })) {
+        for (const memory_mark & each : marks) {
+            each.restore();
+        }
+        rc = run_batch(why); // now in the context's own graph (graphs.h)
     }
     state_.verify = nullptr; // an exception is a failed decode too: the hooks must hear of other decodes again
     state_.mask   = nullptr;
@@ -134,9 +142,11 @@ void target_context::decode(const std::vector<llama_seq_id> & sequences, llama_p
 
 void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows) {
     std::vector<llama_seq_id> sequences;
+    std::vector<place>        places;
     batch_.clear();
     for (const auto & each : members) {
         sequences.push_back(each.seq);
+        places.push_back({ each.seq, each.pos });
         for (int32_t i = 0; i < n_rows; ++i) {
             const int32_t node = std::min(i, each.tree->size() - 1);
             batch_.add(each.tree->tokens[node], each.pos + each.tree->depths[node], true, each.seq);
@@ -144,7 +154,7 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
     }
     const int32_t n = n_rows * (int32_t) members.size();
     if (n_rows == 1 || !trees_) { // one row stays in any case
-        decode(sequences, members[0].pos, n);
+        decode(places, n);
         return;
     }
     if (n > trees_->max_rows()) {
@@ -155,7 +165,7 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
     state_.verify = trees_.get();
     state_.mask   = trees_.get();
     try {
-        decode(sequences, members[0].pos, n);
+        decode(places, n);
     } catch (...) {
         trees_->undo();
         throw;

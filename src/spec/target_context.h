@@ -53,7 +53,11 @@ class target_context : public std::enable_shared_from_this<target_context> {
     dw_state &  state() { return state_; }
     // llama_decode for these sequences; open rounds of others are settled first, since what they wait for goes.
     // Throws failure.
-    void decode(const std::vector<llama_seq_id> & sequences, llama_pos pos, int32_t n_rows);
+    struct place {
+        llama_seq_id seq;
+        llama_pos    pos; // of its first row
+    };
+    void decode(const std::vector<place> & places, int32_t n_rows);
 
     // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.
     double replay(int32_t n_times);

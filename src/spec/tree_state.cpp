@@ -131,7 +131,8 @@ int32_t tree_state::cell(llama_seq_id seq) const {
 }
 
 bool tree_state::ready(llama_seq_id seq) const {
-    return own_cell(*memory_->get_mem_recr(), seq) >= 0;
+    const llama_memory_recurrent & recurrent = *memory_->get_mem_recr();
+    return own_cell(recurrent, seq) >= 0 && (recurrent.rs_idx.empty() || recurrent.rs_idx[seq] == 0);
 }
 
 // llama_memory_recurrent swaps cells until those of a ubatch are neighbours, and copies states in its graph then;

@@ -296,7 +296,7 @@ def test_run_on_a_server(server):
     assert server[1].poll() is None
     done = draftwood(*options, "--rpc", server[0])
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.search(r"beside n_gpu_layers=0.*\n\nhint: n_gpu_layers=-1", done.stderr)
+    assert re.search(r"beside n_gpu_layers=0.*\n\nhint: --n-gpu-layers -1", done.stderr)
 
 
 def test_doctor_says_why_rounds_are_chains(server):
@@ -304,7 +304,7 @@ def test_doctor_says_why_rounds_are_chains(server):
     done = draftwood(*options, "--rpc", server[0])
     assert done.returncode == 0, done.stdout + done.stderr
     assert re.search(rf"device +RPC0: {server[0]}, GPU", done.stdout)
-    chains = "rounds are chains, with 4 snapshots of the recurrent state: n_gpu_layers=-1 puts layers on RPC0"
+    chains = "rounds are chains, with 8 snapshots of the recurrent state: n_gpu_layers=-1 puts layers on RPC0"
     assert re.search(rf"no +draft trees: {chains}.*, without the tree ops", done.stdout)
     assert server[1].poll() is None
     server[1].kill()

@@ -146,9 +146,9 @@ class Llama(Generation):
         arguments.correct_langchain(kwargs, info.architecture)
         self._raised = {}
         offloads = kwargs.get("n_gpu_layers", 0) != 0
-        has_cards = self._servers is not None or bool(cards())
-        arguments.check(kwargs, on_cards=offloads and has_cards)
-        if offloads and not has_cards:
+        on_cards = offloads and (self._servers is not None or bool(cards()))
+        arguments.check(kwargs, on_cards=on_cards)
+        if offloads and not on_cards:
             arguments.warn_without_cards(kwargs["n_gpu_layers"], gpu_backends())
         if self._plan.drafter != "none":
             check_context(self._options, kwargs.get("n_ctx", 512))

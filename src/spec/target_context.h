@@ -51,12 +51,12 @@ class target_context : public std::enable_shared_from_this<target_context> {
     row_batch & batch() { return batch_; }  // of the next decode; cleared by the caller
     results &   left() { return results_; } // by the newest one
     dw_state &  state() { return state_; }
-    // llama_decode for these sequences; open rounds of others are settled first, since what they wait for goes.
-    // Throws failure.
     struct place {
         llama_seq_id seq;
         llama_pos    pos; // of its first row
     };
+    // llama_decode for these sequences; open rounds of others are settled first, since what they wait for goes.
+    // Throws failure.
     void decode(const std::vector<place> & places, int32_t n_rows);
 
     // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.

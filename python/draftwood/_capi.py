@@ -145,6 +145,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_last_error": (ctypes.c_char_p, []),
     "dw_build_info": (ctypes.c_char_p, []),
     "dw_probe_model": (_STATUS, [ctypes.c_char_p, _P(ModelInfo)]),
+    "dw_probe_drafter": (_STATUS, [ctypes.c_char_p, ctypes.c_char_p]),
     "dw_params_init": (None, [_P(Params)]),
     "dw_engine_new": (
         _STATUS,

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood import _capi
-from draftwood.errors import IDS_HINT
+from draftwood.errors import IDS_HINT, UnsupportedError
 from draftwood.stats import SpeculationStats
 from draftwood.status import check
 from draftwood.tree import Tree, native_tree
@@ -66,6 +66,20 @@ def probe_model(path: str) -> ModelInfo:
         n_tensors=info.n_tensors,
         file_bytes=info.file_bytes,
     )
+
+
+def probe_drafter(drafter: str, model: str) -> None:
+    """Refuse a DFlash drafter that cannot draft for a model, told from the headers of both GGUFs.
+
+    Tensors of other shapes than the header says are seen at loading only.
+    Errors: ModelFileError as above; UnsupportedError for a misfit, in the words of loading it.
+    Test: tests/model/test_probe_drafter.py.
+    """
+    try:
+        check(_lib.dw_probe_drafter(os.fsencode(drafter), os.fsencode(model)))
+    except UnsupportedError as error:
+        hint = "name the drafter that was made for this model, or none"
+        raise UnsupportedError(error.message, hint=hint) from None
 
 
 def build_info() -> dict[str, Any]:

@@ -162,6 +162,11 @@ DW_API const char * dw_build_info(void); // JSON: pin version and commit, series
 // Errors: DW_ERR_FILE (missing, not a GGUF, shorter than its tensors).
 DW_API dw_status dw_probe_model(const char * path, dw_model_info * info);
 
+// Say from the headers of two GGUFs whether the DFlash drafter at `drafter_path` can draft for the model at
+// `target_path`. Tensors of other shapes than the header says are seen at loading only.
+// Errors: DW_ERR_FILE as above; DW_ERR_UNSUPPORTED for a drafter that does not fit, as dw_engine_new says it.
+DW_API dw_status dw_probe_drafter(const char * drafter_path, const char * target_path);
+
 DW_API void dw_params_init(dw_params * params);
 
 // Attach an engine to `target`. `context_params` are those that `target` was made with; the drafter's own

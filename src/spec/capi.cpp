@@ -1,6 +1,7 @@
 // The C line: argument checks, and every exception turned into a status. Contract: draftwood.h.
 
 #include "capi.h"
+#include "dflash_fit.h"
 #include "probe.h"
 
 #include <algorithm>
@@ -19,6 +20,14 @@ dw_status dw_probe_model(const char * path, dw_model_info * info) {
     return guard([&] {
         require("dw_probe_model", path, info);
         probe_model(path, *info);
+        return DW_OK;
+    });
+}
+
+dw_status dw_probe_drafter(const char * drafter_path, const char * target_path) {
+    return guard([&] {
+        require("dw_probe_drafter", drafter_path, target_path);
+        require_dflash_for(target_facts(target_path), drafter_path);
         return DW_OK;
     });
 }

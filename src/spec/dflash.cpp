@@ -2,19 +2,16 @@
 
 #include "dflash.h"
 
+#include "dflash_fit.h"
 #include "llama-ext.h"
 #include "llama-model.h"
-#include "probe.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace draftwood {
 
 namespace {
-
-constexpr int32_t max_block = 4096; // far beyond DW_MAX_DRAFT: a damaged file
 
 constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // tokens whose features may wait for a draft
 
@@ -61,8 +58,7 @@ size_t memory_for(const std::vector<ggml_backend_dev_t> & devices) {
     return sum;
 }
 
-llama_model * load(const std::string & path, const llama_model * target, bool use_extra_bufts) {
-    const int64_t      bytes  = require_plain_dflash(path.c_str());
+llama_model * load(const char * path, int64_t bytes, const llama_model * target, bool use_extra_bufts) {
     llama_model_params params = llama_model_default_params();
     params.use_extra_bufts    = use_extra_bufts;
 
@@ -70,66 +66,16 @@ llama_model * load(const std::string & path, const llama_model * target, bool us
     std::vector<ggml_backend_dev_t> devices = devices_of(target);
     const size_t                    memory  = memory_for(devices);
     if (memory > 0 && (uint64_t) bytes > memory) {
-        fail(DW_ERR_MEMORY, "the drafter %s takes %lld MiB; %zu MiB of memory are there for it on %s", path.c_str(),
+        fail(DW_ERR_MEMORY, "the drafter %s takes %lld MiB; %zu MiB of memory are there for it on %s", path,
              (long long) (bytes >> 20), memory >> 20, devices.empty() ? "this machine" : "its target's cards");
     }
     devices.push_back(nullptr); // the end
     params.devices      = devices.data();
-    llama_model * model = llama_model_load_from_file(path.c_str(), params);
+    llama_model * model = llama_model_load_from_file(path, params);
     if (!model) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter %s cannot be loaded: is it damaged, or larger than the memory?",
-             path.c_str());
+        fail(DW_ERR_UNSUPPORTED, "the drafter %s cannot be loaded: is it damaged, or larger than the memory?", path);
     }
     return model;
-}
-
-void require_same_vocabulary(const llama_model * drafter, const llama_model * target) {
-    const llama_vocab * ours   = llama_model_get_vocab(drafter);
-    const llama_vocab * theirs = llama_model_get_vocab(target);
-    const int32_t       n      = llama_vocab_n_tokens(theirs);
-    if (llama_vocab_n_tokens(ours) != n) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter has a vocabulary of %d tokens, the target one of %d",
-             llama_vocab_n_tokens(ours), n);
-    }
-    for (int32_t i = 0; i < n; ++i) {
-        const char * a = llama_vocab_get_text(ours, i);
-        const char * b = llama_vocab_get_text(theirs, i);
-        if (std::strcmp(a, b) != 0) {
-            fail(DW_ERR_UNSUPPORTED, "token %d is '%s' to the drafter and '%s' to the target; expected one vocabulary",
-                 i, a, b);
-        }
-    }
-}
-
-void require_fit(const llama_model * drafter, const llama_model * target) {
-    if (target->arch != LLM_ARCH_QWEN35 && target->arch != LLM_ARCH_QWEN35MOE) {
-        fail(DW_ERR_UNSUPPORTED, "DFlash drafts for qwen35 and qwen35moe; found target architecture '%s'",
-             llm_arch_name(target->arch));
-    }
-    require_same_vocabulary(drafter, target);
-    const uint32_t  n_layers = llama_model_target_layer_ids_n(drafter);
-    const int32_t * layers   = llama_model_target_layer_ids(drafter);
-    for (uint32_t i = 0; i < n_layers; ++i) {
-        if (layers[i] < 0 || layers[i] >= llama_model_n_layer(target)) {
-            fail(DW_ERR_UNSUPPORTED, "the drafter reads layer %d of its target; this one has %d layers", layers[i],
-                 llama_model_n_layer(target));
-        }
-    }
-    const int32_t width  = llama_model_n_embd(target);
-    const int32_t n_read = (int32_t) drafter->hparams.n_embd_inp_enc();
-    if (n_layers == 0 || n_read != (int32_t) n_layers * width) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter reads %d features a token; expected %u layers of the target's width %d",
-             n_read, n_layers, width);
-    }
-    if (!drafter->tok_embd && llama_model_n_embd(drafter) != width) {
-        fail(DW_ERR_UNSUPPORTED,
-             "the drafter of width %d has no token embeddings of its own and the target's are %d wide",
-             llama_model_n_embd(drafter), width);
-    }
-    const llama_token mask = llama_vocab_mask(llama_model_get_vocab(drafter));
-    if (mask < 0 || mask >= llama_vocab_n_tokens(llama_model_get_vocab(target))) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter's file names no mask token (tokenizer.ggml.mask_token_id)");
-    }
 }
 
 llama_context * make_context(llama_context * target, llama_context_params params, llama_model * model) {
@@ -160,22 +106,23 @@ llama_context * make_context(llama_context * target, llama_context_params params
 } // namespace
 
 dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
+    dflash_drafter(target, context_params, params,
+                   require_dflash_for(target_facts(llama_get_model(target.get())), params.drafter_path)) {}
+
+dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params,
+                               const dflash_file & file) :
     target_(target),
-    model_(load(params.drafter_path, llama_get_model(target.get()), /*use_extra_bufts*/ params.exact_rows == 0)),
-    ctx_((require_fit(model_.get(), llama_get_model(target.get())),
-          make_context(target.get(), context_params, model_.get())),
+    model_(load(params.drafter_path, file.bytes, llama_get_model(target.get()),
+                /*use_extra_bufts*/ params.exact_rows == 0)),
+    ctx_(make_context(target.get(), context_params, model_.get()),
          model_->output ? model_->output : llama_get_model(target.get())->output, params),
     layers_(llama_model_target_layer_ids(model_.get()),
             llama_model_target_layer_ids(model_.get()) + llama_model_target_layer_ids_n(model_.get())),
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
+    block_size_(file.block_size),
     mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))),
     features_(ctx_.left().backend(), (int64_t) layers_.size() * n_embd_, llama_n_ubatch(target.get()) + n_waiting_max),
     nothing_(layers_.size() * n_embd_) {
-    const float block = number(model_.get(), "dflash.block_size", 16);
-    if (!(block >= 2 && block <= max_block)) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter's dflash.block_size is %g; expected 2 to %d", block, max_block);
-    }
-    block_size_ = (int32_t) block;
     for (const int32_t layer : layers_) {
         tap_layer(target.get(), (uint32_t) layer, true);
     }

@@ -13,6 +13,8 @@
 
 namespace draftwood {
 
+struct dflash_file;
+
 // Of every kept token the inputs of some target layers, side by side, are projected to keys and values of the
 // drafter's cache. A draft decodes [last, mask, mask, ..] without a causal mask; row i guesses the token i further on.
 // Token embeddings and output head are the target's where the file has none.
@@ -31,6 +33,9 @@ class dflash_drafter : public drafter {
     void    reset() override;
 
   private:
+    dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params,
+                   const dflash_file & file);
+
     llama_pos end() const { return n_fed_ + n_waiting_; }
     void      feed();
     void      read_chain(const draft_request & request, int32_t n, token_tree & tree);

@@ -93,7 +93,7 @@ def test_a_loaded_state_is_drafted_from(llama):
 def rewrite(path, out, *, change=None, drop=(), add_keys=None, add_tensors=None):
     """Copy a GGUF, with metadata changed by change(name, value), some left out and some more."""
     reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(out, "dflash")
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or name in drop:
             continue

@@ -17,9 +17,8 @@ from typing import Any
 from draftwood import _capi, rpc
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.cli.fit import check_fit
 from draftwood.devices import describe, devices, without_tree_ops
-from draftwood.engine import build_info
+from draftwood.engine import build_info, probe_drafter
 from draftwood.errors import DraftwoodError
 from draftwood.files import checked_model
 from draftwood.options import Options, Plan, default_draft_tokens, needed_batch, plan
@@ -67,7 +66,7 @@ def model_facts(
     refused: list[dict[str, str]] = []
     if drafter and planned.drafter == "dflash":
         with _noted(refused):
-            check_fit(drafter, path)
+            probe_drafter(drafter, path)
         planned = Plan("none", refused[0]["found"], 0) if refused else planned
     needed = needed_batch(options.draft_tokens, 0)  # trees of "auto" fit themselves to the batch
     return {

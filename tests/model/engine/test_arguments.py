@@ -21,6 +21,7 @@ def call(name, engine, r):
     tree = Tree((1, 2), (-1, 0)).to_native()
     table = {
         "dw_probe_model": [b"nowhere", ctypes.byref(_capi.ModelInfo())],
+        "dw_probe_drafter": [b"nowhere", b"nowhere"],
         "dw_engine_new": [
             r.ctx,
             ctypes.byref(r.params),

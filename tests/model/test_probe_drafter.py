@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from draftwood import Llama
-from draftwood.cli.fit import check_fit
+from draftwood.engine import probe_drafter
 from draftwood.errors import DraftwoodError, ModelFileError
 from synth_gguf import PRESETS, DrafterSpec, write
 
@@ -21,13 +21,14 @@ from tests.model.test_dflash import DRAFTER, TARGET, rewrite
 def said(call: Callable[[], Any]) -> str:
     with pytest.raises(DraftwoodError) as caught:
         call()
+    assert caught.value.hint
     return caught.value.message
 
 
 def both(drafter: Path, model: Path = TARGET) -> str:
     """Return what the headers and what loading says, which must be the same."""
     settings = {"speculation": "dflash", "n_ctx": 64, "n_threads": 1, "verbose": False}
-    words = said(lambda: check_fit(str(drafter), str(model)))
+    words = said(lambda: probe_drafter(str(drafter), str(model)))
     loading = said(lambda: Llama(str(model), drafter=str(drafter), **settings))
     named = "" if str(drafter) in words else f" (drafter={str(drafter)!r})"
     assert loading == words + named
@@ -35,10 +36,10 @@ def both(drafter: Path, model: Path = TARGET) -> str:
 
 
 def test_drafters_that_fit(gguf, tmp_path):
-    check_fit(str(DRAFTER), str(TARGET))
+    probe_drafter(str(DRAFTER), str(TARGET))
     spec = PRESETS["moe-mtp"]
     write(DrafterSpec(spec), tmp_path / "drafter.gguf")
-    check_fit(str(tmp_path / "drafter.gguf"), gguf("moe-mtp"))
+    probe_drafter(str(tmp_path / "drafter.gguf"), gguf("moe-mtp"))
 
 
 @pytest.mark.parametrize(
@@ -84,12 +85,31 @@ def test_a_drafter_of_another_model(gguf, tmp_path):
     assert "layers of the target's width 512" in both(DRAFTER, Path(wide))
 
 
+def test_a_token_without_text(tmp_path):
+    """llama.cpp's loader names such a token; both sides of the comparison must."""
+
+    def change(name: str, value: Any) -> Any:
+        return [*value[:1000], "", *value[1001:]] if name == "tokenizer.ggml.tokens" else value
+
+    model = rewrite(TARGET, tmp_path / "m.gguf", change=change)
+    assert "token 1000 is '" in both(DRAFTER, model)
+    assert "'[EMPTY_1000]' to the target" in both(DRAFTER, model)
+    fits = rewrite(DRAFTER, tmp_path / "d.gguf", change=change)
+    probe_drafter(str(fits), str(model))
+    Llama(str(model), drafter=str(fits), speculation="dflash", n_ctx=64, n_threads=1, verbose=False).close()
+
+
+def test_a_target_of_another_kind():
+    found = said(lambda: probe_drafter(str(DRAFTER), str(DRAFTER)))
+    assert found.endswith("found target architecture 'dflash'")
+
+
 def test_files_that_cannot_be_read(tmp_path):
-    assert "cannot be opened" in said(lambda: check_fit(str(tmp_path / "none.gguf"), str(TARGET)))
+    assert "cannot be opened" in said(lambda: probe_drafter(str(tmp_path / "none.gguf"), str(TARGET)))
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(DRAFTER.read_bytes()[:-1000])
     with pytest.raises(ModelFileError, match="cut off"):
-        check_fit(str(cut), str(TARGET))
+        probe_drafter(str(cut), str(TARGET))
 
 
 def test_doctor_says_no_and_why(tmp_path):

@@ -1,0 +1,47 @@
+// A GGUF's header: read without its tensors, from a file that is as long as the header says.
+
+#pragma once
+
+#include "gguf.h"
+
+#include <cstdint>
+#include <memory>
+#include <string>
+#include <vector>
+
+namespace draftwood {
+
+// Values that are absent or of another type are 0, "" or empty. Test: tests/model/test_bad_input.py.
+class gguf_header {
+  public:
+    // throws failure with DW_ERR_FILE: missing, no GGUF, damaged, cut off
+    explicit gguf_header(const char * path);
+
+    int64_t file_bytes() const { return file_bytes_; }
+
+    int64_t n_tensors() const { return gguf_get_n_tensors(gguf_.get()); }
+
+    bool                 has_key(const std::string & key) const { return gguf_find_key(gguf_.get(), key.c_str()) >= 0; }
+    bool                 has_tensor(const std::string & name) const;
+    uint32_t             u32(const std::string & key) const;
+    std::string          text(const std::string & key) const;
+    std::string          architecture() const { return text("general.architecture"); }
+    std::vector<int32_t> numbers(const std::string & key) const; // an array of i32 or u32
+    std::vector<std::string> texts(const std::string & key) const;
+
+    // one of several files: the others' tensors are not listed here
+    bool is_split() const;
+
+  private:
+    // the key's number if its value has this type; -1: no
+    int64_t find(const std::string & key, gguf_type type) const;
+
+    struct free_gguf {
+        void operator()(gguf_context * gguf) const { gguf_free(gguf); }
+    };
+
+    int64_t                                  file_bytes_;
+    std::unique_ptr<gguf_context, free_gguf> gguf_;
+};
+
+} // namespace draftwood

@@ -13,7 +13,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 5
+API_VERSION = 6
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -108,6 +108,7 @@ class Stats(ctypes.Structure):
         ("n_checkpoints", ctypes.c_int64),
         ("checkpoint_bytes", ctypes.c_int64),
         ("row_limit", ctypes.c_int64),
+        ("n_shared_rounds", ctypes.c_int64),
         ("n_ahead_rounds", ctypes.c_int64),
         ("n_logits_rows", ctypes.c_int64),
         ("n_launches", ctypes.c_int64),

@@ -25,6 +25,8 @@ CPU_CACHE_TYPES = (10, 11, 12, 13, 14, 23, 34, 35, 39, 40, 41, 42)
 _FLOATS = (0, 1, 30)
 # LangChain's wrappers pass them always; llama-cpp-python once had them
 _SWALLOWED = {"n_parts", "f16_kv", "device", "low_vram", "mul_mat_q", "n_gqa", "rms_norm_eps"}
+# frames up to who called Llama(): one of ours, a part of prepare(), prepare() (preparation.py), __init__
+_CALLER = 5
 _said: set[str] = set()  # what is said once a process
 
 
@@ -89,7 +91,7 @@ def raise_batch(kwargs: dict[str, Any], needed: int) -> dict[str, int]:
         warnings.warn(
             f"found {found}; a draft needs at least {needed}, which is used instead "
             '(speculation="off" leaves it as it is)',
-            stacklevel=3,
+            stacklevel=_CALLER,
         )
         kwargs.update(dict.fromkeys(small, needed))
     return small
@@ -112,7 +114,7 @@ def correct_langchain(kwargs: dict[str, Any], architecture: str) -> None:
     warnings.warn(
         "found rope_freq_base=10000.0 and rope_freq_scale=1.0, which LangChain passes for every model; "
         f"{changed} (pass rope_freq_base=0.0 to say so yourself)",
-        stacklevel=3,
+        stacklevel=_CALLER,
     )
 
 
@@ -128,7 +130,7 @@ def warn_of_unknown(kwargs: dict[str, Any], known: Collection[str]) -> None:
     warnings.warn(
         f"found {', '.join(found)}, which Llama does not know; expected its own arguments or "
         "llama-cpp-python's, others have no effect",
-        stacklevel=3,
+        stacklevel=_CALLER,
     )
 
 
@@ -144,5 +146,6 @@ def warn_without_cards(n_gpu_layers: int, backends: Sequence[str]) -> None:
         found = "a build without a GPU's backend"
         fix = 'CMAKE_ARGS="-DGGML_CUDA=on" pip install . builds the one for CUDA'
     warnings.warn(
-        f"found n_gpu_layers={n_gpu_layers} and {found}; every layer stays on the CPU ({fix})", stacklevel=3
+        f"found n_gpu_layers={n_gpu_layers} and {found}; every layer stays on the CPU ({fix})",
+        stacklevel=_CALLER,
     )

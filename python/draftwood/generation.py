@@ -12,7 +12,6 @@ import ctypes
 import inspect
 import secrets
 import sys
-import warnings
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -22,9 +21,10 @@ from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine import Engine
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
-from draftwood.processors import GuardedProcessors, WatchedGrammar
+from draftwood.processors import GuardedProcessors, WatchedGrammar, given_draft
 from draftwood.prompt import chunks, common_prefix, last_turn
 from draftwood.sampling import tokens_enough
+from draftwood.shortage import Shortage
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
@@ -47,8 +47,7 @@ class Generation(Base):  # type: ignore[misc]
     """Whether drafts are drawn (options.draw_drafts)."""
     _raised: dict[str, int]
     """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
-    _said_limit = False
-    """Whether it was said that verifies have fewer rows than asked, for want of memory."""
+    _shortage: Shortage
 
     def reset(self) -> None:
         """Forget everything that was evaluated."""
@@ -150,13 +149,11 @@ class Generation(Base):  # type: ignore[misc]
         self._sampler = sampler = self._init_sampler(**sampling)
         self._engine.set_temperature(max(0.0, temp))
         self._engine.set_top(tokens_enough(**sampling))
-        self._say_limit()
         # mirostat's own state follows what it chose itself
         self._engine.set_drawn(self._draws and mirostat_mode == 0, _seed_of(self._seed))
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)
-            self._say_limit()
         finally:
             if self._sampler is sampler:  # else a later generate() has the context
                 self._settle()
@@ -310,27 +307,12 @@ class Generation(Base):  # type: ignore[misc]
         if self.draft_model is None:
             self._decoding(engine.propose, last)
         else:
-            self._decoding(engine.propose_given, last, self._given_draft())
-        self._decoding(engine.verify)
-
-    def _given_draft(self) -> list[int]:
-        """Ask the caller's draft model what may follow: as upstream, with all tokens, the newest included.
-
-        What it raises ends the generation; wrong tokens cost time only. Errors: OptionError for no tokens.
-        """
-        engine = self._engine
-        assert engine is not None
-        drafted = self.draft_model(self.input_ids[: self.n_tokens + 1])
-        try:
-            draft = [int(token) for token in np.asarray(drafted).reshape(-1)[: engine.draft_tokens]]
-        except (TypeError, ValueError, OverflowError):
-            draft = [-1]
-        if not all(0 <= token < self._n_vocab for token in draft):
-            raise OptionError(
-                f"found {drafted!r} from draft_model=; expected token ids, 0 to {self._n_vocab - 1}",
-                hint="return an array of ids of this model, such as np.array([], dtype=np.intc) for none",
+            # as upstream: from all tokens, the newest included
+            drafted = self.draft_model(self.input_ids[: self.n_tokens + 1])
+            self._decoding(
+                engine.propose_given, last, given_draft(drafted, engine.draft_tokens, self._n_vocab)
             )
-        return draft
+        self._decoding(engine.verify)
 
     def _newest_scores(self) -> Any:
         # without logits_all nothing is stored, and upstream hands out its first, unset row
@@ -340,13 +322,7 @@ class Generation(Base):  # type: ignore[misc]
         """End an open round: what the caller took is kept."""
         if self._engine is not None:
             self._engine.commit()
-
-    def _say_limit(self) -> None:
-        """Warn once that memory ran out for verifies of the size asked for."""
-        limit = self._engine.stats().row_limit if self._engine is not None else 0
-        if limit and not self._said_limit:
-            self._said_limit = True
-            warnings.warn(f"memory ran out: verifies have at most {limit} rows from now on", stacklevel=3)
+            self._shortage.tell(self._engine.stats())
 
 
 Generation.sample.__signature__ = _SAMPLE  # type: ignore[attr-defined]

@@ -17,25 +17,18 @@ from typing import Any
 
 import numpy as np
 
-from draftwood import arguments, curves, files, fixes, rpc
+from draftwood import curves, files, fixes, rpc
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.chat import ChatOptions, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.devices import cards, gpu_backends, without_tree_ops
 from draftwood.drafting import make_engine, times_of
-from draftwood.errors import ClosedError, OptionError, UnsupportedError
+from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generation import Base, Generation
-from draftwood.options import (
-    Options,
-    check_context,
-    default_draft_tokens,
-    fitted,
-    needed_batch,
-    plan,
-)
-from draftwood.placement import embeddings_on_card, tensor_overrides
+from draftwood.options import Options, default_draft_tokens
+from draftwood.preparation import prepare
+from draftwood.shortage import Shortage
 from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
 
@@ -119,46 +112,17 @@ class Llama(Generation):
             draw_drafts,
         )
         self._draws = draw_drafts
+        self._shortage = Shortage()
         self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         self._placement = {
             "n_cpu_moe": n_cpu_moe,
             "tensor_buft_overrides": tensor_buft_overrides,
             "rpc_servers": rpc_servers,
         }
-        tensor_overrides(n_cpu_moe, tensor_buft_overrides)  # refused before anything is read
         model_path = os.fsdecode(model_path)
-        info = files.checked_model(model_path)
-        kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
-        if not (draft_model is None or callable(draft_model)):
-            raise OptionError(
-                f"found draft_model={draft_model!r}; expected a LlamaDraftModel",
-                hint="drafter=path for a GGUF",
-            )
-        asked = {**kwargs, "draft_model": draft_model}
-        self._servers = rpc.connect(rpc_servers, kwargs.get("n_gpu_layers", 0))
-        chains_only = self._servers is not None or bool(without_tree_ops())
-        self._plan = plan(self._options, info, asked, without_tree_ops=chains_only)
-        on_card = embeddings_on_card(kwargs.get("n_gpu_layers", 0), info.file_bytes)
-        self._tensor_overrides = tensor_overrides(
-            n_cpu_moe, tensor_buft_overrides, on_card if self._plan.drafter in ("mtp", "dflash") else None
-        )
-        arguments.warn_of_unknown(kwargs, _KNOWN)
-        arguments.correct_langchain(kwargs, info.architecture)
-        self._raised = {}
-        offloads = kwargs.get("n_gpu_layers", 0) != 0
-        on_cards = offloads and (self._servers is not None or bool(cards()))
-        arguments.check(kwargs, on_cards=on_cards)
-        if offloads and not on_cards:
-            arguments.warn_without_cards(kwargs["n_gpu_layers"], gpu_backends())
-        if self._plan.drafter != "none":
-            check_context(self._options, kwargs.get("n_ctx", 512))
-            # trees that nobody asked for are no reason to raise a batch
-            asked_for = self._options.tree_budget is not None or speculation != "auto"
-            n_batch = None if asked_for else min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch"))
-            self._plan = fitted(self._plan, kwargs.get("n_ctx", 512), n_batch)
-            self._raised = arguments.raise_batch(
-                kwargs, needed_batch(self._options.draft_tokens, self._plan.tree_budget)
-            )
+        prepared = prepare(model_path, self._options, self._placement, draft_model, kwargs, _KNOWN)
+        self._plan, self._raised = prepared.plan, prepared.raised
+        self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
         try:
             super().__init__(model_path, **kwargs)
             # not given to upstream, which would store the logits of the whole context

@@ -1,4 +1,8 @@
-"""Run a request's logits processors from inside a C callback without losing what they raise."""
+"""What the caller gives to be called: logits processors, grammars and draft models, and what comes of them.
+
+Processors and grammars run inside a C callback, which loses what they raise; it is kept here.
+Must not know: contexts, rounds. Tests: tests/model/generate/test_processors.py, test_draft_model.py.
+"""
 
 from __future__ import annotations
 
@@ -79,3 +83,20 @@ def _checked(result: Any, scores: Any) -> Any:
             hint="return scores at its end, changed or not",
         )
     return result
+
+
+def given_draft(drafted: Any, most: int, n_vocab: int) -> list[int]:
+    """Return the first `most` of the tokens that the caller's draft model gave; wrong ones cost time only.
+
+    Errors: OptionError for what are no tokens.
+    """
+    try:
+        draft = [int(token) for token in np.asarray(drafted).reshape(-1)[:most]]
+    except (TypeError, ValueError, OverflowError):
+        draft = [-1]
+    if not all(0 <= token < n_vocab for token in draft):
+        raise OptionError(
+            f"found {drafted!r} from draft_model=; expected token ids, 0 to {n_vocab - 1}",
+            hint="return an array of ids of this model, such as np.array([], dtype=np.intc) for none",
+        )
+    return draft

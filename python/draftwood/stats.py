@@ -38,6 +38,8 @@ class SpeculationStats:
     checkpoint_bytes: int
     row_limit: int
     """Rows that a verify may have since a larger one found no memory for its graph; 0: as many as asked."""
+    shared_rounds: int
+    """Rounds since a graph found no memory of its own: all take turns in one place, built each time."""
     ahead_rounds: int
     """Rounds whose draft went into the verify on its device, before the host knew it."""
     logits_rows: int
@@ -85,6 +87,7 @@ class SpeculationStats:
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,
             row_limit=raw.row_limit,
+            shared_rounds=raw.n_shared_rounds,
             ahead_rounds=raw.n_ahead_rounds,
             logits_rows=raw.n_logits_rows,
             gpu_launches=raw.n_launches,

@@ -30,7 +30,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 5
+#define DW_API_VERSION 6
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -131,6 +131,7 @@ typedef struct dw_stats {
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take
     int64_t  row_limit;        // rows that a verify may have since a larger one found no memory; 0: as asked
+    int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process

@@ -56,6 +56,9 @@ class drafter {
     // most nodes of a level that may have children where a tree is drawn (sampled.h); 0: it draws none
     virtual int32_t draws() const { return 0; }
 
+    // whether its graphs take turns in one place since one found no memory (graphs.h)
+    virtual bool short_of_memory() const { return false; }
+
     // the sequence was cut to n_keep positions
     virtual void trim(llama_pos n_keep) = 0;
 

@@ -44,6 +44,7 @@ class drafter_context {
     dw_state &       state() { return state_; }
     results &        left() { return results_; } // by the newest one
     llama_kv_cache & cache() const;              // of this context's own
+    bool             short_of_memory() const { return graphs_.short_of_memory(); }
     llama_pos        end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
     void             remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
     void             clear() { llama_memory_clear(memory(), false); }

@@ -150,6 +150,8 @@ void engine::opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone)
     stats_.n_drafted += tree_.n_drafts();
     stats_.n_tree_rounds += tree_.is_chain() ? 0 : 1;
     stats_.n_padding += n_rows - tree_.size();
+    stats_.n_shared_rounds +=
+        sequence_.context().short_of_memory() || (drafter_ && drafter_->short_of_memory()) ? 1 : 0;
     for (int32_t depth = 0; depth < tree_.height(); ++depth) {
         stats_.drafted_at[depth]++;
     }

@@ -27,6 +27,7 @@ class mtp_drafter : public drafter {
     void    observe(const kept_rows & kept) override;
     bool    draft(const draft_request & request, token_tree & tree) override;
     int32_t draws() const override;
+    bool    short_of_memory() const override { return ctx_.short_of_memory(); }
     void    trim(llama_pos n_keep) override;
     void    reset() override;
 

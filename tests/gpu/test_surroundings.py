@@ -63,7 +63,8 @@ with warnings.catch_warnings(record=True) as said:
     warnings.simplefilter("always")
     found = [text(), text()]
 stats = llm.speculation_stats
-print(json.dumps([found, stats.row_limit, [str(each.message) for each in said], stats.drafted]))
+print(json.dumps([found, stats.row_limit, [str(each.message) for each in said], stats.drafted,
+                  stats.shared_rounds, stats.rounds]))
 """
 
 
@@ -102,9 +103,12 @@ def test_a_full_card_drafts_in_what_is_set_aside(tmp_path, spare):
 
     path = tmp_path / "wide.gguf"
     write(replace(PRESETS["moe-mtp"], vocab=248320), path)
-    expected, unlimited, _, drafted = run(FULL, str(path), "0", cudart())
-    found, limit, said, drafted_now = run(FULL, str(path), str(spare), cudart())
-    assert limit == unlimited == 0
-    assert said == []
+    expected, unlimited, silent, drafted, never, _ = run(FULL, str(path), "0", cudart())
+    found, limit, said, drafted_now, shared, rounds = run(FULL, str(path), str(spare), cudart())
+    assert limit == unlimited == never == 0
+    assert silent == []
+    assert len(said) == 1
+    assert said[0].startswith("memory ran out: graphs of all sizes share")
+    assert rounds / 2 < shared <= rounds
     assert drafted_now > drafted / 2
     assert found[0][:8] == expected[0][:8]  # later tokens may part where rounding does

@@ -19,7 +19,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import draftwood.arguments
-import draftwood.llama
+import draftwood.preparation
 import pytest
 from draftwood import ClosedError, DraftwoodError, Llama, ModelFileError, OptionError, UnsupportedError
 from draftwood.devices import cards
@@ -431,7 +431,7 @@ def test_arguments_that_nobody_knows(gguf, witness):
 
 
 def test_layers_for_a_card_that_is_not_there(gguf, witness, monkeypatch):
-    monkeypatch.setattr(draftwood.llama, "cards", lambda: [])
+    monkeypatch.setattr(draftwood.preparation, "cards", lambda: [])
     monkeypatch.setattr(draftwood.arguments, "_said", set())
     for n_gpu_layers, says in ((0, False), (2, True), (-1, False)):  # once a process
         with warnings.catch_warnings(record=True) as caught:

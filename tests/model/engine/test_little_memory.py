@@ -43,7 +43,8 @@ while len(tokens) < 48:
     while r.engine.row() is not None:
         tokens.append(r.sample()[0])
     r.engine.commit()
-print(json.dumps([tokens[:48], r.engine.stats().row_limit]))
+stats = r.engine.stats()
+print(json.dumps([tokens[:48], stats.row_limit, stats.shared_rounds, stats.rounds]))
 """
 
 pytestmark = [
@@ -76,7 +77,8 @@ def run(script: str, shim, path, *arguments: str | int):
 
 def text(shim, path, spare: int, first: int = 0) -> tuple[list[int], int]:
     """Return text and limit of rows, blocks over `spare` KiB refused (0: none) from round `first` on."""
-    tokens, limit = run(SCRIPT, shim, path, spare, first)
+    tokens, limit, shared, rounds = run(SCRIPT, shim, path, spare, first)
+    assert 0 < shared <= rounds - first if spare else shared == 0
     return tokens, limit
 
 

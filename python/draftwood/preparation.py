@@ -1,0 +1,91 @@
+"""What a `Llama` is loaded with: its arguments checked, corrected and planned, before upstream's constructor.
+
+Reads the headers of files and asks for the machine's devices; loads nothing.
+Must not know: contexts, engines, requests. Test: tests/model/test_bad_input.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Collection
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood import arguments, files, rpc
+from draftwood.devices import cards, gpu_backends, without_tree_ops
+from draftwood.engine import ModelInfo
+from draftwood.errors import OptionError
+from draftwood.options import Options, Plan, check_context, fitted, needed_batch, plan
+from draftwood.placement import embeddings_on_card, tensor_overrides
+
+
+@dataclass(frozen=True, slots=True)
+class Preparation:
+    """What upstream's constructor does not know, and the engine's plan."""
+
+    plan: Plan
+    raised: dict[str, int]
+    """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
+    servers: rpc.Servers | None
+    """Its owner closes them."""
+    tensor_overrides: Any
+    """For `llama_model_params.tensor_buft_overrides`; must outlive the model."""
+
+
+def prepare(
+    model_path: str,
+    options: Options,
+    placement: dict[str, Any],
+    draft_model: Any,
+    kwargs: dict[str, Any],
+    known: Collection[str],
+) -> Preparation:
+    """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have.
+
+    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers; known: names of all arguments.
+    To be called from `Llama.__init__`, at whose caller warnings point. Errors: those of `Llama`.
+    """
+    overrides = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
+    tensor_overrides(*overrides)  # refused before anything is read
+    info = files.checked_model(model_path)
+    kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
+    if not (draft_model is None or callable(draft_model)):
+        raise OptionError(
+            f"found draft_model={draft_model!r}; expected a LlamaDraftModel", hint="drafter=path for a GGUF"
+        )
+    n_gpu_layers = kwargs.get("n_gpu_layers", 0)
+    servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)
+    try:
+        asked = {**kwargs, "draft_model": draft_model}
+        chains_only = servers is not None or bool(without_tree_ops())
+        planned = plan(options, info, asked, without_tree_ops=chains_only)
+        reads_embeddings = planned.drafter in ("mtp", "dflash")
+        on_card = embeddings_on_card(n_gpu_layers, info.file_bytes) if reads_embeddings else None
+        tensors = tensor_overrides(*overrides, on_card)
+        _correct(kwargs, info, known, on_cards=n_gpu_layers != 0 and (servers is not None or bool(cards())))
+        raised: dict[str, int] = {}
+        if planned.drafter != "none":
+            planned, raised = _fit(planned, options, kwargs)
+        return Preparation(planned, raised, servers, tensors)
+    except BaseException:
+        if servers is not None:
+            servers.close()
+        raise
+
+
+def _correct(kwargs: dict[str, Any], info: ModelInfo, known: Collection[str], *, on_cards: bool) -> None:
+    arguments.warn_of_unknown(kwargs, known)
+    arguments.correct_langchain(kwargs, info.architecture)
+    arguments.check(kwargs, on_cards=on_cards)
+    n_gpu_layers = kwargs.get("n_gpu_layers", 0)
+    if n_gpu_layers != 0 and not on_cards:
+        arguments.warn_without_cards(n_gpu_layers, gpu_backends())
+
+
+def _fit(planned: Plan, options: Options, kwargs: dict[str, Any]) -> tuple[Plan, dict[str, int]]:
+    """Fit trees and batches to each other: where the caller asked for trees, batches are raised."""
+    n_ctx = kwargs.get("n_ctx", 512)
+    check_context(options, n_ctx)
+    asked_for = options.tree_budget is not None or options.speculation != "auto"
+    n_batch = None if asked_for else min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch"))
+    planned = fitted(planned, n_ctx, n_batch)
+    return planned, arguments.raise_batch(kwargs, needed_batch(options.draft_tokens, planned.tree_budget))

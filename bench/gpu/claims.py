@@ -145,4 +145,6 @@ def _real(rows: list[dict[str, Any]]) -> Verdict:
         ratios.setdefault(figure["mode"], []).append(figure["ratio"])
     figures = ", ".join(f"{mode} {min(found):.2f} to {max(found):.2f}x" for mode, found in ratios.items())
     missing = [mode for mode in REAL_MODES if mode not in ratios]
-    return Verdict(f"{text}: {figures}{'; without ' + ', '.join(missing) if missing else ''}", not missing)
+    faults = _not_counting(["of a modified tree"] if newest["modified"] else [])
+    without = f"; without {', '.join(missing)}" if missing else ""
+    return Verdict(f"{text}: {figures}{without}{faults}", not (missing or faults))

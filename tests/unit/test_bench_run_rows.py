@@ -194,11 +194,13 @@ def test_memory_of_a_modified_tree_does_not_count():
 def test_memory_and_real_text_are_claims_too():
     trees = [tree_row(16, 11), tree_row(24, 9)]
     figures = [{"mode": mode, "ratio": 1.5} for mode in claims.REAL_MODES]
-    found = claims.judge(
-        {}, trees, [{"n_gpu_layers": -1, "figures": figures}, {"n_gpu_layers": 0, "figures": []}]
-    )
+    on_card = {"n_gpu_layers": -1, "figures": figures, "modified": False}
+    found = claims.judge({}, trees, [on_card, {"n_gpu_layers": 0, "figures": []}])
     assert [each.holds for each in found[-3:]] == [True, False, True]
-    missing = claims.judge({}, [], [{"n_gpu_layers": -1, "figures": figures[:2]}])
+    modified = claims.judge({}, [], [{**on_card, "modified": True}])[-1]
+    assert modified.holds is False
+    assert modified.text.endswith("; does not count: of a modified tree")
+    missing = claims.judge({}, [], [{**on_card, "figures": figures[:2]}])
     assert missing[-1].holds is False
     assert "without tree, auto" in missing[-1].text
 

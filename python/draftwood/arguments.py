@@ -9,6 +9,8 @@ Tests: tests/unit/test_arguments.py, tests/model/generate/test_prompt_batches.py
 from __future__ import annotations
 
 import difflib
+import operator
+import os
 import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
@@ -16,10 +18,11 @@ from typing import Any
 from draftwood.errors import OptionError
 
 MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
+# GGML_MAX_N_THREADS at the pin, or all cores of a larger machine. ggml does not hold to it: libgomp ends the
+# process where the system grants no more threads, and far above it overruns its stack with their list
+MAX_THREADS = max(512, os.cpu_count() or 1)
 # ggml_types that a cache may have anywhere: kv_cache_types of llama.cpp's common/arg.cpp at the pin
-CACHE_TYPES = {
-    **{"f32": 0, "f16": 1, "bf16": 30, "q8_0": 8, "q5_1": 7, "q5_0": 6, "q4_1": 3, "q4_0": 2, "iq4_nl": 20}
-}
+CACHE_TYPES = dict(f32=0, f16=1, bf16=30, q8_0=8, q5_1=7, q5_0=6, q4_1=3, q4_0=2, iq4_nl=20)
 # those that a CPU writes, too: q2_K to q6_K, iq4_xs, tq1_0, tq2_0, mxfp4, nvfp4, q1_0, q2_0
 CPU_CACHE_TYPES = (10, 11, 12, 13, 14, 23, 34, 35, 39, 40, 41, 42)
 _FLOATS = (0, 1, 30)
@@ -31,7 +34,7 @@ _said: set[str] = set()  # what is said once a process
 
 
 def check(kwargs: dict[str, Any], *, on_cards: bool) -> None:
-    """Refuse arguments that make no sense. Errors: OptionError.
+    """Refuse arguments that make no sense; whole numbers of other types become ints. Errors: OptionError.
 
     on_cards: whether the cache may be on a card.
     """
@@ -40,15 +43,34 @@ def check(kwargs: dict[str, Any], *, on_cards: bool) -> None:
     _check_cache_types(kwargs, on_cards)
 
 
+def _whole(value: Any) -> int | None:
+    """Return a whole number of any type, NumPy's too, as an int; None for what is none, and for a bool."""
+    if isinstance(value, bool):
+        return None
+    try:
+        return operator.index(value)
+    except TypeError:
+        return None
+
+
 def _check_sizes(arguments: dict[str, Any]) -> None:
     """Refuse sizes that llama-cpp-python would take for others, say little of, or end the process on."""
     for name, least, example in (("n_ctx", 0, 4096), ("n_batch", 1, 512), ("n_ubatch", 0, 512)):
-        value = arguments.get(name, least)
-        hint = f"{name}={example}, or leave it out"
-        if isinstance(value, bool) or not isinstance(value, int) or value < least:
-            raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}", hint=hint)
-        if value > MAX_SIZE:
-            raise OptionError(f"{name} is {value}; expected at most {MAX_SIZE}", hint=hint)
+        if name in arguments:
+            arguments[name] = _within(name, arguments[name], (least, MAX_SIZE), example)
+    for name in ("n_threads", "n_threads_batch"):
+        if arguments.get(name) is not None:  # 0 and None are upstream's default, -1 is llama.cpp's
+            arguments[name] = _within(name, arguments[name], (-1, MAX_THREADS), 4)
+
+
+def _within(name: str, value: Any, bounds: tuple[int, int], example: int) -> int:
+    (least, most), number = bounds, _whole(value)
+    hint = f"{name}={example}, or leave it out"
+    if number is None or number < least:
+        raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}", hint=hint)
+    if number > most:
+        raise OptionError(f"{name} is {number}; expected at most {most}", hint=hint)
+    return number
 
 
 def _check_purpose(arguments: dict[str, Any]) -> None:
@@ -64,14 +86,17 @@ def _check_cache_types(arguments: dict[str, Any], on_cards: bool) -> None:
     """Refuse types of a cache on which llama.cpp ends the process, or says no more than that it failed."""
     for name in ("type_k", "type_v"):
         value = arguments.get(name)
-        known = value in CACHE_TYPES.values() or (not on_cards and value in CPU_CACHE_TYPES)
-        if value is not None and (isinstance(value, bool) or not isinstance(value, int) or not known):
-            types = ", ".join(f"{number} ({type_})" for type_, number in CACHE_TYPES.items())
+        if value is None:
+            continue
+        type_ = _whole(value)
+        if type_ not in CACHE_TYPES.values() and (on_cards or type_ not in CPU_CACHE_TYPES):
+            types = ", ".join(f"{number} ({known})" for known, number in CACHE_TYPES.items())
             meant = CACHE_TYPES.get(str(value), CACHE_TYPES["q8_0"])
             raise OptionError(
                 f"{name} is {value!r}; expected one of {types}",
                 hint=f"{name}={meant}, or leave it out for f16",
             )
+        arguments[name] = type_
     type_v = arguments.get("type_v")
     if type_v is not None and type_v not in _FLOATS and not arguments.get("flash_attn"):
         raise OptionError(

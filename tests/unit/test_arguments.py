@@ -2,11 +2,13 @@
 
 import warnings
 
+import numpy as np
 import pytest
 from draftwood import arguments
 from draftwood.arguments import (
     CACHE_TYPES,
     CPU_CACHE_TYPES,
+    MAX_THREADS,
     check,
     warn_of_unknown,
     warn_without_cards,
@@ -78,7 +80,19 @@ def test_layers_without_a_card_are_said_once(monkeypatch, backends, found):
         ({"n_ctx": 99999999999}, "n_ctx is 99999999999; expected at most 2147483647"),
         ({"n_batch": 1 << 32}, "n_batch is 4294967296; expected at most 2147483647"),
         ({"n_ubatch": 1 << 32}, "n_ubatch is 4294967296; expected at most 2147483647"),
+        ({"n_batch": np.int64(0)}, "n_batch is .*0.*; expected a whole number of at least 1"),
+        ({"n_batch": np.float64(8)}, "n_batch is .*8.0.*; expected a whole number"),
+        ({"n_ctx": np.bool_(True)}, "n_ctx is .*True.*; expected a whole number"),
+        ({"n_threads": 100_000}, f"n_threads is 100000; expected at most {MAX_THREADS}"),
+        ({"n_threads_batch": MAX_THREADS + 1}, f"n_threads_batch is .*; expected at most {MAX_THREADS}"),
+        ({"n_threads": (1 << 32) + 4}, "n_threads is 4294967300; expected at most"),
+        ({"n_threads": -2}, "n_threads is -2; expected a whole number of at least -1"),
+        ({"n_threads_batch": 100_000 - (1 << 32)}, "n_threads_batch is -4294867296; expected a whole"),
+        ({"n_threads": "4"}, "n_threads is '4'; expected a whole number"),
+        ({"n_threads": 4.0}, "n_threads is 4.0"),
+        ({"n_threads_batch": True}, "n_threads_batch is True"),
     ],
+    ids=str,
 )
 def test_sizes_that_make_no_sense(arguments, found):
     with pytest.raises(OptionError, match=found) as caught:
@@ -89,9 +103,30 @@ def test_sizes_that_make_no_sense(arguments, found):
     check(dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), (1 << 31) - 1), on_cards=True)
 
 
+@pytest.mark.parametrize("name", ["n_threads", "n_threads_batch"])
+def test_numbers_of_threads_that_mean_a_default_stay(name):
+    for value in (None, 0, -1, 1, MAX_THREADS):
+        given = {name: value}
+        check(given, on_cards=True)
+        assert given == {name: value}
+
+
+def test_whole_numbers_of_any_type_become_ints():
+    given = {"n_ctx": 512, "n_batch": 64, "n_ubatch": 0, "n_threads": 2, "n_threads_batch": 1}
+    given |= {"type_k": 8, "type_v": 1}
+    for kind in (np.int64, np.uint8, np.array):
+        found = {name: kind(value) for name, value in given.items() if kind is not np.uint8 or value < 256}
+        expected = {name: given[name] for name in found}
+        check(found, on_cards=False)
+        assert found == expected
+        assert {type(value) for value in found.values()} == {int}
+
+
 @pytest.mark.parametrize("name", ["type_k", "type_v"])
 @pytest.mark.parametrize(
-    "value", [99, -1, 9, 16, 24, 26, 31, 36, 43, 1 << 40, "q8_0", True, 8.0, [8]], ids=str
+    "value",
+    [99, -1, 9, 16, 24, 26, 31, 36, 43, 1 << 40, "q8_0", True, 8.0, [8], np.int64(99), np.bool_(True)],
+    ids=str,
 )
 def test_cache_types_that_are_none(name, value):
     with pytest.raises(

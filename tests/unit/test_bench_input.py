@@ -165,6 +165,7 @@ def bench(*arguments: str):
         (["--tokens", "2"], "2 is not in the range"),
         (["--temp", "-1"], "-1.0 is not in the range"),
         (["--threads", "0"], "0 is not in the range"),
+        (["--threads", "100000"], "100000 is not in the range"),
         (["--draft-tokens", "64"], "64 is not in the range"),
         (["--tree-budget", "2"], "2 is not in the range 3<=x<=64"),
         (["--tree-budget", "65"], "65 is not in the range"),

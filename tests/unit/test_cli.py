@@ -158,6 +158,7 @@ def test_interrupts_end_with_130_and_file_errors_with_one_line():
         ["m.gguf", "hi", "--tree-budget", "0"],
         ["m.gguf", "hi", "--tree-budget", "65"],
         ["m.gguf", "hi", "--temp", "-1"],
+        ["m.gguf", "hi", "--threads", "100000"],  # would crash
         ["m.gguf", "hi", "--seed", "4294967295"],  # means "random" to llama.cpp
         ["m.gguf", "hi", "--file", "no-such-file"],
         ["m.gguf", "hi", "--file", __file__],

@@ -12,6 +12,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from draftwood.arguments import MAX_THREADS
 from draftwood.bench.modes import BASELINE, MODES
 from draftwood.cli.failure import library_needed
 from draftwood.options import (
@@ -74,7 +75,7 @@ def _file(**settings: Any) -> click.Path:
               help="Cut prompts to this length.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True,
               help="Timed passes; 6 give an interval, 9 a claim.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(min=1),
+@click.option("--threads", type=click.IntRange(1, MAX_THREADS),
               help="CPU threads, the same for all modes. Default: half of the cores.")  # fmt: skip
 @click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
 @click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),

@@ -10,6 +10,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from draftwood.arguments import MAX_THREADS
 from draftwood.cli.failure import library_needed
 from draftwood.errors import DraftwoodError
 from draftwood.options import (
@@ -37,7 +38,7 @@ _MODEL = (
                  help="Default: a new one each time; --json tells it."),
     click.option("--n-ctx", type=click.IntRange(min=0), default=4096, show_default=True,
                  help="Context in tokens; 0: all that the model was trained for."),
-    click.option("--threads", type=click.IntRange(min=1),
+    click.option("--threads", type=click.IntRange(1, MAX_THREADS),
                  help="CPU threads. Default: half of the cores, all of them for the prompt."),
     click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
                  help="-1: all."),

@@ -121,7 +121,9 @@ def require_room(model: Any, params: Any) -> None:
     hint = "a smaller n_ctx, or a cache of smaller numbers: flash_attn=True, type_k=8, type_v=8 (q8_0)"
     _require("n_ctx", params.n_ctx, _cell_bytes(model, params), left, hint)
     # never written to, but asked for in one piece, which the system grants up to all that it has
-    _require("n_ubatch", params.n_ubatch, _row_bytes(model), whole, "n_ubatch=512, or leave it out")
+    name = "n_ubatch" if params.n_ubatch else "n_batch"  # 0 means n_batch
+    rows = min(params.n_batch, getattr(params, name))
+    _require(name, rows, _row_bytes(model), whole, "n_ubatch=512, or leave it out")
 
 
 def _require(name: str, value: int, each: int, room: int, hint: str) -> None:

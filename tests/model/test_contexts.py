@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import json
 import re
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from draftwood import Llama, OptionError, UnsupportedError, contexts
 from draftwood._llama_cpp import _internals
@@ -97,13 +99,70 @@ def test_batch_that_the_system_would_not_grant(open_model, monkeypatch):
     open_model(n_ctx=1024, n_batch=1024, n_ubatch=1024)
 
 
+def test_no_size_of_a_batch_means_all_of_it(open_model, monkeypatch):
+    each = contexts._row_bytes(open_model()._model)
+    monkeypatch.setattr(contexts, "host_memory", lambda: (1 << 40, 1024 * each - 1))
+    with pytest.raises(OptionError, match=r"n_batch is 1024, for which .* expected at most 768") as caught:
+        open_model(n_ctx=1024, n_batch=1024, n_ubatch=0)
+    assert "n_ubatch=512" in caught.value.hint
+    open_model(n_ctx=1024, n_batch=768, n_ubatch=0)
+
+
+def test_estimates_are_near_what_llama_cpp_takes(gguf, python):
+    """What the module repeats of the pin's insides: a pin that changes them fails here.
+
+    The plan's part is address space that is never touched, a cell's is touched; each is the difference of
+    two contexts. Beside the plan a row has its part of the graphs' own tensors and of compute buffers.
+    """
+    done = python(
+        """
+        import json, os, resource, sys
+        from pathlib import Path
+        os.environ["CUDA_VISIBLE_DEVICES"] = ""
+        from draftwood import Llama, contexts
+
+        def now():
+            pages = Path("/proc/self/statm").read_text().split()[:2]
+            return [int(n) * resource.getpagesize() for n in pages]
+
+        kept = []  # freed, one's memory would become another's
+        def taken(**sizes):
+            before = now()
+            common = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, "speculation": "off"}
+            kept.append(Llama(sys.argv[1], **common, **sizes, flash_attn=True))
+            return [after - each for after, each in zip(now(), before)]
+
+        taken(n_ctx=256)
+        few, many = (taken(n_ctx=1024, n_batch=n, n_ubatch=n)[0] for n in (256, 1024))
+        short, long = (taken(n_ctx=n, n_batch=16, n_ubatch=16)[1] for n in (1 << 14, 1 << 19))
+        llm = kept[-1]
+        cache = contexts.attention_of(llm._model).cell_bytes(1, 1)
+        print(json.dumps({
+            "row": (many - few) / (1024 - 256) / contexts._row_bytes(llm._model),
+            "cell": (long - short) / ((1 << 19) - (1 << 14)) - cache - contexts._CELL,
+        }))
+        """,
+        gguf("small-heads"),
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    found = json.loads(done.stdout)
+    assert 1.0 <= found["row"] <= 1.2
+    assert abs(found["cell"]) < 2  # bytes
+
+
 def test_memory_of_this_machine():
     left, whole = contexts.host_memory()
     assert 1 << 28 < left <= whole < 1 << 50
 
 
 @pytest.mark.parametrize(
-    "arguments", ["n_ctx=2 * 10**9", "n_ctx=10**8", "n_ctx=10**5, n_batch=10**5, n_ubatch=10**5"]
+    "arguments",
+    [
+        "n_ctx=2 * 10**9",
+        "n_ctx=10**8",
+        "n_ctx=10**5, n_batch=10**5, n_ubatch=10**5",
+        "n_ctx=10**5, n_batch=10**5, n_ubatch=0",
+    ],
 )
 def test_sizes_that_end_the_process(gguf, python, arguments):
     """Tried in a process that may take no more than 16 GiB: without the refusal it fails in another way."""
@@ -174,6 +233,13 @@ def test_types_of_a_cache_that_end_the_process(gguf, python, open_model, kind, a
     with pytest.raises(OptionError, match=found) as caught:
         open_model(kind, **arguments)
     assert caught.value.hint
+
+
+def test_arguments_of_numpys_types_are_taken(open_model):
+    numbers = {"type_k": 8, "n_ctx": 256, "n_batch": 64, "n_ubatch": 64, "n_threads": 1}
+    settings = {name: np.int64(number) for name, number in numbers.items()}
+    llm = open_model("small-heads", **settings, n_threads_batch=-1, speculation="mtp")
+    assert llm.create_completion([5, 6, 7], max_tokens=8)["usage"]["completion_tokens"] >= 8
 
 
 def test_rows_of_several_heads_hold_blocks_that_one_does_not(open_model):

@@ -141,7 +141,6 @@ void dw_copy_inputs_for(dw_state * dw) noexcept {
 }
 
 void dw_hook_decode(dw_state * dw) noexcept {
-    dw_copy_inputs_for(nullptr); // what is computed before this one's own graphs is not ours
     kv_step = dw ? dw->kv_step : 0;
     if (!dw) {
         return;
@@ -217,7 +216,7 @@ bool dw_hook_fits(const dw_state * dw) noexcept {
 }
 
 void dw_hook_compute(dw_state * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept {
-    dw_copy_inputs_for(dw);
+    dw_copy_inputs_for(dw && dw->ours ? dw : nullptr); // who decodes takes it back
     if (dw) {
         dw->result = &graph;
         dw->n_ubatches++;

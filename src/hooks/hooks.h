@@ -141,7 +141,7 @@ ggml_backend_t dw_cpu_backend(llama_context * ctx) noexcept;
 void dw_use_stock_kernels(llama_context * ctx) noexcept;
 
 // Inputs of graphs that this thread computes from now on are copied as `dw` wants it; nullptr: as ggml does. Set by
-// dw_hook_compute, and back by dw_hook_decode and whoever frees a state.
+// dw_hook_compute for a decode of ours; who runs that one sets it back.
 void dw_copy_inputs_for(dw_state * dw) noexcept;
 
 // tokens of each row that dw_top_rows finds, and most rows that it is run on

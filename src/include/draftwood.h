@@ -50,7 +50,7 @@ typedef enum dw_status {
     DW_ERR_UNSUPPORTED = 3, // this model or context cannot do it; nothing was changed but an open round, committed
     DW_ERR_STATE       = 4, // a call out of order; nothing was changed
     DW_ERR_CONTEXT     = 5, // the context is full
-    DW_ERR_DECODE      = 6, // llama_decode failed; what the memory holds is unknown: dw_trim to dw_reach, or dw_reset
+    DW_ERR_DECODE      = 6, // llama_decode failed; what the memory holds may be unknown: dw_trim to dw_reach, or dw_reset
     DW_ERR_FILE        = 7, // a model file that is missing, truncated or of another kind
     DW_ERR_INTERNAL    = 8, // an exception inside; its text is in dw_last_error()
     DW_ERR_MEMORY      = 9, // not enough memory for the drafter
@@ -212,7 +212,8 @@ DW_API dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed);
 DW_API dw_status dw_set_top(dw_engine * engine, int32_t n);
 
 // Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
-// wherever drafts can be trees and there was one; else, and after a plain step, it is unknown (DW_ERR_DECODE).
+// where llama.cpp found no memory or room, and wherever drafts can be trees and there was one; else it is unknown
+// (DW_ERR_DECODE).
 // Where there is no memory for the graph of so many rows, the tree is cut to what there is memory for, and so are later
 // ones (dw_stats.row_limit).
 // Errors: DW_ERR_STATE without a proposal, or where others changed the memory since.

@@ -41,7 +41,10 @@ int32_t drafter_context::decode_with(dw_row_mask & mask) {
 int32_t drafter_context::decode() {
     struct fed {
         dw_state & state;
-        ~fed() { state.feeds.clear(); } // also where it failed: they are not the next one's
+        ~fed() { // also where it failed: they are not the next one's
+            state.feeds.clear();
+            dw_copy_inputs_for(nullptr);
+        }
     } until_it_ends{ state_ };
     results_.forget();
     int32_t rc = batch_.decode();

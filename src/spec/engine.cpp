@@ -93,12 +93,16 @@ void engine::measure() {
     }
     const llama_token token = 0;
     eval(&token, 1, 0, false);
-    measuring_    = true;
-    int64_t spent = 0;
-    for (const int32_t n : { 0, longest, 1, 3, 7 }) {
-        if (n > longest || (n != 0 && n != longest && spent > budget)) {
-            continue;
+    measuring_                 = true;
+    std::vector<int32_t> sizes = { 0, longest };
+    for (const int32_t n : { 1, 3, 7 }) {
+        if (n < longest) {
+            sizes.push_back(n);
         }
+    }
+    int64_t spent = 0;
+    for (size_t i = 0; i < sizes.size() && (i < 2 || spent <= budget); ++i) {
+        const int32_t n         = sizes[i];
         const int32_t n_untimed = pace_.n_first() + (n > 0 ? 1 : 0); // a draft after none does not count at all
         for (int32_t round = 0; round < n_untimed + n_timed; ++round) {
             const int64_t start_us = ggml_time_us();

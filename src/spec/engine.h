@@ -82,6 +82,7 @@ class engine : private context_listener {
     llama_pos settled_end() const { return walk_.open ? n_past_ : sequence_.end(); }
 
     void                       place(int32_t n_past);
+    void                       decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
     void                       cut(int32_t n_keep);
     void                       observe(const kept_rows & kept);
     void                       drop_proposal();
@@ -155,13 +156,8 @@ template <typename F> void engine::each_drafter(F f) {
 // run what changes the context's memory: if it stops half-way, nobody knows what the memory holds
 template <typename F> void engine::changing(F change) {
     lost_ = true;
-    try {
-        change();
-        lost_ = false;
-    } catch (const failure & e) {
-        lost_ = e.code() != DW_ERR_CONTEXT; // without room nothing was touched
-        throw;
-    }
+    change();
+    lost_ = false;
 }
 
 } // namespace draftwood

@@ -61,7 +61,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
 
     timer t(stats_.t_eval_us);
     walk_ = {};
-    changing([&] { sequence_.decode(tokens, n_tokens, n_past, all_logits); });
+    decode(tokens, n_tokens, n_past, all_logits);
 
     n_past_ = n_past + n_tokens;
     gap_    = 0;
@@ -75,6 +75,17 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     std::vector<int32_t> rows(n_tokens);
     std::iota(rows.begin(), rows.end(), 0);
     observe({ tokens, rows.data(), n_tokens, n_past });
+}
+
+void engine::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+    lost_ = true;
+    try {
+        sequence_.decode(tokens, n_tokens, n_past, all_logits);
+        lost_ = false;
+    } catch (const failure & e) {
+        lost_ = !sequence_.context().intact();
+        fail(e.code() == DW_ERR_MEMORY ? DW_ERR_DECODE : e.code(), "%s", e.what());
+    }
 }
 
 // Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on

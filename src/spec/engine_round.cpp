@@ -76,8 +76,7 @@ void engine::shorten() {
     }
 }
 
-// False where there was no memory for so many rows: the context is as before, and finds it elsewhere or may have fewer
-// from now on.
+// False where there was no memory for so many rows: the context is as before, and may have fewer from now on.
 bool engine::try_verify(const std::vector<engine *> & engines) {
     target_context &                context = engines[0]->sequence_.context();
     const int32_t                   n_rows  = rows_together(engines);
@@ -92,27 +91,22 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
         each->walk_     = {};
         each->lost_     = true;
     }
-    const int64_t start_us  = ggml_time_us();
-    const bool    was_short = context.short_of_memory();
+    const int64_t start_us = ggml_time_us();
     try {
         for (engine * each : engines) {
             each->feed_draft(n_rows, /*alone*/ engines.size() == 1);
         }
         context.verify(members, n_rows);
     } catch (const failure & e) {
-        const bool undone = n_rows > 1 && std::all_of(engines.begin(), engines.end(),
-                                                      [](const engine * each) { return each->tree_refusal().empty(); });
-        for (engine * each : engines) { // without room nothing was touched, and what was is undone where trees are
-            each->lost_ = e.code() != DW_ERR_CONTEXT && !undone;
+        for (engine * each : engines) {
+            each->lost_ = !context.intact();
             each->sequence_.unknown();
         }
-        if (e.code() == DW_ERR_MEMORY && undone) {
-            if (context.short_of_memory() == was_short) { // else there is what llama.cpp set aside
-                context.limit_rows(n_rows * (int32_t) engines.size());
-            }
+        if (e.code() == DW_ERR_MEMORY && n_rows > 1 && context.intact()) {
+            context.limit_rows(n_rows * (int32_t) engines.size());
             return false;
         }
-        throw;
+        fail(e.code() == DW_ERR_MEMORY ? DW_ERR_DECODE : e.code(), "%s", e.what()); // the caller's is the drafter's
     }
     llama_synchronize(context.get()); // sampling waits for it anyway, and here its time is known
     const int64_t took = ggml_time_us() - start_us;

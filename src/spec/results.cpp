@@ -56,10 +56,6 @@ ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor) {
     return nullptr;
 }
 
-results::~results() {
-    dw_copy_inputs_for(nullptr);
-}
-
 void results::let_go() {
     llama_synchronize(ctx_);
     dw_hook_read(&state_);

@@ -32,7 +32,6 @@ class results {
     // device that holds it, if that is a GPU, or `always`.
     results(llama_context * ctx, dw_state & state, const ggml_tensor * head, bool always);
 
-    ~results();
     results(const results &)             = delete;
     results & operator=(const results &) = delete;
 

@@ -50,6 +50,7 @@ target_context::target_context(llama_context * target, int32_t exact_rows, bool 
 }
 
 target_context::~target_context() {
+    results_.let_go(); // of the last decode llama.cpp's callers may read later
     dw_state_of(target_) = nullptr;
     dw_use_stock_kernels(target_);
 }
@@ -78,18 +79,24 @@ void target_context::remove(const context_listener & listener) noexcept {
     members_.erase(std::remove_if(members_.begin(), members_.end(), is), members_.end());
 }
 
-void target_context::settle_others(const std::vector<llama_seq_id> & sequences) {
+void target_context::settle_all_but(const std::vector<place> & places) {
     each_listener([&](member & each) {
-        if (std::find(sequences.begin(), sequences.end(), each.seq) == sequences.end()) {
+        const auto is = [&](const place & its) { return its.seq == each.seq; };
+        if (std::none_of(places.begin(), places.end(), is)) {
             each.listener->on_flush(/*decodes*/ false);
         }
     });
 }
 
-// llama_decode's return value; -3 and `why` where it threw
-int32_t target_context::run_batch(std::string & why) {
-    const scope ours(state_.ours);
+// llama_decode's return value; -3 and `why` where it threw. `begin` comes first, once an attempt.
+int32_t target_context::run_batch(const std::function<void()> & begin, std::string & why) {
+    const struct until_it_ends {
+        scope ours;
+        ~until_it_ends() { dw_copy_inputs_for(nullptr); } // the thread's next graphs are not ours
+    } until_it_ends{ scope(state_.ours) };
+    state_.n_ubatches = 0; // of this one
     try {
+        begin();
         return working([&] { return batch_.decode(); });
     } catch (const std::bad_alloc &) {
         return -2; // as llama_decode says it
@@ -99,53 +106,52 @@ int32_t target_context::run_batch(std::string & why) {
     }
 }
 
-void target_context::decode(const std::vector<place> & places, int32_t n_rows) {
-    std::vector<memory_mark>  marks;
-    std::vector<llama_seq_id> sequences;
-    for (const place & each : places) {
-        marks.emplace_back(target_, each.seq, each.pos);
-        sequences.push_back(each.seq);
+// Where llama.cpp computed nothing its memory goes back to the marks; a verify of trees writes nothing that counts.
+int32_t target_context::attempt(const memory_marks & marks, const std::function<void()> & begin, std::string & why) {
+    const int32_t rc = run_batch(begin, why);
+    intact_          = rc == 0 || rc == 1 || (marks.can_restore() && (state_.verify || state_.n_ubatches == 0));
+    if (rc != 0 && marks.can_restore() && intact_) {
+        marks.restore();
     }
-    settle_others(sequences);
+    return rc;
+}
 
+void target_context::decode(const std::vector<place> & places, int32_t n_rows, const std::function<void()> & begin) {
+    settle_all_but(places);
     results_.forget();
-    const llama_pos pos      = places[0].pos;
-    const bool      undoable = state_.verify != nullptr; // then fewer rows can be tried
-    const bool      small    = n_rows <= std::min<int64_t>(dw_graph_store::max_rows, llama_n_ubatch(target_));
-    std::string     why;
-    int32_t         rc = run_batch(why);
-    if (rc == -2 && small && !undoable && state_.n_ubatches == 0 &&
-        std::all_of(marks.begin(), marks.end(), [](const memory_mark & each) { return each.can_restore(); })) {
-        for (const memory_mark & each : marks) {
-            each.restore();
-        }
-        rc = run_batch(why); // now in the context's own graph (graphs.h)
+    const memory_marks marks(target_, places);
+    const bool         was_short = short_of_memory();
+    std::string        why;
+    int32_t            rc = attempt(marks, begin, why);
+    if (rc == -2 && intact_ && !was_short) {
+        rc = attempt(marks, begin, why); // now in the context's own graph (graphs.h)
     }
     state_.verify = nullptr; // an exception is a failed decode too: the hooks must hear of other decodes again
     state_.mask   = nullptr;
     state_.feeds.clear(); // where it failed, too: they are not the next one's
+    require_decoded(rc, places[0].pos, n_rows, why);
+    results_.decoded();
+}
 
+void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const {
     if (rc == 1) {
         fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
              n_rows, pos, llama_n_ctx(target_));
     }
     if (rc == -2) {
-        fail(undoable ? DW_ERR_MEMORY : DW_ERR_DECODE,
-             "llama_decode returned -2: no memory for the graph of %d tokens at position %d", n_rows, pos);
+        fail(DW_ERR_MEMORY, "llama_decode returned -2: no memory for the graph of %d tokens at position %d", n_rows,
+             pos);
     }
     if (rc != 0) {
         fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_rows, pos,
              why.c_str());
     }
-    results_.decoded();
 }
 
 void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows) {
-    std::vector<llama_seq_id> sequences;
-    std::vector<place>        places;
+    std::vector<place> places;
     batch_.clear();
     for (const auto & each : members) {
-        sequences.push_back(each.seq);
         places.push_back({ each.seq, each.pos });
         for (int32_t i = 0; i < n_rows; ++i) {
             const int32_t node = std::min(i, each.tree->size() - 1);
@@ -160,16 +166,11 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
     if (n > trees_->max_rows()) {
         fail(DW_ERR_INTERNAL, "a verify of %d rows; the engine made room for %d", n, trees_->max_rows());
     }
-    settle_others(sequences); // what their commits need goes now
-    trees_->begin(members, n_rows, state_.exact_rows > 0);
-    state_.verify = trees_.get();
-    state_.mask   = trees_.get();
-    try {
-        decode(places, n);
-    } catch (...) {
-        trees_->undo();
-        throw;
-    }
+    decode(places, n, [&] {
+        state_.verify = trees_.get();
+        state_.mask   = trees_.get();
+        trees_->begin(members, n_rows, state_.exact_rows > 0);
+    });
 }
 
 void target_context::limit_rows(int32_t n_rows) {
@@ -214,17 +215,23 @@ int32_t target_context::free_cells(llama_seq_id seq) const {
     return (int32_t) (cells.size() - cells.get_used());
 }
 
-// A tree state with more room is another one: the graphs over the old one's tensors go with it.
+// A tree state with more room is another one: the graphs over the old one's tensors go with it. Without memory for it
+// the old one stays.
 void target_context::prepare_trees(int32_t n_rows) {
     if (trees_ && trees_->max_rows() >= n_rows) {
         return;
     }
-    std::string why_not;
-    auto        larger = tree_state::make(target_, n_rows, why_not); // without memory for it the old one stays
-    if (trees_ && !larger) {
+    std::string                 why_not;
+    std::unique_ptr<tree_state> larger;
+    try {
+        larger = tree_state::make(target_, n_rows, why_not);
+    } catch (const failure & e) {
+        if (!trees_ || e.code() != DW_ERR_MEMORY) {
+            throw;
+        }
         return;
     }
-    settle_others({});
+    settle_all_but({});
     forget_verifies();
     trees_   = std::move(larger);
     refusal_ = why_not;

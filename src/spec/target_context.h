@@ -6,10 +6,11 @@
 #include "batch.h"
 #include "graphs.h"
 #include "hooks.h"
-#include "memory_mark.h"
+#include "memory_marks.h"
 #include "results.h"
 #include "tree_state.h"
 
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -51,13 +52,11 @@ class target_context : public std::enable_shared_from_this<target_context> {
     row_batch & batch() { return batch_; }  // of the next decode; cleared by the caller
     results &   left() { return results_; } // by the newest one
     dw_state &  state() { return state_; }
-    struct place {
-        llama_seq_id seq;
-        llama_pos    pos; // of its first row
-    };
-    // llama_decode for these sequences; open rounds of others are settled first, since what they wait for goes.
-    // Throws failure.
-    void decode(const std::vector<place> & places, int32_t n_rows);
+    // llama_decode of the batch, rows of these sequences; open rounds of others are settled first, since what they wait
+    // for goes, then `begin` is called. Throws failure.
+    void decode(const std::vector<place> & places, int32_t n_rows, const std::function<void()> & begin = [] {});
+    // whether the memory is as it was before the newest decode, if that failed
+    bool intact() const { return intact_; }
 
     // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.
     double replay(int32_t n_times);
@@ -104,11 +103,14 @@ class target_context : public std::enable_shared_from_this<target_context> {
     target_context(llama_context * target, int32_t exact_rows, bool always_top);
     template <typename F> void each_listener(F f);
     void                       forget_verifies();
-    int32_t                    run_batch(std::string & why);
-    void                       settle_others(const std::vector<llama_seq_id> & sequences);
+    int32_t                    run_batch(const std::function<void()> & begin, std::string & why);
+    int32_t attempt(const memory_marks & marks, const std::function<void()> & begin, std::string & why);
+    void    require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const;
+    void    settle_all_but(const std::vector<place> & places);
 
     llama_context *             target_;
     bool                        at_work_ = false;
+    bool                        intact_  = true;
     std::vector<member>         members_;
     dw_state                    state_;
     dw_graph_store              graphs_;

@@ -147,14 +147,14 @@ void tree_device::build_commit_of_caches(commit_graph & commit) {
 
 // one node for the state and one for the conv inputs of each recurrent layer, one for each tensor of the cache, all in
 // place
-tree_device::commit_graph & tree_device::commit_of(int32_t cell) {
+void tree_device::prepare_commit(int32_t cell) {
     commit_graph & commit = commits_[cell];
     if (commit.graph) {
-        return commit;
+        return;
     }
     const size_t n_nodes = 5 * layers_.size() + 2 * caches_.size(); // ops and their views
-    commit.tensors.reset(ggml_init(
-        { n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false), nullptr, /*no_alloc*/ true }));
+    commit.memory.resize(n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false));
+    commit.tensors.reset(ggml_init({ commit.memory.size(), commit.memory.data(), /*no_alloc*/ true }));
     ggml_context * ctx = commit.tensors.get();
     commit.graph       = ggml_new_graph_custom(ctx, n_nodes, /*grads*/ false);
     build_commit_of_caches(commit);
@@ -170,7 +170,6 @@ tree_device::commit_graph & tree_device::commit_of(int32_t cell) {
         ggml_build_forward_expand(commit.graph,
                                   custom_in_place(ctx, conv, { layer.conv_inputs, path_ }, ops_.commit_conv));
     }
-    return commit;
 }
 
 void tree_device::commit(int32_t cell, const std::vector<int32_t> & path, const std::vector<int32_t> & moves,
@@ -184,7 +183,7 @@ void tree_device::commit(int32_t cell, const std::vector<int32_t> & path, const 
             set_n_threads(own_backend_.get(), n_threads);
         }
     }
-    const ggml_status status = ggml_backend_graph_compute_async(commit_backend(), commit_of(cell).graph);
+    const ggml_status status = ggml_backend_graph_compute_async(commit_backend(), commits_.at(cell).graph);
     if (status != GGML_STATUS_SUCCESS) {
         fail(DW_ERR_DECODE, "the commit of %d tokens failed with ggml status %d", path[0], (int) status);
     }

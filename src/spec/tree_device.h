@@ -63,8 +63,12 @@ class tree_device {
     ggml_tensor * attn_scores(ggml_context * ctx, ggml_tensor * scores);
     ggml_tensor * attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights);
 
+    // Make the graph of commits into this cell. Throws std::bad_alloc.
+    void prepare_commit(int32_t cell);
+
     // Apply a path to the state in this cell, and move rows of the caches: path i32[1 + M], moves i32[1 + 2 M] of
-    // tree-ops.h and tree-attention.h, as long as needed. On a GPU it is queued only: see finish(). Throws failure.
+    // tree-ops.h and tree-attention.h, as long as needed. After prepare_commit(). On a GPU it is queued only: see
+    // finish(). Throws failure.
     void commit(int32_t cell, const std::vector<int32_t> & path, const std::vector<int32_t> & moves, int32_t n_threads);
 
     // wait for commits that are queued
@@ -82,12 +86,12 @@ class tree_device {
     };
     // the commit of a path into the state in a cell
     struct commit_graph {
-        ggml_context_ptr tensors;
-        ggml_cgraph *    graph = nullptr;
+        std::vector<uint8_t> memory; // of `tensors`: ggml_init ends the process where it finds none
+        ggml_context_ptr     tensors;
+        ggml_cgraph *        graph = nullptr;
     };
 
     void           allocate();
-    commit_graph & commit_of(int32_t cell);
     void           build_commit_of_caches(commit_graph & commit);
     void           set(ggml_tensor * to, const std::vector<int32_t> & values);
     ggml_backend_t commit_backend() const { return own_backend_ ? own_backend_.get() : backend_; }

@@ -5,7 +5,7 @@
 #include "llama-context.h"
 #include "llama-memory-hybrid.h"
 #include "llama-model.h"
-#include "memory_mark.h"
+#include "recurrent_cells.h"
 #include "results.h"
 #include "row_mask.h"
 #include "status.h"
@@ -135,16 +135,14 @@ bool tree_state::ready(llama_seq_id seq) const {
     return own_cell(recurrent, seq) >= 0 && (recurrent.rs_idx.empty() || recurrent.rs_idx[seq] == 0);
 }
 
-// llama_memory_recurrent swaps cells until those of a ubatch are neighbours, and copies states in its graph then;
-// llama_batch_allocr splits sequences that are none where each has a stream of its own.
+// llama_batch_allocr splits sequences whose numbers do not follow each other where each has a stream of its own.
 bool tree_state::ready(const std::vector<llama_seq_id> & sequences) const {
     for (size_t i = 0; i < sequences.size(); ++i) {
-        const int32_t n = (int32_t) i;
-        if (!ready(sequences[i]) || cell(sequences[i]) != cell(sequences[0]) + n || sequences[i] != sequences[0] + n) {
+        if (!ready(sequences[i]) || sequences[i] != sequences[0] + (int32_t) i) {
             return false;
         }
     }
-    return true;
+    return are_in_order(*memory_->get_mem_recr(), sequences);
 }
 
 bool tree_state::holds(llama_seq_id seq, llama_pos n_tokens) const {
@@ -196,6 +194,9 @@ void tree_state::begin(const std::vector<member> & members, int32_t n_rows, bool
     open_.clear();
     branches_ = false;
     for (const member & each : members) {
+        for (const auto & device : devices_) {
+            device->prepare_commit(cell(each.seq));
+        }
         const int32_t first = (int32_t) open_.size() * n_rows;
         open_.push_back({ each.seq, each.pos, first });
         set_tree(*each.tree, first, n_rows);
@@ -206,13 +207,6 @@ void tree_state::begin(const std::vector<member> & members, int32_t n_rows, bool
     const bool on_host =
         std::all_of(devices_.begin(), devices_.end(), [](const auto & each) { return each->is_host(); });
     arranges_ = branches_ && exact && on_host && !target_->get_cparams().flash_attn;
-}
-
-void tree_state::undo() {
-    for (const open_rows & each : open_) {
-        memory_->get_mem_attn()->seq_rm(each.seq, each.pos, -1);
-        memory_->get_mem_recr()->cells[cell(each.seq)].pos = each.pos - 1;
-    }
 }
 
 // Rows of a tree do not see their siblings. Where their scores are arranged, they lie as in plain decoding.

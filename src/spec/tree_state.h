@@ -41,11 +41,9 @@ class tree_state : public dw_verify_graph {
     bool holds(llama_seq_id seq, llama_pos n_tokens) const;
 
     // The next decode is a verify of these trees in n_rows >= tree.size() rows each, those beyond it copies of the last
-    // node. With `exact` a tree's attention rounds as in plain decoding.
+    // node. With `exact` a tree's attention rounds as in plain decoding. Where that fails, all that it did to the
+    // memory is undone by marks of before (memory_marks.h).
     void begin(const std::vector<member> & members, int32_t n_rows, bool exact);
-
-    // it failed: as before begin()
-    void undo();
 
     // of a sequence of the last verify keep the path through its tree (node 0 first), and free its other rows; on a GPU
     // this is queued in front of the next decode

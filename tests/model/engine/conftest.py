@@ -6,11 +6,13 @@ Must not know: what any test expects.
 from __future__ import annotations
 
 from collections.abc import Callable
+from pathlib import Path
 from typing import Any
 
 import pytest
 from draftwood import _capi
 
+from tests.model.engine.little_memory import build_shim
 from tests.model.engine.story import BUDGET
 from tests.model.rig import Rig, Run
 
@@ -26,6 +28,12 @@ def rig(request: pytest.FixtureRequest, rig: Callable[..., Rig]) -> Callable[...
 
     make.rollback = request.param  # type: ignore[attr-defined]
     return make
+
+
+@pytest.fixture
+def shim(tmp_path: Path) -> Path:
+    """The library that refuses memory (little_memory.py)."""
+    return build_shim(tmp_path)
 
 
 @pytest.fixture

@@ -7,6 +7,8 @@ import ctypes
 import numpy as np
 import pytest
 from draftwood import _capi
+from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import Engine
 from draftwood.options import DEFAULT_DRAFT_P_MIN, DEFAULT_DRAFT_TOKENS, EXACT_ROWS
 
 from tests.model.engine.calls import MTP, NONE, error_of, lib, new, params
@@ -147,3 +149,13 @@ def test_probe_statuses(gguf, tmp_path):
     assert (info.architecture, info.n_layer_nextn, info.can_draft_mtp) == (b"qwen35", 0, 0)
     text = error_of(lib.dw_probe_model(str(tmp_path / "none").encode(), ctypes.byref(info)), _capi.ERR_FILE)
     assert "cannot be opened" in text
+
+
+@pytest.mark.parametrize(("draft_tokens", "rows"), [(1, 2), (3, 4 + 2), (8, 9 + 2 + 4 + 8)])
+def test_each_length_is_measured_once(rig, draft_tokens, rows):
+    """At most: on a slow machine the time is over earlier."""
+    r = rig(drafter=MTP, draft_tokens=draft_tokens, engine=False)
+    engine = Engine(r.ctx, r.params, **r.settings, length=_capi.LENGTH_AUTO)
+    verified = native.llama_perf_context(r.ctx).n_p_eval
+    engine.close()
+    assert 0 < verified <= 5 * rows  # of each length two rounds that do not count and three that do

@@ -181,3 +181,16 @@ def test_logits_outlive_the_graph_that_computed_them(rig, run_of):
     for i in range(4):
         assert np.array_equal(r.logits(i), run.rows[1 + i])
     larger.close()
+
+
+def test_logits_are_there_when_the_engine_is_gone(rig):
+    """They were left where they were computed until somebody asks."""
+    rows = []
+    for goes in (False, True):
+        r = rig(drafter=_capi.DRAFTER_MTP)
+        r.start()
+        if goes:
+            r.detach()
+        rows.append(r.logits(-1).copy())
+    assert rows[0].any()
+    assert np.array_equal(*rows)

@@ -1,6 +1,6 @@
 """What issue 5 wants shown on a card, held against the newest rows. Must not know: how rows came about.
 
-Test: tests/unit/test_bench_run.py.
+Test: tests/unit/test_bench_run_rows.py.
 """
 
 from __future__ import annotations
@@ -16,6 +16,7 @@ BOUND_SHARE = 0.90
 OVERHEAD = 0.08
 REPLAYED = 0.98
 ROUNDS = 512
+N_KV = 1024  # a graph reads the cache in whole pieces of so many cells: one more piece is another graph
 LENGTH_OFF = 0.02  # by how much the mean length may miss the schedule's
 TREE_NODES = (16, 24)
 REAL_MODES = ("off", "mtp", "tree", "auto")
@@ -82,11 +83,13 @@ def _not_counting(faults: list[str]) -> str:
 
 def _overhead(cases: Mapping[str, Case], rows: Mapping[str, dict[str, Any]]) -> Iterator[Verdict]:
     for sampler in ("greedy", "default"):
-        text = f"overhead of a round at most {OVERHEAD:.0%}, {sampler} sampler, {ROUNDS} rounds"
+        text = f"overhead of a round at most {OVERHEAD:.0%}, {sampler} sampler, {ROUNDS} rounds in all"
         wanted = [name for name, case in cases.items() if _counts(case) and case.sampler == sampler]
         found, missing = _of(rows, wanted)
-        figures = ", ".join(f"{name} {row['overhead']:.1%}" for name, row in found.items())
-        few = [n for n, row in found.items() if row["rounds"] * row["repeats"] * row["restarts"] < ROUNDS]
+        figures = ", ".join(
+            f"{name} {row['overhead']:.1%} ({_runs(row)} x {row['rounds']})" for name, row in found.items()
+        )
+        few = [name for name, row in found.items() if row["rounds"] * _runs(row) < ROUNDS]
         notes = missing + "".join(f"; {name}: fewer rounds" for name in few)
         holds = not few and all(row["overhead"] <= OVERHEAD for row in found.values())
         yield Verdict(f"{text}: {figures or 'no row'}{notes}", None if missing else holds)
@@ -107,16 +110,44 @@ def _of(rows: Mapping[str, dict[str, Any]], wanted: list[str]) -> tuple[dict[str
 def _replays(cases: Mapping[str, Case], rows: Mapping[str, dict[str, Any]]) -> Iterator[Verdict]:
     for auto in (False, True):
         text = f"CUDA graphs replayed in {REPLAYED:.0%} of launches, auto {'on' if auto else 'off'}"
+        text += f", {ROUNDS} rounds of one run across an n_kv of {N_KV:,}"
         wanted = [name for name, case in cases.items() if (case.auto if auto else _counts(case))]
         found, missing = _of(rows, wanted)
         shares = {name: replayed(row["counters"]) for name, row in found.items()}
-        uncounted = "".join(f"; {name}: none counted" for name, share in shares.items() if share is None)
+        notes = missing + "".join(
+            f"; {name}: none counted" for name, share in shares.items() if share is None
+        )
         known = {name: share for name, share in shares.items() if share is not None}
-        figures = ", ".join(f"{name} {share:.2%}" for name, share in known.items())
+        short = {name: fault for name in known if (fault := _too_short(found[name]))}
+        figures = ", ".join(f"{name} {share:.2%}" for name, share in known.items() if name not in short)
+        beside = ", ".join(f"{name} {known[name]:.2%} ({fault})" for name, fault in short.items())
+        beside = f"; beside, for themselves not enough: {beside}" if beside else ""
+        # those count against it all the same: the shorter a run, the more of it are captures
         holds = all(share >= REPLAYED for share in known.values())
         yield Verdict(
-            f"{text}: {figures or 'no row'}{missing}{uncounted}", None if missing or uncounted else holds
+            f"{text}: {figures or 'no row'}{beside}{notes}",
+            None if notes or len(short) == len(known) else holds,
         )
+
+
+def _runs(row: dict[str, Any]) -> int:
+    """Return how many texts a row's rounds are of; each begins at the prompt."""
+    return int(row["restarts"] * row["repeats"])
+
+
+def _too_short(row: dict[str, Any]) -> str:
+    """Say why a run of a row has fewer rounds, or less of a text, than its launches should be of; "" if not.
+
+    Rows before "warm" do not say how far behind its prompt a run's clock starts: then wherever that is.
+    """
+    rounds, emitted = (row["counters"][name] // _runs(row) for name in ("rounds", "emitted"))
+    if rounds < ROUNDS:
+        return f"{rounds} rounds a run"
+    warm = row["warm"] * row["nodes"] + 1 if "warm" in row else N_KV
+    starts = range(row["prompt"], row["prompt"] + warm + 1)
+    if all((first + row["nodes"]) // N_KV < (first + emitted - 1) // N_KV for first in starts):
+        return ""
+    return f"{emitted} tokens behind a prompt of {row['prompt']}: not told whether across an n_kv"
 
 
 def replayed(counters: Mapping[str, Any]) -> float | None:

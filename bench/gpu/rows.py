@@ -2,7 +2,7 @@
 
 The candidate is held against our plain decode of the same process and repeat; `ratio` is our tokens a second
 over those of llama-server with as many drafts accepted alike. Must not know: how it was measured.
-Test: tests/unit/test_bench_run.py.
+Test: tests/unit/test_bench_run_rows.py.
 """
 
 from __future__ import annotations
@@ -92,7 +92,7 @@ def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]
         "text": "invalid: drafts were accepted by the schedule" if case.drafter != "none" else "the model's",
         **{
             field: getattr(case, field)
-            for field in ("model", "nodes", "drafter", "shape", "auto", "sampler", "prompt")
+            for field in ("model", "nodes", "drafter", "shape", "auto", "sampler", "prompt", "warm")
         },
         "schedule": {"length": case.length, "rates": [round(rate, 6) for rate in case.schedule]},
         "routing": state.get("models", {}).get(case.model, {}).get("routing"),

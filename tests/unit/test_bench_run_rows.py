@@ -6,7 +6,7 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, replace
 
 import pytest
 
@@ -24,8 +24,8 @@ READS = files.Reads(dense=1000, experts=2560, n_experts=256, n_used=8, head=200,
 
 def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
     """Two repeats: a plain step 10 ms, a round of 4 tokens round_s, of which draft 3 ms and forward 14 ms."""
-    stats = {"rounds": 10, "draft_seconds": 0.001, "gpu_launches": 100, "gpu_replays": 99, "checkpoints": 4,
-             "tokens_per_round": 4.0, "drafted_by_depth": [10, 5]}  # fmt: skip
+    stats = {"rounds": 10, "emitted": 40, "draft_seconds": 0.001, "gpu_launches": 100, "gpu_replays": 99,
+             "checkpoints": 4, "tokens_per_round": 4.0, "drafted_by_depth": [10, 5]}  # fmt: skip
     turn = {"seconds": 10 * round_s, "tokens": 40, "rounds": 10, "phases": {"propose": 0.03}, "stats": stats}
     other = {**turn, "stats": {**stats, "drafted_by_depth": [10, 6, 1]}}
     plain = {"seconds": 0.1, "tokens": 10, "rounds": 10, "phases": {}, "stats": {}}
@@ -55,6 +55,7 @@ def state(*restarts: dict) -> dict:
 def test_a_row_by_hand():
     row = rows.of_run(state(restart(), restart(round_s=0.025), restart()))[0]
     names = ("case", "card", "driver", "nodes", "drafter", "unit", "pin", "restarts")
+    assert row["warm"] == CASE.warm
     assert {name: row[name] for name in names} == {
         "case": "length4", "card": "NVIDIA H100 80GB HBM3", "driver": "5", "nodes": 6, "drafter": "mtp",
         "unit": "tok/s", "pin": "0.3.36", "restarts": 3,
@@ -70,7 +71,7 @@ def test_a_row_by_hand():
     assert row["spread"]["ours"] == [160.0, 200.0]
     assert row["spread"]["speedup"] == [1.6, 2.0]
     assert row["counters"] == {
-        "rounds": 60, "draft_seconds": 0.006, "gpu_launches": 600, "gpu_replays": 594,
+        "rounds": 60, "emitted": 240, "draft_seconds": 0.006, "gpu_launches": 600, "gpu_replays": 594,
         "drafted_by_depth": [60, 33, 3],
     }  # fmt: skip
     # 6 rows lie between 4 and 8: 30 experts of 10 bytes; 5 drafts of 250 bytes; 980 cells
@@ -139,7 +140,12 @@ def test_runs_without_card_or_commit_give_no_rows(change, found):
 
 def full_row(**changes: object) -> dict:
     row = rows.of_run(state(*[restart(round_s=0.0178) for _ in range(5)]))[0]
-    return {**row, "rounds": 256, **changes}
+    return {**row, "rounds": 256, "counters": launches(), **changes}
+
+
+def launches(n: int = 100, replays: int = 99, rounds: int = 512, emitted: int = 2048) -> dict:
+    """Counters of 5 restarts of 4 repeats, each of so many rounds and tokens."""
+    return {"gpu_launches": n, "gpu_replays": replays, "rounds": 20 * rounds, "emitted": 20 * emitted}
 
 
 def verdict(row: dict | None, start: str) -> claims.Verdict:
@@ -161,12 +167,49 @@ OVERHEAD, REPLAYED = (
         (FLOOR, {"modified": True}, False), (FLOOR, {"length": 4.2}, False), (FLOOR, {"nodes": 7}, False),
         (SHARE, {}, True), (SHARE, {"bound_share": 0.89}, False),
         (OVERHEAD, {}, True), (OVERHEAD, {"overhead": 0.081}, False), (OVERHEAD, {"rounds": 12}, False),
-        (REPLAYED, {}, True), (REPLAYED, {"counters": {"gpu_launches": 100, "gpu_replays": 97}}, False),
-        (REPLAYED, {"counters": {"gpu_launches": 0, "gpu_replays": 0}}, None),
+        (REPLAYED, {}, True), (REPLAYED, {"counters": launches(replays=97)}, False),
+        (REPLAYED, {"counters": launches(0, 0)}, None),
+        (REPLAYED, {"counters": launches(rounds=511)}, None),
+        # a run starts 0 to 49 tokens behind its prompt and must go past 1,024 from wherever that is
+        (REPLAYED, {"counters": launches(emitted=65), "prompt": 960}, True),
+        (REPLAYED, {"counters": launches(emitted=64), "prompt": 960}, None),
+        (REPLAYED, {"counters": launches(emitted=900), "prompt": 968}, True),
+        (REPLAYED, {"counters": launches(emitted=900), "prompt": 969}, None),
     ],
 )  # fmt: skip
 def test_a_claim_holds_or_not(start, change, holds):
     assert verdict(full_row(**change), start).holds is holds
+
+
+def test_rows_that_cannot_show_replays_are_named():
+    cases = {"length4": CASE, "long": replace(CASE, name="long", floor=0, sampler="default")}
+    short = full_row(counters=launches(rounds=128))
+    long = full_row(case="long", counters=launches(1000, 997))
+
+    def judged(*found: dict) -> claims.Verdict:
+        return next(each for each in claims.judge(cases, list(found), []) if each.text.startswith(REPLAYED))
+
+    both = judged(short, long)
+    assert both.holds is True
+    assert "long 99.70%; beside, for themselves not enough: length4 99.00% (128 rounds a run)" in both.text
+    assert judged(full_row(counters=launches(replays=97, rounds=128)), long).holds is False
+    neither = judged(short, {**long, "counters": launches(rounds=511)})
+    assert neither.holds is None
+    assert "auto off, 512 rounds of one run across an n_kv of 1,024: no row; beside" in neither.text
+
+
+def test_old_rows_do_not_say_where_a_run_starts():
+    """From wherever it does, 1,024 tokens and a round's rows more go past a boundary."""
+    for emitted, holds in ((1024 + 6 + 1, True), (1024 + 6, None)):
+        row = full_row(counters=launches(emitted=emitted))
+        del row["warm"]
+        found = verdict(row, REPLAYED)
+        assert found.holds is holds
+        assert (f"{emitted} tokens behind a prompt of 960: not told whether" in found.text) is (not holds)
+
+
+def test_rounds_of_restarts_are_counted_together():
+    assert "512 rounds in all: length4 4.5% (20 x 256)" in verdict(full_row(), OVERHEAD).text
 
 
 @pytest.mark.parametrize("start", [FLOOR, SHARE, OVERHEAD, REPLAYED])

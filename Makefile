@@ -48,10 +48,8 @@ test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build
 	$(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
 	$(MAKE) exact
 
-test-gpu: $(STAMP)   ## what needs a CUDA device, with CUDA graphs and without
-	$(PYTEST) -s -m gpu tests/gpu
-	GGML_CUDA_DISABLE_GRAPHS=1 $(PYTEST) -s -m gpu tests/gpu
-	GGML_CUDA_NO_PINNED=1 $(PYTEST) -s -m gpu tests/gpu/test_same_text.py -k "mtp or dflash"
+test-gpu: $(STAMP)   ## what needs a CUDA device, with CUDA graphs and without; rows in build/test-gpu
+	$(PY) bench/run.py test build/test-gpu --minutes 60
 
 exact: $(STAMP)      ## text with drafting = text without, chains and trees, token for token; 10 minutes, the last line is JSON
 	$(PY) bench/exact.py

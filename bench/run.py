@@ -3,7 +3,8 @@
 
     python bench/run.py run models floor memory cases      there; again until it says that nothing is left
     python bench/run.py run real profile
-    python bench/run.py collect FOLDER                     here: rows into bench/results/gpu-<card>.json
+    python bench/run.py test FOLDER on memcheck            there: tests/gpu in parts, a row each
+    python bench/run.py collect FOLDER                     here: rows into bench/results/gpu-<card>.json ...
     python bench/run.py check                              which lines of issue 5 hold, on each card measured
 
 Stages end before a command on a lent machine would (--minutes) and go on from --work; the first failure ends
@@ -27,7 +28,7 @@ if str(ROOT) not in sys.path:
 from draftwood.bench import results  # noqa: E402
 from draftwood.errors import DraftwoodError  # noqa: E402
 
-from bench.gpu import cases, claims, floor, profiling, rows, stages, stamp  # noqa: E402
+from bench.gpu import cases, claims, floor, profiling, rows, stages, stamp, suite, suite_claims  # noqa: E402
 from bench.gpu.work import NAME, BenchError, Clock, Work, read  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
@@ -85,6 +86,22 @@ def _chosen(known: dict[str, cases.Case], wanted: tuple[str, ...]) -> list[cases
     return [case for name, case in known.items() if not wanted or name in wanted]
 
 
+@main.command("test")
+@click.argument("folder", type=_FOLDER)
+@click.argument("parts", metavar="PART...", nargs=-1, type=click.Choice(list(suite.PARTS)))
+@click.option("--minutes", type=click.FloatRange(0.1), default=9.5, show_default=True)
+def run_tests(folder: Path, parts: tuple[str, ...], minutes: float) -> None:
+    """Run tests/gpu in parts, with logs and rows in FOLDER; exit status 3 where time is up before one.
+
+    Parts: on, off, pageable (these without PART), memcheck, racecheck, memcheck-all. The first failure ends
+    them.
+    """
+    left = suite.run(parts or suite.USUAL, folder, Clock(minutes), click.echo)
+    if left:
+        click.echo(f"time is up; call it again with {' '.join(left)}")
+        sys.exit(MORE)
+
+
 @main.command()
 @click.argument(
     "folders", nargs=-1, required=True, type=click.Path(exists=True, file_okay=False, path_type=Path)
@@ -93,16 +110,29 @@ def _chosen(known: dict[str, cases.Case], wanted: tuple[str, ...]) -> list[cases
 def collect(folders: tuple[Path, ...], target: Path) -> None:
     """Add what runs found as rows to bench/results; a run's row of a case is added once."""
     for folder in folders:
-        state = read(folder / NAME)
-        added = 0
-        if "machine" in state or "real" not in state:
-            added += _added(rows.file_of(state, target), rows.of_run(state))
-            added += _added(rows.file_of(state, target, rows.KERNELS), rows.kernels(state))
-        if "real" in state:
-            rows.require_origin(state["real"], state)
-            path = target / f"tiny-moe-f16-{rows.slug(state['real']['cards'][0])}.json"
-            added += _added(path, [{**state["real"], **state["commit"]}])
+        tests = folder / suite.ROWS
+        added = _tests_added(results.read(tests), target)
+        if (folder / NAME).exists() or not tests.exists():
+            added += _measured_added(read(folder / NAME), target)
         click.echo(f"{folder}: {added} rows added")
+
+
+def _tests_added(found: list[dict[str, Any]], target: Path) -> int:
+    for row in found:
+        rows.require_origin(row, {"commit": row})
+    return sum(_added(target / f"tests-{rows.slug(row['card'])}.json", [row]) for row in found)
+
+
+def _measured_added(state: dict[str, Any], target: Path) -> int:
+    added = 0
+    if "machine" in state or "real" not in state:
+        added += _added(rows.file_of(state, target), rows.of_run(state))
+        added += _added(rows.file_of(state, target, rows.KERNELS), rows.kernels(state))
+    if "real" in state:
+        rows.require_origin(state["real"], state)
+        path = target / f"tiny-moe-f16-{rows.slug(state['real']['cards'][0])}.json"
+        added += _added(path, [{**state["real"], **state["commit"]}])
+    return added
 
 
 def _added(path: Path, new: list[dict[str, Any]]) -> int:
@@ -139,6 +169,7 @@ def _shown(file: Path, real: Path | None) -> bool:
     found = results.read(file)
     rows.check(file, found)
     verdicts = claims.judge(cases.read(), found, results.read(path))
+    verdicts += suite_claims.judge(results.read(file.with_name(f"tests-{file.name.removeprefix('gpu-')}")))
     click.echo(file.name)
     for verdict in verdicts:
         word = {True: "holds", False: "FAILED", None: "not measured"}[verdict.holds]

@@ -5,6 +5,7 @@
 #   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; what it compiled is archived in FOLDER
 #   tools/gpu.sh keep FOLDER      here: the larger part of that into build/gpu, for the next build there
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
+#   tools/gpu.sh test FOLDER PART...  there: tests/gpu in parts (bench/run.py test --help); log and rows into FOLDER
 #   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; "collect" and "check" run here
 #
 # The machine has CUDA, CMake, ninja, pytest and what pyproject.toml's dependencies name, except for $wheels.
@@ -70,5 +71,6 @@ bench() {
 
 case "${1:-}" in
     pack | build | keep | run | bench) "$@" ;;
+    test) run python3 bench/run.py "$@" ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

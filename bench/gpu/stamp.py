@@ -28,6 +28,8 @@ _SOURCES = (
     "bench/gpu",
     "bench/cases",
     "bench/run.py",
+    "tests/gpu",
+    "tests/ops",
 )
 _KEYS = ("commit", "modified", "digest")
 # a built or cached file is no source

@@ -58,12 +58,13 @@ def test_drafting_begins_alike(llama, mode):
 
 
 @pytest.mark.parametrize("mode", ["mtp", "dflash"])
-def test_drafts_are_accepted(llama, mode):
+def test_drafts_are_accepted(llama, keep_figures, mode):
     """As on the CPU: a wrong hidden state or position on the device would leave one token a round."""
     on_gpu, on_cpu = llama(**MODES[mode]), llama(**MODES[mode], n_gpu_layers=0)
     greedy(on_gpu, 200)
     greedy(on_cpu, 200)
     found, expected = (llm.speculation_stats.tokens_per_round for llm in (on_gpu, on_cpu))
+    keep_figures(tokens_a_round=found, on_the_cpu=expected)
     assert found > 0.85 * expected > 1.2
 
 
@@ -101,7 +102,7 @@ def test_an_earlier_turn_is_edited(llama, mode):
     assert llm.speculation_stats.restored > 0
 
 
-def test_times_taken_at_load_are_those_of_rounds(llama, monkeypatch, tmp_path):
+def test_times_taken_at_load_are_those_of_rounds(llama, keep_figures, monkeypatch, tmp_path):
     """Those of a round that captures a graph would make every draft of its length look dear, for good."""
     monkeypatch.setenv("DRAFTWOOD_CURVES", str(tmp_path))
     curve = llama(draft_tokens=5)._engine.curve()
@@ -111,4 +112,6 @@ def test_times_taken_at_load_are_those_of_rounds(llama, monkeypatch, tmp_path):
     greedy(chain, 200)
     stats = chain.speculation_stats
     took = (stats.draft_seconds + stats.verify_seconds + stats.commit_seconds) / stats.rounds * 1e6
-    assert 0.5 * took < curve.draft_us[5] + curve.verify_us[6] < 1.5 * took
+    expected = curve.draft_us[5] + curve.verify_us[6]
+    keep_figures(round_us=took, by_the_curve_us=expected)
+    assert 0.5 * took < expected < 1.5 * took

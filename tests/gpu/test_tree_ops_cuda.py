@@ -14,6 +14,7 @@ import pytest
 from draftwood._llama_cpp import llama_cpp
 from draftwood.engine import build_info
 
+from tests.gpu.recorder import OP_ERROR
 from tests.ops import delta_net
 from tests.ops import ggml_graph as ggml
 from tests.ops import test_top_rows as tops
@@ -34,12 +35,18 @@ BOUND = 1e-5  # of relative error norms, where sums run in another order than on
 ORDERS = [preorder_of, heavy_last]
 
 
+norms: list[float] = []  # relative errors that a test found
+
+
 @pytest.fixture
-def rng():
-    """Random numbers from a new seed, which pytest prints when a test fails."""
+def rng(record_property):
+    """Random numbers from a new seed, which pytest prints when a test fails; `norms` go into the row."""
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
-    return np.random.default_rng(seed)
+    norms.clear()
+    yield np.random.default_rng(seed)
+    if norms:
+        record_property(OP_ERROR, max(norms))
 
 
 def both(op, operands, shape, **rest):
@@ -51,7 +58,9 @@ def assert_near(found, wanted):
     """In norm; and NaN, which is poison, in the same places."""
     assert np.array_equal(np.isnan(found), np.isnan(wanted))
     found, wanted = np.nan_to_num(found).astype(np.float64), np.nan_to_num(wanted).astype(np.float64)
-    assert np.linalg.norm(found - wanted) <= BOUND * np.linalg.norm(wanted)
+    error, norm = np.linalg.norm(found - wanted), np.linalg.norm(wanted)
+    norms.append(float(error / (norm or 1.0)))
+    assert error <= BOUND * norm
 
 
 def trees_of(rng, n_seqs, n):

@@ -1,0 +1,107 @@
+"""A row of what a run of these tests showed, for bench/results: outcomes, tokens compared, what was excused.
+
+Tests give it texts and figures as user properties; conftest.py registers it where DRAFTWOOD_GPU_ROWS names a
+file. Must not know: any one test. Test: tests/unit/test_gpu_rows.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import time
+from collections import Counter
+from pathlib import Path
+
+import pytest
+from draftwood.bench import results
+from draftwood.errors import DraftwoodError
+
+from bench.gpu import suite
+
+TEXT, FIGURES, OP_ERROR = "text", "figures", "op_error"
+
+
+class Recorder:
+    """A pytest plugin; the row is appended when the session ends, however it does."""
+
+    def __init__(self, path: Path, config: pytest.Config) -> None:
+        try:
+            results.check_writable("DRAFTWOOD_GPU_ROWS", path)
+            self._origin = suite.origin()
+        except DraftwoodError as error:
+            raise pytest.UsageError(str(error)) from error
+        self._path, self._begin = path, time.monotonic()
+        self._outcomes, self._skips = Counter(), Counter()
+        self._failures, self._properties = [], []
+        root = config.rootpath
+        tests = [os.path.relpath(root.joinpath(config.invocation_params.dir, a), root) for a in config.args]
+        chosen = config.option
+        self._settings = suite.settings(os.environ, tests, chosen.keyword, chosen.markexpr)
+
+    def pytest_deselected(self, items):
+        self._outcomes["deselected"] += len(items)
+
+    def pytest_collectreport(self, report):
+        if report.failed:
+            self._count("errors", report.nodeid)
+        elif report.skipped:
+            self._skip(report)
+
+    def pytest_runtest_logreport(self, report):
+        if report.failed:
+            self._count("failed" if report.when == "call" else "errors", report.nodeid)
+        elif report.skipped:
+            self._skip(report)
+        elif report.when == "call":
+            self._outcomes["passed"] += 1
+        if report.when == "teardown":  # fixtures had their say
+            self._properties += [(report.nodeid, *each) for each in report.user_properties]
+
+    def _count(self, what, nodeid):
+        self._outcomes[what] += 1
+        self._failures.append(nodeid)
+
+    def _skip(self, report):
+        self._outcomes["skipped"] += 1
+        self._skips[report.longrepr[2].removeprefix("Skipped: ")] += 1  # of (path, line, reason)
+
+    def pytest_sessionfinish(self, exitstatus):
+        empty = suite.nothing(self._settings)
+        row = {
+            **self._origin,
+            **empty,
+            "outcomes": empty["outcomes"] | self._outcomes,
+            "failures": self._failures,
+            "skips": dict(self._skips),
+            "seconds": round(time.monotonic() - self._begin, 1),
+            "watched": sanitized(),
+            **self._compared(),
+            "figures": {nodeid: value for nodeid, name, value in self._properties if name == FIGURES},
+            "op_error": max((value for _, name, value in self._properties if name == OP_ERROR), default=None),
+            "exit": int(exitstatus),
+        }
+        # a logit may be no number; a row of results must be one that any JSON reader takes
+        results.append(self._path, json.loads(json.dumps(row, default=float), parse_constant=str))
+
+    def _compared(self):
+        texts = {nodeid: value for nodeid, name, value in self._properties if name == TEXT}
+        if not texts:
+            return {}
+        each = list(texts.values())
+        sums = {name: sum(text[name] for text in each) for name in ("tokens", "mismatches", "excused")}
+        margins = [text["margin"] for text in each]
+        return {
+            **sums,
+            "largest_excused_share": max(text["share_excused"] for text in each),
+            "margins": [min(margins), max(margins)],
+            "widest": max(text["widest"] for text in each),
+            "texts": texts,
+        }
+
+
+def sanitized() -> bool:
+    """Tell whether compute-sanitizer's library is in this process: else it would find nothing, and say so."""
+    try:
+        return "sanitizer" in Path("/proc/self/maps").read_text(encoding="utf-8")
+    except OSError:
+        return False

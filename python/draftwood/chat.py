@@ -7,6 +7,7 @@ Tests: tests/model/test_api_chat.py.
 
 from __future__ import annotations
 
+import inspect
 import json
 import uuid
 from collections.abc import Iterator
@@ -64,6 +65,42 @@ class ChatOptions:
     def splits(self) -> bool:
         """Tell whether thoughts go to `reasoning_content`."""
         return self.reasoning_format in ("auto", "deepseek")
+
+
+def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
+    """Return a call's arguments by upstream's names, `self` left out, defaults included.
+
+    Errors: TypeError as of any call, OptionError for messages that are none.
+    """
+    try:
+        bound = signature.bind(*args, **kwargs)
+    except TypeError as error:
+        unknown = [name for name in kwargs if name not in signature.parameters]
+        if not unknown:
+            raise
+        variables = ", ".join(f"{name!r}: {kwargs[name]!r}" for name in unknown)
+        raise TypeError(
+            f"create_chat_completion() {error}; expected variables of the chat template, such as "
+            f"enable_thinking, as chat_template_kwargs={{{variables}}}"
+        ) from None
+    bound.apply_defaults()
+    request = dict(bound.arguments)
+    del request["self"]
+    _check_messages(request["messages"])
+    return request
+
+
+def _check_messages(messages: Any) -> None:
+    """Refuse what programs pass by mistake; whatever else a template can go through is left to it."""
+    wrong = messages
+    if isinstance(messages, (list, tuple)):
+        wrong = next((each for each in messages if isinstance(each, (str, bytes, type(None)))), messages)
+    if wrong is not messages or isinstance(messages, (str, bytes, dict, type(None))):
+        found = "messages" if wrong is messages else "a message"
+        raise OptionError(
+            f"found {found} of type {type(wrong).__name__}; expected a list of dicts, with role and content",
+            hint='create_chat_completion([{"role": "user", "content": "..."}])',
+        )
 
 
 def chat(llm: Any, request: dict[str, Any], options: ChatOptions) -> Any:

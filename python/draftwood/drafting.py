@@ -13,7 +13,7 @@ from typing import Any
 
 from draftwood import _capi, curves
 from draftwood.devices import devices
-from draftwood.engine import Curve, Engine, build_info, probe_model
+from draftwood.engine import Engine, build_info, probe_model
 from draftwood.errors import DrafterMemoryError, UnsupportedError
 from draftwood.options import EXACT_ROWS, Options, Plan
 from draftwood.states import model_of
@@ -54,9 +54,10 @@ def make_engine(llm: Any, plan: Plan, options: Options) -> tuple[Engine, Plan]:
         return _make(llm, plan, options), plan
 
 
-def times_of(engine: Engine) -> tuple[str, Curve] | None:
-    """Return what an engine learned about the times of its rounds, under the name for curves.store."""
-    return None if engine.curve_name is None else (engine.curve_name, engine.curve())
+def keep_times(engine: Engine) -> None:
+    """Keep what an engine learned about the times of its rounds for the next load."""
+    if engine.curve_name is not None:
+        curves.store(engine.curve_name, engine.curve())
 
 
 def _make(llm: Any, plan: Plan, options: Options) -> Engine:

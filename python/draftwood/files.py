@@ -11,7 +11,7 @@ from typing import Any
 
 from draftwood import log
 from draftwood.engine import ModelInfo, probe_model
-from draftwood.errors import ModelFileError, UnsupportedError
+from draftwood.errors import ModelFileError, OptionError, UnsupportedError
 
 
 def checked_model(path: str) -> ModelInfo:
@@ -32,6 +32,17 @@ def checked_lora(path: Any) -> str | None:
     path = os.fsdecode(path)
     _probed(path, "LoRA")
     return str(path)
+
+
+def drafter_path(path: Any) -> str | None:
+    """Return drafter= as text. Errors: OptionError for what is no path."""
+    try:
+        return None if path is None else os.fsdecode(path)
+    except TypeError:
+        raise OptionError(
+            f"drafter is of type {type(path).__name__}; expected the path of a DFlash drafter's GGUF",
+            hint="drafter=path",
+        ) from None
 
 
 def no_lora(path: str) -> ModelFileError:

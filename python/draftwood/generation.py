@@ -12,6 +12,7 @@ import ctypes
 import inspect
 import secrets
 import sys
+import threading
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -25,6 +26,7 @@ from draftwood.processors import GuardedProcessors, WatchedGrammar, given_draft
 from draftwood.prompt import chunks, common_prefix, last_turn
 from draftwood.sampling import tokens_enough
 from draftwood.shortage import Shortage
+from draftwood.turns import in_turn, step_by_step
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
@@ -39,6 +41,7 @@ def _seed_of(seed: int) -> int:
 class Generation(Base):  # type: ignore[misc]
     """llama-cpp-python's Llama with our engine, where it has one, under `eval`, `sample` and `generate`."""
 
+    _turn: threading.RLock
     _engine: Engine | None
     _guard: GuardedProcessors | None
     _by_turns: bool
@@ -49,6 +52,7 @@ class Generation(Base):  # type: ignore[misc]
     """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
     _shortage: Shortage
 
+    @in_turn
     def reset(self) -> None:
         """Forget everything that was evaluated."""
         if self._engine is None:
@@ -58,6 +62,7 @@ class Generation(Base):  # type: ignore[misc]
         self._requires_eval = True
         self._engine.reset()
 
+    @in_turn
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate `tokens` after the first `n_tokens` of the context.
 
@@ -95,6 +100,7 @@ class Generation(Base):  # type: ignore[misc]
             self._engine.trim(self.n_tokens)
             raise
 
+    @step_by_step
     def generate(
         self,
         tokens: Sequence[int],
@@ -169,6 +175,7 @@ class Generation(Base):  # type: ignore[misc]
         processors = self._guard if logits_processor is not None else None
         return super()._init_sampler(*args, logits_processor=processors, grammar=grammar, **kwargs)
 
+    @in_turn
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token after the first `n_tokens` of the context, or after the first idx + 1.
 

@@ -11,19 +11,21 @@ import ctypes
 import inspect
 import os
 import sys
+import threading
+import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
 from typing import Any
 
 import numpy as np
 
-from draftwood import curves, files, fixes, rpc
+from draftwood import files, fixes, rpc
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.chat import ChatOptions, chat, with_timings
+from draftwood.chat import ChatOptions, bound_request, chat, with_timings
 from draftwood.completion import complete, with_bias
 from draftwood.detokenize import Pieces
-from draftwood.drafting import make_engine, times_of
+from draftwood.drafting import keep_times, make_engine
 from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generation import Base, Generation
 from draftwood.options import Options, default_draft_tokens
@@ -31,10 +33,12 @@ from draftwood.preparation import prepare
 from draftwood.shortage import Shortage
 from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
+from draftwood.turns import in_turn
 
 fixes.apply()
 
 _DEFAULTS = Options()
+_CHAT = inspect.signature(Base.create_chat_completion)
 _SPOKEN = {"none": "off", "given": "draft_model"}
 
 
@@ -91,14 +95,13 @@ class Llama(Generation):
         parse_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> None:
+        self._turn = threading.RLock()
         self._engine = None
         self._guard = None
         self._servers: rpc.Servers | None = None
         self._pieces: Pieces | None = None
         self._timings: dict[str, Any] | None = None  # of the last completion
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
-        if drafter is not None:
-            drafter = os.fsdecode(drafter)
         if draft_tokens is None:
             draft_tokens = default_draft_tokens(speculation, tree_budget, given=draft_model is not None)
         self._options = Options(
@@ -106,7 +109,7 @@ class Llama(Generation):
             draft_tokens,
             draft_p_min,
             exact,
-            drafter,
+            files.drafter_path(drafter),
             checkpoint_bytes,
             tree_budget,
             draw_drafts,
@@ -188,6 +191,7 @@ class Llama(Generation):
         self._engine, self._plan = make_engine(self, self._plan, self._options)
         self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
+        self._keep_times = weakref.finalize(self, keep_times, self._engine)  # at exit, if not before
 
     def _generates_on_engine(self) -> bool:
         wanted = self._plan.drafter != "none" or self._options.exact
@@ -202,15 +206,23 @@ class Llama(Generation):
 
     def close(self) -> None:
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
+        if not hasattr(self, "_turn"):
+            return  # arguments that did not bind: never constructed, yet __del__ comes here
+        if sys.is_finalizing():  # a thread that has the turn does not go on
+            self._close()
+        else:
+            with self._turn:
+                self._close()
+
+    def _close(self) -> None:
         if self._pieces is not None:
             self._pieces.close()
-        engine, self._engine = self._engine, None
-        times = times_of(engine) if engine is not None and not sys.is_finalizing() else None
+        if self._engine is not None:
+            self._keep_times()
+            self._engine = None
         super().close()
         if self._servers is not None:
             self._servers.close()
-        if times is not None:
-            curves.store(*times)
         # upstream keeps the freed pointers and would hand them to the library
         closed: Any = _Closed()
         self._model = self._ctx = self._batch = self.tokenizer_ = closed
@@ -254,6 +266,11 @@ class Llama(Generation):
             assert self._pieces is not None
             yield from complete(self, self._pieces, request)
 
+    create_completion = in_turn(Base.create_completion)
+    create_embedding = in_turn(Base.create_embedding)
+    embed = in_turn(Base.embed)
+
+    @in_turn
     def create_chat_completion(
         self,
         *args: Any,
@@ -264,22 +281,23 @@ class Llama(Generation):
     ) -> Any:
         """Answer a list of messages: upstream's arguments and result, with `timings`, and chat.ChatOptions.
 
-        Errors: OptionError, UnsupportedError for options that the template or the chat format cannot serve.
+        Errors: OptionError for messages that are none; OptionError, UnsupportedError for options that the
+        template or the chat format cannot serve.
         """
+        request = bound_request(_CHAT, self, *args, **kwargs)
         asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         options = asked.over(self._chat_options)
         self._timings = None
         if options == ChatOptions():
-            return with_timings(self, super().create_chat_completion(*args, **kwargs))
-        bound = inspect.signature(Base.create_chat_completion).bind(self, *args, **kwargs)
-        bound.apply_defaults()
-        request = {name: value for name, value in bound.arguments.items() if name != "self"}
+            return with_timings(self, super().create_chat_completion(**request))
         return with_timings(self, chat(self, request, options))
 
+    @in_turn
     def save_state(self) -> Any:
         """Return a LlamaState of what is evaluated; it knows its model."""
         return mark(self, super().save_state())
 
+    @in_turn
     def load_state(self, state: Any) -> None:
         """Go back to a saved state. Errors: StateError for one that does not fit (states.py)."""
         load(self, state)

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import subprocess
+import sys
 from itertools import islice
 from pathlib import Path
 
@@ -13,6 +15,7 @@ from draftwood import Llama, curves
 from draftwood.errors import DrafterMemoryError
 
 from tests.model.rig import PROMPT
+from tests.model.test_dflash import DRAFTER, copy_keys
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 
@@ -112,6 +115,24 @@ def test_times_of_a_busy_machine_do_not_stay(folder, monkeypatch):
     llm.close()
 
 
+@pytest.mark.parametrize("end", ["", "llm.close()", "del llm"])
+def test_times_that_requests_showed_are_kept(folder, end):
+    """Also by a program that ends without close(), whose Llama is a global."""
+    script = f"""
+from itertools import islice
+from draftwood import Llama
+llm = Llama({str(MODELS / "tiny-moe-f16.gguf")!r}, n_ctx=512, n_threads=1, n_threads_batch=1, verbose=False)
+list(islice(llm.generate({list(PROMPT)}, temp=0.0), 60))
+{end}
+"""
+    command = [sys.executable, "-c", script]
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    file, times = saved(folder)
+    file.write_text(json.dumps({name: [50 * us for us in values] for name, values in times.items()}))
+    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    assert saved(folder)[1]["verify_us"][1] < 10 * times["verify_us"][1]
+
+
 def test_a_folder_that_cannot_be_written(llama, folder):
     folder.write_text("in the way")
     assert text(llama()) == text(llama(speculation="off"))
@@ -123,20 +144,21 @@ def huge(tmp_path):
     """A drafter whose header announces a tensor larger than any machine's memory; on disk it is a hole."""
     path = tmp_path / "huge.gguf"
     writer = gguf_py.GGUFWriter(path, "dflash")
+    copy_keys(gguf_py.GGUFReader(DRAFTER), writer)
     writer.add_tensor_info("fc.weight", (1 << 18, 1 << 20), np.dtype(np.float32), 1 << 40)
     writer.write_header_to_file()
     writer.write_kv_data_to_file()
     writer.write_ti_data_to_file()
     writer.close()
     with path.open("r+b") as file:
-        file.truncate((1 << 40) + 4096)
+        file.truncate((1 << 40) + (1 << 20))  # and the header
     return path
 
 
 def test_a_drafter_larger_than_memory(huge, folder):
     settings = {"n_ctx": 256, "n_threads": 1, "verbose": False, "drafter": huge}
     target = str(MODELS / "tiny-moe-f16.gguf")
-    with pytest.raises(DrafterMemoryError, match=r"takes 1048576 MiB; \d+ MiB of memory"):
+    with pytest.raises(DrafterMemoryError, match=r"takes 1048577 MiB; \d+ MiB of memory"):
         Llama(target, speculation="dflash", **settings)
     with pytest.warns(UserWarning, match="the model was loaded without its drafter"):
         llm = Llama(target, **settings)

@@ -90,10 +90,8 @@ def test_a_loaded_state_is_drafted_from(llama):
 # --- drafters that do not fit ---------------------------------------------------------------------------
 
 
-def rewrite(path, out, *, change=None, drop=(), add_keys=None, add_tensors=None):
-    """Copy a GGUF, with metadata changed by change(name, value), some left out and some more."""
-    reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+def copy_keys(reader, writer, *, change=None, drop=()):
+    """Copy metadata but the architecture, changed by change(name, value), some left out."""
     for name, field in reader.fields.items():
         if name.startswith("GGUF.") or name == "general.architecture" or name in drop:
             continue
@@ -103,6 +101,13 @@ def rewrite(path, out, *, change=None, drop=(), add_keys=None, add_tensors=None)
         writer.add_key_value(
             name, value, kind, sub_type=field.types[-1] if kind == gguf.GGUFValueType.ARRAY else None
         )
+
+
+def rewrite(path, out, *, change=None, drop=(), add_keys=None, add_tensors=None):
+    """Copy a GGUF with its metadata as copy_keys does, and some more."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    copy_keys(reader, writer, change=change, drop=drop)
     for name, value in (add_keys or {}).items():
         is_text = isinstance(value, str)
         writer.add_key_value(name, value, gguf.GGUFValueType.STRING if is_text else gguf.GGUFValueType.UINT32)

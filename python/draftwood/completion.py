@@ -77,7 +77,7 @@ def complete(llm: Any, pieces: Pieces, request: dict[str, Any]) -> Iterator[dict
 
 
 def _prepare(llm: Any, pieces: Pieces, request: dict[str, Any]) -> _Run:
-    prompt = request["prompt"]
+    prompt = _checked(request["prompt"])
     prompt_tokens = _prompt_tokens(llm, prompt, request["suffix"])
     max_tokens = _max_tokens(llm, request, len(prompt_tokens))
     stops = [stop.encode("utf-8") for stop in _listed(request["stop"])]
@@ -130,6 +130,22 @@ def _head(llm: Any, model: str | None) -> dict[str, Any]:
 
 def _listed(stop: Any) -> list[str]:
     return stop if isinstance(stop, list) else [stop] if isinstance(stop, str) else []
+
+
+def _checked(prompt: Any) -> str | list[int]:
+    """Return the prompt. Errors: OptionError for what is neither text nor tokens."""
+    if isinstance(prompt, str):
+        return prompt
+    is_list = isinstance(prompt, list)
+    wrong = [token for token in prompt if not hasattr(token, "__int__")] if is_list else [prompt]
+    if wrong:
+        found = f"a prompt {'with a part ' if is_list else ''}of type {type(wrong[0]).__name__}"
+        raise OptionError(
+            f"found {found}; expected a str or a list of token ids",
+            hint="one call for each prompt" if is_list else 'llm("text")',
+        )
+    tokens: list[int] = prompt
+    return tokens
 
 
 def _prompt_tokens(llm: Any, prompt: str | list[int], suffix: str | None) -> list[int]:

@@ -10,11 +10,12 @@ from __future__ import annotations
 import functools
 import os
 import sqlite3
+import threading
 from collections.abc import Sequence
 from typing import Any
 
 from draftwood import contexts, files, log
-from draftwood._llama_cpp import _internals, llama_cache
+from draftwood._llama_cpp import _internals, _utils, llama_cache
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import CacheError, GrammarError
 from draftwood.processors import WatchedGrammar
@@ -50,10 +51,41 @@ def apply() -> None:
     for each, in_words in made:
         if not hasattr(each.__init__, "__wrapped__"):
             each.__init__ = in_words(each.__init__)
+    silence: Any = _utils.suppress_stdout_stderr
+    if not hasattr(silence.__enter__, "__wrapped__"):
+        silence.__enter__, silence.__exit__ = _shared_silence(silence.__enter__, silence.__exit__)
     cache: Any = llama_cache.LlamaDiskCache
     if not hasattr(cache.__init__, "__wrapped__"):
         cache.__init__ = _saying_which_folder(cache.__init__)
         cache.__getitem__ = _keeping_getitem
+
+
+def _shared_silence(enter: Any, leave: Any) -> tuple[Any, Any]:
+    """Silence stdout and stderr for all threads at once: the first swaps them, the last swaps back.
+
+    By itself each thread would put back what it found, which may be another's silence.
+    """
+    lock, shared = threading.RLock(), _utils.suppress_stdout_stderr(disable=False)  # __del__ may come within
+    silent = 0
+
+    def wrapped_enter(self: Any) -> Any:
+        nonlocal silent
+        if not self.disable:
+            with lock:
+                if silent == 0:
+                    enter(shared)
+                silent += 1
+        return self
+
+    def wrapped_leave(self: Any, *_: object) -> None:
+        nonlocal silent
+        if not self.disable:
+            with lock:
+                silent -= 1
+                if silent == 0:
+                    leave(shared)
+
+    return functools.wraps(enter)(wrapped_enter), functools.wraps(leave)(wrapped_leave)
 
 
 def _saying_which_folder(init: Any) -> Any:

@@ -99,10 +99,10 @@ class Options:
                 'found speculation="dflash" without a drafter; expected the path of its GGUF',
                 hint="drafter=path",
             )
-        if self.drafter is not None and self.speculation in ("mtp", "ngram"):
+        if self.drafter is not None and self.speculation in ("off", "mtp", "ngram"):
             raise OptionError(
                 f'found a drafter= beside speculation="{self.speculation}", which takes none',
-                hint='speculation="dflash", or "auto"',
+                hint="leave one of them out",
             )
 
     def _check_tree_budget(self, budget: Any) -> None:
@@ -176,8 +176,18 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree
         return _without(refusal)
     raise UnsupportedError(
         f"speculation={options.speculation!r} cannot run: {refusal}",
-        hint='speculation="auto" drafts where it can and decodes plainly elsewhere',
+        hint=_instead(drafter, info, arguments),
     )
+
+
+def _instead(refused: Drafter, info: Any, arguments: dict[str, Any]) -> str:
+    """Say what drafts where `refused` does not, by names that `draftwood tree` knows, too."""
+    if _refusal_of_any(arguments) is not None:
+        return 'speculation="auto" drafts where it can and decodes plainly elsewhere'
+    ngram = 'speculation="ngram" drafts with any model'
+    if refused == "mtp" and info.architecture in HYBRID_ARCHITECTURES:
+        return f"drafter=path, if there is a DFlash drafter for this model; {ngram}"
+    return ngram
 
 
 def _budget(options: Options, drafter: Drafter) -> int:
@@ -265,20 +275,6 @@ def needed_batch(draft_tokens: int, tree_budget: int) -> int:
     return max(draft_tokens + 2, tree_budget)
 
 
-def check_context(options: Options, n_ctx: int) -> None:
-    """Refuse a context in which no draft fits. n_ctx 0 means the model's own and is fine."""
-    if 0 < n_ctx < options.draft_tokens + 2:
-        raise OptionError(
-            f"n_ctx is {n_ctx}; a draft of {options.draft_tokens} tokens needs at least "
-            f"{options.draft_tokens + 2}",
-            hint="raise n_ctx, or lower draft_tokens",
-        )
-
-
-def fitted(planned: Plan, n_ctx: int, n_batch: int | None = None) -> Plan:
-    """Return the plan with trees that fit the context, a cell a node, and batches of n_batch rows.
-
-    n_ctx 0 means the model's own.
-    """
-    limits = [planned.tree_budget, *([n_ctx] if n_ctx > 0 else []), *([n_batch] if n_batch else [])]
-    return replace(planned, tree_budget=min(limits))
+def fitted(planned: Plan, n_batch: int) -> Plan:
+    """Return the plan with trees that fit batches of n_batch rows."""
+    return replace(planned, tree_budget=min(planned.tree_budget, n_batch))

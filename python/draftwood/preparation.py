@@ -14,8 +14,10 @@ from draftwood import arguments, files, rpc
 from draftwood.devices import cards, gpu_backends, without_tree_ops
 from draftwood.engine import ModelInfo
 from draftwood.errors import OptionError
-from draftwood.options import Options, Plan, check_context, fitted, needed_batch, plan
+from draftwood.options import Options, Plan, fitted, needed_batch, plan
 from draftwood.placement import embeddings_on_card, tensor_overrides
+
+_LEAST_CONTEXT = 256  # cells: llama.cpp rounds n_ctx up to a multiple of it. No draft needs more
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,10 +50,7 @@ def prepare(
     tensor_overrides(*overrides)  # refused before anything is read
     info = files.checked_model(model_path)
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
-    if not (draft_model is None or callable(draft_model)):
-        raise OptionError(
-            f"found draft_model={draft_model!r}; expected a LlamaDraftModel", hint="drafter=path for a GGUF"
-        )
+    _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)
     try:
@@ -72,6 +71,21 @@ def prepare(
         raise
 
 
+def _check_draft_model(given: Any) -> None:
+    """Refuse what is no LlamaDraftModel, though it may be callable as one is."""
+    if isinstance(given, type):
+        raise OptionError(
+            f"found the class {given.__name__} as draft_model=; expected an instance of it",
+            hint=f"draft_model={given.__name__}()",
+        )
+    if given is not None and (not callable(given) or hasattr(given, "create_completion")):
+        found = "a Llama" if hasattr(given, "create_completion") else repr(given)
+        raise OptionError(
+            f"found {found} as draft_model=; expected a LlamaDraftModel, which continues tokens",
+            hint="drafter=path, if it is the GGUF of a DFlash drafter; no other model drafts for this one",
+        )
+
+
 def _correct(kwargs: dict[str, Any], info: ModelInfo, known: Collection[str], *, on_cards: bool) -> None:
     arguments.warn_of_unknown(kwargs, known)
     arguments.correct_langchain(kwargs, info.architecture)
@@ -83,9 +97,10 @@ def _correct(kwargs: dict[str, Any], info: ModelInfo, known: Collection[str], *,
 
 def _fit(planned: Plan, options: Options, kwargs: dict[str, Any]) -> tuple[Plan, dict[str, int]]:
     """Fit trees and batches to each other: where the caller asked for trees, batches are raised."""
-    n_ctx = kwargs.get("n_ctx", 512)
-    check_context(options, n_ctx)
     asked_for = options.tree_budget is not None or options.speculation != "auto"
-    n_batch = None if asked_for else min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch"))
-    planned = fitted(planned, n_ctx, n_batch)
-    return planned, arguments.raise_batch(kwargs, needed_batch(options.draft_tokens, planned.tree_budget))
+    if not asked_for:
+        planned = fitted(planned, min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch")))
+    needed = needed_batch(options.draft_tokens, planned.tree_budget)
+    if 0 < kwargs.get("n_ctx", 512) < needed:
+        kwargs["n_ctx"] = _LEAST_CONTEXT  # as llama.cpp rounds it; upstream cuts batches to it as given
+    return planned, arguments.raise_batch(kwargs, needed)

@@ -21,7 +21,15 @@ from pathlib import Path
 import draftwood.arguments
 import draftwood.preparation
 import pytest
-from draftwood import ClosedError, DraftwoodError, Llama, ModelFileError, OptionError, UnsupportedError
+from draftwood import (
+    ClosedError,
+    DraftwoodError,
+    Llama,
+    LlamaPromptLookupDecoding,
+    ModelFileError,
+    OptionError,
+    UnsupportedError,
+)
 from draftwood.devices import cards
 
 from tests.model.rig import PROMPT
@@ -245,7 +253,7 @@ def test_no_lora(gguf, witness):
 def test_mtp_of_a_model_without_it(gguf, witness):
     for preset in ("moe-plain", "dense-plain"):
         with refused(
-            UnsupportedError, witness, "no MTP block", "expected a GGUF converted with", 'speculation="auto"'
+            UnsupportedError, witness, "no MTP block", "expected a GGUF converted with", 'speculation="ngram"'
         ):
             Llama(gguf(preset), speculation="mtp", **SMALL)
         llm = Llama(gguf(preset), **SMALL)
@@ -328,13 +336,6 @@ ARGUMENTS = {
     ),
     "draft_p_min=-1": ({"draft_p_min": -1}, OptionError, "draft_p_min is -1", "expected a probability"),
     "draft_p_min=2": ({"draft_p_min": 2}, OptionError, "draft_p_min is 2", "expected a probability"),
-    "small n_ctx": (
-        {"n_ctx": 9, "draft_tokens": 8},
-        OptionError,
-        "n_ctx is 9",
-        "needs at least 10",
-        "raise n_ctx",
-    ),
     "n_ctx=-1": ({"n_ctx": -1}, OptionError, "n_ctx is -1", "expected a whole number of at least 0"),
     "n_batch=-5": ({"n_batch": -5}, OptionError, "n_batch is -5", "expected a whole number of at least 1"),
     "n_batch=0": ({"n_batch": 0, "speculation": "off"}, OptionError, "n_batch is 0", "at least 1"),
@@ -346,6 +347,30 @@ ARGUMENTS = {
         "'tree'",
     ),
     "drafter": ({"drafter": "x"}, ModelFileError, "x cannot be opened", "check the path"),
+    "drafter that is no path": (
+        {"drafter": object()},
+        OptionError,
+        "drafter is of type object",
+        "drafter=path",
+    ),
+    "drafter and off": (
+        {"drafter": "x", "speculation": "off"},
+        OptionError,
+        'drafter= beside speculation="off"',
+        "leave one of them out",
+    ),
+    "class as draft_model": (
+        {"draft_model": LlamaPromptLookupDecoding},
+        OptionError,
+        "found the class LlamaPromptLookupDecoding",
+        "hint: draft_model=LlamaPromptLookupDecoding()",
+    ),
+    "path as draft_model": (
+        {"draft_model": "small.gguf"},
+        OptionError,
+        "found 'small.gguf' as draft_model=",
+        "hint: drafter=path, if it is the GGUF of a DFlash drafter",
+    ),
     "dflash": ({"speculation": "dflash"}, OptionError, "without a drafter", "drafter=path"),
     "tree_budget=0": ({"tree_budget": 0}, OptionError, "tree_budget is 0", "1 to 64", "leave it out"),
     "tree_budget=65": ({"tree_budget": 65}, OptionError, "tree_budget is 65", "expected 1 to 64 nodes"),
@@ -356,13 +381,6 @@ ARGUMENTS = {
         OptionError,
         'tree_budget=8 beside speculation="off"',
         "expected a drafter",
-    ),
-    "small n_ctx for a tree": (
-        {"n_ctx": 9, "speculation": "tree"},
-        OptionError,
-        "n_ctx is 9",
-        "needs at least 10",
-        "raise n_ctx",
     ),
     "embedding": (
         {"embedding": True, "speculation": "mtp"},
@@ -401,13 +419,13 @@ def test_arguments(gguf, witness, name):
 @pytest.mark.parametrize(
     ("n_batch", "drafts"),
     [
-        (10, {"speculation": "mtp", "draft_tokens": 8, "n_ctx": 10}),
-        (10, {"speculation": "tree", "draft_tokens": 8, "n_ctx": 10}),  # a tree is no larger than its context
+        (10, {"speculation": "mtp", "draft_tokens": 8, "n_ctx": 8}),  # contexts have 256 cells at least
+        (16, {"speculation": "tree", "draft_tokens": 8, "n_ctx": 10}),
         (10, {"speculation": "tree", "draft_tokens": 8, "tree_budget": 2}),
         (64, {"speculation": "tree", "draft_tokens": 8, "tree_budget": 64}),
         (10, {}),  # trees nobody asked for fit themselves
     ],
-    ids=["chains", "smallest tree context", "trees without drafts", "largest trees", "auto"],
+    ids=["chains", "small tree context", "trees without drafts", "largest trees", "auto"],
 )
 def test_smallest_context_and_batch_that_work(gguf, witness, n_batch, drafts):
     settings = {**SMALL, **drafts}
@@ -418,6 +436,67 @@ def test_smallest_context_and_batch_that_work(gguf, witness, n_batch, drafts):
         llm = Llama(gguf("planted-moe"), **settings, n_batch=n_batch - 1)
     assert take(llm) == witness[1]
     llm.close()
+
+
+@pytest.mark.parametrize("speculation", ["auto", "mtp", "tree", "ngram", "off"])
+def test_contexts_are_rounded_up(gguf, witness, speculation):
+    for n_ctx in (1, 8, 255, 256):
+        llm = Llama(gguf("planted-moe"), **{**SMALL, "n_ctx": n_ctx}, speculation=speculation)
+        assert llm.n_ctx() == 256
+        assert take(llm) == witness[1]
+        llm.close()
+
+
+def test_a_llama_is_no_draft_model(gguf, witness):
+    for name, found in (
+        ("draft_model", "found a Llama as draft_model="),
+        ("drafter", "drafter is of type Llama"),
+    ):
+        with refused(OptionError, witness, found, "drafter=path"):
+            Llama(gguf("planted-moe"), **{name: witness[0]}, **SMALL)
+
+
+PROMPTS = {
+    "several": (["a", "b"], "with a part of type str", "one call for each prompt"),
+    "none": (None, "of type NoneType", 'llm("text")'),
+    "bytes": (b"a", "of type bytes", 'llm("text")'),
+    "None among tokens": ([3, None], "with a part of type NoneType"),
+}
+
+
+@pytest.mark.parametrize("name", PROMPTS)
+@pytest.mark.parametrize("stream", [False, True])
+def test_prompts_that_are_none(gguf, witness, name, stream):
+    prompt, *parts = PROMPTS[name]
+    with refused(OptionError, witness, "found a prompt", "expected a str or a list of token ids", *parts):
+        result = witness[0](prompt, max_tokens=2, stream=stream)
+        if stream:
+            next(result)
+
+
+MESSAGES = {
+    "text": ("hi", "found messages of type str"),
+    "none": (None, "found messages of type NoneType"),
+    "one dict": ({"role": "user", "content": "hi"}, "found messages of type dict"),
+    "texts": (["hi"], "found a message of type str"),
+}
+
+
+@pytest.mark.parametrize("name", MESSAGES)
+def test_messages_that_are_none(witness, name):
+    messages, found = MESSAGES[name]
+    with refused(
+        OptionError, witness, found, "expected a list of dicts", 'hint: create_chat_completion([{"role"'
+    ):
+        witness[0].create_chat_completion(messages)
+
+
+def test_variables_of_a_template_as_arguments(witness):
+    message = {"role": "user", "content": "hi"}
+    with pytest.raises(TypeError, match=r"chat_template_kwargs=\{'enable_thinking': False\}"):
+        witness[0].create_chat_completion([message], enable_thinking=False)
+    with pytest.raises(TypeError, match=r"missing a required argument: 'messages'$"):
+        witness[0].create_chat_completion()
 
 
 def test_arguments_that_nobody_knows(gguf, witness):
@@ -596,3 +675,40 @@ def test_dropped_objects_are_freed_at_once(gguf, speculation):
         assert dropped() is None
     finally:
         gc.enable()
+
+
+def test_arguments_that_do_not_bind(capfd):
+    with pytest.raises(TypeError, match="model_path"):
+        draftwood.Llama()
+    assert capfd.readouterr().err == ""
+
+
+def test_loading_in_several_threads_keeps_stdout(gguf, python):
+    """Upstream's silence is of the process: each thread alone would put back another's."""
+    done = python(
+        """
+        import os, sys, threading
+        from draftwood import Llama
+
+        start = threading.Barrier(4)
+
+        def load():
+            for _ in range(5):
+                start.wait()
+                Llama(sys.argv[1], n_ctx=256, n_threads=1, verbose=False).close()
+
+        before, files = sys.stdout, len(os.listdir("/proc/self/fd"))
+        threads = [threading.Thread(target=load) for _ in range(4)]
+        for each in threads:
+            each.start()
+        for each in threads:
+            each.join()
+        assert sys.stdout is before
+        assert len(os.listdir("/proc/self/fd")) == files
+        print("still heard", flush=True)
+        os.write(2, b"here too")
+        """,
+        gguf("planted-moe"),
+    )
+    assert (done.returncode, done.stdout) == (0, "still heard\n"), done.stderr
+    assert done.stderr.startswith("here too")  # then Python, of upstream's two open files

@@ -117,7 +117,7 @@ def test_a_draft_model_that_raises(llama):
 
 
 def test_refused_where_nothing_continues_text(gguf):
-    with pytest.raises(OptionError, match=r"found draft_model='d.gguf'; expected a LlamaDraftModel"):
+    with pytest.raises(OptionError, match=r"found 'd.gguf' as draft_model=; expected a LlamaDraftModel"):
         Llama(gguf("moe-mtp"), draft_model="d.gguf", verbose=False)
     with pytest.raises(OptionError, match="expected one way of drafting"):
         Llama(gguf("moe-mtp"), speculation="ngram", draft_model=Oracle([]), verbose=False)

@@ -8,7 +8,6 @@ from draftwood.options import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,
     Options,
-    check_context,
     fitted,
     needed_batch,
     plan,
@@ -61,6 +60,10 @@ def test_defaults():
         ({"tree_budget": "8"}, "tree_budget is '8'; expected 1 to 64 nodes"),
         ({"tree_budget": 8.0}, "tree_budget is 8.0; expected 1 to 64 nodes"),
         ({"tree_budget": 8, "speculation": "off"}, 'found tree_budget=8 beside speculation="off"'),
+        *(
+            ({"drafter": "d.gguf", "speculation": each}, f'found a drafter= beside speculation="{each}"')
+            for each in ("off", "mtp", "ngram")
+        ),
         ({"draw_drafts": "yes"}, "draw_drafts is 'yes'; expected True or False"),
         ({"draw_drafts": None}, "draw_drafts is None"),
         ({"speculation": "ngram", "draw_drafts": True}, "expected trees of MTP or DFlash drafts"),
@@ -149,11 +152,11 @@ def test_a_default_budget_holds_the_longest_draft():
     assert plan(Options(draft_tokens=63), Info(), {}).tree_budget == 64
 
 
-def test_a_tree_is_no_larger_than_its_context():
+def test_a_tree_fits_its_batch():
     chosen = plan(Options("tree", tree_budget=48), Info(), {})
     assert fitted(chosen, 10).tree_budget == 10
-    for n_ctx in (0, 48, 4096):
-        assert fitted(chosen, n_ctx) == chosen
+    for n_batch in (48, 4096):
+        assert fitted(chosen, n_batch) == chosen
 
 
 def test_trees_are_drafted_by_the_drafter_or_the_block():
@@ -199,10 +202,26 @@ def test_what_cannot_draft(info, arguments, found):
     with pytest.raises(UnsupportedError, match=found) as caught:
         plan(Options("mtp"), info, arguments)
     assert "speculation='mtp' cannot run" in str(caught.value)
-    assert 'speculation="auto"' in caught.value.hint
+    assert "speculation=" in caught.value.hint
     chosen = plan(Options("auto"), info, arguments)
     assert (chosen.drafter, chosen.n_rs_seq) == ("none", 0)
     assert found in chosen.reason
+
+
+def test_hints_name_what_drafts_instead():
+    def hint(options, info, arguments=None):
+        with pytest.raises(UnsupportedError) as caught:
+            plan(options, info, arguments or {})
+        return caught.value.hint
+
+    without, other = Info(n_layer_nextn=0, can_draft_mtp=False), Info("llama", 0, False)
+    ngram = 'speculation="ngram" drafts with any model'
+    for wish in ("mtp", "tree"):
+        assert hint(Options(wish), without).startswith("drafter=path, if there is a DFlash drafter")
+        assert hint(Options(wish), without).endswith(ngram)
+        assert hint(Options(wish), other) == ngram
+    assert hint(Options("tree", drafter="d.gguf"), other) == ngram
+    assert 'speculation="auto"' in hint(Options("ngram"), Info(), {"embedding": True})
 
 
 def test_a_draft_model_of_the_callers_own_runs_on_any_model():
@@ -234,14 +253,7 @@ def test_what_is_left_off_hinders_nothing(arguments):
 
 
 @pytest.mark.parametrize("draft_tokens", [1, 3, 63])
-def test_context_and_batch_of_a_draft(draft_tokens):
-    options = Options("mtp", draft_tokens)
+def test_batch_of_a_draft(draft_tokens):
     least = draft_tokens + 2
     assert needed_batch(draft_tokens, 0) == needed_batch(draft_tokens, 1) == least
     assert needed_batch(draft_tokens, 64) == max(least, 64)
-    for n_ctx in (0, least, 4096):
-        check_context(options, n_ctx)
-    for n_ctx in (1, least - 1):
-        with pytest.raises(OptionError, match=f"n_ctx is {n_ctx}; .* needs at least {least}") as caught:
-            check_context(options, n_ctx)
-        assert "raise n_ctx" in caught.value.hint

@@ -20,6 +20,7 @@ from draftwood.errors import OptionError
 
 from tests.unit.test_bench_results import check_row
 
+DRAFTER = Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "dflash-f16.gguf"
 # llama-cpp-python keeps two files on /dev/null open to the end
 COMMAND = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-m", "draftwood", "bench"]
 SMALL = ["--threads", "1", "--tokens", "24", "--prompt-tokens", "24", "--per-category", "2"]
@@ -114,7 +115,9 @@ def refused(*arguments: str) -> str:
 
 
 def test_refusals(gguf, llama_arch, tmp_path, prompts):
-    assert "no-such.gguf" in refused("no-such.gguf")
+    assert "Model path does not exist: no-such.gguf\n\nhint: check the path\n" in refused("no-such.gguf")
+    assert f"{tmp_path} is a directory; expected a GGUF file" in refused(str(tmp_path))
+    assert "hint: draftwood bench MODEL --drafter FILE" in refused(str(DRAFTER))
     assert "is not a GGUF file" in refused(__file__)
     model = gguf("planted-moe")
     assert "found no mode to hold against plain decode" in refused(llama_arch, "--modes", "mtp")

@@ -24,7 +24,7 @@ from draftwood import Llama, __version__, _capi
 from draftwood.cli import cli
 from draftwood.cli.progress import Interrupt
 from draftwood.cli.session import Session
-from draftwood.errors import ContextFullError, UnsupportedError
+from draftwood.errors import ContextFullError, OptionError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
 # llama-cpp-python keeps two files on /dev/null open to the end
@@ -308,12 +308,33 @@ def test_a_long_prompt_is_cut_where_llama_cuts_it(session, llama):
 
 
 @pytest.mark.parametrize(
+    ("flags", "threads"),
+    [
+        ([], (None, None)),
+        (["--threads", "3"], (3, 3)),
+        (["--threads-batch", "2"], (None, 2)),
+        (["--threads", "3", "--threads-batch", "1"], (3, 1)),
+    ],
+)
+def test_threads_of_tokens_and_of_batches(planted, monkeypatch, flags, threads):
+    made = []
+
+    def session(path: str, interrupt: Interrupt, **settings: Any) -> None:
+        made.append(settings)
+        raise OptionError("enough")
+
+    monkeypatch.setattr("draftwood.cli.session.Session", session)
+    CliRunner().invoke(cli, ["run", planted, "hi", *flags])
+    assert [(each["n_threads"], each["n_threads_batch"]) for each in made] == [threads]
+
+
+@pytest.mark.parametrize(
     ("arguments", "words"),
     [
         (["/no/such/file.gguf", "hi"], "does not exist"),
         ([__file__, "hi"], "not a GGUF file"),
         (["PLAIN", "hi", "--speculation", "mtp"], "found no MTP block"),
-        (["PLANTED", "hi", "--n-ctx", "4"], "n_ctx is 4"),
+        (["PLANTED", "hi", "--n-ctx", "999999999"], "n_ctx is 999999999, for which llama.cpp sets aside"),
         (["PLANTED", "hi", "--speculation", "off", "--tree-budget", "4"], "found tree_budget=4 beside"),
     ],
 )
@@ -324,6 +345,7 @@ def test_errors_are_one_message_with_a_hint(gguf, planted, arguments, words):
     assert done.stderr.startswith("Error: ")
     assert words in done.stderr
     assert re.search(r"\n\nhint: .+\n$", done.stderr)
+    assert not re.search(r"hint: .*\w=", done.stderr)  # Python's arguments
     assert "Traceback" not in done.stderr
 
 
@@ -473,7 +495,7 @@ def test_doctor_knows_a_drafter_file_and_one_that_is_none(gguf, tmp_path):
     done = draftwood("doctor", drafter, text=True)
     assert done.returncode == 1
     assert re.search(
-        r"broken: .* is a DFlash drafter .*\nfix: draftwood run MODEL --drafter FILE", done.stdout
+        r"broken: .* is a DFlash drafter .*\nfix: draftwood doctor MODEL --drafter FILE", done.stdout
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -113,7 +114,8 @@ def test_the_context_ends_the_rounds():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--n-ctx", "8"], "n_ctx is 8; a draft of 8 tokens needs at least 10"),
+        (["--n-ctx", "999999999"], "n_ctx is 999999999, for which llama.cpp sets aside"),
+        (["--rpc", "here"], "rpc_servers is 'here'; expected host:port"),
         (["--drafter", "no-such-file.gguf"], "no-such-file.gguf"),
         (["--drafter", DRAFTER, "--speculation", "mtp"], 'found a drafter= beside speculation="mtp"'),
         (["--speculation", "dflash"], 'found speculation="dflash" without a drafter'),
@@ -125,3 +127,22 @@ def test_errors_are_one_message_with_a_hint(arguments, words):
     assert result.stderr.startswith("Error: ")
     assert words in result.stderr
     assert "\n\nhint: " in result.stderr
+    assert not re.search(r"hint: .*\w=", result.stderr)
+
+
+def test_hints_name_what_tree_can_do(gguf):
+    for preset, words in (("moe-plain", "--drafter FILE, if there is"), ("dense-plain", "--drafter FILE")):
+        result = CliRunner().invoke(cli, ["tree", gguf(preset), "a", "--raw"])
+        assert result.exit_code == 1
+        hint = result.stderr.partition("hint: ")[2]
+        assert hint.startswith(words)
+        assert hint.endswith("; --speculation ngram drafts with any model\n")
+
+
+def test_drafts_end_where_they_get_improbable():
+    def drafted(*arguments: str) -> list[float]:
+        found = json.loads(tree("--rounds", str(ROUNDS), "--json", *arguments).stdout)
+        return [node["probability"] for each in found["rounds"] for node in each["nodes"][1:]]
+
+    assert min(drafted()) < 0.5
+    assert min(drafted("--draft-p-min", "0.5")) >= 0.5

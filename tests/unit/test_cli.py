@@ -95,7 +95,8 @@ def test_our_errors_are_message_and_hint_without_traceback():
         (["--speculation", "dflash"], "--drafter FILE"),
         (["--speculation", "off", "--tree-budget", "8"], "leave one of them out"),
         (["--speculation", "ngram", "--draw-drafts"], "--speculation tree"),
-        (["--speculation", "mtp", "--drafter", "d.gguf"], '--speculation dflash, or "auto"'),
+        (["--speculation", "mtp", "--drafter", "d.gguf"], "leave one of them out"),
+        (["--speculation", "off", "--drafter", "d.gguf"], "leave one of them out"),
     ],
 )
 def test_hints_name_options(arguments, hint):
@@ -116,6 +117,7 @@ def test_hints_name_options(arguments, hint):
         ("serve", 'speculation="auto" drafts', "--speculation auto drafts"),
         ("serve", "n_gpu_layers=-1", "n_gpu_layers=-1"),  # it has no such option
         ("serve", "Llama(model, drafter=path)", "draftwood run MODEL --drafter FILE"),
+        ("bench", "Llama(model, drafter=path)", "draftwood bench MODEL --drafter FILE"),
         ("run", "my_n_ctx=3 and a drafter", "my_n_ctx=3 and a drafter"),
     ],
 )
@@ -171,6 +173,31 @@ def test_wrong_usage_exits_with_2(arguments):
     result = invoke("run", *arguments)
     assert result.exit_code == 2, result.output
     assert "Error: " in result.stderr
+
+
+@pytest.mark.parametrize("command", ["run", "tree"])
+@pytest.mark.parametrize(
+    ("words", "found"),
+    [
+        (
+            ["Once", "upon", "a", "time"],
+            "found 4 prompts; expected one\n\nhint: put the prompt in quotes: 'Once upon a",
+        ),
+        ([""], "found an empty prompt; expected text\n\nhint: draftwood run MODEL "),
+        (["--raw", ""], "found an empty prompt; expected text\n\nhint: "),
+        ([], "found an empty prompt; expected text\n\nhint: "),  # stdin is empty
+    ],
+)
+def test_prompts_that_are_none_say_how_to_give_one(command, words, found):
+    result = invoke(command, "m.gguf", *words)
+    assert result.exit_code == 2
+    assert f"Error: {found}" in result.stderr
+
+
+def test_help_names_all_ways_of_drafting():
+    text = " ".join(invoke("--help").output.split())
+    for word in ("MTP", "DFlash", "n-grams", "trees"):
+        assert word in text
 
 
 def test_help_says_that_no_number_of_tokens_is_no_limit():
@@ -480,6 +507,43 @@ def test_serve_offers_what_llama_server_has(model, speculation):
     result = invoke("serve", model, "--speculation", speculation)
     assert result.exit_code == 2
     assert "is not one of 'auto', 'off', 'mtp', 'ngram'" in result.stderr
+    hint = {"tree": "llama-server drafts chains", "dflash": "--spec-type draft-dflash -md DRAFTER.gguf"}
+    assert f"\n\nhint: {hint[speculation]}" in result.stderr
+
+
+def test_serve_names_llama_servers_own_options(model, monkeypatch):
+    known = server_options()
+    for flag, hint in serve_module._OTHERWISE.items():
+        assert flag not in known
+        for arguments in ([flag, "1"], [f"{flag}=1"], [flag.replace("-", "_").replace("__", "--")]):
+            result = invoke("serve", model, *arguments)
+            assert result.exit_code == 2
+            assert "which llama-server does not know" in result.stderr
+            assert f"\n\nhint: {hint}\n" in result.stderr
+    named = [word for hint in serve_module._OTHERWISE.values() for word in hint.split() if word[0] == "-"]
+    assert named
+    assert set(named) <= known
+
+
+def server_options() -> set[str]:
+    """What the bundled llama-server's help lists."""
+    program = serve_module.program("llama-server")
+    done = subprocess.run([program, "--help"], capture_output=True, text=True, check=True)
+    return set(re.findall(r"(?<![\w-])--?[a-z][a-z-]*", done.stdout))
+
+
+def test_serve_refuses_dflash_without_a_drafter(model, monkeypatch):
+    flags = ["--spec-type", "draft-dflash"]
+    with pytest.raises(click.UsageError, match=r"draft-dflash without a drafter.*\n\nhint: .* -md"):
+        command_line([model, *flags], "auto")
+    for given in (["-md", "d.gguf"], ["-hfd", "a/b"], ["-hf", "a/b"]):
+        assert command_line([model, *flags, *given], "auto") == ["-m", model, *flags, *given]
+    monkeypatch.setenv("LLAMA_ARG_SPEC_DRAFT_MODEL", "d.gguf")
+    assert command_line([model, *flags], "auto") == ["-m", model, *flags]
+    monkeypatch.delenv("LLAMA_ARG_SPEC_DRAFT_MODEL")
+    monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "draft-dflash")
+    with pytest.raises(click.UsageError):
+        command_line([model], "auto")
 
 
 def test_serve_heeds_llama_servers_variables(model, monkeypatch):
@@ -492,7 +556,10 @@ def test_serve_heeds_llama_servers_variables(model, monkeypatch):
 def test_serve_without_mtp_in_the_model(model, monkeypatch, capsys):
     monkeypatch.setattr(serve_module, "_header", lambda path: header(n_layer_nextn=0))
     assert command_line([model], "auto") == ["-m", model]
-    assert capsys.readouterr().err == ""
+    assert capsys.readouterr().err.startswith("draftwood: nothing is drafted: found no MTP block in the file")
+    for chosen in (["--spec-default"], ["-md", "d.gguf"]):
+        assert command_line([model, *chosen], "auto") == ["-m", model, *chosen]
+        assert capsys.readouterr().err == ""
     with pytest.raises(UnsupportedError, match="needs a model file"):
         command_line(["-hf", "a/b"], "mtp")
 
@@ -525,7 +592,8 @@ def facts(**changes: Any) -> dict[str, Any]:
     library = {"build": {**build, **changes.pop("build", {})}, "api_version": 1,
                "library": "/lib/libllama.so", "python_files_version": "1.2.3", "loaded": [],
                "devices": [device], "features": {"CPU": ["AVX2"]},
-               "rpc": True, "refused": [], "model": None, **changes.pop("library", {})}  # fmt: skip
+               "rpc": True, "refused": [], "without_tree_ops": [], "model": None,
+               **changes.pop("library", {})}  # fmt: skip
     return {"draftwood": "9.9.9", "python": "3", "platform": "here", "library_override": None,
             "n_gpu_layers": 0, "library": library, "llama_cpp": {"kind": "absent"},
             "server": {"path": "/bin/llama-server", "runs": True, "said": "version"},
@@ -570,6 +638,12 @@ def test_doctor_names_a_missing_or_broken_server_and_rpc_backend():
     (found,), _ = judged(facts(library={"rpc": False}))
     assert "does not load" in found["found"]
     assert judged(facts(library={"rpc": False}, build={"rpc": False}, rpc_server=None))[0] == []
+
+
+def test_doctor_says_where_trees_are_without_a_model():
+    assert reasons(facts())["draft trees"] == (True, "for qwen35 and qwen35moe files")
+    other = reasons(facts(library={"without_tree_ops": ["Vulkan0"]}))["draft trees"]
+    assert other == (True, "for qwen35 and qwen35moe files without layers on Vulkan0")
 
 
 def reasons(given: dict[str, Any]) -> dict[str, tuple[bool, str]]:

@@ -76,13 +76,14 @@ class Outcome:
 def prepare(request: Request) -> Prepared:
     """Read the prompts and the model's header and vocabulary.
 
-    Errors: OptionError, UnsupportedError, ModelFileError for whatever could not be measured or claimed.
+    Errors: as of `Llama` for the file; OptionError, UnsupportedError for what could not be measured
+    or claimed.
     """
     from draftwood.devices import without_tree_ops
-    from draftwood.engine import probe_model
+    from draftwood.files import checked_model
 
     texts = read(request.prompts)
-    info = probe_model(request.model)
+    info = checked_model(request.model)
     modes, left_out = choose(
         request.modes, info, request.drafter, request.n_gpu_layers, without_tree_ops=bool(without_tree_ops())
     )

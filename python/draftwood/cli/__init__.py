@@ -53,7 +53,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     help="Show the version.",
 )
 def cli() -> None:
-    """Run GGUF models with MTP drafting: the same text, faster."""
+    """Run GGUF models with drafting by MTP, DFlash and n-grams, in chains and trees: the same text."""
 
 
 for _module in (run, tree, serve, bench, doctor):

@@ -179,7 +179,7 @@ def paths(facts: Facts) -> list[Facts]:
         *layers,
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
         _drafting(library["model"]),
-        _trees(library["model"]),
+        _trees(library["model"], library["without_tree_ops"]),
         _path("CUDA", build["cuda"] and bool(cuda), _cuda_reason(build["cuda"], cuda)),
         _path("RPC", library["rpc"], facts["rpc_server"] if library["rpc"] else "built with GGML_RPC=OFF"),
     ]
@@ -191,18 +191,23 @@ def _path(name: str, on: bool, reason: str | None) -> Facts:
 
 def _drafting(model: Facts | None) -> Facts:
     if model is None:
-        return _path("MTP drafting", True, "for qwen35 and qwen35moe files with an MTP block")
+        return _path(
+            "drafting",
+            True,
+            "qwen35 and qwen35moe files by their MTP block or a DFlash drafter, all by n-grams",
+        )
     if "error" in model:
         return _path("MTP drafting", False, "the model file cannot be used")
     name = "MTP drafting" if model["drafter_path"] is None else "DFlash drafting"
     return _path(name, model["drafter"] != "none", model["reason"])
 
 
-def _trees(model: Facts | None) -> Facts:
-    """Say how a round is verified: as a tree, or as a chain and why."""
+def _trees(model: Facts | None, without_ops: list[str]) -> Facts:
+    """Say how a round is verified: as a tree, or as a chain and why, such as layers on `without_ops`."""
     name = "draft trees"
     if model is None:
-        return _path(name, True, "for qwen35 and qwen35moe files whose layers are all on the CPU")
+        devices = f" without layers on {', '.join(without_ops)}" if without_ops else ""
+        return _path(name, True, f"for qwen35 and qwen35moe files{devices}")
     if "error" in model or model["drafter"] == "none":
         return _path(name, False, "nothing is drafted")
     if model["tree_refusal"]:

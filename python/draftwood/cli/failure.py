@@ -13,7 +13,11 @@ from draftwood.errors import DraftwoodError
 INTERRUPTED = 130
 """After Ctrl-C: 128 and the signal's number, as shells have it."""
 
-_WORDS = {"Llama(model, drafter=path)": "draftwood run MODEL --drafter FILE", " to Llama()": ""}
+_WORDS = {
+    " to Llama()": "",
+    ", or a cache of smaller numbers: flash_attn=True, type_k=8, type_v=8 (q8_0)": "",  # no such options
+}
+_WITH_DRAFTER = "Llama(model, drafter=path)"
 _VALUE = r"""=("[^"]*"|'[^']*'|[^\s,;)]+)?"""
 
 
@@ -27,8 +31,10 @@ def in_options(hint: str, command: click.Command) -> str:
 
     Options are parameters by their names; a keyword without an option stays. Test: tests/unit/test_cli.py.
     """
-    for python, words in _WORDS.items():
-        hint = hint.replace(python, words)
+    drafts = any(option.name == "drafter" for option in command.params)
+    words = {**_WORDS, _WITH_DRAFTER: f"draftwood {command.name if drafts else 'run'} MODEL --drafter FILE"}
+    for python, ours in words.items():
+        hint = hint.replace(python, ours)
     for option in command.params:
         if isinstance(option, click.Option) and option.name:
             hint = re.sub(rf"\b{option.name}{_VALUE}", lambda found, o=option: _given(o, found[1]), hint)  # type: ignore[misc]

@@ -14,6 +14,7 @@ from draftwood.arguments import MAX_THREADS
 from draftwood.cli.failure import library_needed
 from draftwood.errors import DraftwoodError
 from draftwood.options import (
+    DEFAULT_DRAFT_P_MIN,
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,
     MAX_DRAFT_TOKENS,
@@ -25,9 +26,17 @@ if TYPE_CHECKING:
     from draftwood.cli.progress import Interrupt
     from draftwood.cli.session import Session
 
+
+def _one(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> str | None:
+    if len(words) > 1:
+        hint = f"put the prompt in quotes: '{' '.join(words)}'"
+        raise click.UsageError(f"found {len(words)} prompts; expected one\n\nhint: {hint}")
+    return words[0] if words else None
+
+
 _PROMPT = (
     click.argument("model"),
-    click.argument("prompt", required=False),
+    click.argument("prompt", nargs=-1, metavar="[PROMPT]", callback=_one),
     click.option("-f", "--file", type=click.File("rb"), help="Read the prompt from this file."),
     click.option("--chat/--raw", "chat", default=None,
                  help="Send PROMPT through the model's chat template, or continue it as it stands. "
@@ -39,9 +48,13 @@ _MODEL = (
     click.option("--n-ctx", type=click.IntRange(min=0), default=4096, show_default=True,
                  help="Context in tokens; 0: all that the model was trained for."),
     click.option("--threads", type=click.IntRange(1, MAX_THREADS),
-                 help="CPU threads. Default: half of the cores, all of them for the prompt."),
+                 help="CPU threads. Default: half of the cores."),
+    click.option("--threads-batch", type=click.IntRange(1, MAX_THREADS),
+                 help="CPU threads of prompts and verifies. Default: --threads, else all cores."),
     click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
                  help="-1: all."),
+    click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
+                 help="RPC servers that take layers (--n-gpu-layers)."),
     click.option("--drafter", type=click.Path(dir_okay=False),
                  help="GGUF of a DFlash drafter for this model."),
     click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
@@ -50,11 +63,16 @@ _MODEL = (
     click.option("--tree-budget", type=click.IntRange(1, MAX_TREE_BUDGET),
                  help="Draft trees, verified in up to so many rows, the newest token's included. "
                       f"Default: {DEFAULT_TREE_BUDGET} where drafts are trees."),
+    click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
+                 help="End a draft where its path's probability falls below this."),
     click.option("--draw-drafts", is_flag=True,
                  help="Draw drafts at random: the model's distribution, another text for a seed."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
-_SETTINGS = ("n_ctx", "n_gpu_layers", "drafter", "draft_tokens", "tree_budget", "draw_drafts", "verbose")
+_SETTINGS = (
+    *("n_ctx", "n_gpu_layers", "rpc_servers", "drafter", "draft_tokens", "tree_budget", "draft_p_min"),
+    *("draw_drafts", "verbose"),
+)
 
 
 def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
@@ -75,7 +93,7 @@ def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
     if prompt is not None and file is not None:
         raise click.UsageError("found both PROMPT and --file; expected one of them")
     if prompt is not None and prompt != "-":
-        return prompt
+        return _some(prompt)
     stream = file or sys.stdin.buffer
     if file is None and prompt is None and stream.isatty():
         raise click.UsageError("found no prompt; expected PROMPT, --file, or text on stdin")
@@ -83,9 +101,13 @@ def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
         text = stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise click.UsageError(f"the prompt is no UTF-8 text: {error}") from None
-    text = text.removesuffix("\n").removesuffix("\r")
+    return _some(text.removesuffix("\n").removesuffix("\r"))
+
+
+def _some(text: str) -> str:
     if not text:
-        raise click.UsageError("found an empty prompt; expected text")
+        hint = 'draftwood run MODEL "Once upon a time"'
+        raise click.UsageError(f"found an empty prompt; expected text\n\nhint: {hint}")
     return text
 
 
@@ -99,8 +121,8 @@ def load_session(path: str, interrupt: Interrupt, options: dict[str, Any], **set
         from draftwood.cli.session import Session
 
     settings.update({name: options[name] for name in _SETTINGS})
-    if options["threads"]:
-        settings.update(n_threads=options["threads"], n_threads_batch=options["threads"])
+    threads = options["threads"]
+    settings.update(n_threads=threads, n_threads_batch=options["threads_batch"] or threads)
     try:
         session = Session(path, interrupt, **settings)
     except DraftwoodError:

@@ -119,6 +119,7 @@ def facts(
         "library": _capi.lib._name,
         "loaded": loaded_files(),
         "devices": [*devices(), *remote],
+        "without_tree_ops": names,
         "refused": refused,
         "features": features(),
         "rpc": bool(native.llama_supports_rpc()),

@@ -15,7 +15,7 @@ import click
 from draftwood.cli.failure import INTERRUPTED
 from draftwood.cli.inputs import load_session, model_options, prompt_options, prompt_text
 from draftwood.cli.progress import Interrupt
-from draftwood.options import DEFAULT_DRAFT_P_MIN, SPECULATIONS
+from draftwood.options import SPECULATIONS
 
 if TYPE_CHECKING:
     from draftwood.cli.session import Report
@@ -26,7 +26,7 @@ _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if cod
 
 
 _SAMPLING = ("temp", "top_k", "top_p", "min_p")
-_MODEL = ("speculation", "draft_p_min", "exact", "rpc_servers")
+_MODEL = ("speculation", "exact")
 
 
 @click.command("run")
@@ -41,10 +41,6 @@ _MODEL = ("speculation", "draft_p_min", "exact", "rpc_servers")
               help="auto: draft with --drafter, or if the model has an MTP block, as far as it pays; "
                    "tree: the same, always in trees.")  # fmt: skip
 @model_options
-@click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
-              help="End a draft where its path's probability falls below this.")  # fmt: skip
-@click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
-              help="RPC servers that take layers (--n-gpu-layers).")  # fmt: skip
 @click.option("--exact/--no-exact", default=True, show_default=True,
               help="CPU kernels with which the text is the same with and without drafting.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")

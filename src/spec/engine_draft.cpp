@@ -50,6 +50,9 @@ void engine::draft_best(int32_t n_max) {
     if (params_.tree_budget > 0) { // of rows, a chain's too
         n_max = std::min(n_max, params_.tree_budget - 1);
     }
+    if (pace_.is_late()) {
+        pace_.refine();
+    }
     token_tree found(tree_.tokens[0]);
     if (ngram_) {
         ngram_->draft(request(n_max, 0, 0), found);

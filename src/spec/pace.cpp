@@ -5,6 +5,7 @@
 #include "token_tree.h"
 
 #include <algorithm>
+#include <numeric>
 
 namespace draftwood {
 
@@ -17,7 +18,7 @@ constexpr double new_weight   = 0.3;  // of new times in a mean that is known
 constexpr int    trial        = 2;    // rounds
 constexpr double most_beside  = 0.25; // of a node beside the path: the token is another one half the time, and this one
 constexpr double beside_count = 2.0;  // nodes, as if found as often as expected
-constexpr double much_faster  = 0.6;  // of the old time: then the old one was taken beside other work
+constexpr double much         = 0.6;  // of a time for another: one of them was taken beside other work
 
 } // namespace
 
@@ -31,29 +32,53 @@ void pace::curve::add(int32_t n, int64_t us, int32_t n_first) {
     count[n]++;
 }
 
-void pace::curve::refine(bool use_least, double speed) {
-    const bool was_busy = speed < much_faster;
-    for (size_t n = 0; n < mean.size(); ++n) {
-        if (count[n] > 0) {
-            const double now = use_least ? least[n] : sum[n] / (double) count[n];
-            mean[n]          = mean[n] == 0.0 || was_busy ? now : mean[n] + new_weight * (now - mean[n]);
-            sum[n]           = 0.0;
-            count[n]         = 0;
-        } else if (was_busy) {
-            mean[n] *= speed;
-        }
+void pace::kind::add(int32_t n, int64_t us, int32_t n_first) {
+    const double expected = times.at(n);
+    if (expected > 0.0 && times.first[n] >= n_first) {
+        lately[n_times++ % n_lately] = (double) us / expected;
     }
+    times.add(n, us, n_first);
 }
 
-double pace::curve::now_to_then() const {
+bool pace::kind::seen() const {
+    return std::any_of(&times.count[first], &times.count[last] + 1, [](int64_t n) { return n > 0; });
+}
+
+// Faster than ever is always true. Slower must be more than one round that was held up.
+double pace::kind::change() const {
     double now = 0.0, then = 0.0;
-    for (size_t n = 0; n < mean.size(); ++n) {
-        if (count[n] > 0 && mean[n] > 0.0) {
-            now += sum[n];
-            then += mean[n] * (double) count[n];
+    for (int32_t n = first; n <= last; ++n) {
+        const double expected = times.count[n] > 0 ? times.at(n) : 0.0;
+        if (expected > 0.0) {
+            now += times.sum[n];
+            then += expected * (double) times.count[n];
         }
     }
-    return then > 0.0 ? now / then : 1.0;
+    if (then > 0.0 && now / then < much) {
+        return now / then;
+    }
+    if (n_times < n_lately) {
+        return 1.0;
+    }
+    const double longest = *std::max_element(lately.begin(), lately.end());
+    const double others  = (std::accumulate(lately.begin(), lately.end(), 0.0) - longest) / (n_lately - 1);
+    return others > 1.0 / much ? others : 1.0;
+}
+
+// Where all times changed by much, those of sizes that were not seen are taken to have changed alike.
+void pace::kind::refine(bool use_least, double by) {
+    for (int32_t n = first; n <= last; ++n) {
+        double & mean = times.mean[n];
+        if (times.count[n] > 0) {
+            const double now = use_least ? times.least[n] : times.sum[n] / (double) times.count[n];
+            mean             = mean == 0.0 || by != 1.0 ? now : mean + new_weight * (now - mean);
+            times.sum[n]     = 0.0;
+            times.count[n]   = 0;
+        } else {
+            mean *= by;
+        }
+    }
+    n_times = 0;
 }
 
 double pace::curve::at(int32_t n) const {
@@ -84,18 +109,24 @@ double pace::curve::at(int32_t n) const {
 }
 
 void pace::drafted(int32_t n, int64_t us) {
-    draft_.add(std::min(n, max_draft), us, n_first_);
+    drafts_.add(std::min(n, max_draft), us, n_first_);
 }
 
 void pace::verified(int32_t n_rows, int64_t us) {
-    verify_.add(std::min(n_rows, max_draft + 1), us, n_first_);
+    (n_rows > 1 ? verifies_ : plain_).add(std::min(n_rows, max_draft + 1), us, n_first_);
 }
 
-// Times taken beside other work are too long for all sizes alike: once the sizes seen now say so, the others follow.
+bool pace::is_late() const {
+    return plain_.change() > 1.0 || verifies_.change() > 1.0;
+}
+
+// A kind that was not seen follows the others to faster times: those of before were taken beside other work.
 void pace::refine(bool least) {
-    const double speed = least ? 1.0 : verify_.now_to_then();
-    draft_.refine(least, speed);
-    verify_.refine(least, speed);
+    const double of_plain = plain_.change(), of_verifies = verifies_.change(), of_drafts = drafts_.change();
+    const double faster = std::min({ of_plain, of_verifies, of_drafts, 1.0 });
+    plain_.refine(least, least ? 1.0 : plain_.seen() ? of_plain : faster);
+    verifies_.refine(least, least ? 1.0 : verifies_.seen() ? of_verifies : faster);
+    drafts_.refine(least, least ? 1.0 : drafts_.seen() ? of_drafts : faster);
 }
 
 void pace::get(double * draft_us, double * verify_us) const {

@@ -1,7 +1,8 @@
 // Who drafts next, and how much: the drafter and length whose expected tokens a microsecond are most, 0 being plain
 // decode.
 // Pure arithmetic on counts and times, no llama types. Decisions depend on the cost curve, which only changes between
-// requests (`refine`), and on acceptance counts, so that a request can be repeated.
+// requests (`refine`) or where it is far from the truth (`is_late`), and on acceptance counts, so that a request can be
+// repeated.
 // Test: tests/model/test_pace.py.
 
 #pragma once
@@ -29,6 +30,9 @@ class pace {
     // the next round's draft, where each drafter could give up to `longest` tokens
     choice choose(const std::array<int32_t, n_drafters> & longest);
 
+    pace(const pace &)             = delete; // its kinds point to its curves
+    pace & operator=(const pace &) = delete;
+
     // rounds of a size until its times count
     int32_t n_first() const { return n_first_; }
 
@@ -49,6 +53,10 @@ class pace {
     void branched(const std::vector<double> & beside, int32_t n_found);
     // how often the token at this depth was taken where those before it were
     double acceptance(drafter by, int32_t depth) const;
+
+    // Rounds of a kind have lately taken much longer than the curve says: other programs have the cores now, of which a
+    // verify may use more than a plain step does. Then refine() should not wait for the next request.
+    bool is_late() const;
 
     // take the times since the last call into the curve: their means, or the least of each size where they are few and
     // taken at load
@@ -75,9 +83,23 @@ class pace {
         std::array<int32_t, max_draft + 2> first{}; // of the rounds that say little, how many were there
 
         void   add(int32_t n, int64_t us, int32_t n_first);
-        void   refine(bool use_least, double speed);
-        double now_to_then() const; // times of the sizes seen since the last refine, over their means
         double at(int32_t n) const; // interpolated between sizes seen, extended by the last slope
+    };
+
+    // Sizes of a curve whose times change together, beside other programs: plain steps, verifies, drafts.
+    struct kind {
+        static constexpr int32_t n_lately = 8;
+
+        curve & times;
+        int32_t first, last;
+
+        std::array<double, n_lately> lately{}; // newest times over the curve's
+        int32_t                      n_times = 0;
+
+        void   add(int32_t n, int64_t us, int32_t n_first);
+        bool   seen() const;   // since the last refine
+        double change() const; // now over then, where that is much; else 1
+        void   refine(bool use_least, double by);
     };
 
     static constexpr double  margin         = 1.02; // that drafting must win by, since times are never quite right
@@ -99,8 +121,12 @@ class pace {
     double beside_expected_ = 0.0; // nodes beside the path that should have been taken,
     double beside_found_    = 0.0; // and that were; older ones weigh less
 
-    curve                          draft_;  // of the drafter asked for, by tokens drafted
-    curve                          verify_; // by rows
+    curve draft_;  // of the drafter asked for, by tokens drafted
+    curve verify_; // by rows
+    kind  plain_{ verify_, 0, 1 };
+    kind  verifies_{ verify_, 2, max_draft + 1 };
+    kind  drafts_{ draft_, 0, max_draft + 1 };
+
     std::array<record, n_drafters> records_{};
 };
 

@@ -115,6 +115,26 @@ def test_times_of_a_busy_machine_do_not_stay(folder, monkeypatch):
     llm.close()
 
 
+def test_a_machine_that_got_busy_is_noticed_within_a_request(folder, monkeypatch):
+    """Verifies take 50 times what they did, as where others have the cores; then they do not any more."""
+    settings = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
+    path = str(MODELS / "tiny-moe-f16.gguf")
+    Llama(path, **settings).close()
+    file, times = saved(folder)
+    plain, *rows = times["verify_us"][1:]
+    for then in (1 / 50, 50):
+        file.write_text(json.dumps({**times, "verify_us": [0, plain, *(then * us for us in rows)]}))
+        monkeypatch.setattr(curves, "_of_this_process", {})
+        llm = Llama(path, **settings)
+        list(islice(llm.generate(list(PROMPT), temp=0.0), 200))
+        list(islice(llm.generate(list(PROMPT), temp=0.0), 2))
+        found = llm._engine.curve().verify_us
+        assert plain / 5 < found[1] < 5 * plain
+        assert rows[7] / 5 < found[9] < 5 * rows[7]  # of 9 rows
+        assert llm.speculation_stats.paused_rounds > (20 if then > 1 else -1)
+        llm.close()
+
+
 @pytest.mark.parametrize("end", ["", "llm.close()", "del llm"])
 def test_times_that_requests_showed_are_kept(folder, end):
     """Also by a program that ends without close(), whose Llama is a global."""

@@ -50,10 +50,10 @@ typedef enum dw_status {
     DW_ERR_UNSUPPORTED = 3, // this model or context cannot do it; nothing was changed but an open round, committed
     DW_ERR_STATE       = 4, // a call out of order; nothing was changed
     DW_ERR_CONTEXT     = 5, // the context is full
-    DW_ERR_DECODE      = 6, // llama_decode failed; what the memory holds may be unknown: dw_trim to dw_reach, or dw_reset
-    DW_ERR_FILE        = 7, // a model file that is missing, truncated or of another kind
-    DW_ERR_INTERNAL    = 8, // an exception inside; its text is in dw_last_error()
-    DW_ERR_MEMORY      = 9, // not enough memory for the drafter
+    DW_ERR_DECODE   = 6, // llama_decode failed; what the memory holds may be unknown: dw_trim to dw_reach, or dw_reset
+    DW_ERR_FILE     = 7, // a model file that is missing, truncated or of another kind
+    DW_ERR_INTERNAL = 8, // an exception inside; its text is in dw_last_error()
+    DW_ERR_MEMORY   = 9, // not enough memory for the drafter
 } dw_status;
 
 typedef enum dw_drafter_type {

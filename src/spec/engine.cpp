@@ -58,7 +58,8 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     params_(checked(target, params)),
     sequence_(target, params_, *this),
-    pace_(sequence_.context().left().on_gpu() ? n_first_on_gpu : 1),
+    pace_(sequence_.context().left().on_gpu() ? n_first_on_gpu : 1,
+          /*shares_cores*/ !sequence_.context().left().on_gpu()),
     checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
         sequence_.prepare_drafts(params.draft_tokens, params.tree_budget);

@@ -33,9 +33,8 @@ void pace::curve::add(int32_t n, int64_t us, int32_t n_first) {
 }
 
 void pace::kind::add(int32_t n, int64_t us, int32_t n_first) {
-    const double expected = times.at(n);
-    if (expected > 0.0 && times.first[n] >= n_first) {
-        lately[n_times++ % n_lately] = (double) us / expected;
+    if (times.first[n] >= n_first && n <= times.largest(last)) {
+        lately[n_times++ % n_lately] = (double) us / times.at(n);
     }
     times.add(n, us, n_first);
 }
@@ -44,19 +43,20 @@ bool pace::kind::seen() const {
     return std::any_of(&times.count[first], &times.count[last] + 1, [](int64_t n) { return n > 0; });
 }
 
-// Faster than ever is always true. Slower must be more than one round that was held up.
-double pace::kind::change() const {
+// A size that was never seen takes as long as the next smaller one, at least.
+double pace::kind::faster() const {
     double now = 0.0, then = 0.0;
     for (int32_t n = first; n <= last; ++n) {
-        const double expected = times.count[n] > 0 ? times.at(n) : 0.0;
-        if (expected > 0.0) {
+        if (times.count[n] > 0) {
             now += times.sum[n];
-            then += expected * (double) times.count[n];
+            then += times.mean[times.largest(n)] * (double) times.count[n];
         }
     }
-    if (then > 0.0 && now / then < much) {
-        return now / then;
-    }
+    return then > 0.0 && now / then < much ? now / then : 1.0;
+}
+
+// One round that was held up makes no busy machine.
+double pace::kind::slower() const {
     if (n_times < n_lately) {
         return 1.0;
     }
@@ -79,6 +79,13 @@ void pace::kind::refine(bool use_least, double by) {
         }
     }
     n_times = 0;
+}
+
+int32_t pace::curve::largest(int32_t n) const {
+    while (n > 0 && mean[n] == 0.0) {
+        --n;
+    }
+    return n;
 }
 
 double pace::curve::at(int32_t n) const {
@@ -117,12 +124,17 @@ void pace::verified(int32_t n_rows, int64_t us) {
 }
 
 bool pace::is_late() const {
-    return plain_.change() > 1.0 || verifies_.change() > 1.0;
+    return shares_cores_ && (plain_.slower() > 1.0 || verifies_.slower() > 1.0);
+}
+
+// Faster than ever is always true.
+double pace::change(const kind & of) const {
+    return of.faster() < 1.0 || !shares_cores_ ? of.faster() : of.slower();
 }
 
 // A kind that was not seen follows the others to faster times: those of before were taken beside other work.
 void pace::refine(bool least) {
-    const double of_plain = plain_.change(), of_verifies = verifies_.change(), of_drafts = drafts_.change();
+    const double of_plain = change(plain_), of_verifies = change(verifies_), of_drafts = change(drafts_);
     const double faster = std::min({ of_plain, of_verifies, of_drafts, 1.0 });
     plain_.refine(least, least ? 1.0 : plain_.seen() ? of_plain : faster);
     verifies_.refine(least, least ? 1.0 : verifies_.seen() ? of_verifies : faster);

@@ -23,9 +23,12 @@ class pace {
         int32_t n; // tokens; 0: a plain step
     };
 
-    // n_first: rounds of a size whose times say little, since its graphs are built then, and captured on a GPU
-    explicit pace(int32_t n_first) :
-        n_first_(n_first) {}
+    // n_first: rounds of a size whose times say little, since its graphs are built then, and captured on a GPU.
+    // shares_cores: verifies run on cores that other programs may take. A GPU's rounds are slow for other reasons:
+    // where attention grows by a step, graphs of all sizes are built and captured again.
+    pace(int32_t n_first, bool shares_cores) :
+        n_first_(n_first),
+        shares_cores_(shares_cores) {}
 
     // the next round's draft, where each drafter could give up to `longest` tokens
     choice choose(const std::array<int32_t, n_drafters> & longest);
@@ -82,8 +85,9 @@ class pace {
         std::array<int64_t, max_draft + 2> count{};
         std::array<int32_t, max_draft + 2> first{}; // of the rounds that say little, how many were there
 
-        void   add(int32_t n, int64_t us, int32_t n_first);
-        double at(int32_t n) const; // interpolated between sizes seen, extended by the last slope
+        void    add(int32_t n, int64_t us, int32_t n_first);
+        double  at(int32_t n) const;      // interpolated between sizes seen, extended by the last slope
+        int32_t largest(int32_t n) const; // size seen up to n; 0: none
     };
 
     // Sizes of a curve whose times change together, beside other programs: plain steps, verifies, drafts.
@@ -98,7 +102,8 @@ class pace {
 
         void   add(int32_t n, int64_t us, int32_t n_first);
         bool   seen() const;   // since the last refine
-        double change() const; // now over then, where that is much; else 1
+        double faster() const; // now over then, where that is much less than 1; else 1
+        double slower() const; // the same for much more
         void   refine(bool use_least, double by);
     };
 
@@ -115,8 +120,10 @@ class pace {
     };
 
     double rows(int32_t n) const; // microseconds of verifying them: more never cost less
+    double change(const kind & of) const;
 
     int32_t n_first_;
+    bool    shares_cores_;
 
     double beside_expected_ = 0.0; // nodes beside the path that should have been taken,
     double beside_found_    = 0.0; // and that were; older ones weigh less

@@ -20,19 +20,21 @@ pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
 SIZES = range(_capi.CURVE_SIZE)
 
 
-def curve(row_us: float) -> Curve:
-    """Return a curve: a plain step 1,000 microseconds, each further row row_us, a draft next to nothing."""
-    verify = tuple(0.0 if n == 0 else 1000.0 + row_us * (n - 1) for n in SIZES)
-    return Curve(tuple(0.0 if n == 0 else 10.0 + n for n in SIZES), verify)
+def curve(row: float) -> Curve:
+    """Return a curve: a plain step 1,000 units, each further row `row`, a draft next to nothing.
+
+    A unit is long, or the true times would replace it within the request (pace::is_late).
+    """
+    verify = tuple(0.0 if n == 0 else 1000.0 + row * (n - 1) for n in SIZES)
+    draft = tuple(0.0 if n == 0 else 10.0 + n for n in SIZES)
+    return Curve(*(tuple(1000.0 * time for time in times) for times in (draft, verify)))
 
 
-def decode(
-    make: Callable[..., Rig], row_us: float, tokens: int = 60, tree_budget: int = 16
-) -> SpeculationStats:
+def decode(make: Callable[..., Rig], row: float, tokens: int = 60, tree_budget: int = 16) -> SpeculationStats:
     """Generate with a curve that says so; return the counters. Text must be plain decode's."""
     r = make("planted-moe", drafter=MTP, engine=False, n_ctx=256)
     settings = {**r.settings, "draft_tokens": 6, "tree_budget": tree_budget}
-    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(row_us))
+    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(row))
     text = [r.start()]
     while len(text) < tokens:
         r.engine.propose(text[-1])
@@ -49,24 +51,24 @@ def decode(
 
 
 def test_rows_that_cost_nothing_are_filled_with_branches(rig):
-    stats = decode(rig, row_us=0.1)
+    stats = decode(rig, row=0.1)
     assert stats.tree_rounds > stats.rounds / 2
     assert stats.drafted / stats.rounds > 10
 
 
 def test_rows_that_cost_a_step_are_not_taken(rig):
-    stats = decode(rig, row_us=990.0)
+    stats = decode(rig, row=990.0)
     assert stats.tree_rounds == 0
     assert stats.drafted / stats.rounds < 2
 
 
 def test_dearer_rows_make_narrower_trees(rig):
-    nodes = [decode(rig, row_us).drafted / decode(rig, row_us).rounds for row_us in (1.0, 60.0, 400.0)]
+    nodes = [decode(rig, row).drafted / decode(rig, row).rounds for row in (1.0, 60.0, 400.0)]
     assert nodes[0] > nodes[1] > nodes[2]
 
 
 def test_chains_keep_to_the_budget(rig):
     """Rows are cheap, but not as cheap as a branch would have to be; n-grams may draft too."""
-    stats = decode(rig, row_us=20.0, tree_budget=3)
+    stats = decode(rig, row=20.0, tree_budget=3)
     assert stats.drafted > 0
     assert max(depth for depth, drafted in enumerate(stats.drafted_by_depth, 1) if drafted) <= 2

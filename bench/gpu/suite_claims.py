@@ -26,7 +26,7 @@ def judge(rows: list[dict[str, Any]]) -> list[Verdict]:
     commit = green[-1]["commit"] if green else None
     newest = {_part(row): row for row in green if row["commit"] == commit}
     verdicts = [_green(text, newest.get(part), commit) for part, text in _GREEN.items()]
-    return [*verdicts, _excused(newest), *_sanitized(rows)]
+    return [*verdicts, _excused(newest), *_sanitized(rows, commit)]
 
 
 def _part(row: dict[str, Any]) -> str | None:
@@ -80,16 +80,16 @@ def _excused(newest: dict[str | None, dict[str, Any]]) -> Verdict:
     )
 
 
-def _sanitized(rows: list[dict[str, Any]]) -> Iterator[Verdict]:
-    """Of each tool on the smallest shapes, and of what else ran under one."""
+def _sanitized(rows: list[dict[str, Any]], commit: str | None) -> Iterator[Verdict]:
+    """Of each tool on the smallest shapes, and of what else ran under one, at the commit of the tests."""
     newest = {
         (row["sanitizer"]["tool"], row["settings"]["only"]): row for row in rows if row.get("sanitizer")
     }
     for tool, only in dict.fromkeys([*((tool, SMALLEST) for tool in _TOOLS), *newest]):
         text = f"ops under compute-sanitizer's {tool}, {f'-k {only}' if only else 'all tests'}"
         row = newest.get((tool, only))
-        if row is None:
-            yield Verdict(f"{text}: no row", None)
+        if row is None or commit not in (None, row["commit"]):
+            yield Verdict(f"{text}: no row{f' of {commit[:12]}' if commit else ''}", None)
             continue
         findings = row["sanitizer"]["findings"]
         faults = _faults(row)

@@ -17,6 +17,7 @@ from draftwood.engine import Engine, build_info, probe_model
 from draftwood.errors import DrafterMemoryError, UnsupportedError
 from draftwood.options import EXACT_ROWS, Options, Plan
 from draftwood.states import model_of
+from draftwood.turns import Turns
 
 _DRAFTERS = {
     "none": _capi.DRAFTER_NONE,
@@ -54,10 +55,11 @@ def make_engine(llm: Any, plan: Plan, options: Options) -> tuple[Engine, Plan]:
         return _make(llm, plan, options), plan
 
 
-def keep_times(engine: Engine) -> None:
-    """Keep what an engine learned about the times of its rounds for the next load."""
-    if engine.curve_name is not None:
-        curves.store(engine.curve_name, engine.curve())
+def keep_times(engine: Engine, turns: Turns) -> None:
+    """Keep what an engine learned about the times of its rounds for the next load, unless it is at work."""
+    with turns.at_once() as mine:
+        if mine and engine.curve_name is not None:
+            curves.store(engine.curve_name, engine.curve())
 
 
 def _make(llm: Any, plan: Plan, options: Options) -> Engine:

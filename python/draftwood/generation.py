@@ -12,7 +12,6 @@ import ctypes
 import inspect
 import secrets
 import sys
-import threading
 from collections.abc import Generator, Sequence
 from typing import Any
 
@@ -26,7 +25,7 @@ from draftwood.processors import GuardedProcessors, WatchedGrammar, given_draft
 from draftwood.prompt import chunks, common_prefix, last_turn
 from draftwood.sampling import tokens_enough
 from draftwood.shortage import Shortage
-from draftwood.turns import in_turn, step_by_step
+from draftwood.turns import Turns, in_turn, step_by_step
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
@@ -41,7 +40,7 @@ def _seed_of(seed: int) -> int:
 class Generation(Base):  # type: ignore[misc]
     """llama-cpp-python's Llama with our engine, where it has one, under `eval`, `sample` and `generate`."""
 
-    _turn: threading.RLock
+    _turns: Turns
     _engine: Engine | None
     _guard: GuardedProcessors | None
     _by_turns: bool
@@ -327,7 +326,7 @@ class Generation(Base):  # type: ignore[misc]
 
     def _settle(self) -> None:
         """End an open round: what the caller took is kept."""
-        if self._engine is not None:
+        if self._engine is not None and not sys.is_finalizing():
             self._engine.commit()
             self._shortage.tell(self._engine.stats())
 

@@ -11,7 +11,6 @@ import ctypes
 import inspect
 import os
 import sys
-import threading
 import weakref
 from collections.abc import Iterator, Mapping
 from dataclasses import asdict
@@ -33,7 +32,7 @@ from draftwood.preparation import prepare
 from draftwood.shortage import Shortage
 from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
-from draftwood.turns import in_turn
+from draftwood.turns import Turns, in_turn, step_by_step
 
 fixes.apply()
 
@@ -95,7 +94,7 @@ class Llama(Generation):
         parse_tool_calls: bool | None = None,
         **kwargs: Any,
     ) -> None:
-        self._turn = threading.RLock()
+        self._turns = Turns()
         self._engine = None
         self._guard = None
         self._servers: rpc.Servers | None = None
@@ -191,7 +190,7 @@ class Llama(Generation):
         self._engine, self._plan = make_engine(self, self._plan, self._options)
         self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
-        self._keep_times = weakref.finalize(self, keep_times, self._engine)  # at exit, if not before
+        self._keep_times = weakref.finalize(self, keep_times, self._engine, self._turns)  # or at exit
 
     def _generates_on_engine(self) -> bool:
         wanted = self._plan.drafter != "none" or self._options.exact
@@ -206,12 +205,12 @@ class Llama(Generation):
 
     def close(self) -> None:
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
-        if not hasattr(self, "_turn"):
+        if not hasattr(self, "_turns"):
             return  # arguments that did not bind: never constructed, yet __del__ comes here
-        if sys.is_finalizing():  # a thread that has the turn does not go on
+        if sys.is_finalizing():  # a thread that has the turn never gives it back
             self._close()
         else:
-            with self._turn:
+            with self._turns:
                 self._close()
 
     def _close(self) -> None:
@@ -252,6 +251,7 @@ class Llama(Generation):
         if self._engine:
             self._engine.stats_reset()
 
+    @step_by_step
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
         """Yield a completion or its chunks as upstream does, in linear time (completion.py)."""
         bound = inspect.signature(Base._create_completion).bind(self, *args, **kwargs)

@@ -99,10 +99,10 @@ class Options:
                 'found speculation="dflash" without a drafter; expected the path of its GGUF',
                 hint="drafter=path",
             )
-        if self.drafter is not None and self.speculation in ("off", "mtp", "ngram"):
+        if self.drafter is not None and self.speculation in ("mtp", "ngram"):
             raise OptionError(
                 f'found a drafter= beside speculation="{self.speculation}", which takes none',
-                hint="leave one of them out",
+                hint='leave one of them out, or speculation="off" for none',
             )
 
     def _check_tree_budget(self, budget: Any) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 import warnings
 
 from draftwood.stats import SpeculationStats
@@ -18,12 +19,19 @@ class Shortage:
     def tell(self, stats: SpeculationStats) -> None:
         """Warn of what is new in an engine's counters."""
         if stats.shared_rounds:
-            self._warn("graphs of all sizes share one place from now on, and are built each time")
+            self._warn("shared", "graphs of all sizes share one place from now on, and are built each time")
         if stats.row_limit:
-            self._warn(f"verifies have at most {stats.row_limit} rows from now on")
+            self._warn("limit", f"verifies have at most {stats.row_limit} rows from now on")
 
-    def _warn(self, found: str) -> None:
-        kind = found.split()[0]
+    def _warn(self, kind: str, found: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            warnings.warn(f"memory ran out: {found}\n\n{_HINT}", stacklevel=5)
+            warnings.warn(f"memory ran out: {found}\n\n{_HINT}", stacklevel=_levels_to_caller())
+
+
+def _levels_to_caller() -> int:
+    """Return the stacklevel, for who calls this, of the first frame that is not the package's own."""
+    frame, levels = sys._getframe(1), 1
+    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
+        frame, levels = frame.f_back, levels + 1
+    return levels

@@ -91,12 +91,14 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
         each->walk_     = {};
         each->lost_     = true;
     }
+    const bool on_trees =
+        std::all_of(engines.begin(), engines.end(), [](const engine * each) { return each->tree_refusal().empty(); });
     const int64_t start_us = ggml_time_us();
     try {
         for (engine * each : engines) {
             each->feed_draft(n_rows, /*alone*/ engines.size() == 1);
         }
-        context.verify(members, n_rows);
+        context.verify(members, n_rows, on_trees);
     } catch (const failure & e) {
         for (engine * each : engines) {
             each->lost_ = !context.intact();

@@ -44,7 +44,7 @@ bool pace::kind::seen() const {
 }
 
 // A size that was never seen takes as long as the next smaller one, at least.
-double pace::kind::faster() const {
+double pace::kind::ratio() const {
     double now = 0.0, then = 0.0;
     for (int32_t n = first; n <= last; ++n) {
         if (times.count[n] > 0) {
@@ -52,21 +52,19 @@ double pace::kind::faster() const {
             then += times.mean[times.largest(n)] * (double) times.count[n];
         }
     }
-    return then > 0.0 && now / then < much ? now / then : 1.0;
+    return then > 0.0 ? now / then : 1.0;
 }
 
 // One round that was held up makes no busy machine.
-double pace::kind::slower() const {
-    if (n_times < n_lately) {
-        return 1.0;
-    }
+bool pace::kind::late() const {
     const double longest = *std::max_element(lately.begin(), lately.end());
     const double others  = (std::accumulate(lately.begin(), lately.end(), 0.0) - longest) / (n_lately - 1);
-    return others > 1.0 / much ? others : 1.0;
+    return n_times >= n_lately && others > 1.0 / much;
 }
 
 // Where all times changed by much, those of sizes that were not seen are taken to have changed alike.
 void pace::kind::refine(bool use_least, double by) {
+    const bool seen_now = seen();
     for (int32_t n = first; n <= last; ++n) {
         double & mean = times.mean[n];
         if (times.count[n] > 0) {
@@ -78,7 +76,8 @@ void pace::kind::refine(bool use_least, double by) {
             mean *= by;
         }
     }
-    n_times = 0;
+    measured = measured || seen_now;
+    n_times  = 0;
 }
 
 int32_t pace::curve::largest(int32_t n) const {
@@ -124,21 +123,24 @@ void pace::verified(int32_t n_rows, int64_t us) {
 }
 
 bool pace::is_late() const {
-    return shares_cores_ && (plain_.slower() > 1.0 || verifies_.slower() > 1.0);
+    return shares_cores_ && (plain_.late() || verifies_.late());
 }
 
-// Faster than ever is always true.
 double pace::change(const kind & of) const {
-    return of.faster() < 1.0 || !shares_cores_ ? of.faster() : of.slower();
+    return of.ratio() < much || (shares_cores_ && of.late()) ? of.ratio() : 1.0;
 }
 
-// A kind that was not seen follows the others to faster times: those of before were taken beside other work.
+// A kind whose times are another process's follows the others to faster ones: they were taken beside other work.
 void pace::refine(bool least) {
-    const double of_plain = change(plain_), of_verifies = change(verifies_), of_drafts = change(drafts_);
-    const double faster = std::min({ of_plain, of_verifies, of_drafts, 1.0 });
-    plain_.refine(least, least ? 1.0 : plain_.seen() ? of_plain : faster);
-    verifies_.refine(least, least ? 1.0 : verifies_.seen() ? of_verifies : faster);
-    drafts_.refine(least, least ? 1.0 : drafts_.seen() ? of_drafts : faster);
+    const std::array<kind *, 3> kinds{ &plain_, &verifies_, &drafts_ };
+    double                      faster = 1.0;
+    for (const kind * each : kinds) {
+        faster = std::min(faster, change(*each));
+    }
+    for (kind * each : kinds) {
+        const double by = each->seen() ? change(*each) : each->measured ? 1.0 : faster;
+        each->refine(least, least ? 1.0 : by);
+    }
 }
 
 void pace::get(double * draft_us, double * verify_us) const {
@@ -149,6 +151,7 @@ void pace::get(double * draft_us, double * verify_us) const {
 void pace::set(const double * draft_us, const double * verify_us) {
     std::copy_n(draft_us, draft_.mean.size(), draft_.mean.begin());
     std::copy_n(verify_us, verify_.mean.size(), verify_.mean.begin());
+    plain_.measured = verifies_.measured = drafts_.measured = false;
 }
 
 double pace::rows(int32_t n) const {

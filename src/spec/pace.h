@@ -98,12 +98,13 @@ class pace {
         int32_t first, last;
 
         std::array<double, n_lately> lately{}; // newest times over the curve's
-        int32_t                      n_times = 0;
+        int32_t                      n_times  = 0;
+        bool                         measured = false; // here, not in another process
 
         void   add(int32_t n, int64_t us, int32_t n_first);
-        bool   seen() const;   // since the last refine
-        double faster() const; // now over then, where that is much less than 1; else 1
-        double slower() const; // the same for much more
+        bool   seen() const;  // since the last refine
+        double ratio() const; // times since the last refine over the curve's
+        bool   late() const;  // the newest few took much longer
         void   refine(bool use_least, double by);
     };
 
@@ -119,8 +120,8 @@ class pace {
         int32_t                           n_trial  = 0; // rounds left of its trial; the first one also catches up
     };
 
-    double rows(int32_t n) const; // microseconds of verifying them: more never cost less
-    double change(const kind & of) const;
+    double rows(int32_t n) const;         // microseconds of verifying them: more never cost less
+    double change(const kind & of) const; // ratio(), where that is much; else 1
 
     int32_t n_first_;
     bool    shares_cores_;

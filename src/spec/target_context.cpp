@@ -10,6 +10,15 @@
 
 namespace draftwood {
 
+namespace {
+
+// inputs of this thread's graphs are copied as ggml does, from its end on: they are not ours
+struct copies_back {
+    ~copies_back() { dw_copy_inputs_for(nullptr); }
+};
+
+} // namespace
+
 std::shared_ptr<target_context> target_context::of(llama_context * target, int32_t exact_rows, bool always_top) {
     if (const dw_state * state = dw_state_of(target)) {
         auto known = static_cast<target_context *>(state->user)->shared_from_this();
@@ -90,10 +99,8 @@ void target_context::settle_all_but(const std::vector<place> & places) {
 
 // llama_decode's return value; -3 and `why` where it threw. `begin` comes first, once an attempt.
 int32_t target_context::run_batch(const std::function<void()> & begin, std::string & why) {
-    const struct until_it_ends {
-        scope ours;
-        ~until_it_ends() { dw_copy_inputs_for(nullptr); } // the thread's next graphs are not ours
-    } until_it_ends{ scope(state_.ours) };
+    const scope       ours(state_.ours);
+    const copies_back until_it_ends;
     state_.n_ubatches = 0; // of this one
     try {
         begin();
@@ -106,7 +113,8 @@ int32_t target_context::run_batch(const std::function<void()> & begin, std::stri
     }
 }
 
-// Where llama.cpp computed nothing its memory goes back to the marks; a verify of trees writes nothing that counts.
+// The memory is as before where llama.cpp found no room and took nothing, and goes back to the marks where it computed
+// nothing yet or a verify of trees, which writes nothing that counts.
 int32_t target_context::attempt(const memory_marks & marks, const std::function<void()> & begin, std::string & why) {
     const int32_t rc = run_batch(begin, why);
     intact_          = rc == 0 || rc == 1 || (marks.can_restore() && (state_.verify || state_.n_ubatches == 0));
@@ -148,7 +156,7 @@ void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, 
     }
 }
 
-void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows) {
+void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees) {
     std::vector<place> places;
     batch_.clear();
     for (const auto & each : members) {
@@ -159,7 +167,7 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
         }
     }
     const int32_t n = n_rows * (int32_t) members.size();
-    if (n_rows == 1 || !trees_) { // one row stays in any case
+    if (n_rows == 1 || !on_trees) { // one row stays in any case
         decode(places, n);
         return;
     }
@@ -190,7 +198,8 @@ double target_context::replay(int32_t n_times) {
     if (state_.n_ubatches != 1 || !results_.on_gpu()) { // on a CPU what a graph read is overwritten while it runs
         fail(DW_ERR_UNSUPPORTED, "a decode is run again on a GPU only, and in one graph");
     }
-    ggml_cgraph * graph = state_.result->get_gf();
+    ggml_cgraph *     graph = state_.result->get_gf();
+    const copies_back until_it_ends;
     dw_copy_inputs_for(&state_);
     llama_synchronize(target_);
     const int64_t start_us = ggml_time_us();
@@ -200,7 +209,6 @@ double target_context::replay(int32_t n_times) {
         }
     }
     ggml_backend_sched_synchronize(target_->get_sched());
-    dw_copy_inputs_for(nullptr);
     return (double) (ggml_time_us() - start_us) / n_times;
 }
 

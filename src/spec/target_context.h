@@ -71,8 +71,9 @@ class target_context : public std::enable_shared_from_this<target_context> {
     // a verify of n_rows rows in all found none: the next may have as many as the next smaller bucket, 1 at least
     void limit_rows(int32_t n_rows);
 
-    // One decode of n_rows rows a tree, none of which is kept until commits say so.
-    void verify(const std::vector<tree_state::member> & members, int32_t n_rows);
+    // One decode of n_rows rows a tree, none of which is kept until commits say so. on_trees: commits are the tree
+    // state's; else the rows are chains', and seq_rm cuts them back.
+    void verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees);
 
     // Make sure of a tree state with room for so many rows; `refusal` says why there is none.
     void         prepare_trees(int32_t n_rows);

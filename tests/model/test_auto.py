@@ -131,7 +131,8 @@ def test_a_machine_that_got_busy_is_noticed_within_a_request(folder, monkeypatch
         found = llm._engine.curve().verify_us
         assert plain / 5 < found[1] < 5 * plain
         assert rows[7] / 5 < found[9] < 5 * rows[7]  # of 9 rows
-        assert llm.speculation_stats.paused_rounds > (20 if then > 1 else -1)
+        if then > 1:
+            assert llm.speculation_stats.paused_rounds > 20
         llm.close()
 
 

@@ -353,12 +353,6 @@ ARGUMENTS = {
         "drafter is of type object",
         "drafter=path",
     ),
-    "drafter and off": (
-        {"drafter": "x", "speculation": "off"},
-        OptionError,
-        'drafter= beside speculation="off"',
-        "leave one of them out",
-    ),
     "class as draft_model": (
         {"draft_model": LlamaPromptLookupDecoding},
         OptionError,

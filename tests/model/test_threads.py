@@ -4,14 +4,17 @@ from __future__ import annotations
 
 import subprocess
 import sys
+import time
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
+from threading import Event, Lock
 from typing import Any
 
 import pytest
 from draftwood import Llama
+from draftwood._llama_cpp.llama import LogitsProcessorList
 from draftwood.errors import UnsupportedError
 
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
@@ -80,3 +83,73 @@ def streams(speculation: str) -> None:
             ends = list(pool.map(stream, [0, 1, 2, 3]))
         assert any(whole for _, whole in ends)
         assert list(islice(llm.generate(prompts[0], temp=0.0), 200)) == expected[0]
+
+
+EXIT = """
+import threading, time
+from draftwood import Llama
+llm = Llama({path!r}, **{settings!r}, speculation="off")
+stream = llm("def f(", max_tokens=50, stream=True)
+next(stream)
+endless = dict(max_tokens=400, logit_bias={{llm.token_eos(): -1e9}})
+threading.Thread(target=llm.create_completion, args=("x",), kwargs=endless, daemon=True).start()
+time.sleep(0.2)
+"""
+
+
+def test_a_process_ends_while_a_thread_has_the_turn():
+    script = EXIT.format(path=str(TINY), settings=SETTINGS)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    assert done.returncode == 0, done.stderr[-2000:]
+
+
+def test_a_stream_that_is_dropped_waits_for_nobody():
+    """Its end comes with the next turn: who has this one may wait for what the dropping thread holds."""
+    held = Lock()
+    with closing(Llama(str(TINY), speculation="mtp", **SETTINGS)) as llm:
+        prompt = llm.tokenize(PROMPTS[0].encode())
+        expected = list(islice(llm.generate(prompt, temp=0.0), 30))
+
+        def slow(ids: Any, scores: Any) -> Any:
+            entered.set()
+            with held:
+                return scores
+
+        entered = Event()
+        stream = llm.generate(prompt, temp=0.0)
+        assert next(stream) == expected[0]
+        with ThreadPoolExecutor(1) as pool:
+            with held:
+                whole = pool.submit(llm, "x", max_tokens=2, logits_processor=LogitsProcessorList([slow]))
+                assert entered.wait(30)
+                del stream
+            assert whole.result()
+        assert list(islice(llm.generate(prompt, temp=0.0), 30)) == expected
+
+
+def test_a_stream_that_begins_changes_no_whole_call():
+    """Nor its seed, which is set before its sampler is made."""
+    sampling = {"max_tokens": 12, "temperature": 3.0, "top_k": 0, "top_p": 1.0, "min_p": 0.0}
+    with closing(Llama(str(TINY), speculation="mtp", **SETTINGS)) as llm:
+        alone = llm("def f(", seed=7, **sampling)["choices"][0]["text"]
+        make, made = llm._init_sampler, Event()
+
+        def slowly(*args: Any, **kwargs: Any) -> Any:
+            made.set()
+            time.sleep(0.3)
+            return make(*args, **kwargs)
+
+        llm._init_sampler = slowly
+        stream = llm("x", seed=99, stream=True, **sampling)
+        with ThreadPoolExecutor(2) as pool:
+            whole = pool.submit(llm, "def f(", seed=7, **sampling)
+            assert made.wait(30)
+            first = pool.submit(next, stream)
+            assert whole.result()["choices"][0]["text"] == alone
+            assert first.result()
+        del llm._init_sampler
+
+
+def test_wrong_arguments_of_generate_are_told_at_the_call():
+    with closing(Llama(str(TINY), **SETTINGS)) as llm, pytest.raises(TypeError):
+        llm.generate([1], no_such_argument=1)

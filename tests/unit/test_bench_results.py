@@ -81,7 +81,7 @@ def test_committed_rows_keep_to_it(file):
     assert rows
     for each in rows:
         assert "/" not in json.dumps(each.get("model", {}))
-        if "figures" in each:  # of `draftwood bench`
+        if "claims" in each:  # of `draftwood bench`
             check_row(each)
         else:  # of a script under bench/: when, on what, of which commit
             assert {"schema", "date", "build", "cpu", "cores"} <= set(each)

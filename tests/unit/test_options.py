@@ -62,7 +62,7 @@ def test_defaults():
         ({"tree_budget": 8, "speculation": "off"}, 'found tree_budget=8 beside speculation="off"'),
         *(
             ({"drafter": "d.gguf", "speculation": each}, f'found a drafter= beside speculation="{each}"')
-            for each in ("off", "mtp", "ngram")
+            for each in ("mtp", "ngram")
         ),
         ({"draw_drafts": "yes"}, "draw_drafts is 'yes'; expected True or False"),
         ({"draw_drafts": None}, "draw_drafts is None"),

@@ -24,4 +24,5 @@ def test_each_kind_is_said_once():
         "memory ran out: graphs of all sizes share one place from now on, and are built each time",
         "memory ran out: verifies have at most 8 rows from now on",
     ]
+    assert {each.filename for each in said} == {__file__}
     assert all("\nhint: " in str(each.message) for each in said)

@@ -8,9 +8,10 @@ import numpy as np
 import pytest
 from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import Engine
 
 from tests.model.engine.calls import MTP, error_of, lib
-from tests.model.rig import PROMPT, check_plain, hooked_sampler
+from tests.model.rig import PROMPT, Rig, check_plain, hooked_sampler
 
 
 @pytest.mark.parametrize("positions", ["given", "left to llama.cpp"])
@@ -114,3 +115,29 @@ def test_sampler_that_saves_the_state(rig, run_of):
         assert r.engine.trim(r.held)
         check_plain(r, run, at + 2)
         chain.close()
+
+
+def test_an_engine_that_cuts_chains_back_beside_one_of_trees(gguf):
+    """Snapshots suffice for the one's drafts, not for the other's: what a verify leaves is of its own kind."""
+    texts = []
+    for second, wrong in ((False, False), (False, True), (True, True)):
+        r = Rig(gguf("moe-mtp"), draft_tokens=4, n_ubatch=64, n_rs_seq=4, n_seq_max=2, engine=False)
+        settings = {**r.settings, "drafter": _capi.DRAFTER_GIVEN}
+        engines = [Engine(r.ctx, r.params, **settings, seq_id=0)]
+        if second:
+            engines.append(Engine(r.ctx, r.params, **{**settings, "draft_tokens": 8}, seq_id=1))
+        first = engines[0]
+        assert "snapshots" in first.tree_refusal
+        first.eval(list(PROMPT), 0)
+        text = [first.next(r.sampler)]
+        while len(text) < 16:
+            first.propose_given(text[-1], [5, 6, 7] if wrong else [])
+            first.verify()
+            while first.row() is not None:
+                text.append(first.next(r.sampler))
+            first.commit()
+        texts.append(text[:16])
+        for engine in engines:
+            engine.close()
+        r.close()
+    assert texts[0] == texts[1] == texts[2]

@@ -118,7 +118,7 @@ def test_sampler_that_saves_the_state(rig, run_of):
 
 
 def test_an_engine_that_cuts_chains_back_beside_one_of_trees(gguf):
-    """Snapshots suffice for the one's drafts, not for the other's: what a verify leaves is of its own kind."""
+    """Snapshots suffice for the drafts of one only: what a verify leaves is of its engine's kind."""
     texts = []
     for second, wrong in ((False, False), (False, True), (True, True)):
         r = Rig(gguf("moe-mtp"), draft_tokens=4, n_ubatch=64, n_rs_seq=4, n_seq_max=2, engine=False)

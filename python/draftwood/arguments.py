@@ -11,11 +11,11 @@ from __future__ import annotations
 import difflib
 import operator
 import os
-import warnings
 from collections.abc import Collection, Sequence
 from typing import Any
 
 from draftwood.errors import OptionError
+from draftwood.warn import warn
 
 MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
 # GGML_MAX_N_THREADS at the pin, or all cores of a larger machine. ggml does not hold to it: libgomp ends the
@@ -28,8 +28,6 @@ CPU_CACHE_TYPES = (10, 11, 12, 13, 14, 23, 34, 35, 39, 40, 41, 42)
 _FLOATS = (0, 1, 30)
 # LangChain's wrappers pass them always; llama-cpp-python once had them
 _SWALLOWED = {"n_parts", "f16_kv", "device", "low_vram", "mul_mat_q", "n_gqa", "rms_norm_eps"}
-# frames up to who called Llama(): one of ours, a part of prepare(), prepare() (preparation.py), __init__
-_CALLER = 5
 _said: set[str] = set()  # what is said once a process
 
 
@@ -113,10 +111,9 @@ def raise_batch(kwargs: dict[str, Any], needed: int) -> dict[str, int]:
     small = {name: kwargs[name] for name in ("n_batch", "n_ubatch") if 0 < kwargs.get(name, needed) < needed}
     if small:
         found = ", ".join(f"{name}={value}" for name, value in small.items())
-        warnings.warn(
+        warn(
             f"found {found}; a draft needs at least {needed}, which is used instead "
-            '(speculation="off" leaves it as it is)',
-            stacklevel=_CALLER,
+            '(speculation="off" leaves it as it is)'
         )
         kwargs.update(dict.fromkeys(small, needed))
     return small
@@ -136,10 +133,9 @@ def correct_langchain(kwargs: dict[str, Any], architecture: str) -> None:
     if kwargs.get("n_batch") == 8:
         kwargs["n_batch"] = 512
         changed += ", and n_batch=512 for 8"
-    warnings.warn(
+    warn(
         "found rope_freq_base=10000.0 and rope_freq_scale=1.0, which LangChain passes for every model; "
-        f"{changed} (pass rope_freq_base=0.0 to say so yourself)",
-        stacklevel=_CALLER,
+        f"{changed} (pass rope_freq_base=0.0 to say so yourself)"
     )
 
 
@@ -152,10 +148,9 @@ def warn_of_unknown(kwargs: dict[str, Any], known: Collection[str]) -> None:
     for name in unknown:
         meant = difflib.get_close_matches(name, known, 1)
         found.append(f"{name}= (did you mean {meant[0]}=?)" if meant else f"{name}=")
-    warnings.warn(
+    warn(
         f"found {', '.join(found)}, which Llama does not know; expected its own arguments or "
-        "llama-cpp-python's, others have no effect",
-        stacklevel=_CALLER,
+        "llama-cpp-python's, others have no effect"
     )
 
 
@@ -170,7 +165,4 @@ def warn_without_cards(n_gpu_layers: int, backends: Sequence[str]) -> None:
     else:
         found = "a build without a GPU's backend"
         fix = 'CMAKE_ARGS="-DGGML_CUDA=on" pip install . builds the one for CUDA'
-    warnings.warn(
-        f"found n_gpu_layers={n_gpu_layers} and {found}; every layer stays on the CPU ({fix})",
-        stacklevel=_CALLER,
-    )
+    warn(f"found n_gpu_layers={n_gpu_layers} and {found}; every layer stays on the CPU ({fix})")

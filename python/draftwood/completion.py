@@ -11,7 +11,6 @@ import random
 import sys
 import time
 import uuid
-import warnings
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
@@ -26,6 +25,7 @@ from draftwood.fixes import CACHE_ERRORS
 from draftwood.logprobs import of_completion
 from draftwood.stream import Chunks
 from draftwood.timings import Timer
+from draftwood.warn import warn
 
 _SAMPLING = [
     *("top_k", "top_p", "min_p", "typical_p", "tfs_z", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
@@ -166,11 +166,10 @@ def _prompt_tokens(llm: Any, prompt: str | list[int], suffix: str | None) -> lis
         body = [*after, *before, _FIM] if llm.spm_infill else [*before, *after, _FIM]
     tokens = [*head, *body, *tail]
     if tokens[:2] == [bos] * 2:
-        warnings.warn(
+        warn(
             f'Detected duplicate leading "{model.token_get_text(bos)}" in prompt, this will likely reduce '
             "response quality, consider removing it...",
             RuntimeWarning,
-            stacklevel=5,
         )
     return tokens
 

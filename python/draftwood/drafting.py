@@ -7,7 +7,6 @@ from __future__ import annotations
 
 import os
 import platform
-import warnings
 from dataclasses import replace
 from typing import Any
 
@@ -18,6 +17,7 @@ from draftwood.errors import DrafterMemoryError, UnsupportedError
 from draftwood.options import EXACT_ROWS, Options, Plan
 from draftwood.states import model_of
 from draftwood.turns import Turns
+from draftwood.warn import warn
 
 _DRAFTERS = {
     "none": _capi.DRAFTER_NONE,
@@ -50,7 +50,7 @@ def make_engine(llm: Any, plan: Plan, options: Options) -> tuple[Engine, Plan]:
     except DrafterMemoryError as error:
         if options.speculation != "auto":
             raise
-        warnings.warn(f"the model was loaded without its drafter: {error.message}", stacklevel=4)
+        warn(f"the model was loaded without its drafter: {error.message}")
         plan = replace(plan, drafter="none", reason=error.message)
         return _make(llm, plan, options), plan
 

@@ -2,10 +2,8 @@
 
 from __future__ import annotations
 
-import sys
-import warnings
-
 from draftwood.stats import SpeculationStats
+from draftwood.warn import warn
 
 _HINT = "hint: a smaller n_ctx or n_ubatch, or fewer n_gpu_layers, leave more"
 
@@ -26,12 +24,4 @@ class Shortage:
     def _warn(self, kind: str, found: str) -> None:
         if kind not in self._said:
             self._said.add(kind)
-            warnings.warn(f"memory ran out: {found}\n\n{_HINT}", stacklevel=_levels_to_caller())
-
-
-def _levels_to_caller() -> int:
-    """Return the stacklevel, for who calls this, of the first frame that is not the package's own."""
-    frame, levels = sys._getframe(1), 1
-    while frame.f_back and str(frame.f_globals.get("__name__")).split(".")[0] == __package__:
-        frame, levels = frame.f_back, levels + 1
-    return levels
+            warn(f"memory ran out: {found}\n\n{_HINT}")

@@ -50,16 +50,18 @@ def test_small_decodes_without_memory_take_what_is_set_aside(gguf, shim, preset,
     assert little == much
 
 
-TOGETHER_SCRIPT = """
+TWO = """
 r = Rig(sys.argv[1], drafter=_capi.DRAFTER_NONE, n_ctx=4096, n_ubatch=64, n_seq_max=2, engine=False)
 engines = [Engine(r.ctx, r.params, **r.settings, seq_id=i) for i in range(2)]
-def text():
-    last = []
-    for i, each in enumerate(engines):
-        each.reset()
-        each.eval(list(range(2 + i, 60)), 0)
-        last.append(each.next(r.sampler))
+def text(order, over, lengths=(60, 60)):
+    last = [0, 0]
+    for i in order:
+        engines[i].reset()
+    for i in order:
+        engines[i].eval(list(range(2 + i, lengths[i])), 0)
+        last[i] = engines[i].next(r.sampler)
     tokens = list(last)
+    refuse(over)
     for _ in range(12):
         for each, token in zip(engines, last):
             each.propose_given(token, [])
@@ -69,12 +71,18 @@ def text():
         for each in engines:
             each.commit()
     return tokens
-last = [each.eval(list(range(2, 60)), 0) for each in engines]
-refuse(64 << 10)
-little = text()
-refuse(ALL)
-found = [little, text()]
+for each in engines:
+    each.eval(list(range(2, 60)), 0)
 """
+TOGETHER_SCRIPT = (
+    TWO
+    + """
+refuse(64 << 10)
+little = text((0, 1), 64 << 10)
+refuse(ALL)
+found = [little, text((0, 1), ALL)]
+"""
+)
 
 
 def test_steps_of_several_sequences_do_too(gguf, shim):
@@ -82,35 +90,18 @@ def test_steps_of_several_sequences_do_too(gguf, shim):
     assert little == much
 
 
-APART_SCRIPT = """
-r = Rig(sys.argv[1], drafter=_capi.DRAFTER_NONE, n_ctx=4096, n_ubatch=64, n_seq_max=2, engine=False)
-engines = [Engine(r.ctx, r.params, **r.settings, seq_id=i) for i in range(2)]
-def text(over):
-    last = [0, 0]
-    for each in engines:
-        each.reset()
-    for i in (1, 0):
-        engines[i].eval(list(range(2 + i, 60 - 7 * i)), 0)
-        last[i] = engines[i].next(r.sampler)
-    tokens = list(last)
-    refuse(over)
-    for _ in range(8):
-        for each, token in zip(engines, last):
-            each.propose_given(token, [])
-        Engine.verify_all(engines)
-        last = [each.next(r.sampler) for each in engines]
-        tokens += last
-        for each in engines:
-            each.commit()
-    return tokens
-last = [each.eval(list(range(2, 60)), 0) for each in engines]
+APART_SCRIPT = (
+    TWO
+    + """
+apart = dict(order=(1, 0), lengths=(60, 53))
 try:
-    found = [text(64 << 10)]
+    found = [text(over=64 << 10, **apart)]
 except DecodeError as error:
     found = [error.message]
 refuse(ALL)
-found += [text(ALL), text(ALL)]
+found += [text(over=ALL, **apart), text(over=ALL, **apart)]
 """
+)
 
 
 def test_steps_that_move_states_are_failed_decodes(gguf, shim):

@@ -34,8 +34,8 @@ $(STAMP): $(SOURCES) | $(VENV)/.tools
 dev: $(STAMP)        ## editable install with a persistent build folder (first time 6 minutes on 2 cores)
 	@if [ -d .git ] && [ ! -e .git/hooks/pre-commit ]; then $(VENV)/bin/pre-commit install; fi
 
-wheel: $(STAMP)      ## the wheel, into build/dist
-	$(PY) -m pip wheel -q --no-build-isolation --no-deps -w build/dist .
+wheel: $(STAMP)      ## a wheel for any CPU of this architecture, into build/dist
+	$(PY) -m pip wheel -q --no-build-isolation --no-deps -w build/dist -C cmake.define.DRAFTWOOD_PORTABLE=ON .
 
 demo: $(STAMP)       ## text from the trained tiny model with and without drafting; writes build/demo.json
 	$(PY) bench/demo.py

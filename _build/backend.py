@@ -73,6 +73,8 @@ def with_source(config_settings: Settings | None) -> Settings:
     settings = dict(config_settings or {})
     settings["cmake.define.DRAFTWOOD_SDIST_DIR"] = str(tree.path)
     settings["cmake.define.DRAFTWOOD_STAGED_PYTHON"] = str(staged)
+    # said each time: CMake's cache, in a folder that both kinds of build share, would keep the last answer
+    settings.setdefault("cmake.define.DRAFTWOOD_PORTABLE", "OFF")
     return settings
 
 

@@ -34,14 +34,20 @@ draftwood_default(LLAMA_OPENSSL         OFF)
 draftwood_default(LLAMA_BUILD_NUMBER    1)
 set(LLAMA_BUILD_COMMIT "${DRAFTWOOD_PIN_COMMIT}" CACHE STRING "set by draftwood" FORCE)  # moves with the pin
 
-if (GGML_BACKEND_DL)
+# Backends are modules that src/hooks/backend-modules.cpp finds beside the library. So one wheel can hold the CPU
+# backend once per instruction set, and a CUDA module does not keep the library from loading where CUDA is missing.
+draftwood_default(GGML_BACKEND_DL       ON)
+if (NOT GGML_BACKEND_DL)
     message(FATAL_ERROR
-        "GGML_BACKEND_DL is on; expected off: it looks for backends by file names that ours do not have.\n\n"
-        "hint: leave it out; the backends that are switched on (-DGGML_VULKAN=on ...) are linked in")
+        "GGML_BACKEND_DL is off; expected on: draftwood loads its backends as modules.\n\n"
+        "hint: leave it out; if a build of an older draftwood left it in ${CMAKE_BINARY_DIR}, delete that folder")
 endif()
+include(cmake/cpu-variants.cmake)
+
 # ggml asks git for its commit, and would be told that of the repository around it
 set(ENV{GIT_CEILING_DIRECTORIES} "${DRAFTWOOD_SDIST_DIR}")
 add_subdirectory("${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
+draftwood_finish_cpu_variants()
 
 set(DRAFTWOOD_LIBS ggml-base ggml llama mtmd llama-common llama-server-impl)
 foreach(backend IN LISTS GGML_AVAILABLE_BACKENDS)   # ggml's own list: CPU, and what the options switched on

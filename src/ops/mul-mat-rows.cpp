@@ -2,6 +2,7 @@
 
 #include "mul-mat-rows.h"
 
+#include "fused.h"
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 
@@ -137,7 +138,8 @@ template <int R> inline void sums(vec * v, float * out) {
     }
 }
 
-// out[c][r] = weight row r . x[c] for R rows and C columns: the same order of additions for every R and C
+// out[c][r] = weight row r . x[c] for R rows and C columns: the same sums in the same order, each product fused with
+// its sum (fused.h), for every R and C
 template <ggml_type type, int R, int C>
 inline void dots(int64_t n, const char * weights, size_t stride, const float * const * x, float * const * out) {
     vec acc[C][R];
@@ -153,7 +155,7 @@ inline void dots(int64_t n, const char * weights, size_t stride, const float * c
             // weights come from main memory, and a tile of short rows ends before the hardware sees a pattern
             __builtin_prefetch(weights + (R + r) * stride + k * sizeof(ggml_fp16_t));
             for (int c = 0; c < C; ++c) {
-                acc[c][r] += w * load_f32(x[c] + k);
+                acc[c][r] = dw::fused(w, load_f32(x[c] + k), acc[c][r]);
             }
         }
     }
@@ -161,7 +163,7 @@ inline void dots(int64_t n, const char * weights, size_t stride, const float * c
         sums<R>(acc[c], out[c]);
         for (int64_t i = k; i < n; ++i) {
             for (int r = 0; r < R; ++r) {
-                out[c][r] += weight<type>(weights + r * stride, i) * x[c][i];
+                out[c][r] = dw::fused(weight<type>(weights + r * stride, i), x[c][i], out[c][r]);
             }
         }
     }

@@ -1,0 +1,113 @@
+// Finds backend modules: see backend-modules.h.
+
+#include "backend-modules.h"
+
+#include <dlfcn.h>
+
+#include <algorithm>
+#include <cstdlib>
+#include <filesystem>
+
+namespace fs = std::filesystem;
+
+namespace {
+
+constexpr char prefix[] = "libdraftwood-ggml-";
+
+struct cpu_variant {
+    std::string name;
+    fs::path    path;
+    int         score; // 0: it uses instructions that this CPU lacks
+};
+
+struct modules {
+    std::vector<fs::path>    others;
+    std::vector<cpu_variant> cpu; // best first
+};
+
+fs::path own_folder() {
+    Dl_info info{};
+    if (dladdr((const void *) &dw_cpu_variants, &info) == 0 || info.dli_fname == nullptr) {
+        return {};
+    }
+    return fs::path(info.dli_fname).parent_path();
+}
+
+// The score function is compiled without the module's instructions.
+int score_of(const fs::path & path) {
+    void * handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+        return 0;
+    }
+    const auto score = (int (*)()) dlsym(handle, "ggml_backend_score");
+    const int  found = score == nullptr ? 1 : score();
+    dlclose(handle);
+    return found;
+}
+
+// "haswell" of "cpu-haswell"; empty if `name` is no CPU module
+std::string variant_name(const std::string & name) {
+    if (name == "cpu") {
+        return "native";
+    }
+    return name.rfind("cpu-", 0) == 0 ? name.substr(4) : "";
+}
+
+modules find_modules() {
+    modules         found;
+    std::error_code error;
+    for (const auto & entry : fs::directory_iterator(own_folder(), error)) {
+        const std::string file = entry.path().filename().string();
+        if (file.rfind(prefix, 0) != 0 || entry.path().extension() != ".so") {
+            continue;
+        }
+        const std::string name    = entry.path().stem().string().substr(sizeof(prefix) - 1);
+        const std::string variant = variant_name(name);
+        if (!variant.empty()) {
+            found.cpu.push_back({ variant, entry.path(), score_of(entry.path()) });
+        } else if (name != "base") {
+            found.others.push_back(entry.path());
+        }
+    }
+    std::sort(found.others.begin(), found.others.end());
+    std::sort(found.cpu.begin(), found.cpu.end(), [](const cpu_variant & a, const cpu_variant & b) {
+        return a.score != b.score ? a.score > b.score : a.name < b.name;
+    });
+    return found;
+}
+
+const modules & known() {
+    static const modules found = find_modules();
+    return found;
+}
+
+} // namespace
+
+std::vector<std::string> dw_backend_modules() {
+    std::vector<std::string> paths;
+    for (const fs::path & path : known().others) {
+        paths.push_back(path.string());
+    }
+    const char *        wanted = std::getenv("DRAFTWOOD_CPU");
+    const cpu_variant * chosen = nullptr;
+    for (const cpu_variant & each : known().cpu) {
+        if (each.score > 0 && (chosen == nullptr || (wanted != nullptr && each.name == wanted))) {
+            chosen = &each;
+        }
+    }
+    if (chosen != nullptr) {
+        paths.push_back(chosen->path.string());
+    }
+    return paths;
+}
+
+const char * dw_cpu_variants(void) {
+    static const std::string text = [] {
+        std::string out;
+        for (const cpu_variant & each : known().cpu) {
+            out += (out.empty() ? "" : ",") + each.name + ":" + std::to_string(each.score);
+        }
+        return out;
+    }();
+    return text.c_str();
+}

@@ -75,7 +75,7 @@ def _options_of(cache: Path) -> list[str]:
         given |= {
             f"CMAKE_{lang}_COMPILER_LAUNCHER": entries["DRAFTWOOD_CCACHE"] for lang in ("C", "CXX", "CUDA")
         }
-    # Ours loads its backends as modules and compiles the CPU's without contraction (cmake/cpu-variants.cmake).
+    # Ours loads its backends as modules and compiles the CPU's without contraction (cpu-variants.cmake).
     # Here the CPU backend is linked, as in llama-cpp-python, for this machine, and rounds as ours does.
     given |= {"GGML_BACKEND_DL": "OFF", "GGML_NATIVE": entries.get("GGML_NATIVE", "ON")}
     for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS"):

@@ -280,7 +280,7 @@ def launches():
     class Launches(ctypes.Structure):
         _fields_ = [("all", ctypes.c_int64), ("replayed", ctypes.c_int64)]
 
-    found = ctypes.CFUNCTYPE(Launches)(ggml.cuda_symbol("dw_cuda_launches"))()
+    found = ctypes.CFUNCTYPE(Launches)(ggml.symbol("CUDA", "dw_cuda_launches"))()
     return found.all, found.replayed
 
 

@@ -19,10 +19,9 @@ Q8_0_ELEMENTS, Q8_0_BYTES = 32, 34  # of a block
 MAX_DIMS = 4
 ALL_THREADS = -1  # GGML_N_TASKS_MAX
 
-_folder = llama_cpp._base_path
-base = ctypes.CDLL(str(_folder / "libdraftwood-ggml-base.so"))
-registry = ctypes.CDLL(str(_folder / "libdraftwood-ggml.so"))
-cpu = ctypes.CDLL(str(_folder / "libdraftwood-ggml-cpu.so"))
+folder = llama_cpp._base_path
+base = ctypes.CDLL(str(folder / "libdraftwood-ggml-base.so"))
+registry = ctypes.CDLL(str(folder / "libdraftwood-ggml.so"))
 
 _p, _i64 = ctypes.c_void_p, ctypes.c_int64
 for _lib, _name, _result, _arguments in (
@@ -60,10 +59,6 @@ for _lib, _name, _result, _arguments in (
     (base, "ggml_backend_reg_dev_count", ctypes.c_size_t, [_p]),
     (base, "ggml_backend_reg_get_proc_address", _p, [_p, ctypes.c_char_p]),
     (registry, "ggml_backend_reg_by_name", _p, [ctypes.c_char_p]),
-    (cpu, "dw_tree_op_find", _p, [ctypes.c_char_p]),
-    (cpu, "ggml_backend_cpu_init", _p, []),
-    (cpu, "ggml_backend_cpu_set_n_threads", None, [_p, ctypes.c_int]),
-    (cpu, "ggml_backend_cpu_set_use_ref", None, [_p, ctypes.c_bool]),
 ):
     _function = getattr(_lib, _name)
     _function.restype = _result
@@ -96,20 +91,20 @@ class CustomOp(ctypes.Structure):
     _fields_ = [("cpu", _p), ("cuda", _p)]
 
 
-def cuda_symbol(name: str) -> int | None:
-    """Return the address that the CUDA backend has for a name; None: no such name, or no such backend."""
-    found = registry.ggml_backend_reg_by_name(b"CUDA")
+def symbol(backend: str, name: str) -> int | None:
+    """Return the address that a backend has for a name; None: no such name, or no such backend."""
+    found = registry.ggml_backend_reg_by_name(backend.encode())
     return base.ggml_backend_reg_get_proc_address(found, name.encode()) if found else None
 
 
 @functools.cache  # graphs point to it, and so does the CUDA backend
 def descriptor(name: str) -> CustomOp:
     """Return the descriptor of one of our ops, admitted to the CUDA backend if there is one."""
-    function = cpu.dw_tree_op_find(name.encode())
+    function = symbol("CPU", name)
     assert function, name
-    made = CustomOp(function, cuda_symbol(name))
+    made = CustomOp(function, symbol("CUDA", name))
     if made.cuda:
-        ctypes.CFUNCTYPE(None, _p)(cuda_symbol("dw_cuda_admit"))(ctypes.addressof(made))
+        ctypes.CFUNCTYPE(None, _p)(symbol("CUDA", "dw_cuda_admit"))(ctypes.addressof(made))
     return made
 
 
@@ -157,15 +152,16 @@ def _new_tensor(context: Any, stored: np.ndarray, kind: str) -> Any:
 
 def open_backend(name: str, use_ref: bool = False, n_threads: int = 1) -> Any:
     """Return a backend: "CPU", or "CUDA" for the first device of that kind."""
-    if name == "CPU":
-        backend = cpu.ggml_backend_cpu_init()
-        cpu.ggml_backend_cpu_set_n_threads(backend, n_threads)
-        cpu.ggml_backend_cpu_set_use_ref(backend, use_ref)
-        return backend
     found = registry.ggml_backend_reg_by_name(name.encode())
     assert found, f"draftwood was built without {name}"
     assert base.ggml_backend_reg_dev_count(found), f"no {name} device"
-    return base.ggml_backend_dev_init(base.ggml_backend_reg_dev_get(found, 0), None)
+    backend = base.ggml_backend_dev_init(base.ggml_backend_reg_dev_get(found, 0), None)
+    if name == "CPU":
+        set_n_threads = ctypes.CFUNCTYPE(None, _p, ctypes.c_int)(symbol(name, "ggml_backend_set_n_threads"))
+        set_n_threads(backend, n_threads)
+        set_use_ref = ctypes.CFUNCTYPE(None, _p, ctypes.c_bool)(symbol(name, "ggml_backend_cpu_set_use_ref"))
+        set_use_ref(backend, use_ref)
+    return backend
 
 
 class Graph:

@@ -141,23 +141,37 @@ def test_yarn_equals_transformers() -> None:
 
 
 def test_drafts_through_the_c_api_equal_torch(model: TinyMoe) -> None:
-    """A text drafted round by round: what llama.cpp proposes is right where torch says so, to the token."""
+    """A text drafted round by round: llama.cpp proposes what torch does, up to near ties.
+
+    Rounds go on by what torch accepts, so that one near tie does not move those after it. A tie is near if its
+    gap in torch's logits is within the difference of the two libraries' logits in the same row.
+    """
     drafter, depth, start = load(DRAFTER), 8, 128
     ids = texts(252)[0]
     hit = hits(model, drafter, torch.tensor([ids]), depth, start)[0]
     embed = model.model.embed_tokens.weight
     features = read(model.model, torch.tensor([ids]), DRAFT.taps)[0]
+    same = ties = 0
     with Drafter(TARGET, DRAFTER) as native:
         rows, _ = native.read(ids)
         fed, t = 0, start
         while t + depth < len(ids):
             native.inject(rows[fed:t], np.arange(fed, t))
             fed = t
+            found = native.logits(ids[t], t, depth)[1:]
+            wanted = drafter.draft(features[:, :t], torch.tensor([ids[t]]), depth, embed)[0, 1:].numpy()
             drafts = native.draft(ids[t], t, depth)
-            wanted = drafter.draft(features[:, :t], torch.tensor([ids[t]]), depth, embed)[0, 1:].argmax(-1)
-            assert drafts == wanted.tolist()
-            assert [d == ids[t + 1 + i] for i, d in enumerate(drafts)] == hit[t].tolist()
+            assert drafts == found.argmax(-1).tolist()
+            for i, draft in enumerate(drafts):
+                if draft == wanted[i].argmax():
+                    same += 1
+                    assert (draft == ids[t + 1 + i]) == bool(hit[t, i])
+                    continue
+                ties += 1
+                gap = wanted[i].max() - wanted[i, draft]
+                assert gap <= 2 * np.abs(found[i] - wanted[i]).max(), (t, i, gap)
             t += 1 + int(hit[t].long().cumprod(0).sum())
+    assert ties <= 0.02 * (same + ties), (same, ties)
 
 
 def test_rejected_features_leave_no_trace(model: TinyMoe) -> None:

@@ -13,6 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+import ninja
 import pyfiles
 import source
 from applier import PatchError
@@ -82,11 +83,15 @@ def build_wheel(
     wheel_directory: str, config_settings: Settings | None = None, metadata_directory: str | None = None
 ) -> str:
     """Build the wheel (PEP 517)."""
-    return str(_skbuild.build_wheel(wheel_directory, with_source(config_settings), metadata_directory))
+    settings = with_source(config_settings)
+    with ninja.watched("draftwood"):
+        return str(_skbuild.build_wheel(wheel_directory, settings, metadata_directory))
 
 
 def build_editable(
     wheel_directory: str, config_settings: Settings | None = None, metadata_directory: str | None = None
 ) -> str:
     """Build the editable wheel (PEP 660)."""
-    return str(_skbuild.build_editable(wheel_directory, with_source(config_settings), metadata_directory))
+    settings = with_source(config_settings)
+    with ninja.watched("draftwood"):
+        return str(_skbuild.build_editable(wheel_directory, settings, metadata_directory))

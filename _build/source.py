@@ -16,10 +16,8 @@ import json
 import os
 import re
 import shutil
-import subprocess
 import sys
 import tarfile
-import tempfile
 import time
 import zlib
 from collections.abc import Iterator
@@ -28,39 +26,27 @@ from dataclasses import dataclass
 from pathlib import Path, PurePosixPath
 
 from applier import PatchError, apply_series, read_series
+from download import download_archive
+from pin import Lock, SourceError, checked, load_lock, sha256_of
 
-if sys.version_info >= (3, 11):
-    import tomllib
-else:
-    import tomli as tomllib
+__all__ = [  # the pin's names too, for those who need both
+    "STAMP",
+    "Lock",
+    "PatchError",
+    "Source",
+    "SourceError",
+    "cache_dir",
+    "checked",
+    "ensure_source",
+    "find_sdist",
+    "load_lock",
+    "main",
+    "series_hash",
+    "sha256_of",
+    "unpack",
+]
 
 STAMP = ".draftwood-source.json"
-
-
-class SourceError(RuntimeError):
-    """A source that cannot be had or trusted; the text says what was found, what was expected and the fix."""
-
-
-@dataclass(frozen=True, slots=True)
-class Lock:
-    """The pin of `vendor/llama.lock`; paths are relative to the top folder of the archive."""
-
-    name: str
-    version: str
-    sha256: str
-    inner: str
-    commit: str
-    leave_out: tuple[str, ...]
-
-    @property
-    def top(self) -> str:
-        """The one folder that the archive holds."""
-        return f"{self.name}-{self.version}"
-
-    @property
-    def tarball(self) -> str:
-        """The archive's file name."""
-        return f"{self.top}.tar.gz"
 
 
 @dataclass(frozen=True, slots=True)
@@ -80,18 +66,6 @@ class Source:
     def python_package(self) -> Path:
         """The Python files of llama-cpp-python."""
         return self.path / "llama_cpp"
-
-
-def load_lock(root: Path) -> Lock:
-    """Read `vendor/llama.lock`; raises SourceError for a missing or unknown field. Test: test_source.py."""
-    path = root / "vendor" / "llama.lock"
-    with path.open("rb") as file:
-        table = tomllib.load(file)
-    try:
-        return Lock(**{**table, "leave_out": tuple(table["leave_out"])})
-    except (KeyError, TypeError) as error:
-        fields = ", ".join(Lock.__slots__)
-        raise SourceError(f"`{path}` holds {', '.join(table)}, expected {fields}") from error
 
 
 def series_hash(root: Path, lock: Lock, *, pristine: bool = False) -> str:
@@ -137,63 +111,7 @@ def find_sdist(root: Path, lock: Lock) -> Path:
     for folder in (root / "vendor", cache_dir()):
         if (folder / lock.tarball).is_file():
             return checked(folder / lock.tarball, lock)
-    return _download(cache_dir(), lock)
-
-
-def sha256_of(path: Path) -> str:
-    """Return the sha256 of a file in hex."""
-    digest = hashlib.sha256()
-    with path.open("rb") as file:
-        while block := file.read(1 << 20):
-            digest.update(block)
-    return digest.hexdigest()
-
-
-def checked(path: Path, lock: Lock) -> Path:
-    """Return `path` if its sha256 is the pinned one; raises SourceError otherwise."""
-    found = sha256_of(path)
-    if found != lock.sha256:
-        raise SourceError(
-            f"`{path}` ({path.stat().st_size:,} bytes) is not the pinned archive {lock.tarball}\n"
-            f"  found    sha256 {found}\n  expected sha256 {lock.sha256}\n\n"
-            "hint: delete that file and run again, it is then downloaded afresh"
-        )
-    return path
-
-
-def _download(cache: Path, lock: Lock) -> Path:
-    """Download with pip, so that the user's index, proxy and certificates hold; pip checks the hash too."""
-    print(f"draftwood: downloading {lock.tarball} to {cache}", file=sys.stderr, flush=True)
-    cache.mkdir(parents=True, exist_ok=True)
-    with tempfile.TemporaryDirectory(dir=cache, prefix=".download-") as folder:
-        requirements = Path(folder) / "requirements.txt"
-        requirements.write_text(f"{lock.name}=={lock.version} --hash=sha256:{lock.sha256}\n", "utf-8")
-        pip_download(["--require-hashes", "-r", str(requirements)], lock.name, Path(folder), lock.tarball)
-        # A rename inside the cache: an interrupted download never looks like a finished one.
-        os.replace(checked(Path(folder) / lock.tarball, lock), cache / lock.tarball)
-    return cache / lock.tarball
-
-
-def pip_download(what: list[str], name: str, folder: Path, tarball: str) -> None:
-    """Let pip download one source distribution to `folder`; raises SourceError with pip's last words."""
-    pip = [sys.executable, "-m", "pip", "download"]
-    command = [*pip, "--no-deps", f"--no-binary={name}", f"--dest={folder}"]
-    try:
-        import scikit_build_core  # noqa: F401
-    except ImportError:
-        pass
-    else:
-        # pip asks the archive's own build backend for its name; where that is at hand, a second isolated
-        # environment (and its downloads) can be saved.
-        command.append("--no-build-isolation")
-    result = subprocess.run([*command, *what], capture_output=True, text=True, check=False)
-    if result.returncode != 0 or not (folder / tarball).is_file():
-        words = (result.stderr.strip() or result.stdout.strip()).splitlines()[-6:]
-        raise SourceError(
-            f"pip could not download {tarball} (exit {result.returncode}):\n"
-            + "".join(f"  {line}\n" for line in words)
-            + f"\nhint: without a network, put {tarball} into `vendor/` or name it in DRAFTWOOD_SDIST"
-        )
+    return download_archive(cache_dir(), lock)
 
 
 # ---- the tree ----

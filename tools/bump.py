@@ -10,7 +10,6 @@ patch that only moved from one that needs a person. A clean merge is no proof: r
 from __future__ import annotations
 
 import argparse
-import os
 import re
 import shutil
 import sys
@@ -21,6 +20,7 @@ from pathlib import Path
 
 from _paths import ROOT
 from applier import Patch, PatchError, apply_file, load_patch, read_series
+from download import download_archive
 from source import (
     Lock,
     SourceError,
@@ -28,13 +28,13 @@ from source import (
     ensure_source,
     find_sdist,
     load_lock,
-    pip_download,
     sha256_of,
     unpack,
 )
 
 from patches import BASE, commit_patch, export_queue, git, import_queue, start_repository
 
+MOVED = ("version", "sha256", "size", "backend", "commit")  # what differs between two versions' locks
 MAX_CONFLICT_LINES = 40  # of a conflict's text in the report
 
 
@@ -61,27 +61,27 @@ def fetch(root: Path, old: Lock, version: str) -> Path:
     """
     if version == old.version:
         return find_sdist(root, old)
-    new = replace(old, version=version)
+    new = replace(old, version=version, sha256="", size=0)
     for folder in (root / "vendor", cache_dir()):
         if (folder / new.tarball).is_file():
             return folder / new.tarball
-    cache_dir().mkdir(parents=True, exist_ok=True)
-    print(f"downloading {new.tarball}", file=sys.stderr, flush=True)
-    with tempfile.TemporaryDirectory(dir=cache_dir(), prefix=".download-") as part:
-        pip_download([f"{new.name}=={version}"], new.name, Path(part), new.tarball)
-        os.replace(Path(part) / new.tarball, cache_dir() / new.tarball)
-    return cache_dir() / new.tarball
+    return download_archive(cache_dir(), new, hashed=False)
+
+
+def text_in(archive: Path, name: str) -> str:
+    """Return the text of one member of the archive, empty where it is not there."""
+    with tarfile.open(archive) as tar:
+        try:
+            file = tar.extractfile(name)
+        except KeyError:
+            return ""
+        return file.read().decode() if file else ""
 
 
 def commit_in(archive: Path, lock: Lock) -> str:
     """Read the llama.cpp commit from the submodule's HEAD in the archive, or raise SourceError."""
     name = f"{lock.top}/.git/modules/{lock.inner}/HEAD"
-    with tarfile.open(archive) as tar:
-        try:
-            file = tar.extractfile(name)
-        except KeyError:
-            file = None
-        head = file.read().decode().strip() if file else "nothing"
+    head = text_in(archive, name).strip() or "nothing"
     if not re.fullmatch(r"[0-9a-f]{40}", head):
         raise SourceError(
             f"{archive.name} does not tell its llama.cpp commit: expected 40 hex digits in "
@@ -90,10 +90,19 @@ def commit_in(archive: Path, lock: Lock) -> str:
     return head
 
 
+def backend_in(archive: Path, lock: Lock) -> str:
+    """Read the build backend from the archive's pyproject.toml; that of `lock` where it names none."""
+    text = text_in(archive, f"{lock.top}/pyproject.toml")
+    found = re.search(r"""^build-backend *= *["']([^"']+)["']""", text, re.MULTILINE)
+    return found[1] if found else lock.backend
+
+
 def lock_text(text: str, new: Lock) -> str:
-    """Return the text of the lock with the new version, sha256 and commit, all else as it was."""
-    for name, value in (("version", new.version), ("sha256", new.sha256), ("commit", new.commit)):
-        text = re.sub(rf'^{name} = "[^"]*"', f'{name} = "{value}"', text, flags=re.MULTILINE)
+    """Return the text of the lock with the new values of MOVED, all else as it was."""
+    for name in MOVED:
+        value = getattr(new, name)
+        value = value if isinstance(value, int) else f'"{value}"'
+        text = re.sub(rf"^{name} = .*", f"{name} = {value}", text, flags=re.MULTILINE)
     return text
 
 
@@ -193,9 +202,9 @@ def bump(root: Path, version: str, write: bool, commit: str | None) -> int:
     """Report on one version and, if asked, move there; returns 1 where a patch conflicts."""
     old = load_lock(root)
     archive = fetch(root, old, version)
-    new = replace(old, version=version, sha256=sha256_of(archive))
-    new = replace(new, commit=commit or commit_in(archive, new))
-    for name in ("version", "sha256", "commit"):
+    new = replace(old, version=version, sha256=sha256_of(archive), size=archive.stat().st_size)
+    new = replace(new, commit=commit or commit_in(archive, new), backend=backend_in(archive, new))
+    for name in MOVED:
         before, after = getattr(old, name), getattr(new, name)
         print(f"{name:8} {after}" + ("" if before == after else f"  (was {before})"))
     (root / "build").mkdir(exist_ok=True)

@@ -8,24 +8,14 @@ import tarfile
 from pathlib import Path
 
 NAME = "fake_sdist"
+BACKEND = "absent_backend.folder.build"
 COMMIT = "0123456789abcdef0123456789abcdef01234567"
 
 CPP = "".join(f"int line_{i};\n" for i in range(1, 11))
 FILES = {
     "PKG-INFO": f"Metadata-Version: 2.1\nName: {NAME}\nVersion: 1.0\n",
-    # what pip asks for the name of the package; it needs nothing that would have to be downloaded
-    "pyproject.toml": '[build-system]\nrequires = []\nbuild-backend = "backend"\nbackend-path = ["."]\n',
-    "backend.py": (
-        "import os\n"
-        "def prepare_metadata_for_build_wheel(folder, config_settings=None):\n"
-        "    name = 'fake_sdist-1.0.dist-info'\n"
-        "    os.makedirs(os.path.join(folder, name))\n"
-        "    with open(os.path.join(folder, name, 'METADATA'), 'w') as file:\n"
-        "        file.write('Metadata-Version: 2.1\\nName: fake_sdist\\nVersion: 1.0\\n')\n"
-        "    return name\n"
-        "def build_wheel(folder, config_settings=None, metadata_directory=None):\n"
-        "    raise NotImplementedError\n"
-    ),
+    # neither is installed, nor in any index: a download needs no build backend
+    "pyproject.toml": f'[build-system]\nrequires = ["absent-requirement"]\nbuild-backend = "{BACKEND}"\n',
     "fake_sdist/__init__.py": "",
     ".git/modules/vendor/llama.cpp/HEAD": COMMIT + "\n",
     "vendor/llama.cpp/.git": "gitdir: ../../.git/modules/vendor/llama.cpp\n",
@@ -68,11 +58,12 @@ def write_sdist(folder: Path, version: str = "1.0", **changed: str) -> tuple[Pat
     return path, write_archive(path, [member(f"{top}/{name}", text.encode()) for name, text in texts.items()])
 
 
-def write_lock(root: Path, sha256: str) -> None:
+def write_lock(root: Path, sha256: str, size: int = 1000) -> None:
     """Write `vendor/llama.lock` for version 1.0."""
     (root / "vendor").mkdir(parents=True, exist_ok=True)
     (root / "vendor" / "llama.lock").write_text(
-        f'# the pin\nname = "{NAME}"\nversion = "1.0"\nsha256 = "{sha256}"\ninner = "vendor/llama.cpp"\n'
+        f'# the pin\nname = "{NAME}"\nversion = "1.0"\nsha256 = "{sha256}"\n'
+        f'size = {size}\nbackend = "{BACKEND}"\ninner = "vendor/llama.cpp"\n'
         f'commit = "{COMMIT}"\nleave_out = ["vendor/llama.cpp/docs"]\n'
     )
 
@@ -117,8 +108,8 @@ def patch_text(
 def make_root(folder: Path) -> Path:
     """Make a repository root with the pin, its archive in `vendor/`, and an empty series."""
     root = folder / "root"
-    _, sha256 = write_sdist(root / "vendor")
-    write_lock(root, sha256)
+    path, sha256 = write_sdist(root / "vendor")
+    write_lock(root, sha256, path.stat().st_size)
     (root / "patches").mkdir()
     (root / "patches" / "series").write_text("# hooks\n")
     (root / "patches" / "README.md").write_text("# Patches\n<!-- table: begin -->\n<!-- table: end -->\n")

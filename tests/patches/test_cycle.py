@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 
 import bump
 import pytest
 from applier import PatchError
-from source import ensure_source, load_lock
+from source import ensure_source, load_lock, sha256_of
 
 from patches import check, export_queue, git, import_queue, main, write_readme
 from tests.patches.fake_sdist import (
+    BACKEND,
     COMMIT,
     CPP,
     HOOK_5,
@@ -32,6 +34,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A root with one good patch, inside a git repository of somebody else."""
     monkeypatch.delenv("DRAFTWOOD_SDIST", raising=False)
     monkeypatch.setenv("DRAFTWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TERM", "dumb")  # no progress line on the terminal of whoever runs the tests
     git(tmp_path, "init", "--quiet")
     root = make_root(tmp_path)
     write_patch(root, NAME, patch_text())
@@ -243,11 +246,44 @@ def test_bump_of_a_file_that_is_gone(root: Path) -> None:
 def test_bump_moves_lock_and_queue(root: Path) -> None:
     new_version(root, "// new head\n" + CPP)
     assert bump.main(["1.1", "--write"], root) == 0
-    assert load_lock(root).version == "1.1"
+    lock, archive = load_lock(root), root.parent / "cache" / "fake_sdist-1.1.tar.gz"
+    assert (lock.version, lock.sha256, lock.size) == ("1.1", sha256_of(archive), archive.stat().st_size)
     assert (root / "vendor" / "llama.lock").read_text().startswith("# the pin\n")
     assert "@@ -6,2 +6,3 @@" in (root / "patches" / NAME).read_text()
     assert check(root)[0] == []
     assert (ensure_source(root).llama_cpp / "src" / "a.cpp").read_text().startswith("// new head\n")
+
+
+def test_bump_downloads_the_version(
+    root: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    archive, sha256 = write_sdist(root.parent / "index", "1.1")
+    monkeypatch.setenv("PIP_NO_INDEX", "1")
+    monkeypatch.setenv("PIP_FIND_LINKS", str(archive.parent))
+    assert bump.main(["1.1"], root) == 0
+    said = capsys.readouterr().out
+    assert f"sha256   {sha256}  (was " in said
+    assert f"size     {archive.stat().st_size}" in said
+    assert (root.parent / "cache" / archive.name).read_bytes() == archive.read_bytes()
+
+
+@pytest.mark.parametrize(
+    ("project", "found"),
+    [
+        ('[build-system]\nbuild-backend = "other.build"\n', "other.build"),
+        ("[build-system]\nrequires = []\nbuild-backend='other'\n", "other"),
+        ("[project]\n", BACKEND),
+    ],
+)
+def test_bump_finds_the_backend(root: Path, project: str, found: str) -> None:
+    lock = load_lock(root)
+    archive = root.parent / "a.tar.gz"
+    write_archive(archive, [member(f"{lock.top}/pyproject.toml", project.encode())])
+    new = replace(lock, backend=bump.backend_in(archive, lock))
+    assert new.backend == found
+    path = root / "vendor" / "llama.lock"
+    path.write_text(bump.lock_text(path.read_text(), new))
+    assert load_lock(root) == new
 
 
 def test_bump_with_a_conflict_waits_for_a_person(

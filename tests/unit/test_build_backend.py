@@ -106,7 +106,11 @@ def test_cmake_gets_two_paths_and_reads_the_rest_from_the_tree() -> None:
         "cmake.define.X",
         "cmake.define.DRAFTWOOD_SDIST_DIR",
         "cmake.define.DRAFTWOOD_STAGED_PYTHON",
+        "cmake.define.DRAFTWOOD_PORTABLE",
     }
+    assert settings["cmake.define.DRAFTWOOD_PORTABLE"] == "OFF"
+    portable = backend.with_source({"cmake.define.DRAFTWOOD_PORTABLE": "ON"})
+    assert portable["cmake.define.DRAFTWOOD_PORTABLE"] == "ON"
     tree = Path(settings["cmake.define.DRAFTWOOD_SDIST_DIR"])
     assert (tree / "vendor" / "llama.cpp" / "CMakeLists.txt").is_file()
     assert (Path(settings["cmake.define.DRAFTWOOD_STAGED_PYTHON"]) / "llama.py").is_file()

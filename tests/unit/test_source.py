@@ -15,6 +15,7 @@ from pathlib import Path
 import pytest
 import source
 from applier import PatchError
+from pin import tomllib
 from source import SourceError, ensure_source, find_sdist, load_lock, series_hash
 
 from tests.patches.fake_sdist import (
@@ -37,6 +38,7 @@ def root(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """A repository root of its own, with an empty cache."""
     monkeypatch.delenv("DRAFTWOOD_SDIST", raising=False)
     monkeypatch.setenv("DRAFTWOOD_CACHE", str(tmp_path / "cache"))
+    monkeypatch.setenv("TERM", "dumb")  # no progress line on the terminal of whoever runs the tests
     return make_root(tmp_path)
 
 
@@ -64,6 +66,19 @@ def test_the_lock_of_this_repository() -> None:
     assert re.fullmatch("[0-9a-f]{64}", lock.sha256)
     assert re.fullmatch("[0-9a-f]{40}", lock.commit)
     assert lock.tarball == f"llama_cpp_python-{lock.version}.tar.gz"
+    assert lock.size > 1_000_000
+
+
+def test_the_lock_describes_the_archive(monkeypatch: pytest.MonkeyPatch) -> None:
+    skip = "no pinned archive in DRAFTWOOD_SDIST, vendor/ or the cache"
+    monkeypatch.setattr(source, "download_archive", lambda *_: pytest.skip(skip))
+    lock = load_lock(REPOSITORY)
+    archive = find_sdist(REPOSITORY, lock)
+    assert archive.stat().st_size == lock.size
+    with tarfile.open(archive) as tar:
+        project = tar.extractfile(f"{lock.top}/pyproject.toml")
+        assert project is not None
+        assert tomllib.loads(project.read().decode())["build-system"]["build-backend"] == lock.backend
 
 
 def test_the_pin_stands_in_one_place() -> None:
@@ -85,7 +100,8 @@ def test_a_lock_without_a_field(root: Path) -> None:
     lock = root / "vendor" / "llama.lock"
     lock.write_text(lock.read_text().replace("commit", "comit"))
     with pytest.raises(
-        SourceError, match="holds name, version, sha256, inner, comit, leave_out, expected name, "
+        SourceError,
+        match="holds name, version, sha256, size, backend, inner, comit, leave_out, expected name, ",
     ):
         load_lock(root)
 
@@ -95,7 +111,7 @@ def test_a_lock_without_a_field(root: Path) -> None:
 
 def test_order_of_places(root: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
     lock = load_lock(root)
-    monkeypatch.setattr(source, "pip_download", lambda *_: pytest.fail("a local copy is there"))
+    monkeypatch.setattr(source, "download_archive", lambda *_: pytest.fail("a local copy is there"))
     elsewhere = tmp_path / "elsewhere.tar.gz"
     shutil.copy(root / "vendor" / TARBALL, elsewhere)
     (tmp_path / "cache").mkdir()
@@ -124,8 +140,10 @@ def test_wrong_hash_says_all(root: Path, damage: str) -> None:
     with pytest.raises(SourceError) as error:
         ensure_source(root)
     text = str(error.value)
-    for part in (str(path), f"{path.stat().st_size:,} bytes", source.sha256_of(path), load_lock(root).sha256):
+    lock = load_lock(root)
+    for part in (str(path), f"{path.stat().st_size:,} bytes", source.sha256_of(path), lock.sha256):
         assert part in text
+    assert f"expected sha256 {lock.sha256} ({lock.size:,} bytes)" in text
     assert "\n\nhint: delete that file and run again" in text
     assert trees(root) == set()
 

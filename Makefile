@@ -6,6 +6,10 @@ VENV    := .venv
 PY      := $(VENV)/bin/python
 STAMP   := $(VENV)/.installed
 PYTEST  := $(PY) -m pytest
+# an installation of the wheel, which holds more than one CPU variant
+VARIANTS := build/variants
+# spinning threads stall two test processes on two cores
+OMP     := OMP_WAIT_POLICY=passive
 # the tests of test-full; CI leaves out those that `make test` has just run
 FULL    ?= not gpu
 
@@ -13,7 +17,7 @@ FULL    ?= not gpu
 SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
            $(wildcard cmake/* patches/*.patch _build/*.py) $(shell find src -type f)
 
-.PHONY: help dev wheel demo test test-full test-gpu exact compat-table bench lint format asan corpus-check \
+.PHONY: help dev wheel demo test test-full test-variants test-gpu exact compat-table bench lint format asan corpus-check \
         patch-import patch-export patch-check clean off-speed
 
 help:                ## list the targets
@@ -27,21 +31,34 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/bin/python
 	$(PY) -m pip install -q "scikit-build-core>=0.10" "cmake>=3.24" "ninja>=1.11" "tomli>=2; python_version<'3.11'"
 	@touch $@
 
+# where nobody watches, pip shows what the build prints: how far it is, once a minute
+VERBOSE := $(shell test -t 2 || echo -v)
+
 $(STAMP): $(SOURCES) | $(VENV)/.tools
-	$(PY) -m pip install --no-build-isolation -e ".[dev]"
+	$(PY) -m pip install $(VERBOSE) --no-build-isolation -e ".[dev]"
 	@touch $@
 
 dev: $(STAMP)        ## editable install with a persistent build folder (first time 6 minutes on 2 cores)
 	@if [ -d .git ] && [ ! -e .git/hooks/pre-commit ]; then $(VENV)/bin/pre-commit install; fi
 
 wheel: $(STAMP)      ## a wheel for any CPU of this architecture, into build/dist
-	$(PY) -m pip wheel -q --no-build-isolation --no-deps -w build/dist -C cmake.define.DRAFTWOOD_PORTABLE=ON .
+	$(PY) -m pip wheel $(VERBOSE) --no-build-isolation --no-deps -w build/dist -C cmake.define.DRAFTWOOD_PORTABLE=ON .
+
+$(VARIANTS)/.installed: wheel
+	$(PYTHON) -m venv --clear $(VARIANTS)
+	$(VARIANTS)/bin/pip install -q "$$(ls build/dist/draftwood-*.whl)[test]"
+	@touch $@
+
+test-variants: $(VARIANTS)/.installed ## that wheel on lesser CPUs: ops and engine with AVX2, ops with SSE4.2
+	DRAFTWOOD_CPU=haswell $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile \
+	  tests/ops tests/model/engine tests/model/generate tests/model/test_row_exact.py
+	DRAFTWOOD_CPU=sse42 $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 tests/ops
 
 demo: $(STAMP)       ## text from the trained tiny model with and without drafting; writes build/demo.json
 	$(PY) bench/demo.py
 
 test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torch, no stock build
-	OMP_WAIT_POLICY=passive $(PYTEST) -m "not slow and not gpu" -n 2 --dist loadfile # spinning threads stall two runs
+	$(OMP) $(PYTEST) -m "not slow and not gpu" -n 2 --dist loadfile
 
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt

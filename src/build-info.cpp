@@ -9,7 +9,7 @@
 const char * dw_build_info(void) {
     return "{\"pin_version\": \"" DRAFTWOOD_PIN_VERSION "\", \"pin_commit\": \"" DRAFTWOOD_PIN_COMMIT
            "\", \"series_hash\": \"" DRAFTWOOD_SERIES_HASH "\", \"build_type\": \"" DRAFTWOOD_BUILD_TYPE
-           "\", \"cuda\": " DRAFTWOOD_CUDA ", \"rpc\": " DRAFTWOOD_RPC
+           "\", \"cpu_features\": \"" DRAFTWOOD_CPU_FEATURES "\", \"cuda\": " DRAFTWOOD_CUDA ", \"rpc\": " DRAFTWOOD_RPC
 #if defined(__clang__)
            ", \"compiler\": \"clang " __clang_version__ "\""
 #elif defined(__GNUC__)

@@ -31,14 +31,29 @@ _SWALLOWED = {"n_parts", "f16_kv", "device", "low_vram", "mul_mat_q", "n_gqa", "
 _said: set[str] = set()  # what is said once a process
 
 
-def check(kwargs: dict[str, Any], *, on_cards: bool) -> None:
+def check(kwargs: dict[str, Any], *, on_cards: bool, auto_flash: bool = False) -> None:
     """Refuse arguments that make no sense; whole numbers of other types become ints. Errors: OptionError.
 
-    on_cards: whether the cache may be on a card.
+    on_cards: whether the cache may be on a card. auto_flash: what the function of this name says.
     """
     _check_purpose(kwargs)
     _check_sizes(kwargs)
-    _check_cache_types(kwargs, on_cards)
+    _check_cache_types(kwargs, on_cards, auto_flash)
+
+
+def auto_flash(kwargs: dict[str, Any], *, on_cards: bool) -> bool:
+    """Tell whether llama.cpp shall decide about flash attention: nobody says, and the cache is on cards.
+
+    Not with a quantised type_k beside a type_v that is none. There llama.cpp refuses heads that hold no whole
+    blocks, which load without flash attention, and CUDA turns the whole cache into f16 at every step.
+    """
+    nobody_says = kwargs.get("flash_attn") is None
+    keys_only = _quantised(kwargs.get("type_k")) and not _quantised(kwargs.get("type_v"))
+    return bool(nobody_says and on_cards and kwargs.get("offload_kqv", True) and not keys_only)
+
+
+def _quantised(type_: Any) -> bool:
+    return _whole(type_) not in (None, *_FLOATS)
 
 
 def _whole(value: Any) -> int | None:
@@ -80,7 +95,7 @@ def _check_purpose(arguments: dict[str, Any]) -> None:
         )
 
 
-def _check_cache_types(arguments: dict[str, Any], on_cards: bool) -> None:
+def _check_cache_types(arguments: dict[str, Any], on_cards: bool, auto_flash: bool) -> None:
     """Refuse types of a cache on which llama.cpp ends the process, or says no more than that it failed."""
     for name in ("type_k", "type_v"):
         value = arguments.get(name)
@@ -96,7 +111,7 @@ def _check_cache_types(arguments: dict[str, Any], on_cards: bool) -> None:
             )
         arguments[name] = type_
     type_v = arguments.get("type_v")
-    if type_v is not None and type_v not in _FLOATS and not arguments.get("flash_attn"):
+    if _quantised(type_v) and not (arguments.get("flash_attn") or auto_flash):  # "auto" turns it on for one
         raise OptionError(
             f"found type_v={type_v} without flash_attn=True; a quantised cache of values expects it",
             hint="flash_attn=True, or leave type_v out",

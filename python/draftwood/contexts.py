@@ -35,11 +35,16 @@ _lib.ggml_tensor_overhead.restype = ctypes.c_size_t
 
 
 def in_words(init: Any) -> Any:
-    """Return LlamaContext.__init__ with errors that say why. Errors: OptionError, UnsupportedError."""
+    """Return LlamaContext.__init__ with errors that say why, and flash attention as llama.cpp decides.
+
+    Errors: OptionError, UnsupportedError.
+    """
 
     @functools.wraps(init)
     def wrapped(self: Any, *, model: Any, params: Any, verbose: bool = True) -> None:
         self._exit_stack = contextlib.ExitStack()  # for upstream's __del__, where it comes to no more
+        if getattr(params, "auto_flash", False):  # of `Llama`; upstream's argument knows on and off only
+            params.flash_attn_type = _native.LLAMA_FLASH_ATTN_TYPE_AUTO
         require_room(model, params)
         require_blocks(model, params)
         log.forget()

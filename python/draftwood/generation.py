@@ -47,8 +47,8 @@ class Generation(Base):  # type: ignore[misc]
     """Whether prompts are cut where their last turn begins: recurrent layers cannot go back elsewhere."""
     _draws: bool
     """Whether drafts are drawn (options.draw_drafts)."""
-    _raised: dict[str, int]
-    """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
+    _given: dict[str, Any]
+    """Arguments as the caller gave them, where upstream's own state has others (preparation.py)."""
     _shortage: Shortage
 
     @in_turn
@@ -73,8 +73,8 @@ class Generation(Base):  # type: ignore[misc]
             super().eval(tokens)
             return
         # as given, not as raised for a draft: a prompt is cut, and so rounds, as without drafting
-        n_batch = self._raised.get("n_batch") or self.n_batch
-        n_ubatch = self._raised.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
+        n_batch = self._given.get("n_batch") or self.n_batch
+        n_ubatch = self._given.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
         for chunk in chunks(list(tokens), n_batch, n_ubatch):
             n_past = self.n_tokens
             fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words

@@ -67,6 +67,7 @@ class Llama(Generation):
         rpc_servers: "host:port,host:port" of ggml-rpc-servers that take layers (n_gpu_layers), before this
             machine's cards. One that goes away while it is in use ends the process.
         chat_template_kwargs, reasoning_format, parse_tool_calls: defaults of `create_chat_completion`.
+    flash_attn left out is llama.cpp's `auto` where the cache is on this machine's GPUs, else off, as there.
 
     Errors: OptionError (ValueError) for arguments that make no sense, UnsupportedError (ValueError) when a
     drafter was asked for that this model cannot run, ModelFileError (ValueError) for a bad file, ServerError
@@ -123,7 +124,7 @@ class Llama(Generation):
         }
         model_path = os.fsdecode(model_path)
         prepared = prepare(model_path, self._options, self._placement, draft_model, kwargs, _KNOWN)
-        self._plan, self._raised = prepared.plan, prepared.raised
+        self._plan, self._given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
         self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
         try:
             super().__init__(model_path, **kwargs)
@@ -162,6 +163,7 @@ class Llama(Generation):
     @context_params.setter
     def context_params(self, params: Any) -> None:
         params.n_rs_seq = self._plan.n_rs_seq
+        params.auto_flash = self._auto_flash  # no field: contexts.py reads it. Upstream sets the field later
         self._context_params = params
 
     @property
@@ -307,7 +309,7 @@ class Llama(Generation):
         state: dict[str, Any] = super().__getstate__()
         return {
             **state,
-            **self._raised,
+            **self._given,
             **asdict(self._options),
             **self._placement,
             **asdict(self._chat_options),

@@ -10,7 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood import arguments, files, rpc
+from draftwood import arguments, cpu, files, rpc
 from draftwood.devices import cards, gpu_backends, without_tree_ops
 from draftwood.engine import ModelInfo
 from draftwood.errors import OptionError
@@ -25,8 +25,11 @@ class Preparation:
     """What upstream's constructor does not know, and the engine's plan."""
 
     plan: Plan
-    raised: dict[str, int]
-    """n_batch and n_ubatch as the caller gave them, where a draft needed more."""
+    given: dict[str, Any]
+    """Arguments as the caller gave them, where upstream's own state has others: n_batch and n_ubatch where a
+    draft needed more, flash_attn (None) where nobody says."""
+    auto_flash: bool
+    """Whether llama.cpp decides about flash attention (arguments.auto_flash)."""
     servers: rpc.Servers | None
     """Its owner closes them."""
     tensor_overrides: Any
@@ -47,6 +50,7 @@ def prepare(
     To be called from `Llama.__init__`, at whose caller warnings point. Errors: those of `Llama`.
     """
     overrides = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
+    cpu.check()
     tensor_overrides(*overrides)  # refused before anything is read
     info = files.checked_model(model_path)
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
@@ -60,11 +64,15 @@ def prepare(
         reads_embeddings = planned.drafter in ("mtp", "dflash")
         on_card = embeddings_on_card(n_gpu_layers, info.file_bytes) if reads_embeddings else None
         tensors = tensor_overrides(*overrides, on_card)
-        _correct(kwargs, info, known, on_cards=n_gpu_layers != 0 and (servers is not None or bool(cards())))
-        raised: dict[str, int] = {}
+        on_cards = n_gpu_layers != 0 and bool(cards())
+        # an RPC server is not asked what it can run: ggml takes all for granted
+        auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
+        _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
+        given: dict[str, Any] = {} if kwargs.get("flash_attn") is not None else {"flash_attn": None}
         if planned.drafter != "none":
             planned, raised = _fit(planned, options, kwargs)
-        return Preparation(planned, raised, servers, tensors)
+            given |= raised
+        return Preparation(planned, given, auto_flash, servers, tensors)
     except BaseException:
         if servers is not None:
             servers.close()
@@ -86,10 +94,12 @@ def _check_draft_model(given: Any) -> None:
         )
 
 
-def _correct(kwargs: dict[str, Any], info: ModelInfo, known: Collection[str], *, on_cards: bool) -> None:
+def _correct(
+    kwargs: dict[str, Any], info: ModelInfo, known: Collection[str], *, on_cards: bool, auto_flash: bool
+) -> None:
     arguments.warn_of_unknown(kwargs, known)
     arguments.correct_langchain(kwargs, info.architecture)
-    arguments.check(kwargs, on_cards=on_cards)
+    arguments.check(kwargs, on_cards=on_cards, auto_flash=auto_flash)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     if n_gpu_layers != 0 and not on_cards:
         arguments.warn_without_cards(n_gpu_layers, gpu_backends())

@@ -56,7 +56,8 @@ def load(llm: Any, state: Any) -> None:
         raise StateError(
             f"found a state that llama.cpp cannot read (it took {read} of {len(data)} bytes); expected one "
             "saved by this version with the same context settings; the context was reset",
-            hint="save it again, with the same type_k, type_v and flash_attn",
+            hint="save it again, with the same type_k, type_v and flash_attn (left out, it differs between "
+            "GPU and CPU)",
         )
     llm.input_ids[:n] = state.input_ids[:n]
     rows = min(n, len(llm.scores), len(state.scores))

@@ -2,6 +2,9 @@
 
 #include "backend-modules.h"
 
+#include "ggml-backend-impl.h"
+#include "ggml-impl.h"
+
 #include <dlfcn.h>
 
 #include <algorithm>
@@ -45,6 +48,22 @@ int score_of(const fs::path & path) {
     return found;
 }
 
+// nullptr if it cannot be loaded, or is none of this build
+ggml_backend_reg_t load(const fs::path & path) {
+    void * handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    if (handle == nullptr) {
+        GGML_LOG_ERROR("draftwood: the backend %s cannot be loaded: %s\n", path.filename().c_str(), dlerror());
+        return nullptr;
+    }
+    const auto               init = (ggml_backend_init_t) dlsym(handle, "ggml_backend_init");
+    const ggml_backend_reg_t reg  = init == nullptr ? nullptr : init();
+    if (reg == nullptr || reg->api_version != GGML_BACKEND_API_VERSION) {
+        GGML_LOG_ERROR("draftwood: %s is no backend of this build\n", path.c_str());
+        return nullptr;
+    }
+    return reg;
+}
+
 // "haswell" of "cpu-haswell"; empty if `name` is no CPU module
 std::string variant_name(const std::string & name) {
     if (name == "cpu") {
@@ -81,24 +100,31 @@ const modules & known() {
     return found;
 }
 
-} // namespace
-
-std::vector<std::string> dw_backend_modules() {
-    std::vector<std::string> paths;
-    for (const fs::path & path : known().others) {
-        paths.push_back(path.string());
-    }
+const cpu_variant * chosen() {
     const char *        wanted = std::getenv("DRAFTWOOD_CPU");
-    const cpu_variant * chosen = nullptr;
+    const cpu_variant * best   = nullptr;
     for (const cpu_variant & each : known().cpu) {
-        if (each.score > 0 && (chosen == nullptr || (wanted != nullptr && each.name == wanted))) {
-            chosen = &each;
+        if (each.score > 0 && (best == nullptr || (wanted != nullptr && each.name == wanted))) {
+            best = &each;
         }
     }
-    if (chosen != nullptr) {
-        paths.push_back(chosen->path.string());
+    return best;
+}
+
+} // namespace
+
+std::vector<ggml_backend_reg_t> dw_backend_modules() {
+    std::vector<fs::path> paths = known().others;
+    if (const cpu_variant * variant = chosen()) {
+        paths.push_back(variant->path);
     }
-    return paths;
+    std::vector<ggml_backend_reg_t> registered;
+    for (const fs::path & path : paths) {
+        if (const ggml_backend_reg_t reg = load(path)) {
+            registered.push_back(reg);
+        }
+    }
+    return registered;
 }
 
 const char * dw_cpu_variants(void) {
@@ -110,4 +136,9 @@ const char * dw_cpu_variants(void) {
         return out;
     }();
     return text.c_str();
+}
+
+const char * dw_cpu_variant(void) {
+    static const cpu_variant * const variant = chosen();
+    return variant == nullptr ? "" : variant->name.c_str();
 }

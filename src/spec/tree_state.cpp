@@ -21,11 +21,14 @@ bool has_ops(llama_context * ctx, const ggml_tensor * t) {
     return backend && find_tree_ops(ggml_backend_get_device(backend));
 }
 
-// the cache's tensor of values in layer il [n_embd, kv_size, n_streams]; the cache itself only offers views
-ggml_tensor * value_storage(const llama_kv_cache & cache, int32_t il) {
+// The cache's tensor of values in layer il, and whether it is transposed: [n_embd, kv_size, n_streams] or
+// [kv_size, n_embd, n_streams]. The cache itself only offers views. cparams.flash_attn does not tell: where it was
+// `auto`, llama.cpp may have turned it off after the cache was made.
+std::pair<ggml_tensor *, bool> value_storage(const llama_kv_cache & cache, int32_t il) {
     ggml_context_ptr          views(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
     llama_kv_cache::slot_info whole{ 0, 0, {}, {} };
-    return cache.get_v(views.get(), il, 1, whole)->view_src;
+    const ggml_tensor *       view = cache.get_v(views.get(), il, 1, whole);
+    return { view->view_src, view->nb[1] > view->nb[2] };
 }
 
 } // namespace
@@ -92,13 +95,13 @@ void tree_state::make_devices() {
             homes[backend_of(target_, states)].layers[(int32_t) il] = { states, recurrent.r_l[il] };
         }
     }
-    const llama_kv_cache & cache      = *memory_->get_mem_attn();
-    const bool             transposed = !target_->get_cparams().flash_attn; // as llama_kv_cache stores values then
+    const llama_kv_cache & cache = *memory_->get_mem_attn();
     for (const uint32_t il : cache.get_layer_ids()) {
         ggml_tensor * k      = cache.get_k_storage((int32_t) il);
         auto &        caches = homes[backend_of(target_, k)].caches;
         caches.push_back({ k, false });
-        caches.push_back({ value_storage(cache, (int32_t) il), transposed });
+        const auto [values, transposed] = value_storage(cache, (int32_t) il);
+        caches.push_back({ values, transposed });
     }
     for (auto & [backend, here] : homes) {
         const tree_op_set & ops = *find_tree_ops(ggml_backend_get_device(backend));

@@ -12,6 +12,7 @@ from pathlib import Path
 
 import pytest
 import source
+from draftwood.cpu import NEEDS
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 
@@ -39,7 +40,9 @@ def configure(tmp_path: Path) -> Configure:
 def installed(folder: Path) -> set[str]:
     """The libraries that the install script puts into the wheel, by file name."""
     script = (folder / "cmake_install.cmake").read_text()
-    return set(re.findall(r'draftwood/_llama_cpp/lib" TYPE SHARED_LIBRARY FILES "[^"]*/([^"/]+)"', script))
+    return set(
+        re.findall(r'draftwood/_llama_cpp/lib" TYPE (?:SHARED_LIBRARY|MODULE) FILES "[^"]*/([^"/]+)"', script)
+    )
 
 
 def test_the_wheel_holds_every_backend_that_is_on(configure, tmp_path):
@@ -62,8 +65,18 @@ def test_the_wheel_holds_every_backend_that_is_on(configure, tmp_path):
     assert "ggml commit:  unknown" in done.stdout  # not this repository's
 
 
-def test_backends_as_plugins_are_refused_in_words(configure):
-    done = configure("GGML_BACKEND_DL=ON")
+def test_the_cpu_backend_comes_once_or_once_for_each_instruction_set(configure, tmp_path):
+    done = configure("DRAFTWOOD_PORTABLE=ON")
+    assert done.returncode == 0, done.stderr
+    names = {name for name in installed(tmp_path) if "ggml-cpu" in name}
+    assert names == {f"libdraftwood-ggml-cpu-{name}.so" for name in NEEDS}
+    done = configure("DRAFTWOOD_PORTABLE=OFF")
+    assert done.returncode == 0, done.stderr
+    assert {name for name in installed(tmp_path) if "ggml-cpu" in name} == {"libdraftwood-ggml-cpu.so"}
+
+
+def test_linked_backends_are_refused_in_words(configure):
+    done = configure("GGML_BACKEND_DL=OFF")
     assert done.returncode != 0
-    assert "GGML_BACKEND_DL is on; expected off" in done.stderr
+    assert "GGML_BACKEND_DL is off; expected on" in done.stderr
     assert "hint: leave it out" in done.stderr

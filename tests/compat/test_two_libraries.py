@@ -14,13 +14,21 @@ TOKENS = 24
 # `sides` in the order of import: loads the model on each, then takes one token of each in turn
 GENERATE = """
     import ctypes, importlib
-    LLAMA_SYMBOLS = ("llama_decode", "ggml_time_us", "ggml_backend_cpu_init")
+    LLAMA_SYMBOLS = ("llama_decode", "ggml_time_us", "ggml_backend_reg_count")
     MTMD_SYMBOLS = ("mtmd_init_from_file", "llama_decode", "ggml_time_us")
     PACKAGES = {"stock": ("llama_cpp", "llama_cpp"), "ours": ("draftwood", "draftwood._llama_cpp")}
 
     def owner(library, symbol):
         # the file that the loader bound `symbol` to, looked up through `library` and what it depends on
-        address = ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value
+        return file_at(ctypes.cast(getattr(library, symbol), ctypes.c_void_p).value)
+
+    def cpu_backend(library):
+        # the file of the CPU backend that is registered
+        by_name = library.ggml_backend_reg_by_name
+        by_name.restype, by_name.argtypes = ctypes.c_void_p, [ctypes.c_char_p]
+        return file_at(by_name(b"CPU"))
+
+    def file_at(address):
         for line in open("/proc/self/maps"):
             low, high = (int(number, 16) for number in line.split()[0].split("-"))
             if low <= address < high:
@@ -36,6 +44,7 @@ GENERATE = """
             (importlib.import_module(private + ".mtmd_cpp")._libmtmd, MTMD_SYMBOLS),
         ]:
             bound.setdefault(side, []).extend(owner(library, symbol) for symbol in symbols)
+        bound[side].append(cpu_backend(importlib.import_module(private + ".llama_cpp")._lib))
     text = {side: [] for side in sides}
     for _ in range(count):
         for side in sides:
@@ -68,7 +77,7 @@ def test_each_binds_its_own_and_generates_what_it_generates_alone(environment, r
         for side, files in bound.items():
             prefix = f"{environment.site}/{folders[side]}"
             assert all(file.startswith(prefix) for file in files), (order, side, files)
-            assert len(set(files)) >= 4, (order, side, files)
+            assert len(set(files)) >= 5, (order, side, files)
 
 
 def test_no_library_of_ours_has_a_name_that_another_package_could_bind(environment, real_wheels):

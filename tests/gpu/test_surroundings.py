@@ -8,12 +8,14 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
+from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
 from draftwood.engine import build_info
 
@@ -82,6 +84,29 @@ def test_without_a_card_the_cpu_does_it():
     assert cards == []
     assert refusal == ""
     assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize(
+    ("settings", "asked"),
+    [
+        ({}, "auto"),
+        ({"n_gpu_layers": 2}, "auto"),
+        ({"flash_attn": True}, "enabled"),
+        ({"flash_attn": False}, "disabled"),
+        ({"n_gpu_layers": 0}, "disabled"),
+        ({"offload_kqv": False}, "disabled"),
+    ],
+    ids=str,
+)
+def test_flash_attention_is_llama_cpps_to_decide_where_nobody_says(capfd, settings, asked):
+    """In the model's context and the drafter's; CUDA has kernels for the heads of both."""
+    common = {"speculation": "mtp", "n_gpu_layers": -1, "n_ctx": 512, "verbose": True}
+    llm = Llama(str(TINY), **{**common, **settings})
+    llm.close()
+    log = capfd.readouterr().err
+    assert re.findall(r"flash_attn += (\w+)", log) == [asked, asked]
+    assert log.count("Flash Attention enabled") == (2 if asked == "auto" else 0)
+    assert "not supported, set to disabled" not in log
 
 
 def cudart() -> str:

@@ -462,7 +462,7 @@ def test_doctor_tells_the_pin_and_the_patches_of_this_checkout(planted):
     }
     in_force = {path["name"]: path["on"] for path in found["paths"]}
     expected = {"row-exact kernels", "MTP drafting", "draft trees", "RPC"}
-    assert in_force == {**dict.fromkeys(expected, True), "CUDA": build["cuda"]}
+    assert in_force == {**dict.fromkeys(expected, True), "flash attention": False, "CUDA": build["cuda"]}
     model = found["library"]["model"]
     assert (model["architecture"], model["n_layer_nextn"], model["drafter"]) == ("qwen35moe", 1, "mtp")
     assert model["file_bytes"] == os.path.getsize(planted)

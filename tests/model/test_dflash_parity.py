@@ -143,8 +143,8 @@ def test_yarn_equals_transformers() -> None:
 def test_drafts_through_the_c_api_equal_torch(model: TinyMoe) -> None:
     """A text drafted round by round: llama.cpp proposes what torch does, up to near ties.
 
-    Rounds go on by what torch accepts, so that one near tie does not move those after it. A tie is near if its
-    gap in torch's logits is within the difference of the two libraries' logits in the same row.
+    Rounds go on by what torch accepts, so that one near tie does not move those after it. A tie is near if
+    its gap in torch's logits is within the difference of the two libraries' logits in the same row.
     """
     drafter, depth, start = load(DRAFTER), 8, 128
     ids = texts(252)[0]

@@ -9,6 +9,7 @@ from draftwood.arguments import (
     CACHE_TYPES,
     CPU_CACHE_TYPES,
     MAX_THREADS,
+    auto_flash,
     check,
     warn_of_unknown,
     warn_without_cards,
@@ -151,6 +152,38 @@ def test_cache_types_that_are():
     with pytest.raises(OptionError, match="type_v=8 without flash_attn=True") as caught:
         check({"type_v": 8}, on_cards=False)
     assert "flash_attn=True" in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, True),
+        ({"flash_attn": None}, True),
+        ({"flash_attn": False}, False),
+        ({"flash_attn": True}, False),
+        ({"offload_kqv": False}, False),
+        ({"offload_kqv": True, "type_k": 1, "type_v": 1}, True),
+        ({"type_k": 0, "type_v": 30}, True),
+        ({"type_k": None, "type_v": None}, True),
+        ({"type_k": 8}, False),
+        ({"type_k": np.int64(8), "type_v": np.int64(1)}, False),
+        ({"type_k": 8, "type_v": 8}, True),
+        ({"type_v": 8}, True),
+        ({"type_k": "q8_0"}, True),  # refused later
+    ],
+    ids=str,
+)
+def test_llama_cpp_decides_about_flash_attention_on_cards_where_nobody_says(given, expected):
+    assert auto_flash(given, on_cards=True) is expected
+    assert auto_flash(given, on_cards=False) is False
+
+
+def test_quantised_values_where_llama_cpp_decides():
+    """It turns flash attention on for them."""
+    for value in (8, np.int64(2)):
+        check({"type_v": value}, on_cards=True, auto_flash=True)
+        with pytest.raises(OptionError, match="without flash_attn=True"):
+            check({"type_v": value, "flash_attn": False}, on_cards=True)
 
 
 def test_embeddings_without_weights():

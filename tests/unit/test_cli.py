@@ -594,6 +594,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     library = {"build": {**build, **changes.pop("build", {})}, "api_version": 1,
                "library": "/lib/libllama.so", "python_files_version": "1.2.3", "loaded": [],
                "devices": [device], "features": {"CPU": ["AVX2"]},
+               "cpu": {"runs": "native", "variants": {"native": 2048}, "lacking": {}},
                "rpc": True, "refused": [], "without_tree_ops": [], "model": None,
                **changes.pop("library", {})}  # fmt: skip
     return {"draftwood": "9.9.9", "python": "3", "platform": "here", "library_override": None,
@@ -614,6 +615,17 @@ def test_doctor_finds_nothing_wrong_and_names_what_is_in_force():
         assert part in words
 
 
+def test_doctor_says_which_cpu_code_runs_and_why_not_better():
+    assert "cpu code     native: compiled for this machine" in judged(facts())[1]
+    cpu = {"runs": "haswell", "variants": {"haswell": 64, "zen4": 0}, "lacking": {"zen4": ["avx512f"]}}
+    words = judged(facts(library={"cpu": cpu}))[1]
+    assert (
+        "haswell, of haswell, zen4; zen4 needs avx512f; a source install compiles for this CPU alone" in words
+    )
+    cpu = {"runs": None, "variants": {"native": 0}, "lacking": {}}
+    assert "cpu code     none that runs here" in judged(facts(library={"cpu": cpu}))[1]
+
+
 def test_doctor_names_a_wrong_pin():
     found, words = judged(facts(build={"pin_version": "1.2.4"}))
     assert "1.2.4, expected 1.2.3" in found[0]["found"]
@@ -626,7 +638,7 @@ def test_doctor_names_a_wrong_pin():
 def test_doctor_names_a_library_that_cannot_be_used():
     (found,), words = judged({**facts(), "library": {"error": "loading it ended the process with SIGILL"}})
     assert "SIGILL" in found["found"]
-    assert "GGML_NATIVE=OFF" in found["fix"]
+    assert "built for another CPU" in found["fix"]
     assert "SIGILL" in words
 
 
@@ -710,6 +722,25 @@ def test_doctor_says_how_a_round_is_verified():
     assert reason.endswith("chains, with 5 snapshots of the recurrent state: layers on CUDA0")
     for nothing in ({**MODEL_FACTS, "drafter": "none"}, {"error": "no GGUF", "hint": None}):
         assert not reasons(facts(library={"model": nothing}))["draft trees"][0]
+
+
+def test_doctor_says_whether_a_load_has_flash_attention():
+    cuda = {"name": "CUDA0", "description": "", "type": "GPU", "backend": "CUDA"}
+    remote = {"name": "RPC0", "description": "", "type": "GPU", "backend": "RPC"}
+
+    def flash(n_gpu_layers, *devices, model=MODEL_FACTS):
+        given = facts(n_gpu_layers=n_gpu_layers, library={"devices": list(devices), "model": model})
+        return reasons(given).get("flash attention")
+
+    assert flash(-1, cuda, model=None) is flash(-1, cuda, model={"error": "x", "hint": None}) is None
+    off = (False, "every layer is on the CPU; flash_attn=True turns it on")
+    assert flash(0) == flash(0, cuda) == flash(-1) == off
+    on, reason = flash(-1, cuda)
+    assert on
+    assert "llama.cpp's auto" in reason
+    assert "CUDA0 has no kernel" in reason
+    assert flash(-1, cuda, remote)[0] is flash(-1, remote)[0] is False
+    assert "RPC servers are not asked" in flash(-1, remote)[1]
 
 
 def test_doctor_counts_what_was_asked_for_and_refused_as_broken():

@@ -136,7 +136,7 @@ def _library_problems(facts: Facts) -> list[dict[str, str]]:
     if "error" in library:
         fix = reinstall
         if "SIGILL" in library["error"]:
-            fix = f'it was built for another CPU: CMAKE_ARGS="-DGGML_NATIVE=OFF" {_REINSTALL}'
+            fix = f"it was built for another CPU: {_REINSTALL}"
         return [_problem(f"the library cannot be used: {library['error']}", fix)]
     found = []
     build, python_files = library["build"], library["python_files_version"]
@@ -180,6 +180,7 @@ def paths(facts: Facts) -> list[Facts]:
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
         _drafting(library["model"]),
         _trees(library["model"], library["without_tree_ops"]),
+        *_flash(library["model"], facts["n_gpu_layers"], gpus, cuda),
         _path("CUDA", build["cuda"] and bool(cuda), _cuda_reason(build["cuda"], cuda)),
         _path("RPC", library["rpc"], facts["rpc_server"] if library["rpc"] else "built with GGML_RPC=OFF"),
     ]
@@ -216,6 +217,19 @@ def _trees(model: Facts | None, without_ops: list[str]) -> Facts:
     return _path(
         name, True, "a verify only reads the recurrent state, and a commit applies what was accepted"
     )
+
+
+def _flash(model: Facts | None, n_gpu_layers: int, gpus: list[str], own: list[str]) -> list[Facts]:
+    """Say whether MODEL gets flash attention where nobody says; own: those of `gpus` in this machine."""
+    if model is None or "error" in model:
+        return []
+    name, insist = "flash attention", "flash_attn=True turns it on"
+    if n_gpu_layers == 0 or not gpus:
+        return [_path(name, False, f"every layer is on the CPU; {insist}")]
+    if gpus != own:
+        return [_path(name, False, f"RPC servers are not asked whether they can; {insist}")]
+    reason = f"by llama.cpp's auto, which leaves it out where {', '.join(own)} has no kernel for the model"
+    return [_path(name, True, reason)]
 
 
 def _layers(gpus: list[str], cuda: bool) -> Facts:
@@ -266,6 +280,7 @@ def _library_lines(library: Facts) -> list[str]:
         _line("series", build["series_hash"]),
         _line("build", f"{build['build_type']}, {build['compiler']}, API version {library['api_version']}"),
         _line("library", library["library"]),
+        _line("cpu code", _cpu_words(library["cpu"])),
     ]
     for device in library["devices"]:
         memory = f"{_gib(device['memory_free'])} of {_gib(device['memory_total'])} free"
@@ -274,6 +289,18 @@ def _library_lines(library: Facts) -> list[str]:
         )
     lines += [_line("features", f"{name}: {' '.join(found)}") for name, found in library["features"].items()]
     return lines
+
+
+def _cpu_words(cpu: Facts) -> str:
+    """Say which variant of the CPU backend runs, and why not a better one."""
+    if cpu["runs"] is None:
+        return "none that runs here"
+    if cpu["runs"] == "native":
+        return "native: compiled for this machine by a source install"
+    words = f"{cpu['runs']}, of {', '.join(cpu['variants'])}"
+    for name, lacking in cpu["lacking"].items():
+        words += f"; {name} needs {' '.join(lacking) or 'more than this CPU has'}"
+    return f"{words}; a source install compiles for this CPU alone"
 
 
 def _llama_cpp_words(found: Facts) -> str:

@@ -14,7 +14,7 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftwood import _capi, rpc
+from draftwood import _capi, cpu, rpc
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.devices import describe, devices, without_tree_ops
@@ -109,6 +109,8 @@ def facts(
     remote: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
     with _noted(refused):
+        cpu.check()
+    with _noted(refused):
         servers = rpc.connect(rpc_servers, n_gpu_layers)
         remote = [describe(device) for device in servers.devices] if servers else []
     names = [device["name"] for device in (*remote, *map(describe, without_tree_ops()))]
@@ -122,6 +124,7 @@ def facts(
         "without_tree_ops": names,
         "refused": refused,
         "features": features(),
+        "cpu": {"runs": cpu.running(), "variants": cpu.variants(), "lacking": cpu.why_not_better()},
         "rpc": bool(native.llama_supports_rpc()),
         "model": model_facts(model, drafter=drafter, n_gpu_layers=n_gpu_layers, layer_devices=names)
         if model

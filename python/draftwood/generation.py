@@ -47,7 +47,7 @@ class Generation(Base):  # type: ignore[misc]
     """Whether prompts are cut where their last turn begins: recurrent layers cannot go back elsewhere."""
     _draws: bool
     """Whether drafts are drawn (options.draw_drafts)."""
-    _given: dict[str, Any]
+    _as_given: dict[str, Any]
     """Arguments as the caller gave them, where upstream's own state has others (preparation.py)."""
     _shortage: Shortage
 
@@ -73,8 +73,8 @@ class Generation(Base):  # type: ignore[misc]
             super().eval(tokens)
             return
         # as given, not as raised for a draft: a prompt is cut, and so rounds, as without drafting
-        n_batch = self._given.get("n_batch") or self.n_batch
-        n_ubatch = self._given.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
+        n_batch = self._as_given.get("n_batch") or self.n_batch
+        n_ubatch = self._as_given.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
         for chunk in chunks(list(tokens), n_batch, n_ubatch):
             n_past = self.n_tokens
             fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words

@@ -124,7 +124,7 @@ class Llama(Generation):
         }
         model_path = os.fsdecode(model_path)
         prepared = prepare(model_path, self._options, self._placement, draft_model, kwargs, _KNOWN)
-        self._plan, self._given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
+        self._plan, self._as_given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
         self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
         try:
             super().__init__(model_path, **kwargs)
@@ -309,7 +309,7 @@ class Llama(Generation):
         state: dict[str, Any] = super().__getstate__()
         return {
             **state,
-            **self._given,
+            **self._as_given,
             **asdict(self._options),
             **self._placement,
             **asdict(self._chat_options),

@@ -78,7 +78,7 @@ def test_a_source_install_says_what_it_needs(on, tmp_path):
     import draftwood._llama_cpp as ours
     from draftwood import cpu
 
-    if "avx2" not in open("/proc/cpuinfo").read():
+    if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has nothing that the emulated one lacks")
     assert list(cpu.variants()) == ["native"]
     folder = Path(ours.__path__[0]) / "lib"

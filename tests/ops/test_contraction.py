@@ -1,8 +1,8 @@
 """Products and their sums round alike wherever a kernel is inlined: no choice is left to the compiler.
 
-The kernels are compiled here for several CPUs with the compiler's own default: products are fused with sums
-as it sees fit. GCC fuses none where it tunes for a CPU where chains of fused operations are slow (Zen), and it
-sees such chains in some instantiations of a template only.
+The kernels are compiled here for several CPUs with the compiler's own default: it may
+fuse a product with a sum. Where chains of fused operations are slow (Zen), GCC fuses in some
+instantiations of a template only.
 """
 
 from __future__ import annotations

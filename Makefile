@@ -34,7 +34,11 @@ $(VENV)/.tools: pyproject.toml | $(VENV)/bin/python
 # where nobody watches, pip shows what the build prints: how far it is, once a minute
 VERBOSE := $(shell test -t 2 || echo -v)
 
-$(STAMP): $(SOURCES) | $(VENV)/.tools
+# an editable install knows the modules that were there: a new one needs another
+MODULES := $(shell mkdir -p build; find python -name '*.py' | sort > build/.modules.new; \
+             cmp -s build/.modules.new build/.modules || cp build/.modules.new build/.modules; echo build/.modules)
+
+$(STAMP): $(SOURCES) $(MODULES) | $(VENV)/.tools
 	$(PY) -m pip install $(VERBOSE) --no-build-isolation -e ".[dev]"
 	@touch $@
 

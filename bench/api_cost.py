@@ -22,7 +22,7 @@ from typing import Any
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood._llama_cpp._internals import LlamaModel
-from draftwood.generation import Base
+from draftwood.generate.generation import Base
 
 import models
 

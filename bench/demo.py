@@ -21,7 +21,7 @@ from typing import Any
 
 from draftwood import Llama
 from draftwood.bench.rounds import generate_rounds, mean_tokens
-from draftwood.engine import build_info
+from draftwood.engine.engine import build_info
 from rich.console import Console
 from rich.progress import Progress
 

@@ -24,7 +24,7 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
-from draftwood.generation import Base
+from draftwood.generate.generation import Base
 from oracle import OracleLlama
 from same_text import (
     LONGEST,

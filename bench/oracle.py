@@ -11,7 +11,7 @@ from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
 
 from draftwood import Llama
-from draftwood.tree import Tree
+from draftwood.engine.tree import Tree
 from same_text import LONGEST
 
 PLAIN_AFTER = 20

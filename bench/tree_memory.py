@@ -21,8 +21,8 @@ from typing import Any
 from draftwood import Llama
 from draftwood.bench.facts import machine
 from draftwood.bench.results import append
-from draftwood.engine import build_info
-from draftwood.tree import Tree
+from draftwood.engine.engine import build_info
+from draftwood.engine.tree import Tree
 
 import models
 

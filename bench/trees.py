@@ -21,7 +21,7 @@ from draftwood import Llama
 from draftwood.bench.facts import machine
 from draftwood.bench.results import append
 from draftwood.bench.rounds import generate_rounds, mean_tokens
-from draftwood.engine import build_info
+from draftwood.engine.engine import build_info
 
 import models
 

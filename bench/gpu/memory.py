@@ -22,7 +22,7 @@ def of_trees(make: Any, nodes: int) -> dict[str, Any]:
     try:
         if llm.tree_refusal:
             return {"refused": llm.tree_refusal}
-        from draftwood.tree import Tree
+        from draftwood.engine.tree import Tree
 
         llm.eval(_PROMPT)
         draw = random.Random(nodes)
@@ -66,7 +66,7 @@ def _context(make: Any, n_rs_seq: int) -> int:
 
 def _used() -> int:
     """Return the memory in use on the first card; 0 without one."""
-    from draftwood.devices import cards, describe
+    from draftwood.load.devices import cards, describe
 
     found = [describe(each) for each in cards()]
     return found[0]["memory_total"] - found[0]["memory_free"] if found else 0

@@ -10,7 +10,7 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwood.engine import probe_model
+from draftwood.engine.engine import probe_model
 
 from bench.gpu.cases import Case
 from bench.gpu.files import reads
@@ -75,7 +75,7 @@ class Ours:
     def machine(self) -> dict[str, Any]:
         """Return facts.machine of this process."""
         from draftwood.bench import facts
-        from draftwood.engine import build_info
+        from draftwood.engine.engine import build_info
 
         return facts.machine(build_info())
 

@@ -13,8 +13,8 @@ from dataclasses import dataclass, field
 from time import perf_counter
 from typing import Any
 
-from draftwood.engine import Engine
-from draftwood.tree import Tree
+from draftwood.engine.engine import Engine
+from draftwood.engine.tree import Tree
 
 from bench.gpu.cases import SAMPLING, Case
 

@@ -140,7 +140,7 @@ def _watch(
 def origin() -> dict[str, Any]:
     """Return what every row says: of which run, commit and card. Errors: BenchError for no commit."""
     from draftwood.bench import facts
-    from draftwood.engine import build_info
+    from draftwood.engine.engine import build_info
 
     commit = stamp.known(Path(draftwood.__file__).parent)
     machine = facts.machine(build_info())

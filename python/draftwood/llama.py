@@ -18,21 +18,21 @@ from typing import Any
 
 import numpy as np
 
-from draftwood import files, fixes, rpc
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.chat import ChatOptions, bound_request, chat, with_timings
-from draftwood.completion import complete, with_bias
-from draftwood.detokenize import Pieces
-from draftwood.drafting import keep_times, make_engine
+from draftwood.api.chat import ChatOptions, bound_request, chat, with_timings
+from draftwood.api.completion import complete, with_bias
+from draftwood.api.detokenize import Pieces
+from draftwood.engine.drafting import keep_times, make_engine
+from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, UnsupportedError
-from draftwood.generation import Base, Generation
+from draftwood.generate.generation import Base, Generation
+from draftwood.generate.states import load, mark
+from draftwood.generate.turns import Turns, in_turn, step_by_step
+from draftwood.load import files, fixes, rpc
+from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens
-from draftwood.preparation import prepare
-from draftwood.shortage import Shortage
-from draftwood.states import load, mark
 from draftwood.stats import SpeculationStats
-from draftwood.turns import Turns, in_turn, step_by_step
 
 fixes.apply()
 

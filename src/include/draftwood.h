@@ -14,7 +14,7 @@
 // Conventions: every call returns a dw_status; text of the last failure: dw_last_error(). No exception
 // and no abort crosses this header. Calls on engines of one context must not overlap. Token positions count from 0
 // in the engine's sequence; n_past is the number of positions evaluated and kept.
-// Tests: tests/model/engine. Python signatures: python/draftwood/_capi.py.
+// Tests: tests/model/engine. Python signatures: python/draftwood/engine/_capi.py.
 
 #pragma once
 

@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 import source
-from draftwood.cpu import NEEDS
+from draftwood.load.cpu import NEEDS
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow]
 

@@ -76,7 +76,7 @@ def test_text_is_the_same_with_drafts(on, cpu):
 def test_a_source_install_says_what_it_needs(on, tmp_path):
     """Its one variant is for the CPU that built it: elsewhere a model is refused in words."""
     import draftwood._llama_cpp as ours
-    from draftwood import cpu
+    from draftwood.load import cpu
 
     if "avx2" not in Path("/proc/cpuinfo").read_text():
         pytest.skip("this CPU has nothing that the emulated one lacks")

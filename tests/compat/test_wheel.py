@@ -8,7 +8,7 @@ from pathlib import Path
 
 import pyfiles
 import pytest
-from draftwood.cpu import NEEDS
+from draftwood.load.cpu import NEEDS
 
 pytestmark = [pytest.mark.compat, pytest.mark.slow, pytest.mark.timeout(1800)]
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
-from draftwood.engine import build_info
+from draftwood.engine.engine import build_info
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 PROMPT = b"import os\nimport sys\n\n\ndef main():\n"

@@ -11,7 +11,7 @@ from pathlib import Path
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
-from draftwood.engine import build_info
+from draftwood.engine.engine import build_info
 
 from tests.gpu.teacher import Verdict, judge, measured_margin, rows_along
 

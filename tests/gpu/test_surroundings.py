@@ -17,7 +17,7 @@ from pathlib import Path
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
-from draftwood.engine import build_info
+from draftwood.engine.engine import build_info
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
@@ -32,7 +32,7 @@ WITHOUT = """
 import json, sys
 from itertools import islice
 from draftwood import Llama
-from draftwood.devices import cards
+from draftwood.load.devices import cards
 texts = []
 for layers in (0, -1):
     llm = Llama(sys.argv[1], speculation="tree", n_gpu_layers=layers, n_ctx=512, verbose=False)

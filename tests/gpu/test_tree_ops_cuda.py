@@ -12,7 +12,7 @@ import itertools
 import numpy as np
 import pytest
 from draftwood._llama_cpp import llama_cpp
-from draftwood.engine import build_info
+from draftwood.engine.engine import build_info
 
 from tests.gpu.recorder import OP_ERROR
 from tests.ops import delta_net

@@ -15,11 +15,11 @@ from typing import Any
 
 import gguf
 import numpy as np
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood._llama_cpp._internals import LlamaSampler
 from draftwood._llama_cpp._logger import set_verbose
-from draftwood.engine import Engine
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
 
 PROMPT = (3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64)
 

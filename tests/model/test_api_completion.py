@@ -13,7 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftwood import Llama
-from draftwood.generation import Base
+from draftwood.generate.generation import Base
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
 

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 from draftwood import ClosedError, Llama, OptionError
 from draftwood._llama_cpp._internals import LlamaModel
-from draftwood.detokenize import Growing
+from draftwood.api.detokenize import Growing
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

@@ -8,7 +8,7 @@ import warnings
 
 import pytest
 from draftwood import Llama, OptionError
-from draftwood.placement import buffer_types, tensor_overrides
+from draftwood.load.placement import buffer_types, tensor_overrides
 
 from tests.model.texts import text
 

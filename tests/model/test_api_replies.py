@@ -13,7 +13,7 @@ from pathlib import Path
 
 import draftwood._llama_cpp as private
 import pytest
-from draftwood.replies import Splitter, opening_of, split
+from draftwood.api.replies import Splitter, opening_of, split
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

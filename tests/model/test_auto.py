@@ -11,7 +11,8 @@ from pathlib import Path
 import gguf as gguf_py
 import numpy as np
 import pytest
-from draftwood import Llama, curves
+from draftwood import Llama
+from draftwood.engine import curves
 from draftwood.errors import DrafterMemoryError
 
 from tests.model.rig import PROMPT

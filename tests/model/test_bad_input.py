@@ -18,8 +18,8 @@ import weakref
 from collections.abc import Iterator
 from pathlib import Path
 
-import draftwood.arguments
-import draftwood.preparation
+import draftwood.load.arguments
+import draftwood.load.preparation
 import pytest
 from draftwood import (
     ClosedError,
@@ -30,7 +30,7 @@ from draftwood import (
     OptionError,
     UnsupportedError,
 )
-from draftwood.devices import cards
+from draftwood.load.devices import cards
 
 from tests.model.rig import PROMPT
 
@@ -194,7 +194,7 @@ def test_damaged_headers_end_no_process(gguf, python, tmp_path):
         """
         import random, sys
         from pathlib import Path
-        from draftwood.engine import probe_model
+        from draftwood.engine.engine import probe_model
         from draftwood import ModelFileError
         from draftwood._llama_cpp._logger import set_verbose
         set_verbose(False)
@@ -504,8 +504,8 @@ def test_arguments_that_nobody_knows(gguf, witness):
 
 
 def test_layers_for_a_card_that_is_not_there(gguf, witness, monkeypatch):
-    monkeypatch.setattr(draftwood.preparation, "cards", lambda: [])
-    monkeypatch.setattr(draftwood.arguments, "_said", set())
+    monkeypatch.setattr(draftwood.load.preparation, "cards", lambda: [])
+    monkeypatch.setattr(draftwood.load.arguments, "_said", set())
     for n_gpu_layers, says in ((0, False), (2, True), (-1, False)):  # once a process
         with warnings.catch_warnings(record=True) as caught:
             warnings.simplefilter("always")

@@ -5,7 +5,7 @@ from __future__ import annotations
 from pathlib import Path
 
 import source
-from draftwood.engine import build_info
+from draftwood.engine.engine import build_info
 
 ROOT = Path(__file__).resolve().parents[2]
 

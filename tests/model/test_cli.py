@@ -20,10 +20,11 @@ from typing import Any
 import pytest
 import source
 from click.testing import CliRunner
-from draftwood import Llama, __version__, _capi
+from draftwood import Llama, __version__
 from draftwood.cli import cli
 from draftwood.cli.progress import Interrupt
 from draftwood.cli.session import Session
+from draftwood.engine import _capi
 from draftwood.errors import ContextFullError, OptionError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]

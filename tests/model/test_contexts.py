@@ -8,10 +8,11 @@ from types import SimpleNamespace
 
 import numpy as np
 import pytest
-from draftwood import Llama, OptionError, UnsupportedError, contexts
+from draftwood import Llama, OptionError, UnsupportedError
 from draftwood._llama_cpp import _internals
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.arguments import CACHE_TYPES, CPU_CACHE_TYPES
+from draftwood.load import contexts
+from draftwood.load.arguments import CACHE_TYPES, CPU_CACHE_TYPES
 
 SMALL = {"n_threads": 1, "n_threads_batch": 1, "verbose": False, "speculation": "off"}
 WHOLE_BLOCKS = ["planted-moe", "dense-plain", "much-attention", "real-heads"]  # heads of 32 values or more
@@ -119,7 +120,8 @@ def test_estimates_are_near_what_llama_cpp_takes(gguf, python):
         import json, os, resource, sys
         from pathlib import Path
         os.environ["CUDA_VISIBLE_DEVICES"] = ""
-        from draftwood import Llama, contexts
+        from draftwood import Llama
+        from draftwood.load import contexts
 
         def now():
             pages = Path("/proc/self/statm").read_text().split()[:2]
@@ -170,7 +172,8 @@ def test_sizes_that_end_the_process(gguf, python, arguments):
         f"""
         import resource, sys
         resource.setrlimit(resource.RLIMIT_AS, (16 << 30, 16 << 30))
-        from draftwood import Llama, OptionError, contexts
+        from draftwood import Llama, OptionError
+        from draftwood.load import contexts
         contexts.host_memory = lambda: (16 << 30, 16 << 30)
         try:
             Llama(sys.argv[1], {arguments}, verbose=False)

@@ -12,8 +12,8 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftwood import cpu
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.load import cpu
 
 LOAD = """
 import sys

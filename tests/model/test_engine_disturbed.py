@@ -6,8 +6,9 @@ import ctypes
 import pickle
 
 import pytest
-from draftwood import Llama, _capi
+from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
 from draftwood.errors import DraftwoodError
 
 from tests.model.rig import PROMPT, check_plain, follow

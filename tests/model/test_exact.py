@@ -172,7 +172,7 @@ def test_what_trees_lack_is_found(what):
         "import sys; sys.path.insert(0, 'bench')\n"
         "sys.argv = 'exact_trees.py --only planted-dense --budgets 4 --drafters oracle'.split()\n"
         "import exact_trees, oracle\n"
-        "from draftwood.engine import Engine\n"
+        "from draftwood.engine.engine import Engine\n"
         "Oracle = oracle.TreeOracleLlama\n"
     )
     done = run(code=start + sabotage + "sys.exit(exact_trees.main())\n")

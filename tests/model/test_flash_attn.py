@@ -9,8 +9,8 @@ from __future__ import annotations
 import pickle
 import re
 
-import draftwood.arguments
-import draftwood.preparation
+import draftwood.load.arguments
+import draftwood.load.preparation
 import pytest
 from click.testing import CliRunner
 from draftwood import OptionError, StateError
@@ -26,7 +26,7 @@ SAID = {AUTO: "auto", OFF: "disabled", ON: "enabled"}
 
 @pytest.fixture
 def card(monkeypatch):
-    monkeypatch.setattr(draftwood.preparation, "cards", lambda: [1])
+    monkeypatch.setattr(draftwood.load.preparation, "cards", lambda: [1])
 
 
 def asked_for(llm):
@@ -100,8 +100,8 @@ def test_a_pickled_llama_says_as_little_as_its_original(llama, card, monkeypatch
     assert [llama(flash_attn=each).__getstate__()["flash_attn"] for each in (True, False)] == [True, False]
     kept = pickle.dumps(llm)
     copies = [pickle.loads(kept)]
-    monkeypatch.setattr(draftwood.preparation, "cards", lambda: [])  # on a machine without a card
-    monkeypatch.setattr(draftwood.arguments, "_said", {"cards"})
+    monkeypatch.setattr(draftwood.load.preparation, "cards", lambda: [])  # on a machine without a card
+    monkeypatch.setattr(draftwood.load.arguments, "_said", {"cards"})
     copies.append(pickle.loads(kept))
     found = [asked_for(copy) for copy in copies]
     for copy in copies:

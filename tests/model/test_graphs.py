@@ -7,8 +7,8 @@ import re
 from pathlib import Path
 
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
 
 from tests.model.rig import PROMPT, check_plain, follow
 

@@ -6,8 +6,9 @@ from itertools import islice
 
 import numpy as np
 import pytest
-from draftwood import Llama, _capi
+from draftwood import Llama
 from draftwood._llama_cpp.llama import LogitsProcessorList
+from draftwood.engine import _capi
 
 from tests.model.rig import PROMPT
 

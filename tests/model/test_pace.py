@@ -6,7 +6,8 @@ from itertools import islice
 from pathlib import Path
 
 import pytest
-from draftwood import Llama, _capi
+from draftwood import Llama
+from draftwood.engine import _capi
 
 from tests.model.rig import PROMPT
 

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 from draftwood import Llama
-from draftwood.engine import probe_drafter
+from draftwood.engine.engine import probe_drafter
 from draftwood.errors import DraftwoodError, ModelFileError
 from synth_gguf import PRESETS, DrafterSpec, write
 

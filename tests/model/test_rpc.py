@@ -26,9 +26,11 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftwood import Llama, OptionError, ServerError, _capi, rpc
+from draftwood import Llama, OptionError, ServerError
 from draftwood.cli.serve import program
-from draftwood.devices import cards
+from draftwood.engine import _capi
+from draftwood.load import rpc
+from draftwood.load.devices import cards
 
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models" / "tiny-moe"

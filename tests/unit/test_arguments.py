@@ -4,8 +4,9 @@ import warnings
 
 import numpy as np
 import pytest
-from draftwood import arguments
-from draftwood.arguments import (
+from draftwood.errors import OptionError
+from draftwood.load import arguments
+from draftwood.load.arguments import (
     CACHE_TYPES,
     CPU_CACHE_TYPES,
     MAX_THREADS,
@@ -14,7 +15,6 @@ from draftwood.arguments import (
     warn_of_unknown,
     warn_without_cards,
 )
-from draftwood.errors import OptionError
 
 KNOWN = ("speculation", "draft_tokens", "tree_budget", "n_ctx", "n_gpu_layers")
 

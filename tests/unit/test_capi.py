@@ -1,4 +1,4 @@
-"""python/draftwood/_capi.py held against src/include/draftwood.h, by reading the header.
+"""python/draftwood/engine/_capi.py held against src/include/draftwood.h, by reading the header.
 
 The library itself is checked when it is loaded (dw_api_version); this finds what only the two texts show.
 """
@@ -8,7 +8,7 @@ import re
 from pathlib import Path
 
 import pytest
-from draftwood import _capi
+from draftwood.engine import _capi
 
 HEADER = Path(__file__).resolve().parents[2] / "src" / "include" / "draftwood.h"
 CODE = re.sub(r"//[^\n]*|/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)

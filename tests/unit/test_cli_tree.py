@@ -10,7 +10,7 @@ from click.testing import CliRunner
 from draftwood.cli import cli
 from draftwood.cli.session import Round
 from draftwood.cli.tree import as_dict, drawing, escaped, summary
-from draftwood.tree import Tree
+from draftwood.engine.tree import Tree
 from rich.console import Console
 
 VOCABULARY = {1: b"def", 2: b" main", 3: b" run", 4: b"\n", 5: b"\xe2\x82", 6: b"()", 7: b"\xc3\xa4"}

@@ -5,8 +5,8 @@ import os
 import stat
 
 import pytest
-from draftwood import _capi, curves
-from draftwood.engine import Curve
+from draftwood.engine import _capi, curves
+from draftwood.engine.engine import Curve
 
 CURVE = Curve(*(tuple(start + n for n in range(_capi.CURVE_SIZE)) for start in (0.0, 10.0)))
 

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import draftwood
 import pytest
-from draftwood import _capi, errors
-from draftwood.status import check
+from draftwood import errors
+from draftwood.engine import _capi
+from draftwood.engine.status import check
 
 PACKAGE = Path(draftwood.__file__).parent
 CLASSES = [c for _, c in inspect.getmembers(errors, inspect.isclass) if c is not errors.DraftwoodError]

@@ -6,7 +6,7 @@ import ctypes
 
 import numpy as np
 import pytest
-from draftwood import _capi
+from draftwood.engine import _capi
 
 N = 400_000
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftwood.sampling import tokens_enough
+from draftwood.generate.sampling import tokens_enough
 
 DEFAULTS = {
     "top_k": 40,

@@ -5,8 +5,8 @@ from __future__ import annotations
 import warnings
 from dataclasses import replace
 
-from draftwood import _capi
-from draftwood.shortage import Shortage
+from draftwood.engine import _capi
+from draftwood.engine.shortage import Shortage
 from draftwood.stats import SpeculationStats
 
 

@@ -1,4 +1,4 @@
-"""src/tree/* through python/draftwood/tree.py: which nodes a tree keeps, held against all that it could keep.
+"""src/tree/* through draftwood.engine.tree: which nodes a tree keeps, held against all that it could keep.
 
 Log-probabilities are multiples of 1/64, so that sums of them are exact in f32, and ties happen.
 """
@@ -11,9 +11,9 @@ import random
 from collections.abc import Iterator
 
 import pytest
-from draftwood import _capi
+from draftwood.engine import _capi
+from draftwood.engine.tree import Tree, bucket, from_positions, merge, native_tree, select
 from draftwood.errors import OptionError
-from draftwood.tree import Tree, bucket, from_positions, merge, native_tree, select
 from hypothesis import given, settings
 from hypothesis import strategies as st
 

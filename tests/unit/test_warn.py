@@ -6,7 +6,7 @@ from collections.abc import Iterator
 
 import pytest
 from draftwood import warn as module
-from draftwood.turns import Turns, in_turn, step_by_step
+from draftwood.generate.turns import Turns, in_turn, step_by_step
 
 MESSAGE = "found something"
 

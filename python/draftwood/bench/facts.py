@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 import draftwood
-from draftwood.devices import devices
+from draftwood.load.devices import devices
 
 
 def machine(build: dict[str, Any]) -> dict[str, Any]:

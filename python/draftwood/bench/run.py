@@ -79,8 +79,8 @@ def prepare(request: Request) -> Prepared:
     Errors: as of `Llama` for the file; OptionError, UnsupportedError for what could not be measured
     or claimed.
     """
-    from draftwood.devices import without_tree_ops
-    from draftwood.files import checked_model
+    from draftwood.load.devices import without_tree_ops
+    from draftwood.load.files import checked_model
 
     texts = read(request.prompts)
     info = checked_model(request.model)
@@ -136,7 +136,7 @@ def execute(prepared: Prepared, step: Callable[[], None] = lambda: None) -> Outc
 
     Errors: what loading and generating raise.
     """
-    from draftwood.engine import build_info
+    from draftwood.engine.engine import build_info
 
     request = prepared.request
     known = {**facts.machine(build_info()), **_settings(prepared)}

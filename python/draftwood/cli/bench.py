@@ -12,9 +12,9 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwood.arguments import MAX_THREADS
 from draftwood.bench.modes import BASELINE, MODES
 from draftwood.cli.failure import library_needed
+from draftwood.load.arguments import MAX_THREADS
 from draftwood.options import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,

@@ -10,9 +10,9 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
-from draftwood.arguments import MAX_THREADS
 from draftwood.cli.failure import library_needed
 from draftwood.errors import DraftwoodError
+from draftwood.load.arguments import MAX_THREADS
 from draftwood.options import (
     DEFAULT_DRAFT_P_MIN,
     DEFAULT_DRAFT_TOKENS,

@@ -14,13 +14,14 @@ from dataclasses import asdict
 from pathlib import Path
 from typing import Any
 
-from draftwood import _capi, cpu, rpc
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.devices import describe, devices, without_tree_ops
-from draftwood.engine import build_info, probe_drafter
+from draftwood.engine import _capi
+from draftwood.engine.engine import build_info, probe_drafter
 from draftwood.errors import DraftwoodError
-from draftwood.files import checked_model
+from draftwood.load import cpu, rpc
+from draftwood.load.devices import describe, devices, without_tree_ops
+from draftwood.load.files import checked_model
 from draftwood.options import Options, Plan, default_draft_tokens, needed_batch, plan
 
 

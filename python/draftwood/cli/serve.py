@@ -16,7 +16,7 @@ from draftwood.errors import UnsupportedError
 from draftwood.options import SPECULATIONS, Options, plan
 
 if TYPE_CHECKING:
-    from draftwood.engine import ModelInfo
+    from draftwood.engine.engine import ModelInfo
 
 _MODEL_FLAGS = ("-m", "--model")
 # a user who gives one of these has chosen a drafter; names from common/arg.cpp at the pin
@@ -170,5 +170,5 @@ def _model(arguments: list[str]) -> str | None:
 
 def _header(path: str) -> ModelInfo:
     with library_needed():
-        from draftwood.files import checked_model
+        from draftwood.load.files import checked_model
     return checked_model(path)

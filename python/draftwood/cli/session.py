@@ -14,10 +14,10 @@ from typing import Any, Literal
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from draftwood.cli.progress import Bar, Interrupt
+from draftwood.engine.tree import Tree
 from draftwood.errors import ContextFullError, OptionError, UnsupportedError
 from draftwood.llama import Llama
 from draftwood.stats import SpeculationStats
-from draftwood.tree import Tree
 
 Finish = Literal["stop", "length", "context", "interrupt"]
 

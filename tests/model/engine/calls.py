@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from draftwood import _capi
+from draftwood.engine import _capi
 
 from tests.model.rig import Rig
 

@@ -10,7 +10,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from draftwood import _capi
+from draftwood.engine import _capi
 
 from tests.model.engine.little_memory import build_shim
 from tests.model.engine.story import BUDGET

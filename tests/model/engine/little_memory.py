@@ -37,8 +37,8 @@ int posix_memalign(void ** block, size_t alignment, size_t bytes) {
 """
 _HEAD = """
 import ctypes, json, sys
-from draftwood import _capi
-from draftwood.engine import Engine
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
 from draftwood.errors import DecodeError
 from tests.model.rig import Rig
 def refuse(over): ctypes.CDLL(None).refuse_over(ctypes.c_size_t(over))

@@ -9,7 +9,7 @@ import random
 from collections.abc import Callable
 from typing import Any
 
-from draftwood.tree import Tree
+from draftwood.engine.tree import Tree
 
 from tests.model.rig import PROMPT, Rig, Run, check_next, check_plain
 

@@ -6,8 +6,8 @@ import ctypes
 import math
 
 import pytest
-from draftwood import _capi
-from draftwood.tree import Tree
+from draftwood.engine import _capi
+from draftwood.engine.tree import Tree
 
 from tests.model.engine.calls import MTP, error_of, last_error, lib, params
 from tests.model.rig import PROMPT, check_next, check_plain, follow

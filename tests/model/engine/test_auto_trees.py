@@ -8,8 +8,8 @@ from __future__ import annotations
 from collections.abc import Callable
 
 import pytest
-from draftwood import _capi
-from draftwood.engine import Curve, Engine
+from draftwood.engine import _capi
+from draftwood.engine.engine import Curve, Engine
 from draftwood.stats import SpeculationStats
 
 from tests.model.engine.calls import MTP

@@ -6,9 +6,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.engine import Engine
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
 from draftwood.options import DEFAULT_DRAFT_P_MIN, DEFAULT_DRAFT_TOKENS, EXACT_ROWS
 
 from tests.model.engine.calls import MTP, NONE, error_of, lib, new, params
@@ -83,7 +83,7 @@ def test_mtp_of_a_model_loaded_without_it(gguf, python):
     done = python(
         """
         import sys
-        from draftwood import _capi
+        from draftwood.engine import _capi
         from tests.model.rig import Rig
         rig = Rig(sys.argv[1], engine=False)
         rig.settings["drafter"] = _capi.DRAFTER_MTP

@@ -5,9 +5,9 @@ from __future__ import annotations
 import ctypes
 
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood._llama_cpp._internals import LlamaSampler
+from draftwood.engine import _capi
 
 from tests.model.engine.calls import MTP, error_of, lib
 from tests.model.rig import PROMPT, check_next, check_plain, follow

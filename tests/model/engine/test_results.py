@@ -7,9 +7,9 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.engine import Engine
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
 from draftwood.errors import ContextFullError, NativeError, OptionError, UnsupportedError
 
 from tests.model.engine.calls import MTP, NONE

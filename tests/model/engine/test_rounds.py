@@ -10,7 +10,7 @@ import random
 
 import numpy as np
 import pytest
-from draftwood import _capi
+from draftwood.engine import _capi
 
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.rig import PROMPT, check_plain, follow

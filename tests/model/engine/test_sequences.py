@@ -12,10 +12,10 @@ from typing import Any
 
 import numpy as np
 import pytest
-from draftwood import _capi
-from draftwood.engine import Engine
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
+from draftwood.engine.tree import Tree
 from draftwood.errors import DraftwoodError
-from draftwood.tree import Tree
 
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.engine.story import grow, true_length

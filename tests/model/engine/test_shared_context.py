@@ -6,9 +6,9 @@ import ctypes
 
 import numpy as np
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.engine import Engine
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
 
 from tests.model.engine.calls import MTP, error_of, lib
 from tests.model.rig import PROMPT, Rig, check_plain, hooked_sampler

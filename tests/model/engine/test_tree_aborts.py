@@ -10,10 +10,10 @@ from contextlib import contextmanager
 from typing import Any
 
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
+from draftwood.engine.tree import Tree
 from draftwood.errors import DecodeError, NativeError
-from draftwood.tree import Tree
 
 from tests.model.engine.calls import MTP, error_of, lib
 from tests.model.engine.story import BUDGET, story

@@ -12,10 +12,10 @@ from collections.abc import Sequence
 from typing import Any
 
 import pytest
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
+from draftwood.engine.tree import Tree
 from draftwood.errors import ContextFullError, DraftwoodError, OptionError, UnsupportedError
-from draftwood.tree import Tree
 
 from tests.model.engine.calls import MTP, error_of, lib, new, params
 from tests.model.engine.story import BUDGET, follow_tree, grow, seen, story, true_length

@@ -14,8 +14,8 @@ from typing import Any
 import numpy as np
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine.tree import Tree, bucket
 from draftwood.errors import ContextFullError
-from draftwood.tree import Tree, bucket
 
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.engine.story import follow_tree, grow, true_length

@@ -7,7 +7,7 @@ import itertools
 import signal
 import sys
 
-import draftwood.generation as generation_module
+import draftwood.generate.generation as generation_module
 import pytest
 
 from tests.model.texts import P, fresh, text

@@ -11,8 +11,8 @@ from collections.abc import Mapping
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.devices import cards, describe
 from draftwood.errors import OptionError
+from draftwood.load.devices import cards, describe
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _EXAMPLE = 'tensor_buft_overrides={r"ffn_.*_exps": "CPU"} keeps experts in host memory'

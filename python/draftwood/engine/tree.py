@@ -10,9 +10,9 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood import _capi
+from draftwood.engine import _capi
+from draftwood.engine.status import check
 from draftwood.errors import OptionError
-from draftwood.status import check
 
 _lib = _capi.lib
 

@@ -5,8 +5,8 @@ from __future__ import annotations
 import ctypes
 from typing import Any
 
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
 
 # enum ggml_backend_dev_type, ggml-backend.h at the pin
 _DEVICE_TYPES = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")

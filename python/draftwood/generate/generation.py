@@ -19,13 +19,13 @@ import numpy as np
 
 from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.engine import Engine
+from draftwood.engine.engine import Engine
+from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
-from draftwood.processors import GuardedProcessors, WatchedGrammar, given_draft
-from draftwood.prompt import chunks, common_prefix, last_turn
-from draftwood.sampling import tokens_enough
-from draftwood.shortage import Shortage
-from draftwood.turns import Turns, in_turn, step_by_step
+from draftwood.generate.processors import GuardedProcessors, WatchedGrammar, given_draft
+from draftwood.generate.prompt import chunks, common_prefix, last_turn
+from draftwood.generate.sampling import tokens_enough
+from draftwood.generate.turns import Turns, in_turn, step_by_step
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama

@@ -16,10 +16,10 @@ import threading
 from collections import Counter
 from typing import Any
 
-from draftwood import _capi
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.devices import cards, others
+from draftwood.engine import _capi
 from draftwood.errors import OptionError, ServerError, UnsupportedError
+from draftwood.load.devices import cards, others
 
 PROTOCOL = (7, 0)
 """RPC_PROTO_MAJOR_VERSION and the newest RPC_PROTO_MINOR_VERSION of ggml-rpc.h at the pin."""

@@ -10,13 +10,13 @@ import platform
 from dataclasses import replace
 from typing import Any
 
-from draftwood import _capi, curves
-from draftwood.devices import devices
-from draftwood.engine import Engine, build_info, probe_model
+from draftwood.engine import _capi, curves
+from draftwood.engine.engine import Engine, build_info, probe_model
 from draftwood.errors import DrafterMemoryError, UnsupportedError
+from draftwood.generate.states import model_of
+from draftwood.generate.turns import Turns
+from draftwood.load.devices import devices
 from draftwood.options import EXACT_ROWS, Options, Plan
-from draftwood.states import model_of
-from draftwood.turns import Turns
 from draftwood.warn import warn
 
 _DRAFTERS = {

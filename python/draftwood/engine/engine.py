@@ -13,11 +13,11 @@ from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood import _capi
+from draftwood.engine import _capi
+from draftwood.engine.status import check
+from draftwood.engine.tree import Tree, native_tree
 from draftwood.errors import IDS_HINT, UnsupportedError
 from draftwood.stats import SpeculationStats
-from draftwood.status import check
-from draftwood.tree import Tree, native_tree
 
 _lib = _capi.lib
 

@@ -15,10 +15,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from draftwood import _capi, log
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.devices import cards, devices
+from draftwood.engine import _capi
 from draftwood.errors import OptionError, UnsupportedError
+from draftwood.load import log
+from draftwood.load.devices import cards, devices
 from draftwood.options import HYBRID_ARCHITECTURES
 
 _CELL = 52  # bytes of a cell in llama_kv_cells at the pin: positions, and a bit for each of 256 sequences

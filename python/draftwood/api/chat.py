@@ -15,8 +15,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood._llama_cpp import llama_chat_format
+from draftwood.api.replies import CALL, Part, Splitter, opening_of, split
 from draftwood.errors import OptionError, UnsupportedError
-from draftwood.replies import CALL, Part, Splitter, opening_of, split
 
 REASONING_FORMATS = (None, "none", "auto", "deepseek")
 

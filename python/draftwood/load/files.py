@@ -9,9 +9,9 @@ import functools
 import os
 from typing import Any
 
-from draftwood import log
-from draftwood.engine import ModelInfo, probe_model
+from draftwood.engine.engine import ModelInfo, probe_model
 from draftwood.errors import ModelFileError, OptionError, UnsupportedError
+from draftwood.load import log
 
 
 def checked_model(path: str) -> ModelInfo:

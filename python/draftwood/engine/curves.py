@@ -15,8 +15,8 @@ import tempfile
 from pathlib import Path
 from typing import Any
 
-from draftwood import _capi
-from draftwood.engine import Curve
+from draftwood.engine import _capi
+from draftwood.engine.engine import Curve
 
 _of_this_process: dict[str, Curve] = {}
 

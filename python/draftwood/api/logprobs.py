@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from draftwood._llama_cpp import llama as _upstream
-from draftwood.detokenize import Growing, Pieces
+from draftwood.api.detokenize import Growing, Pieces
 
 _log_softmax: Any = _upstream.Llama.logits_to_logprobs
 

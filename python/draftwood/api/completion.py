@@ -19,12 +19,12 @@ import numpy as np
 
 from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.detokenize import Growing, Pieces
+from draftwood.api.detokenize import Growing, Pieces
+from draftwood.api.logprobs import of_completion
+from draftwood.api.stream import Chunks
+from draftwood.api.timings import Timer
 from draftwood.errors import CacheError, OptionError
-from draftwood.fixes import CACHE_ERRORS
-from draftwood.logprobs import of_completion
-from draftwood.stream import Chunks
-from draftwood.timings import Timer
+from draftwood.load.fixes import CACHE_ERRORS
 from draftwood.warn import warn
 
 _SAMPLING = [

@@ -10,8 +10,8 @@ from __future__ import annotations
 from collections.abc import Iterator
 from typing import Any
 
-from draftwood.detokenize import Growing, Pieces
-from draftwood.logprobs import Offsets, of_token
+from draftwood.api.detokenize import Growing, Pieces
+from draftwood.api.logprobs import Offsets, of_token
 
 
 class Chunks:

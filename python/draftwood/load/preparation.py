@@ -10,12 +10,12 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
-from draftwood import arguments, cpu, files, rpc
-from draftwood.devices import cards, gpu_backends, without_tree_ops
-from draftwood.engine import ModelInfo
+from draftwood.engine.engine import ModelInfo
 from draftwood.errors import OptionError
+from draftwood.load import arguments, cpu, files, rpc
+from draftwood.load.devices import cards, gpu_backends, without_tree_ops
+from draftwood.load.placement import embeddings_on_card, tensor_overrides
 from draftwood.options import Options, Plan, fitted, needed_batch, plan
-from draftwood.placement import embeddings_on_card, tensor_overrides
 
 _LEAST_CONTEXT = 256  # cells: llama.cpp rounds n_ctx up to a multiple of it. No draft needs more
 

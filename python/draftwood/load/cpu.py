@@ -13,8 +13,8 @@ import re
 from pathlib import Path
 from typing import Any
 
-from draftwood import _capi
-from draftwood.engine import build_info
+from draftwood.engine import _capi
+from draftwood.engine.engine import build_info
 from draftwood.errors import OptionError, UnsupportedError
 
 CHOICE = "DRAFTWOOD_CPU"

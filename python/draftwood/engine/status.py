@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from draftwood import _capi
+from draftwood.engine import _capi
 from draftwood.errors import (
     ContextFullError,
     DecodeError,

@@ -14,11 +14,11 @@ import threading
 from collections.abc import Sequence
 from typing import Any
 
-from draftwood import contexts, files, log
 from draftwood._llama_cpp import _internals, _utils, llama_cache
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import CacheError, GrammarError
-from draftwood.processors import WatchedGrammar
+from draftwood.generate.processors import WatchedGrammar
+from draftwood.load import contexts, files, log
 
 CACHE_ERRORS = (OSError, sqlite3.Error)
 

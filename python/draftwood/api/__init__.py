@@ -1,0 +1,1 @@
+"""Text and requests: completion, chat, streaming, logprobs, replies."""

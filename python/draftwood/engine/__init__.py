@@ -1,0 +1,1 @@
+"""The C API of draftwood.h from Python: one engine a context, its counters and its curves."""

@@ -1,0 +1,1 @@
+"""From a prompt to tokens: prefill, the loop over rounds, sampling, saved states."""

@@ -1,0 +1,1 @@
+"""From arguments to a loaded model: checks, placement, contexts, devices, RPC servers."""

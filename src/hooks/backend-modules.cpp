@@ -1,6 +1,6 @@
 // Finds backend modules: see backend-modules.h.
 
-#include "backend-modules.h"
+#include "hooks/backend-modules.h"
 
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"

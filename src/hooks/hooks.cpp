@@ -1,13 +1,13 @@
 // The hooks' bodies: see hooks.h for who calls them and when.
 
-#include "hooks.h"
+#include "hooks/hooks.h"
 
-#include "custom-op.h"
 #include "ggml-cpu.h"
-#include "graphs.h"
+#include "hooks/sched-inputs.h"
 #include "llama-context.h"
-#include "sched-inputs.h"
-#include "top-rows.h"
+#include "llama/graph_store.h"
+#include "ops/door/custom-op.h"
+#include "ops/top-rows/top-rows.h"
 
 #include <algorithm>
 #include <cstring>

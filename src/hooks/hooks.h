@@ -35,7 +35,7 @@ class dw_row_mask {
 
 // Builds parts of a verify's graph in place of llama.cpp: recurrent layers, so that the state is read and not written,
 // since which draft tokens stay is only known afterwards; attention without flash attention, so that drafts in a tree
-// round as in plain decoding (src/spec/tree_state.h). S head size, H heads, N rows a sequence.
+// round as in plain decoding (src/verify/tree_state.h). S head size, H heads, N rows a sequence.
 class dw_verify_graph : public dw_row_mask {
   public:
     // which of the graphs that this builds for a number of rows comes next
@@ -113,7 +113,7 @@ struct dw_state {
     llm_graph_result * result     = nullptr;
     int32_t            n_ubatches = 0;
 
-    // op dw_top_rows (src/ops/top-rows.h), to be run on the logits of decodes with few rows; nullptr: none is
+    // op dw_top_rows (src/ops/top-rows/top-rows.h), to be run on the logits of decodes with few rows; nullptr: none is
     const dw_custom_op *                         top_rows = nullptr;
     std::map<const ggml_cgraph *, ggml_tensor *> tops;          // its results, by graph
     ggml_tensor *                                top = nullptr; // of the newest decode; nullptr: it has none

@@ -1,6 +1,6 @@
 // See sched-inputs.h.
 
-#include "sched-inputs.h"
+#include "hooks/sched-inputs.h"
 
 namespace {
 

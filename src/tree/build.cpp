@@ -1,6 +1,6 @@
 // See build.h.
 
-#include "build.h"
+#include "tree/build.h"
 
 #include <algorithm>
 #include <cmath>

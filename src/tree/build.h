@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "token_tree.h"
+#include "tree/token_tree.h"
 
 namespace draftwood {
 

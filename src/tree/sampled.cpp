@@ -1,6 +1,6 @@
 // See sampled.h.
 
-#include "sampled.h"
+#include "tree/sampled.h"
 
 #include <algorithm>
 #include <cmath>

@@ -6,7 +6,7 @@
 
 #pragma once
 
-#include "build.h"
+#include "tree/build.h"
 
 #include <random>
 #include <vector>

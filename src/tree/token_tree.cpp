@@ -1,6 +1,6 @@
 // See token_tree.h.
 
-#include "token_tree.h"
+#include "tree/token_tree.h"
 
 #include <algorithm>
 

@@ -1,7 +1,7 @@
 // Every size of tile that mul-mat-rows.cpp has, called by itself, for tests/ops/test_contraction.py: compiled with the
 // flags of some CPU, without those of the build.
 
-#include "mul-mat-rows.cpp"
+#include "ops/mul-mat-rows/mul-mat-rows.cpp"
 
 // the one function of ggml-cpu that the kernels call, on CPUs that do not convert F16 by themselves
 void ggml_cpu_fp16_to_fp32(const ggml_fp16_t * x, float * y, int64_t n) {

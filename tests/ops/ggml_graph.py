@@ -86,7 +86,7 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
 
 
 class CustomOp(ctypes.Structure):
-    """dw_custom_op of src/ops/custom-op.h: its address goes into a node's userdata."""
+    """dw_custom_op of src/ops/door/custom-op.h: its address goes into a node's userdata."""
 
     _fields_ = [("cpu", _p), ("cuda", _p)]
 

@@ -49,7 +49,7 @@ def every_tile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPath
     if compiler is None:
         pytest.skip("no C++ compiler")
     llama = source.ensure_source(ROOT).llama_cpp
-    folders = [ROOT / "src" / "ops", llama / "ggml" / "include", llama / "ggml" / "src"]
+    folders = [ROOT / "src", llama / "ggml" / "include", llama / "ggml" / "src"]
     library = tmp_path_factory.mktemp("tiles") / "tiles.so"
     command = [compiler, "-std=c++17", "-O3", "-fPIC", "-shared", "-w", *flags, "-o", library]
     command += [f"-I{folder}" for folder in [*folders, llama / "ggml" / "src" / "ggml-cpu"]]

@@ -1,4 +1,4 @@
-"""src/ops/delta-net.*: bit-equal to ggml's own GATED_DELTA_NET, and close to a float64 oracle."""
+"""src/ops/delta-net/delta-net.*: bit-equal to ggml's own GATED_DELTA_NET, and close to a float64 oracle."""
 
 from __future__ import annotations
 

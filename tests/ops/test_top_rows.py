@@ -1,4 +1,4 @@
-"""src/ops/top-rows.*: the best tokens of rows of logits, against numpy in float64."""
+"""src/ops/top-rows/top-rows.*: the best tokens of rows of logits, against numpy in float64."""
 
 from __future__ import annotations
 

@@ -1,6 +1,6 @@
 """DW_LENGTH_AUTO and trees: the cost curve decides whether a draft branches, acceptance how wide it is.
 
-Drafts are the planted model's own MTP block's, accepted two times of three. Contract: src/spec/pace.h.
+Drafts are the planted model's own MTP block's, accepted two times of three. Contract: src/round/cost_model.h.
 """
 
 from __future__ import annotations

@@ -1,7 +1,7 @@
 """Several sequences in one decode: trees, chains and plain steps, each bit-equal to a context of its own.
 
 Every sequence has an engine; Engine.verify_all decodes their proposals together. Contract: dw_verify_all in
-src/include/draftwood.h, src/spec/target_context.h.
+src/include/draftwood.h, src/verify/target_context.h.
 """
 
 from __future__ import annotations

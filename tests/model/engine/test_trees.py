@@ -3,7 +3,7 @@
 After a commit the context is, cell for cell, one that decoded plainly.
 
 The oracle (story.py) plants the true continuation on a path of a random tree.
-Contract: src/include/draftwood.h, src/spec/tree_state.h, src/ops/tree-attention.h.
+Contract: src/include/draftwood.h, src/verify/tree_state.h, src/ops/tree-attention/tree-attention.h.
 """
 
 from __future__ import annotations

@@ -1,0 +1,196 @@
+// The C line: argument checks, and every exception turned into a status. Contract: draftwood.h.
+
+#include "capi/capi.h"
+#include "drafters/dflash_fit.h"
+#include "drafters/probe.h"
+
+#include <algorithm>
+
+using namespace draftwood;
+
+int32_t dw_api_version(void) {
+    return DW_API_VERSION;
+}
+
+const char * dw_last_error(void) {
+    return last_error();
+}
+
+dw_status dw_probe_model(const char * path, dw_model_info * info) {
+    return guard([&] {
+        require("dw_probe_model", path, info);
+        probe_model(path, *info);
+        return DW_OK;
+    });
+}
+
+dw_status dw_probe_drafter(const char * drafter_path, const char * target_path) {
+    return guard([&] {
+        require("dw_probe_drafter", drafter_path, target_path);
+        require_dflash_for(target_facts(target_path), drafter_path);
+        return DW_OK;
+    });
+}
+
+void dw_params_init(dw_params * params) {
+    if (params) {
+        *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0,
+                    DW_RESULTS_AUTO };
+    }
+}
+
+dw_status dw_engine_new(llama_context * target, const llama_context_params * context_params, const dw_params * params,
+                        dw_engine ** engine) {
+    return guard([&] {
+        require("dw_engine_new", target, context_params, params, engine);
+        require_layout("dw_params", *params);
+        if (params->curve) {
+            require_layout("dw_curve", *params->curve);
+        }
+        *engine = nullptr;
+        *engine = new dw_engine{ { target, *context_params, *params } };
+        return DW_OK;
+    });
+}
+
+void dw_engine_free(dw_engine * engine) {
+    delete engine;
+}
+
+dw_status dw_eval(dw_engine * engine, const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+    return with(engine, "dw_eval", [&](auto & e) {
+        require("dw_eval", tokens);
+        e.eval(tokens, n_tokens, n_past, all_logits);
+    });
+}
+
+dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_draft, int32_t * n_draft) {
+    return with(engine, "dw_propose", [&](auto & e) {
+        require("dw_propose", n_draft);
+        *n_draft = e.propose(last, max_draft);
+    });
+}
+
+dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft) {
+    return with(engine, "dw_propose_given", [&](auto & e) {
+        if (n_draft > 0) {
+            require("dw_propose_given", draft);
+        }
+        e.propose_given(last, draft, n_draft);
+    });
+}
+
+dw_status dw_verify(dw_engine * engine) {
+    return with(engine, "dw_verify", [](auto & e) { e.verify(); });
+}
+
+dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines) {
+    return guard([&] {
+        require("dw_verify_all", engines);
+        if (n_engines < 1) {
+            fail(DW_ERR_ARGUMENT, "%d engines; expected 1 or more", n_engines);
+        }
+        std::vector<engine *> all;
+        for (int32_t i = 0; i < n_engines; ++i) {
+            require("dw_verify_all", engines[i]);
+            all.push_back(&engines[i]->impl);
+        }
+        engine::verify(std::move(all));
+        return DW_OK;
+    });
+}
+
+dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past) {
+    return with(engine, "dw_row", [&](auto & e) {
+        require("dw_row", row, n_past);
+        return e.row(*row, *n_past) ? DW_OK : DW_ROUND_END;
+    });
+}
+
+dw_status dw_next(dw_engine * engine, llama_sampler * sampler, llama_token * token) {
+    return with(engine, "dw_next", [&](auto & e) {
+        require("dw_next", sampler, token);
+        *token = e.next(sampler);
+    });
+}
+
+dw_status dw_next_scheduled(dw_engine * engine, llama_sampler * sampler, bool accept, llama_token * token) {
+    return with(engine, "dw_next_scheduled", [&](auto & e) {
+        require("dw_next_scheduled", sampler, token);
+        *token = e.next_scheduled(sampler, accept);
+    });
+}
+
+dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds) {
+    return with(engine, "dw_replay", [&](auto & e) {
+        require("dw_replay", microseconds);
+        *microseconds = e.replay(n_times);
+    });
+}
+
+dw_status dw_set_top(dw_engine * engine, int32_t n) {
+    return with(engine, "dw_set_top", [&](auto & e) { e.set_top(n); });
+}
+
+dw_status dw_rewind(dw_engine * engine) {
+    return with(engine, "dw_rewind", [](auto & e) { e.rewind(); });
+}
+
+dw_status dw_commit(dw_engine * engine) {
+    return with(engine, "dw_commit", [](auto & e) { e.commit(); });
+}
+
+dw_status dw_checkpoint(dw_engine * engine) {
+    return with(engine, "dw_checkpoint", [](auto & e) { e.checkpoint(); });
+}
+
+int32_t dw_reach(const dw_engine * engine, int32_t n_keep) {
+    return engine ? engine->impl.reach(n_keep) : 0;
+}
+
+dw_status dw_trim(dw_engine * engine, int32_t n_keep) {
+    return with(engine, "dw_trim", [&](auto & e) { e.trim(n_keep); });
+}
+
+dw_status dw_reset(dw_engine * engine) {
+    return with(engine, "dw_reset", [](auto & e) { e.reset(); });
+}
+
+int32_t dw_n_past(const dw_engine * engine) {
+    return engine ? engine->impl.n_past() : 0;
+}
+
+int32_t dw_draft_tokens(const dw_engine * engine) {
+    return engine ? engine->impl.draft_tokens() : 0;
+}
+
+dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t * n_tokens) {
+    return guard([&] {
+        require("dw_get_draft", engine, tokens, n_tokens);
+        const token_tree & tree = engine->impl.tree();
+        *n_tokens               = std::max(0, tree.n_drafts());
+        std::copy_n(tree.tokens.end() - *n_tokens, *n_tokens, tokens);
+        return DW_OK;
+    });
+}
+
+dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats) {
+    return guard([&] {
+        require("dw_get_stats", engine, stats);
+        require_layout("dw_stats", *stats);
+        *stats = engine->impl.stats();
+        return DW_OK;
+    });
+}
+
+dw_status dw_get_curve(dw_engine * engine, dw_curve * curve) {
+    return with(engine, "dw_get_curve", [&](auto & e) {
+        require("dw_get_curve", curve);
+        require_layout("dw_curve", *curve);
+        e.curve(*curve);
+    });
+}
+
+dw_status dw_stats_reset(dw_engine * engine) {
+    return with(engine, "dw_stats_reset", [](auto & e) { e.stats_reset(); });
+}

@@ -1,0 +1,37 @@
+// Rows of a tree that a drafter decodes into its own KV cache level by level, so that later levels go on from them:
+// which see which, and which stay once a path is accepted. Must not know: models, probabilities.
+// Test: tests/model/engine/test_tree_aborts.py (later drafts do not depend on how rounds went), test_trees.py.
+
+#pragma once
+
+#include "hooks/hooks.h"
+#include "tree/token_tree.h"
+
+#include <vector>
+
+class llama_kv_cache;
+
+namespace draftwood {
+
+class beams : public dw_row_mask {
+  public:
+    void    clear() { *this = beams(); }
+    bool    empty() const { return tokens_.empty(); }
+    int32_t size() const { return (int32_t) tokens_.size(); }
+
+    // the next row of the next decode, after row `parent` of an earlier one; -1: after the root. Returns its number.
+    int32_t add(int32_t parent, llama_token token);
+
+    void placed(const dw_placed_rows & rows) noexcept override;
+
+    // Free all rows but those of the path tokens i32[n] after the root. Returns how many of it there were.
+    int32_t keep(llama_kv_cache & cache, const llama_token * tokens, int32_t n);
+
+  private:
+    std::vector<llama_token> tokens_;
+    std::vector<int32_t>     parents_;
+    std::vector<uint64_t>    ancestors_; // bit j: row j, the row itself included
+    std::vector<uint32_t>    cells_;     // of those decoded so far
+};
+
+} // namespace draftwood

@@ -1,0 +1,249 @@
+// DFlash block drafting: see dflash.h.
+
+#include "drafters/dflash.h"
+
+#include "drafters/dflash_fit.h"
+#include "llama-ext.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace draftwood {
+
+namespace {
+
+constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // tokens whose features may wait for a draft
+
+// of the probability that a position's distribution gives, beside the path that the block was made for
+constexpr float beside = 0.3f;
+
+// a value of the file's metadata as text; empty: it has none
+std::string metadata(const llama_model * model, const char * key) {
+    char text[64] = "";
+    return llama_model_meta_val_str(model, key, text, sizeof(text)) >= 0 ? text : "";
+}
+
+// the same as a number
+float number(const llama_model * model, const char * key, float otherwise) {
+    const std::string text = metadata(model, key);
+    try {
+        return text.empty() ? otherwise : std::stof(text);
+    } catch (const std::exception &) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter's %s is '%s'; expected a number", key, text.c_str());
+    }
+}
+
+// devices that the target's layers may be on, besides the CPU
+std::vector<ggml_backend_dev_t> devices_of(const llama_model * target) {
+    const int32_t                   n = target->n_gpu_layers() == 0 ? 0 : llama_model_n_devices(target);
+    std::vector<ggml_backend_dev_t> devices(n);
+    for (int32_t i = 0; i < n; ++i) {
+        devices[i] = llama_model_get_device(target, i);
+    }
+    return devices;
+}
+
+// memory that a model's weights can go to: what is free on these devices, or without any all of the host's
+size_t memory_for(const std::vector<ggml_backend_dev_t> & devices) {
+    size_t sum = 0, free = 0, total = 0;
+    for (ggml_backend_dev_t dev : devices) {
+        ggml_backend_dev_memory(dev, &free, &total);
+        sum += free;
+    }
+    if (devices.empty()) {
+        ggml_backend_dev_memory(ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU), &free, &total);
+        sum = total;
+    }
+    return sum;
+}
+
+llama_model * load(const char * path, int64_t bytes, const llama_model * target, bool use_extra_bufts) {
+    llama_model_params params = llama_model_default_params();
+    params.use_extra_bufts    = use_extra_bufts;
+
+    // where its target is: it reads the target's embeddings and output, which other devices cannot
+    std::vector<ggml_backend_dev_t> devices = devices_of(target);
+    const size_t                    memory  = memory_for(devices);
+    if (memory > 0 && (uint64_t) bytes > memory) {
+        fail(DW_ERR_MEMORY, "the drafter %s takes %lld MiB; %zu MiB of memory are there for it on %s", path,
+             (long long) (bytes >> 20), memory >> 20, devices.empty() ? "this machine" : "its target's cards");
+    }
+    devices.push_back(nullptr); // the end
+    params.devices      = devices.data();
+    llama_model * model = llama_model_load_from_file(path, params);
+    if (!model) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter %s cannot be loaded: is it damaged, or larger than the memory?", path);
+    }
+    return model;
+}
+
+llama_context * make_context(llama_context * target, llama_context_params params, llama_model * model) {
+    params                   = drafter_context::params_for(target, params);
+    params.ctx_type          = LLAMA_CONTEXT_TYPE_DEFAULT;
+    const auto defaults      = llama_context_default_params(); // rope as its file says, whatever stretches the target's
+    params.rope_scaling_type = defaults.rope_scaling_type;
+    params.rope_freq_base    = defaults.rope_freq_base;
+    params.rope_freq_scale   = defaults.rope_freq_scale;
+    params.yarn_ext_factor   = defaults.yarn_ext_factor;
+    params.yarn_attn_factor  = defaults.yarn_attn_factor;
+    params.yarn_beta_fast    = defaults.yarn_beta_fast;
+    params.yarn_beta_slow    = defaults.yarn_beta_slow;
+    params.yarn_orig_ctx     = defaults.yarn_orig_ctx;
+    params.n_outputs_max     = DW_MAX_DRAFT + 1;
+    // the pin's loader keeps its defaults for these two
+    params.yarn_beta_fast = number(model, "dflash.rope.scaling.yarn_beta_fast", params.yarn_beta_fast);
+    params.yarn_beta_slow = number(model, "dflash.rope.scaling.yarn_beta_slow", params.yarn_beta_slow);
+
+    llama_context * ctx = llama_init_from_model(model, params);
+    if (!ctx) {
+        fail(DW_ERR_MEMORY, "no context for the drafter could be made for n_ctx = %u: is there enough memory?",
+             params.n_ctx);
+    }
+    return ctx;
+}
+
+} // namespace
+
+dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
+    dflash_drafter(target, context_params, params,
+                   require_dflash_for(target_facts(llama_get_model(target.get())), params.drafter_path)) {}
+
+dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params,
+                               const dflash_file & file) :
+    target_(target),
+    model_(load(params.drafter_path, file.bytes, llama_get_model(target.get()),
+                /*use_extra_bufts*/ params.exact_rows == 0)),
+    ctx_(make_context(target.get(), context_params, model_.get()),
+         model_->output ? model_->output : llama_get_model(target.get())->output, params),
+    layers_(llama_model_target_layer_ids(model_.get()),
+            llama_model_target_layer_ids(model_.get()) + llama_model_target_layer_ids_n(model_.get())),
+    n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
+    block_size_(file.block_size),
+    mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))),
+    features_(ctx_.left().backend(), (int64_t) layers_.size() * n_embd_, llama_n_ubatch(target.get()) + n_waiting_max),
+    nothing_(layers_.size() * n_embd_) {
+    for (const int32_t layer : layers_) {
+        tap_layer(target.get(), (uint32_t) layer, true);
+    }
+    llama_set_causal_attn(ctx_.get(), metadata(model_.get(), "dflash.attention.causal") == "true");
+}
+
+dflash_drafter::~dflash_drafter() {
+    for (const int32_t layer : layers_) {
+        tap_layer(target_.get(), (uint32_t) layer, false);
+    }
+}
+
+// Features wait until a draft needs them, so that a pause costs no decodes; a prompt is fed at once.
+void dflash_drafter::observe(const kept_rows & kept) {
+    trim(kept.pos);
+    if (end() != kept.pos) { // behind a gap (a loaded state, an image) the block sees less of the text
+        feed();
+        n_fed_ = kept.pos;
+    }
+    target_.left().wait_for(features_.backend());
+    for (size_t k = 0; k < layers_.size(); ++k) {
+        const result_rows inputs = target_.left().layer_input(layers_[k]);
+        if (!inputs.tensor && !inputs.host) {
+            fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layers_[k]);
+        }
+        features_.copy_columns(n_waiting_, (int64_t) k * n_embd_, n_embd_, inputs, kept.rows, kept.n);
+    }
+    n_waiting_ += kept.n;
+    target_.left().taken_by(features_.backend());
+    if (n_waiting_ > n_waiting_max) {
+        feed();
+    }
+}
+
+// What a round accepted goes in as one of a few sizes, so that its graph is kept: rows beyond it stand for nothing and
+// are cut off again. Rows with an output, which this graph has not, are those whose graphs are kept (hooks.h).
+void dflash_drafter::feed() {
+    for (int32_t first = 0; first < n_waiting_;) {
+        const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
+        const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
+                         n_fed_ + bucket(n) <= (llama_pos) llama_n_ctx(ctx_.get());
+        const int32_t n_rows = few ? bucket(n) : n;
+        ctx_.state().variant = few ? 1 : 0;
+        ctx_.batch().clear();
+        for (int32_t i = 0; i < n_rows; ++i) {
+            ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few);
+        }
+        ctx_.state().feeds.push_back(features_.feed(dw_feed::hidden, 0, first, n, model_->fc));
+        const int32_t rc     = ctx_.decode();
+        ctx_.state().variant = 0;
+        if (rc != 0) {
+            fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);
+        }
+        first += n;
+        n_fed_ += n;
+        ctx_.remove_from(n_fed_);
+    }
+    n_waiting_ = 0;
+}
+
+bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
+    const llama_pos pos = request.pos;
+    const int32_t   n   = std::min(request.depth, block_size_ - 1);
+    if (pos == 0 || end() != pos || pos + n >= (llama_pos) llama_n_ctx(ctx_.get())) {
+        return false;
+    }
+    feed();
+    ctx_.batch().clear();
+    for (int32_t i = 0; i <= n; ++i) {
+        ctx_.batch().add(i == 0 ? request.last : mask_, pos + i, /*output*/ true);
+    }
+    const bool decoded = ctx_.decode() == 0;
+    if (decoded && request.drawn) {
+        for (int32_t node = 0; node < tree.size(); ++node) {
+            if (tree.depths[node] < n && request.drawn->children(node) > 0) {
+                const int32_t row = tree.depths[node] + 1;
+                request.drawn->grow(tree, node, ctx_.candidates(row, request.temperature));
+            }
+        }
+    } else if (decoded && request.budget > 0) {
+        read_tree(request, n, tree);
+    } else if (decoded) {
+        read_chain(request, n, tree);
+    }
+    ctx_.remove_from(pos); // the block itself is no context
+    return decoded;
+}
+
+// row i guesses the token i further on
+void dflash_drafter::read_chain(const draft_request & request, int32_t n, token_tree & tree) {
+    float path = 1.0f;
+    for (int32_t i = 1; i <= n; ++i) {
+        const likeliest best = ctx_.best(i, path, request.p_min);
+        if (best.path < request.p_min) {
+            break;
+        }
+        path = best.path;
+        tree.add(i - 1, best.token, std::log(path));
+    }
+}
+
+void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_tree & tree) {
+    std::vector<std::vector<candidate>> positions;
+    for (int32_t i = 1; i <= n; ++i) {
+        positions.push_back(ctx_.candidates(i, request.temperature));
+    }
+    tree = tree_from_positions(request.last, positions, request.budget, request.spine, std::log(beside));
+}
+
+void dflash_drafter::trim(llama_pos n_keep) {
+    if (n_keep < end()) {
+        n_waiting_ = std::max(n_keep - n_fed_, 0);
+    }
+    ctx_.remove_from(n_keep);
+    n_fed_ = std::min(n_fed_, n_keep);
+}
+
+void dflash_drafter::reset() {
+    ctx_.clear();
+    n_waiting_ = 0;
+    n_fed_     = 0;
+}
+
+} // namespace draftwood

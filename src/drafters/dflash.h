@@ -1,0 +1,65 @@
+// DFlash block drafting: a small model of its own fills a whole block of masked positions in one decode, attending to
+// features that were read inside the target (arXiv:2602.06036; src/models/dflash.cpp at the pin).
+
+#pragma once
+
+#include "drafters/drafter.h"
+#include "drafters/drafter_context.h"
+#include "llama/device_rows.h"
+#include "verify/target_context.h"
+
+#include <memory>
+#include <string>
+
+namespace draftwood {
+
+struct dflash_file;
+
+// Of every kept token the inputs of some target layers, side by side, are projected to keys and values of the
+// drafter's cache. A draft decodes [last, mask, mask, ..] without a causal mask; row i guesses the token i further on.
+// Token embeddings and output head are the target's where the file has none.
+// Test: tests/model/test_dflash.py; against the modules it was trained with: tests/model/test_dflash_parity.py.
+class dflash_drafter : public drafter {
+  public:
+    // loads the drafter at `path` and makes its context from the target's parameters; throws failure when it does not
+    // fit the target
+    dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
+    ~dflash_drafter() override;
+
+    void    observe(const kept_rows & kept) override;
+    bool    draft(const draft_request & request, token_tree & tree) override;
+    int32_t draws() const override { return max_tree_nodes; }
+    bool    short_of_memory() const override { return ctx_.short_of_memory(); }
+    void    trim(llama_pos n_keep) override;
+    void    reset() override;
+
+  private:
+    dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params,
+                   const dflash_file & file);
+
+    llama_pos end() const { return n_fed_ + n_waiting_; }
+    void      feed();
+    void      read_chain(const draft_request & request, int32_t n, token_tree & tree);
+    void      read_tree(const draft_request & request, int32_t n, token_tree & tree);
+
+    struct free_model {
+        void operator()(llama_model * model) const { llama_model_free(model); }
+    };
+
+    target_context &                         target_;
+    std::unique_ptr<llama_model, free_model> model_;
+    drafter_context                          ctx_;
+    std::vector<int32_t>                     layers_; // of the target, whose inputs are read
+    int32_t                                  n_embd_; // of the target
+    int32_t                                  block_size_;
+    llama_token                              mask_;
+
+    device_rows features_; // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache
+    int32_t     n_waiting_ = 0; // of them
+    llama_pos   n_fed_     = 0; // the position behind the newest features in the drafter's cache
+
+    std::vector<float>
+        nothing_; // f32[layers * n_embd], where llama.cpp wants a host's copy of what it is fed otherwise
+};
+
+} // namespace draftwood

@@ -1,0 +1,78 @@
+// What the round asks of a drafter. A drafter never decides about text: wrong drafts cost time only.
+
+#pragma once
+
+#include "draftwood.h"
+#include "tree/sampled.h"
+#include "tree/token_tree.h"
+
+#include <memory>
+#include <vector>
+
+struct dw_state;
+
+namespace draftwood {
+
+class target_context;
+
+// What a draft may be.
+struct draft_request {
+    llama_token last;        // the newest token, which the target has not seen
+    llama_pos   pos;         // its position
+    int32_t     depth;       // longest path, tokens
+    int32_t     budget;      // most nodes of the tree, root included; 0: a chain
+    int32_t     spine;       // nodes of the most probable path that a drafter without conditional probabilities keeps
+    int32_t     width;       // most paths that a drafter goes on from at one depth, where each costs it a row
+    float       p_min;       // a path ends where its probability falls under this
+    float       temperature; // that the request samples at; 0: greedy
+    drawing *   drawn;       // draw the tree instead of choosing the most probable; nullptr: do not
+    bool        ahead;       // a chain whose tokens need not be known before they are verified
+};
+
+// Rows of the target's last decode that are kept: tokens i32[n] at positions pos.., computed in rows i32[n].
+struct kept_rows {
+    const llama_token * tokens;
+    const int32_t *     rows;
+    int32_t             n;
+    llama_pos           pos;
+};
+
+class drafter {
+  public:
+    virtual ~drafter() = default;
+
+    virtual void observe(const kept_rows & kept) = 0;
+
+    // Add to `tree`, which holds the root, what may follow it, with the probabilities of its paths where it is no
+    // chain. Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
+    virtual bool draft(const draft_request & request, token_tree & tree) = 0;
+
+    // whether drafts can be made `ahead`. The tokens of such a tree are filled in by settle(); until then a verify of
+    // its n drafts takes them from the drafter's device.
+    virtual bool can_draft_ahead() const { return false; }
+    virtual void settle(token_tree &) {}
+    virtual void feed_verify(dw_state &, int32_t) {}
+
+    // most nodes of a level that may have children where a tree is drawn (sampled.h); 0: it draws none
+    virtual int32_t draws() const { return 0; }
+
+    // whether its graphs take turns in one place since one found no memory (graphs.h)
+    virtual bool short_of_memory() const { return false; }
+
+    // the sequence was cut to n_keep positions
+    virtual void trim(llama_pos n_keep) = 0;
+
+    virtual void reset() = 0;
+
+    // What the drafter knows at position `pos`, the end of what was observed, beside what trim() leaves; and back to
+    // it, after a trim to `pos`. Most know nothing more.
+    virtual std::vector<float> mark(llama_pos) const { return {}; }
+    virtual void               resume(llama_pos, const std::vector<float> &) {}
+};
+
+// The drafter that `params` names, for `target`, which was made with `context_params`; nullptr for DW_DRAFTER_NONE.
+// Throws failure where the model has none, or the file does not fit.
+std::unique_ptr<drafter> make_drafter(target_context & target, const llama_context_params & context_params,
+                                      const dw_params & params);
+
+} // namespace draftwood

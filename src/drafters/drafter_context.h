@@ -1,0 +1,79 @@
+// A drafter's own llama_context: decodes rows into it, cuts it, reads the likeliest token. Must not know: the target's
+// memory, rounds, samplers.
+
+#pragma once
+
+#include "hooks/hooks.h"
+#include "llama/batch.h"
+#include "llama/graph_store.h"
+#include "llama/results.h"
+#include "tree/build.h"
+
+#include <memory>
+
+class llama_kv_cache;
+
+namespace draftwood {
+
+// Count who reads the target's hidden states, or the inputs of one of its layers, and let it keep them while anybody
+// does: the drafters of several sequences share a context, which has an engine.
+void tap_hidden(llama_context * target, bool on);
+void tap_layer(llama_context * target, uint32_t layer, bool on);
+
+// the most probable token of a row of logits
+struct likeliest {
+    llama_token token;
+    float       path; // probability of the draft up to it; 1 where nobody asked
+};
+
+class drafter_context {
+  public:
+    // What every drafter's context shares with its target's parameters: the same length, one sequence, a plain KV cache
+    // whose rejected cells are just removed.
+    static llama_context_params params_for(llama_context * target, llama_context_params params);
+
+    // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on
+    // CPU those kernels are the faster ones for a few rows (bench/LOG.md).
+    drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params);
+    ~drafter_context();
+    drafter_context(const drafter_context &)             = delete;
+    drafter_context & operator=(const drafter_context &) = delete;
+
+    llama_context *  get() const { return ctx_.get(); }
+    row_batch &      batch() { return batch_; } // of the next decode, as in sequence.h
+    dw_state &       state() { return state_; }
+    results &        left() { return results_; } // by the newest one
+    llama_kv_cache & cache() const;              // of this context's own
+    bool             short_of_memory() const { return graphs_.short_of_memory(); }
+    llama_pos        end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
+    void             remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
+    void             clear() { llama_memory_clear(memory(), false); }
+
+    // The best token of row i of the newest decode (-1: its last), the first of equals as greedy picks it. Its
+    // probability, which may be a pass over the vocabulary, is only found where p_min > 0 lets it decide something.
+    likeliest best(int32_t i, float path, float p_min);
+
+    // The few that a tree may branch into, with their probabilities for a request that samples at `temperature`.
+    std::vector<candidate> candidates(int32_t i, float temperature);
+
+    // decode the batch's rows; llama_decode's return value
+    int32_t decode();
+    // the same where `mask` says which rows see which
+    int32_t decode_with(dw_row_mask & mask);
+
+  private:
+    struct deleter {
+        void operator()(llama_context * ctx) const { llama_free(ctx); }
+    };
+
+    llama_memory_t memory() const { return llama_get_memory(ctx_.get()); }
+
+    std::unique_ptr<llama_context, deleter> ctx_;
+    dw_state                                state_;
+    dw_graph_store                          graphs_;
+    row_batch                               batch_;
+    results                                 results_;
+    int32_t                                 n_vocab_;
+};
+
+} // namespace draftwood

@@ -1,0 +1,294 @@
+// MTP drafting: see mtp.h.
+
+#include "drafters/mtp.h"
+
+#include "llama-ext.h"
+#include "llama-model.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace draftwood {
+
+namespace {
+
+constexpr int32_t n_single_max  = 12;               // pairs that are cheaper one by one than in a batch
+constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // pairs that may wait for a draft
+
+llama_context * make_context(llama_context * target, llama_context_params params) {
+    params               = drafter_context::params_for(target, params);
+    params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
+    params.n_outputs_max = mtp_drafter::widest;
+
+    llama_context * ctx = llama_init_from_model(const_cast<llama_model *>(llama_get_model(target)), params);
+    if (!ctx) {
+        fail(DW_ERR_MEMORY, "no context for the MTP block could be made for n_ctx = %u: is there enough memory?",
+             params.n_ctx);
+    }
+    return ctx;
+}
+
+const llama_layer & block(const llama_model & model) {
+    return model.layers[model.hparams.n_layer()]; // behind the trunk
+}
+
+const ggml_tensor * head(const llama_model & model) {
+    const ggml_tensor * own = block(model).nextn.shared_head_head;
+    return own ? own : model.output;
+}
+
+// that the block looks its tokens up in
+const ggml_tensor * embeddings(const llama_model & model) {
+    const ggml_tensor * own = block(model).nextn.embed_tokens;
+    return own ? own : model.tok_embd;
+}
+
+bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
+    const auto place = [](const ggml_tensor * t) {
+        return ggml_backend_buffer_is_host(t->buffer) ? nullptr : ggml_backend_buffer_get_type(t->buffer);
+    };
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [&](const ggml_tensor * each) { return place(each) == place(tensors[0]); });
+}
+
+// Tokens need not come to the host where all who look them up are on the device that finds them.
+bool drafts_ahead(const llama_model & model, const dw_state & drafter, const dw_state & target) {
+    const bool queued = drafter.async_inputs && target.async_inputs;
+    return drafter.top_rows && target.top_rows && head(model)->ne[1] >= dw_n_top &&
+           (queued || ggml_backend_buffer_is_host(head(model)->buffer)) &&
+           on_one_device({ head(model), block(model).nextn.eh_proj, embeddings(model), model.tok_embd });
+}
+
+} // namespace
+
+mtp_drafter::mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
+    target_(target),
+    ctx_(make_context(target.get(), context_params), head(*llama_get_model(target.get())), params),
+    n_embd_(llama_model_n_embd_out(llama_get_model(target.get()))),
+    n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
+    ahead_(drafts_ahead(*llama_get_model(target.get()), ctx_.state(), target.state())),
+    waiting_(ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
+    newest_(ctx_.left().backend(), n_embd_, 1),
+    outputs_(ctx_.left().backend(), n_embd_, widest),
+    drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
+    nothing_(n_embd_) {
+    tap_hidden(target.get(), true);
+    llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
+}
+
+mtp_drafter::~mtp_drafter() {
+    tap_hidden(target_.get(), false);
+}
+
+int32_t mtp_drafter::draws() const {
+    return widest;
+}
+
+// row `row` of `hidden` is the state before the token
+void mtp_drafter::push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row) {
+    if (pos != queue_.pos + queue_.size()) { // after a gap: the queue is one run of positions
+        catch_up();
+        queue_.pos = pos;
+    }
+    waiting_.copy(queue_.first + queue_.size(), hidden, row, 1);
+    queue_.tokens.push_back(token);
+}
+
+void mtp_drafter::observe(const kept_rows & kept) {
+    const result_rows hidden = target_.left().hidden();
+    target_.left().wait_for(waiting_.backend());
+    if (!beams_.empty()) {
+        n_fed_ += beams_.keep(ctx_.cache(), kept.tokens + 1, kept.n - 1);
+        beams_.clear();
+    }
+    drop_cells_from(kept.pos + kept.n); // pairs of rejected drafts; those of accepted ones stay as they were drafted
+    for (int32_t i = 0; i < kept.n; ++i) {
+        const llama_pos p = kept.pos + i;
+        // the hidden state before this token; where it is unknown (position 0, a gap) the pair is skipped
+        if (p < n_fed_ || p == 0) {
+            continue;
+        }
+        if (i > 0) {
+            push(kept.tokens[i], p, hidden, kept.rows[i - 1]);
+        } else if (hidden_pos_ == p - 1) {
+            push(kept.tokens[i], p, { newest_.tensor(), nullptr }, 0);
+        }
+    }
+    newest_.copy(0, hidden, kept.rows[kept.n - 1], 1);
+    hidden_pos_ = kept.pos + kept.n - 1;
+    target_.left().taken_by(waiting_.backend());
+
+    // a prompt is fed at once; what a round accepted waits and rides along with the next draft
+    while (queue_.size() > std::min(n_rows_max_, n_waiting_max)) {
+        feed(std::min(queue_.size(), n_rows_max_), /*output*/ false);
+    }
+}
+
+void mtp_drafter::add_row(llama_token token, llama_pos pos, bool output) {
+    ctx_.batch().add(token, pos, output, 0, nothing_.data(), n_embd_);
+}
+
+// rows [to, to + n) of the next decode have these hidden states
+void mtp_drafter::feed_hidden(int32_t to, const device_rows & from, int64_t row, int32_t n) {
+    const ggml_tensor * reader = block(*llama_get_model(target_.get())).nextn.hnorm;
+    ctx_.state().feeds.push_back(from.feed(dw_feed::hidden, to, row, n, reader));
+}
+
+// decode the batch; the block's own hidden states of its n_outputs rows go to outputs_
+bool mtp_drafter::decode(dw_row_mask * mask, int32_t n_outputs) {
+    const int32_t rc = mask ? ctx_.decode_with(*mask) : ctx_.decode();
+    if (rc == 0 && n_outputs > 0) {
+        outputs_.copy(0, ctx_.left().hidden(), 0, n_outputs);
+    }
+    return rc == 0;
+}
+
+// Decode the first n queued pairs, with output only for a single one: a masked context copies the first rows of
+// its hidden states, not those asked for (llama-context.cpp, decode), so a batch would hand back a wrong one.
+void mtp_drafter::feed(int32_t n, bool output) {
+    ctx_.batch().clear();
+    for (int32_t i = 0; i < n; ++i) {
+        add_row(queue_.tokens[i], queue_.pos + i, output);
+    }
+    feed_hidden(0, waiting_, queue_.first, n);
+    if (!decode(nullptr, output ? n : 0)) {
+        fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
+    }
+    queue_.tokens.erase(queue_.tokens.begin(), queue_.tokens.begin() + n);
+    queue_.first += n;
+    queue_.pos += n;
+    n_fed_ = queue_.pos;
+    if (queue_.first >= queue_.size()) { // what is left fits in front of where it lies
+        if (queue_.size() > 0) {
+            waiting_.copy(0, waiting_.tensor(), queue_.first, queue_.size());
+        }
+        queue_.first = 0;
+    }
+}
+
+// Feed all queued pairs. What a round accepted goes in pair by pair: one shape of graph, and for the few pairs of a
+// round about as fast as a batch that builds its own (bench/LOG.md).
+void mtp_drafter::catch_up() {
+    while (queue_.size() > 0) {
+        if (queue_.size() <= n_single_max) {
+            feed(1, /*output*/ true);
+        } else {
+            feed(std::min(queue_.size() - 1, n_rows_max_), /*output*/ false); // the last one is needed with logits
+        }
+    }
+}
+
+bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
+    if (request.pos == 0 || hidden_pos_ != request.pos - 1) {
+        return false;
+    }
+    if (n_fed_ > request.pos || !beams_.empty()) { // this very token was drafted from before, and its round never came
+        drop_cells_from(request.pos);
+    }
+    push(request.last, request.pos, { newest_.tensor(), nullptr }, 0);
+    catch_up();
+    if (request.ahead) {
+        draft_ahead(request, tree);
+    } else if (request.budget > 0) {
+        draft_tree(request, tree);
+    } else {
+        draft_chain(request, tree);
+    }
+    return true;
+}
+
+void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) {
+    float path = 1.0f;
+    for (int32_t i = 0; i < request.depth; ++i) {
+        const likeliest best = ctx_.best(-1, path, request.p_min);
+        if (best.path < request.p_min) {
+            break;
+        }
+        path = best.path;
+        tree.add(i, best.token, std::log(path));
+        if (i + 1 == request.depth) {
+            break;
+        }
+        ctx_.batch().clear();
+        add_row(best.token, request.pos + 1 + i, true);
+        feed_hidden(0, outputs_, 0, 1);
+        if (!decode(nullptr, 1)) {
+            break; // the context's end: what is drafted so far stands
+        }
+    }
+    n_fed_ = ctx_.end(); // the drafts' pairs stay: see observe
+}
+
+// The same without waiting for a token: each goes from its row's best straight into the next row, and its place in the
+// tree holds the root's until settle(). Two graphs take turns, so that one's inputs can be written while the other
+// runs.
+void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
+    for (int32_t i = 0; i < request.depth; ++i) {
+        drafted_.copy(i, ctx_.left().device_top(), 0, 1); // a row of one value: its best token
+        tree.add(i, request.last, 0.0f);
+        if (i + 1 == request.depth) {
+            break;
+        }
+        ctx_.batch().clear();
+        add_row(request.last, request.pos + 1 + i, true);
+        ctx_.state().feeds.push_back(drafted_.feed(dw_feed::token, 0, i, 1, embeddings(*llama_get_model(ctx_.get()))));
+        feed_hidden(0, outputs_, 0, 1);
+        ctx_.state().variant = 1 + i % 2;
+        const bool decoded   = decode(nullptr, 1);
+        ctx_.state().variant = 0;
+        if (!decoded) {
+            break;
+        }
+    }
+    done_.record(drafted_.backend());
+    n_fed_ = ctx_.end();
+}
+
+void mtp_drafter::settle(token_tree & tree) {
+    ggml_backend_synchronize(drafted_.backend());
+    ggml_backend_tensor_get(drafted_.tensor(), tree.tokens.data() + 1, 0, tree.n_drafts() * sizeof(llama_token));
+}
+
+void mtp_drafter::feed_verify(dw_state & target, int32_t n) {
+    done_.wait(target_.left().backend());
+    target.feeds.push_back(drafted_.feed(dw_feed::token, 1, 0, n, llama_get_model(target_.get())->tok_embd));
+}
+
+void mtp_drafter::drop_cells_from(llama_pos pos) {
+    if (pos <= n_fed_) {
+        beams_.clear(); // all of them, or none is left to settle
+    }
+    ctx_.remove_from(pos);
+    n_fed_ = std::min(n_fed_, pos);
+}
+
+void mtp_drafter::trim(llama_pos n_keep) {
+    while (queue_.size() > 0 && queue_.pos + queue_.size() > n_keep) {
+        queue_.tokens.pop_back();
+    }
+    drop_cells_from(n_keep);
+    if (hidden_pos_ != n_keep - 1) {
+        hidden_pos_ = -1;
+    }
+}
+
+std::vector<float> mtp_drafter::mark(llama_pos pos) const {
+    return hidden_pos_ == pos - 1 ? newest_.get(0) : std::vector<float>{};
+}
+
+void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
+    if (!mark.empty()) {
+        newest_.set(0, mark.data());
+        hidden_pos_ = pos - 1;
+    }
+}
+
+void mtp_drafter::reset() {
+    ctx_.clear();
+    beams_.clear();
+    queue_      = {};
+    n_fed_      = 0;
+    hidden_pos_ = -1;
+}
+
+} // namespace draftwood

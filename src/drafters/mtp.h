@@ -1,0 +1,94 @@
+// MTP (NextN) drafting: the model's own next-token block in a second context on the same weights.
+
+#pragma once
+
+#include "drafters/beams.h"
+#include "drafters/drafter.h"
+#include "drafters/drafter_context.h"
+#include "llama/device_rows.h"
+#include "verify/target_context.h"
+
+namespace draftwood {
+
+// The block sees pairs (token at p, target's hidden state at p - 1) and predicts the token at p + 1; further
+// drafts feed the block its own output row as hidden state (src/models/qwen35moe.cpp, graph_mtp at the pin).
+// Position 0 has no pair and stays empty, as in training. Pairs of accepted drafts stay as they were drafted, with the
+// block's own hidden state; those of rejected ones go. A tree is drafted level by level, each of its nodes seeing its
+// ancestors only. Hidden states stay on the block's device; so do the tokens of a chain that is drafted ahead.
+// Test: tests/model/engine, tests/model/test_parity.py.
+class mtp_drafter : public drafter {
+  public:
+    static constexpr int32_t widest = 8; // rows of a level of a tree
+
+    // makes its own context from the target's parameters; throws failure
+    mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
+    ~mtp_drafter() override;
+
+    void    observe(const kept_rows & kept) override;
+    bool    draft(const draft_request & request, token_tree & tree) override;
+    int32_t draws() const override;
+    bool    short_of_memory() const override { return ctx_.short_of_memory(); }
+    void    trim(llama_pos n_keep) override;
+    void    reset() override;
+
+    bool can_draft_ahead() const override { return ahead_; }
+    void settle(token_tree & tree) override;
+    void feed_verify(dw_state & target, int32_t n) override;
+
+    std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1
+    void               resume(llama_pos pos, const std::vector<float> & mark) override;
+
+  private:
+    // kept tokens whose pairs are not in the block's KV cache yet; the hidden state of tokens[i] is row first + i of
+    // waiting_
+    struct pair_queue {
+        llama_pos                pos   = 0; // of the first pair
+        int32_t                  first = 0;
+        std::vector<llama_token> tokens;
+
+        int32_t size() const { return (int32_t) tokens.size(); }
+    };
+
+    // a node of the tree whose row waits to be decoded, or was
+    struct leaf {
+        int32_t node;   // of the tree
+        int32_t row;    // of its parent in beams_; -1: the root
+        int32_t output; // of its parent in the last decode
+    };
+
+    void              draft_chain(const draft_request & request, token_tree & tree);
+    void              draft_ahead(const draft_request & request, token_tree & tree);
+    void              draft_tree(const draft_request & request, token_tree & tree);
+    void              grow(const draft_request & request, int32_t node, int32_t output, token_tree & tree);
+    std::vector<leaf> best_leaves(const token_tree & tree, std::vector<leaf> leaves,
+                                  const draft_request & request) const;
+    int32_t           row_of(const std::vector<leaf> & level, int32_t i) const;
+    bool decode_level(const std::vector<leaf> & level, const draft_request & request, const token_tree & tree);
+    void add_row(llama_token token, llama_pos pos, bool output);
+    void feed_hidden(int32_t to, const device_rows & from, int64_t row, int32_t n);
+    bool decode(dw_row_mask * mask, int32_t n_outputs);
+    void feed(int32_t n, bool output);
+    void catch_up();
+    void push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row);
+    void drop_cells_from(llama_pos pos);
+
+    target_context & target_;
+    drafter_context  ctx_;
+    int32_t          n_embd_;
+    int32_t          n_rows_max_; // pairs per decode
+    bool             ahead_;      // drafted tokens need not come to the host before they are verified
+
+    beams       beams_; // rows of the last draft, if it was a tree
+    pair_queue  queue_;
+    device_rows waiting_;         // f32[n_embd, ..] of queue_
+    device_rows newest_;          // f32[n_embd, 1] the target's hidden state at hidden_pos_
+    device_rows outputs_;         // f32[n_embd, widest] the block's own, of the last decode
+    device_rows drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
+    llama_pos   n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
+    llama_pos   hidden_pos_ = -1; // position that newest_ belongs to; -1: unknown
+    fence       done_;            // drafting ahead
+
+    std::vector<float> nothing_; // f32[n_embd], where llama.cpp wants a host's copy of what it is fed otherwise
+};
+
+} // namespace draftwood

@@ -1,0 +1,66 @@
+// One batch of rows for a llama_context: a thin owner of llama_batch_ext.
+
+#pragma once
+
+#include "llama.h"
+#include "llama/status.h"
+
+#include <memory>
+
+namespace draftwood {
+
+class row_batch {
+  public:
+    // `ctx` must outlive the batch, whose capacity is the context's n_batch
+    explicit row_batch(llama_context * ctx) :
+        ctx_(ctx),
+        batch_(llama_batch_ext_init(ctx)) {
+        if (!batch_) {
+            fail(DW_ERR_INTERNAL, "llama_batch_ext_init found no memory for a batch");
+        }
+    }
+
+    void clear() { llama_batch_ext_clear(batch_.get()); }
+
+    // token at `pos`; with `output` its logits are computed; `hidden` f32[n_embd] or nullptr is what an MTP
+    // block reads beside the token, and must stay valid until decode()
+    void add(llama_token token, llama_pos pos, bool output, llama_seq_id seq = 0, const float * hidden = nullptr,
+             int32_t n_embd = 0) {
+        const int32_t row = llama_batch_ext_add_token(batch_.get(), seq, token);
+        if (row < 0) {
+            fail(DW_ERR_ARGUMENT, "token %d at position %d was refused by the batch (code %d)", token, pos, row);
+        }
+        bool ok = llama_batch_ext_set_pos(batch_.get(), row, &pos);
+        if (hidden) {
+            ok = ok && llama_batch_ext_set_embd_token(batch_.get(), row, { hidden, 1, (size_t) n_embd });
+        }
+        ok = ok && (!output || llama_batch_ext_set_output_logits(batch_.get(), row, true));
+        if (!ok) {
+            fail(DW_ERR_INTERNAL, "the batch refused the row of token %d at position %d", token, pos);
+        }
+    }
+
+    // a row of features f32[n] instead of a token; they must stay valid until decode()
+    void add_features(const float * features, int32_t n, llama_pos pos, bool output) {
+        const int32_t row = llama_batch_ext_add_embd(batch_.get(), 0, { features, 1, (size_t) n });
+        // models with M-RoPE take four positions a row, the last of them zero
+        const llama_pos at[4] = { pos, pos, pos, 0 };
+        const bool      ok    = row >= 0 && llama_batch_ext_set_pos(batch_.get(), row, at);
+        if (!ok || (output && !llama_batch_ext_set_output_logits(batch_.get(), row, true))) {
+            fail(DW_ERR_INTERNAL, "the batch refused the features at position %d (code %d)", pos, row);
+        }
+    }
+
+    // llama_decode's return value
+    int32_t decode() { return llama_process(ctx_, LLAMA_PROCESS_TYPE_DECODE, batch_.get()); }
+
+  private:
+    struct deleter {
+        void operator()(llama_batch_ext * batch) const { llama_batch_ext_free(batch); }
+    };
+
+    llama_context *                           ctx_;
+    std::unique_ptr<llama_batch_ext, deleter> batch_;
+};
+
+} // namespace draftwood

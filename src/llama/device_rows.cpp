@@ -1,0 +1,110 @@
+// See device_rows.h.
+
+#include "llama/device_rows.h"
+
+#include "llama/status.h"
+
+namespace draftwood {
+
+namespace {
+
+constexpr int32_t n_single_max = 16; // rows that are copied one by one
+
+} // namespace
+
+device_rows::device_rows(ggml_backend_t backend, int64_t width, int64_t n) :
+    backend_(backend),
+    tensors_(ggml_init({ ggml_tensor_overhead(), nullptr, /*no_alloc*/ true })),
+    rows_(ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, width, n)),
+    buffer_(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend)) {
+    if (!buffer_) {
+        fail(DW_ERR_MEMORY, "no memory on %s for %lld rows of %lld values", ggml_backend_name(backend), (long long) n,
+             (long long) width);
+    }
+}
+
+void device_rows::copy(int64_t to, const result_rows & from, int64_t first, int64_t n) {
+    if (from.tensor) {
+        copy(to, from.tensor, first, n);
+    } else {
+        set_from_host(to * row_bytes(), from.host + first * rows_->ne[0], n * row_bytes());
+    }
+}
+
+void device_rows::copy(int64_t to, const ggml_tensor * from, int64_t first, int64_t n) {
+    copy_bytes(to * row_bytes(), from, first * from->nb[1], n * row_bytes());
+}
+
+void device_rows::copy_columns(int64_t to, int64_t column, int64_t width, const result_rows & from,
+                               const int32_t * rows, int32_t n) {
+    const size_t at = column * sizeof(float), bytes = width * sizeof(float);
+    const bool   one_run = rows[n - 1] - rows[0] == n - 1;
+    if (from.tensor && one_run && n > n_single_max && same_device(from.tensor)) {
+        copy_block(to, at, width, from.tensor, rows[0], n);
+        return;
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        const size_t offset = (to + i) * row_bytes() + at;
+        if (from.tensor) {
+            copy_bytes(offset, from.tensor, rows[i] * bytes, bytes);
+        } else {
+            set_from_host(offset, from.host + rows[i] * width, bytes);
+        }
+    }
+}
+
+void device_rows::set(int64_t to, const float * values) {
+    set_from_host(to * row_bytes(), values, row_bytes());
+}
+
+std::vector<float> device_rows::get(int64_t row) const {
+    std::vector<float> values(rows_->ne[0]);
+    ggml_backend_synchronize(backend_);
+    ggml_backend_tensor_get(rows_, values.data(), row * row_bytes(), row_bytes());
+    return values;
+}
+
+dw_feed device_rows::feed(dw_feed::kind kind, int64_t to, int64_t row, int64_t n, const ggml_tensor * reader) const {
+    return { kind, to * row_bytes(), rows_, row * row_bytes(), n * row_bytes(), backend_, same_device(reader) };
+}
+
+bool device_rows::same_device(const ggml_tensor * from) const {
+    ggml_backend_buffer_t theirs = from->view_src ? from->view_src->buffer : from->buffer;
+    return ggml_backend_buffer_get_type(theirs) == ggml_backend_buffer_get_type(rows_->buffer);
+}
+
+// Who owns the values may write over them as soon as this returns.
+void device_rows::set_from_host(size_t to, const void * values, size_t bytes) {
+    ggml_backend_tensor_set_async(backend_, rows_, values, to, bytes);
+    ggml_backend_synchronize(backend_);
+}
+
+void device_rows::copy_bytes(size_t to, const ggml_tensor * from, size_t offset, size_t bytes) {
+    const ggml_tensor part = dw_part_of(from, offset, bytes);
+    ggml_tensor       here = dw_part_of(rows_, to, bytes);
+    if (ggml_backend_buffer_is_host(part.buffer)) {
+        set_from_host(to, part.data, bytes);
+    } else if (same_device(from)) {
+        ggml_backend_tensor_copy_async(backend_, backend_, &part, &here);
+    } else { // waits until what is queued on this device is done, and with it what was waited for
+        std::vector<uint8_t> through(bytes);
+        ggml_backend_synchronize(backend_);
+        ggml_backend_tensor_get(from, through.data(), offset, bytes);
+        ggml_backend_tensor_set(rows_, through.data(), to, bytes);
+    }
+}
+
+void device_rows::copy_block(int64_t to, size_t at, int64_t width, const ggml_tensor * from, int64_t first, int64_t n) {
+    ggml_context_ptr ctx(
+        ggml_init({ 4 * ggml_tensor_overhead() + ggml_graph_overhead_custom(4, false), nullptr, /*no_alloc*/ true }));
+    ggml_tensor * source = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, width, n);
+    source->buffer       = from->view_src ? from->view_src->buffer : from->buffer;
+    source->data         = (char *) from->data + first * from->nb[1];
+    ggml_tensor * here   = ggml_view_2d(ctx.get(), rows_, width, n, row_bytes(), to * row_bytes() + at);
+    here->buffer         = rows_->buffer;
+    ggml_cgraph * graph  = ggml_new_graph_custom(ctx.get(), 4, /*grads*/ false);
+    ggml_build_forward_expand(graph, ggml_cpy(ctx.get(), source, here));
+    ggml_backend_graph_compute_async(backend_, graph);
+}
+
+} // namespace draftwood

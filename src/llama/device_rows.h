@@ -1,0 +1,52 @@
+// Rows of f32 values in the memory of one device, which other rows are copied into in its stream: hidden states on
+// their way from one llama_context to another. On a CPU copies are made at once. Must not know: tokens, positions.
+// Test: tests/model/engine, tests/gpu/test_same_text.py.
+
+#pragma once
+
+#include "ggml-cpp.h"
+#include "hooks/hooks.h"
+#include "llama/results.h"
+
+#include <vector>
+
+namespace draftwood {
+
+class device_rows {
+  public:
+    // f32[width, n] where `backend` computes; throws failure
+    device_rows(ggml_backend_t backend, int64_t width, int64_t n);
+
+    // rows [first, first + n) of another decode, or of a tensor whose rows are as wide or wider, to `to`..; they must
+    // be there once this backend's stream comes to them
+    void copy(int64_t to, const result_rows & from, int64_t first, int64_t n);
+    void copy(int64_t to, const ggml_tensor * from, int64_t first, int64_t n);
+
+    // Columns [column, column + width) of rows `to`.. from rows i32[n] of another decode, f32[width, ..]. Many rows are
+    // copied by a graph, a few one by one.
+    void copy_columns(int64_t to, int64_t column, int64_t width, const result_rows & from, const int32_t * rows,
+                      int32_t n);
+
+    void               set(int64_t to, const float * values);
+    std::vector<float> get(int64_t row) const; // waits for what is queued
+
+    // rows [row, row + n) as an input of a decode, from row `to` of it on; reader: a weight that it is first used with
+    dw_feed feed(dw_feed::kind kind, int64_t to, int64_t row, int64_t n, const ggml_tensor * reader) const;
+
+    const ggml_tensor * tensor() const { return rows_; }
+    size_t              row_bytes() const { return rows_->nb[1]; }
+    ggml_backend_t      backend() const { return backend_; }
+
+  private:
+    bool same_device(const ggml_tensor * other) const;
+    void set_from_host(size_t to, const void * values, size_t bytes);
+    void copy_bytes(size_t to, const ggml_tensor * from, size_t offset, size_t bytes);
+    void copy_block(int64_t to, size_t at, int64_t width, const ggml_tensor * from, int64_t first, int64_t n);
+
+    ggml_backend_t          backend_;
+    ggml_context_ptr        tensors_;
+    ggml_tensor *           rows_;
+    ggml_backend_buffer_ptr buffer_;
+};
+
+} // namespace draftwood

@@ -1,0 +1,80 @@
+// What the newest decode of a llama_context left where it was computed: the best tokens of each row, hidden states,
+// inputs of layers. llama.cpp copies all of it to the host, a megabyte of logits a row; here only what is asked for
+// travels, and drafters read it on their own device. Must not know: rounds, drafters, samplers.
+// Test: tests/model/engine/test_results.py, tests/gpu.
+
+#pragma once
+
+#include "hooks/hooks.h"
+#include "llama/fence.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace draftwood {
+
+// The best tokens of a row of logits: i32[dw_n_top], f32[dw_n_top], best first.
+struct top_row {
+    const int32_t * tokens;
+    const float *   logits;
+    float           log_sum; // of exp over the whole vocabulary
+};
+
+// Rows of f32 values of a decode, in the order of its batch, either where they were computed or on the host.
+struct result_rows {
+    const ggml_tensor * tensor; // nullptr: on the host
+    const float *       host;
+};
+
+class results {
+  public:
+    // Of `ctx`, to which `state` is attached. `head` is the weight that gives its logits: what is best is found on the
+    // device that holds it, if that is a GPU, or `always`.
+    results(llama_context * ctx, dw_state & state, const ggml_tensor * head, bool always);
+
+    results(const results &)             = delete;
+    results & operator=(const results &) = delete;
+
+    // llama_context::decode was called, for rows of one sequence or several
+    void decoded();
+    // they are another decode's now, or none
+    void forget();
+    // the graphs that they lie in are about to go: what was not copied yet is copied to where llama.cpp has it
+    void let_go();
+
+    // f32[n_embd, rows] of the newest decode: hidden states, inputs of a layer
+    result_rows hidden() const;
+    result_rows layer_input(int32_t il) const;
+
+    // whether the newest decode has its rows' best tokens; those of row i of its batch (-1: the last), copied with all
+    // others once. Either all rows of the batch are outputs, or one is.
+    bool    has_top() const { return top_ != nullptr; }
+    top_row top(int32_t i);
+    // the same where it was computed: dw_top_rows, a row is f32[2 dw_n_top + 2] whose first value is its best token
+    const ggml_tensor * device_top() const { return top_; }
+
+    // the backend that computes the logits, if that is a CUDA device; else the CPU's
+    ggml_backend_t backend() const { return backend_; }
+    bool           on_gpu() const { return on_gpu_; }
+
+    // what `reader` is given to do from now on finds the results there
+    void wait_for(ggml_backend_t reader) const;
+    // what it was given so far reads them: the next decode waits for it
+    void taken_by(ggml_backend_t reader);
+
+  private:
+    bool in_one_graph() const { return state_.keeps && state_.n_ubatches == 1; }
+
+    llama_context *    ctx_;
+    dw_state &         state_;
+    ggml_backend_t     backend_;
+    bool               on_gpu_;
+    ggml_tensor *      top_ = nullptr;
+    std::vector<float> host_; // copy of top_; empty: not made yet
+    fence              ready_, taken_;
+};
+
+// what `ctx` computes with on the device of `tensor`; its CPU backend where that is host memory; nullptr: nothing
+ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor);
+
+} // namespace draftwood

@@ -1,0 +1,311 @@
+// Row-exact MUL_MAT and MUL_MAT_ID: see mul-mat-rows.h.
+
+#include "ops/mul-mat-rows/mul-mat-rows.h"
+
+#include "ggml-cpu-impl.h"
+#include "ggml-cpu.h"
+#include "ops/mul-mat-rows/fused.h"
+
+#if defined(__F16C__) || defined(__AVX512F__)
+#include <immintrin.h>
+#elif defined(__ARM_NEON)
+#include <arm_neon.h>
+#endif
+
+#include <algorithm>
+#include <cstring>
+#include <utility>
+#include <vector>
+
+namespace {
+
+// tile_rows x tile_cols sums at a time: as many as registers hold, enough to hide the latency of an FMA
+#if defined(__AVX512F__)
+constexpr int lanes     = 16;
+constexpr int tile_rows = 8;
+constexpr int tile_cols = 3;
+#else
+constexpr int lanes     = 8;
+constexpr int tile_rows = 4;
+constexpr int tile_cols = 2;
+#endif
+
+// GCC and Clang split it where SIMD registers are narrower
+using vec = float __attribute__((vector_size(lanes * sizeof(float))));
+
+inline vec load_f32(const void * p) {
+    vec v;
+    std::memcpy(&v, p, sizeof(v));
+    return v;
+}
+
+// F16 values as f32
+inline vec load_f16(const void * p) {
+#if defined(__AVX512F__)
+    return (vec) _mm512_cvtph_ps(_mm256_loadu_si256((const __m256i *) p));
+#elif defined(__F16C__)
+    return (vec) _mm256_cvtph_ps(_mm_loadu_si128((const __m128i *) p));
+#elif defined(__ARM_NEON)
+    const float16x8_t v       = vld1q_f16((const __fp16 *) p);
+    const float32x4_t half[2] = { vcvt_f32_f16(vget_low_f16(v)), vcvt_f32_f16(vget_high_f16(v)) };
+    return load_f32(half);
+#else
+    float out[lanes];
+    ggml_cpu_fp16_to_fp32((const ggml_fp16_t *) p, out, lanes);
+    return load_f32(out);
+#endif
+}
+
+// BF16 values as f32: they are the upper halves
+inline vec load_bf16(const void * p) {
+    uint16_t in[lanes];
+    uint32_t out[lanes];
+    std::memcpy(in, p, sizeof(in));
+    for (int i = 0; i < lanes; ++i) {
+        out[i] = (uint32_t) in[i] << 16;
+    }
+    return load_f32(out);
+}
+
+template <ggml_type type> inline vec load_weights(const char * row, int64_t k) {
+    if constexpr (type == GGML_TYPE_F16) {
+        return load_f16(row + k * sizeof(ggml_fp16_t));
+    } else {
+        return load_bf16(row + k * sizeof(ggml_bf16_t));
+    }
+}
+
+template <ggml_type type> inline float weight(const char * row, int64_t k) {
+    if constexpr (type == GGML_TYPE_F16) {
+        return ggml_fp16_to_fp32(((const ggml_fp16_t *) row)[k]);
+    } else {
+        return ggml_bf16_to_fp32(((const ggml_bf16_t *) row)[k]);
+    }
+}
+
+template <int n> struct vector_of {
+    typedef float type __attribute__((vector_size(n * sizeof(float)))); // GCC drops it from a dependent `using`
+};
+
+// sum of the lanes: the upper half onto the lower until two are left
+template <int n> inline float sum(const typename vector_of<n>::type & v) {
+    if constexpr (n == 2) {
+        return v[0] + v[1];
+    } else {
+        typename vector_of<n / 2>::type half[2];
+        std::memcpy(half, &v, sizeof(half));
+        return sum<n / 2>(half[0] + half[1]);
+    }
+}
+
+#if defined(__has_builtin)
+#if __has_builtin(__builtin_shufflevector)
+#define DW_HAS_SHUFFLE
+#endif
+#endif
+
+#ifdef DW_HAS_SHUFFLE
+// x and y hold rows of b lanes each; of every row the upper half is added onto the lower, all side by side
+template <int b, int... i> inline vec fold(const vec & x, const vec & y, std::integer_sequence<int, i...>) {
+    constexpr int h = b / 2;
+    return __builtin_shufflevector(x, y, (i / h * b + i % h)...) +
+           __builtin_shufflevector(x, y, (i / h * b + i % h + h)...);
+}
+
+// the sums of R = lanes / 2 vectors, with the additions of sum<lanes>() in the same order but in half as many steps
+template <int b, int R> inline void sums(vec * v, float * out) {
+    if constexpr (b > 2) {
+        for (int r = 0; r < R; r += 2) {
+            v[r / 2] = fold<b>(v[r], v[r + 1], std::make_integer_sequence<int, lanes>());
+        }
+        sums<b / 2, R / 2>(v, out);
+    } else {
+        for (int r = 0; r < lanes / 2; ++r) {
+            out[r] = v[0][2 * r] + v[0][2 * r + 1];
+        }
+    }
+}
+#endif
+
+template <int R> inline void sums(vec * v, float * out) {
+#ifdef DW_HAS_SHUFFLE
+    if constexpr (R == lanes / 2) {
+        return sums<lanes, R>(v, out);
+    }
+#endif
+    for (int r = 0; r < R; ++r) {
+        out[r] = sum<lanes>(v[r]);
+    }
+}
+
+// out[c][r] = weight row r . x[c] for R rows and C columns: the same sums in the same order, each product fused with
+// its sum (fused.h), for every R and C
+template <ggml_type type, int R, int C>
+inline void dots(int64_t n, const char * weights, size_t stride, const float * const * x, float * const * out) {
+    vec acc[C][R];
+    for (auto & col : acc) {
+        for (vec & v : col) {
+            v = vec{};
+        }
+    }
+    int64_t k = 0;
+    for (; k + lanes <= n; k += lanes) {
+        for (int r = 0; r < R; ++r) {
+            const vec w = load_weights<type>(weights + r * stride, k);
+            // weights come from main memory, and a tile of short rows ends before the hardware sees a pattern
+            __builtin_prefetch(weights + (R + r) * stride + k * sizeof(ggml_fp16_t));
+            for (int c = 0; c < C; ++c) {
+                acc[c][r] = dw::fused(w, load_f32(x[c] + k), acc[c][r]);
+            }
+        }
+    }
+    for (int c = 0; c < C; ++c) {
+        sums<R>(acc[c], out[c]);
+        for (int64_t i = k; i < n; ++i) {
+            for (int r = 0; r < R; ++r) {
+                out[c][r] = dw::fused(weight<type>(weights + r * stride, i), x[c][i], out[c][r]);
+            }
+        }
+    }
+}
+
+// Columns of activations and where their results go, to be met by tiles of weight rows.
+struct columns {
+    std::vector<const float *> x;
+    std::vector<float *>       out;
+
+    void clear() {
+        x.clear();
+        out.clear();
+    }
+
+    void add(const char * in, char * result) {
+        x.push_back((const float *) in);
+        out.push_back((float *) result);
+    }
+};
+
+// R weight rows with the columns from c on, C at a time
+template <ggml_type type, int R, int C>
+void tile(int64_t n, const char * weights, size_t stride, const columns & cols, int64_t row, size_t c) {
+    for (; c + C <= cols.x.size(); c += C) {
+        float * out[C];
+        for (int i = 0; i < C; ++i) {
+            out[i] = cols.out[c + i] + row;
+        }
+        dots<type, R, C>(n, weights, stride, &cols.x[c], out);
+    }
+    if constexpr (C > 1) {
+        tile<type, R, C - 1>(n, weights, stride, cols, row, c);
+    }
+}
+
+// weight rows [first, last) of one matrix with all columns
+template <ggml_type type>
+void rows(int64_t n, const char * weights, size_t stride, const columns & cols, int64_t first, int64_t last) {
+    int64_t row = first;
+    for (; row + tile_rows <= last; row += tile_rows) {
+        tile<type, tile_rows, tile_cols>(n, weights + row * stride, stride, cols, row, 0);
+    }
+    for (; row < last; ++row) {
+        tile<type, 1, 1>(n, weights + row * stride, stride, cols, row, 0);
+    }
+}
+
+void rows(ggml_type type, int64_t n, const char * weights, size_t stride, const columns & cols, int64_t first,
+          int64_t last) {
+    if (type == GGML_TYPE_F16) {
+        rows<GGML_TYPE_F16>(n, weights, stride, cols, first, last);
+    } else {
+        rows<GGML_TYPE_BF16>(n, weights, stride, cols, first, last);
+    }
+}
+
+bool supported(const ggml_compute_params * params, const ggml_tensor * dst) {
+    const ggml_tensor * src0 = dst->src[0];
+    const ggml_tensor * src1 = dst->src[1];
+    return params->use_ref && (src0->type == GGML_TYPE_F16 || src0->type == GGML_TYPE_BF16) &&
+           src1->type == GGML_TYPE_F32 && dst->type == GGML_TYPE_F32 && src0->nb[0] == ggml_type_size(src0->type) &&
+           src1->nb[0] == sizeof(float) && dst->nb[0] == sizeof(float);
+}
+
+// this thread's part of n_rows, in whole tiles
+struct part {
+    int64_t first, last;
+    part(const ggml_compute_params * params, int64_t n_rows) {
+        const int64_t n_tiles = (n_rows + tile_rows - 1) / tile_rows;
+        first                 = n_tiles * params->ith / params->nth * tile_rows;
+        last                  = std::min(n_rows, n_tiles * (params->ith + 1) / params->nth * tile_rows);
+    }
+};
+
+} // namespace
+
+bool dw_op_mul_mat_rows(const ggml_compute_params * params, ggml_tensor * dst) {
+    if (!supported(params, dst)) {
+        return false;
+    }
+    const ggml_tensor * src0 = dst->src[0];
+    const ggml_tensor * src1 = dst->src[1];
+    GGML_TENSOR_BINARY_OP_LOCALS
+
+    const int64_t               r2 = ne12 / ne02; // matrices of src1 to one of src0
+    const int64_t               r3 = ne13 / ne03;
+    const part                  mine(params, ne01);
+    static thread_local columns cols; // kept for its memory
+    for (int64_t i03 = 0; i03 < ne03; ++i03) {
+        for (int64_t i02 = 0; i02 < ne02; ++i02) {
+            cols.clear();
+            for (int64_t i13 = i03 * r3; i13 < (i03 + 1) * r3; ++i13) {
+                for (int64_t i12 = i02 * r2; i12 < (i02 + 1) * r2; ++i12) {
+                    for (int64_t i11 = 0; i11 < ne11; ++i11) {
+                        cols.add((const char *) src1->data + i11 * nb11 + i12 * nb12 + i13 * nb13,
+                                 (char *) dst->data + i11 * nb1 + i12 * nb2 + i13 * nb3);
+                    }
+                }
+            }
+            rows(src0->type, ne00, (const char *) src0->data + i02 * nb02 + i03 * nb03, nb01, cols, mine.first,
+                 mine.last);
+        }
+    }
+    return true;
+}
+
+bool dw_op_mul_mat_id_rows(const ggml_compute_params * params, ggml_tensor * dst) {
+    if (!supported(params, dst)) {
+        return false;
+    }
+    const ggml_tensor * src0 = dst->src[0];
+    const ggml_tensor * src1 = dst->src[1];
+    const ggml_tensor * ids  = dst->src[2];
+    GGML_TENSOR_BINARY_OP_LOCALS
+
+    // columns by expert, so that an expert's weights are read once for all rows that chose it
+    static thread_local std::vector<columns> by_expert;
+    by_expert.resize(std::max<size_t>(by_expert.size(), ne02));
+    for (auto & cols : by_expert) {
+        cols.clear();
+    }
+    for (int64_t t = 0; t < ids->ne[1]; ++t) {
+        for (int64_t s = 0; s < ids->ne[0]; ++s) {
+            const int32_t expert = *(const int32_t *) ((const char *) ids->data + s * ids->nb[0] + t * ids->nb[1]);
+            by_expert[expert].add((const char *) src1->data + s % ne11 * nb11 + t * nb12,
+                                  (char *) dst->data + s * nb1 + t * nb2);
+        }
+    }
+    const part mine(params, ne01);
+    for (int64_t e = 0; e < ne02; ++e) {
+        if (!by_expert[e].x.empty()) {
+            rows(src0->type, ne00, (const char *) src0->data + e * nb02, nb01, by_expert[e], mine.first, mine.last);
+        }
+    }
+    return true;
+}
+
+void dw_dot_row(ggml_type type, int64_t n, const void * row, const float * x, float * out) {
+    if (type == GGML_TYPE_F16) {
+        dots<GGML_TYPE_F16, 1, 1>(n, (const char *) row, 0, &x, &out);
+    } else {
+        dots<GGML_TYPE_BF16, 1, 1>(n, (const char *) row, 0, &x, &out);
+    }
+}

@@ -1,0 +1,130 @@
+// dw_tree_delta_net on CUDA: the delta rule of a tree, depth first, each node once.
+//
+// Groups of lanes carry a few columns of a head's state from node to node (tree-walker.h). Where a node has more than
+// one child, the columns are kept until its last child starts from them. If the preorder puts a node's child with the
+// most descendants last, at most five are kept at once in a tree of 64 nodes; beyond that the path from the root is
+// walked again.
+
+#include "ops/door/launchers.h"
+#include "ops/tree-delta-net/tree-plan.h"
+#include "ops/tree-delta-net/tree-walker.h"
+
+namespace {
+
+using namespace dw::delta_net;
+using dw::tree_plan;
+using dw::tree_step;
+
+constexpr int n_kept = 5; // nodes whose columns are kept
+
+// grid: head, sequence, part of the columns
+template <int size> __global__ void __launch_bounds__(layout<size>::threads) tree_delta_net(const arguments a) {
+    __shared__ tree_plan p;
+    __shared__ float     kept[n_kept][n_columns * layout<size>::per_lane][max_threads];
+    walker<size>         walk(a);
+    walk.load_state(); // while the plan is made
+    dw::make_plan(p, a.parents, a.preorder, blockIdx.y * a.n_nodes, a.n_nodes);
+
+    typename walker<size>::input now, next;
+    float                        of_k[n_columns], of_q[n_columns];
+    int                          depth = 0; // of what is kept
+    tree_step                    here  = p.steps[0];
+    walk.load(now, here & dw::node_mask);
+    walk.product(now.k, of_k);
+    float sum = walk.reduce(of_k, of_k);
+    for (int i = 0; i < a.n_nodes; ++i) {
+        const int       node  = here & dw::node_mask;
+        const tree_step after = i + 1 < a.n_nodes ? p.steps[i + 1] : (tree_step) node;
+        walk.load(next, after & dw::node_mask); // long before it is needed
+        walk.write_inputs(now, node);
+        walk.write_u(walk.advance(now, sum), node);
+        walk.product(now.q, of_q);
+        if (here & dw::keeps) {
+            if (depth < n_kept) {
+                walk.keep(kept[depth]);
+            }
+            ++depth;
+        }
+        if (after & dw::from_root) {
+            walk.load_state();
+        } else if (after & dw::from_kept) {
+            if (depth <= n_kept) {
+                walk.restore(kept[depth - 1]);
+            } else {
+                walk.walk_to(p, p.parents[after & dw::node_mask]);
+            }
+            depth -= (after & dw::drops_kept) != 0;
+        }
+        walk.product(next.k, of_k);
+        sum = walk.reduce(of_k, of_q); // of this node's output and the next one's k^T S
+        walk.write_out(sum, node);
+        now  = next;
+        here = after;
+    }
+}
+
+template <int size> void launch(const arguments & a, int n_seqs, cudaStream_t stream) {
+    const dim3 grid((unsigned) a.n_heads, (unsigned) n_seqs, layout<size>::blocks);
+    tree_delta_net<size><<<grid, layout<size>::threads, 0, stream>>>(a);
+}
+
+} // namespace
+
+bool dw::takes_tree_delta_net(const ggml_tensor * dst) {
+    const ggml_tensor * v = dst->src[3];
+    for (int i = 0; i <= 6; ++i) {
+        if (!is_f32(dst->src[i]) || dst->src[i]->nb[2] > UINT32_MAX) { // by_node::node
+            return false;
+        }
+    }
+    const int64_t size = v->ne[0];
+    return (size == 16 || size == 32 || size == 64 || size == 128) && v->ne[2] <= max_tree_nodes &&
+           is_i32(dst->src[7]) && is_i32(dst->src[8]);
+}
+
+void dw::launch_tree_delta_net(ggml_tensor * dst, void * stream) {
+    const ggml_tensor * v           = dst->src[3];
+    const ggml_tensor * states      = dst->src[6];
+    const ggml_tensor * tree        = dst->src[8];
+    const int64_t       size        = v->ne[0];
+    const int64_t       n_heads     = v->ne[1];
+    const int64_t       n_key_heads = dst->src[2]->ne[1];
+    const int64_t       max_rows    = tree->ne[0];
+    const int32_t *     rows        = data_of<int32_t>(tree);
+    float *             k           = data_of<float>(dst); // tree-ops.h: factors, then out
+    float *             u           = k + max_rows * n_key_heads * size;
+    float *             g           = u + max_rows * n_heads * size;
+    const arguments     a           = { by_node(dst->src[1]),
+                                        by_node(dst->src[2]),
+                                        by_node(v),
+                                        by_node(dst->src[4]),
+                                        by_node(dst->src[5]),
+                                        data_of<float>(states),
+                                        stride_of(states, 1),
+                                        data_of<int32_t>(dst->src[7]),
+                                        rows,
+                                        rows + 2 * max_rows,
+                                        k,
+                                        u,
+                                        g,
+                                        g + max_rows * n_heads,
+                                        (int) n_heads,
+                                        (int) n_key_heads,
+                                        (int) v->ne[2],
+                                        (unsigned) (n_heads * size * sizeof(float)),
+                                        1.0f / sqrtf((float) size) };
+    const int           n_seqs      = (int) v->ne[3];
+    const cudaStream_t  in          = (cudaStream_t) stream;
+    switch (size) {
+        case 16:
+            return launch<16>(a, n_seqs, in);
+        case 32:
+            return launch<32>(a, n_seqs, in);
+        case 64:
+            return launch<64>(a, n_seqs, in);
+        case 128:
+            return launch<128>(a, n_seqs, in);
+        default:
+            GGML_ABORT("a head of %d", (int) size); // takes_tree_delta_net refused it
+    }
+}

@@ -1,0 +1,187 @@
+// Gated delta net over a tree, and commit: see tree-ops.h.
+
+#include "ops/tree-delta-net/tree-ops.h"
+
+#include "ops/delta-net/delta-net-step.h"
+#include "ops/top-rows/top-rows.h"
+#include "ops/tree-attention/tree-attention.h"
+#include "ops/tree-delta-net/tree-rows.h"
+
+#include <algorithm>
+#include <cmath>
+#include <cstring>
+#include <vector>
+
+using dw::vector_at;
+
+namespace {
+
+const int32_t * i32(const ggml_tensor * t) {
+    return (const int32_t *) t->data;
+}
+
+// the three parts of a layer's factors
+struct factors {
+    factors(float * data, int64_t size, int64_t n_heads, int64_t n_key_heads, int64_t max_nodes) :
+        k(data),
+        u(k + max_nodes * n_key_heads * size),
+        g(u + max_nodes * n_heads * size),
+        end(g + max_nodes * n_heads) {}
+
+    float * k;
+    float * u;
+    float * g;
+    float * end;
+};
+
+// value rows [first, last) of head h through all trees
+void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & kept, int64_t h, int64_t first,
+          int64_t last) {
+    const ggml_tensor * v         = dst->src[3];
+    const ggml_tensor * states    = dst->src[6];
+    const int32_t *     cells     = i32(dst->src[7]);
+    const int64_t       size      = v->ne[0];
+    const int64_t       n_heads   = v->ne[1];
+    const int64_t       n_nodes   = v->ne[2];
+    const int64_t       n_rows    = n_nodes * v->ne[3];
+    const float         scale     = 1.0f / sqrtf((float) size);
+    const int64_t       max_depth = *std::max_element(tree.depths, tree.depths + n_rows);
+
+    static thread_local std::vector<float> rows; // by depth; kept for its memory
+    rows.resize(std::max(rows.size(), (size_t) ((max_depth + 1) * dw::delta_block * size)));
+    for (int64_t j = first; j < last; j += dw::delta_block) {
+        const int64_t n = std::min(dw::delta_block, last - j);
+        for (int64_t o = 0; o < n_rows; ++o) {
+            const int64_t i     = tree.preorder[o];
+            const int64_t t     = i % n_nodes; // of sequence s
+            const int64_t s     = i / n_nodes;
+            float *       to    = rows.data() + tree.depths[i] * dw::delta_block * size;
+            const float * state = (const float *) ((const char *) states->data + cells[s] * states->nb[1]);
+            const float * from  = tree.parents[i] < 0 ? state + (h * size + j) * size : to - dw::delta_block * size;
+            dw::delta_step(n, size, from, to, expf(*vector_at(dst->src[4], h, t, s)), vector_at(dst->src[2], h, t, s),
+                           vector_at(dst->src[1], h, t, s), vector_at(v, h, t, s) + j, *vector_at(dst->src[5], h, t, s),
+                           scale, kept.u + (i * n_heads + h) * size + j, kept.end + (i * n_heads + h) * size + j);
+        }
+    }
+}
+
+} // namespace
+
+void dw_tree_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * x      = dst->src[0];
+    const ggml_tensor * states = dst->src[1];
+    const int32_t *     cells  = i32(dst->src[2]);
+    const dw::tree_rows tree(dst->src[3]);
+    const int64_t       width      = dst->ne[0];
+    const int64_t       n_channels = dst->ne[1];
+    const int64_t       n_nodes    = dst->ne[2] / dst->src[2]->ne[0];
+    for (int64_t i = ith; i < dst->ne[2]; i += nth) {
+        const float * state  = (const float *) ((const char *) states->data + cells[i / n_nodes] * states->nb[1]);
+        float *       window = (float *) ((char *) dst->data + i * dst->nb[2]);
+        int32_t       node   = (int32_t) i;
+        int64_t       old    = width - 2; // newest column of the state that is not used yet
+        for (int64_t w = width - 1; w >= 0; --w) {
+            if (node >= 0) {
+                const float * in = (const float *) ((const char *) x->data + node * x->nb[1]);
+                for (int64_t c = 0; c < n_channels; ++c) {
+                    window[c * width + w] = in[c];
+                }
+                node = tree.parents[node];
+            } else {
+                for (int64_t c = 0; c < n_channels; ++c) {
+                    window[c * width + w] = state[c * (width - 1) + old];
+                }
+                --old;
+            }
+        }
+    }
+}
+
+void dw_tree_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * k           = dst->src[2];
+    const ggml_tensor * v           = dst->src[3];
+    const int64_t       size        = v->ne[0];
+    const int64_t       n_heads     = v->ne[1];
+    const int64_t       n_nodes     = v->ne[2];
+    const int64_t       n_rows      = n_nodes * v->ne[3];
+    const int64_t       n_key_heads = k->ne[1];
+    const dw::tree_rows tree(dst->src[8]);
+    const factors       kept((float *) dst->data, size, n_heads, n_key_heads, tree.max_rows);
+
+    if (ith == 0) {
+        for (int64_t i = 0; i < n_rows; ++i) {
+            for (int64_t h = 0; h < n_key_heads; ++h) {
+                std::memcpy(kept.k + (i * n_key_heads + h) * size, vector_at(k, h, i % n_nodes, i / n_nodes),
+                            size * sizeof(float));
+            }
+            for (int64_t h = 0; h < n_heads; ++h) {
+                kept.g[i * n_heads + h] = *vector_at(dst->src[4], h, i % n_nodes, i / n_nodes);
+            }
+        }
+    }
+    dw::for_rows(n_heads, size, ith, nth,
+                 [&](int64_t h, int64_t first, int64_t last) { walk(dst, tree, kept, h, first, last); });
+}
+
+void dw_tree_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
+    const int64_t   size        = dst->ne[0];
+    const int64_t   n_heads     = dst->ne[2];
+    const int32_t * path        = i32(dst->src[2]);
+    const int64_t   max_nodes   = dst->src[2]->ne[0] - 1;
+    const int64_t   n_key_heads = (dst->src[1]->ne[0] / max_nodes - n_heads * size - n_heads) / size;
+    const factors   kept((float *) dst->src[1]->data, size, n_heads, n_key_heads, max_nodes);
+
+    dw::for_rows(n_heads, size, ith, nth, [&](int64_t h, int64_t first, int64_t last) {
+        float * state = (float *) ((char *) dst->data + h * dst->nb[2]);
+        for (int64_t j = first; j < last; j += dw::delta_block) { // a block stays in the first-level cache
+            const int64_t n_rows = std::min(dw::delta_block, last - j);
+            for (int32_t p = 0; p < path[0]; ++p) {
+                const int64_t i = path[1 + p];
+                const float * k = kept.k + (i * n_key_heads + h % n_key_heads) * size;
+                ggml_vec_scale_f32((int) (n_rows * size), state + j * size, expf(kept.g[i * n_heads + h]));
+                for (int64_t r = j; r < j + n_rows; ++r) {
+                    ggml_vec_mad_f32((int) size, state + r * size, k, kept.u[(i * n_heads + h) * size + r]);
+                }
+            }
+        }
+    });
+}
+
+void dw_tree_commit_conv(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * x          = dst->src[1];
+    const int32_t *     path       = i32(dst->src[2]);
+    const int64_t       n_kept     = dst->ne[0];
+    const int64_t       n_channels = dst->ne[1];
+    const int64_t       n_path     = path[0];
+    for (int64_t c = n_channels * ith / nth; c < n_channels * (ith + 1) / nth; ++c) {
+        float * state = (float *) ((char *) dst->data + c * dst->nb[1]);
+        for (int64_t w = 0; w < n_kept; ++w) {
+            const int64_t p = n_path - n_kept + w; // of the path; under 0: an old input
+            state[w]        = p >= 0 ? *(const float *) ((const char *) x->data + path[1 + p] * x->nb[1] + c * x->nb[0])
+                                     : state[n_kept + p];
+        }
+    }
+}
+
+void * dw_tree_op_find(const char * name) {
+    static const struct {
+        const char *     name;
+        ggml_custom_op_t op;
+    } ops[] = {
+        { "dw_tree_conv_windows", dw_tree_conv_windows },
+        { "dw_tree_delta_net", dw_tree_delta_net },
+        { "dw_tree_commit_state", dw_tree_commit_state },
+        { "dw_tree_commit_conv", dw_tree_commit_conv },
+        { "dw_tree_scores", dw_tree_scores },
+        { "dw_tree_values", dw_tree_values },
+        { "dw_tree_commit_rows", dw_tree_commit_rows },
+        { "dw_tree_commit_columns", dw_tree_commit_columns },
+        { "dw_top_rows", dw_top_rows },
+    };
+    for (const auto & entry : ops) {
+        if (std::strcmp(entry.name, name) == 0) {
+            return (void *) entry.op;
+        }
+    }
+    return nullptr;
+}

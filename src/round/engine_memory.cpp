@@ -1,0 +1,209 @@
+// What the engine does with the target's memory between rounds: prompts, going back, checkpoints, others who decode or
+// load into it. See engine.h.
+
+#include "round/engine.h"
+
+#include "round/timer.h"
+
+#include <algorithm>
+#include <numeric>
+
+namespace draftwood {
+
+// somebody else is about to decode or to save: only accepted rows may be in the memory then
+void engine::on_flush(bool decodes) noexcept {
+    guard([this] {
+        commit();
+        return DW_OK;
+    });
+    walk_ = {}; // the logits will be another decode's
+    sequence_.unknown();
+    if (decodes) {
+        guard([this] {
+            drop_proposal();
+            return DW_OK;
+        });
+        proposed_ = false;
+        checkpoints_.clear(); // whether in front of them or behind is not ours to know
+    }
+}
+
+void engine::on_replaced() noexcept {
+    forget();
+    checkpoints_.clear();
+    sequence_.unknown();
+}
+
+// nothing of before counts: no open round, no draft, a drafter that starts anew
+void engine::forget() {
+    walk_     = {};
+    proposed_ = false;
+    each_drafter([](drafter & d) { d.reset(); });
+}
+
+void engine::require_kept(int32_t n_keep) const {
+    const llama_pos end = settled_end();
+    if (n_keep < 0 || n_keep > end) {
+        fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
+    }
+}
+
+void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+    if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(sequence_.target())) {
+        fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens,
+             llama_n_ubatch(sequence_.target()));
+    }
+    sequence_.require_tokens(tokens, n_tokens);
+    require_known("an evaluation");
+    place(n_past);
+    drop_proposal();
+    pace_.refine(); // within a generation the curve stands still, unless it is far off
+
+    timer t(stats_.t_eval_us);
+    walk_ = {};
+    decode(tokens, n_tokens, n_past, all_logits);
+
+    n_past_ = n_past + n_tokens;
+    gap_    = 0;
+    stats_.n_prompt += n_tokens;
+    walk_.first_row = n_tokens - 1;
+    walk_.path      = { 0 };
+    walk_.pos       = n_past_ - 1;
+    walk_.alive     = true;
+    tree_           = token_tree(tokens[n_tokens - 1]);
+    ahead_          = false;
+    std::vector<int32_t> rows(n_tokens);
+    std::iota(rows.begin(), rows.end(), 0);
+    observe({ tokens, rows.data(), n_tokens, n_past });
+}
+
+void engine::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+    lost_ = true;
+    try {
+        sequence_.decode(tokens, n_tokens, n_past, all_logits);
+        lost_ = false;
+    } catch (const failure & e) {
+        lost_ = !sequence_.context().intact();
+        fail(e.code() == DW_ERR_MEMORY ? DW_ERR_DECODE : e.code(), "%s", e.what());
+    }
+}
+
+// Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on
+// at a position that is further than the cells it filled.
+void engine::place(int32_t n_past) {
+    const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx(sequence_.target());
+    if (!gap) {
+        require_kept(n_past);
+    }
+    commit();
+    if (!gap || n_past <= sequence_.end()) {
+        trim(n_past);
+        return;
+    }
+    walk_   = {};
+    n_past_ = n_past;
+    gap_    = n_past - sequence_.end();
+    each_drafter([&](drafter & d) { d.trim(n_past); });
+}
+
+// a raw llama_decode by others may have moved the context on; drafting over it would corrupt it
+void engine::require_whole(const char * what) {
+    if (moved()) {
+        fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first",
+             what, n_past_, sequence_.end());
+    }
+}
+
+// after a decode or a commit that stopped half-way the memory holds what nobody knows
+void engine::require_known(const char * what) const {
+    if (lost_) {
+        fail(DW_ERR_STATE, "%s after a decode that failed; the context's memory is unknown, call dw_reset", what);
+    }
+}
+
+void engine::trim(int32_t n_keep) {
+    if (moved()) {
+        checkpoints_.clear();
+    }
+    if (lost_ && n_keep > 0 && !checkpoints_.find(n_keep)) {
+        fail(DW_ERR_UNSUPPORTED, "the context's memory is unknown after a decode that failed; reset and evaluate anew");
+    }
+    if (!lost_) {
+        require_kept(n_keep);
+    }
+    commit();
+    if (!lost_ && n_keep == sequence_.end() && n_keep == n_past_) {
+        return;
+    }
+    drop_proposal();
+    if (n_keep == 0) {
+        reset();
+        return;
+    }
+    cut(n_keep);
+    n_past_ = n_keep; // also when others moved the context on
+    gap_    = 0;
+    walk_   = {};
+}
+
+// the memory and the drafter, back to n_keep positions
+void engine::cut(int32_t n_keep) {
+    const bool   behind = lost_ || n_keep < sequence_.end();
+    const auto * saved  = behind && (lost_ || !sequence_.can_cut(n_keep)) ? checkpoints_.find(n_keep) : nullptr;
+    if (saved) {
+        try {
+            changing([&] { sequence_.restore(saved->state, n_keep); });
+        } catch (...) {
+            checkpoints_.clear(); // else the next request would go back to it again
+            throw;
+        }
+    } else if (behind) {
+        sequence_.cut(n_keep);
+    }
+    each_drafter([&](drafter & d) { d.trim(n_keep); });
+    if (saved && drafter_) {
+        drafter_->resume(n_keep, saved->drafter);
+    }
+    checkpoints_.drop_beyond(n_keep);
+    stats_.n_restored += saved ? 1 : 0;
+}
+
+// Where a later request may part from this one: behind what a chat shares, before what only this turn has. Others'
+// decodes in between, such as images, leave positions that a checkpoint cannot stand for.
+void engine::checkpoint() {
+    require_known("a checkpoint");
+    commit();
+    if (!sequence_.recurrent() || n_past_ == 0 || moved() || checkpoints_.find(n_past_)) {
+        return;
+    }
+    try {
+        std::vector<float> mark = drafter_ ? drafter_->mark(n_past_) : std::vector<float>{};
+        if (checkpoints_.make_room(sequence_.state_bytes() + mark.size() * sizeof(float))) {
+            checkpoints_.put({ n_past_, sequence_.save(), std::move(mark) });
+        }
+    } catch (const std::exception &) { // costs a later request time, never this one
+    }
+}
+
+// whether others changed the memory without a word
+bool engine::moved() const {
+    return !walk_.open && !lost_ && sequence_.end() + gap_ != n_past_;
+}
+
+int32_t engine::reach(int32_t n_keep) const {
+    const llama_pos end = settled_end();
+    if (!lost_ && (n_keep >= end || !sequence_.recurrent())) {
+        return std::max(0, std::min(n_keep, (int32_t) end));
+    }
+    return moved() ? 0 : checkpoints_.reach(n_keep);
+}
+
+void engine::reset() {
+    forget();
+    checkpoints_.clear();
+    n_past_ = 0;
+    gap_    = 0;
+    lost_   = false;
+    sequence_.clear();
+}
+} // namespace draftwood

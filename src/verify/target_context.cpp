@@ -1,0 +1,248 @@
+// See target_context.h.
+
+#include "verify/target_context.h"
+
+#include "llama-context.h"
+#include "llama-memory-hybrid.h"
+#include "llama-model.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+namespace {
+
+// inputs of this thread's graphs are copied as ggml does, from its end on: they are not ours
+struct copies_back {
+    ~copies_back() { dw_copy_inputs_for(nullptr); }
+};
+
+} // namespace
+
+std::shared_ptr<target_context> target_context::of(llama_context * target, int32_t exact_rows, bool always_top) {
+    if (const dw_state * state = dw_state_of(target)) {
+        auto known = static_cast<target_context *>(state->user)->shared_from_this();
+        if (known->state_.exact_rows != exact_rows) {
+            fail(DW_ERR_ARGUMENT, "exact_rows is %d; this llama_context's other engines have %d, expected the same",
+                 exact_rows, known->state_.exact_rows);
+        }
+        return known;
+    }
+    return std::shared_ptr<target_context>(new target_context(target, exact_rows, always_top));
+}
+
+target_context::target_context(llama_context * target, int32_t exact_rows, bool always_top) :
+    target_(target),
+    graphs_(target),
+    batch_(target),
+    results_(target, state_, llama_get_model(target)->output, always_top) {
+    state_.exact_rows = exact_rows;
+    state_.graphs     = &graphs_;
+    state_.user       = this;
+    state_.flush      = [](void * user, bool decodes) noexcept {
+        auto * self = static_cast<target_context *>(user);
+        if (!self->at_work_) {
+            self->each_listener([&](member & each) { each.listener->on_flush(decodes); });
+            self->results_.forget();
+            if (self->trees_) {
+                self->trees_->finish();
+            }
+        }
+    };
+    state_.replaced = [](void * user) noexcept {
+        auto * self = static_cast<target_context *>(user);
+        if (!self->at_work_) {
+            self->each_listener([](member & each) { each.listener->on_replaced(); });
+        }
+    };
+    dw_state_of(target) = &state_;
+}
+
+target_context::~target_context() {
+    results_.let_go(); // of the last decode llama.cpp's callers may read later
+    dw_state_of(target_) = nullptr;
+    dw_use_stock_kernels(target_);
+}
+
+template <typename F> void target_context::each_listener(F f) {
+    for (member & each : members_) {
+        f(each);
+    }
+}
+
+void target_context::add(llama_seq_id seq, context_listener & listener) {
+    if (seq < 0 || seq >= (llama_seq_id) llama_n_seq_max(target_)) {
+        fail(DW_ERR_ARGUMENT, "sequence %d; expected 0 to n_seq_max - 1 = %u", seq, llama_n_seq_max(target_) - 1);
+    }
+    each_listener([&](member & each) {
+        if (each.seq == seq) {
+            fail(DW_ERR_UNSUPPORTED, "sequence %d of this llama_context has an engine already; free that one first",
+                 seq);
+        }
+    });
+    members_.push_back({ seq, &listener });
+}
+
+void target_context::remove(const context_listener & listener) noexcept {
+    const auto is = [&](const member & each) { return each.listener == &listener; };
+    members_.erase(std::remove_if(members_.begin(), members_.end(), is), members_.end());
+}
+
+void target_context::settle_all_but(const std::vector<place> & places) {
+    each_listener([&](member & each) {
+        const auto is = [&](const place & its) { return its.seq == each.seq; };
+        if (std::none_of(places.begin(), places.end(), is)) {
+            each.listener->on_flush(/*decodes*/ false);
+        }
+    });
+}
+
+// llama_decode's return value; -3 and `why` where it threw. `begin` comes first, once an attempt.
+int32_t target_context::run_batch(const std::function<void()> & begin, std::string & why) {
+    const scope       ours(state_.ours);
+    const copies_back until_it_ends;
+    state_.n_ubatches = 0; // of this one
+    try {
+        begin();
+        return working([&] { return batch_.decode(); });
+    } catch (const std::bad_alloc &) {
+        return -2; // as llama_decode says it
+    } catch (const std::exception & e) {
+        why = e.what();
+        return -3;
+    }
+}
+
+// The memory is as before where llama.cpp found no room and took nothing, and goes back to the marks where it computed
+// nothing yet or a verify of trees, which writes nothing that counts.
+int32_t target_context::attempt(const memory_marks & marks, const std::function<void()> & begin, std::string & why) {
+    const int32_t rc = run_batch(begin, why);
+    intact_          = rc == 0 || rc == 1 || (marks.can_restore() && (state_.verify || state_.n_ubatches == 0));
+    if (rc != 0 && marks.can_restore() && intact_) {
+        marks.restore();
+    }
+    return rc;
+}
+
+void target_context::decode(const std::vector<place> & places, int32_t n_rows, const std::function<void()> & begin) {
+    settle_all_but(places);
+    results_.forget();
+    const memory_marks marks(target_, places);
+    const bool         was_short = short_of_memory();
+    std::string        why;
+    int32_t            rc = attempt(marks, begin, why);
+    if (rc == -2 && intact_ && !was_short) {
+        rc = attempt(marks, begin, why); // now in the context's own graph (graphs.h)
+    }
+    state_.verify = nullptr; // an exception is a failed decode too: the hooks must hear of other decodes again
+    state_.mask   = nullptr;
+    state_.feeds.clear(); // where it failed, too: they are not the next one's
+    require_decoded(rc, places[0].pos, n_rows, why);
+    results_.decoded();
+}
+
+void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const {
+    if (rc == 1) {
+        fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
+             n_rows, pos, llama_n_ctx(target_));
+    }
+    if (rc == -2) {
+        fail(DW_ERR_MEMORY, "llama_decode returned -2: no memory for the graph of %d tokens at position %d", n_rows,
+             pos);
+    }
+    if (rc != 0) {
+        fail(DW_ERR_DECODE, "llama_decode returned %d for %d tokens at position %d; expected 0 %s", rc, n_rows, pos,
+             why.c_str());
+    }
+}
+
+void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees) {
+    std::vector<place> places;
+    batch_.clear();
+    for (const auto & each : members) {
+        places.push_back({ each.seq, each.pos });
+        for (int32_t i = 0; i < n_rows; ++i) {
+            const int32_t node = std::min(i, each.tree->size() - 1);
+            batch_.add(each.tree->tokens[node], each.pos + each.tree->depths[node], true, each.seq);
+        }
+    }
+    const int32_t n = n_rows * (int32_t) members.size();
+    if (n_rows == 1 || !on_trees) { // one row stays in any case
+        decode(places, n);
+        return;
+    }
+    if (n > trees_->max_rows()) {
+        fail(DW_ERR_INTERNAL, "a verify of %d rows; the engine made room for %d", n, trees_->max_rows());
+    }
+    decode(places, n, [&] {
+        state_.verify = trees_.get();
+        state_.mask   = trees_.get();
+        trees_->begin(members, n_rows, state_.exact_rows > 0);
+    });
+}
+
+void target_context::limit_rows(int32_t n_rows) {
+    row_limit_ = 1;
+    for (int32_t n = n_rows - 1; n > 1 && row_limit_ == 1; --n) {
+        row_limit_ = bucket(n) == n ? n : 1;
+    }
+    forget_verifies(); // what they hold is free for smaller ones
+}
+
+void target_context::forget_verifies() {
+    results_.let_go();
+    graphs_.forget_verifies();
+}
+
+double target_context::replay(int32_t n_times) {
+    if (state_.n_ubatches != 1 || !results_.on_gpu()) { // on a CPU what a graph read is overwritten while it runs
+        fail(DW_ERR_UNSUPPORTED, "a decode is run again on a GPU only, and in one graph");
+    }
+    ggml_cgraph *     graph = state_.result->get_gf();
+    const copies_back until_it_ends;
+    dw_copy_inputs_for(&state_);
+    llama_synchronize(target_);
+    const int64_t start_us = ggml_time_us();
+    for (int32_t i = 0; i < n_times; ++i) {
+        if (ggml_backend_sched_graph_compute_async(target_->get_sched(), graph) != GGML_STATUS_SUCCESS) {
+            fail(DW_ERR_DECODE, "a replay of the newest decode's graph failed");
+        }
+    }
+    ggml_backend_sched_synchronize(target_->get_sched());
+    return (double) (ggml_time_us() - start_us) / n_times;
+}
+
+int32_t target_context::free_cells(llama_seq_id seq) const {
+    const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(target_));
+    const auto * cache =
+        hybrid ? hybrid->get_mem_attn() : dynamic_cast<const llama_kv_cache *>(llama_get_memory(target_));
+    if (!cache) {
+        return INT32_MAX;
+    }
+    const llama_kv_cells & cells = cache->get_cells(seq);
+    return (int32_t) (cells.size() - cells.get_used());
+}
+
+// A tree state with more room is another one: the graphs over the old one's tensors go with it. Without memory for it
+// the old one stays.
+void target_context::prepare_trees(int32_t n_rows) {
+    if (trees_ && trees_->max_rows() >= n_rows) {
+        return;
+    }
+    std::string                 why_not;
+    std::unique_ptr<tree_state> larger;
+    try {
+        larger = tree_state::make(target_, n_rows, why_not);
+    } catch (const failure & e) {
+        if (!trees_ || e.code() != DW_ERR_MEMORY) {
+            throw;
+        }
+        return;
+    }
+    settle_all_but({});
+    forget_verifies();
+    trees_   = std::move(larger);
+    refusal_ = why_not;
+}
+
+} // namespace draftwood

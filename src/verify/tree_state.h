@@ -1,0 +1,102 @@
+// What a verify keeps per draft token, and the commit of those that stay. In the recurrent layers the verify reads the
+// state and writes small factors; the commit applies those of the accepted path, with the additions of plain decoding
+// in the same order. In the attention layers the path's rows move to the cells that plain decoding would have used. No
+// copies of the state, so nothing is rolled back. What each device does of it: tree_device.h.
+// Must not know: drafters, samplers. Test: tests/model/engine.
+
+#pragma once
+
+#include "hooks/hooks.h"
+#include "tree/token_tree.h"
+#include "verify/tree_device.h"
+
+#include <memory>
+#include <string>
+#include <vector>
+
+class llama_memory_hybrid;
+
+namespace draftwood {
+
+class tree_state : public dw_verify_graph {
+  public:
+    // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or layers on a device
+    // without them. max_rows of a verify, those of all sequences together.
+    static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_rows, std::string & why_not);
+
+    // one sequence of a verify: its tree, whose root is at position pos
+    struct member {
+        llama_seq_id       seq;
+        const token_tree * tree;
+        llama_pos          pos;
+    };
+
+    // whether the sequence has a state of its own that a verify can read in place (not after a copy between sequences)
+    bool ready(llama_seq_id seq) const;
+
+    // whether one ubatch can hold them, in this order
+    bool ready(const std::vector<llama_seq_id> & sequences) const;
+
+    // whether the sequence's state stands for n_tokens positions, as after a verify that nobody disturbed
+    bool holds(llama_seq_id seq, llama_pos n_tokens) const;
+
+    // The next decode is a verify of these trees in n_rows >= tree.size() rows each, those beyond it copies of the last
+    // node. With `exact` a tree's attention rounds as in plain decoding. Where that fails, all that it did to the
+    // memory is undone by marks of before (memory_marks.h).
+    void begin(const std::vector<member> & members, int32_t n_rows, bool exact);
+
+    // of a sequence of the last verify keep the path through its tree (node 0 first), and free its other rows; on a GPU
+    // this is queued in front of the next decode
+    void commit(llama_seq_id seq, const token_tree & tree, const std::vector<int32_t> & path);
+
+    // wait for commits that are queued: for those who read or write the memory otherwise than by a decode
+    void finish() const;
+
+    int32_t max_rows() const { return max_rows_; }
+    size_t  bytes() const;
+
+    int32_t       variant() const noexcept override { return branches_ ? 2 : 1; }
+    void          placed(const dw_placed_rows & rows) noexcept override;
+    ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x,
+                             int il) override;
+    ggml_tensor * delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * q,
+                            ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int il) override;
+    ggml_tensor * attn_scores(ggml_context * ctx, ggml_tensor * scores) override;
+    ggml_tensor * attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) override;
+
+  private:
+    tree_state(llama_context * target, llama_memory_hybrid * memory, int32_t max_rows);
+
+    // of the open verify: rows of the batch
+    struct open_rows {
+        llama_seq_id seq;
+        llama_pos    pos;   // of the root
+        int32_t      first; // row of the root
+    };
+
+    static std::string refusal(llama_context * target);
+    void               make_devices();
+    void               set_tree(const token_tree & tree, int32_t first, int32_t n_rows);
+    void               rename_cells(const open_rows & rows, const std::vector<llama_token> & kept);
+    int32_t            cell(llama_seq_id seq) const; // of its state; -1: none
+    int32_t *          tree_column(int i) { return rows_.data() + (size_t) i * max_rows_; }
+    tree_device &      device_of(int32_t il);
+
+    llama_context *       target_;
+    llama_memory_hybrid * memory_;
+    int32_t               max_rows_;
+
+    std::vector<std::unique_ptr<tree_device>> devices_;
+
+    // the open verify
+    std::vector<open_rows> open_;
+    int32_t                n_each_ = 0;       // rows of each sequence
+    std::vector<int32_t>   rows_;             // `tree` i32[M, 4] of tree-ops.h
+    std::vector<int64_t>   cells_;            // by row, counted through all streams
+    std::vector<uint64_t>  ancestors_;        // by row, bit j: the j-th row of its sequence
+    bool                   branches_ = false; // not all trees are chains
+    bool                   arranges_ = false; // and on a CPU without flash attention: scores and values are put in
+                                              // order
+};
+
+} // namespace draftwood

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-import secrets
 import sys
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -32,11 +31,6 @@ Base: Any = _upstream.Llama
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
-def _seed_of(seed: int) -> int:
-    """Return a seed for drawn drafts: upstream's default stands for another one each time."""
-    return secrets.randbits(64) if seed == _native.LLAMA_DEFAULT_SEED else seed
-
-
 class Generation(Base):  # type: ignore[misc]
     """llama-cpp-python's Llama with our engine, where it has one, under `eval`, `sample` and `generate`."""
 
@@ -45,8 +39,6 @@ class Generation(Base):  # type: ignore[misc]
     _guard: GuardedProcessors | None
     _by_turns: bool
     """Whether prompts are cut where their last turn begins: recurrent layers cannot go back elsewhere."""
-    _draws: bool
-    """Whether drafts are drawn (options.draw_drafts)."""
     _as_given: dict[str, Any]
     """Arguments as the caller gave them, where upstream's own state has others (preparation.py)."""
     _shortage: Shortage
@@ -154,8 +146,6 @@ class Generation(Base):  # type: ignore[misc]
         self._sampler = sampler = self._init_sampler(**sampling)
         self._engine.set_temperature(max(0.0, temp))
         self._engine.set_top(tokens_enough(**sampling))
-        # mirostat's own state follows what it chose itself
-        self._engine.set_drawn(self._draws and mirostat_mode == 0, _seed_of(self._seed))
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)

@@ -17,7 +17,6 @@ from typing import Any
 from draftwood._llama_cpp import _internals, _utils, llama_cache
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import CacheError, GrammarError
-from draftwood.generate.processors import WatchedGrammar
 from draftwood.load import contexts, files, log
 
 CACHE_ERRORS = (OSError, sqlite3.Error)
@@ -36,7 +35,7 @@ def add_grammar(self: Any, model: Any, grammar: Any) -> None:
             hint="llama.cpp has written what is wrong to stderr; its grammars/README.md has the syntax",
         )
     _native.llama_sampler_chain_add(self.sampler, sampler)
-    if isinstance(grammar, WatchedGrammar):
+    if hasattr(grammar, "check"):  # of generate/processors.py; upstream's grammars have none
         self.add_custom(grammar.check)
 
 

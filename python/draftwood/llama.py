@@ -254,7 +254,7 @@ class Llama(Generation):
         bound.apply_defaults()
         request = dict(bound.arguments)
         del request["self"]
-        request.update(logits_processor=with_bias(request), logit_bias=None)
+        request.update(logits_processor=with_bias(request, self._n_vocab), logit_bias=None)
         # the text of another tokenizer, or of a subclass's detokenize, need not be a join of pieces
         if type(self.tokenizer_) is not LlamaTokenizer or type(self).detokenize is not Base.detokenize:
             yield from super()._create_completion(**request)

@@ -23,8 +23,9 @@ from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
 from draftwood.generate.processors import GuardedProcessors, WatchedGrammar, given_draft
 from draftwood.generate.prompt import chunks, common_prefix, last_turn
-from draftwood.generate.sampling import tokens_enough
+from draftwood.generate.sampling import require_finite, tokens_enough
 from draftwood.generate.turns import Turns, in_turn, step_by_step
+from draftwood.load.grammars import require_grammar
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
@@ -156,6 +157,9 @@ class Generation(Base):  # type: ignore[misc]
     def _init_sampler(
         self, *args: Any, logits_processor: Any = None, grammar: Any = None, **kwargs: Any
     ) -> Any:
+        require_finite(kwargs)
+        if grammar is not None:
+            require_grammar(grammar)
         # ctypes prints and drops what a callback raises; ours is kept and raised after the C call
         watched = logits_processor is not None or grammar is not None
         self._guard = GuardedProcessors(logits_processor or []) if watched else None

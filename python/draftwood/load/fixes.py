@@ -41,7 +41,7 @@ def add_grammar(self: Any, model: Any, grammar: Any) -> None:
             hint="llama.cpp has written what is wrong to stderr; its grammars/README.md has the syntax",
         )
     _native.llama_sampler_chain_add(self.sampler, sampler)
-    if hasattr(grammar, "check"):  # of generate/processors.py; upstream's grammars have none
+    if watched:
         self.add_custom(grammar.check)
 
 

@@ -7,7 +7,9 @@ from __future__ import annotations
 
 import ctypes
 import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -85,6 +87,16 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
     return stored.astype(np.float64)
 
 
+def cpu_module() -> Path:
+    """Return the file of the CPU backend that is registered: the one that DRAFTWOOD_CPU names."""
+    registry.ggml_backend_reg_by_name(b"CPU")
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (path,) = {line.split()[-1] for line in lines if "libdraftwood-ggml-cpu" in line}
+    wanted = os.environ.get("DRAFTWOOD_CPU", "native")
+    assert wanted == "native" or path.endswith(f"-{wanted}.so"), (wanted, path)
+    return Path(path)
+
+
 class CustomOp(ctypes.Structure):
     """dw_custom_op of src/ops/door/custom-op.h: its address goes into a node's userdata."""
 
@@ -157,6 +169,7 @@ def open_backend(name: str, use_ref: bool = False, n_threads: int = 1) -> Any:
     assert base.ggml_backend_reg_dev_count(found), f"no {name} device"
     backend = base.ggml_backend_dev_init(base.ggml_backend_reg_dev_get(found, 0), None)
     if name == "CPU":
+        cpu_module()
         set_n_threads = ctypes.CFUNCTYPE(None, _p, ctypes.c_int)(symbol(name, "ggml_backend_set_n_threads"))
         set_n_threads(backend, n_threads)
         set_use_ref = ctypes.CFUNCTYPE(None, _p, ctypes.c_bool)(symbol(name, "ggml_backend_cpu_set_use_ref"))

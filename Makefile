@@ -84,10 +84,11 @@ bench: $(STAMP)      ## plain decode and every way of drafting on held-out text;
 	  --prompts models/tiny-moe/heldout --per-category 6 --threads $$(nproc) --floor auto:0.97 --best auto:1.15 --rivals auto:0.99 \
 	  --json build/bench.json --plot build/bench.png --results bench/results/tiny-moe-f16.json
 
-lint: $(STAMP)       ## ruff, mypy, clang-format, the patch queue
+lint: $(STAMP)       ## ruff, mypy, which room uses which, clang-format, the patch queue
 	$(VENV)/bin/ruff check .
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
+	$(PY) tools/lint_rooms.py
 	find src -name '*.cpp' -o -name '*.h' -o -name '*.cu' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 	$(PY) tools/patches.py check
 

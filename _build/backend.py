@@ -84,7 +84,7 @@ def build_wheel(
 ) -> str:
     """Build the wheel (PEP 517)."""
     settings = with_source(config_settings)
-    with ninja.watched("draftwood"):
+    with ninja.watched("draftwood", ROOT / "src"):
         return str(_skbuild.build_wheel(wheel_directory, settings, metadata_directory))
 
 
@@ -93,5 +93,5 @@ def build_editable(
 ) -> str:
     """Build the editable wheel (PEP 660)."""
     settings = with_source(config_settings)
-    with ninja.watched("draftwood"):
+    with ninja.watched("draftwood", ROOT / "src"):
         return str(_skbuild.build_editable(wheel_directory, settings, metadata_directory))

@@ -2,7 +2,6 @@
 
 #include "capi/capi.h"
 #include "tree/build.h"
-#include "tree/sampled.h"
 
 #include <algorithm>
 #include <cmath>
@@ -37,16 +36,6 @@ void to_native(const token_tree & tree, dw_tree & out) {
     std::copy_n(tree.log_probs.begin(), n, out.log_probs);
 }
 
-void require_distribution(const char * name, const double * weights, int32_t n) {
-    double total = 0.0;
-    for (int32_t i = 0; i < n; ++i) {
-        total += weights[i] >= 0.0 ? weights[i] : NAN;
-    }
-    if (!(std::abs(total - 1.0) < 1e-6)) {
-        fail(DW_ERR_ARGUMENT, "%s of %d tokens sums to %g; expected probabilities that sum to 1", name, n, total);
-    }
-}
-
 void require_budget(int32_t budget) {
     if (budget < 1 || budget > max_tree_nodes) {
         fail(DW_ERR_ARGUMENT, "a budget of %d nodes; expected 1 to %d", budget, max_tree_nodes);
@@ -69,10 +58,6 @@ dw_status dw_set_temperature(dw_engine * engine, float temperature) {
         }
         e.set_temperature(temperature);
     });
-}
-
-dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed) {
-    return with(engine, "dw_set_drawn", [&](auto & e) { e.set_drawn(drawn, seed); });
 }
 
 dw_status dw_get_tree(dw_engine * engine, dw_tree * tree) {
@@ -139,36 +124,4 @@ dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw
 
 int32_t dw_tree_bucket(int32_t n_nodes) {
     return bucket(n_nodes);
-}
-
-dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_tokens, int32_t n_children, uint64_t seed,
-                             int64_t n_times, int64_t * counts) {
-    return guard([&] {
-        require("dw_tree_walk_drawn", p, q, counts);
-        require_distribution("p", p, n_tokens);
-        require_distribution("q", q, n_tokens);
-        std::vector<weighted> target, offer;
-        for (int32_t i = 0; i < n_tokens; ++i) {
-            target.push_back({ i, p[i] });
-            offer.push_back({ i, q[i] });
-        }
-        dice rng(seed);
-        for (int64_t i = 0; i < n_times; ++i) {
-            counts[walk_sampled(target, offer, draw(offer, n_children, rng), rng)]++;
-        }
-        return DW_OK;
-    });
-}
-
-int32_t dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children) {
-    int32_t n = 0;
-    guard([&] {
-        require("dw_tree_drawn_shape", children);
-        require_budget(n_nodes);
-        const auto shape = sampled_shape(n_nodes, depth, widest);
-        std::copy(shape.begin(), shape.end(), children);
-        n = (int32_t) shape.size();
-        return DW_OK;
-    });
-    return n;
 }

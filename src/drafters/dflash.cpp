@@ -183,14 +183,7 @@ bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
         ctx_.batch().add(i == 0 ? request.last : mask_, pos + i, /*output*/ true);
     }
     const bool decoded = ctx_.decode({}) == 0;
-    if (decoded && request.drawn) {
-        for (int32_t node = 0; node < tree.size(); ++node) {
-            if (tree.depths[node] < n && request.drawn->children(node) > 0) {
-                const int32_t row = tree.depths[node] + 1;
-                request.drawn->grow(tree, node, ctx_.candidates(row, request.temperature));
-            }
-        }
-    } else if (decoded && request.budget > 0) {
+    if (decoded && request.budget > 0) {
         read_tree(request, n, tree);
     } else if (decoded) {
         read_chain(request, n, tree);

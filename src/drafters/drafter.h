@@ -3,7 +3,6 @@
 #pragma once
 
 #include "draftwood.h"
-#include "tree/sampled.h"
 #include "tree/token_tree.h"
 
 #include <memory>
@@ -24,7 +23,6 @@ struct draft_request {
     int32_t     width;       // most paths that a drafter goes on from at one depth, where each costs it a row
     float       p_min;       // a path ends where its probability falls under this
     float       temperature; // that the request samples at; 0: greedy
-    drawing *   drawn;       // draw the tree instead of choosing the most probable; nullptr: do not
     bool        ahead;       // a chain whose tokens need not be known before they are verified
 };
 
@@ -51,9 +49,6 @@ class drafter {
     virtual bool can_draft_ahead() const { return false; }
     virtual void settle(token_tree &) {}
     virtual void feed_verify(decode_request &, int32_t) {}
-
-    // most nodes of a level that may have children where a tree is drawn (sampled.h); 0: it draws none
-    virtual int32_t draws() const { return 0; }
 
     // whether its graphs take turns in one place since one found no memory (graph_store.h)
     virtual bool short_of_memory() const { return false; }

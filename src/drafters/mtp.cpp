@@ -66,10 +66,6 @@ mtp_drafter::~mtp_drafter() {
     target_.attached().tap_hidden(false);
 }
 
-int32_t mtp_drafter::draws() const {
-    return widest;
-}
-
 // row `row` of `hidden` is the state before the token
 void mtp_drafter::push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row) {
     if (pos != queue_.pos + queue_.size()) { // after a gap: the queue is one run of positions

@@ -30,7 +30,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 6
+#define DW_API_VERSION 7
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -200,12 +200,6 @@ DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
 // The temperature that the next requests sample at, 0 for greedy: what is probable depends on it.
 DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 
-// Draw the drafts of dw_propose from the drafter's distribution instead of taking the most probable, wherever they can
-// be trees, tree_budget is set and the temperature is not 0. dw_next then accepts them with the correction that makes
-// text follow the target's distribution exactly (arXiv:2402.14160); it is not the text that the same seed gives
-// without.
-DW_API dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed);
-
 // How many of the best tokens of a row are enough for the next requests' sampler to decide as it would among all: 1 for
 // greedy, k for a chain that begins with top-k; 0: all are needed. Where logits are on a GPU such rows are sampled
 // without them.
@@ -292,11 +286,6 @@ DW_API dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, co
 DW_API dw_status dw_tree_merge(dw_tree * tree, const dw_tree * other);
 DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw_tree * selected);
 DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
-// Draw n_children of q and walk, n_times: counts i64[n_tokens] of what came out. p, q f64[n_tokens] sum to 1.
-DW_API dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_tokens, int32_t n_children,
-                                    uint64_t seed, int64_t n_times, int64_t * counts);
-// children by node i32[DW_MAX_TREE] of a drawn tree of at most n_nodes; returns how many it has
-DW_API int32_t dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children);
 
 #ifdef __cplusplus
 }

@@ -163,7 +163,6 @@ void engine::start(llama_token last) {
     require_whole("a round");
     drop_proposal();
     tree_       = token_tree(last);
-    drawn_      = {};
     ahead_      = false;
     proposed_   = true;
     drafted_by_ = pace::asked;

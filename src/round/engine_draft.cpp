@@ -34,9 +34,7 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
     start(last);
     const int32_t n_max = std::min(wanted, max_draft());
     if (drafter_ && n_max > 0) {
-        if (draws_ && drafter_->draws() > 0 && temperature_ > 0.0f && max_nodes() > 1) {
-            draft_drawn(n_max, max_nodes());
-        } else if (params_.length == DW_LENGTH_AUTO) {
+        if (params_.length == DW_LENGTH_AUTO) {
             draft_best(n_max);
         } else {
             draft(n_max, max_nodes(), /*spine*/ 0);
@@ -75,19 +73,6 @@ void engine::draft_best(int32_t n_max) {
     stats_.n_paused_rounds += choice.n == 0 ? 1 : 0;
 }
 
-// A drawn tree is verified as it was drawn, or the walk would not be exact: nothing joins it, nothing is left out.
-void engine::draft_drawn(int32_t depth, int32_t budget) {
-    timer t(stats_.t_draft_us);
-    drawn_                = { &rng_, sampled_shape(budget, depth, drafter_->draws()), {} };
-    draft_request request = this->request(depth, budget, 0);
-    request.width         = max_tree_nodes; // its shape was chosen without the curve
-    request.drawn         = &drawn_;
-    if (!ask(request)) {
-        drawn_ = {};
-    }
-    caught_up_ = false;
-}
-
 // let the drafter grow tree_; one that fails costs drafts, never the request
 bool engine::ask(const draft_request & request) {
     bool drafted = false;
@@ -110,16 +95,11 @@ void engine::settle() {
     }
 }
 
-void engine::set_drawn(bool drawn, uint64_t seed) {
-    draws_ = drawn;
-    rng_.seed(seed);
-}
-
 // Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
 draft_request engine::request(int32_t depth, int32_t budget, int32_t spine) const {
     const int32_t width = params_.length == DW_LENGTH_AUTO ? 1 : max_tree_nodes;
     const bool    ahead = budget == 0 && params_.draft_p_min == 0.0f && drafter_->can_draft_ahead();
-    return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, nullptr, ahead };
+    return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, ahead };
 }
 
 // let the drafter continue the newest token by up to `depth` tokens; with a budget by a tree, n-grams joining in

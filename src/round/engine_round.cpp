@@ -20,8 +20,7 @@ void engine::require_together(std::vector<engine *> & engines) {
         }
         each.require_whole("a verify");
         if (!each.sequence_.can_draft()) { // others copied or cleared the state since the proposal
-            each.tree_  = token_tree(each.tree_.tokens[0]);
-            each.drawn_ = {};
+            each.tree_ = token_tree(each.tree_.tokens[0]);
         }
         if (&each.sequence_.context() != &engines[0]->sequence_.context() || (i > 0 && engines[i] == engines[i - 1])) {
             fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
@@ -71,8 +70,7 @@ void engine::shorten() {
     settle();
     const int32_t limit = sequence_.context().row_limit();
     if (tree_.size() > limit) {
-        tree_  = select(tree_, limit, tree_.is_chain() ? limit - 1 : 0);
-        drawn_ = {};
+        tree_ = select(tree_, limit, tree_.is_chain() ? limit - 1 : 0);
     }
 }
 
@@ -171,9 +169,7 @@ void engine::commit() {
     // the root stays even if its row was never sampled: its token was emitted before
     const int32_t              n_kept = std::max(walk_.n_sampled, 1);
     const std::vector<int32_t> path(walk_.path.begin(), walk_.path.begin() + n_kept);
-    if (drawn_.offers.empty()) { // what is drawn is taken otherwise than what is chosen
-        learn(path);
-    }
+    learn(path);
     walk_.open  = false;
     walk_.alive = false;
     settle();

@@ -1,4 +1,4 @@
-"""src/llama/graph_store.*: verifies of alternating sizes reuse graphs and stay bit-equal to plain decoding."""
+"""The graph store: verifies of alternating sizes reuse graphs and stay bit-equal to plain decoding."""
 
 from __future__ import annotations
 

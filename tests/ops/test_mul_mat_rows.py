@@ -1,4 +1,4 @@
-"""src/ops/mul-mat-rows/mul-mat-rows.*: against a float64 oracle, and bit-equal whatever the batch size or thread count."""
+"""src/ops/mul-mat-rows: against a float64 oracle, and bit-equal whatever the batch size or thread count."""
 
 from __future__ import annotations
 

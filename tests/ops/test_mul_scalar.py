@@ -1,4 +1,4 @@
-"""src/ops/mul-scalar/mul-scalar.*: bit-equal to ggml's own MUL, whatever the shape, broadcast and thread count."""
+"""src/ops/mul-scalar: bit-equal to ggml's own MUL, whatever the shape, broadcast and thread count."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""src/ops/tree-attention/tree-attention.*: a tree's attention is bit-equal to ggml's own on cells in the order of the path;
+"""src/ops/tree-attention: a tree's attention is bit-equal to ggml's own on cells in the order of the path;
 commits move cells as numpy does.
 
 Attention is that of llama.cpp without flash attention: scores K q, softmax with a mask, its weights times V.

@@ -1,4 +1,4 @@
-"""src/ops/tree-delta-net/tree-ops.*: paths of a tree are bit-equal to the stock ops, a commit to plain decoding."""
+"""src/ops/tree-delta-net: paths of a tree are bit-equal to the stock ops, a commit to plain decoding."""
 
 from __future__ import annotations
 

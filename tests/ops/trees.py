@@ -1,4 +1,4 @@
-"""Draft trees as src/ops/tree-delta-net/tree-ops.h takes them: parent lists in BFS order, and the `tree` array of a batch.
+"""Draft trees as src/ops/tree-delta-net takes them: parent lists in BFS order, the `tree` array of a batch.
 
 Must not know: what any op does with them.
 """

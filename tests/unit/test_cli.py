@@ -94,7 +94,6 @@ def test_our_errors_are_message_and_hint_without_traceback():
     [
         (["--speculation", "dflash"], "--drafter FILE"),
         (["--speculation", "off", "--tree-budget", "8"], "leave one of them out"),
-        (["--speculation", "ngram", "--draw-drafts"], "--speculation tree"),
         (
             ["--speculation", "mtp", "--drafter", "d.gguf"],
             "leave one of them out, or --speculation off for none",
@@ -114,7 +113,7 @@ def test_hints_name_options(arguments, hint):
         ("run", "raise n_ctx, or lower draft_tokens", "raise --n-ctx, or lower --draft-tokens"),
         ("run", "pass a larger n_ctx to Llama(), or stop", "pass a larger --n-ctx, or stop"),
         ("run", "leave speculation= and drafter= out", "leave --speculation and --drafter out"),
-        ("run", "exact=False, draw_drafts=True", "--no-exact, --draw-drafts"),
+        ("run", "exact=False, verbose=True", "--no-exact, --verbose"),
         ("run", 'rpc_servers="127.0.0.1:50052"', "--rpc 127.0.0.1:50052"),
         ("serve", 'speculation="auto" drafts', "--speculation auto drafts"),
         ("serve", "n_gpu_layers=-1", "n_gpu_layers=-1"),  # it has no such option

@@ -42,7 +42,6 @@ _OTHERWISE = {
     "--n-ctx": "-c N",
     "--max-tokens": "-n N, or max_tokens in a request",
     "--tree-budget": _CHAINS,
-    "--draw-drafts": _CHAINS,
     "--exact": "its kernels are llama.cpp's own",
     "--no-exact": "its kernels are llama.cpp's own: leave it out",
 }

@@ -13,7 +13,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 6
+API_VERSION = 7
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -158,7 +158,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_propose_given": (_STATUS, [EngineHandle, Token, _P(Token), ctypes.c_int32]),
     "dw_propose_tree": (_STATUS, [EngineHandle, _P(Tree)]),
     "dw_set_temperature": (_STATUS, [EngineHandle, ctypes.c_float]),
-    "dw_set_drawn": (_STATUS, [EngineHandle, ctypes.c_bool, ctypes.c_uint64]),
     "dw_verify": (_STATUS, [EngineHandle]),
     "dw_verify_all": (_STATUS, [_P(EngineHandle), ctypes.c_int32]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
@@ -191,14 +190,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_tree_merge": (_STATUS, [_P(Tree), _P(Tree)]),
     "dw_tree_select": (_STATUS, [_P(Tree), ctypes.c_int32, ctypes.c_int32, _P(Tree)]),
     "dw_tree_bucket": (ctypes.c_int32, [ctypes.c_int32]),
-    "dw_tree_walk_drawn": (
-        _STATUS,
-        [
-            *(_P(ctypes.c_double), _P(ctypes.c_double), ctypes.c_int32, ctypes.c_int32),
-            *(ctypes.c_uint64, ctypes.c_int64, _P(ctypes.c_int64)),
-        ],
-    ),
-    "dw_tree_drawn_shape": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, _I32P]),
 }
 
 for _name, (_restype, _argtypes) in SIGNATURES.items():

@@ -1,7 +1,8 @@
 """Cost curves of earlier runs, so that speculation="auto" need not measure at each load.
 
 One small JSON file per model, drafter, settings and machine in the user's cache folder; where that cannot be
-written they live as long as the process. Must not know: how a curve is measured or used (src/round/cost_model.h).
+written they live as long as the process. Must not know: how a curve is measured or used
+(src/round/cost_model.h).
 Test: tests/unit/test_curves.py.
 """
 

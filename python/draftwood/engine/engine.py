@@ -184,10 +184,6 @@ class Engine:
         """Tell what the next requests sample at, 0.0 for greedy: which drafts are probable depends on it."""
         check(_lib.dw_set_temperature(self._handle, temperature))
 
-    def set_drawn(self, drawn: bool, seed: int) -> None:
-        """Draw later drafts: text then follows the distribution, not the draws, of plain decode."""
-        check(_lib.dw_set_drawn(self._handle, drawn, seed))
-
     def set_top(self, n: int) -> None:
         """Tell how many of a row's best tokens the next requests' sampler decides among; 0: it needs all."""
         check(_lib.dw_set_top(self._handle, n))

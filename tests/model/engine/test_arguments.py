@@ -33,7 +33,6 @@ def call(name, engine, r):
         "dw_propose_given": [engine, 1, tokens, 2],
         "dw_propose_tree": [engine, ctypes.byref(tree)],
         "dw_set_temperature": [engine, 0.5],
-        "dw_set_drawn": [engine, True, 1],
         "dw_verify": [engine],
         "dw_verify_all": [(_capi.EngineHandle * 1)(engine), 1],
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],

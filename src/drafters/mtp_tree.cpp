@@ -72,12 +72,14 @@ int32_t mtp_drafter::row_of(const std::vector<leaf> & level, int32_t i) const {
 bool mtp_drafter::decode_level(const std::vector<leaf> & level, const draft_request & request,
                                const token_tree & tree) {
     ctx_.batch().clear();
+    decode_request next;
+    next.mask = &beams_;
     for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
         beams_.add(level[i].row, tree.tokens[level[i].node]);
         add_row(tree.tokens[level[i].node], request.pos + tree.depths[level[i].node], true);
-        feed_hidden(i, outputs_, level[i].output, 1);
+        next.feeds.push_back(hidden_feed(i, outputs_, level[i].output, 1));
     }
-    const bool decoded = decode(&beams_, (int32_t) level.size());
+    const bool decoded = decode(next, (int32_t) level.size());
     if (!decoded) {
         drop_cells_from(request.pos + 1);
     }

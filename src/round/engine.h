@@ -101,7 +101,7 @@ class engine : private context_listener {
     void                       draft_best(int32_t n_max);
     bool                       ask(const draft_request & request);
     void                       settle();
-    void                       feed_draft(int32_t n_rows, bool alone);
+    void                       feed_draft(decode_request & request, int32_t n_rows, bool alone);
     llama_token                walk_on(llama_sampler * sampler, const bool * accept);
     llama_token                scheduled(int32_t node, bool accept, llama_token sampled) const;
     llama_token                sample(llama_sampler * sampler, int32_t node);

@@ -1,6 +1,6 @@
 // Verify and commit of a round: see engine.h.
 
-#include "llama-context.h"
+#include "llama/facts.h"
 #include "round/engine.h"
 #include "round/timer.h"
 #include "tree/build.h"
@@ -46,7 +46,7 @@ int32_t engine::rows_together(const std::vector<engine *> & engines) {
     }
     n_rows                  = bucket(n_rows);
     const int32_t n         = n_rows * (int32_t) engines.size();
-    const bool    one_cache = context.get()->get_cparams().kv_unified;
+    const bool    one_cache = has_unified_kv(context.get());
     const int32_t most      = std::min((int32_t) llama_n_ubatch(context.get()), context.row_limit());
     if (!trees || (one_cache ? n : n_rows) > room || n > most) {
         return 1;
@@ -93,10 +93,11 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
         std::all_of(engines.begin(), engines.end(), [](const engine * each) { return each->tree_refusal().empty(); });
     const int64_t start_us = ggml_time_us();
     try {
+        decode_request request;
         for (engine * each : engines) {
-            each->feed_draft(n_rows, /*alone*/ engines.size() == 1);
+            each->feed_draft(request, n_rows, /*alone*/ engines.size() == 1);
         }
-        context.verify(members, n_rows, on_trees);
+        context.verify(members, n_rows, on_trees, std::move(request));
     } catch (const failure & e) {
         for (engine * each : engines) {
             each->lost_ = !context.intact();
@@ -117,10 +118,10 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
 }
 
 // A draft made ahead goes from its device into the verify's rows, where these are its own; else its tokens come first.
-void engine::feed_draft(int32_t n_rows, bool alone) {
+void engine::feed_draft(decode_request & request, int32_t n_rows, bool alone) {
     fed_ahead_ = ahead_ && alone && n_rows == tree_.size();
     if (fed_ahead_) {
-        drafter_->feed_verify(sequence_.context().state(), tree_.n_drafts());
+        drafter_->feed_verify(request, tree_.n_drafts());
     } else {
         settle();
     }

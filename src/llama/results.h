@@ -50,7 +50,7 @@ class results {
     // others once. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
     top_row top(int32_t i);
-    // the same where it was computed: dw_top_rows, a row is f32[2 dw_n_top + 2] whose first value is its best token
+    // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
 
     // the backend that computes the logits, if that is a CUDA device; else the CPU's
@@ -64,14 +64,16 @@ class results {
 
   private:
     bool in_one_graph() const { return state_.keeps && state_.n_ubatches == 1; }
+    void fetch();
 
-    llama_context *    ctx_;
-    dw_state &         state_;
-    ggml_backend_t     backend_;
-    bool               on_gpu_;
-    ggml_tensor *      top_ = nullptr;
-    std::vector<float> host_; // copy of top_; empty: not made yet
-    fence              ready_, taken_;
+    llama_context *      ctx_;
+    dw_state &           state_;
+    ggml_backend_t       backend_;
+    bool                 on_gpu_;
+    ggml_tensor *        top_ = nullptr;
+    std::vector<float>   host_; // copy of top_; empty: not made yet
+    std::vector<int32_t> ids_;  // of all its rows, dw_n_top each
+    fence                ready_, taken_;
 };
 
 // what `ctx` computes with on the device of `tensor`; its CPU backend where that is host memory; nullptr: nothing

@@ -15,6 +15,8 @@ namespace {
 
 constexpr uint32_t kv_step = 1024; // a graph of a GPU serves so many tokens before it is built anew
 
+static_assert(dw_n_top <= dw::top_rows::max_k);
+
 // op dw_top_rows for a device; nullptr: it has none
 const dw_custom_op * find_top_rows(ggml_backend_dev_t dev) {
     if (!has_op(dev, dw::top_rows::signature)) {

@@ -18,7 +18,7 @@ struct launch_context {
     // Device memory of as many bytes as op_descriptor::workspace gave; NULL for 0. Aligned to 128 bytes. It comes from
     // ggml-cuda's pool of this stream and goes back when the launcher returns: kernels that were queued in the stream
     // may use it, a later node overwrites it. A captured graph keeps the address. The pool's memory stays mapped as
-    // long as the context, as for ggml-cuda's own ops.
+    // long as the context, as for ggml-cuda's own ops. As for these, a pool that cannot grow ends the process.
     void * workspace;
     size_t workspace_bytes;
 

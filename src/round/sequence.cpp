@@ -2,6 +2,7 @@
 
 #include "round/sequence.h"
 
+#include "draftwood-testing.h"
 #include "llama-model.h"
 
 #include <algorithm>

@@ -2,6 +2,7 @@
 
 #include "drafters/drafter_context.h"
 
+#include "draftwood-testing.h"
 #include "llama/decode.h"
 #include "llama/graph_store.h"
 

@@ -116,9 +116,9 @@ class engine : private context_listener {
     dw_params                params_;
     sequence                 sequence_;
     std::unique_ptr<drafter> drafter_; // the one asked for; nullptr: plain steps only
-    std::unique_ptr<drafter> ngram_;   // beside it, where pace_ chooses
-    pace                     pace_;
-    pace::drafter            drafted_by_ = pace::asked;
+    std::unique_ptr<drafter> ngram_;   // beside it, where costs_ chooses
+    cost_model               costs_;
+    draft_source             drafted_by_ = from_drafter;
     bool                     caught_up_  = false; // drafter_ drafted in the last round: else its next takes longer
     checkpoints              checkpoints_;
     int64_t                  verify_us_ = 0; // of the open round; 0: not known

@@ -48,29 +48,30 @@ void engine::draft_best(int32_t n_max) {
     if (params_.tree_budget > 0) { // of rows, a chain's too
         n_max = std::min(n_max, params_.tree_budget - 1);
     }
-    if (pace_.is_late()) {
-        pace_.refine();
+    if (costs_.is_outdated()) {
+        costs_.update_curve();
     }
     token_tree found(tree_.tokens[0]);
     if (ngram_) {
         ngram_->draft(request(n_max, 0, 0), found);
     }
-    const pace::choice choice = pace_.choose({ n_max, found.n_drafts() });
-    drafted_by_               = choice.by;
-    if (choice.by == pace::ngram || choice.n == 0) {
+    const draft_choice choice = costs_.choose({ n_max, found.n_drafts() });
+    drafted_by_               = choice.source;
+    if (choice.source == from_ngrams || choice.n_tokens == 0) {
         caught_up_ = false;
     }
-    if (choice.by == pace::ngram) {
-        tree_ = select(found, choice.n + 1, choice.n);
+    if (choice.source == from_ngrams) {
+        tree_ = select(found, choice.n_tokens + 1, choice.n_tokens);
         stats_.n_ngram_rounds++;
     } else {
-        const int32_t budget = pace_.pays_to_branch(choice) ? max_nodes() : 0;
-        draft(choice.n, budget, choice.n);
+        const int32_t budget = costs_.pays_to_branch(choice) ? max_nodes() : 0;
+        draft(choice.n_tokens, budget, choice.n_tokens);
         if (budget > 0) {
-            tree_ = select(tree_, pace_.widen(choice, beside_spine(tree_, choice.n)), choice.n);
+            tree_ =
+                select(tree_, costs_.choose_tree_size(choice, beside_spine(tree_, choice.n_tokens)), choice.n_tokens);
         }
     }
-    stats_.n_paused_rounds += choice.n == 0 ? 1 : 0;
+    stats_.n_paused_rounds += choice.n_tokens == 0 ? 1 : 0;
 }
 
 // let the drafter grow tree_; one that fails costs drafts, never the request
@@ -119,7 +120,7 @@ void engine::draft(int32_t depth, int32_t budget, int32_t spine) {
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_draft_us += took;
     if (drafted && caught_up_ && budget == 0 && tree_.n_drafts() == depth && !ahead_) {
-        pace_.drafted(depth, took);
+        costs_.add_draft_time(depth, took);
     }
     caught_up_ = drafted;
 }
@@ -132,7 +133,7 @@ void engine::join_ngrams(int32_t depth) {
     token_tree found(tree_.tokens[0]);
     ngram_->draft(request(depth, 0, 0), found);
     for (int32_t i = 1; i < found.size(); ++i) {
-        found.log_probs[i] = found.log_probs[i - 1] + std::log((float) pace_.acceptance(pace::ngram, i - 1));
+        found.log_probs[i] = found.log_probs[i - 1] + std::log((float) costs_.acceptance(from_ngrams, i - 1));
     }
     merge(tree_, found);
 }

@@ -133,7 +133,7 @@ void engine::opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone)
     lost_      = false;
     verify_us_ = alone ? took : 0; // else it is not what so many rows take
     if (fed_ahead_) {              // draft and verify ran one after the other, and only their sum is known
-        const double  drafting = pace_.drafting(tree_.n_drafts());
+        const double  drafting = costs_.draft_cost(tree_.n_drafts());
         const int64_t both     = ggml_time_us() - draft_start_us_;
         verify_us_             = drafting > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
         stats_.n_ahead_rounds++;
@@ -196,7 +196,7 @@ void engine::commit() {
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     if (verify_us_ > 0) {
-        pace_.verified(walk_.n_rows, verify_us_ + took);
+        costs_.add_verify_time(walk_.n_rows, verify_us_ + took);
     }
 }
 
@@ -209,9 +209,9 @@ void engine::learn(const std::vector<int32_t> & path) {
         n_spine++;
     }
     const bool all_judged = !walk_.alive || n_spine < n_path;
-    pace_.walked(drafted_by_, all_judged ? (int32_t) spine.size() - 1 : n_path - 1, n_spine - 1);
+    costs_.add_acceptance(drafted_by_, all_judged ? (int32_t) spine.size() - 1 : n_path - 1, n_spine - 1);
     if (!walk_.alive && !tree_.is_chain()) {
-        pace_.branched(beside_spine(tree_, (int32_t) spine.size() - 1), n_path - n_spine);
+        costs_.add_branch_acceptance(beside_spine(tree_, (int32_t) spine.size() - 1), n_path - n_spine);
     }
 }
 

@@ -2,6 +2,8 @@
 
 #include "round/sequence.h"
 
+#include "draftwood-testing.h"
+
 #include <algorithm>
 
 namespace draftwood {

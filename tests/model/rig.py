@@ -57,7 +57,7 @@ class Rig:
         type_kv: int | None = None,
         n_seq_max: int = 1,
         kv_unified: bool = False,
-        results: int = _capi.RESULTS_AUTO,
+        results: int = 0,
         engine: bool = True,
     ) -> None:
         model_params = native.llama_model_default_params()

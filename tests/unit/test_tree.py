@@ -1,4 +1,4 @@
-"""src/tree/* through draftwood.engine.tree: which nodes a tree keeps, held against all that it could keep.
+"""src/tree/* through bench/testing_api.py: which nodes a tree keeps, held against all that it could keep.
 
 Log-probabilities are multiples of 1/64, so that sums of them are exact in f32, and ties happen.
 """
@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 from draftwood.engine import _capi
-from draftwood.engine.tree import Tree, bucket, from_positions, merge, native_tree, select
+from draftwood.engine.tree import Tree, native_tree
 from draftwood.errors import OptionError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from bench.testing_api import bucket, from_positions, merge, select
 
 lib = _capi.lib
 STEP = 1 / 64

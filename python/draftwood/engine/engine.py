@@ -109,7 +109,7 @@ class Engine:
         curve: Curve | None = None,
         tree_budget: int = 0,
         seq_id: int = 0,
-        results: int = _capi.RESULTS_AUTO,
+        results: int = 0,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -210,20 +210,6 @@ class Engine:
         """Sample that row with a llama_sampler, which accepts the token. Returns the token."""
         check(_lib.dw_next(self._handle, sampler, ctypes.byref(self._token)))
         return self._token.value
-
-    def next_scheduled(self, sampler: Any, *, accept: bool) -> int:
-        """Sample that row as `next` does, and then accept the likeliest draft or none: for benchmarks.
-
-        The text that comes of it means nothing.
-        """
-        check(_lib.dw_next_scheduled(self._handle, sampler, accept, ctypes.byref(self._token)))
-        return self._token.value
-
-    def replay(self, n_times: int) -> float:
-        """Return the seconds that the open round's verify takes on its device, run n_times again."""
-        micros = ctypes.c_double()
-        check(_lib.dw_replay(self._handle, n_times, ctypes.byref(micros)))
-        return micros.value * 1e-6
 
     def draft(self) -> list[int]:
         """Return the tokens of the current draft."""

@@ -75,7 +75,7 @@ int32_t verify_batch::make_room(int32_t n_rows) {
 bool verify_batch::attempt() {
     const int32_t             n_rows   = make_room(rows_wanted());
     bool                      on_trees = true;
-    std::vector<tree_state::member> members;
+    std::vector<planned_tree> members;
     for (session * each : sessions_) {
         if (n_rows == 1) {
             each->shorten_draft(1);

@@ -90,12 +90,12 @@ dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines) {
         if (n_engines < 1) {
             fail(DW_ERR_ARGUMENT, "%d engines; expected 1 or more", n_engines);
         }
-        std::vector<engine *> all;
+        std::vector<session *> all;
         for (int32_t i = 0; i < n_engines; ++i) {
             require("dw_verify_all", engines[i]);
             all.push_back(&engines[i]->impl);
         }
-        engine::verify(std::move(all));
+        verify_batch(std::move(all)).run();
         return DW_OK;
     });
 }
@@ -153,6 +153,7 @@ int32_t dw_draft_tokens(const dw_engine * engine) {
 dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t * n_tokens) {
     return guard([&] {
         require("dw_get_draft", engine, tokens, n_tokens);
+        engine->impl.fetch_draft();
         const token_tree & tree = engine->impl.tree();
         *n_tokens               = std::max(0, tree.n_drafts());
         std::copy_n(tree.tokens.end() - *n_tokens, *n_tokens, tokens);

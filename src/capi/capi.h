@@ -3,12 +3,12 @@
 #pragma once
 
 #include "llama/status.h"
-#include "round/engine.h"
+#include "round/verify_batch.h"
 
 #include <type_traits>
 
 struct dw_engine {
-    draftwood::engine impl;
+    draftwood::session impl;
 };
 
 namespace draftwood {

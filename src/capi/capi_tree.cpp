@@ -52,6 +52,7 @@ dw_status dw_set_temperature(dw_engine * engine, float temperature) {
 dw_status dw_get_tree(dw_engine * engine, dw_tree * tree) {
     return guard([&] {
         require("dw_get_tree", engine, tree);
+        engine->impl.fetch_draft();
         to_native(engine->impl.tree(), *tree);
         return DW_OK;
     });

@@ -147,7 +147,7 @@ void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, 
     }
 }
 
-void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees,
+void target_context::verify(const std::vector<planned_tree> & members, int32_t n_rows, bool on_trees,
                             decode_request request) {
     std::vector<place> places;
     batch_.clear();

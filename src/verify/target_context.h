@@ -60,7 +60,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
 
     // One decode of n_rows rows a tree, none of which is kept until commits say so. on_trees: commits are the tree
     // state's; else the rows are chains', and seq_rm cuts them back. `request` may hold feeds.
-    void verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees, decode_request request);
+    void verify(const std::vector<planned_tree> & members, int32_t n_rows, bool on_trees, decode_request request);
 
     // Make sure of a tree state with room for so many rows; `refusal` says why there is none.
     void         prepare_trees(int32_t n_rows);

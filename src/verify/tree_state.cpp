@@ -121,82 +121,46 @@ bool tree_state::holds(llama_seq_id seq, llama_pos n_tokens) const {
     return ready(seq) && memory_.state_pos(seq) == n_tokens - 1;
 }
 
-void tree_state::set_tree(const token_tree & tree, int32_t first, int32_t n_rows) {
-    int32_t * parents  = tree_column(0);
-    int32_t * depths   = tree_column(1);
-    int32_t * preorder = tree_column(2) + first;
-    for (int32_t i = 0; i < n_rows; ++i) {
-        const int32_t node   = std::min(i, tree.size() - 1);
-        const int32_t parent = tree.parents[node];
-        parents[first + i]   = parent < 0 ? -1 : first + parent;
-        depths[first + i]    = tree.depths[node];
-        ancestors_.push_back((parent < 0 ? 0 : ancestors_[first + parent]) | uint64_t(1) << i);
-    }
-    std::vector<int32_t> sizes(n_rows, 1); // of the subtrees
-    for (int32_t i = n_rows - 1; i >= 0; --i) {
-        if (parents[first + i] >= 0) {
-            sizes[parents[first + i] - first] += sizes[i];
-        }
-    }
-    std::vector<int32_t> open;
-    // the largest subtree is walked last: fewest states wait for a later child (src/ops/tree-delta-net/tree-plan.h)
-    const auto push_children = [&](int32_t parent) {
-        const auto begin = (std::ptrdiff_t) open.size();
-        for (int32_t row = first + n_rows - 1; row >= std::max(parent, first); --row) {
-            if (parents[row] == parent) {
-                open.push_back(row);
-            }
-        }
-        std::stable_sort(open.begin() + begin, open.end(),
-                         [&](int32_t a, int32_t b) { return sizes[a - first] > sizes[b - first]; });
-    };
-    push_children(-1); // where the tree is its root alone, copies of it are roots, too
-    for (int32_t o = 0; !open.empty(); ++o) {
-        const int32_t row = preorder[o] = open.back();
-        open.pop_back();
-        push_children(row);
-    }
-}
-
-void tree_state::begin(const std::vector<member> & members, int32_t n_rows, bool exact) {
-    n_each_ = n_rows;
-    rows_.assign(4 * (size_t) max_rows_, 0);
-    ancestors_.clear();
-    cells_.clear();
-    open_.clear();
-    branches_ = false;
-    for (const member & each : members) {
+void tree_state::begin(const std::vector<planned_tree> & trees, int32_t n_rows, bool exact) {
+    for (const planned_tree & each : trees) {
         for (const auto & device : devices_) {
             device->prepare_commit(memory_.state_cell(each.seq));
         }
-        const int32_t first = (int32_t) open_.size() * n_rows;
-        open_.push_back({ each.seq, each.pos, first });
-        set_tree(*each.tree, first, n_rows);
-        branches_ = branches_ || n_rows > each.tree->size() || !each.tree->is_chain();
         // llama_memory_recurrent warns of positions that are not one further than the last
         memory_.set_state_pos(each.seq, each.pos + each.tree->height() - n_rows);
     }
+    plan_                = plan_verify(trees, n_rows);
+    plan_.n_stream_cells = memory_.n_kv_cells();
+    pack_rows();
     const bool on_host =
         std::all_of(devices_.begin(), devices_.end(), [](const auto & each) { return each->is_host(); });
-    arranges_ = branches_ && exact && on_host && !has_flash_attention(target_);
+    arranges_ = plan_.branches && exact && on_host && !has_flash_attention(target_);
+}
+
+// Memory for what placed() writes is there from begin() on: placed() must not throw.
+void tree_state::pack_rows() {
+    plan_.cells.reserve(plan_.n_rows());
+    packed_.assign(4 * (size_t) max_rows_, 0);
+    std::copy(plan_.parents.begin(), plan_.parents.end(), packed_column(0));
+    std::copy(plan_.depths.begin(), plan_.depths.end(), packed_column(1));
+    std::copy(plan_.preorder.begin(), plan_.preorder.end(), packed_column(2));
 }
 
 // Rows of a tree do not see their siblings. Where their scores are arranged, they lie as in plain decoding.
 void tree_state::placed(const placed_rows & rows) noexcept {
-    const int64_t kv_size = memory_.n_kv_cells();
-    cells_.assign(rows.cells, rows.cells + rows.n);
-    int32_t * cells = tree_column(3);
-    for (int64_t i = 0; i < rows.n; ++i) {
-        cells[i] = (int32_t) (cells_[i] % kv_size);
+    plan_.cells.assign(rows.cells, rows.cells + rows.n);
+    for (int32_t i = 0; i < plan_.n_rows(); ++i) {
+        packed_column(3)[i] = plan_.stream_cell(i);
     }
     for (const auto & each : devices_) {
-        each->set_tree(rows_);
+        each->set_tree(packed_);
     }
-    for (int64_t i = 0; branches_ && i < rows.n; ++i) {
-        const int64_t first = i / n_each_ * n_each_;
-        for (int64_t j = 0; j < n_each_; ++j) {
-            const bool visible = arranges_ ? j <= tree_column(1)[i] : (ancestors_[i] >> j & 1) != 0;
-            set_visible(rows.kq_mask, i, cells[first + j], visible);
+    const int32_t n_rows = plan_.branches ? plan_.n_rows() : 0;
+    for (int32_t i = 0; i < n_rows; ++i) {
+        const int32_t first = i / plan_.n_each * plan_.n_each;
+        for (int32_t j = 0; j < plan_.n_each; ++j) {
+            const bool visible = arranges_ ? j <= plan_.depths[i] : plan_.sees(i, j);
+            set_visible(rows.kq_mask, i, plan_.stream_cell(first + j), visible);
         }
     }
 }

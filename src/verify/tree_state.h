@@ -9,6 +9,7 @@
 #include "llama/decode_request.h"
 #include "llama/memory.h"
 #include "tree/token_tree.h"
+#include "verify/plan.h"
 #include "verify/tree_device.h"
 
 #include <memory>
@@ -23,13 +24,6 @@ class tree_state : public verify_graph {
     // without them. max_rows of a verify, those of all sequences together.
     static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_rows, std::string & why_not);
 
-    // one sequence of a verify: its tree, whose root is at position pos
-    struct member {
-        llama_seq_id       seq;
-        const token_tree * tree;
-        llama_pos          pos;
-    };
-
     // whether the sequence has a state of its own that a verify can read in place (not after a copy between sequences)
     bool ready(llama_seq_id seq) const;
 
@@ -42,7 +36,7 @@ class tree_state : public verify_graph {
     // The next decode is a verify of these trees in n_rows >= tree.size() rows each, those beyond it copies of the last
     // node. With `exact` a tree's attention rounds as in plain decoding. Where that fails, all that it did to the
     // memory is undone by marks of before (memory_marks.h).
-    void begin(const std::vector<member> & members, int32_t n_rows, bool exact);
+    void begin(const std::vector<planned_tree> & trees, int32_t n_rows, bool exact);
 
     // of a sequence of the last verify keep the path through its tree (node 0 first), and free its other rows; on a GPU
     // this is queued in front of the next decode
@@ -54,7 +48,7 @@ class tree_state : public verify_graph {
     int32_t max_rows() const { return max_rows_; }
     size_t  bytes() const;
 
-    verify_kind   kind() const noexcept override { return branches_ ? verify_kind::tree : verify_kind::chain; }
+    verify_kind   kind() const noexcept override { return plan_.branches ? verify_kind::tree : verify_kind::chain; }
     void          placed(const placed_rows & rows) noexcept override;
     ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x,
                              int il) override;
@@ -66,17 +60,10 @@ class tree_state : public verify_graph {
   private:
     tree_state(llama_context * target, const hybrid_memory & memory, int32_t max_rows);
 
-    // of the open verify: rows of the batch
-    struct open_rows {
-        llama_seq_id seq;
-        llama_pos    pos;   // of the root
-        int32_t      first; // row of the root
-    };
-
     static std::string refusal(llama_context * target);
     void               make_devices();
-    void               set_tree(const token_tree & tree, int32_t first, int32_t n_rows);
-    int32_t *          tree_column(int i) { return rows_.data() + (size_t) i * max_rows_; }
+    void               pack_rows();
+    int32_t *          packed_column(int32_t i) { return packed_.data() + (size_t) i * max_rows_; }
     tree_device &      device_of(int32_t il);
 
     llama_context * target_;
@@ -85,15 +72,9 @@ class tree_state : public verify_graph {
 
     std::vector<std::unique_ptr<tree_device>> devices_;
 
-    // the open verify
-    std::vector<open_rows> open_;
-    int32_t                n_each_ = 0;       // rows of each sequence
-    std::vector<int32_t>   rows_;             // `tree` i32[M, 4] of tree-ops.h
-    std::vector<int64_t>   cells_;            // by row, counted through all streams
-    std::vector<uint64_t>  ancestors_;        // by row, bit j: the j-th row of its sequence
-    bool                   branches_ = false; // not all trees are chains
-    bool                   arranges_ = false; // and on a CPU without flash attention: scores and values are put in
-                                              // order
+    verify_plan          plan_;   // of the open verify
+    std::vector<int32_t> packed_; // its rows, `tree` i32[M, 4] of ops/tree-delta-net/tree-ops.h
+    bool arranges_ = false;       // on a CPU without flash attention, scores and values of branches are put in order
 };
 
 } // namespace draftwood

@@ -7,9 +7,9 @@ import re
 
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.engine import _capi
 from draftwood.engine.tree import Tree
 
+from bench.testing_api import RESULTS_TOP
 from tests.ops import ggml_graph as ggml
 
 # contexts with snapshots of their state have no nodes of ours
@@ -44,7 +44,7 @@ for _function in (ggml.base.ggml_get_name, ggml.base.ggml_op_desc):
 def verified(rig):
     """What a callback saw while a tree that branches was verified."""
     watch = Watch()
-    r = rig(tree_budget=8, results=_capi.RESULTS_TOP, cb_eval=watch.callback)
+    r = rig(tree_budget=8, results=RESULTS_TOP, cb_eval=watch.callback)
     first = r.start()
     watch.ops.clear()
     r.engine.propose_tree(Tree((first, 5, 6, 7), (-1, 0, 0, 1)))

@@ -1,8 +1,7 @@
-// What the engine does with the target's memory between rounds: prompts, going back, checkpoints, others who decode or
-// load into it. See engine.h.
+// What a session does with the target's memory between rounds: prompts, going back, checkpoints, others who decode or
+// load into it. See session.h.
 
-#include "round/engine.h"
-
+#include "round/session.h"
 #include "round/timer.h"
 
 #include <algorithm>
@@ -11,44 +10,43 @@
 namespace draftwood {
 
 // somebody else is about to decode or to save: only accepted rows may be in the memory then
-void engine::on_flush(bool decodes) noexcept {
+void session::on_flush(bool decodes) noexcept {
     guard([this] {
         commit();
         return DW_OK;
     });
-    walk_ = {}; // the logits will be another decode's
+    round_.drop_rows(); // the logits will be another decode's
     sequence_.unknown();
     if (decodes) {
         guard([this] {
             drop_proposal();
             return DW_OK;
         });
-        proposed_ = false;
+        round_.forget();
         checkpoints_.clear(); // whether in front of them or behind is not ours to know
     }
 }
 
-void engine::on_replaced() noexcept {
+void session::on_replaced() noexcept {
     forget();
     checkpoints_.clear();
     sequence_.unknown();
 }
 
 // nothing of before counts: no open round, no draft, a drafter that starts anew
-void engine::forget() {
-    walk_     = {};
-    proposed_ = false;
-    each_drafter([](drafter & d) { d.reset(); });
+void session::forget() {
+    round_.forget();
+    drafting_.reset();
 }
 
-void engine::require_kept(int32_t n_keep) const {
+void session::require_kept(int32_t n_keep) const {
     const llama_pos end = settled_end();
     if (n_keep < 0 || n_keep > end) {
         fail(DW_ERR_ARGUMENT, "%d positions to keep; the context holds %d", n_keep, end);
     }
 }
 
-void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+void session::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
     if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(sequence_.target())) {
         fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens,
              llama_n_ubatch(sequence_.target()));
@@ -57,27 +55,22 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     require_known("an evaluation");
     place(n_past);
     drop_proposal();
-    costs_.update_curve(); // within a generation the curve stands still, unless it is far off
+    drafting_.costs().update_curve(); // within a generation the curve stands still, unless it is far off
 
     timer t(stats_.t_eval_us);
-    walk_ = {};
+    round_.drop_rows();
     decode(tokens, n_tokens, n_past, all_logits);
 
     n_past_ = n_past + n_tokens;
     gap_    = 0;
     stats_.n_prompt += n_tokens;
-    walk_.first_row = n_tokens - 1;
-    walk_.path      = { 0 };
-    walk_.pos       = n_past_ - 1;
-    walk_.alive     = true;
-    tree_           = token_tree(tokens[n_tokens - 1]);
-    ahead_          = false;
+    round_.evaluated(tokens[n_tokens - 1], n_tokens - 1, n_past_ - 1);
     std::vector<int32_t> rows(n_tokens);
     std::iota(rows.begin(), rows.end(), 0);
-    observe({ tokens, rows.data(), n_tokens, n_past });
+    drafting_.observe({ tokens, rows.data(), n_tokens, n_past });
 }
 
-void engine::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
+void session::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
     lost_ = true;
     try {
         sequence_.decode(tokens, n_tokens, n_past, all_logits);
@@ -90,7 +83,7 @@ void engine::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past
 
 // Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on
 // at a position that is further than the cells it filled.
-void engine::place(int32_t n_past) {
+void session::place(int32_t n_past) {
     const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx(sequence_.target());
     if (!gap) {
         require_kept(n_past);
@@ -100,14 +93,14 @@ void engine::place(int32_t n_past) {
         trim(n_past);
         return;
     }
-    walk_   = {};
+    round_.drop_rows();
     n_past_ = n_past;
     gap_    = n_past - sequence_.end();
-    each_drafter([&](drafter & d) { d.trim(n_past); });
+    drafting_.trim(n_past);
 }
 
 // a raw llama_decode by others may have moved the context on; drafting over it would corrupt it
-void engine::require_whole(const char * what) {
+void session::require_whole(const char * what) const {
     if (moved()) {
         fail(DW_ERR_STATE, "%s at position %d, but the context holds %d positions; call dw_trim or dw_reset first",
              what, n_past_, sequence_.end());
@@ -115,13 +108,13 @@ void engine::require_whole(const char * what) {
 }
 
 // after a decode or a commit that stopped half-way the memory holds what nobody knows
-void engine::require_known(const char * what) const {
+void session::require_known(const char * what) const {
     if (lost_) {
         fail(DW_ERR_STATE, "%s after a decode that failed; the context's memory is unknown, call dw_reset", what);
     }
 }
 
-void engine::trim(int32_t n_keep) {
+void session::trim(int32_t n_keep) {
     if (moved()) {
         checkpoints_.clear();
     }
@@ -143,11 +136,11 @@ void engine::trim(int32_t n_keep) {
     cut(n_keep);
     n_past_ = n_keep; // also when others moved the context on
     gap_    = 0;
-    walk_   = {};
+    round_.drop_rows();
 }
 
 // the memory and the drafter, back to n_keep positions
-void engine::cut(int32_t n_keep) {
+void session::cut(int32_t n_keep) {
     const bool   behind = lost_ || n_keep < sequence_.end();
     const auto * saved  = behind && (lost_ || !sequence_.can_cut(n_keep)) ? checkpoints_.find(n_keep) : nullptr;
     if (saved) {
@@ -160,9 +153,9 @@ void engine::cut(int32_t n_keep) {
     } else if (behind) {
         sequence_.cut(n_keep);
     }
-    each_drafter([&](drafter & d) { d.trim(n_keep); });
-    if (saved && drafter_) {
-        drafter_->resume(n_keep, saved->drafter);
+    drafting_.trim(n_keep);
+    if (saved) {
+        drafting_.resume(n_keep, saved->drafter);
     }
     checkpoints_.drop_beyond(n_keep);
     stats_.n_restored += saved ? 1 : 0;
@@ -170,14 +163,14 @@ void engine::cut(int32_t n_keep) {
 
 // Where a later request may part from this one: behind what a chat shares, before what only this turn has. Others'
 // decodes in between, such as images, leave positions that a checkpoint cannot stand for.
-void engine::checkpoint() {
+void session::checkpoint() {
     require_known("a checkpoint");
     commit();
     if (!sequence_.recurrent() || n_past_ == 0 || moved() || checkpoints_.find(n_past_)) {
         return;
     }
     try {
-        std::vector<float> mark = drafter_ ? drafter_->mark(n_past_) : std::vector<float>{};
+        std::vector<float> mark = drafting_.mark(n_past_);
         if (checkpoints_.make_room(sequence_.state_bytes() + mark.size() * sizeof(float))) {
             checkpoints_.put({ n_past_, sequence_.save(), std::move(mark) });
         }
@@ -186,11 +179,11 @@ void engine::checkpoint() {
 }
 
 // whether others changed the memory without a word
-bool engine::moved() const {
-    return !walk_.open && !lost_ && sequence_.end() + gap_ != n_past_;
+bool session::moved() const {
+    return !round_.is_open() && !lost_ && sequence_.end() + gap_ != n_past_;
 }
 
-int32_t engine::reach(int32_t n_keep) const {
+int32_t session::reach(int32_t n_keep) const {
     const llama_pos end = settled_end();
     if (!lost_ && (n_keep >= end || !sequence_.recurrent())) {
         return std::max(0, std::min(n_keep, (int32_t) end));
@@ -198,7 +191,7 @@ int32_t engine::reach(int32_t n_keep) const {
     return moved() ? 0 : checkpoints_.reach(n_keep);
 }
 
-void engine::reset() {
+void session::reset() {
     forget();
     checkpoints_.clear();
     n_past_ = 0;
@@ -206,4 +199,5 @@ void engine::reset() {
     lost_   = false;
     sequence_.clear();
 }
+
 } // namespace draftwood

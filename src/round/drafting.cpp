@@ -1,0 +1,212 @@
+// See drafting.h.
+
+#include "round/drafting.h"
+
+#include "drafters/ngram.h"
+#include "llama/decode_request.h"
+#include "tree/build.h"
+#include "verify/target_context.h"
+
+#include <algorithm>
+#include <cmath>
+
+namespace draftwood {
+
+namespace {
+
+// ggml-cuda runs a new graph, captures it the second time, and replays it from then on
+constexpr int32_t n_warmup_on_gpu = 2;
+
+} // namespace
+
+drafting::drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
+                   dw_stats & stats) :
+    chooses_(params.length == DW_LENGTH_AUTO),
+    p_min_(params.draft_p_min),
+    tree_budget_(params.tree_budget),
+    costs_(target.left().on_gpu() ? n_warmup_on_gpu : 1, /*shares_cores*/ !target.left().on_gpu()),
+    drafter_(make_drafter(target, context_params, params)),
+    stats_(stats) {
+    if ((chooses_ || tree_budget_ > 0) && drafter_ && params.drafter != DW_DRAFTER_NGRAM) {
+        ngram_ = std::make_unique<ngram_drafter>();
+    }
+}
+
+template <typename F> void drafting::each_drafter(F f) {
+    for (drafter * d : { drafter_.get(), ngram_.get() }) {
+        if (d) {
+            f(*d);
+        }
+    }
+}
+
+void drafting::propose(proposal & draft, const draft_limits & limits) {
+    if (!drafter_ || limits.n_tokens < 1) {
+        return;
+    }
+    if (chooses_) {
+        draft_best(draft, limits);
+    } else {
+        this->draft(draft, limits.pos, limits.n_tokens, limits.n_nodes, /*spine*/ 0, /*alone*/ false);
+    }
+}
+
+void drafting::propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens) {
+    this->draft(draft, pos, n_tokens, /*budget*/ 0, /*spine*/ 0, /*alone*/ true);
+}
+
+// With whom, as far and as wide as it pays. N-grams cost next to nothing, so they are looked up before the choice.
+void drafting::draft_best(proposal & draft, const draft_limits & limits) {
+    int32_t n_max = limits.n_tokens;
+    if (tree_budget_ > 0) { // of rows, a chain's too
+        n_max = std::min(n_max, tree_budget_ - 1);
+    }
+    if (costs_.is_outdated()) {
+        costs_.update_curve();
+    }
+    token_tree found(draft.tree.tokens[0]);
+    if (ngram_) {
+        ngram_->draft(request(draft, limits.pos, n_max, 0, 0), found);
+    }
+    const draft_choice choice = costs_.choose({ n_max, found.n_drafts() });
+    draft.source              = choice.source;
+    if (choice.source == from_ngrams || choice.n_tokens == 0) {
+        caught_up_ = false;
+    }
+    if (choice.source == from_ngrams) {
+        draft.tree = select(found, choice.n_tokens + 1, choice.n_tokens);
+        stats_.n_ngram_rounds++;
+    } else {
+        const int32_t budget = costs_.pays_to_branch(choice) ? limits.n_nodes : 0;
+        this->draft(draft, limits.pos, choice.n_tokens, budget, choice.n_tokens, /*alone*/ false);
+        if (budget > 0) {
+            const int32_t n_nodes = costs_.choose_tree_size(choice, beside_spine(draft.tree, choice.n_tokens));
+            draft.tree            = select(draft.tree, n_nodes, choice.n_tokens);
+        }
+    }
+    stats_.n_paused_rounds += choice.n_tokens == 0 ? 1 : 0;
+}
+
+// Lets the drafter continue the root by up to `depth` tokens; with a budget by a tree, n-grams joining in.
+void drafting::draft(proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine, bool alone) {
+    if (depth < 1) {
+        return;
+    }
+    draft.draft_start_us = ggml_time_us();
+    const bool drafted   = ask(draft, request(draft, pos, depth, budget, spine));
+    if (alone) {
+        settle(draft);
+    }
+    if (budget > 0) {
+        join_ngrams(draft, pos, depth);
+        draft.tree = select(draft.tree, budget, spine);
+    }
+    const int64_t took = ggml_time_us() - draft.draft_start_us;
+    stats_.t_draft_us += took;
+    const bool whole = budget == 0 && draft.tree.n_drafts() == depth && draft.tokens == tokens_at::host;
+    if (drafted && caught_up_ && whole) {
+        costs_.add_draft_time(depth, took);
+    }
+    caught_up_ = drafted;
+}
+
+bool drafting::ask(proposal & draft, const draft_request & request) {
+    bool drafted = false;
+    try {
+        drafted = drafter_->draft(request, draft.tree);
+    } catch (const std::exception &) {
+        drafter_->reset();
+        draft.tree = token_tree(draft.tree.tokens[0]);
+    }
+    stats_.n_cold_rounds += drafted ? 0 : 1;
+    draft.tokens = request.ahead && draft.tree.n_drafts() > 0 ? tokens_at::device : tokens_at::host;
+    return drafted;
+}
+
+// Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
+draft_request drafting::request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget,
+                                int32_t spine) const {
+    const int32_t width = chooses_ ? 1 : max_tree_nodes;
+    const bool    ahead = budget == 0 && p_min_ == 0.0f && drafter_->can_draft_ahead();
+    return { draft.tree.tokens[0], pos, depth, budget, spine, width, p_min_, temperature_, ahead };
+}
+
+// what n-grams find, as likely as it was so far
+void drafting::join_ngrams(proposal & draft, llama_pos pos, int32_t depth) {
+    if (!ngram_) {
+        return;
+    }
+    token_tree found(draft.tree.tokens[0]);
+    ngram_->draft(request(draft, pos, depth, 0, 0), found);
+    for (int32_t i = 1; i < found.size(); ++i) {
+        found.log_probs[i] = found.log_probs[i - 1] + std::log((float) costs_.acceptance(from_ngrams, i - 1));
+    }
+    merge(draft.tree, found);
+}
+
+void drafting::settle(proposal & draft) {
+    if (draft.tokens != tokens_at::host) {
+        drafter_->settle(draft.tree);
+        draft.tokens = tokens_at::host;
+    }
+}
+
+void drafting::feed(proposal & draft, decode_request & verify, int32_t n_rows, bool alone) {
+    if (draft.tokens != tokens_at::host && alone && n_rows == draft.tree.size()) {
+        drafter_->feed_verify(verify, draft.tree.n_drafts());
+        draft.tokens = tokens_at::verify;
+    } else {
+        settle(draft);
+    }
+}
+
+int64_t drafting::verify_time(const proposal & draft) const {
+    const double  drafting = costs_.draft_cost(draft.tree.n_drafts());
+    const int64_t both     = ggml_time_us() - draft.draft_start_us;
+    return drafting > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
+}
+
+// What was not sampled was not refused.
+void drafting::learn(const proposal & draft, const std::vector<int32_t> & path, bool ended) {
+    const std::vector<int32_t> spine   = draft.tree.spine();
+    const int32_t              n_path  = (int32_t) path.size();
+    int32_t                    n_spine = 0; // of the path, root included
+    while (n_spine < std::min(n_path, (int32_t) spine.size()) && path[n_spine] == spine[n_spine]) {
+        n_spine++;
+    }
+    const bool all_judged = ended || n_spine < n_path;
+    costs_.add_acceptance(draft.source, all_judged ? (int32_t) spine.size() - 1 : n_path - 1, n_spine - 1);
+    if (ended && !draft.tree.is_chain()) {
+        costs_.add_branch_acceptance(beside_spine(draft.tree, (int32_t) spine.size() - 1), n_path - n_spine);
+    }
+}
+
+void drafting::observe(const kept_rows & kept) {
+    each_drafter([&](drafter & d) {
+        try {
+            d.observe(kept);
+        } catch (const std::exception &) {
+            d.reset();
+        }
+    });
+}
+
+void drafting::trim(llama_pos n_keep) {
+    each_drafter([&](drafter & d) { d.trim(n_keep); });
+}
+
+void drafting::reset() {
+    each_drafter([](drafter & d) { d.reset(); });
+}
+
+std::vector<float> drafting::mark(llama_pos pos) const {
+    return drafter_ ? drafter_->mark(pos) : std::vector<float>{};
+}
+
+void drafting::resume(llama_pos pos, const std::vector<float> & mark) {
+    if (drafter_) {
+        drafter_->resume(pos, mark);
+    }
+}
+
+} // namespace draftwood

@@ -1,0 +1,78 @@
+// Who drafts in a round, how far and how wide: the drafter asked for, n-grams beside it, the cost model that chooses.
+// A drafter that fails costs drafts, never the request. Must not know: the target's memory, samplers.
+// Test: tests/model/engine/test_auto_trees.py, tests/model/test_auto_length.py.
+
+#pragma once
+
+#include "drafters/drafter.h"
+#include "round/cost_model.h"
+#include "round/open_round.h"
+
+#include <memory>
+#include <vector>
+
+namespace draftwood {
+
+struct decode_request;
+
+// What a draft may be at most.
+struct draft_limits {
+    llama_pos pos;      // of the root
+    int32_t   n_tokens; // of a path
+    int32_t   n_nodes;  // of a tree, root included; 0: chains only
+};
+
+class drafting {
+  public:
+    // Makes the drafter that `params` names. Counts into `stats`, which must outlive this. Throws failure.
+    drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
+             dw_stats & stats);
+
+    bool         has_drafter() const { return drafter_ != nullptr; }
+    bool         chooses() const { return chooses_ && drafter_; } // by costs
+    cost_model & costs() { return costs_; }
+    void         set_temperature(float temperature) { temperature_ = temperature; }
+
+    // Grows the proposal's tree from its root.
+    void propose(proposal & draft, const draft_limits & limits);
+    // The same with n_tokens by the drafter, which are on the host when it returns: what it takes by itself.
+    void propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens);
+
+    // Fetches the tokens of a draft from its device.
+    void settle(proposal & draft);
+    // A draft on its device goes straight into a verify of n_rows rows that is its own; else its tokens come first.
+    void feed(proposal & draft, decode_request & verify, int32_t n_rows, bool alone);
+    // microseconds of the verify of such a draft, which ran behind it: only their sum is known; 0: not known
+    int64_t verify_time(const proposal & draft) const;
+
+    // A round took this path through the tree, root included. ended: its last token was no draft.
+    void learn(const proposal & draft, const std::vector<int32_t> & path, bool ended);
+
+    // what happened to the sequence, for all drafters
+    void               observe(const kept_rows & kept);
+    void               trim(llama_pos n_keep);
+    void               reset();
+    std::vector<float> mark(llama_pos pos) const;
+    void               resume(llama_pos pos, const std::vector<float> & mark);
+    bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
+
+  private:
+    void          draft(proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine, bool alone);
+    void          draft_best(proposal & draft, const draft_limits & limits);
+    bool          ask(proposal & draft, const draft_request & request);
+    draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;
+    void          join_ngrams(proposal & draft, llama_pos pos, int32_t depth);
+    template <typename F> void each_drafter(F f);
+
+    bool                     chooses_;
+    float                    p_min_;
+    int32_t                  tree_budget_;
+    float                    temperature_ = 0.0f;
+    cost_model               costs_;
+    std::unique_ptr<drafter> drafter_;           // the one asked for; nullptr: plain steps only
+    std::unique_ptr<drafter> ngram_;             // beside it
+    bool                     caught_up_ = false; // drafter_ drafted in the last round: else its next takes longer
+    dw_stats &               stats_;
+};
+
+} // namespace draftwood

@@ -1,0 +1,119 @@
+// One engine of the C API: a sequence of a llama_context, its position and checkpoints, the request's parameters, who
+// drafts, and the round that is open. See draftwood.h for the contract of the calls.
+// Must not know: how a drafter drafts, how a verify's graph is built. Test: tests/model/engine.
+
+#pragma once
+
+#include "llama/launches.h"
+#include "round/checkpoints.h"
+#include "round/drafting.h"
+#include "round/open_round.h"
+#include "round/sequence.h"
+#include "tree/token_tree.h"
+
+#include <vector>
+
+namespace draftwood {
+
+class session : private context_listener {
+  public:
+    session(llama_context * target, const llama_context_params & context_params, const dw_params & params);
+    ~session() override;
+
+    session(const session &)             = delete;
+    session & operator=(const session &) = delete;
+
+    // --- the calls of a round (session_round.cpp)
+    int32_t     propose(llama_token last, int32_t wanted);
+    void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
+    void        propose_tree(const token_tree & tree);
+    void        verify();                                   // of this session alone; of several: verify_batch.h
+    bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
+    llama_token next(llama_sampler * sampler) { return walk_on(sampler, nullptr); }
+    // for benchmarks: samples, and then goes on to the likeliest child or ends the round, whatever came out
+    llama_token next_scheduled(llama_sampler * sampler, bool accept) { return walk_on(sampler, &accept); }
+    void        commit();
+    void        rewind();
+    double      replay(int32_t n_times);
+
+    // --- the memory between rounds (session_memory.cpp)
+    void    eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
+    void    trim(int32_t n_keep);
+    void    checkpoint();
+    int32_t reach(int32_t n_keep) const;
+    void    reset();
+
+    // --- what a caller reads and sets
+    int32_t             n_past() const { return n_past_; }
+    int32_t             draft_tokens() const { return params_.draft_tokens; }
+    void                fetch_draft() { drafting_.settle(round_.draft()); } // its tokens, from a drafter's device
+    const token_tree &  tree() const { return round_.draft().tree; }        // the newest proposal; see fetch_draft()
+    const std::string & tree_refusal() const { return sequence_.tree_refusal(); }
+    int64_t             tree_bytes() const;
+    void                set_temperature(float temperature) { drafting_.set_temperature(temperature); }
+    void                set_top(int32_t n);
+    dw_stats            stats() const;
+    void                curve(dw_curve & out);
+    void                stats_reset();
+
+    // --- what verify_batch asks and says, in this order
+    const sequence & target() const { return sequence_; }
+    bool             is_proposed() const { return round_.is_proposed(); }
+    int32_t          room() const;                           // positions and cells that are left
+    void             require_whole(const char * what) const; // throws if others changed the memory
+    void             drop_stale_draft();                     // others copied or cleared the state since the proposal
+    void             shorten_draft(int32_t n_nodes);         // 1: a plain step
+    void             verify_begins();                        // until it ended, nobody knows what the memory holds
+    void             feed_draft(decode_request & request, int32_t n_rows, bool alone);
+    void             verify_failed(bool intact, bool again); // again: the proposal stays
+    // n_rows rows from first_row of the batch on are this session's; took: microseconds of all. alone: no other's.
+    void verified(int32_t first_row, int32_t n_rows, int64_t took, bool alone);
+
+  private:
+    void on_flush(bool decodes) noexcept override;
+    void on_replaced() noexcept override;
+
+    int32_t positions_left() const;
+    int32_t max_draft() const; // tokens that may be drafted now
+    int32_t max_nodes() const; // of a tree, root included; 0: chains only
+    // positions held once an open round is settled
+    llama_pos settled_end() const { return round_.is_open() ? n_past_ : sequence_.end(); }
+    bool      moved() const; // others changed the memory without a word
+
+    void                       start(llama_token last);
+    void                       drop_proposal();
+    llama_token                walk_on(llama_sampler * sampler, const bool * accept);
+    llama_token                sample(llama_sampler * sampler, int32_t row);
+    void                       lose_round();
+    void                       forget();
+    void                       place(int32_t n_past);
+    void                       decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
+    void                       cut(int32_t n_keep);
+    void                       require_known(const char * what) const;
+    void                       require_kept(int32_t n_keep) const;
+    template <typename F> void changing(F change);
+    void                       measure();
+    void                       measure_round(llama_token token, int32_t n_draft);
+
+    dw_params   params_;
+    dw_stats    stats_{};
+    launches    launches_; // when they began
+    sequence    sequence_;
+    drafting    drafting_;
+    open_round  round_;
+    checkpoints checkpoints_;
+
+    int32_t n_past_   = 0;
+    int32_t gap_      = 0;     // positions before n_past_ that an image spans beyond its cells
+    int32_t n_enough_ = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
+    bool    lost_     = false; // what the memory holds is unknown until reset
+};
+
+// Runs what changes the context's memory: if it stops half-way, nobody knows what the memory holds.
+template <typename F> void session::changing(F change) {
+    lost_ = true;
+    change();
+    lost_ = false;
+}
+
+} // namespace draftwood

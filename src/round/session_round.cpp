@@ -1,0 +1,261 @@
+// The calls of a round: propose, verify, next, commit. See session.h.
+
+#include "round/sampling.h"
+#include "round/session.h"
+#include "round/timer.h"
+#include "round/verify_batch.h"
+#include "tree/build.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+int32_t session::positions_left() const {
+    return (int32_t) llama_n_ctx_seq(sequence_.target()) - n_past_;
+}
+
+// an image takes more cells than positions, other sequences may share the cache, an open round holds some
+int32_t session::room() const {
+    return std::min(positions_left(), sequence_.context().free_cells(sequence_.id()));
+}
+
+int32_t session::max_draft() const {
+    const int32_t n_rows = std::min(room(), sequence_.context().row_limit());
+    return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, n_rows - 1)) : 0;
+}
+
+// every row takes a cell, and the token behind the last one must have a position
+int32_t session::max_nodes() const {
+    const int32_t budget = std::min(
+        { params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.target()), sequence_.context().row_limit() });
+    return sequence_.can_draft() && sequence_.tree_refusal().empty() ? std::max(0, budget) : 0;
+}
+
+// a draft was made from a token that may not come after all
+void session::drop_proposal() {
+    if (round_.is_proposed()) {
+        drafting_.trim(n_past_);
+        round_.drop_proposal();
+    }
+}
+
+void session::start(llama_token last) {
+    sequence_.require_tokens(&last, 1);
+    require_known("a round");
+    commit();
+    require_whole("a round");
+    drop_proposal();
+    round_.propose(last);
+}
+
+int32_t session::propose(llama_token last, int32_t wanted) {
+    start(last);
+    drafting_.propose(round_.draft(), { n_past_, std::min(wanted, max_draft()), max_nodes() });
+    return tree().n_drafts();
+}
+
+void session::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
+    if (n_draft < 0 || n_draft > params_.draft_tokens) {
+        fail(DW_ERR_ARGUMENT, "a draft of %d tokens; expected 0 to draft_tokens = %d", n_draft, params_.draft_tokens);
+    }
+    sequence_.require_tokens(draft, n_draft);
+    if (n_draft > 0) {
+        sequence_.prepare_drafts(params_.draft_tokens, params_.tree_budget);
+    }
+    start(last);
+    for (int32_t i = 0; i < std::min(n_draft, max_draft()); ++i) {
+        round_.draft().tree.add(i, draft[i], 0.0f);
+    }
+}
+
+void session::propose_tree(const token_tree & tree) {
+    if (tree.size() > params_.tree_budget) {
+        fail(DW_ERR_ARGUMENT, "a tree of %d nodes; expected 1 to tree_budget = %d", tree.size(), params_.tree_budget);
+    }
+    sequence_.require_tokens(tree.tokens.data(), tree.size());
+    sequence_.prepare_drafts(params_.draft_tokens, params_.tree_budget);
+    if (!sequence_.tree_refusal().empty()) {
+        fail(DW_ERR_UNSUPPORTED, "no draft trees here: %s", sequence_.tree_refusal().c_str());
+    }
+    const auto require_room = [&](int32_t left) {
+        if (tree.size() > left) {
+            fail(DW_ERR_CONTEXT, "a tree of %d nodes at position %d of a context of %u tokens", tree.size(), n_past_,
+                 llama_n_ctx(sequence_.target()));
+        }
+    };
+    require_room(positions_left());
+    start(tree.tokens[0]);
+    require_room(room());
+    if (sequence_.can_draft()) { // else a plain step makes the state our own
+        round_.draft().tree = tree;
+    }
+}
+
+void session::verify() {
+    verify_batch({ this }).run();
+}
+
+void session::drop_stale_draft() {
+    if (!sequence_.can_draft()) {
+        shorten_draft(1);
+    }
+}
+
+void session::shorten_draft(int32_t n_nodes) {
+    proposal & draft = round_.draft();
+    if (n_nodes == 1) {
+        draft.tree   = token_tree(draft.tree.tokens[0]);
+        draft.tokens = tokens_at::host;
+        return;
+    }
+    drafting_.settle(draft);
+    if (draft.tree.size() > n_nodes) {
+        draft.tree = select(draft.tree, n_nodes, draft.tree.is_chain() ? n_nodes - 1 : 0);
+    }
+}
+
+void session::verify_begins() {
+    round_.verify_begins();
+    lost_ = true;
+}
+
+void session::feed_draft(decode_request & request, int32_t n_rows, bool alone) {
+    drafting_.feed(round_.draft(), request, n_rows, alone);
+}
+
+void session::verify_failed(bool intact, bool again) {
+    lost_ = !intact;
+    sequence_.unknown();
+    if (again) {
+        round_.verify_again();
+    }
+}
+
+void session::verified(int32_t first_row, int32_t n_rows, int64_t took, bool alone) {
+    const proposal & draft = round_.draft();
+    sequence_.verified(n_past_, n_rows);
+    lost_      = false;
+    int64_t us = alone ? took : 0; // else it is not what so many rows take
+    if (draft.tokens == tokens_at::verify) {
+        us = drafting_.verify_time(draft);
+        stats_.n_ahead_rounds++;
+    }
+    round_.verified(first_row, n_rows, n_past_, us);
+    n_past_ += 1; // the root is part of the text already
+    stats_.t_verify_us += took;
+    stats_.n_rounds++;
+    stats_.n_drafted += draft.tree.n_drafts();
+    stats_.n_tree_rounds += draft.tree.is_chain() ? 0 : 1;
+    stats_.n_padding += n_rows - draft.tree.size();
+    stats_.n_shared_rounds += sequence_.context().short_of_memory() || drafting_.short_of_memory() ? 1 : 0;
+    for (int32_t depth = 0; depth < draft.tree.height(); ++depth) {
+        stats_.drafted_at[depth]++;
+    }
+}
+
+bool session::row(int32_t & row, int32_t & n_past) const {
+    if (!round_.has_row()) {
+        return false;
+    }
+    row    = round_.row();
+    n_past = round_.n_past();
+    return true;
+}
+
+llama_token session::walk_on(llama_sampler * sampler, const bool * accept) {
+    if (!round_.has_row()) {
+        fail(DW_ERR_STATE, "dw_next without a row to sample; call dw_propose and dw_verify, or dw_eval");
+    }
+    timer t(stats_.t_sample_us);
+    drafting_.settle(round_.draft());
+    const int32_t row = round_.row(), node = round_.node(), depth = round_.n_sampled(), before = n_past_;
+    n_past_ = round_.n_past();
+    round_.take_row();
+    llama_token token;
+    try {
+        token = sample(sampler, row);
+        if (accept) {
+            const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target())));
+            token                 = scheduled_token(tree(), node, *accept && round_.is_open(), token, n_vocab);
+        }
+    } catch (...) {
+        if (round_.has_row()) { // else a logits processor saved the state, and with it the round ended
+            round_.put_row_back();
+            n_past_ = before;
+        }
+        throw;
+    }
+    const bool goes_on = round_.step(token);
+    stats_.n_emitted++;
+    if (goes_on) {
+        stats_.n_accepted++;
+        stats_.accepted_at[depth]++;
+    }
+    return token;
+}
+
+llama_token session::sample(llama_sampler * sampler, int32_t row) {
+    bool              all_logits = false;
+    const llama_token token      = sample_row(sampler, sequence_.context(), row, n_enough_, all_logits);
+    stats_.n_logits_rows += all_logits ? 1 : 0;
+    return token;
+}
+
+void session::rewind() {
+    if (!round_.can_rewind() || n_past_ != round_.pos() + round_.n_sampled() || sequence_.end() != n_past_) {
+        fail(DW_ERR_STATE, "no logits of this engine's last decode stand for position %d; evaluate a token first",
+             n_past_);
+    }
+    round_.rewind();
+}
+
+// The same rows again change nothing: the state is read only, and cells and factors get what they have.
+double session::replay(int32_t n_times) {
+    if (!round_.is_open() || round_.n_rows() < 2 || n_times < 1 || !tree_refusal().empty()) {
+        fail(DW_ERR_STATE, "%d replays; expected one or more, of a verify of two rows or more whose round is open",
+             n_times);
+    }
+    return sequence_.context().replay(n_times);
+}
+
+void session::commit() {
+    if (!round_.is_open()) {
+        return;
+    }
+    const int64_t              start_us = ggml_time_us();
+    const std::vector<int32_t> path     = round_.kept_path();
+    drafting_.learn(round_.draft(), path, round_.state() == round_state::ended);
+    round_.close();
+    drafting_.settle(round_.draft());
+
+    bool whole = false;
+    changing([&] { whole = sequence_.keep(tree(), round_.pos(), path); });
+    if (!whole) {
+        lose_round();
+        return;
+    }
+    n_past_ = round_.pos() + (int32_t) path.size();
+    std::vector<llama_token> kept;
+    std::vector<int32_t>     rows;
+    for (const int32_t node : path) {
+        kept.push_back(tree().tokens[node]);
+        rows.push_back(round_.first_row() + node);
+    }
+    drafting_.observe({ kept.data(), rows.data(), (int32_t) path.size(), round_.pos() });
+    const int64_t took = ggml_time_us() - start_us;
+    stats_.t_commit_us += took;
+    if (round_.verify_us() > 0) {
+        drafting_.costs().add_verify_time(round_.n_rows(), round_.verify_us() + took);
+    }
+}
+
+// Somebody cleared the memory, and the round went with it; or changed it, and nobody knows what is left.
+void session::lose_round() {
+    lost_ = sequence_.end() > round_.pos();
+    forget();
+    checkpoints_.clear();
+    n_past_ = sequence_.end();
+    gap_    = 0;
+}
+
+} // namespace draftwood

@@ -20,7 +20,7 @@ import numpy as np
 
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.api.chat import ChatOptions, bound_request, chat, with_timings
+from draftwood.api.chat import ChatOptions, bound_request, chat, template_in_words, with_timings
 from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
 from draftwood.engine.drafting import keep_times, make_engine
@@ -127,7 +127,8 @@ class Llama(Generation):
         self._plan, self._as_given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
         self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
         try:
-            super().__init__(model_path, **kwargs)
+            with files.template_in_words(model_path):
+                super().__init__(model_path, **kwargs)
             # not given to upstream, which would store the logits of the whole context
             self.draft_model = draft_model if self._plan.drafter == "given" else None
             self._pieces = Pieces(self._model.vocab)
@@ -290,9 +291,10 @@ class Llama(Generation):
         asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         options = asked.over(self._chat_options)
         self._timings = None
-        if options == ChatOptions():
-            return with_timings(self, super().create_chat_completion(**request))
-        return with_timings(self, chat(self, request, options))
+        with template_in_words():
+            if options == ChatOptions():
+                return with_timings(self, super().create_chat_completion(**request))
+            return with_timings(self, chat(self, request, options))
 
     @in_turn
     def save_state(self) -> Any:

@@ -29,7 +29,8 @@ from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import load, mark
 from draftwood.generate.turns import Turns, in_turn, step_by_step
-from draftwood.load import files, fixes, rpc
+from draftwood.load import files, fixes, forks, rpc
+from draftwood.load.devices import cards
 from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens
 from draftwood.stats import SpeculationStats
@@ -123,9 +124,11 @@ class Llama(Generation):
             "rpc_servers": rpc_servers,
         }
         model_path = os.fsdecode(model_path)
+        forks.require_usable()
         prepared = prepare(model_path, self._options, self._placement, draft_model, kwargs, _KNOWN)
         self._plan, self._as_given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
         self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
+        forks.watch(on_card=kwargs.get("n_gpu_layers", 0) != 0 and bool(cards()))
         try:
             with files.template_in_words(model_path):
                 super().__init__(model_path, **kwargs)

@@ -16,10 +16,46 @@ install(FILES cmake/draftwood.pth DESTINATION . COMPONENT draftwood)
 # an editable install keeps python/draftwood where it is, but a .pth line needs the folder in site-packages
 install(DIRECTORY python/draftwood/_alias DESTINATION draftwood COMPONENT draftwood FILES_MATCHING PATTERN "*.py")
 
-# licences of what is bundled
-install(FILES "${DRAFTWOOD_SDIST_DIR}/LICENSE.md"
-        DESTINATION draftwood/licenses RENAME llama-cpp-python.md COMPONENT draftwood)
-install(FILES "${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp/LICENSE"
-        DESTINATION draftwood/licenses RENAME llama.cpp.txt COMPONENT draftwood)
-install(DIRECTORY "${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp/licenses/"
-        DESTINATION draftwood/licenses/llama.cpp COMPONENT draftwood)
+# licences of what is bundled: the table in vendor/README.md, whose rows tests/unit/test_licences.py looks for here
+function(draftwood_licence source name)
+    install(FILES "${DRAFTWOOD_SDIST_DIR}/${source}" DESTINATION draftwood/licenses RENAME ${name} COMPONENT draftwood)
+endfunction()
+
+# a licence that stands in a source file: from `begin` (empty: the file's begin) to the end of `end` (empty: its end)
+function(draftwood_licence_in source name begin end)
+    file(READ "${DRAFTWOOD_SDIST_DIR}/${source}" text)
+    set(first 0)
+    if (begin)
+        string(FIND "${text}" "${begin}" first)
+    endif()
+    set(size -1)
+    if (end)
+        string(FIND "${text}" "${end}" last)
+        string(LENGTH "${end}" size)
+        math(EXPR size "${last} + ${size} - ${first}")
+    else()
+        set(last 0)
+    endif()
+    if (first EQUAL -1 OR last EQUAL -1)
+        message(FATAL_ERROR "${source} has no licence between '${begin}' and '${end}'; expected one.\n"
+            "hint: see where it is now, and change cmake/install.cmake")
+    endif()
+    string(SUBSTRING "${text}" ${first} ${size} text)
+    file(WRITE "${CMAKE_CURRENT_BINARY_DIR}/licences/${name}" "${text}\n")
+    install(FILES "${CMAKE_CURRENT_BINARY_DIR}/licences/${name}" DESTINATION draftwood/licenses COMPONENT draftwood)
+endfunction()
+
+draftwood_licence(LICENSE.md llama-cpp-python.md)
+draftwood_licence(vendor/llama.cpp/LICENSE llama.cpp.txt)
+draftwood_licence(vendor/llama.cpp/licenses/LICENSE-jsonhpp nlohmann-json.txt)
+draftwood_licence(vendor/llama.cpp/vendor/cpp-httplib/LICENSE cpp-httplib.txt)
+draftwood_licence(vendor/llama.cpp/vendor/hash/xxhash/LICENSE xxhash.txt)
+draftwood_licence(vendor/llama.cpp/vendor/hash/rotate-bits/LICENSE.md rotate-bits.md)
+draftwood_licence(vendor/llama.cpp/vendor/hash/sha256/LICENSE sha256.txt)
+draftwood_licence_in(vendor/llama.cpp/ggml/src/ggml-cpu/llamafile/sgemm.cpp llamafile.txt "" "// SOFTWARE.")
+draftwood_licence_in(vendor/llama.cpp/vendor/stb/stb_image.h stb_image.txt
+    "This software is available under 2 licenses" "")
+draftwood_licence_in(vendor/llama.cpp/vendor/miniaudio/miniaudio.h miniaudio.txt
+    "ALTERNATIVE 1 - Public Domain" "")
+draftwood_licence_in(vendor/llama.cpp/vendor/sheredom/subprocess.h subprocess.txt "" "<http://unlicense.org/>")
+draftwood_licence_in(vendor/llama.cpp/vendor/hash/sha1/sha1.c sha1.txt "" "100% Public Domain")

@@ -19,7 +19,7 @@ import numpy as np
 
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.api.chat import ChatOptions, bound_request, chat, with_timings
+from draftwood.api.chat import ChatOptions, bound_request, chat, template_in_words, with_timings
 from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
 from draftwood.api.timings import Latest
@@ -29,7 +29,7 @@ from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, in_turn, step_by_step
-from draftwood.load import files, fixes, rpc
+from draftwood.load import files, fixes, forks, rpc
 from draftwood.load.devices import machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
@@ -119,11 +119,14 @@ class Llama(Intercepts, Generation):
             "rpc_servers": rpc_servers,
         }
         model_path = os.fsdecode(model_path)
+        forks.require_usable()
         prepared = prepare(model_path, self._options, self._placement, draft_model, kwargs, _KNOWN)
         self._plan, self._as_given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
         self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
+        forks.watch(on_card=kwargs.get("n_gpu_layers", 0) != 0 and bool(cards()))
         try:
-            super().__init__(model_path, **kwargs)
+            with files.template_in_words(model_path):
+                super().__init__(model_path, **kwargs)
             # not given to upstream, which would store the logits of the whole context
             self.draft_model = draft_model if self._plan.drafter == "given" else None
             self._pieces = Pieces(self._model.vocab)
@@ -248,9 +251,10 @@ class Llama(Intercepts, Generation):
         asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         options = asked.over(self._chat_options)
         self._latest.timings = None
-        if options == ChatOptions():
-            return with_timings(self._latest, super().create_chat_completion(**request))
-        return with_timings(self._latest, chat(self, request, options))
+        with template_in_words():
+            if options == ChatOptions():
+                return with_timings(self._latest, super().create_chat_completion(**request))
+            return with_timings(self._latest, chat(self, request, options))
 
     @in_turn
     def save_state(self) -> Any:

@@ -2,6 +2,7 @@
 
 #include "drafters/gguf_header.h"
 
+#include "drafters/gguf_fields.h"
 #include "llama/status.h"
 
 #include <algorithm>
@@ -57,6 +58,7 @@ gguf_header::gguf_header(const char * path) :
         fail(DW_ERR_FILE, "%s is cut off: found %lld bytes, its header expects %lld", path, (long long) file_bytes_,
              (long long) announced);
     }
+    require_sound_fields(*this, path);
 }
 
 bool gguf_header::has_tensor(const std::string & name) const {
@@ -71,6 +73,29 @@ int64_t gguf_header::find(const std::string & key, gguf_type type) const {
 uint32_t gguf_header::u32(const std::string & key) const {
     const int64_t id = find(key, GGUF_TYPE_UINT32);
     return id >= 0 ? gguf_get_val_u32(gguf_.get(), id) : 0;
+}
+
+bool gguf_header::f32(const std::string & key, float & value) const {
+    const int64_t id = find(key, GGUF_TYPE_FLOAT32);
+    value            = id >= 0 ? gguf_get_val_f32(gguf_.get(), id) : 0.0f;
+    return id >= 0;
+}
+
+std::vector<std::pair<std::string, std::string>> gguf_header::scalar_texts() const {
+    std::vector<std::pair<std::string, std::string>> found;
+    for (int64_t i = 0; i < gguf_get_n_kv(gguf_.get()); ++i) {
+        const bool is_text = gguf_get_kv_type(gguf_.get(), i) == GGUF_TYPE_STRING;
+        found.emplace_back(gguf_get_key(gguf_.get(), i), is_text ? gguf_get_val_str(gguf_.get(), i) : "");
+    }
+    return found;
+}
+
+std::vector<std::pair<std::string, ggml_type>> gguf_header::tensors() const {
+    std::vector<std::pair<std::string, ggml_type>> found;
+    for (int64_t i = 0; i < n_tensors(); ++i) {
+        found.emplace_back(gguf_get_tensor_name(gguf_.get(), i), gguf_get_tensor_type(gguf_.get(), i));
+    }
+    return found;
 }
 
 std::string gguf_header::text(const std::string & key) const {

@@ -7,6 +7,7 @@
 #include <cstdint>
 #include <memory>
 #include <string>
+#include <utility>
 #include <vector>
 
 namespace draftwood {
@@ -14,7 +15,7 @@ namespace draftwood {
 // Values that are absent or of another type are 0, "" or empty. Test: tests/model/test_bad_input.py.
 class gguf_header {
   public:
-    // throws failure with DW_ERR_FILE: missing, no GGUF, damaged, cut off
+    // throws failure with DW_ERR_FILE: missing, no GGUF, damaged, cut off, fields that no model has (gguf_fields.h)
     explicit gguf_header(const char * path);
 
     int64_t file_bytes() const { return file_bytes_; }
@@ -23,11 +24,19 @@ class gguf_header {
 
     bool                 has_key(const std::string & key) const { return gguf_find_key(gguf_.get(), key.c_str()) >= 0; }
     bool                 has_tensor(const std::string & name) const;
+    bool                 has_u32(const std::string & key) const { return find(key, GGUF_TYPE_UINT32) >= 0; }
+    bool                 has_text(const std::string & key) const { return find(key, GGUF_TYPE_STRING) >= 0; }
     uint32_t             u32(const std::string & key) const;
+    bool                 f32(const std::string & key, float & value) const; // false: absent or of another type
     std::string          text(const std::string & key) const;
     std::string          architecture() const { return text("general.architecture"); }
     std::vector<int32_t> numbers(const std::string & key) const; // an array of i32 or u32
     std::vector<std::string> texts(const std::string & key) const;
+
+    // every key, with the value of those that are a text
+    std::vector<std::pair<std::string, std::string>> scalar_texts() const;
+
+    std::vector<std::pair<std::string, ggml_type>> tensors() const;
 
     // one of several files: the others' tensors are not listed here
     bool is_split() const;

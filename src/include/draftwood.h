@@ -154,7 +154,7 @@ DW_API const char * dw_last_error(void); // this thread's; valid until its next 
 DW_API const char * dw_build_info(void); // JSON: pin version and commit, series hash, build type, compiler
 
 // Read the header of the GGUF at `path` and check that the file is whole.
-// Errors: DW_ERR_FILE (missing, not a GGUF, shorter than its tensors).
+// Errors: DW_ERR_FILE (missing, not a GGUF, shorter than its tensors, fields that no model can have).
 DW_API dw_status dw_probe_model(const char * path, dw_model_info * info);
 
 // Say from the headers of two GGUFs whether the DFlash drafter at `drafter_path` can draft for the model at

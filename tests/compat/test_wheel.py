@@ -50,8 +50,27 @@ def test_libraries_server_header_and_licences_are_there_once(wheel, sdist):
     server = wheel.getinfo("draftwood/bin/llama-server")
     assert server.external_attr >> 16 & 0o111
     assert b"DW_API_VERSION" in wheel.read("draftwood/include/draftwood.h")
-    for name, text in [("llama-cpp-python.md", "LICENSE.md"), ("llama.cpp.txt", "vendor/llama.cpp/LICENSE")]:
+    vendored = "vendor/llama.cpp/vendor"
+    for name, text in [
+        ("llama-cpp-python.md", "LICENSE.md"),
+        ("llama.cpp.txt", "vendor/llama.cpp/LICENSE"),
+        ("nlohmann-json.txt", "vendor/llama.cpp/licenses/LICENSE-jsonhpp"),
+        ("cpp-httplib.txt", f"{vendored}/cpp-httplib/LICENSE"),
+        ("xxhash.txt", f"{vendored}/hash/xxhash/LICENSE"),
+        ("rotate-bits.md", f"{vendored}/hash/rotate-bits/LICENSE.md"),
+        ("sha256.txt", f"{vendored}/hash/sha256/LICENSE"),
+    ]:
         assert wheel.read(f"draftwood/licenses/{name}") == (sdist / text).read_bytes()
+    for name, part in [
+        ("llamafile.txt", b"Copyright 2024 Mozilla Foundation"),
+        ("stb_image.txt", b"Copyright (c) 2017 Sean Barrett"),
+        ("miniaudio.txt", b"David Reid"),
+        ("subprocess.txt", b"released into the public domain"),
+        ("sha1.txt", b"100% Public Domain"),
+    ]:
+        text = wheel.read(f"draftwood/licenses/{name}")
+        assert part in text
+        assert len(text) < 4000, "the licence, not the source"
     unwanted = re.compile(r"__pycache__|\.(gguf|cmake|pc|a)$")
     assert not [name for name in wheel.namelist() if unwanted.search(name)]
 

@@ -7,12 +7,15 @@ Tests: tests/model/test_api_chat.py.
 
 from __future__ import annotations
 
+import contextlib
 import inspect
 import json
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
+
+import jinja2
 
 from draftwood._llama_cpp import llama_chat_format
 from draftwood._llama_cpp import llama_cpp as _native
@@ -135,6 +138,18 @@ def chat(llm: Host, request: dict[str, Any], options: ChatOptions) -> Any:
     if request["stream"]:
         return _split_chunks(result, splitter)
     return _split_result(result, splitter)
+
+
+@contextlib.contextmanager
+def template_in_words() -> Iterator[None]:
+    """Let a chat template that fails on a request be an UnsupportedError."""
+    try:
+        yield
+    except jinja2.TemplateError as error:
+        raise UnsupportedError(
+            f"the chat template failed on this request: {error}; expected messages that it knows",
+            hint="look at llm.metadata['tokenizer.chat_template'], or pass chat_format= to Llama()",
+        ) from error
 
 
 def with_timings(latest: Latest, result: Any) -> Any:

@@ -15,6 +15,8 @@ import threading
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
+from draftwood.load import forks
+
 _F = TypeVar("_F", bound=Callable[..., Any])
 
 
@@ -60,6 +62,7 @@ def in_turn(method: _F) -> _F:
 
     @functools.wraps(method)
     def whole(self: Any, *args: Any, **kwargs: Any) -> Any:
+        forks.require_usable()  # first: a thread of the parent may have had the turn
         with self._turns:
             return method(self, *args, **kwargs)
 
@@ -80,6 +83,7 @@ def _stepped(turns: Turns, steps: Generator[Any, Any, None]) -> Generator[Any, A
     sent = None
     try:
         while True:
+            forks.require_usable()
             with turns:
                 try:
                     value = steps.send(sent)

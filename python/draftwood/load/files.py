@@ -5,9 +5,13 @@ Must not know: contexts, drafting. Test: tests/model/test_bad_input.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import os
+from collections.abc import Iterator
 from typing import Any
+
+import jinja2
 
 from draftwood.engine.engine import ModelInfo, probe_model
 from draftwood.errors import ModelFileError, OptionError, UnsupportedError
@@ -69,6 +73,18 @@ def in_words(init: Any) -> Any:
             ) from error
 
     return wrapped
+
+
+@contextlib.contextmanager
+def template_in_words(path: str) -> Iterator[None]:
+    """Let a chat template that does not parse be a ModelFileError."""
+    try:
+        yield
+    except jinja2.TemplateError as error:
+        raise ModelFileError(
+            f"{path} has a chat template that does not parse: {error}; expected one of Jinja2",
+            hint="download the file again, or convert it again with the template mended",
+        ) from error
 
 
 def _probed(path: str, kind: str) -> ModelInfo:

@@ -39,7 +39,8 @@ def forget() -> None:
 
 def cause() -> str:
     """Return this thread's first errors since `forget`, without names of functions; "" if there were none."""
-    return "; ".join(re.sub(r"^\w+: ", "", line.strip()).rstrip(": ") for line in _lines())
+    lines = (" ".join(line.split()) for line in _lines())  # llama.cpp aligns some numbers
+    return "; ".join(re.sub(r"^\w+: ", "", line).rstrip(": ") for line in lines)
 
 
 def _lines() -> list[str]:

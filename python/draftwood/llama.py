@@ -30,7 +30,7 @@ from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, in_turn, step_by_step
 from draftwood.load import files, fixes, forks, rpc
-from draftwood.load.devices import machine
+from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens

@@ -76,6 +76,7 @@ def with_source(config_settings: Settings | None) -> Settings:
     settings["cmake.define.DRAFTWOOD_STAGED_PYTHON"] = str(staged)
     # said each time: CMake's cache, in a folder that both kinds of build share, would keep the last answer
     settings.setdefault("cmake.define.DRAFTWOOD_PORTABLE", "OFF")
+    settings.setdefault("cmake.define.GGML_CUDA", "OFF")  # CMAKE_ARGS comes later, and wins
     return settings
 
 
@@ -84,7 +85,7 @@ def build_wheel(
 ) -> str:
     """Build the wheel (PEP 517)."""
     settings = with_source(config_settings)
-    with ninja.watched("draftwood"):
+    with ninja.watched("draftwood", ROOT / "src"):
         return str(_skbuild.build_wheel(wheel_directory, settings, metadata_directory))
 
 
@@ -93,5 +94,5 @@ def build_editable(
 ) -> str:
     """Build the editable wheel (PEP 660)."""
     settings = with_source(config_settings)
-    with ninja.watched("draftwood"):
+    with ninja.watched("draftwood", ROOT / "src"):
         return str(_skbuild.build_editable(wheel_directory, settings, metadata_directory))

@@ -4,8 +4,7 @@
 
 Counts, no times: they do not depend on the machine. Prompts are 128 held-out tokens, 128 are generated,
 rounds inside repeated 16-grams are left out and their share told (draftwood.bench.rounds). The text of each
-way must be that of plain decoding, but for drawn drafts, whose texts follow the same distribution. The last
-line is one JSON object.
+way must be that of plain decoding. The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -52,8 +51,7 @@ def measure(
     row: dict[str, Any] = {"tokens_per_round": {}, "repeat_share": {}}
     for temperature in TEMPERATURES:
         found = texts(llm, prompts, temperature)
-        drawn = how.get("draw_drafts") and temperature > 0  # the same distribution, not the same text
-        if not drawn and [ids for ids, _ in found] != plain[temperature]:
+        if [ids for ids, _ in found] != plain[temperature]:
             raise SystemExit(f"{how}: another text than plain decoding at temperature {temperature}")
         mean, repeats = mean_tokens(found)
         row["tokens_per_round"][str(temperature)] = mean
@@ -113,7 +111,6 @@ def main() -> int:
             ("tree", n, {"speculation": "tree", "draft_tokens": args.depth, "tree_budget": n})
             for n in args.nodes
         ]
-        ways += [("drawn", n, {**how, "draw_drafts": True}) for kind, n, how in ways if kind == "tree"]
         for kind, budget, how in ways:
             row = {
                 "drafter": drafter,

@@ -17,6 +17,7 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.tree import Tree
 
 from bench.gpu.cases import SAMPLING, Case
+from bench.testing_api import next_scheduled, replay
 
 REPLAYS = 3
 """Times that a verify is run again by itself: what a forward pass takes without anything around it."""
@@ -152,10 +153,10 @@ class Side:
         self._synchronize()
         took = perf_counter() - begin
         alone = len(self._apart.trees[-1]) > 1 and self.case.n_gpu_layers != 0
-        self._apart.forward.append(self.engine.replay(REPLAYS) if alone else took)
+        self._apart.forward.append(replay(self.engine, REPLAYS) if alone else took)
 
     def _sampled(self, sampler: Any) -> int:
         if not self._scheduled or self._round < 0:  # -1: after the prompt
             return Engine.next(self.engine, sampler)
         self._emitted += 1
-        return Engine.next_scheduled(self.engine, sampler, accept=self._emitted <= self._accepts[self._round])
+        return next_scheduled(self.engine, sampler, accept=self._emitted <= self._accepts[self._round])

@@ -55,9 +55,6 @@ class Llama(Intercepts, Generation):
             draft_model of the caller's own).
         tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
-        draw_drafts: at temperatures over 0 draw drafts (of MTP or DFlash, as trees) instead of taking the
-            most probable, and accept them so that text follows the model's distribution exactly, though with
-            another text for a seed than plain decode gives.
         draft_p_min: end a draft where the drafter gives its path less than this probability.
         exact: on CPU, run kernels whose rows do not depend on each other's number, so that text is the same
             with drafting on and off, and after a prompt in one piece or in several. False takes llama.cpp's
@@ -84,7 +81,6 @@ class Llama(Intercepts, Generation):
         drafter: str | None = _DEFAULTS.drafter,
         draft_tokens: int | None = None,
         tree_budget: int | None = None,
-        draw_drafts: bool = _DEFAULTS.draw_drafts,
         draft_model: Any = None,
         draft_p_min: float = _DEFAULTS.draft_p_min,
         exact: bool = _DEFAULTS.exact,
@@ -114,9 +110,7 @@ class Llama(Intercepts, Generation):
             files.drafter_path(drafter),
             checkpoint_bytes,
             tree_budget,
-            draw_drafts,
         )
-        self._draws = draw_drafts
         self._shortage = Shortage()
         self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         self._placement = {
@@ -224,7 +218,7 @@ class Llama(Intercepts, Generation):
         bound.apply_defaults()
         request = dict(bound.arguments)
         del request["self"]
-        request.update(logits_processor=with_bias(request), logit_bias=None)
+        request.update(logits_processor=with_bias(request, self._n_vocab), logit_bias=None)
         # the text of another tokenizer, or of a subclass's detokenize, need not be a join of pieces
         if type(self.tokenizer_) is not LlamaTokenizer or type(self).detokenize is not Base.detokenize:
             yield from super()._create_completion(**request)

@@ -44,9 +44,6 @@ class Options:
     """Host memory for copies of recurrent state that later prompts go back to; 0 keeps none."""
     tree_budget: int | None = None
     """Rows of a verify where drafts are trees, the newest token's included; None: as `speculation` has it."""
-    draw_drafts: bool = False
-    """Draw drafts from the drafter's distribution, at temperatures over 0: text then follows the
-    distribution, not the draws, of plain decode."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -69,17 +66,6 @@ class Options:
             raise OptionError(
                 f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1",
                 hint="draft_p_min=0.0, the default, ends no draft early",
-            )
-        if self.draw_drafts not in (True, False):
-            raise OptionError(
-                f"draw_drafts is {self.draw_drafts!r}; expected True or False",
-                hint="draw_drafts=False is the default",
-            )
-        if self.draw_drafts and self.speculation in ("off", "ngram"):
-            found = f"speculation={self.speculation!r}"
-            raise OptionError(
-                f"found draw_drafts=True beside {found}; expected trees of MTP or DFlash drafts",
-                hint='speculation="tree"',
             )
         if self.exact not in (True, False):
             raise OptionError(
@@ -193,9 +179,7 @@ def _instead(refused: Drafter, info: Any, arguments: dict[str, Any]) -> str:
 def _budget(options: Options, drafter: Drafter) -> int:
     if options.tree_budget is not None:
         return options.tree_budget
-    branches = drafter in ("mtp", "dflash") and (
-        options.speculation in ("auto", "tree") or options.draw_drafts
-    )
+    branches = drafter in ("mtp", "dflash") and options.speculation in ("auto", "tree")
     # a whole chain of the longest draft is a tree, too
     return min(max(DEFAULT_TREE_BUDGET, options.draft_tokens + 1), MAX_TREE_BUDGET) if branches else 0
 
@@ -212,11 +196,6 @@ def _drafter(options: Options, arguments: dict[str, Any]) -> Drafter:
             raise OptionError(
                 f"found draft_model= beside tree_budget={options.tree_budget}; expected chains from it",
                 hint="leave tree_budget= out",
-            )
-        if options.draw_drafts:
-            raise OptionError(
-                "found draft_model= beside draw_drafts=True; expected drafts of MTP or DFlash to be drawn",
-                hint="leave draw_drafts= out",
             )
         return "given"
     if options.speculation == "ngram":

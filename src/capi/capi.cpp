@@ -35,7 +35,7 @@ dw_status dw_probe_drafter(const char * drafter_path, const char * target_path) 
 void dw_params_init(dw_params * params) {
     if (params) {
         *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0,
-                    DW_RESULTS_AUTO };
+                    /*results*/ 0 };
     }
 }
 
@@ -111,20 +111,6 @@ dw_status dw_next(dw_engine * engine, llama_sampler * sampler, llama_token * tok
     return with(engine, "dw_next", [&](auto & e) {
         require("dw_next", sampler, token);
         *token = e.next(sampler);
-    });
-}
-
-dw_status dw_next_scheduled(dw_engine * engine, llama_sampler * sampler, bool accept, llama_token * token) {
-    return with(engine, "dw_next_scheduled", [&](auto & e) {
-        require("dw_next_scheduled", sampler, token);
-        *token = e.next_scheduled(sampler, accept);
-    });
-}
-
-dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds) {
-    return with(engine, "dw_replay", [&](auto & e) {
-        require("dw_replay", microseconds);
-        *microseconds = e.replay(n_times);
     });
 }
 

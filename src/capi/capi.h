@@ -27,6 +27,10 @@ template <typename T> void require_layout(const char * name, const T & value) {
     }
 }
 
+// Convert trees. Errors: DW_ERR_ARGUMENT for a tree that is invalid, or not in order of depth with by_depth.
+token_tree from_native(const dw_tree & tree, bool by_depth);
+void       to_native(const token_tree & tree, dw_tree & out);
+
 // run `body(engine)` behind the guard
 template <typename F> dw_status with(dw_engine * engine, const char * call, F && body) noexcept {
     return guard([&]() -> dw_status {

@@ -2,7 +2,7 @@
 
 #include "drafters/beams.h"
 
-#include "llama-kv-cache.h"
+#include "llama/memory.h"
 #include "verify/row_mask.h"
 
 namespace draftwood {
@@ -14,7 +14,7 @@ int32_t beams::add(int32_t parent, llama_token token) {
     return size() - 1;
 }
 
-void beams::placed(const dw_placed_rows & rows) noexcept {
+void beams::placed(const placed_rows & rows) noexcept {
     const size_t first = cells_.size();
     cells_.insert(cells_.end(), rows.cells, rows.cells + rows.n);
     for (int64_t i = 0; i < rows.n; ++i) {
@@ -24,7 +24,7 @@ void beams::placed(const dw_placed_rows & rows) noexcept {
     }
 }
 
-int32_t beams::keep(llama_kv_cache & cache, const llama_token * tokens, int32_t n) {
+int32_t beams::keep(llama_context * ctx, const llama_token * tokens, int32_t n) {
     uint64_t kept = 0;
     int32_t  last = -1, n_kept = 0;
     for (size_t i = 0; i < cells_.size() && n_kept < n; ++i) { // children come after their parents
@@ -34,17 +34,13 @@ int32_t beams::keep(llama_kv_cache & cache, const llama_token * tokens, int32_t 
             n_kept++;
         }
     }
-    // the cells of the others get positions behind all: llama_kv_cache::seq_rm then frees them and moves its head back
-    auto &          cells = const_cast<llama_kv_cells &>(cache.get_cells(0)); // it offers them read-only
-    const llama_pos end   = cache.seq_pos_max(0) + 1;
+    std::vector<uint32_t> others;
     for (size_t i = 0; i < cells_.size(); ++i) {
         if (!(kept >> i & 1)) {
-            cells.rm(cells_[i]);
-            cells.pos_set(cells_[i], end);
-            cells.seq_add(cells_[i], 0);
+            others.push_back(cells_[i]);
         }
     }
-    cache.seq_rm(0, end, -1);
+    drop_cells(ctx, 0, others);
     return n_kept;
 }
 

@@ -4,16 +4,17 @@
 
 #pragma once
 
-#include "hooks/hooks.h"
+#include "llama.h"
+#include "llama/decode_request.h"
 #include "tree/token_tree.h"
 
 #include <vector>
 
-class llama_kv_cache;
+struct llama_context;
 
 namespace draftwood {
 
-class beams : public dw_row_mask {
+class beams : public row_mask {
   public:
     void    clear() { *this = beams(); }
     bool    empty() const { return tokens_.empty(); }
@@ -22,10 +23,11 @@ class beams : public dw_row_mask {
     // the next row of the next decode, after row `parent` of an earlier one; -1: after the root. Returns its number.
     int32_t add(int32_t parent, llama_token token);
 
-    void placed(const dw_placed_rows & rows) noexcept override;
+    void placed(const placed_rows & rows) noexcept override;
 
-    // Free all rows but those of the path tokens i32[n] after the root. Returns how many of it there were.
-    int32_t keep(llama_kv_cache & cache, const llama_token * tokens, int32_t n);
+    // Frees all rows in the KV cache of `ctx` but those of the path tokens i32[n] after the root. Returns how many of
+    // it there were.
+    int32_t keep(llama_context * ctx, const llama_token * tokens, int32_t n);
 
   private:
     std::vector<llama_token> tokens_;

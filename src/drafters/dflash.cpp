@@ -3,8 +3,7 @@
 #include "drafters/dflash.h"
 
 #include "drafters/dflash_fit.h"
-#include "llama-ext.h"
-#include "llama-model.h"
+#include "llama/facts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -32,16 +31,6 @@ float number(const llama_model * model, const char * key, float otherwise) {
     } catch (const std::exception &) {
         fail(DW_ERR_UNSUPPORTED, "the drafter's %s is '%s'; expected a number", key, text.c_str());
     }
-}
-
-// devices that the target's layers may be on, besides the CPU
-std::vector<ggml_backend_dev_t> devices_of(const llama_model * target) {
-    const int32_t                   n = target->n_gpu_layers() == 0 ? 0 : llama_model_n_devices(target);
-    std::vector<ggml_backend_dev_t> devices(n);
-    for (int32_t i = 0; i < n; ++i) {
-        devices[i] = llama_model_get_device(target, i);
-    }
-    return devices;
 }
 
 // memory that a model's weights can go to: what is free on these devices, or without any all of the host's
@@ -115,23 +104,22 @@ dflash_drafter::dflash_drafter(target_context & target, llama_context_params con
     model_(load(params.drafter_path, file.bytes, llama_get_model(target.get()),
                 /*use_extra_bufts*/ params.exact_rows == 0)),
     ctx_(make_context(target.get(), context_params, model_.get()),
-         model_->output ? model_->output : llama_get_model(target.get())->output, params),
-    layers_(llama_model_target_layer_ids(model_.get()),
-            llama_model_target_layer_ids(model_.get()) + llama_model_target_layer_ids_n(model_.get())),
+         output_head(output_head(model_.get()) ? model_.get() : llama_get_model(target.get())), params),
+    layers_(target_layers(model_.get())),
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
     block_size_(file.block_size),
     mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))),
     features_(ctx_.left().backend(), (int64_t) layers_.size() * n_embd_, llama_n_ubatch(target.get()) + n_waiting_max),
     nothing_(layers_.size() * n_embd_) {
     for (const int32_t layer : layers_) {
-        tap_layer(target.get(), (uint32_t) layer, true);
+        target.attached().tap_layer((uint32_t) layer, true);
     }
     llama_set_causal_attn(ctx_.get(), metadata(model_.get(), "dflash.attention.causal") == "true");
 }
 
 dflash_drafter::~dflash_drafter() {
     for (const int32_t layer : layers_) {
-        tap_layer(target_.get(), (uint32_t) layer, false);
+        target_.attached().tap_layer((uint32_t) layer, false);
     }
 }
 
@@ -158,21 +146,21 @@ void dflash_drafter::observe(const kept_rows & kept) {
 }
 
 // What a round accepted goes in as one of a few sizes, so that its graph is kept: rows beyond it stand for nothing and
-// are cut off again. Rows with an output, which this graph has not, are those whose graphs are kept (hooks.h).
+// are cut off again. Rows with an output, which this graph has not, are those whose graphs are kept (attachment.h).
 void dflash_drafter::feed() {
     for (int32_t first = 0; first < n_waiting_;) {
         const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
         const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
                          n_fed_ + bucket(n) <= (llama_pos) llama_n_ctx(ctx_.get());
-        const int32_t n_rows = few ? bucket(n) : n;
-        ctx_.state().variant = few ? 1 : 0;
+        const int32_t  n_rows = few ? bucket(n) : n;
+        decode_request request;
+        request.slot = few ? 1 : 0;
         ctx_.batch().clear();
         for (int32_t i = 0; i < n_rows; ++i) {
             ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few);
         }
-        ctx_.state().feeds.push_back(features_.feed(dw_feed::hidden, 0, first, n, model_->fc));
-        const int32_t rc     = ctx_.decode();
-        ctx_.state().variant = 0;
+        request.feeds.push_back(features_.feed(row_feed::hidden, 0, first, n, feature_projection(model_.get())));
+        const int32_t rc = ctx_.decode(request);
         if (rc != 0) {
             fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);
         }
@@ -194,15 +182,8 @@ bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
     for (int32_t i = 0; i <= n; ++i) {
         ctx_.batch().add(i == 0 ? request.last : mask_, pos + i, /*output*/ true);
     }
-    const bool decoded = ctx_.decode() == 0;
-    if (decoded && request.drawn) {
-        for (int32_t node = 0; node < tree.size(); ++node) {
-            if (tree.depths[node] < n && request.drawn->children(node) > 0) {
-                const int32_t row = tree.depths[node] + 1;
-                request.drawn->grow(tree, node, ctx_.candidates(row, request.temperature));
-            }
-        }
-    } else if (decoded && request.budget > 0) {
+    const bool decoded = ctx_.decode({}) == 0;
+    if (decoded && request.budget > 0) {
         read_tree(request, n, tree);
     } else if (decoded) {
         read_chain(request, n, tree);

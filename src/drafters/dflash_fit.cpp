@@ -3,7 +3,7 @@
 #include "drafters/dflash_fit.h"
 
 #include "drafters/gguf_header.h"
-#include "llama-model.h"
+#include "llama/facts.h"
 #include "llama/status.h"
 
 namespace draftwood {
@@ -97,7 +97,7 @@ void require_layers(const gguf_header & header, const target_facts & target) {
 } // namespace
 
 target_facts::target_facts(const llama_model * model) :
-    architecture(llm_arch_name(model->arch)),
+    architecture(draftwood::architecture(model)),
     n_layers(llama_model_n_layer(model)),
     width(llama_model_n_embd(model)) {
     const llama_vocab * vocab = llama_model_get_vocab(model);

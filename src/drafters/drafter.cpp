@@ -5,8 +5,7 @@
 #include "drafters/dflash.h"
 #include "drafters/mtp.h"
 #include "drafters/ngram.h"
-#include "llama-ext.h"
-#include "llama-model.h"
+#include "llama/facts.h"
 
 namespace draftwood {
 
@@ -18,11 +17,10 @@ std::unique_ptr<drafter> make_drafter(target_context & target, const llama_conte
             return nullptr;
         case DW_DRAFTER_MTP: {
             const llama_model * model = llama_get_model(target.get());
-            if (llama_model_n_layer_nextn(model) < 1) {
+            if (n_mtp_blocks(model) < 1) {
                 fail(DW_ERR_UNSUPPORTED, "the model has no MTP block (nextn_predict_layers is 0)");
             }
-            const size_t block = model->hparams.n_layer(); // behind the trunk
-            if (block >= model->layers.size() || !model->layers[block].nextn.eh_proj) {
+            if (!mtp_block_of(model).projection) {
                 fail(DW_ERR_UNSUPPORTED,
                      "the model was loaded without the tensors of its MTP block; set load_mtp in llama_model_params");
             }

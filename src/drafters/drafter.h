@@ -3,16 +3,14 @@
 #pragma once
 
 #include "draftwood.h"
-#include "tree/sampled.h"
 #include "tree/token_tree.h"
 
 #include <memory>
 #include <vector>
 
-struct dw_state;
-
 namespace draftwood {
 
+struct decode_request;
 class target_context;
 
 // What a draft may be.
@@ -25,7 +23,6 @@ struct draft_request {
     int32_t     width;       // most paths that a drafter goes on from at one depth, where each costs it a row
     float       p_min;       // a path ends where its probability falls under this
     float       temperature; // that the request samples at; 0: greedy
-    drawing *   drawn;       // draw the tree instead of choosing the most probable; nullptr: do not
     bool        ahead;       // a chain whose tokens need not be known before they are verified
 };
 
@@ -47,16 +44,13 @@ class drafter {
     // chain. Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
     virtual bool draft(const draft_request & request, token_tree & tree) = 0;
 
-    // whether drafts can be made `ahead`. The tokens of such a tree are filled in by settle(); until then a verify of
-    // its n drafts takes them from the drafter's device.
+    // Whether drafts can be made `ahead`. settle() fills in the tokens of such a tree. Until then feed_verify() lets a
+    // verify of its n drafts take them from the drafter's device.
     virtual bool can_draft_ahead() const { return false; }
     virtual void settle(token_tree &) {}
-    virtual void feed_verify(dw_state &, int32_t) {}
+    virtual void feed_verify(decode_request &, int32_t) {}
 
-    // most nodes of a level that may have children where a tree is drawn (sampled.h); 0: it draws none
-    virtual int32_t draws() const { return 0; }
-
-    // whether its graphs take turns in one place since one found no memory (graphs.h)
+    // whether its graphs take turns in one place since one found no memory (graph_store.h)
     virtual bool short_of_memory() const { return false; }
 
     // the sequence was cut to n_keep positions

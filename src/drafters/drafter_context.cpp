@@ -2,8 +2,9 @@
 
 #include "drafters/drafter_context.h"
 
-#include "llama-ext.h"
-#include "llama-kv-cache.h"
+#include "draftwood-testing.h"
+#include "llama/decode.h"
+#include "llama/graph_store.h"
 
 #include <algorithm>
 #include <cmath>
@@ -17,45 +18,21 @@ constexpr float greedy_temperature = 1.0f; // at which a drafter's probability s
 
 } // namespace
 
-void tap_hidden(llama_context * target, bool on) {
-    int32_t & users = dw_state_of(target)->n_hidden_users;
-    users += on ? 1 : -1;
-    llama_set_embeddings_nextn(target, users > 0, /*masked*/ false);
-}
-
-void tap_layer(llama_context * target, uint32_t layer, bool on) {
-    int32_t & users = dw_state_of(target)->n_layer_users[layer];
-    users += on ? 1 : -1;
-    llama_set_embeddings_layer_inp(target, layer, users > 0);
-}
-
-int32_t drafter_context::decode_with(dw_row_mask & mask) {
-    struct masked {
-        dw_row_mask *& slot;
-        ~masked() { slot = nullptr; }
-    } until_it_ends{ state_.mask };
-    state_.mask = &mask;
-    return decode();
-}
-
-int32_t drafter_context::decode() {
-    struct fed {
-        dw_state & state;
-        ~fed() { // also where it failed: they are not the next one's
-            state.feeds.clear();
-            dw_copy_inputs_for(nullptr);
-        }
-    } until_it_ends{ state_ };
+int32_t drafter_context::decode(const decode_request & request) {
     results_.forget();
-    int32_t rc = batch_.decode();
-    // No memory for a graph of its own: in the context's (graphs.h). Of a tree other branches' cells went with it.
-    if (rc == -2 && !state_.mask) {
-        rc = batch_.decode();
+    int32_t rc = draftwood::decode(attached_, request, batch_);
+    // No memory for a graph of its own: in the context's (graph_store.h). Of a tree other branches' cells went with it.
+    if (rc == -2 && !request.mask) {
+        rc = draftwood::decode(attached_, request, batch_);
     }
     if (rc == 0) {
         results_.decoded();
     }
     return rc;
+}
+
+bool drafter_context::short_of_memory() const {
+    return attached_.graphs->short_of_memory();
 }
 
 llama_context_params drafter_context::params_for(llama_context * target, llama_context_params params) {
@@ -69,23 +46,10 @@ llama_context_params drafter_context::params_for(llama_context * target, llama_c
 
 drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params) :
     ctx_(ctx),
-    graphs_(ctx),
+    attached_(ctx, params.exact_rows, /*listener*/ nullptr),
     batch_(ctx),
-    results_(ctx, state_, head, params.results == DW_RESULTS_TOP),
-    n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) {
-    state_.exact_rows = params.exact_rows;
-    state_.graphs     = &graphs_;
-    state_.ours       = true;
-    dw_state_of(ctx)  = &state_;
-}
-
-drafter_context::~drafter_context() {
-    dw_state_of(ctx_.get()) = nullptr;
-}
-
-llama_kv_cache & drafter_context::cache() const {
-    return dynamic_cast<llama_kv_cache &>(*memory());
-}
+    results_(attached_, head, params.results == DW_RESULTS_TOP),
+    n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) {}
 
 std::vector<candidate> drafter_context::candidates(int32_t i, float temperature) {
     const float t = temperature > 0.0f ? temperature : greedy_temperature;

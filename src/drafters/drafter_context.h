@@ -3,22 +3,14 @@
 
 #pragma once
 
-#include "hooks/hooks.h"
+#include "llama/attachment.h"
 #include "llama/batch.h"
-#include "llama/graph_store.h"
 #include "llama/results.h"
 #include "tree/build.h"
 
 #include <memory>
 
-class llama_kv_cache;
-
 namespace draftwood {
-
-// Count who reads the target's hidden states, or the inputs of one of its layers, and let it keep them while anybody
-// does: the drafters of several sequences share a context, which has an engine.
-void tap_hidden(llama_context * target, bool on);
-void tap_layer(llama_context * target, uint32_t layer, bool on);
 
 // the most probable token of a row of logits
 struct likeliest {
@@ -35,19 +27,20 @@ class drafter_context {
     // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on
     // CPU those kernels are the faster ones for a few rows (bench/LOG.md).
     drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params);
-    ~drafter_context();
+    ~drafter_context()                                   = default;
     drafter_context(const drafter_context &)             = delete;
     drafter_context & operator=(const drafter_context &) = delete;
 
-    llama_context *  get() const { return ctx_.get(); }
-    row_batch &      batch() { return batch_; } // of the next decode, as in sequence.h
-    dw_state &       state() { return state_; }
-    results &        left() { return results_; } // by the newest one
-    llama_kv_cache & cache() const;              // of this context's own
-    bool             short_of_memory() const { return graphs_.short_of_memory(); }
-    llama_pos        end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
-    void             remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
-    void             clear() { llama_memory_clear(memory(), false); }
+    llama_context *    get() const { return ctx_.get(); }
+    row_batch &        batch() { return batch_; } // of the next decode, as in sequence.h
+    const attachment & attached() const { return attached_; }
+    // from now on decodes leave the hidden states of rows with an output
+    void      keep_hidden() { attached_.keep_output_hidden(); }
+    results & left() { return results_; } // by the newest one
+    bool      short_of_memory() const;
+    llama_pos end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
+    void      remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
+    void      clear() { llama_memory_clear(memory(), false); }
 
     // The best token of row i of the newest decode (-1: its last), the first of equals as greedy picks it. Its
     // probability, which may be a pass over the vocabulary, is only found where p_min > 0 lets it decide something.
@@ -56,10 +49,8 @@ class drafter_context {
     // The few that a tree may branch into, with their probabilities for a request that samples at `temperature`.
     std::vector<candidate> candidates(int32_t i, float temperature);
 
-    // decode the batch's rows; llama_decode's return value
-    int32_t decode();
-    // the same where `mask` says which rows see which
-    int32_t decode_with(dw_row_mask & mask);
+    // decode the batch's rows as `request` says; llama_decode's return value
+    int32_t decode(const decode_request & request);
 
   private:
     struct deleter {
@@ -69,8 +60,7 @@ class drafter_context {
     llama_memory_t memory() const { return llama_get_memory(ctx_.get()); }
 
     std::unique_ptr<llama_context, deleter> ctx_;
-    dw_state                                state_;
-    dw_graph_store                          graphs_;
+    attachment                              attached_;
     row_batch                               batch_;
     results                                 results_;
     int32_t                                 n_vocab_;

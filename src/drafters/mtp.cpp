@@ -2,8 +2,7 @@
 
 #include "drafters/mtp.h"
 
-#include "llama-ext.h"
-#include "llama-model.h"
+#include "llama/facts.h"
 
 #include <algorithm>
 #include <cmath>
@@ -28,21 +27,6 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
-const llama_layer & block(const llama_model & model) {
-    return model.layers[model.hparams.n_layer()]; // behind the trunk
-}
-
-const ggml_tensor * head(const llama_model & model) {
-    const ggml_tensor * own = block(model).nextn.shared_head_head;
-    return own ? own : model.output;
-}
-
-// that the block looks its tokens up in
-const ggml_tensor * embeddings(const llama_model & model) {
-    const ggml_tensor * own = block(model).nextn.embed_tokens;
-    return own ? own : model.tok_embd;
-}
-
 bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
     const auto place = [](const ggml_tensor * t) {
         return ggml_backend_buffer_is_host(t->buffer) ? nullptr : ggml_backend_buffer_get_type(t->buffer);
@@ -51,37 +35,35 @@ bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
                        [&](const ggml_tensor * each) { return place(each) == place(tensors[0]); });
 }
 
-// Tokens need not come to the host where all who look them up are on the device that finds them.
-bool drafts_ahead(const llama_model & model, const dw_state & drafter, const dw_state & target) {
-    const bool queued = drafter.async_inputs && target.async_inputs;
-    return drafter.top_rows && target.top_rows && head(model)->ne[1] >= dw_n_top &&
-           (queued || ggml_backend_buffer_is_host(head(model)->buffer)) &&
-           on_one_device({ head(model), block(model).nextn.eh_proj, embeddings(model), model.tok_embd });
+// Tokens need not come to the host if all who look them up are on the device that finds them.
+bool drafts_ahead(const llama_model * model, const attachment & drafter, const attachment & target) {
+    const mtp_block block  = mtp_block_of(model);
+    const bool      queued = drafter.async_inputs && target.async_inputs;
+    return drafter.top_rows && target.top_rows && block.head->ne[1] >= dw_n_top &&
+           (queued || ggml_backend_buffer_is_host(block.head->buffer)) &&
+           on_one_device({ block.head, block.projection, block.embeddings, token_embeddings(model) });
 }
 
 } // namespace
 
 mtp_drafter::mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
     target_(target),
-    ctx_(make_context(target.get(), context_params), head(*llama_get_model(target.get())), params),
+    block_(mtp_block_of(llama_get_model(target.get()))),
+    ctx_(make_context(target.get(), context_params), block_.head, params),
     n_embd_(llama_model_n_embd_out(llama_get_model(target.get()))),
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
-    ahead_(drafts_ahead(*llama_get_model(target.get()), ctx_.state(), target.state())),
+    ahead_(drafts_ahead(llama_get_model(target.get()), ctx_.attached(), target.attached())),
     waiting_(ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
     newest_(ctx_.left().backend(), n_embd_, 1),
     outputs_(ctx_.left().backend(), n_embd_, widest),
     drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
     nothing_(n_embd_) {
-    tap_hidden(target.get(), true);
-    llama_set_embeddings_nextn(ctx_.get(), true, /*masked*/ true);
+    target.attached().tap_hidden(true);
+    ctx_.keep_hidden();
 }
 
 mtp_drafter::~mtp_drafter() {
-    tap_hidden(target_.get(), false);
-}
-
-int32_t mtp_drafter::draws() const {
-    return widest;
+    target_.attached().tap_hidden(false);
 }
 
 // row `row` of `hidden` is the state before the token
@@ -98,7 +80,7 @@ void mtp_drafter::observe(const kept_rows & kept) {
     const result_rows hidden = target_.left().hidden();
     target_.left().wait_for(waiting_.backend());
     if (!beams_.empty()) {
-        n_fed_ += beams_.keep(ctx_.cache(), kept.tokens + 1, kept.n - 1);
+        n_fed_ += beams_.keep(ctx_.get(), kept.tokens + 1, kept.n - 1);
         beams_.clear();
     }
     drop_cells_from(kept.pos + kept.n); // pairs of rejected drafts; those of accepted ones stay as they were drafted
@@ -128,15 +110,14 @@ void mtp_drafter::add_row(llama_token token, llama_pos pos, bool output) {
     ctx_.batch().add(token, pos, output, 0, nothing_.data(), n_embd_);
 }
 
-// rows [to, to + n) of the next decode have these hidden states
-void mtp_drafter::feed_hidden(int32_t to, const device_rows & from, int64_t row, int32_t n) {
-    const ggml_tensor * reader = block(*llama_get_model(target_.get())).nextn.hnorm;
-    ctx_.state().feeds.push_back(from.feed(dw_feed::hidden, to, row, n, reader));
+// rows [to, to + n) of a decode have these hidden states
+row_feed mtp_drafter::hidden_feed(int32_t to, const device_rows & from, int64_t row, int32_t n) const {
+    return from.feed(row_feed::hidden, to, row, n, block_.hidden_norm);
 }
 
 // decode the batch; the block's own hidden states of its n_outputs rows go to outputs_
-bool mtp_drafter::decode(dw_row_mask * mask, int32_t n_outputs) {
-    const int32_t rc = mask ? ctx_.decode_with(*mask) : ctx_.decode();
+bool mtp_drafter::decode(const decode_request & request, int32_t n_outputs) {
+    const int32_t rc = ctx_.decode(request);
     if (rc == 0 && n_outputs > 0) {
         outputs_.copy(0, ctx_.left().hidden(), 0, n_outputs);
     }
@@ -150,8 +131,9 @@ void mtp_drafter::feed(int32_t n, bool output) {
     for (int32_t i = 0; i < n; ++i) {
         add_row(queue_.tokens[i], queue_.pos + i, output);
     }
-    feed_hidden(0, waiting_, queue_.first, n);
-    if (!decode(nullptr, output ? n : 0)) {
+    decode_request request;
+    request.feeds.push_back(hidden_feed(0, waiting_, queue_.first, n));
+    if (!decode(request, output ? n : 0)) {
         fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
     }
     queue_.tokens.erase(queue_.tokens.begin(), queue_.tokens.begin() + n);
@@ -211,8 +193,9 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
         }
         ctx_.batch().clear();
         add_row(best.token, request.pos + 1 + i, true);
-        feed_hidden(0, outputs_, 0, 1);
-        if (!decode(nullptr, 1)) {
+        decode_request next;
+        next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
+        if (!decode(next, 1)) {
             break; // the context's end: what is drafted so far stands
         }
     }
@@ -231,12 +214,11 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         }
         ctx_.batch().clear();
         add_row(request.last, request.pos + 1 + i, true);
-        ctx_.state().feeds.push_back(drafted_.feed(dw_feed::token, 0, i, 1, embeddings(*llama_get_model(ctx_.get()))));
-        feed_hidden(0, outputs_, 0, 1);
-        ctx_.state().variant = 1 + i % 2;
-        const bool decoded   = decode(nullptr, 1);
-        ctx_.state().variant = 0;
-        if (!decoded) {
+        decode_request next;
+        next.slot = 1 + i % 2;
+        next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, block_.embeddings));
+        next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
+        if (!decode(next, 1)) {
             break;
         }
     }
@@ -249,9 +231,10 @@ void mtp_drafter::settle(token_tree & tree) {
     ggml_backend_tensor_get(drafted_.tensor(), tree.tokens.data() + 1, 0, tree.n_drafts() * sizeof(llama_token));
 }
 
-void mtp_drafter::feed_verify(dw_state & target, int32_t n) {
+void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
     done_.wait(target_.left().backend());
-    target.feeds.push_back(drafted_.feed(dw_feed::token, 1, 0, n, llama_get_model(target_.get())->tok_embd));
+    const ggml_tensor * reader = token_embeddings(llama_get_model(target_.get()));
+    verify.feeds.push_back(drafted_.feed(row_feed::token, 1, 0, n, reader));
 }
 
 void mtp_drafter::drop_cells_from(llama_pos pos) {

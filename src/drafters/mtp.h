@@ -6,6 +6,7 @@
 #include "drafters/drafter.h"
 #include "drafters/drafter_context.h"
 #include "llama/device_rows.h"
+#include "llama/facts.h"
 #include "verify/target_context.h"
 
 namespace draftwood {
@@ -24,16 +25,15 @@ class mtp_drafter : public drafter {
     mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
     ~mtp_drafter() override;
 
-    void    observe(const kept_rows & kept) override;
-    bool    draft(const draft_request & request, token_tree & tree) override;
-    int32_t draws() const override;
-    bool    short_of_memory() const override { return ctx_.short_of_memory(); }
-    void    trim(llama_pos n_keep) override;
-    void    reset() override;
+    void observe(const kept_rows & kept) override;
+    bool draft(const draft_request & request, token_tree & tree) override;
+    bool short_of_memory() const override { return ctx_.short_of_memory(); }
+    void trim(llama_pos n_keep) override;
+    void reset() override;
 
     bool can_draft_ahead() const override { return ahead_; }
     void settle(token_tree & tree) override;
-    void feed_verify(dw_state & target, int32_t n) override;
+    void feed_verify(decode_request & verify, int32_t n) override;
 
     std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1
     void               resume(llama_pos pos, const std::vector<float> & mark) override;
@@ -63,16 +63,17 @@ class mtp_drafter : public drafter {
     std::vector<leaf> best_leaves(const token_tree & tree, std::vector<leaf> leaves,
                                   const draft_request & request) const;
     int32_t           row_of(const std::vector<leaf> & level, int32_t i) const;
-    bool decode_level(const std::vector<leaf> & level, const draft_request & request, const token_tree & tree);
-    void add_row(llama_token token, llama_pos pos, bool output);
-    void feed_hidden(int32_t to, const device_rows & from, int64_t row, int32_t n);
-    bool decode(dw_row_mask * mask, int32_t n_outputs);
-    void feed(int32_t n, bool output);
-    void catch_up();
-    void push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row);
-    void drop_cells_from(llama_pos pos);
+    bool     decode_level(const std::vector<leaf> & level, const draft_request & request, const token_tree & tree);
+    void     add_row(llama_token token, llama_pos pos, bool output);
+    row_feed hidden_feed(int32_t to, const device_rows & from, int64_t row, int32_t n) const;
+    bool     decode(const decode_request & request, int32_t n_outputs);
+    void     feed(int32_t n, bool output);
+    void     catch_up();
+    void     push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row);
+    void     drop_cells_from(llama_pos pos);
 
     target_context & target_;
+    mtp_block        block_;
     drafter_context  ctx_;
     int32_t          n_embd_;
     int32_t          n_rows_max_; // pairs per decode

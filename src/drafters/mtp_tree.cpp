@@ -17,20 +17,15 @@ bool may_enter(const token_tree & tree, float path, int32_t budget) {
 
 } // namespace
 
-// Of a level's nodes those that are worth a row of the next decode: those that may be among the budget's most probable;
-// of a drawn tree those that have children, which was decided before.
+// Of a level's nodes those that are worth a row of the next decode: those that may be among the budget's most probable.
 std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree, std::vector<leaf> leaves,
                                                         const draft_request & request) const {
     const auto hopeless = [&](const leaf & each) {
-        return request.drawn ? request.drawn->children(each.node) == 0
-                             : !may_enter(tree, tree.log_probs[each.node], request.budget);
+        return !may_enter(tree, tree.log_probs[each.node], request.budget);
     };
     leaves.erase(std::remove_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
-    if (!request.drawn) {
-        std::stable_sort(leaves.begin(), leaves.end(), [&](const leaf & a, const leaf & b) {
-            return tree.log_probs[a.node] > tree.log_probs[b.node];
-        });
-    }
+    std::stable_sort(leaves.begin(), leaves.end(),
+                     [&](const leaf & a, const leaf & b) { return tree.log_probs[a.node] > tree.log_probs[b.node]; });
     const int32_t free = (int32_t) llama_n_ctx(ctx_.get()) - (request.pos + 1 + beams_.size()); // cells
     const int32_t most = std::min({ request.width, widest, max_tree_nodes - beams_.size(), std::max(0, free) });
     leaves.resize(std::min<size_t>(leaves.size(), most));
@@ -39,12 +34,7 @@ std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree,
 
 // the children of a node, whose row is this output of the last decode
 void mtp_drafter::grow(const draft_request & request, int32_t node, int32_t output, token_tree & tree) {
-    const std::vector<candidate> candidates = ctx_.candidates(output, request.temperature);
-    if (request.drawn) {
-        request.drawn->grow(tree, node, candidates);
-        return;
-    }
-    for (const candidate & each : candidates) {
+    for (const candidate & each : ctx_.candidates(output, request.temperature)) {
         const float path = tree.log_probs[node] + each.log_prob;
         if (path < std::log(request.p_min) || !may_enter(tree, path, request.budget)) {
             break;
@@ -82,12 +72,14 @@ int32_t mtp_drafter::row_of(const std::vector<leaf> & level, int32_t i) const {
 bool mtp_drafter::decode_level(const std::vector<leaf> & level, const draft_request & request,
                                const token_tree & tree) {
     ctx_.batch().clear();
+    decode_request next;
+    next.mask = &beams_;
     for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
         beams_.add(level[i].row, tree.tokens[level[i].node]);
         add_row(tree.tokens[level[i].node], request.pos + tree.depths[level[i].node], true);
-        feed_hidden(i, outputs_, level[i].output, 1);
+        next.feeds.push_back(hidden_feed(i, outputs_, level[i].output, 1));
     }
-    const bool decoded = decode(&beams_, (int32_t) level.size());
+    const bool decoded = decode(next, (int32_t) level.size());
     if (!decoded) {
         drop_cells_from(request.pos + 1);
     }

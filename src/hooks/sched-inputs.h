@@ -1,5 +1,7 @@
-// How the scheduler's inputs reach a device while a decode of ours runs: a function that takes the place of its
-// blocking copy. Compiled inside ggml-base, which knows nothing of llama.cpp; set by hooks.cpp.
+// How a scheduler copies the inputs of a graph to a device: a function may take the place of its blocking copy.
+// The patched ggml-backend.cpp keeps one dw_sched_inputs in each scheduler, so no thread-local says whose graph runs.
+// Compiled inside ggml-base, which knows nothing of llama.cpp. Set by llama/inputs.cpp.
+// Test: tests/gpu/test_same_text.py.
 
 #pragma once
 
@@ -9,15 +11,24 @@
 extern "C" {
 #endif
 
-// Copy `input`, in host memory, to `copy` on the device of `backend`, in its stream; false: it was not done.
+// Copies `input`, in host memory, to `copy` on the device of `backend`, in its stream. Returns false if it did not.
 typedef bool (*dw_input_copier)(void * user, ggml_backend_t backend, const struct ggml_tensor * input,
                                 struct ggml_tensor * copy);
 
-// for the graphs that this thread computes from now on; copier NULL: the scheduler's own way
-GGML_API void dw_set_input_copier(dw_input_copier copier, void * user);
+// Zero in a new scheduler: it copies as ggml does.
+struct dw_sched_inputs {
+    dw_input_copier copier;
+    void *          user;
+};
 
-// ggml_backend_sched_compute_splits, before an input of the user is copied
-bool dw_sched_copy_input(ggml_backend_t backend, const struct ggml_tensor * input, struct ggml_tensor * copy);
+// The one in `sched`, to be read and written while the scheduler computes nothing.
+GGML_API struct dw_sched_inputs * dw_sched_inputs_of(ggml_backend_sched_t sched);
+
+// ggml_backend_sched_compute_splits calls it before it copies an input.
+static inline bool dw_sched_copy_input(const struct dw_sched_inputs * inputs, ggml_backend_t backend,
+                                       const struct ggml_tensor * input, struct ggml_tensor * copy) {
+    return inputs->copier && inputs->copier(inputs->user, backend, input, copy);
+}
 
 #ifdef __cplusplus
 }

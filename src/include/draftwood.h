@@ -15,6 +15,7 @@
 // and no abort crosses this header. Calls on engines of one context must not overlap. Token positions count from 0
 // in the engine's sequence; n_past is the number of positions evaluated and kept.
 // Tests: tests/model/engine. Python signatures: python/draftwood/engine/_capi.py.
+// Functions that only tests and benchmarks call: draftwood-testing.h.
 
 #pragma once
 
@@ -30,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 6
+#define DW_API_VERSION 7
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -72,13 +73,6 @@ typedef enum dw_length {
     DW_LENGTH_AUTO = 1,
 } dw_length;
 
-// What dw_next samples from.
-typedef enum dw_results {
-    DW_RESULTS_AUTO =
-        0,              // the best tokens of a row where that is enough (dw_set_top) and logits are on a GPU; or logits
-    DW_RESULTS_TOP = 1, // the best tokens wherever that is enough, on a CPU too: for tests
-} dw_results;
-
 // What drafting and verifying take, microseconds, 0 where not known: what DW_LENGTH_AUTO decides by.
 typedef struct dw_curve {
     uint32_t struct_size;
@@ -99,7 +93,7 @@ typedef struct dw_params {
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
     int32_t tree_budget;    // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
     int32_t seq_id;         // of the context, 0..n_seq_max-1; each may have an engine of its own
-    int32_t results;        // dw_results
+    int32_t results;        // 0; tests set another value: draftwood-testing.h
 } dw_params;
 
 // Draft tokens and what they follow. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1; where a tree is
@@ -200,12 +194,6 @@ DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
 // The temperature that the next requests sample at, 0 for greedy: what is probable depends on it.
 DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 
-// Draw the drafts of dw_propose from the drafter's distribution instead of taking the most probable, wherever they can
-// be trees, tree_budget is set and the temperature is not 0. dw_next then accepts them with the correction that makes
-// text follow the target's distribution exactly (arXiv:2402.14160); it is not the text that the same seed gives
-// without.
-DW_API dw_status dw_set_drawn(dw_engine * engine, bool drawn, uint64_t seed);
-
 // How many of the best tokens of a row are enough for the next requests' sampler to decide as it would among all: 1 for
 // greedy, k for a chain that begins with top-k; 0: all are needed. Where logits are on a GPU such rows are sampled
 // without them.
@@ -235,16 +223,6 @@ DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
 // Sample the next row with `sampler` (which accepts the token). The walk goes on while samples equal the draft.
 // Errors: DW_ERR_STATE when no row is left.
 DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, llama_token * token);
-
-// For benchmarks: the same at the same cost, but whatever came out the walk goes on to the likeliest child (accept) or
-// ends. The text means nothing.
-DW_API dw_status dw_next_scheduled(dw_engine * engine, struct llama_sampler * sampler, bool accept,
-                                   llama_token * token);
-
-// For benchmarks: microseconds that the open round's verify takes on its device when its graph is run n_times again.
-// Errors: DW_ERR_STATE without an open round of two rows or more, or where a verify writes the state (dw_tree_refusal);
-// DW_ERR_UNSUPPORTED on a CPU.
-DW_API dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds);
 
 // Make the row sampled last available to dw_next once more (its logits are still there).
 // Errors: DW_ERR_STATE if no live row stands for n_past.
@@ -283,20 +261,6 @@ DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
 // What rounds took so far, the newest included: call it between requests, whose choices it changes.
 DW_API dw_status dw_get_curve(dw_engine * engine, dw_curve * curve);
 DW_API dw_status dw_stats_reset(dw_engine * engine);
-
-// How trees are made, open for tests and tools: src/tree/build.h. `positions` are tokens and log-probabilities
-// [n_positions][n_each], best first.
-DW_API dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs,
-                                        int32_t n_positions, int32_t n_each, int32_t budget, int32_t spine,
-                                        float beside, dw_tree * tree);
-DW_API dw_status dw_tree_merge(dw_tree * tree, const dw_tree * other);
-DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw_tree * selected);
-DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
-// Draw n_children of q and walk, n_times: counts i64[n_tokens] of what came out. p, q f64[n_tokens] sum to 1.
-DW_API dw_status dw_tree_walk_drawn(const double * p, const double * q, int32_t n_tokens, int32_t n_children,
-                                    uint64_t seed, int64_t n_times, int64_t * counts);
-// children by node i32[DW_MAX_TREE] of a drawn tree of at most n_nodes; returns how many it has
-DW_API int32_t dw_tree_drawn_shape(int32_t n_nodes, int32_t depth, int32_t widest, int32_t * children);
 
 #ifdef __cplusplus
 }

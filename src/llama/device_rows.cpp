@@ -2,6 +2,7 @@
 
 #include "llama/device_rows.h"
 
+#include "llama/inputs.h"
 #include "llama/status.h"
 
 namespace draftwood {
@@ -64,7 +65,7 @@ std::vector<float> device_rows::get(int64_t row) const {
     return values;
 }
 
-dw_feed device_rows::feed(dw_feed::kind kind, int64_t to, int64_t row, int64_t n, const ggml_tensor * reader) const {
+row_feed device_rows::feed(row_feed::kind kind, int64_t to, int64_t row, int64_t n, const ggml_tensor * reader) const {
     return { kind, to * row_bytes(), rows_, row * row_bytes(), n * row_bytes(), backend_, same_device(reader) };
 }
 
@@ -80,8 +81,8 @@ void device_rows::set_from_host(size_t to, const void * values, size_t bytes) {
 }
 
 void device_rows::copy_bytes(size_t to, const ggml_tensor * from, size_t offset, size_t bytes) {
-    const ggml_tensor part = dw_part_of(from, offset, bytes);
-    ggml_tensor       here = dw_part_of(rows_, to, bytes);
+    const ggml_tensor part = part_of(from, offset, bytes);
+    ggml_tensor       here = part_of(rows_, to, bytes);
     if (ggml_backend_buffer_is_host(part.buffer)) {
         set_from_host(to, part.data, bytes);
     } else if (same_device(from)) {

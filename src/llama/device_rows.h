@@ -5,7 +5,7 @@
 #pragma once
 
 #include "ggml-cpp.h"
-#include "hooks/hooks.h"
+#include "llama/decode_request.h"
 #include "llama/results.h"
 
 #include <vector>
@@ -31,7 +31,7 @@ class device_rows {
     std::vector<float> get(int64_t row) const; // waits for what is queued
 
     // rows [row, row + n) as an input of a decode, from row `to` of it on; reader: a weight that it is first used with
-    dw_feed feed(dw_feed::kind kind, int64_t to, int64_t row, int64_t n, const ggml_tensor * reader) const;
+    row_feed feed(row_feed::kind kind, int64_t to, int64_t row, int64_t n, const ggml_tensor * reader) const;
 
     const ggml_tensor * tensor() const { return rows_; }
     size_t              row_bytes() const { return rows_->nb[1]; }

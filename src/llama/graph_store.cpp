@@ -1,13 +1,25 @@
-// One graph and one scheduler per number of rows and variant: see graphs.h.
+// See graph_store.h.
 
 #include "llama/graph_store.h"
 
+#include "hooks/sched-inputs.h"
 #include "llama-context.h"
 
 #include <algorithm>
 #include <vector>
 
+// A friend of llama_context by a patched line: its newest graph of batches with outputs, and its scheduler.
+struct dw_context_graph {
+    static llm_graph_result_ptr &   result(llama_context & ctx) { return ctx.gf_res_prev[1]; }
+    static llm_graph_result *&      reusable(llama_context & ctx) { return ctx.gf_res_prev_active; }
+    static ggml_backend_sched_ptr & sched(llama_context & ctx) { return ctx.sched; }
+};
+
+namespace draftwood {
+
 namespace {
+
+using members = dw_context_graph;
 
 constexpr size_t to_spare = size_t(32) << 20; // bytes of a device
 
@@ -27,31 +39,34 @@ ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context &
 
 } // namespace
 
-void dw_graph_store::select(int64_t n_rows, int32_t variant, bool verifies, llm_graph_result_ptr & result,
-                            llm_graph_result *& reusable, ggml_backend_sched_ptr & sched) {
-    result_        = &result;
-    reusable_      = &reusable;
-    sched_         = &sched;
-    const bool own = n_rows == 0 || short_of_memory() || (variant == 0 && n_rows > max_rows);
-    swap_to(own ? shape{} : shape{ variant, n_rows });
+void graph_store::select(const graph_shape & wanted) {
+    const bool too_many = wanted.verify == verify_kind::none && wanted.slot == 0 && wanted.n_rows > max_rows;
+    const bool own      = wanted.n_rows == 0 || short_of_memory() || too_many;
+    swap_to(own ? graph_shape{} : wanted);
     if (own) {
-        enter_own(verifies ? variant : 0);
+        enter_own(wanted.verify);
     }
     wait_for_copies();
     is_allocated_ = false;
 }
 
+void graph_store::distrust() noexcept {
+    members::reusable(*ctx_) = nullptr;
+    distrusted_              = true;
+}
+
 // llama.cpp compares sizes only, when it looks whether a graph can be reused.
-void dw_graph_store::enter_own(int32_t variant) {
-    if (own_variant_ != variant) {
-        *reusable_   = nullptr;
-        own_variant_ = variant;
+void graph_store::enter_own(verify_kind verify) {
+    if (own_verify_ != verify) {
+        members::reusable(*ctx_) = nullptr;
+        own_verify_              = verify;
     }
 }
 
-bool dw_graph_store::fits() const {
-    for (int i = 0; current_ != shape{} && i < ggml_backend_sched_get_n_backends(sched_->get()); ++i) {
-        ggml_backend_dev_t dev  = ggml_backend_get_device(ggml_backend_sched_get_backend(sched_->get(), i));
+bool graph_store::fits() const {
+    ggml_backend_sched_t sched = ctx_->get_sched();
+    for (int i = 0; !(current_ == graph_shape{}) && i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        ggml_backend_dev_t dev  = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
         size_t             free = 0, total = 0;
         if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
             ggml_backend_dev_memory(dev, &free, &total);
@@ -63,7 +78,7 @@ bool dw_graph_store::fits() const {
     return true;
 }
 
-void dw_graph_store::copied(ggml_backend_t backend) {
+void graph_store::copied(ggml_backend_t backend) {
     auto & event = copies_[current_];
     if (!event) {
         event.reset(ggml_backend_event_new(ggml_backend_get_device(backend)));
@@ -75,7 +90,7 @@ void dw_graph_store::copied(ggml_backend_t backend) {
     }
 }
 
-void dw_graph_store::wait_for_copies() {
+void graph_store::wait_for_copies() {
     const auto event = copies_.find(current_);
     if (event != copies_.end() && event->second) {
         ggml_backend_event_synchronize(event->second.get());
@@ -83,73 +98,78 @@ void dw_graph_store::wait_for_copies() {
 }
 
 // What llama.cpp did to the context since the last decode. A new scheduler (after a change of adapters, samplers or
-// outputs) is the context's own, and the kept ones have budgets and reservations of before; a dropped graph (after a
+// outputs) is the context's own, and the kept ones have budgets and reservations of before. A dropped graph (after a
 // change of the memory) makes the kept ones as old.
-void dw_graph_store::notice_changes() {
+void graph_store::notice_changes() {
+    ggml_backend_sched_t sched = ctx_->get_sched();
     if (distrusted_) {
-        *reusable_  = nullptr;
-        distrusted_ = false;
+        members::reusable(*ctx_) = nullptr;
+        distrusted_              = false;
     }
-    if (seen_ && seen_ != sched_->get()) {
+    if (seen_ && seen_ != sched) {
         slots_.clear();
-        current_     = {};
-        own_variant_ = 0;
+        current_    = {};
+        own_verify_ = verify_kind::none;
     }
-    if (!is_allocated_ && seen_ == sched_->get()) {
+    if (!is_allocated_ && seen_ == sched) {
         mend();
     }
     is_allocated_ = true;
-    if (!*reusable_) {
+    if (!members::reusable(*ctx_)) {
         for (auto & [_, slot] : slots_) {
             slot.built = false;
         }
     }
-    seen_ = sched_->get();
+    seen_ = ctx_->get_sched();
 }
 
 // A scheduler whose graph found no memory has lost its old buffer and takes the new one for granted the next time
-// (ggml-alloc.c, ggml_gallocr_reserve_n_impl): another takes its place. What the graphs of other sizes hold is set
+// (ggml-alloc.c, ggml_gallocr_reserve_n_impl): another takes its place. What the graphs of other shapes hold is set
 // free.
-void dw_graph_store::mend() {
+void graph_store::mend() {
     short_of_memory_ = true;
     for (auto it = slots_.begin(); it != slots_.end();) {
-        const bool in_use = it->first == shape{} || it->first == current_;
+        const bool in_use = it->first == graph_shape{} || it->first == current_;
         it                = in_use ? std::next(it) : slots_.erase(it);
     }
-    sched_->reset(make_like(sched_->get(), *ctx_));
-    seen_ = sched_->get();
+    members::sched(*ctx_).reset(make_like(ctx_->get_sched(), *ctx_));
+    seen_ = ctx_->get_sched();
 }
 
-void dw_graph_store::swap_to(shape wanted) {
+void graph_store::swap_to(const graph_shape & wanted) {
     notice_changes();
     if (wanted == current_) {
         return;
     }
-    slot & next = slots_[wanted];
+    llm_graph_result_ptr &   result   = members::result(*ctx_);
+    llm_graph_result *&      reusable = members::reusable(*ctx_);
+    ggml_backend_sched_ptr & sched    = members::sched(*ctx_);
+    slot &                   next     = slots_[wanted];
     if (!next.sched) {
-        next.sched.reset(make_like(sched_->get(), *ctx_));
+        next.sched.reset(make_like(sched.get(), *ctx_));
     }
-    slot & last    = slots_[current_];
-    last.built     = *reusable_ && *reusable_ == result_->get();
-    last.result    = std::move(*result_);
-    last.sched     = std::move(*sched_);
-    last.last_used = ++clock_;
+    *dw_sched_inputs_of(sched.get()) = {}; // what comes back to it may be somebody else's
+    slot & last                      = slots_[current_];
+    last.built                       = reusable && reusable == result.get();
+    last.result                      = std::move(result);
+    last.sched                       = std::move(sched);
+    last.last_used                   = ++clock_;
 
-    *result_   = std::move(next.result);
-    *sched_    = std::move(next.sched);
-    *reusable_ = next.built ? result_->get() : nullptr;
-    current_   = wanted;
-    seen_      = sched_->get();
+    result   = std::move(next.result);
+    sched    = std::move(next.sched);
+    reusable = next.built ? result.get() : nullptr;
+    current_ = wanted;
+    seen_    = sched.get();
     drop_oldest();
 }
 
-void dw_graph_store::drop_oldest() {
+void graph_store::drop_oldest() {
     if (slots_.size() <= max_kept) {
         return;
     }
     auto oldest = slots_.end();
     for (auto it = slots_.begin(); it != slots_.end(); ++it) {
-        const bool in_use = it->first == shape{} || it->first == current_;
+        const bool in_use = it->first == graph_shape{} || it->first == current_;
         if (!in_use && (oldest == slots_.end() || it->second.last_used < oldest->second.last_used)) {
             oldest = it;
         }
@@ -157,19 +177,17 @@ void dw_graph_store::drop_oldest() {
     slots_.erase(oldest);
 }
 
-void dw_graph_store::restore() {
-    if (sched_) {
+void graph_store::forget_verifies() {
+    if (seen_) { // else nothing was ever selected
         swap_to({});
     }
     wait_for_copies();
+    for (auto it = slots_.begin(); it != slots_.end();) {
+        it = it->first.verify != verify_kind::none ? slots_.erase(it) : std::next(it);
+    }
+    if (seen_) {
+        enter_own(verify_kind::none);
+    }
 }
 
-void dw_graph_store::forget_verifies() {
-    restore();
-    for (auto it = slots_.begin(); it != slots_.end();) {
-        it = it->first.first != 0 ? slots_.erase(it) : std::next(it);
-    }
-    if (sched_) {
-        enter_own(0);
-    }
-}
+} // namespace draftwood

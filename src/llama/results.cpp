@@ -2,9 +2,10 @@
 
 #include "llama/results.h"
 
-#include "llama-context.h"
 #include "llama-ext.h"
+#include "llama/backends.h"
 #include "ops/door/registry.h"
+#include "ops/top-rows/top-rows.h"
 
 #include <algorithm>
 
@@ -14,79 +15,53 @@ namespace {
 
 constexpr uint32_t kv_step = 1024; // a graph of a GPU serves so many tokens before it is built anew
 
-// op dw_top_rows for a device; nullptr: it has none. Kept graphs point to it.
+static_assert(dw_n_top <= dw::top_rows::max_k);
+
+// op dw_top_rows for a device; nullptr: it has none
 const dw_custom_op * find_top_rows(ggml_backend_dev_t dev) {
-    if (!has_op(dev, "dw_top_rows")) {
+    if (!has_op(dev, dw::top_rows::signature)) {
         return nullptr;
     }
     if (dev == cpu_device()) {
-        static const dw_custom_op on_cpu = find_op(dev, "dw_top_rows");
+        static const dw_custom_op on_cpu = find_op(dev, dw::top_rows::signature);
         return &on_cpu;
     }
-    static const dw_custom_op on_gpu = find_op(dev, "dw_top_rows");
-    admit_op(dev, on_gpu);
+    static const dw_custom_op on_gpu = find_op(dev, dw::top_rows::signature);
     return &on_gpu;
-}
-
-int32_t n_gpus(llama_context * ctx) {
-    ggml_backend_sched_t sched = ctx->get_sched();
-    int32_t              n     = 0;
-    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        ggml_backend_dev_t dev  = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
-        const auto         kind = ggml_backend_dev_type(dev);
-        n += kind == GGML_BACKEND_DEVICE_TYPE_CPU || kind == GGML_BACKEND_DEVICE_TYPE_ACCEL ? 0 : 1;
-    }
-    return n;
 }
 
 } // namespace
 
-ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor) {
-    if (ggml_backend_buffer_is_host(tensor->buffer)) {
-        return dw_cpu_backend(ctx);
-    }
-    ggml_backend_sched_t sched = ctx->get_sched();
-    ggml_backend_dev_t   dev   = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
-    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
-        if (ggml_backend_get_device(backend) == dev) {
-            return backend;
-        }
-    }
-    return nullptr;
-}
-
 void results::let_go() {
-    llama_synchronize(ctx_);
-    dw_hook_read(&state_);
-    state_.result     = nullptr;
-    state_.top        = nullptr;
-    state_.n_ubatches = 0;
+    llama_synchronize(attached_.ctx);
+    attached_.outputs.copy_kept();
+    attached_.outputs = {};
     forget();
 }
 
 // Other devices than CPU and CUDA are better asked for all rows at once than for what is needed of each.
-results::results(llama_context * ctx, dw_state & state, const ggml_tensor * head, bool always) :
-    ctx_(ctx),
-    state_(state),
-    backend_(head && head->buffer ? backend_of(ctx, head) : nullptr),
-    on_gpu_(backend_ && backend_ != dw_cpu_backend(ctx) && find_top_rows(ggml_backend_get_device(backend_))) {
+results::results(attachment & attached, const ggml_tensor * head, bool always) :
+    attached_(attached),
+    backend_(head && head->buffer ? backend_of(attached.ctx, head) : nullptr) {
+    ggml_backend_t cpu = cpu_backend(attached.ctx);
+    on_gpu_            = backend_ && backend_ != cpu && find_top_rows(ggml_backend_get_device(backend_));
     if (!on_gpu_) {
-        backend_ = dw_cpu_backend(ctx);
+        backend_ = cpu;
     }
-    state_.keeps = on_gpu_ || n_gpus(ctx) == 0;
+    const int32_t n_devices = n_gpus(attached.ctx);
+    attached.keeps_outputs  = on_gpu_ || n_devices == 0;
     if (on_gpu_ || (backend_ && always)) {
-        state_.top_rows = find_top_rows(ggml_backend_get_device(backend_));
+        attached.top_rows = find_top_rows(ggml_backend_get_device(backend_));
     }
     if (on_gpu_) {
-        state_.async_inputs = n_gpus(ctx) == 1; // an event a graph tells when its inputs are there: one device's
-        state_.kv_step      = kv_step;
+        attached.async_inputs = n_devices == 1; // one event a graph says when its inputs are there: one device's
+        attached.set_kv_step(kv_step);
     }
 }
 
 void results::decoded() {
     host_.clear();
-    top_ = in_one_graph() ? state_.top : nullptr;
+    top_ = in_one_graph() ? attached_.outputs.top : nullptr;
     if (on_gpu_) {
         ready_.record(backend_);
     }
@@ -112,28 +87,40 @@ void results::forget() {
 
 result_rows results::hidden() const {
     if (in_one_graph()) {
-        return { state_.result->get_h_nextn(), nullptr };
+        return { attached_.outputs.hidden(), nullptr };
     }
-    return { nullptr, llama_get_embeddings_nextn(ctx_) };
+    return { nullptr, llama_get_embeddings_nextn(attached_.ctx) };
 }
 
 result_rows results::layer_input(int32_t il) const {
     if (in_one_graph()) {
-        return { state_.result->get_layer_inp(il), nullptr };
+        return { attached_.outputs.layer_input(il), nullptr };
     }
-    return { nullptr, llama_get_embeddings_layer_inp(ctx_, il) };
+    return { nullptr, llama_get_embeddings_layer_inp(attached_.ctx, il) };
+}
+
+// Copies the rows to the host, and their ids to where they can be read as integers.
+void results::fetch() {
+    host_.resize(ggml_nelements(top_));
+    ggml_backend_tensor_get_async(backend_, top_, host_.data(), 0, host_.size() * sizeof(float));
+    ggml_backend_synchronize(backend_);
+    ids_.clear();
+    for (int64_t i = 0; i < top_->ne[1]; ++i) {
+        const dw::top_rows::row_reader row(host_.data() + i * top_->ne[0], dw_n_top);
+        for (int64_t rank = 0; rank < dw_n_top; ++rank) {
+            ids_.push_back(row.id(rank));
+        }
+    }
 }
 
 top_row results::top(int32_t i) {
-    const int64_t n_values = 2 * dw_n_top + 2;
     if (host_.empty()) {
-        host_.resize(ggml_nelements(top_));
-        ggml_backend_tensor_get_async(backend_, top_, host_.data(), 0, host_.size() * sizeof(float));
-        ggml_backend_synchronize(backend_);
+        fetch();
     }
-    const int64_t last = top_->ne[1] - 1;
-    const float * row  = host_.data() + (i < 0 ? last : std::min<int64_t>(i, last)) * n_values;
-    return { (const int32_t *) row, row + dw_n_top, row[2 * dw_n_top + 1] };
+    const int64_t                  last = top_->ne[1] - 1;
+    const int64_t                  at   = i < 0 ? last : std::min<int64_t>(i, last);
+    const dw::top_rows::row_reader row(host_.data() + at * top_->ne[0], dw_n_top);
+    return { ids_.data() + at * dw_n_top, row.logits(), row.log_sum() };
 }
 
 } // namespace draftwood

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "hooks/hooks.h"
+#include "llama/attachment.h"
 #include "llama/fence.h"
 
 #include <cstdint>
@@ -28,9 +28,9 @@ struct result_rows {
 
 class results {
   public:
-    // Of `ctx`, to which `state` is attached. `head` is the weight that gives its logits: what is best is found on the
-    // device that holds it, if that is a GPU, or `always`.
-    results(llama_context * ctx, dw_state & state, const ggml_tensor * head, bool always);
+    // Of the context that `attached` belongs to, whose outputs it settles how to keep. `head` is the weight that gives
+    // its logits: the best tokens are found on the device that holds it, if that is a GPU, or `always`.
+    results(attachment & attached, const ggml_tensor * head, bool always);
 
     results(const results &)             = delete;
     results & operator=(const results &) = delete;
@@ -50,7 +50,7 @@ class results {
     // others once. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
     top_row top(int32_t i);
-    // the same where it was computed: dw_top_rows, a row is f32[2 dw_n_top + 2] whose first value is its best token
+    // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
 
     // the backend that computes the logits, if that is a CUDA device; else the CPU's
@@ -63,18 +63,16 @@ class results {
     void taken_by(ggml_backend_t reader);
 
   private:
-    bool in_one_graph() const { return state_.keeps && state_.n_ubatches == 1; }
+    bool in_one_graph() const { return attached_.keeps_outputs && attached_.outputs.n_ubatches == 1; }
+    void fetch();
 
-    llama_context *    ctx_;
-    dw_state &         state_;
-    ggml_backend_t     backend_;
-    bool               on_gpu_;
-    ggml_tensor *      top_ = nullptr;
-    std::vector<float> host_; // copy of top_; empty: not made yet
-    fence              ready_, taken_;
+    attachment &         attached_;
+    ggml_backend_t       backend_;
+    bool                 on_gpu_;
+    ggml_tensor *        top_ = nullptr;
+    std::vector<float>   host_; // copy of top_; empty: not made yet
+    std::vector<int32_t> ids_;  // of all its rows, dw_n_top each
+    fence                ready_, taken_;
 };
-
-// what `ctx` computes with on the device of `tensor`; its CPU backend where that is host memory; nullptr: nothing
-ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor);
 
 } // namespace draftwood

@@ -1,11 +1,14 @@
-// Who drafts next, and how much: the drafter and length whose expected tokens a microsecond are most, 0 being plain
-// decode.
-// Pure arithmetic on counts and times, no llama types. Decisions depend on the cost curve, which only changes between
-// requests (`refine`) or where it is far from the truth (`is_late`), and on acceptance counts, so that a request can be
-// repeated.
-// Test: tests/model/test_pace.py.
+// Who drafts in the next round, and how much: the source and length with the most expected tokens per microsecond.
+// Length 0 is a plain step. Parts: cost_curve.h (times), acceptance.h (acceptance, trials).
+// Plain arithmetic on counts and times. Must not know: engines, llama types.
+// A decision depends on the cost curve and on acceptance counts. The curve changes between requests (update_curve), or
+// within one if it is outdated (is_outdated). So a request can be repeated.
+// Tests: tests/unit/test_cost_model.py, test_cost_curve.py, through draftwood-testing.h; tests/model/test_auto_length.py.
 
 #pragma once
+
+#include "round/acceptance.h"
+#include "round/cost_curve.h"
 
 #include <array>
 #include <cstdint>
@@ -13,129 +16,89 @@
 
 namespace draftwood {
 
-class pace {
+enum draft_source : int32_t { from_drafter = 0, from_ngrams = 1, n_draft_sources = 2 };
+
+struct draft_choice {
+    draft_source source;
+    int32_t      n_tokens; // 0: a plain step
+};
+
+class cost_model {
   public:
-    static constexpr int32_t max_draft = 63;
+    static constexpr int32_t max_draft = acceptance_record::max_draft;
 
-    enum drafter : int32_t { asked = 0, ngram = 1, n_drafters = 2 };
-    struct choice {
-        drafter by;
-        int32_t n; // tokens; 0: a plain step
-    };
-
-    // n_first: rounds of a size whose times say little, since its graphs are built then, and captured on a GPU.
-    // shares_cores: verifies run on cores that other programs may take. A GPU's rounds are slow for other reasons:
-    // where attention grows by a step, graphs of all sizes are built and captured again.
-    pace(int32_t n_first, bool shares_cores) :
-        n_first_(n_first),
+    // n_warmup: rounds of a size whose times are discarded.
+    // shares_cores: verifies run on cores that other programs may take. False on a GPU, whose rounds are slow for other
+    // reasons: where attention grows by a step, graphs of all sizes are built and captured again.
+    cost_model(int32_t n_warmup, bool shares_cores) :
+        n_warmup_(n_warmup),
         shares_cores_(shares_cores) {}
 
-    // the next round's draft, where each drafter could give up to `longest` tokens
-    choice choose(const std::array<int32_t, n_drafters> & longest);
+    cost_model(const cost_model &)             = delete; // its groups refer to its curves
+    cost_model & operator=(const cost_model &) = delete;
 
-    pace(const pace &)             = delete; // its kinds point to its curves
-    pace & operator=(const pace &) = delete;
+    // Choose the next draft. longest: tokens that each source could draft.
+    // While times are unknown: all that the first source with an unknown time could draft.
+    draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
-    // rounds of a size until its times count
-    int32_t n_first() const { return n_first_; }
+    int32_t n_warmup() const { return n_warmup_; }
 
-    // what a round took: a draft of n tokens by the drafter asked for (n-grams cost nothing), then a verify of n_rows;
-    // microseconds. Enters the curve at refine().
-    void drafted(int32_t n, int64_t us);
-    void verified(int32_t n_rows, int64_t us);
+    // Times of a round, microseconds: a draft of n tokens by the drafter (n-grams cost nothing), a verify of n_rows.
+    // They enter the curve at update_curve().
+    void add_draft_time(int32_t n_tokens, int64_t us);
+    void add_verify_time(int32_t n_rows, int64_t us);
 
-    // Whether nodes beside the path chosen may be worth a row each, were they as probable as such nodes can be.
-    bool pays_to_branch(const choice & chosen) const;
-    // Nodes that a tree should have, root and the path chosen included, where further ones are accepted with these
-    // probabilities (in the drafter's opinion, best first).
-    int32_t widen(const choice & chosen, const std::vector<double> & beside) const;
+    // Whether branches may be worth a row each, if they were as probable as branches can be.
+    bool pays_to_branch(const draft_choice & chosen) const;
+    // How many nodes a tree should have, root and chosen path included. probabilities: of its branches by the drafter,
+    // best first.
+    int32_t choose_tree_size(const draft_choice & chosen, const std::vector<double> & probabilities) const;
 
-    // a round had a draft whose most probable path was n tokens, of which the first n_accepted were taken
-    void walked(drafter by, int32_t n, int32_t n_accepted);
-    // and nodes beside it with these probabilities, of which n_found were taken
-    void branched(const std::vector<double> & beside, int32_t n_found);
-    // how often the token at this depth was taken where those before it were
-    double acceptance(drafter by, int32_t depth) const;
+    // A round judged the first n_judged tokens of a draft's most probable path, and accepted the first n_accepted.
+    void add_acceptance(draft_source source, int32_t n_judged, int32_t n_accepted);
+    // A round had branches with these probabilities, of which n_accepted were accepted.
+    void add_branch_acceptance(const std::vector<double> & probabilities, int32_t n_accepted);
+    // Probability that the token at this depth, 0 the first, is accepted if those before it are.
+    double acceptance(draft_source source, int32_t depth) const { return records_[source].rate(depth); }
 
-    // Rounds of a kind have lately taken much longer than the curve says: other programs have the cores now, of which a
-    // verify may use more than a plain step does. Then refine() should not wait for the next request.
-    bool is_late() const;
+    // Whether plain steps or verifies have become much slower than the curve says: other programs have the cores, of
+    // which a verify may use more than a plain step. Then update_curve() should not wait for the next request.
+    bool is_outdated() const;
 
-    // take the times since the last call into the curve: their means, or the least of each size where they are few and
-    // taken at load
-    void refine(bool least = false);
+    // Take the times since the last call into the curve: their means, or with use_minimum the minimum of each size, for
+    // the few times that are measured at load.
+    void update_curve(bool use_minimum = false);
 
-    // the curve's means by size, 0 where not known; and one that another pace had
-    void get(double * draft_us, double * verify_us) const; // f64[max_draft + 2] each
-    void set(const double * draft_us, const double * verify_us);
+    // The curve by size, f64[max_draft + 2] each, 0 if not known. set_curve takes one that another model had.
+    void get_curve(double * draft_us, double * verify_us) const;
+    void set_curve(const double * draft_us, const double * verify_us);
 
-    // microseconds of drafting n tokens by the drafter asked for; 0: not known yet
-    double drafting(int32_t n) const { return draft_.at(n); }
-    // expected microseconds of drafting n tokens and verifying them; 0: not known yet
-    double cost(drafter by, int32_t n) const;
-    // expected tokens of a round with a draft of n, bonus token included
-    double tokens(drafter by, int32_t n) const;
+    double draft_cost(int32_t n_tokens) const {
+        return drafts_.at(n_tokens);
+    } // microseconds by the drafter; 0: unknown
+    double round_cost(draft_source source,
+                      int32_t      n_tokens) const; // expected microseconds, verify included; 0: unknown
+    double expected_tokens(draft_source source, int32_t n_tokens) const {
+        return records_[source].expected_tokens(n_tokens);
+    }
 
   private:
-    // a running mean by size, with what came since the last refine kept apart
-    struct curve {
-        std::array<double, max_draft + 2>  mean{}; // 0: never seen
-        std::array<double, max_draft + 2>  sum{};
-        std::array<double, max_draft + 2>  least{};
-        std::array<int64_t, max_draft + 2> count{};
-        std::array<int32_t, max_draft + 2> first{}; // of the rounds that say little, how many were there
+    double       verify_cost(int32_t n_rows) const; // never less than a plain step
+    double       scale_of(const size_group & group) const;
+    draft_choice fastest(const std::array<int32_t, n_draft_sources> & longest, bool & is_known) const;
 
-        void    add(int32_t n, int64_t us, int32_t n_first);
-        double  at(int32_t n) const;      // interpolated between sizes seen, extended by the last slope
-        int32_t largest(int32_t n) const; // size seen up to n; 0: none
-    };
-
-    // Sizes of a curve whose times change together, beside other programs: plain steps, verifies, drafts.
-    struct kind {
-        static constexpr int32_t n_lately = 8;
-
-        curve & times;
-        int32_t first, last;
-
-        std::array<double, n_lately> lately{}; // newest times over the curve's
-        int32_t                      n_times  = 0;
-        bool                         measured = false; // here, not in another process
-
-        void   add(int32_t n, int64_t us, int32_t n_first);
-        bool   seen() const;  // since the last refine
-        double ratio() const; // times since the last refine over the curve's
-        bool   late() const;  // the newest few took much longer
-        void   refine(bool use_least, double by);
-    };
-
-    static constexpr double  margin         = 1.02; // that drafting must win by, since times are never quite right
-    static constexpr int32_t first_patience = 16;   // rounds without a drafter before it is tried; doubles each time
-    static constexpr int32_t last_patience  = 256;
-
-    struct record {
-        std::array<double, max_draft + 1> reached{};    // [depth] drafts that came to it, older ones weighing less
-        std::array<double, max_draft + 1> accepted{};   // of those, accepted
-        int32_t                           n_idle   = 0; // rounds it could have drafted in since it last did
-        int32_t                           patience = first_patience;
-        int32_t                           n_trial  = 0; // rounds left of its trial; the first one also catches up
-    };
-
-    double rows(int32_t n) const;         // microseconds of verifying them: more never cost less
-    double change(const kind & of) const; // ratio(), where that is much; else 1
-
-    int32_t n_first_;
+    int32_t n_warmup_;
     bool    shares_cores_;
 
-    double beside_expected_ = 0.0; // nodes beside the path that should have been taken,
-    double beside_found_    = 0.0; // and that were; older ones weigh less
+    cost_curve drafts_;   // by tokens
+    cost_curve verifies_; // by rows
+    size_group plain_group_{ verifies_, 0, 1 };
+    size_group verify_group_{ verifies_, 2, max_draft + 1 };
+    size_group draft_group_{ drafts_, 0, max_draft + 1 };
 
-    curve draft_;  // of the drafter asked for, by tokens drafted
-    curve verify_; // by rows
-    kind  plain_{ verify_, 0, 1 };
-    kind  verifies_{ verify_, 2, max_draft + 1 };
-    kind  drafts_{ draft_, 0, max_draft + 1 };
-
-    std::array<record, n_drafters> records_{};
+    std::array<acceptance_record, n_draft_sources> records_{};
+    std::array<trial_schedule, n_draft_sources>    trials_{};
+    branch_record                                  branches_;
 };
 
 } // namespace draftwood

@@ -4,6 +4,7 @@
 #include "round/engine.h"
 
 #include "drafters/ngram.h"
+#include "round/load_schedule.h"
 
 #include <algorithm>
 #include <cmath>
@@ -13,7 +14,7 @@ namespace draftwood {
 namespace {
 
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
-constexpr int32_t n_first_on_gpu = 2;
+constexpr int32_t n_warmup_on_gpu = 2;
 
 template <size_t N> bool are_times(const double (&micros)[N]) {
     return std::all_of(micros, micros + N, [](double each) { return each >= 0.0 && std::isfinite(each); });
@@ -58,8 +59,8 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
 engine::engine(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     params_(checked(target, params)),
     sequence_(target, params_, *this),
-    pace_(sequence_.context().left().on_gpu() ? n_first_on_gpu : 1,
-          /*shares_cores*/ !sequence_.context().left().on_gpu()),
+    costs_(sequence_.context().left().on_gpu() ? n_warmup_on_gpu : 1,
+           /*shares_cores*/ !sequence_.context().left().on_gpu()),
     checkpoints_((size_t) params.checkpoint_bytes) {
     if (params.drafter != DW_DRAFTER_NONE) {
         sequence_.prepare_drafts(params.draft_tokens, params.tree_budget);
@@ -73,7 +74,7 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     }
     if (params.length == DW_LENGTH_AUTO && drafter_) {
         if (params.curve) {
-            pace_.set(params.curve->draft_us, params.curve->verify_us);
+            costs_.set_curve(params.curve->draft_us, params.curve->verify_us);
         } else {
             measure();
         }
@@ -82,38 +83,21 @@ engine::engine(llama_context * target, const llama_context_params & context_para
     params_.curve        = nullptr;
 }
 
-// Rounds on tokens that mean nothing, for the cost curve: some sizes, after the first times that build the graphs. A
-// slow model is not held up: past the budget one timed round must do, and only a plain step and the longest draft have
-// one; requests refine the rest.
+// Rounds on tokens that mean nothing, for the cost curve.
 void engine::measure() {
-    constexpr int64_t budget  = 300 * 1000; // microseconds of timed rounds
-    constexpr int32_t n_timed = 3;
-    const int32_t     longest = params_.draft_tokens;
-    if (llama_n_ctx(sequence_.target()) < (uint32_t) longest + 16) {
+    if (llama_n_ctx(sequence_.target()) < (uint32_t) params_.draft_tokens + 16) {
         return;
     }
     const llama_token token = 0;
     eval(&token, 1, 0, false);
-    measuring_                 = true;
-    std::vector<int32_t> sizes = { 0, longest };
-    for (const int32_t n : { 1, 3, 7 }) {
-        if (n < longest) {
-            sizes.push_back(n);
+    measuring_ = true;
+    load_schedule schedule(params_.draft_tokens, costs_.n_warmup());
+    while (!schedule.is_done()) {
+        const int64_t start_us = ggml_time_us();
+        measure_round(token, schedule.n_tokens());
+        if (schedule.add_round(ggml_time_us() - start_us)) {
+            costs_.update_curve(/*use_minimum*/ true);
         }
-    }
-    int64_t spent = 0;
-    for (size_t i = 0; i < sizes.size() && (i < 2 || spent <= budget); ++i) {
-        const int32_t n         = sizes[i];
-        const int32_t n_untimed = pace_.n_first() + (n > 0 ? 1 : 0); // a draft after none does not count at all
-        for (int32_t round = 0; round < n_untimed + n_timed; ++round) {
-            const int64_t start_us = ggml_time_us();
-            measure_round(token, n);
-            spent += round < n_untimed ? 0 : ggml_time_us() - start_us;
-            if (round >= n_untimed && spent > budget) {
-                break;
-            }
-        }
-        pace_.refine(/*least*/ true);
     }
     measuring_ = false;
     reset();
@@ -163,10 +147,9 @@ void engine::start(llama_token last) {
     require_whole("a round");
     drop_proposal();
     tree_       = token_tree(last);
-    drawn_      = {};
     ahead_      = false;
     proposed_   = true;
-    drafted_by_ = pace::asked;
+    drafted_by_ = from_drafter;
 }
 
 int64_t engine::tree_bytes() const {
@@ -186,8 +169,8 @@ dw_stats engine::stats() const {
 }
 
 void engine::curve(dw_curve & out) {
-    pace_.refine();
-    pace_.get(out.draft_us, out.verify_us);
+    costs_.update_curve();
+    costs_.get_curve(out.draft_us, out.verify_us);
 }
 
 void engine::set_top(int32_t n) {

@@ -52,7 +52,6 @@ class engine : private context_listener {
     const std::string & tree_refusal() const { return sequence_.tree_refusal(); }
     int64_t             tree_bytes() const;
     void                set_temperature(float temperature) { temperature_ = temperature; }
-    void                set_drawn(bool drawn, uint64_t seed);
     void                set_top(int32_t n);
     dw_stats            stats() const;
     void                curve(dw_curve & out);
@@ -100,15 +99,13 @@ class engine : private context_listener {
     void                       start(llama_token last);
     void                       draft(int32_t depth, int32_t budget, int32_t spine);
     void                       draft_best(int32_t n_max);
-    void                       draft_drawn(int32_t depth, int32_t budget);
     bool                       ask(const draft_request & request);
     void                       settle();
-    void                       feed_draft(int32_t n_rows, bool alone);
+    void                       feed_draft(decode_request & request, int32_t n_rows, bool alone);
     llama_token                walk_on(llama_sampler * sampler, const bool * accept);
     llama_token                scheduled(int32_t node, bool accept, llama_token sampled) const;
     llama_token                sample(llama_sampler * sampler, int32_t node);
     llama_token                sample_top(llama_sampler * sampler, int32_t row);
-    llama_token                sample_drawn(llama_sampler * sampler, int32_t node, int32_t row);
     void                       join_ngrams(int32_t depth);
     draft_request              request(int32_t depth, int32_t budget, int32_t spine) const;
     void                       learn(const std::vector<int32_t> & path);
@@ -119,9 +116,9 @@ class engine : private context_listener {
     dw_params                params_;
     sequence                 sequence_;
     std::unique_ptr<drafter> drafter_; // the one asked for; nullptr: plain steps only
-    std::unique_ptr<drafter> ngram_;   // beside it, where pace_ chooses
-    pace                     pace_;
-    pace::drafter            drafted_by_ = pace::asked;
+    std::unique_ptr<drafter> ngram_;   // beside it, where costs_ chooses
+    cost_model               costs_;
+    draft_source             drafted_by_ = from_drafter;
     bool                     caught_up_  = false; // drafter_ drafted in the last round: else its next takes longer
     checkpoints              checkpoints_;
     int64_t                  verify_us_ = 0; // of the open round; 0: not known
@@ -129,10 +126,7 @@ class engine : private context_listener {
     int32_t    n_past_ = 0;
     int32_t    gap_    = 0; // positions before n_past_ that an image spans beyond its cells
     token_tree tree_;       // the newest token and its draft
-    float      temperature_ = 0.0f;
-    bool       draws_       = false; // drafts are drawn: see sampled.h
-    dice       rng_;
-    drawing    drawn_; // of tree_; no offers: it was not drawn
+    float      temperature_    = 0.0f;
     bool       proposed_       = false;
     bool       ahead_          = false; // tree_'s tokens are on the drafter's device only
     int32_t    n_enough_       = 0; // best tokens of a row that the request's sampler decides among; 0: all are needed

@@ -34,9 +34,7 @@ int32_t engine::propose(llama_token last, int32_t wanted) {
     start(last);
     const int32_t n_max = std::min(wanted, max_draft());
     if (drafter_ && n_max > 0) {
-        if (draws_ && drafter_->draws() > 0 && temperature_ > 0.0f && max_nodes() > 1) {
-            draft_drawn(n_max, max_nodes());
-        } else if (params_.length == DW_LENGTH_AUTO) {
+        if (params_.length == DW_LENGTH_AUTO) {
             draft_best(n_max);
         } else {
             draft(n_max, max_nodes(), /*spine*/ 0);
@@ -50,42 +48,30 @@ void engine::draft_best(int32_t n_max) {
     if (params_.tree_budget > 0) { // of rows, a chain's too
         n_max = std::min(n_max, params_.tree_budget - 1);
     }
-    if (pace_.is_late()) {
-        pace_.refine();
+    if (costs_.is_outdated()) {
+        costs_.update_curve();
     }
     token_tree found(tree_.tokens[0]);
     if (ngram_) {
         ngram_->draft(request(n_max, 0, 0), found);
     }
-    const pace::choice choice = pace_.choose({ n_max, found.n_drafts() });
-    drafted_by_               = choice.by;
-    if (choice.by == pace::ngram || choice.n == 0) {
+    const draft_choice choice = costs_.choose({ n_max, found.n_drafts() });
+    drafted_by_               = choice.source;
+    if (choice.source == from_ngrams || choice.n_tokens == 0) {
         caught_up_ = false;
     }
-    if (choice.by == pace::ngram) {
-        tree_ = select(found, choice.n + 1, choice.n);
+    if (choice.source == from_ngrams) {
+        tree_ = select(found, choice.n_tokens + 1, choice.n_tokens);
         stats_.n_ngram_rounds++;
     } else {
-        const int32_t budget = pace_.pays_to_branch(choice) ? max_nodes() : 0;
-        draft(choice.n, budget, choice.n);
+        const int32_t budget = costs_.pays_to_branch(choice) ? max_nodes() : 0;
+        draft(choice.n_tokens, budget, choice.n_tokens);
         if (budget > 0) {
-            tree_ = select(tree_, pace_.widen(choice, beside_spine(tree_, choice.n)), choice.n);
+            tree_ =
+                select(tree_, costs_.choose_tree_size(choice, beside_spine(tree_, choice.n_tokens)), choice.n_tokens);
         }
     }
-    stats_.n_paused_rounds += choice.n == 0 ? 1 : 0;
-}
-
-// A drawn tree is verified as it was drawn, or the walk would not be exact: nothing joins it, nothing is left out.
-void engine::draft_drawn(int32_t depth, int32_t budget) {
-    timer t(stats_.t_draft_us);
-    drawn_                = { &rng_, sampled_shape(budget, depth, drafter_->draws()), {} };
-    draft_request request = this->request(depth, budget, 0);
-    request.width         = max_tree_nodes; // its shape was chosen without the curve
-    request.drawn         = &drawn_;
-    if (!ask(request)) {
-        drawn_ = {};
-    }
-    caught_up_ = false;
+    stats_.n_paused_rounds += choice.n_tokens == 0 ? 1 : 0;
 }
 
 // let the drafter grow tree_; one that fails costs drafts, never the request
@@ -110,16 +96,11 @@ void engine::settle() {
     }
 }
 
-void engine::set_drawn(bool drawn, uint64_t seed) {
-    draws_ = drawn;
-    rng_.seed(seed);
-}
-
 // Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
 draft_request engine::request(int32_t depth, int32_t budget, int32_t spine) const {
     const int32_t width = params_.length == DW_LENGTH_AUTO ? 1 : max_tree_nodes;
     const bool    ahead = budget == 0 && params_.draft_p_min == 0.0f && drafter_->can_draft_ahead();
-    return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, nullptr, ahead };
+    return { tree_.tokens[0], n_past_, depth, budget, spine, width, params_.draft_p_min, temperature_, ahead };
 }
 
 // let the drafter continue the newest token by up to `depth` tokens; with a budget by a tree, n-grams joining in
@@ -139,7 +120,7 @@ void engine::draft(int32_t depth, int32_t budget, int32_t spine) {
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_draft_us += took;
     if (drafted && caught_up_ && budget == 0 && tree_.n_drafts() == depth && !ahead_) {
-        pace_.drafted(depth, took);
+        costs_.add_draft_time(depth, took);
     }
     caught_up_ = drafted;
 }
@@ -152,7 +133,7 @@ void engine::join_ngrams(int32_t depth) {
     token_tree found(tree_.tokens[0]);
     ngram_->draft(request(depth, 0, 0), found);
     for (int32_t i = 1; i < found.size(); ++i) {
-        found.log_probs[i] = found.log_probs[i - 1] + std::log((float) pace_.acceptance(pace::ngram, i - 1));
+        found.log_probs[i] = found.log_probs[i - 1] + std::log((float) costs_.acceptance(from_ngrams, i - 1));
     }
     merge(tree_, found);
 }

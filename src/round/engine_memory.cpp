@@ -57,7 +57,7 @@ void engine::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, 
     require_known("an evaluation");
     place(n_past);
     drop_proposal();
-    pace_.refine(); // within a generation the curve stands still, unless it is far off
+    costs_.update_curve(); // within a generation the curve stands still, unless it is far off
 
     timer t(stats_.t_eval_us);
     walk_ = {};

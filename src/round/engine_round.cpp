@@ -1,6 +1,6 @@
 // Verify and commit of a round: see engine.h.
 
-#include "llama-context.h"
+#include "llama/facts.h"
 #include "round/engine.h"
 #include "round/timer.h"
 #include "tree/build.h"
@@ -20,8 +20,7 @@ void engine::require_together(std::vector<engine *> & engines) {
         }
         each.require_whole("a verify");
         if (!each.sequence_.can_draft()) { // others copied or cleared the state since the proposal
-            each.tree_  = token_tree(each.tree_.tokens[0]);
-            each.drawn_ = {};
+            each.tree_ = token_tree(each.tree_.tokens[0]);
         }
         if (&each.sequence_.context() != &engines[0]->sequence_.context() || (i > 0 && engines[i] == engines[i - 1])) {
             fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
@@ -47,7 +46,7 @@ int32_t engine::rows_together(const std::vector<engine *> & engines) {
     }
     n_rows                  = bucket(n_rows);
     const int32_t n         = n_rows * (int32_t) engines.size();
-    const bool    one_cache = context.get()->get_cparams().kv_unified;
+    const bool    one_cache = has_unified_kv(context.get());
     const int32_t most      = std::min((int32_t) llama_n_ubatch(context.get()), context.row_limit());
     if (!trees || (one_cache ? n : n_rows) > room || n > most) {
         return 1;
@@ -71,8 +70,7 @@ void engine::shorten() {
     settle();
     const int32_t limit = sequence_.context().row_limit();
     if (tree_.size() > limit) {
-        tree_  = select(tree_, limit, tree_.is_chain() ? limit - 1 : 0);
-        drawn_ = {};
+        tree_ = select(tree_, limit, tree_.is_chain() ? limit - 1 : 0);
     }
 }
 
@@ -95,10 +93,11 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
         std::all_of(engines.begin(), engines.end(), [](const engine * each) { return each->tree_refusal().empty(); });
     const int64_t start_us = ggml_time_us();
     try {
+        decode_request request;
         for (engine * each : engines) {
-            each->feed_draft(n_rows, /*alone*/ engines.size() == 1);
+            each->feed_draft(request, n_rows, /*alone*/ engines.size() == 1);
         }
-        context.verify(members, n_rows, on_trees);
+        context.verify(members, n_rows, on_trees, std::move(request));
     } catch (const failure & e) {
         for (engine * each : engines) {
             each->lost_ = !context.intact();
@@ -119,10 +118,10 @@ bool engine::try_verify(const std::vector<engine *> & engines) {
 }
 
 // A draft made ahead goes from its device into the verify's rows, where these are its own; else its tokens come first.
-void engine::feed_draft(int32_t n_rows, bool alone) {
+void engine::feed_draft(decode_request & request, int32_t n_rows, bool alone) {
     fed_ahead_ = ahead_ && alone && n_rows == tree_.size();
     if (fed_ahead_) {
-        drafter_->feed_verify(sequence_.context().state(), tree_.n_drafts());
+        drafter_->feed_verify(request, tree_.n_drafts());
     } else {
         settle();
     }
@@ -134,7 +133,7 @@ void engine::opened(int32_t first_row, int32_t n_rows, int64_t took, bool alone)
     lost_      = false;
     verify_us_ = alone ? took : 0; // else it is not what so many rows take
     if (fed_ahead_) {              // draft and verify ran one after the other, and only their sum is known
-        const double  drafting = pace_.drafting(tree_.n_drafts());
+        const double  drafting = costs_.draft_cost(tree_.n_drafts());
         const int64_t both     = ggml_time_us() - draft_start_us_;
         verify_us_             = drafting > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
         stats_.n_ahead_rounds++;
@@ -170,9 +169,7 @@ void engine::commit() {
     // the root stays even if its row was never sampled: its token was emitted before
     const int32_t              n_kept = std::max(walk_.n_sampled, 1);
     const std::vector<int32_t> path(walk_.path.begin(), walk_.path.begin() + n_kept);
-    if (drawn_.offers.empty()) { // what is drawn is taken otherwise than what is chosen
-        learn(path);
-    }
+    learn(path);
     walk_.open  = false;
     walk_.alive = false;
     settle();
@@ -199,7 +196,7 @@ void engine::commit() {
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     if (verify_us_ > 0) {
-        pace_.verified(walk_.n_rows, verify_us_ + took);
+        costs_.add_verify_time(walk_.n_rows, verify_us_ + took);
     }
 }
 
@@ -212,9 +209,9 @@ void engine::learn(const std::vector<int32_t> & path) {
         n_spine++;
     }
     const bool all_judged = !walk_.alive || n_spine < n_path;
-    pace_.walked(drafted_by_, all_judged ? (int32_t) spine.size() - 1 : n_path - 1, n_spine - 1);
+    costs_.add_acceptance(drafted_by_, all_judged ? (int32_t) spine.size() - 1 : n_path - 1, n_spine - 1);
     if (!walk_.alive && !tree_.is_chain()) {
-        pace_.branched(beside_spine(tree_, (int32_t) spine.size() - 1), n_path - n_spine);
+        costs_.add_branch_acceptance(beside_spine(tree_, (int32_t) spine.size() - 1), n_path - n_spine);
     }
 }
 

@@ -76,12 +76,9 @@ llama_token engine::scheduled(int32_t node, bool accept, llama_token sampled) co
     return sampled;
 }
 
-// From the target's distribution at a node; where its children were drawn, one of them as often as they may be.
+// From the target's distribution at a node.
 llama_token engine::sample(llama_sampler * sampler, int32_t node) {
     const int32_t row = walk_.first_row + node;
-    if (walk_.open && node < (int32_t) drawn_.offers.size() && !drawn_.offers[node].empty()) {
-        return sample_drawn(sampler, node, row);
-    }
     if (n_enough_ > 0 && n_enough_ <= dw_n_top && sequence_.context().left().has_top()) {
         return sample_top(sampler, row);
     }
@@ -100,33 +97,6 @@ llama_token engine::sample_top(llama_sampler * sampler, int32_t row) {
     llama_sampler_apply(sampler, &left);
     require_choice(left);
     const llama_token token = left.data[left.selected].id;
-    llama_sampler_accept(sampler, token);
-    return token;
-}
-
-llama_token engine::sample_drawn(llama_sampler * sampler, int32_t node, int32_t row) {
-    const float *                 logits = llama_get_logits_ith(sequence_.target(), row);
-    std::vector<llama_token_data> all(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target()))));
-    for (size_t i = 0; i < all.size(); ++i) {
-        all[i] = { (llama_token) i, logits[i], 0.0f };
-    }
-    llama_token_data_array left{ all.data(), all.size(), -1, false };
-    llama_sampler_apply(sampler, &left);
-    require_choice(left);
-    std::vector<weighted> p; // none where the last sampler only compares, as greedy does: its choice stands
-    for (size_t i = 0; i < left.size; ++i) {
-        if (left.data[i].p > 0.0f) {
-            p.push_back({ left.data[i].id, left.data[i].p });
-        }
-    }
-    std::vector<int32_t> children;
-    for (int32_t i = node + 1; i < tree_.size(); ++i) {
-        if (tree_.parents[i] == node) {
-            children.push_back(tree_.tokens[i]);
-        }
-    }
-    const llama_token token =
-        p.empty() ? left.data[left.selected].id : walk_sampled(std::move(p), drawn_.offers[node], children, rng_);
     llama_sampler_accept(sampler, token);
     return token;
 }

@@ -2,7 +2,7 @@
 
 #include "round/sequence.h"
 
-#include "llama-model.h"
+#include "draftwood-testing.h"
 
 #include <algorithm>
 
@@ -50,7 +50,7 @@ void sequence::decode(const llama_token * tokens, int32_t n, llama_pos pos, bool
     for (int32_t i = 0; i < n; ++i) {
         shared_->batch().add(tokens[i], pos + i, all_logits || i == n - 1, seq_);
     }
-    shared_->decode({ { seq_, pos } }, n);
+    shared_->decode({ { seq_, pos } }, n, {}, [] {});
     decoded_ = { pos, n, false };
 }
 

@@ -1,4 +1,4 @@
-// Writing into the mask of a decode's attention (hooks.h, dw_placed_rows).
+// Writes into the mask of a decode's attention (placed_rows in llama/decode_request.h).
 
 #pragma once
 

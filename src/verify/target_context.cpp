@@ -2,66 +2,59 @@
 
 #include "verify/target_context.h"
 
-#include "llama-context.h"
-#include "llama-memory-hybrid.h"
-#include "llama-model.h"
+#include "llama/decode.h"
+#include "llama/facts.h"
+#include "llama/graph_store.h"
+#include "llama/memory.h"
 
 #include <algorithm>
 
 namespace draftwood {
 
-namespace {
-
-// inputs of this thread's graphs are copied as ggml does, from its end on: they are not ours
-struct copies_back {
-    ~copies_back() { dw_copy_inputs_for(nullptr); }
-};
-
-} // namespace
-
 std::shared_ptr<target_context> target_context::of(llama_context * target, int32_t exact_rows, bool always_top) {
-    if (const dw_state * state = dw_state_of(target)) {
-        auto known = static_cast<target_context *>(state->user)->shared_from_this();
-        if (known->state_.exact_rows != exact_rows) {
-            fail(DW_ERR_ARGUMENT, "exact_rows is %d; this llama_context's other engines have %d, expected the same",
-                 exact_rows, known->state_.exact_rows);
+    if (const attachment * there = attachment::of(target)) {
+        auto * known = dynamic_cast<target_context *>(there->listener);
+        if (!known) {
+            fail(DW_ERR_UNSUPPORTED, "the llama_context is a drafter's own; expected one that nothing is attached to");
         }
-        return known;
+        if (there->exact_rows != exact_rows) {
+            fail(DW_ERR_ARGUMENT, "exact_rows is %d; this llama_context's other engines have %d, expected the same",
+                 exact_rows, there->exact_rows);
+        }
+        return known->shared_from_this();
     }
     return std::shared_ptr<target_context>(new target_context(target, exact_rows, always_top));
 }
 
 target_context::target_context(llama_context * target, int32_t exact_rows, bool always_top) :
     target_(target),
-    graphs_(target),
+    attached_(target, exact_rows, this),
     batch_(target),
-    results_(target, state_, llama_get_model(target)->output, always_top) {
-    state_.exact_rows = exact_rows;
-    state_.graphs     = &graphs_;
-    state_.user       = this;
-    state_.flush      = [](void * user, bool decodes) noexcept {
-        auto * self = static_cast<target_context *>(user);
-        if (!self->at_work_) {
-            self->each_listener([&](member & each) { each.listener->on_flush(decodes); });
-            self->results_.forget();
-            if (self->trees_) {
-                self->trees_->finish();
-            }
-        }
-    };
-    state_.replaced = [](void * user) noexcept {
-        auto * self = static_cast<target_context *>(user);
-        if (!self->at_work_) {
-            self->each_listener([](member & each) { each.listener->on_replaced(); });
-        }
-    };
-    dw_state_of(target) = &state_;
-}
+    results_(attached_, output_head(llama_get_model(target)), always_top) {}
 
 target_context::~target_context() {
-    results_.let_go(); // of the last decode llama.cpp's callers may read later
-    dw_state_of(target_) = nullptr;
-    dw_use_stock_kernels(target_);
+    results_.let_go(); // llama.cpp's callers may read the last decode's later
+}
+
+void target_context::on_flush(bool decodes) noexcept {
+    if (at_work_) {
+        return;
+    }
+    each_listener([&](member & each) { each.listener->on_flush(decodes); });
+    results_.forget();
+    if (trees_) {
+        trees_->finish();
+    }
+}
+
+void target_context::on_replaced() noexcept {
+    if (!at_work_) {
+        each_listener([](member & each) { each.listener->on_replaced(); });
+    }
+}
+
+bool target_context::short_of_memory() const {
+    return attached_.graphs->short_of_memory();
 }
 
 template <typename F> void target_context::each_listener(F f) {
@@ -97,14 +90,12 @@ void target_context::settle_all_but(const std::vector<place> & places) {
     });
 }
 
-// llama_decode's return value; -3 and `why` where it threw. `begin` comes first, once an attempt.
-int32_t target_context::run_batch(const std::function<void()> & begin, std::string & why) {
-    const scope       ours(state_.ours);
-    const copies_back until_it_ends;
-    state_.n_ubatches = 0; // of this one
+// llama_decode's return value; -3 and `why` where it threw.
+int32_t target_context::run_batch(const decode_request & request, const std::function<void()> & begin,
+                                  std::string & why) {
     try {
         begin();
-        return working([&] { return batch_.decode(); });
+        return working([&] { return draftwood::decode(attached_, request, batch_); });
     } catch (const std::bad_alloc &) {
         return -2; // as llama_decode says it
     } catch (const std::exception & e) {
@@ -115,28 +106,28 @@ int32_t target_context::run_batch(const std::function<void()> & begin, std::stri
 
 // The memory is as before where llama.cpp found no room and took nothing, and goes back to the marks where it computed
 // nothing yet or a verify of trees, which writes nothing that counts.
-int32_t target_context::attempt(const memory_marks & marks, const std::function<void()> & begin, std::string & why) {
-    const int32_t rc = run_batch(begin, why);
-    intact_          = rc == 0 || rc == 1 || (marks.can_restore() && (state_.verify || state_.n_ubatches == 0));
+int32_t target_context::attempt(const memory_marks & marks, const decode_request & request,
+                                const std::function<void()> & begin, std::string & why) {
+    attached_.outputs.n_ubatches = 0; // of this one
+    const int32_t rc             = run_batch(request, begin, why);
+    intact_ = rc == 0 || rc == 1 || (marks.can_restore() && (request.verify || attached_.outputs.n_ubatches == 0));
     if (rc != 0 && marks.can_restore() && intact_) {
         marks.restore();
     }
     return rc;
 }
 
-void target_context::decode(const std::vector<place> & places, int32_t n_rows, const std::function<void()> & begin) {
+void target_context::decode(const std::vector<place> & places, int32_t n_rows, const decode_request & request,
+                            const std::function<void()> & begin) {
     settle_all_but(places);
     results_.forget();
     const memory_marks marks(target_, places);
     const bool         was_short = short_of_memory();
     std::string        why;
-    int32_t            rc = attempt(marks, begin, why);
+    int32_t            rc = attempt(marks, request, begin, why);
     if (rc == -2 && intact_ && !was_short) {
-        rc = attempt(marks, begin, why); // now in the context's own graph (graphs.h)
+        rc = attempt(marks, request, begin, why); // now in the context's own graph (graph_store.h)
     }
-    state_.verify = nullptr; // an exception is a failed decode too: the hooks must hear of other decodes again
-    state_.mask   = nullptr;
-    state_.feeds.clear(); // where it failed, too: they are not the next one's
     require_decoded(rc, places[0].pos, n_rows, why);
     results_.decoded();
 }
@@ -156,7 +147,8 @@ void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, 
     }
 }
 
-void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees) {
+void target_context::verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees,
+                            decode_request request) {
     std::vector<place> places;
     batch_.clear();
     for (const auto & each : members) {
@@ -168,17 +160,15 @@ void target_context::verify(const std::vector<tree_state::member> & members, int
     }
     const int32_t n = n_rows * (int32_t) members.size();
     if (n_rows == 1 || !on_trees) { // one row stays in any case
-        decode(places, n);
+        decode(places, n, request, [] {});
         return;
     }
     if (n > trees_->max_rows()) {
         fail(DW_ERR_INTERNAL, "a verify of %d rows; the engine made room for %d", n, trees_->max_rows());
     }
-    decode(places, n, [&] {
-        state_.verify = trees_.get();
-        state_.mask   = trees_.get();
-        trees_->begin(members, n_rows, state_.exact_rows > 0);
-    });
+    request.verify = trees_.get();
+    request.mask   = trees_.get();
+    decode(places, n, request, [&] { trees_->begin(members, n_rows, attached_.exact_rows > 0); });
 }
 
 void target_context::limit_rows(int32_t n_rows) {
@@ -191,36 +181,18 @@ void target_context::limit_rows(int32_t n_rows) {
 
 void target_context::forget_verifies() {
     results_.let_go();
-    graphs_.forget_verifies();
+    attached_.graphs->forget_verifies();
 }
 
 double target_context::replay(int32_t n_times) {
-    if (state_.n_ubatches != 1 || !results_.on_gpu()) { // on a CPU what a graph read is overwritten while it runs
+    if (!results_.on_gpu()) { // on a CPU what a graph read is overwritten while it runs
         fail(DW_ERR_UNSUPPORTED, "a decode is run again on a GPU only, and in one graph");
     }
-    ggml_cgraph *     graph = state_.result->get_gf();
-    const copies_back until_it_ends;
-    dw_copy_inputs_for(&state_);
-    llama_synchronize(target_);
-    const int64_t start_us = ggml_time_us();
-    for (int32_t i = 0; i < n_times; ++i) {
-        if (ggml_backend_sched_graph_compute_async(target_->get_sched(), graph) != GGML_STATUS_SUCCESS) {
-            fail(DW_ERR_DECODE, "a replay of the newest decode's graph failed");
-        }
-    }
-    ggml_backend_sched_synchronize(target_->get_sched());
-    return (double) (ggml_time_us() - start_us) / n_times;
+    return draftwood::replay(attached_, n_times);
 }
 
 int32_t target_context::free_cells(llama_seq_id seq) const {
-    const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(target_));
-    const auto * cache =
-        hybrid ? hybrid->get_mem_attn() : dynamic_cast<const llama_kv_cache *>(llama_get_memory(target_));
-    if (!cache) {
-        return INT32_MAX;
-    }
-    const llama_kv_cells & cells = cache->get_cells(seq);
-    return (int32_t) (cells.size() - cells.get_used());
+    return draftwood::free_cells(target_, seq);
 }
 
 // A tree state with more room is another one: the graphs over the old one's tensors go with it. Without memory for it

@@ -3,9 +3,8 @@
 
 #pragma once
 
-#include "hooks/hooks.h"
+#include "llama/attachment.h"
 #include "llama/batch.h"
-#include "llama/graph_store.h"
 #include "llama/memory_marks.h"
 #include "llama/results.h"
 #include "verify/tree_state.h"
@@ -17,25 +16,12 @@
 
 namespace draftwood {
 
-// What an engine wants to hear of its context.
-class context_listener {
-  public:
-    virtual ~context_listener() = default;
-
-    // Somebody else is about to decode or to save: only accepted rows may be in the memory, and the logits will be
-    // another decode's. `decodes`: into this sequence too, as far as anybody knows.
-    virtual void on_flush(bool decodes) noexcept = 0;
-
-    // the memory was replaced from outside
-    virtual void on_replaced() noexcept = 0;
-};
-
-class target_context : public std::enable_shared_from_this<target_context> {
+class target_context : public std::enable_shared_from_this<target_context>, public context_listener {
   public:
     // the one of `target`, made for the first engine on it; throws failure where that has other exact_rows.
     // `always_top`: see results.h
     static std::shared_ptr<target_context> of(llama_context * target, int32_t exact_rows, bool always_top);
-    ~target_context();
+    ~target_context() override;
     target_context(const target_context &)             = delete;
     target_context & operator=(const target_context &) = delete;
 
@@ -46,15 +32,16 @@ class target_context : public std::enable_shared_from_this<target_context> {
 
     llama_context * get() const { return target_; }
     bool            at_work() const { return at_work_; } // it is us who decode, save or restore: hooks are not news
-    int64_t         n_exact_batches() const { return state_.n_exact_batches; }
-    void            reset_counters() { state_.n_exact_batches = 0; }
+    int64_t         n_exact_batches() const { return attached_.n_exact_batches; }
+    void            reset_counters() { attached_.n_exact_batches = 0; }
 
-    row_batch & batch() { return batch_; }  // of the next decode; cleared by the caller
-    results &   left() { return results_; } // by the newest one
-    dw_state &  state() { return state_; }
-    // llama_decode of the batch, rows of these sequences; open rounds of others are settled first, since what they wait
-    // for goes, then `begin` is called. Throws failure.
-    void decode(const std::vector<place> & places, int32_t n_rows, const std::function<void()> & begin = [] {});
+    row_batch &  batch() { return batch_; }  // of the next decode; cleared by the caller
+    results &    left() { return results_; } // by the newest one
+    attachment & attached() { return attached_; }
+    // llama_decode of the batch, rows of these sequences, as `request` says. Open rounds of others are settled first,
+    // since what they wait for goes. Then `begin` is called, once an attempt. Throws failure.
+    void decode(const std::vector<place> & places, int32_t n_rows, const decode_request & request,
+                const std::function<void()> & begin);
     // whether the memory is as it was before the newest decode, if that failed
     bool intact() const { return intact_; }
 
@@ -64,16 +51,16 @@ class target_context : public std::enable_shared_from_this<target_context> {
     // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
 
-    // whether graphs take turns in the memory that llama.cpp set aside (graphs.h)
-    bool short_of_memory() const { return graphs_.short_of_memory(); }
+    // whether graphs take turns in the memory that llama.cpp set aside (graph_store.h)
+    bool short_of_memory() const;
     // rows that a verify may have in all, since a larger one found no memory for its graph
     int32_t row_limit() const { return row_limit_; }
     // a verify of n_rows rows in all found none: the next may have as many as the next smaller bucket, 1 at least
     void limit_rows(int32_t n_rows);
 
     // One decode of n_rows rows a tree, none of which is kept until commits say so. on_trees: commits are the tree
-    // state's; else the rows are chains', and seq_rm cuts them back.
-    void verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees);
+    // state's; else the rows are chains', and seq_rm cuts them back. `request` may hold feeds.
+    void verify(const std::vector<tree_state::member> & members, int32_t n_rows, bool on_trees, decode_request request);
 
     // Make sure of a tree state with room for so many rows; `refusal` says why there is none.
     void         prepare_trees(int32_t n_rows);
@@ -104,8 +91,11 @@ class target_context : public std::enable_shared_from_this<target_context> {
     target_context(llama_context * target, int32_t exact_rows, bool always_top);
     template <typename F> void each_listener(F f);
     void                       forget_verifies();
-    int32_t                    run_batch(const std::function<void()> & begin, std::string & why);
-    int32_t attempt(const memory_marks & marks, const std::function<void()> & begin, std::string & why);
+    void                       on_flush(bool decodes) noexcept override;
+    void                       on_replaced() noexcept override;
+    int32_t run_batch(const decode_request & request, const std::function<void()> & begin, std::string & why);
+    int32_t attempt(const memory_marks & marks, const decode_request & request, const std::function<void()> & begin,
+                    std::string & why);
     void    require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const;
     void    settle_all_but(const std::vector<place> & places);
 
@@ -113,8 +103,7 @@ class target_context : public std::enable_shared_from_this<target_context> {
     bool                        at_work_ = false;
     bool                        intact_  = true;
     std::vector<member>         members_;
-    dw_state                    state_;
-    dw_graph_store              graphs_;
+    attachment                  attached_;
     row_batch                   batch_;
     results                     results_;
     std::unique_ptr<tree_state> trees_; // nullptr: rejected drafts are rolled back by seq_rm

@@ -2,11 +2,8 @@
 
 #include "verify/tree_state.h"
 
-#include "llama-context.h"
-#include "llama-memory-hybrid.h"
-#include "llama-model.h"
-#include "llama/recurrent_cells.h"
-#include "llama/results.h"
+#include "llama/backends.h"
+#include "llama/facts.h"
 #include "llama/status.h"
 #include "verify/row_mask.h"
 
@@ -21,42 +18,31 @@ bool has_ops(llama_context * ctx, const ggml_tensor * t) {
     return backend && find_tree_ops(ggml_backend_get_device(backend));
 }
 
-// The cache's tensor of values in layer il, and whether it is transposed: [n_embd, kv_size, n_streams] or
-// [kv_size, n_embd, n_streams]. The cache itself only offers views. cparams.flash_attn does not tell: where it was
-// `auto`, llama.cpp may have turned it off after the cache was made.
-std::pair<ggml_tensor *, bool> value_storage(const llama_kv_cache & cache, int32_t il) {
-    ggml_context_ptr          views(ggml_init({ 4 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
-    llama_kv_cache::slot_info whole{ 0, 0, {}, {} };
-    const ggml_tensor *       view = cache.get_v(views.get(), il, 1, whole);
-    return { view->view_src, view->nb[1] > view->nb[2] };
-}
-
 } // namespace
 
 // why no draft trees can be verified in a context; empty: they can
 std::string tree_state::refusal(llama_context * target) {
-    const llm_arch arch   = llama_get_model(target)->arch;
-    const auto *   memory = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(target));
-    if ((arch != LLM_ARCH_QWEN35 && arch != LLM_ARCH_QWEN35MOE) || !memory) {
+    const std::string arch   = architecture(llama_get_model(target));
+    const auto        memory = hybrid_memory::of(target);
+    if ((arch != "qwen35" && arch != "qwen35moe") || !memory) {
         return "trees are verified on qwen35 and qwen35moe";
     }
-    if (!target->get_cparams().fused_gdn_ar || !target->get_cparams().fused_gdn_ch) {
+    if (!has_fused_delta_net(target)) {
         return "the context runs the delta net without its fused op";
     }
-    if (!dw_cpu_backend(target)) {
+    if (!cpu_backend(target)) {
         return "the context has no CPU backend";
     }
-    const llama_memory_recurrent & recurrent = *memory->get_mem_recr();
-    for (size_t il = 0; il < recurrent.s_l.size(); ++il) {
-        for (const ggml_tensor * state : { recurrent.s_l[il], recurrent.r_l[il] }) {
-            if (state && (!has_ops(target, state) || state->type != GGML_TYPE_F32)) {
-                return "the state of layer " + std::to_string(il) + " is on a device without the tree ops";
+    for (const auto & layer : memory->recurrent_layers()) {
+        for (const ggml_tensor * state : { layer.states, layer.conv_states }) {
+            if (!has_ops(target, state) || state->type != GGML_TYPE_F32) {
+                return "the state of layer " + std::to_string(layer.il) + " is on a device without the tree ops";
             }
         }
     }
-    for (const uint32_t il : memory->get_mem_attn()->get_layer_ids()) {
-        if (!has_ops(target, memory->get_mem_attn()->get_k_storage((int32_t) il))) {
-            return "the KV cache of layer " + std::to_string(il) + " is on a device without the tree ops";
+    for (const auto & layer : memory->attention_layers()) {
+        if (!has_ops(target, layer.keys)) {
+            return "the KV cache of layer " + std::to_string(layer.il) + " is on a device without the tree ops";
         }
     }
     return "";
@@ -67,11 +53,10 @@ std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max
     if (!why_not.empty()) {
         return nullptr;
     }
-    auto * memory = static_cast<llama_memory_hybrid *>(llama_get_memory(target));
-    return std::unique_ptr<tree_state>(new tree_state(target, memory, max_rows));
+    return std::unique_ptr<tree_state>(new tree_state(target, *hybrid_memory::of(target), max_rows));
 }
 
-tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, int32_t max_rows) :
+tree_state::tree_state(llama_context * target, const hybrid_memory & memory, int32_t max_rows) :
     target_(target),
     memory_(memory),
     max_rows_((int32_t) GGML_PAD(max_rows, 8)) { // keeps each layer's factors aligned
@@ -79,29 +64,19 @@ tree_state::tree_state(llama_context * target, llama_memory_hybrid * memory, int
 }
 
 void tree_state::make_devices() {
-    const llama_hparams & hparams = llama_get_model(target_)->hparams;
-    tree_shape            shape{};
-    shape.size        = hparams.ssm_d_state;
-    shape.n_heads     = hparams.ssm_dt_rank;
-    shape.n_key_heads = hparams.ssm_n_group;
-    shape.n_channels  = hparams.ssm_d_inner + 2 * shape.n_key_heads * shape.size;
-    shape.conv_width  = hparams.ssm_d_conv;
-    shape.max_rows    = max_rows_;
+    const delta_net_sizes sizes = delta_net_of(llama_get_model(target_));
+    const tree_shape      shape{
+        sizes.size, sizes.n_heads, sizes.n_key_heads, sizes.n_channels, sizes.conv_width, max_rows_
+    };
 
     std::map<ggml_backend_t, tree_device::residents> homes;
-    const llama_memory_recurrent &                   recurrent = *memory_->get_mem_recr();
-    for (size_t il = 0; il < recurrent.s_l.size(); ++il) {
-        if (ggml_tensor * states = recurrent.s_l[il]) {
-            homes[backend_of(target_, states)].layers[(int32_t) il] = { states, recurrent.r_l[il] };
-        }
+    for (const auto & layer : memory_.recurrent_layers()) {
+        homes[backend_of(target_, layer.states)].layers[layer.il] = { layer.states, layer.conv_states };
     }
-    const llama_kv_cache & cache = *memory_->get_mem_attn();
-    for (const uint32_t il : cache.get_layer_ids()) {
-        ggml_tensor * k      = cache.get_k_storage((int32_t) il);
-        auto &        caches = homes[backend_of(target_, k)].caches;
-        caches.push_back({ k, false });
-        const auto [values, transposed] = value_storage(cache, (int32_t) il);
-        caches.push_back({ values, transposed });
+    for (const auto & layer : memory_.attention_layers()) {
+        auto & caches = homes[backend_of(target_, layer.keys)].caches;
+        caches.push_back({ layer.keys, false });
+        caches.push_back({ layer.values, layer.transposed });
     }
     for (auto & [backend, here] : homes) {
         const tree_op_set & ops = *find_tree_ops(ggml_backend_get_device(backend));
@@ -128,14 +103,8 @@ void tree_state::finish() const {
     }
 }
 
-int32_t tree_state::cell(llama_seq_id seq) const {
-    const auto & cells = memory_->get_mem_recr()->cells;
-    return (size_t) seq < cells.size() ? cells[seq].tail : -1;
-}
-
 bool tree_state::ready(llama_seq_id seq) const {
-    const llama_memory_recurrent & recurrent = *memory_->get_mem_recr();
-    return own_cell(recurrent, seq) >= 0 && (recurrent.rs_idx.empty() || recurrent.rs_idx[seq] == 0);
+    return memory_.has_own_state(seq);
 }
 
 // llama_batch_allocr splits sequences whose numbers do not follow each other where each has a stream of its own.
@@ -145,11 +114,11 @@ bool tree_state::ready(const std::vector<llama_seq_id> & sequences) const {
             return false;
         }
     }
-    return are_in_order(*memory_->get_mem_recr(), sequences);
+    return memory_.are_in_order(sequences);
 }
 
 bool tree_state::holds(llama_seq_id seq, llama_pos n_tokens) const {
-    return ready(seq) && memory_->get_mem_recr()->cells[cell(seq)].pos == n_tokens - 1;
+    return ready(seq) && memory_.state_pos(seq) == n_tokens - 1;
 }
 
 void tree_state::set_tree(const token_tree & tree, int32_t first, int32_t n_rows) {
@@ -198,23 +167,23 @@ void tree_state::begin(const std::vector<member> & members, int32_t n_rows, bool
     branches_ = false;
     for (const member & each : members) {
         for (const auto & device : devices_) {
-            device->prepare_commit(cell(each.seq));
+            device->prepare_commit(memory_.state_cell(each.seq));
         }
         const int32_t first = (int32_t) open_.size() * n_rows;
         open_.push_back({ each.seq, each.pos, first });
         set_tree(*each.tree, first, n_rows);
         branches_ = branches_ || n_rows > each.tree->size() || !each.tree->is_chain();
         // llama_memory_recurrent warns of positions that are not one further than the last
-        memory_->get_mem_recr()->cells[cell(each.seq)].pos = each.pos + each.tree->height() - n_rows;
+        memory_.set_state_pos(each.seq, each.pos + each.tree->height() - n_rows);
     }
     const bool on_host =
         std::all_of(devices_.begin(), devices_.end(), [](const auto & each) { return each->is_host(); });
-    arranges_ = branches_ && exact && on_host && !target_->get_cparams().flash_attn;
+    arranges_ = branches_ && exact && on_host && !has_flash_attention(target_);
 }
 
 // Rows of a tree do not see their siblings. Where their scores are arranged, they lie as in plain decoding.
-void tree_state::placed(const dw_placed_rows & rows) noexcept {
-    const int64_t kv_size = memory_->get_mem_attn()->get_size();
+void tree_state::placed(const placed_rows & rows) noexcept {
+    const int64_t kv_size = memory_.n_kv_cells();
     cells_.assign(rows.cells, rows.cells + rows.n);
     int32_t * cells = tree_column(3);
     for (int64_t i = 0; i < rows.n; ++i) {

@@ -6,7 +6,8 @@
 
 #pragma once
 
-#include "hooks/hooks.h"
+#include "llama/decode_request.h"
+#include "llama/memory.h"
 #include "tree/token_tree.h"
 #include "verify/tree_device.h"
 
@@ -14,11 +15,9 @@
 #include <string>
 #include <vector>
 
-class llama_memory_hybrid;
-
 namespace draftwood {
 
-class tree_state : public dw_verify_graph {
+class tree_state : public verify_graph {
   public:
     // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or layers on a device
     // without them. max_rows of a verify, those of all sequences together.
@@ -55,8 +54,8 @@ class tree_state : public dw_verify_graph {
     int32_t max_rows() const { return max_rows_; }
     size_t  bytes() const;
 
-    int32_t       variant() const noexcept override { return branches_ ? 2 : 1; }
-    void          placed(const dw_placed_rows & rows) noexcept override;
+    verify_kind   kind() const noexcept override { return branches_ ? verify_kind::tree : verify_kind::chain; }
+    void          placed(const placed_rows & rows) noexcept override;
     ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x,
                              int il) override;
     ggml_tensor * delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * q,
@@ -65,7 +64,7 @@ class tree_state : public dw_verify_graph {
     ggml_tensor * attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) override;
 
   private:
-    tree_state(llama_context * target, llama_memory_hybrid * memory, int32_t max_rows);
+    tree_state(llama_context * target, const hybrid_memory & memory, int32_t max_rows);
 
     // of the open verify: rows of the batch
     struct open_rows {
@@ -77,14 +76,12 @@ class tree_state : public dw_verify_graph {
     static std::string refusal(llama_context * target);
     void               make_devices();
     void               set_tree(const token_tree & tree, int32_t first, int32_t n_rows);
-    void               rename_cells(const open_rows & rows, const std::vector<llama_token> & kept);
-    int32_t            cell(llama_seq_id seq) const; // of its state; -1: none
     int32_t *          tree_column(int i) { return rows_.data() + (size_t) i * max_rows_; }
     tree_device &      device_of(int32_t il);
 
-    llama_context *       target_;
-    llama_memory_hybrid * memory_;
-    int32_t               max_rows_;
+    llama_context * target_;
+    hybrid_memory   memory_;
+    int32_t         max_rows_;
 
     std::vector<std::unique_ptr<tree_device>> devices_;
 

@@ -216,17 +216,6 @@ def test_drafts_in_trees(planted):
     assert re.search(expected, line), line
 
 
-def test_drawn_drafts_are_those_of_draw_drafts(planted, llama):
-    options = [planted, PROMPT, "--raw", "-n", str(N), "--temp", "2", "--seed", "7", "--speculation", "tree"]
-    found = run_json(*options, "--draw-drafts")
-    llm = llama(speculation="tree", draw_drafts=True, n_ctx=4096)
-    llm.set_seed(7)
-    stream = llm.generate(llm.tokenize(PROMPT.encode()), temp=2.0)
-    tokens = [token for token, _ in zip(stream, range(N), strict=False)]
-    assert found["text"] == llm.detokenize(tokens).decode(errors="ignore")
-    assert found["text"] != run_json(*options)["text"]
-
-
 def test_marked_tokens_are_the_accepted_ones(session):
     llm = session()
     plain = session(speculation="off")

@@ -76,14 +76,6 @@ def test_accepted_paths_are_the_text_of_plain_decoding(drafting, temp):
         assert all(len(each["nodes"]) <= 16 for each in found["rounds"])
 
 
-def test_drafts_may_be_drawn():
-    settings = ["--rounds", str(ROUNDS), "--temp", "0.8", "--seed", "7", "--json"]
-    drawn, best = (json.loads(tree(*settings, *more).stdout) for more in (["--draw-drafts"], []))
-    emitted(drawn)
-    nodes = [[[node["token"] for node in each["nodes"]] for each in one["rounds"]] for one in (drawn, best)]
-    assert nodes[0] != nodes[1]
-
-
 def test_what_is_drawn_says_what_json_does():
     settings = ["--rounds", "2", "--tree-budget", "8"]
     found = json.loads(tree(*settings, "--json").stdout)

@@ -12,7 +12,7 @@ from draftwood.engine import _capi
 
 from tests.model.rig import PROMPT, check_plain, follow
 
-HEADER = Path(__file__).resolve().parents[2] / "src" / "hooks" / "graphs.h"
+HEADER = Path(__file__).resolve().parents[2] / "src" / "llama" / "graph_store.h"
 
 
 def n_reused(r) -> int:

@@ -1,6 +1,6 @@
-"""python/draftwood/engine/_capi.py held against src/include/draftwood.h, by reading the header.
+"""_capi.py and bench/testing_api.py against the two headers of src/include, by reading the headers.
 
-The library itself is checked when it is loaded (dw_api_version); this finds what only the two texts show.
+The library itself is checked when it is loaded (dw_api_version); this finds what only the texts show.
 """
 
 import ctypes
@@ -10,8 +10,18 @@ from pathlib import Path
 import pytest
 from draftwood.engine import _capi
 
-HEADER = Path(__file__).resolve().parents[2] / "src" / "include" / "draftwood.h"
-CODE = re.sub(r"//[^\n]*|/\*.*?\*/", "", HEADER.read_text(), flags=re.DOTALL)
+from bench import testing_api
+
+INCLUDE = Path(__file__).resolve().parents[2] / "src" / "include"
+
+
+def code_of(header):
+    return re.sub(r"//[^\n]*|/\*.*?\*/", "", (INCLUDE / header).read_text(), flags=re.DOTALL)
+
+
+HEADERS = {"draftwood.h": _capi, "draftwood-testing.h": testing_api}
+CODE = {header: code_of(header) for header in HEADERS}
+ALL = "\n".join(CODE.values())
 
 STRUCTS = {
     "dw_params": _capi.Params,
@@ -35,6 +45,7 @@ SCALARS = {
 POINTERS = {
     "char": ctypes.c_char_p,
     "dw_engine": _capi.EngineHandle,
+    "dw_cost_model": testing_api.CostModelHandle,
     "llama_context": ctypes.c_void_p,
     "llama_sampler": ctypes.c_void_p,
     "llama_context_params": ctypes.POINTER(_capi._llama.llama_context_params),
@@ -42,9 +53,9 @@ POINTERS = {
 }
 
 
-def constants():
-    defines = {name: int(value) for name, value in re.findall(r"#define\s+(DW_\w+)\s+(\d+)\s*$", CODE, re.M)}
-    for body in re.findall(r"typedef enum \w+ \{(.*?)\}", CODE, re.DOTALL):
+def constants(code=ALL):
+    defines = {name: int(value) for name, value in re.findall(r"#define\s+(DW_\w+)\s+(\d+)\s*$", code, re.M)}
+    for body in re.findall(r"typedef enum \w+ \{(.*?)\}", code, re.DOTALL):
         defines |= {name: int(value) for name, value in re.findall(r"(DW_\w+)\s*=\s*(\d+)", body)}
     return defines
 
@@ -54,7 +65,7 @@ def value_of(text):
 
 
 def fields(struct):
-    body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", CODE, re.DOTALL).group(1)
+    body = re.search(rf"typedef struct {struct} \{{(.*?)\}} {struct};", ALL, re.DOTALL).group(1)
     for kind, name, count in re.findall(r"([\w\s*]+?)(\w+)\s*(?:\[(\w+)\])?\s*;", body):
         one = type_of(kind)
         yield name, one * value_of(count) if count else one
@@ -68,14 +79,15 @@ def type_of(declared, *, is_result=False):
         return None if base == "void" and is_result else SCALARS[base]
     if stars == "*":
         return POINTERS[base] if base in POINTERS else ctypes.POINTER(SCALARS[base])
-    assert (base, stars) == ("dw_engine", "**"), declared
+    assert base in ("dw_engine", "dw_cost_model"), declared
+    assert stars == "**", declared
     return ctypes.POINTER(POINTERS[base])
 
 
-def functions():
+def functions(code=ALL):
     found = {}
     for result, name, arguments in re.findall(
-        r"DW_API\s+([\w\s*]+?)\s*(dw_\w+)\s*\((.*?)\)\s*;", CODE, re.DOTALL
+        r"DW_API\s+([\w\s*]+?)\s*(dw_\w+)\s*\((.*?)\)\s*;", code, re.DOTALL
     ):
         parts = [] if arguments.strip() == "void" else arguments.split(",")
         # "const llama_token * draft": the last word is the argument's name
@@ -83,19 +95,21 @@ def functions():
     return found
 
 
-def test_the_header_is_read_at_all():
-    assert len(functions()) == CODE.count("DW_API ") - CODE.count("#define DW_API ")
-    assert len(functions()) > 15
-    assert len(constants()) > 10
+@pytest.mark.parametrize("header", HEADERS)
+def test_headers_are_read_at_all(header):
+    code = CODE[header]
+    assert len(functions(code)) == code.count("DW_API ") - code.count("#define DW_API ")
+    assert len(functions(code)) > 15
+    assert len(constants(code)) >= 4
 
 
-def test_constants():
-    values = constants()
-    assert values.pop("DW_API_VERSION") == _capi.API_VERSION
+@pytest.mark.parametrize("header", HEADERS)
+def test_constants(header):
+    values, module = constants(CODE[header]), HEADERS[header]
+    theirs = {name for name, value in vars(module).items() if name.isupper() and isinstance(value, int)}
+    assert theirs == {name.removeprefix("DW_") for name in values}, "the same names on both sides"
     for name, value in values.items():
-        assert getattr(_capi, name.removeprefix("DW_")) == value, name
-    theirs = {name for name, value in vars(_capi).items() if name.isupper() and isinstance(value, int)}
-    assert theirs == {name.removeprefix("DW_") for name in constants()}, "the same names on both sides"
+        assert getattr(module, name.removeprefix("DW_")) == value, name
 
 
 @pytest.mark.parametrize("struct", STRUCTS)
@@ -104,18 +118,19 @@ def test_struct_fields(struct):
 
 
 def test_all_structs_are_there():
-    assert set(re.findall(r"typedef struct (\w+) \{", CODE)) == set(STRUCTS)
+    assert set(re.findall(r"typedef struct (\w+) \{", ALL)) == set(STRUCTS)
 
 
-def test_functions_are_the_same_on_both_sides():
-    assert set(functions()) == set(_capi.SIGNATURES)
+@pytest.mark.parametrize("header", HEADERS)
+def test_functions_are_the_same_on_both_sides(header):
+    assert set(functions(CODE[header])) == set(HEADERS[header].SIGNATURES)
 
 
 @pytest.mark.parametrize("name", functions())
 def test_signature(name):
     result, arguments = functions()[name]
     declared = (type_of(result, is_result=True), [type_of(argument) for argument in arguments])
-    assert _capi.SIGNATURES[name] == declared
+    assert {**_capi.SIGNATURES, **testing_api.SIGNATURES}[name] == declared
     function = getattr(_capi.lib, name)
     assert (function.restype, list(function.argtypes)) == declared
 

@@ -64,10 +64,6 @@ def test_defaults():
             ({"drafter": "d.gguf", "speculation": each}, f'found a drafter= beside speculation="{each}"')
             for each in ("mtp", "ngram")
         ),
-        ({"draw_drafts": "yes"}, "draw_drafts is 'yes'; expected True or False"),
-        ({"draw_drafts": None}, "draw_drafts is None"),
-        ({"speculation": "ngram", "draw_drafts": True}, "expected trees of MTP or DFlash drafts"),
-        ({"speculation": "off", "draw_drafts": True}, "found draw_drafts=True beside speculation='off'"),
         ({"exact": "no"}, "exact is 'no'; expected True or False"),
         ({"exact": None}, "exact is None; expected True or False"),
     ],
@@ -132,7 +128,6 @@ def test_snapshots_only_where_the_tree_ops_may_not_run(without_tree_ops, argumen
         ({"speculation": "ngram"}, 0),
         *(({"speculation": s, "tree_budget": n}, n) for s in ("tree", "auto", "mtp") for n in (2, 64)),
         ({"speculation": "dflash", "drafter": "d.gguf", "tree_budget": 5}, 5),
-        ({"speculation": "mtp", "draw_drafts": True}, DEFAULT_TREE_BUDGET),
         ({"speculation": "off"}, 0),
     ],
 )
@@ -234,8 +229,6 @@ def test_a_draft_model_of_the_callers_own_runs_on_any_model():
     assert plan(Options(), Info(), given).tree_budget == 0
     with pytest.raises(OptionError, match="found draft_model= beside tree_budget=4; expected chains"):
         plan(Options(tree_budget=4), Info(), given)
-    with pytest.raises(OptionError, match="found draft_model= beside draw_drafts=True"):
-        plan(Options(draw_drafts=True), Info(), given)
     with pytest.raises(OptionError, match=r"drafter='d\.gguf'"):
         plan(Options(drafter="d.gguf"), Info(), given)
     assert "embedding=True" in plan(Options(), Info(), {**given, "embedding": True}).reason

@@ -2,8 +2,10 @@
 
 from __future__ import annotations
 
+import numpy as np
 import pytest
-from draftwood.generate.sampling import tokens_enough
+from draftwood.errors import OptionError
+from draftwood.generate.sampling import require_finite, tokens_enough
 
 DEFAULTS = {
     "top_k": 40,
@@ -40,3 +42,17 @@ DEFAULTS = {
 )
 def test_tokens_enough(change, expected):
     assert tokens_enough(**{**DEFAULTS, **change}) == expected
+
+
+@pytest.mark.parametrize(
+    "value", [float("nan"), float("inf"), -float("inf"), 1e39, 10**400, "0.8", None], ids=str
+)
+def test_numbers_that_make_no_sense(value):
+    for name in (*("temp", "top_p", "min_p", "typical_p", "tfs_z", "repeat_penalty"), "mirostat_eta"):
+        with pytest.raises(OptionError, match="expected a finite number") as caught:
+            require_finite({**DEFAULTS, name: value})
+        assert str(caught.value).startswith("temperature is" if name == "temp" else f"{name} is")
+
+
+def test_numbers_that_do():
+    require_finite({**DEFAULTS, "temp": -1.0, "top_p": 1, "min_p": np.float32(0.1), "repeat_penalty": 0})

@@ -1,4 +1,4 @@
-"""src/tree/* through draftwood.engine.tree: which nodes a tree keeps, held against all that it could keep.
+"""src/tree/* through bench/testing_api.py: which nodes a tree keeps, held against all that it could keep.
 
 Log-probabilities are multiples of 1/64, so that sums of them are exact in f32, and ties happen.
 """
@@ -12,10 +12,12 @@ from collections.abc import Iterator
 
 import pytest
 from draftwood.engine import _capi
-from draftwood.engine.tree import Tree, bucket, from_positions, merge, native_tree, select
+from draftwood.engine.tree import Tree, native_tree
 from draftwood.errors import OptionError
 from hypothesis import given, settings
 from hypothesis import strategies as st
+
+from bench.testing_api import bucket, from_positions, merge, select
 
 lib = _capi.lib
 STEP = 1 / 64
@@ -328,12 +330,10 @@ def test_positions_less_than_none():
 def test_null_pointers_and_structs_of_another_size():
     good, out = Tree((ROOT, 1), (-1, 0)).to_native(), native_tree()
     tokens, log_probs = (ctypes.c_int32 * 2)(1, 2), (ctypes.c_float * 2)()
-    halves = (ctypes.c_double * 2)(0.5, 0.5)
     calls = {
         "dw_tree_from_positions": [ROOT, tokens, log_probs, 1, 2, 4, 0, 0.0, ctypes.byref(out)],
         "dw_tree_merge": [ctypes.byref(good), ctypes.byref(good)],
         "dw_tree_select": [ctypes.byref(good), 2, 0, ctypes.byref(out)],
-        "dw_tree_walk_drawn": [halves, halves, 2, 1, 1, 1, (ctypes.c_int64 * 2)()],
     }
     unset = _capi.Tree(n=1)
     for name, arguments in calls.items():

@@ -21,6 +21,7 @@ from draftwood.api.replies import CALL, Part, Splitter, opening_of, split
 from draftwood.api.timings import Latest
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.generate.host import Host
+from draftwood.load.grammars import require_schema
 
 REASONING_FORMATS = (None, "none", "auto", "deepseek")
 
@@ -74,7 +75,8 @@ class ChatOptions:
 def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Return a call's arguments by upstream's names, `self` left out, defaults included.
 
-    Errors: TypeError as of any call, OptionError for messages that are none.
+    Errors: TypeError as of any call, OptionError for messages that are none, GrammarError for JSON schemas
+    beyond the limits of grammars.py.
     """
     try:
         bound = signature.bind(*args, **kwargs)
@@ -91,6 +93,10 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
     request = dict(bound.arguments)
     del request["self"]
     _check_messages(request["messages"])
+    forced = isinstance(request["tool_choice"], dict) or isinstance(request["function_call"], dict)
+    require_schema(request["response_format"], "response_format")
+    for name in ("tools", "functions"):
+        require_schema(request[name], name, counts=forced)
     return request
 
 

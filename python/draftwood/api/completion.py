@@ -7,6 +7,7 @@ Must not know: drafting, chat. Tests: tests/model/test_api_completion.py (agains
 
 from __future__ import annotations
 
+import math
 import random
 import sys
 import time
@@ -23,7 +24,7 @@ from draftwood.api.detokenize import Growing, Pieces, token_text
 from draftwood.api.logprobs import of_completion
 from draftwood.api.stream import Chunks
 from draftwood.api.timings import Latest, Timer
-from draftwood.errors import CacheError, OptionError
+from draftwood.errors import IDS_HINT, CacheError, OptionError
 from draftwood.generate.host import Host
 from draftwood.load.fixes import CACHE_ERRORS
 from draftwood.warn import warn
@@ -204,12 +205,15 @@ def _max_tokens(llm: Host, request: dict[str, Any], n_prompt: int) -> int:
     return room if asked is None or asked <= 0 else min(asked, room)
 
 
-def with_bias(request: dict[str, Any]) -> Any:
-    """Return the request's processors, its logit_bias last (upstream drops all if both are given)."""
+def with_bias(request: dict[str, Any], n_vocab: int) -> Any:
+    """Return the request's processors, its logit_bias last (upstream drops all if both are given).
+
+    Errors: OptionError for a bias of what is no token, or that is no number.
+    """
     processors = request["logits_processor"]
     if request["logit_bias"] is None:
         return processors
-    bias = {int(token): float(value) for token, value in request["logit_bias"].items()}
+    bias = _checked_bias(request["logit_bias"], n_vocab)
 
     def add_bias(input_ids: Any, scores: Any) -> Any:
         biased = np.copy(scores)
@@ -218,6 +222,27 @@ def with_bias(request: dict[str, Any]) -> Any:
         return biased
 
     return _upstream.LogitsProcessorList([*(processors or []), add_bias])
+
+
+def _checked_bias(given: Any, n_vocab: int) -> dict[int, float]:
+    hint = f"logit_bias={{token: -100.0}}; {IDS_HINT}"
+    try:
+        bias = {int(token): float(value) for token, value in given.items()}
+    except (AttributeError, TypeError, ValueError, OverflowError) as error:
+        raise OptionError(
+            f"found logit_bias={given!r:.80}; expected a dict of token ids and numbers: {error}", hint=hint
+        ) from None
+    for token, value in bias.items():
+        if not 0 <= token < n_vocab:
+            raise OptionError(
+                f"found token {token} in logit_bias; expected 0 to {n_vocab - 1}",
+                hint=hint,
+            )
+        if math.isnan(value):
+            raise OptionError(
+                f"found {value} as the logit_bias of token {token}; expected a number", hint=hint
+            )
+    return bias
 
 
 def _look_up(llm: Host, prompt_tokens: list[int]) -> None:

@@ -65,13 +65,11 @@ _MODEL = (
                       f"Default: {DEFAULT_TREE_BUDGET} where drafts are trees."),
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
                  help="End a draft where its path's probability falls below this."),
-    click.option("--draw-drafts", is_flag=True,
-                 help="Draw drafts at random: the model's distribution, another text for a seed."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
 _SETTINGS = (
     *("n_ctx", "n_gpu_layers", "rpc_servers", "drafter", "draft_tokens", "tree_budget", "draft_p_min"),
-    *("draw_drafts", "verbose"),
+    "verbose",
 )
 
 

@@ -42,7 +42,6 @@ _OTHERWISE = {
     "--n-ctx": "-c N",
     "--max-tokens": "-n N, or max_tokens in a request",
     "--tree-budget": _CHAINS,
-    "--draw-drafts": _CHAINS,
     "--exact": "its kernels are llama.cpp's own",
     "--no-exact": "its kernels are llama.cpp's own: leave it out",
 }
@@ -92,6 +91,9 @@ def command(arguments: tuple[str, ...], speculation: str) -> None:
             f"found no llama-server at {server}; expected it in the installed package",
             hint="install draftwood again; `draftwood doctor` shows what else is missing",
         )
+    with library_needed():
+        from draftwood.load import cpu
+    cpu.check()
     command = [server, *command_line(list(arguments), speculation)]
     sys.stderr.flush()
     os.execv(server, command)

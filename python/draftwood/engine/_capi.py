@@ -1,7 +1,8 @@
 """ctypes signatures of src/include/draftwood.h, and nothing else.
 
-tests/unit/test_capi.py holds them against the header. The library is the libllama that
-draftwood._llama_cpp has loaded: our sources are linked into it.
+tests/unit/test_capi.py compares them with the header. Functions that only tests and benchmarks call:
+bench/testing_api.py. The library is the libllama that draftwood._llama_cpp has loaded: our sources are
+linked into it.
 """
 
 from __future__ import annotations
@@ -13,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 6
+API_VERSION = 7
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -37,9 +38,6 @@ DRAFTER_GIVEN = 4
 
 LENGTH_FIXED = 0
 LENGTH_AUTO = 1
-
-RESULTS_AUTO = 0
-RESULTS_TOP = 1
 
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p
@@ -158,13 +156,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_propose_given": (_STATUS, [EngineHandle, Token, _P(Token), ctypes.c_int32]),
     "dw_propose_tree": (_STATUS, [EngineHandle, _P(Tree)]),
     "dw_set_temperature": (_STATUS, [EngineHandle, ctypes.c_float]),
-    "dw_set_drawn": (_STATUS, [EngineHandle, ctypes.c_bool, ctypes.c_uint64]),
     "dw_verify": (_STATUS, [EngineHandle]),
     "dw_verify_all": (_STATUS, [_P(EngineHandle), ctypes.c_int32]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
-    "dw_next_scheduled": (_STATUS, [EngineHandle, ctypes.c_void_p, ctypes.c_bool, _P(Token)]),
-    "dw_replay": (_STATUS, [EngineHandle, ctypes.c_int32, _P(ctypes.c_double)]),
     "dw_set_top": (_STATUS, [EngineHandle, ctypes.c_int32]),
     "dw_rewind": (_STATUS, [EngineHandle]),
     "dw_commit": (_STATUS, [EngineHandle]),
@@ -181,24 +176,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_get_stats": (_STATUS, [EngineHandle, _P(Stats)]),
     "dw_get_curve": (_STATUS, [EngineHandle, _P(Curve)]),
     "dw_stats_reset": (_STATUS, [EngineHandle]),
-    "dw_tree_from_positions": (
-        _STATUS,
-        [
-            *(Token, _P(Token), _P(ctypes.c_float)),
-            *(ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, ctypes.c_float, _P(Tree)),
-        ],
-    ),
-    "dw_tree_merge": (_STATUS, [_P(Tree), _P(Tree)]),
-    "dw_tree_select": (_STATUS, [_P(Tree), ctypes.c_int32, ctypes.c_int32, _P(Tree)]),
-    "dw_tree_bucket": (ctypes.c_int32, [ctypes.c_int32]),
-    "dw_tree_walk_drawn": (
-        _STATUS,
-        [
-            *(_P(ctypes.c_double), _P(ctypes.c_double), ctypes.c_int32, ctypes.c_int32),
-            *(ctypes.c_uint64, ctypes.c_int64, _P(ctypes.c_int64)),
-        ],
-    ),
-    "dw_tree_drawn_shape": (ctypes.c_int32, [ctypes.c_int32, ctypes.c_int32, ctypes.c_int32, _I32P]),
 }
 
 for _name, (_restype, _argtypes) in SIGNATURES.items():

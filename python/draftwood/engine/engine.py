@@ -109,7 +109,7 @@ class Engine:
         curve: Curve | None = None,
         tree_budget: int = 0,
         seq_id: int = 0,
-        results: int = _capi.RESULTS_AUTO,
+        results: int = 0,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -184,10 +184,6 @@ class Engine:
         """Tell what the next requests sample at, 0.0 for greedy: which drafts are probable depends on it."""
         check(_lib.dw_set_temperature(self._handle, temperature))
 
-    def set_drawn(self, drawn: bool, seed: int) -> None:
-        """Draw later drafts: text then follows the distribution, not the draws, of plain decode."""
-        check(_lib.dw_set_drawn(self._handle, drawn, seed))
-
     def set_top(self, n: int) -> None:
         """Tell how many of a row's best tokens the next requests' sampler decides among; 0: it needs all."""
         check(_lib.dw_set_top(self._handle, n))
@@ -214,20 +210,6 @@ class Engine:
         """Sample that row with a llama_sampler, which accepts the token. Returns the token."""
         check(_lib.dw_next(self._handle, sampler, ctypes.byref(self._token)))
         return self._token.value
-
-    def next_scheduled(self, sampler: Any, *, accept: bool) -> int:
-        """Sample that row as `next` does, and then accept the likeliest draft or none: for benchmarks.
-
-        The text that comes of it means nothing.
-        """
-        check(_lib.dw_next_scheduled(self._handle, sampler, accept, ctypes.byref(self._token)))
-        return self._token.value
-
-    def replay(self, n_times: int) -> float:
-        """Return the seconds that the open round's verify takes on its device, run n_times again."""
-        micros = ctypes.c_double()
-        check(_lib.dw_replay(self._handle, n_times, ctypes.byref(micros)))
-        return micros.value * 1e-6
 
     def draft(self) -> list[int]:
         """Return the tokens of the current draft."""

@@ -1,4 +1,4 @@
-"""Draft trees as Python sees them: plain lists, and how the engine makes them out of candidates.
+"""Draft trees as Python sees them: plain lists.
 
 Contract: dw_tree in src/include/draftwood.h. Knows no engine, no text. Test: tests/unit/test_tree.py.
 """
@@ -11,10 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.engine import _capi
-from draftwood.engine.status import check
 from draftwood.errors import OptionError
-
-_lib = _capi.lib
 
 
 @dataclass(frozen=True, slots=True)
@@ -85,55 +82,3 @@ def native_tree() -> Any:
     raw = _capi.Tree()
     raw.struct_size = ctypes.sizeof(raw)
     return raw
-
-
-def from_positions(
-    root: int,
-    positions: Sequence[Sequence[tuple[int, float]]],
-    budget: int,
-    *,
-    spine: int = 0,
-    beside: float = 0.0,
-) -> Tree:
-    """Return the most probable tree of at most `budget` nodes.
-
-    Its candidates are (token, log-probability) by depth, best first, whatever comes before them. The first
-    `spine` nodes of the path of all bests are kept; under nodes beside it `beside` is added to each step.
-    Errors: OptionError for a budget out of range or positions of unequal length.
-    """
-    n_each = len(positions[0]) if positions else 0
-    for position in positions:
-        if len(position) != n_each:
-            raise OptionError(
-                f"found positions of {n_each} and {len(position)} candidates; expected {n_each}",
-                hint="cut all positions to the shortest",
-            )
-    flat = [pair for position in positions for pair in position]
-    tokens = (ctypes.c_int32 * len(flat))(*(token for token, _ in flat))
-    log_probs = (ctypes.c_float * len(flat))(*(log_prob for _, log_prob in flat))
-    raw = native_tree()
-    check(
-        _lib.dw_tree_from_positions(
-            root, tokens, log_probs, len(positions), n_each, budget, spine, beside, ctypes.byref(raw)
-        )
-    )
-    return Tree.from_native(raw)
-
-
-def merge(tree: Tree, other: Tree) -> Tree:
-    """Return all nodes of both, what both have folded. Errors: OptionError where the roots differ."""
-    raw = tree.to_native()
-    check(_lib.dw_tree_merge(ctypes.byref(raw), ctypes.byref(other.to_native())))
-    return Tree.from_native(raw)
-
-
-def select(tree: Tree, budget: int, *, spine: int = 0) -> Tree:
-    """Return the `budget` most probable nodes, `spine` of the most probable path in any case, by depth."""
-    raw = native_tree()
-    check(_lib.dw_tree_select(ctypes.byref(tree.to_native()), budget, spine, ctypes.byref(raw)))
-    return Tree.from_native(raw)
-
-
-def bucket(n_nodes: int) -> int:
-    """Return how many rows a tree of n_nodes is verified in."""
-    return int(_lib.dw_tree_bucket(n_nodes))

@@ -10,7 +10,6 @@ from __future__ import annotations
 
 import ctypes
 import inspect
-import secrets
 import sys
 from collections.abc import Generator, Sequence
 from typing import Any
@@ -24,17 +23,13 @@ from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
 from draftwood.generate.processors import GuardedProcessors, WatchedGrammar, given_draft
 from draftwood.generate.prompt import chunks, common_prefix, last_turn
-from draftwood.generate.sampling import tokens_enough
+from draftwood.generate.sampling import require_finite, tokens_enough
 from draftwood.generate.turns import Turns, in_turn, step_by_step
+from draftwood.load.grammars import require_grammar
 
 # bound now: install() and the alias put our class in its place in that module
 Base: Any = _upstream.Llama
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
-
-
-def _seed_of(seed: int) -> int:
-    """Return a seed for drawn drafts: upstream's default stands for another one each time."""
-    return secrets.randbits(64) if seed == _native.LLAMA_DEFAULT_SEED else seed
 
 
 class Generation(Base):  # type: ignore[misc]
@@ -45,8 +40,6 @@ class Generation(Base):  # type: ignore[misc]
     _guard: GuardedProcessors | None
     _by_turns: bool
     """Whether prompts are cut where their last turn begins: recurrent layers cannot go back elsewhere."""
-    _draws: bool
-    """Whether drafts are drawn (options.draw_drafts)."""
     _as_given: dict[str, Any]
     """Arguments as the caller gave them, where upstream's own state has others (preparation.py)."""
     _shortage: Shortage
@@ -154,8 +147,6 @@ class Generation(Base):  # type: ignore[misc]
         self._sampler = sampler = self._init_sampler(**sampling)
         self._engine.set_temperature(max(0.0, temp))
         self._engine.set_top(tokens_enough(**sampling))
-        # mirostat's own state follows what it chose itself
-        self._engine.set_drawn(self._draws and mirostat_mode == 0, _seed_of(self._seed))
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)
@@ -166,6 +157,9 @@ class Generation(Base):  # type: ignore[misc]
     def _init_sampler(
         self, *args: Any, logits_processor: Any = None, grammar: Any = None, **kwargs: Any
     ) -> Any:
+        require_finite(kwargs)
+        if grammar is not None:
+            require_grammar(grammar)
         # ctypes prints and drops what a callback raises; ours is kept and raised after the C call
         watched = logits_processor is not None or grammar is not None
         self._guard = GuardedProcessors(logits_processor or []) if watched else None

@@ -1,11 +1,40 @@
-"""What a request's sampling parameters let the engine leave out.
+"""What a request's sampling parameters may be, and what they let the engine leave out.
 
 Must not know: models, tokens, the engine. Test: tests/unit/test_sampling.py.
 """
 
 from __future__ import annotations
 
+import math
 from typing import Any
+
+from draftwood.errors import OptionError
+
+_FLOATS = {
+    **{"temp": 0.8, "top_p": 0.95, "min_p": 0.05, "typical_p": 1.0, "tfs_z": 1.0, "repeat_penalty": 1.0},
+    **{"frequency_penalty": 0.0, "presence_penalty": 0.0, "mirostat_tau": 5.0, "mirostat_eta": 0.1},
+}
+"""Parameters of llama-cpp-python that are real numbers, and their defaults."""
+_LARGEST = 3.4e38  # of a C float
+
+
+def require_finite(sampling: dict[str, Any]) -> None:
+    """Refuse nan, infinities and what is no number. Errors: OptionError.
+
+    A negative temperature is llama-cpp-python's way to draw from the logits as they are.
+    """
+    for name in _FLOATS.keys() & sampling.keys():
+        value = sampling[name]
+        try:
+            sound = math.isfinite(value) and abs(value) <= _LARGEST
+        except (TypeError, OverflowError):
+            sound = False
+        if not sound:
+            spoken = "temperature" if name == "temp" else name
+            raise OptionError(
+                f"{spoken} is {value!r:.80}; expected a finite number",
+                hint=f"{spoken}={_FLOATS[name]}, or leave it out",
+            )
 
 
 def tokens_enough(

@@ -8,16 +8,18 @@ Tests: tests/model/test_api_bad_input.py, tests/model/test_api_states.py, tests/
 from __future__ import annotations
 
 import functools
+import json
 import os
 import sqlite3
 import threading
 from collections.abc import Sequence
 from typing import Any
 
-from draftwood._llama_cpp import _internals, _utils, llama_cache
+from draftwood._llama_cpp import _internals, _utils, llama_cache, llama_grammar
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import CacheError, GrammarError
 from draftwood.load import contexts, files, log
+from draftwood.load.grammars import parsed, require_grammar, require_schema
 
 CACHE_ERRORS = (OSError, sqlite3.Error)
 
@@ -25,17 +27,21 @@ CACHE_ERRORS = (OSError, sqlite3.Error)
 def add_grammar(self: Any, model: Any, grammar: Any) -> None:
     """Add a grammar to a sampler chain. Upstream adds a null pointer where it does not parse, and crashes.
 
-    Errors: GrammarError.
+    Errors: GrammarError, OptionError.
     """
+    watched = hasattr(grammar, "check")  # of generate/processors.py: checked before it was watched
+    if not watched:
+        require_grammar(grammar)
     text, root = grammar._grammar, grammar._root
-    sampler = _native.llama_sampler_init_grammar(model.vocab, text.encode(), root.encode())
+    raw = (model.vocab, text.encode(), root.encode())
+    sampler = parsed(text, lambda: _native.llama_sampler_init_grammar(*raw))
     if not sampler:
         raise GrammarError(
             f"found a grammar that llama.cpp cannot parse, or without its root rule {root!r}: {text[:200]!r}",
             hint="llama.cpp has written what is wrong to stderr; its grammars/README.md has the syntax",
         )
     _native.llama_sampler_chain_add(self.sampler, sampler)
-    if hasattr(grammar, "check"):  # of generate/processors.py; upstream's grammars have none
+    if watched:
         self.add_custom(grammar.check)
 
 
@@ -50,6 +56,8 @@ def apply() -> None:
     for each, in_words in made:
         if not hasattr(each.__init__, "__wrapped__"):
             each.__init__ = in_words(each.__init__)
+    if not hasattr(llama_grammar.json_schema_to_gbnf, "__wrapped__"):
+        llama_grammar.json_schema_to_gbnf = _within_limits(llama_grammar.json_schema_to_gbnf)
     silence: Any = _utils.suppress_stdout_stderr
     if not hasattr(silence.__enter__, "__wrapped__"):
         silence.__enter__, silence.__exit__ = _shared_silence(silence.__enter__, silence.__exit__)
@@ -57,6 +65,23 @@ def apply() -> None:
     if not hasattr(cache.__init__, "__wrapped__"):
         cache.__init__ = _saying_which_folder(cache.__init__)
         cache.__getitem__ = _keeping_getitem
+
+
+def _within_limits(to_gbnf: Any) -> Any:
+    """Return json_schema_to_gbnf, which recurses and repeats as its schema says. Errors: GrammarError."""
+
+    @functools.wraps(to_gbnf)
+    def wrapped(schema: str, *args: Any, **kwargs: Any) -> Any:
+        try:
+            require_schema(json.loads(schema), "a JSON schema")
+            return to_gbnf(schema, *args, **kwargs)
+        except RecursionError:
+            raise GrammarError(
+                "found a JSON schema whose parts are nested too deep for Python; expected a flatter one",
+                hint="define inner parts once and refer to them with $ref; mark properties as required",
+            ) from None
+
+    return wrapped
 
 
 def _shared_silence(enter: Any, leave: Any) -> tuple[Any, Any]:

@@ -9,6 +9,7 @@ import pytest
 from draftwood.engine import _capi
 from draftwood.engine.tree import Tree
 
+from bench import testing_api
 from tests.model.engine.calls import MTP, error_of, last_error, lib, params
 from tests.model.rig import PROMPT, check_next, check_plain, follow
 
@@ -33,7 +34,6 @@ def call(name, engine, r):
         "dw_propose_given": [engine, 1, tokens, 2],
         "dw_propose_tree": [engine, ctypes.byref(tree)],
         "dw_set_temperature": [engine, 0.5],
-        "dw_set_drawn": [engine, True, 1],
         "dw_verify": [engine],
         "dw_verify_all": [(_capi.EngineHandle * 1)(engine), 1],
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],
@@ -56,11 +56,12 @@ def call(name, engine, r):
 
 
 NO_STATUS = ("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens", "dw_reach")
-# dw_tree_*: without an engine (tests/unit/test_tree.py), or without a status
+# tests: tests/unit/test_tree.py, tests/unit/test_cost_model.py
+WITHOUT_AN_ENGINE = ("dw_tree_", "dw_cost_model_", "dw_load_")
 STATUS_CALLS = [
     name
-    for name, (_, arguments) in _capi.SIGNATURES.items()
-    if arguments and name not in NO_STATUS and not name.startswith("dw_tree_")
+    for name, (_, arguments) in {**_capi.SIGNATURES, **testing_api.SIGNATURES}.items()
+    if arguments and name not in NO_STATUS and not name.startswith(WITHOUT_AN_ENGINE)
 ]
 
 

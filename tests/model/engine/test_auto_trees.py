@@ -23,7 +23,7 @@ SIZES = range(_capi.CURVE_SIZE)
 def curve(row: float) -> Curve:
     """Return a curve: a plain step 1,000 units, each further row `row`, a draft next to nothing.
 
-    A unit is long, or the true times would replace it within the request (pace::is_late).
+    A unit is long, or the true times would replace it within the request (cost_model::is_outdated).
     """
     verify = tuple(0.0 if n == 0 else 1000.0 + row * (n - 1) for n in SIZES)
     draft = tuple(0.0 if n == 0 else 10.0 + n for n in SIZES)

@@ -1,6 +1,6 @@
 """What a decode leaves where it was computed: best tokens for logits, drafts made ahead, logits on demand.
 
-On a CPU this only happens when asked for (_capi.RESULTS_TOP); on a GPU it is the rule: tests/gpu.
+On a CPU this only happens when asked for (RESULTS_TOP); on a GPU it is the rule: tests/gpu.
 """
 
 from __future__ import annotations
@@ -12,6 +12,7 @@ from draftwood.engine import _capi
 from draftwood.engine.engine import Engine
 from draftwood.errors import ContextFullError, NativeError, OptionError, UnsupportedError
 
+from bench.testing_api import RESULTS_TOP, next_scheduled, replay
 from tests.model.engine.calls import MTP, NONE
 from tests.model.rig import PROMPT, Rig
 
@@ -57,7 +58,7 @@ def text(r: Rig, seed: int | None, n_top: int) -> list[int]:
 @pytest.mark.parametrize("budget", TREES.values(), ids=TREES)
 def test_best_tokens_give_the_text_that_logits_give(rig, budget, seed):
     plain = text(rig(), seed, 0)
-    r = rig(drafter=MTP, results=_capi.RESULTS_TOP, tree_budget=budget)
+    r = rig(drafter=MTP, results=RESULTS_TOP, tree_budget=budget)
     assert text(r, seed, 1 if seed is None else 40) == plain
     stats = r.engine.stats()
     assert stats.logits_rows == 0
@@ -67,14 +68,14 @@ def test_best_tokens_give_the_text_that_logits_give(rig, budget, seed):
 
 
 def test_all_logits_are_used_where_the_sampler_needs_them(rig):
-    r = rig(drafter=MTP, results=_capi.RESULTS_TOP)
+    r = rig(drafter=MTP, results=RESULTS_TOP)
     assert text(r, 7, 0) == text(rig(), 7, 0)
     assert r.engine.stats().logits_rows == TOKENS
 
 
 def test_a_draft_made_ahead_is_the_draft(rig):
     """The tokens of such a draft come to the host when somebody asks, or with the walk."""
-    ahead, r = rig(drafter=MTP, results=_capi.RESULTS_TOP), rig(drafter=MTP)
+    ahead, r = rig(drafter=MTP, results=RESULTS_TOP), rig(drafter=MTP)
     assert ahead.start() == (last := r.start())
     for _ in range(12):
         assert ahead.engine.propose(last) == r.engine.propose(last) == 5
@@ -91,7 +92,7 @@ def test_a_draft_made_ahead_is_the_draft(rig):
 
 def test_logits_of_kept_rows_are_there_for_whoever_asks(rig, run_of):
     """llama_get_logits_ith works as ever, also late in a round and for each row."""
-    run, r = run_of("moe-mtp"), rig(results=_capi.RESULTS_TOP)
+    run, r = run_of("moe-mtp"), rig(results=RESULTS_TOP)
     r.start()
     r.engine.set_top(1)
     r.engine.propose_given(run.tokens[0], run.tokens[1:4])
@@ -109,9 +110,9 @@ def test_a_schedule_decides_whatever_comes_out(rig):
         r.engine.propose(last)
         draft = r.engine.draft()
         r.engine.verify()
-        taken = [r.engine.next_scheduled(r.sampler, accept=True) for _ in range(accepted)]
+        taken = [next_scheduled(r.engine, r.sampler, accept=True) for _ in range(accepted)]
         assert taken == draft[:accepted]
-        last = r.engine.next_scheduled(r.sampler, accept=False)
+        last = next_scheduled(r.engine, r.sampler, accept=False)
         assert r.engine.row() is None
         r.engine.commit()
         assert r.engine.n_past == r.held
@@ -127,11 +128,11 @@ def test_a_verify_is_not_run_again_on_a_cpu(rig):
     """Its graph writes over what it read; without an open round there is nothing to run."""
     r = rig(drafter=MTP)
     with pytest.raises(NativeError, match="expected one or more"):
-        r.engine.replay(2)
+        replay(r.engine, 2)
     r.engine.propose(r.start())
     r.engine.verify()
     with pytest.raises((NativeError, UnsupportedError)):
-        r.engine.replay(2)
+        replay(r.engine, 2)
 
 
 def test_tokens_of_a_verify_that_failed_go_into_no_other_decode(rig):
@@ -139,7 +140,7 @@ def test_tokens_of_a_verify_that_failed_go_into_no_other_decode(rig):
 
     def text(fails: bool) -> list[int]:
         shared = {"n_seq_max": 2, "kv_unified": True, "n_ctx": 256}
-        r = rig(drafter=MTP, results=_capi.RESULTS_TOP, **shared)
+        r = rig(drafter=MTP, results=RESULTS_TOP, **shared)
         other = Engine(
             r.ctx, r.params, drafter=NONE, draft_tokens=5, draft_p_min=0.0, exact_rows=64, seq_id=1
         )

@@ -14,9 +14,10 @@ from typing import Any
 import numpy as np
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.engine.tree import Tree, bucket
+from draftwood.engine.tree import Tree
 from draftwood.errors import ContextFullError
 
+from bench.testing_api import bucket
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.engine.story import follow_tree, grow, true_length
 from tests.model.rig import PROMPT, check_plain

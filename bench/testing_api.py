@@ -1,0 +1,221 @@
+"""src/include/draftwood-testing.h from Python: what only tests and benchmarks call.
+
+tests/unit/test_capi.py compares the signatures with the header. Must not know: what any test expects.
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from typing import Any
+
+from draftwood.engine import _capi
+from draftwood.engine.engine import Curve, Engine
+from draftwood.engine.status import check
+from draftwood.engine.tree import Tree, native_tree
+from draftwood.errors import OptionError
+
+RESULTS_AUTO = 0
+RESULTS_TOP = 1
+
+SOURCE_DRAFTER = 0
+SOURCE_NGRAM = 1
+
+CostModelHandle = ctypes.c_void_p
+
+_lib = _capi.lib
+_P = ctypes.POINTER
+_STATUS = ctypes.c_int
+_I32, _I64, _F64, _BOOL = ctypes.c_int32, ctypes.c_int64, ctypes.c_double, ctypes.c_bool
+_MODEL = CostModelHandle
+
+# name -> (result, arguments)
+SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
+    "dw_next_scheduled": (_STATUS, [_capi.EngineHandle, ctypes.c_void_p, _BOOL, _P(_capi.Token)]),
+    "dw_replay": (_STATUS, [_capi.EngineHandle, _I32, _P(_F64)]),
+    "dw_tree_from_positions": (
+        _STATUS,
+        [_I32, _P(_I32), _P(ctypes.c_float), _I32, _I32, _I32, _I32, ctypes.c_float, _P(_capi.Tree)],
+    ),
+    "dw_tree_merge": (_STATUS, [_P(_capi.Tree), _P(_capi.Tree)]),
+    "dw_tree_select": (_STATUS, [_P(_capi.Tree), _I32, _I32, _P(_capi.Tree)]),
+    "dw_tree_bucket": (_I32, [_I32]),
+    "dw_cost_model_new": (_STATUS, [_I32, _BOOL, _P(_MODEL)]),
+    "dw_cost_model_free": (None, [_MODEL]),
+    "dw_cost_model_set_curve": (_STATUS, [_MODEL, _P(_capi.Curve)]),
+    "dw_cost_model_get_curve": (_STATUS, [_MODEL, _P(_capi.Curve)]),
+    "dw_cost_model_update": (_STATUS, [_MODEL, _BOOL]),
+    "dw_cost_model_add_draft_time": (_STATUS, [_MODEL, _I32, _I64]),
+    "dw_cost_model_add_verify_time": (_STATUS, [_MODEL, _I32, _I64]),
+    "dw_cost_model_add_acceptance": (_STATUS, [_MODEL, _I32, _I32, _I32]),
+    "dw_cost_model_add_branches": (_STATUS, [_MODEL, _P(_F64), _I32, _I32]),
+    "dw_cost_model_is_outdated": (_STATUS, [_MODEL, _P(_BOOL)]),
+    "dw_cost_model_choose": (_STATUS, [_MODEL, _I32, _I32, _P(_I32), _P(_I32)]),
+    "dw_cost_model_pays_to_branch": (_STATUS, [_MODEL, _I32, _I32, _P(_BOOL)]),
+    "dw_cost_model_tree_size": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _I32, _P(_I32)]),
+    "dw_cost_model_expect": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _P(_F64)]),
+    "dw_load_rounds": (_STATUS, [_I32, _I32, _I32, _I64, _I64, _P(_I32)]),
+}
+
+for _name, (_restype, _argtypes) in SIGNATURES.items():
+    _function = getattr(_lib, _name)
+    _function.restype = _restype
+    _function.argtypes = _argtypes
+
+
+def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
+    """Sample a row as `Engine.next` does, then accept the most probable draft or none.
+
+    The text means nothing.
+    """
+    check(_lib.dw_next_scheduled(engine._handle, sampler, accept, ctypes.byref(engine._token)))
+    return engine._token.value
+
+
+def replay(engine: Engine, n_times: int) -> float:
+    """Run the open round's verify n_times again. Return the seconds of one run on its device."""
+    micros = ctypes.c_double()
+    check(_lib.dw_replay(engine._handle, n_times, ctypes.byref(micros)))
+    return micros.value * 1e-6
+
+
+def from_positions(
+    root: int,
+    positions: Sequence[Sequence[tuple[int, float]]],
+    budget: int,
+    *,
+    spine: int = 0,
+    beside: float = 0.0,
+) -> Tree:
+    """Return the most probable tree of at most `budget` nodes.
+
+    Its candidates are (token, log-probability) by depth, best first, whatever comes before them. The first
+    `spine` nodes of the path of all bests are kept; under nodes beside it `beside` is added to each step.
+    Errors: OptionError for a budget out of range or positions of unequal length.
+    """
+    n_each = len(positions[0]) if positions else 0
+    for position in positions:
+        if len(position) != n_each:
+            raise OptionError(
+                f"found positions of {n_each} and {len(position)} candidates; expected {n_each}",
+                hint="cut all positions to the shortest",
+            )
+    flat = [pair for position in positions for pair in position]
+    tokens = (ctypes.c_int32 * len(flat))(*(token for token, _ in flat))
+    log_probs = (ctypes.c_float * len(flat))(*(log_prob for _, log_prob in flat))
+    raw = native_tree()
+    check(
+        _lib.dw_tree_from_positions(
+            root, tokens, log_probs, len(positions), n_each, budget, spine, beside, ctypes.byref(raw)
+        )
+    )
+    return Tree.from_native(raw)
+
+
+def merge(tree: Tree, other: Tree) -> Tree:
+    """Return all nodes of both, what both have folded. Errors: OptionError where the roots differ."""
+    raw = tree.to_native()
+    check(_lib.dw_tree_merge(ctypes.byref(raw), ctypes.byref(other.to_native())))
+    return Tree.from_native(raw)
+
+
+def select(tree: Tree, budget: int, *, spine: int = 0) -> Tree:
+    """Return the `budget` most probable nodes, `spine` of the most probable path in any case, by depth."""
+    raw = native_tree()
+    check(_lib.dw_tree_select(ctypes.byref(tree.to_native()), budget, spine, ctypes.byref(raw)))
+    return Tree.from_native(raw)
+
+
+def bucket(n_nodes: int) -> int:
+    """Return how many rows a tree of n_nodes is verified in."""
+    return int(_lib.dw_tree_bucket(n_nodes))
+
+
+def load_rounds(longest: int, n_warmup: int, *, slow: tuple[int, int], fast_us: int) -> dict[int, int]:
+    """Return the rounds that a load measures, by tokens drafted.
+
+    slow: (rounds, microseconds); the first rounds of each size take so long, later ones fast_us.
+    """
+    rounds = (ctypes.c_int32 * _capi.CURVE_SIZE)()
+    check(_lib.dw_load_rounds(longest, n_warmup, *slow, fast_us, rounds))
+    return {n: count for n, count in enumerate(rounds) if count}
+
+
+class CostModel:
+    """The cost model of speculation="auto" without an engine. Contract: src/round/cost_model.h."""
+
+    def __init__(self, *, n_warmup: int = 0, shares_cores: bool = True, curve: Curve | None = None) -> None:
+        self._handle = CostModelHandle()
+        check(_lib.dw_cost_model_new(n_warmup, shares_cores, ctypes.byref(self._handle)))
+        if curve is not None:
+            check(_lib.dw_cost_model_set_curve(self._handle, ctypes.byref(curve.to_native())))
+
+    def __del__(self) -> None:
+        _lib.dw_cost_model_free(self._handle)
+
+    def curve(self) -> Curve:
+        """Return the curve, without times since the last update."""
+        raw = _capi.Curve()
+        raw.struct_size = ctypes.sizeof(raw)
+        check(_lib.dw_cost_model_get_curve(self._handle, ctypes.byref(raw)))
+        return Curve(tuple(raw.draft_us), tuple(raw.verify_us))
+
+    def update(self, *, use_minimum: bool = False) -> None:
+        """Take new times into the curve."""
+        check(_lib.dw_cost_model_update(self._handle, use_minimum))
+
+    def add_draft(self, n_tokens: int, micros: float) -> None:
+        """Add the time of a draft."""
+        check(_lib.dw_cost_model_add_draft_time(self._handle, n_tokens, round(micros)))
+
+    def add_verify(self, n_rows: int, micros: float) -> None:
+        """Add the time of a verify."""
+        check(_lib.dw_cost_model_add_verify_time(self._handle, n_rows, round(micros)))
+
+    def add_acceptance(self, n_judged: int, n_accepted: int, source: int = SOURCE_DRAFTER) -> None:
+        """Add what became of a draft's most probable path."""
+        check(_lib.dw_cost_model_add_acceptance(self._handle, source, n_judged, n_accepted))
+
+    def add_branches(self, probabilities: Sequence[float], n_accepted: int) -> None:
+        """Add what became of a tree's branches."""
+        n = len(probabilities)
+        array = (ctypes.c_double * n)(*probabilities)
+        check(_lib.dw_cost_model_add_branches(self._handle, array, n, n_accepted))
+
+    def is_outdated(self) -> bool:
+        """Return whether the machine has become much slower than the curve says."""
+        found = ctypes.c_bool()
+        check(_lib.dw_cost_model_is_outdated(self._handle, ctypes.byref(found)))
+        return found.value
+
+    def choose(self, longest: int, longest_ngram: int = 0) -> tuple[int, int]:
+        """Return (source, tokens) of the next round; 0 tokens: a plain step."""
+        source, n_tokens = ctypes.c_int32(), ctypes.c_int32()
+        status = _lib.dw_cost_model_choose(
+            self._handle, longest, longest_ngram, ctypes.byref(source), ctypes.byref(n_tokens)
+        )
+        check(status)
+        return source.value, n_tokens.value
+
+    def pays_to_branch(self, n_tokens: int, source: int = SOURCE_DRAFTER) -> bool:
+        """Return whether branches beside a path of n_tokens may be worth their rows."""
+        found = ctypes.c_bool()
+        check(_lib.dw_cost_model_pays_to_branch(self._handle, source, n_tokens, ctypes.byref(found)))
+        return found.value
+
+    def tree_size(self, n_tokens: int, probabilities: Sequence[float], source: int = SOURCE_DRAFTER) -> int:
+        """Return the nodes of the tree around a path of n_tokens."""
+        n, nodes = len(probabilities), ctypes.c_int32()
+        array = (ctypes.c_double * n)(*probabilities)
+        status = _lib.dw_cost_model_tree_size(self._handle, source, n_tokens, array, n, ctypes.byref(nodes))
+        check(status)
+        return nodes.value
+
+    def expect(self, n_tokens: int, source: int = SOURCE_DRAFTER) -> tuple[float, float]:
+        """Return the expected microseconds and tokens of a round with a draft of n_tokens."""
+        micros, tokens = ctypes.c_double(), ctypes.c_double()
+        status = _lib.dw_cost_model_expect(
+            self._handle, source, n_tokens, ctypes.byref(micros), ctypes.byref(tokens)
+        )
+        check(status)
+        return micros.value, tokens.value

@@ -1,0 +1,89 @@
+// Functions of the C API that only tests and benchmarks call. The library exports them; the wheel has no copy of this
+// header. Conventions, handles and structs: draftwood.h. DW_API_VERSION counts changes here too.
+// Python signatures: bench/testing_api.py. Both are compared by tests/unit/test_capi.py.
+
+#pragma once
+
+#include "draftwood.h"
+
+#ifdef __cplusplus
+extern "C" {
+#endif
+
+// Values of dw_params.results: what dw_next samples from.
+typedef enum dw_results {
+    DW_RESULTS_AUTO = 0, // on a GPU the best tokens of a row if they are enough (dw_set_top), else its logits
+    DW_RESULTS_TOP  = 1, // the best tokens if they are enough, on a CPU too. Test: tests/model/engine/test_results.py
+} dw_results;
+
+// Values of `source` below: who drafts.
+typedef enum dw_draft_source {
+    DW_SOURCE_DRAFTER = 0, // the drafter of dw_params
+    DW_SOURCE_NGRAM   = 1, // n-grams beside it
+} dw_draft_source;
+
+// --- rounds; tests: tests/model/engine/test_results.py, test_arguments.py
+
+// Sample as dw_next does, at the same cost. Then go on to the most probable child (accept), or end the walk. The text
+// means nothing.
+DW_API dw_status dw_next_scheduled(dw_engine * engine, struct llama_sampler * sampler, bool accept,
+                                   llama_token * token);
+
+// Run the graph of the open round's verify n_times again. Returns microseconds of one run on its device.
+// Errors: DW_ERR_STATE without an open round of two rows or more, or if a verify writes the state (dw_tree_refusal);
+// DW_ERR_UNSUPPORTED on a CPU.
+DW_API dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds);
+
+// --- trees: src/tree/build.h; test: tests/unit/test_tree.py
+
+// positions: tokens and log-probabilities [n_positions][n_each], best first.
+DW_API dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs,
+                                        int32_t n_positions, int32_t n_each, int32_t budget, int32_t spine,
+                                        float beside, dw_tree * tree);
+DW_API dw_status dw_tree_merge(dw_tree * tree, const dw_tree * other);
+DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw_tree * selected);
+DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
+
+// --- the cost model of DW_LENGTH_AUTO: src/round/cost_model.h; tests: tests/unit/test_cost_model.py, test_cost_curve.py
+// Times are microseconds. Sizes are tokens drafted or rows verified. Errors: DW_ERR_ARGUMENT for a value out of range.
+
+typedef struct dw_cost_model dw_cost_model;
+
+// The caller frees the model. n_warmup: times of a size that are discarded. shares_cores: false on a GPU.
+DW_API dw_status dw_cost_model_new(int32_t n_warmup, bool shares_cores, dw_cost_model ** model);
+DW_API void      dw_cost_model_free(dw_cost_model * model);
+
+DW_API dw_status dw_cost_model_set_curve(dw_cost_model * model, const dw_curve * curve);
+DW_API dw_status dw_cost_model_get_curve(const dw_cost_model * model, dw_curve * curve); // without new times
+DW_API dw_status dw_cost_model_update(dw_cost_model * model, bool use_minimum);          // take new times into it
+
+DW_API dw_status dw_cost_model_add_draft_time(dw_cost_model * model, int32_t n_tokens, int64_t us);
+DW_API dw_status dw_cost_model_add_verify_time(dw_cost_model * model, int32_t n_rows, int64_t us);
+DW_API dw_status dw_cost_model_add_acceptance(dw_cost_model * model, int32_t source, int32_t n_judged,
+                                              int32_t n_accepted);
+// probabilities f64[n]
+DW_API dw_status dw_cost_model_add_branches(dw_cost_model * model, const double * probabilities, int32_t n,
+                                            int32_t n_accepted);
+
+DW_API dw_status dw_cost_model_is_outdated(const dw_cost_model * model, bool * is_outdated);
+// The choice for a round in which the sources could draft up to so many tokens; n_tokens 0: a plain step. Counts the
+// round for pauses and trials.
+DW_API dw_status dw_cost_model_choose(dw_cost_model * model, int32_t longest_drafter, int32_t longest_ngram,
+                                      int32_t * source, int32_t * n_tokens);
+DW_API dw_status dw_cost_model_pays_to_branch(const dw_cost_model * model, int32_t source, int32_t n_tokens,
+                                              bool * pays);
+// Nodes of the tree around a chosen path of n_tokens, from the probabilities f64[n] of its branches, best first.
+DW_API dw_status dw_cost_model_tree_size(const dw_cost_model * model, int32_t source, int32_t n_tokens,
+                                         const double * probabilities, int32_t n, int32_t * n_nodes);
+// Expected microseconds and tokens of a round with a draft of n_tokens; 0 microseconds: not known.
+DW_API dw_status dw_cost_model_expect(const dw_cost_model * model, int32_t source, int32_t n_tokens,
+                                      double * microseconds, double * tokens);
+
+// Rounds that dw_engine_new runs to measure the curve, i32[DW_CURVE_SIZE] by tokens drafted. The first n_slow rounds of
+// a size take slow_us, later ones fast_us. src/round/load_schedule.h
+DW_API dw_status dw_load_rounds(int32_t longest_draft, int32_t n_warmup, int32_t n_slow, int64_t slow_us,
+                                int64_t fast_us, int32_t * rounds);
+
+#ifdef __cplusplus
+}
+#endif

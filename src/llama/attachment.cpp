@@ -1,0 +1,134 @@
+// See attachment.h.
+
+#include "llama/attachment.h"
+
+#include "llama-context.h"
+#include "llama-ext.h"
+#include "llama-graph.h"
+#include "llama/backends.h"
+#include "llama/graph_store.h"
+#include "llama/inputs.h"
+#include "llama/memory.h"
+
+#include <exception>
+
+using namespace draftwood;
+
+namespace {
+
+// llama_context only offers its parameters read-only
+dw_attachment *& slot_of(llama_context * ctx) {
+    return const_cast<llama_cparams &>(ctx->get_cparams()).dw;
+}
+
+} // namespace
+
+dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, context_listener * of_others) :
+    ctx(target),
+    exact_rows(n_exact_rows),
+    listener(of_others),
+    graphs(std::make_unique<graph_store>(target)) {
+    slot_of(ctx) = this;
+}
+
+dw_attachment::~dw_attachment() {
+    slot_of(ctx) = nullptr;
+    if (ggml_backend_t cpu = cpu_backend(ctx)) {
+        use_exact_kernels(cpu, false); // the choice of before_compute() would outlive us
+    }
+    set_kv_step(llama_kv_step);
+}
+
+dw_attachment * dw_attachment::of(const llama_context * ctx) noexcept {
+    return ctx->get_cparams().dw;
+}
+
+void dw_attachment::tap_hidden(bool on) {
+    n_hidden_users_ += on ? 1 : -1;
+    llama_set_embeddings_nextn(ctx, n_hidden_users_ > 0, /*masked*/ false);
+}
+
+void dw_attachment::tap_layer(uint32_t il, bool on) {
+    int32_t & users = n_layer_users_[il];
+    users += on ? 1 : -1;
+    llama_set_embeddings_layer_inp(ctx, il, users > 0);
+}
+
+void dw_attachment::keep_output_hidden() {
+    llama_set_embeddings_nextn(ctx, true, /*masked*/ true);
+}
+
+void dw_attachment::set_kv_step(uint32_t n_cells) noexcept {
+    draftwood::set_kv_step(ctx, n_cells);
+}
+
+// A raw decode must not land behind rows that were never accepted, nor take its positions from them.
+void dw_attachment::decode_begins() noexcept {
+    if (listener) {
+        listener->on_flush(/*decodes*/ true);
+    }
+    outputs.kept.clear(); // nobody asked for them
+    outputs.n_ubatches = 0;
+}
+
+// Graphs are kept for requests; other decodes get the context's own.
+void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
+    try {
+        if (!outputs.kept.empty()) { // a decode of several ubatches: the next may compute over them
+            ggml_backend_sched_synchronize(ctx->get_sched());
+            outputs.copy_kept();
+        }
+        const verify_kind kind = request && request->verify ? request->verify->kind() : verify_kind::none;
+        graphs->select({ kind, request ? request->slot : 0, has_outputs && request ? n_rows : 0 });
+    } catch (const std::exception &) {
+        graphs->distrust(); // no memory for another graph: llama.cpp rebuilds, as it always did
+    }
+}
+
+bool dw_attachment::graph_fits() const noexcept {
+    return graphs->fits();
+}
+
+void dw_attachment::before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept {
+    outputs.graph = &graph;
+    outputs.n_ubatches++;
+    graphs->allocated();
+    const auto top = tops.find(graph.get_gf());
+    outputs.top    = top == tops.end() ? nullptr : top->second;
+    fill_inputs(*this, graph);
+    if (request && request->mask) {
+        placed_rows rows{};
+        if (find_rows(graph, n_rows, rows)) {
+            request->mask->placed(rows);
+        }
+    }
+    if (backend_cpu) {
+        const bool exact = n_rows <= exact_rows;
+        n_exact_batches += use_exact_kernels(backend_cpu, exact) && exact ? 1 : 0;
+    }
+}
+
+bool dw_attachment::keeps(const ggml_tensor * result, float * host, size_t bytes) noexcept {
+    try {
+        if (keeps_outputs) {
+            outputs.kept.push_back({ result, host, bytes });
+        }
+        return keeps_outputs;
+    } catch (const std::exception &) {
+        return false; // no memory to remember it
+    }
+}
+
+void dw_attachment::state_is_written() noexcept {
+    if (listener) {
+        listener->on_flush(/*decodes*/ false);
+    }
+}
+
+// The state read may be another sequence's, so open rounds are settled first.
+void dw_attachment::state_is_read() noexcept {
+    if (listener) {
+        listener->on_flush(/*decodes*/ false);
+        listener->on_replaced();
+    }
+}

@@ -1,0 +1,101 @@
+// What is attached to a llama_context for as long as an engine or a drafter computes with it. The patched lines find it
+// through llama_cparams and call it by way of hooks/. Must not know: rounds, drafters, samplers.
+// Test: tests/model/test_inert.py (no attachment: a pristine build's outputs), tests/model/engine.
+
+#pragma once
+
+#include "llama/decode_outputs.h"
+#include "llama/decode_request.h"
+
+#include <cstdint>
+#include <map>
+#include <memory>
+
+struct dw_custom_op;
+struct llama_context;
+class llm_graph_result;
+
+namespace draftwood {
+
+class graph_store;
+
+// tokens of each row that op dw_top_rows finds, and most rows that it runs on
+constexpr int64_t dw_n_top        = 64;
+constexpr int64_t dw_max_top_rows = 64;
+
+// What the owner of an attachment hears of others who use the context.
+class context_listener {
+  public:
+    virtual ~context_listener() = default;
+
+    // Somebody else is about to decode or to save. Only accepted rows may be in the memory, and the logits will be
+    // another decode's. `decodes`: into this sequence too, as far as anybody knows.
+    virtual void on_flush(bool decodes) noexcept = 0;
+
+    // the memory was replaced from outside (a state was loaded)
+    virtual void on_replaced() noexcept = 0;
+};
+
+} // namespace draftwood
+
+// The name is global because a patched line declares it.
+struct dw_attachment {
+    // Attaches to `ctx`, which must have no attachment and outlive this one. exact_rows: batches of up to so many rows
+    // run on CPU kernels whose rows do not depend on each other's number; 0: never. listener: nullptr for a context
+    // that nobody else uses.
+    dw_attachment(llama_context * ctx, int32_t exact_rows, draftwood::context_listener * listener);
+    // Gives the context back its own graph, kernels and KV step.
+    ~dw_attachment();
+    dw_attachment(const dw_attachment &)             = delete;
+    dw_attachment & operator=(const dw_attachment &) = delete;
+
+    // the one of `ctx`; nullptr: none
+    static dw_attachment * of(const llama_context * ctx) noexcept;
+
+    // Counts the readers of the context's hidden states, or of the inputs of one of its layers. llama.cpp keeps them
+    // while there is one: drafters of several sequences share a context.
+    void tap_hidden(bool on);
+    void tap_layer(uint32_t il, bool on);
+
+    // llama.cpp keeps the hidden states of rows with an output, in a context that nobody taps.
+    void keep_output_hidden();
+
+    // n_kv of the context's graphs grows in steps of so many cells, so that a graph serves longer
+    void set_kv_step(uint32_t n_cells) noexcept;
+
+    // What the hooks call (hooks/hooks.h), in the order of a decode.
+    void decode_begins() noexcept;
+    void select_graph(int64_t n_rows, bool has_outputs) noexcept;
+    bool graph_fits() const noexcept;
+    void before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
+    bool keeps(const ggml_tensor * result, float * host, size_t bytes) noexcept;
+    void state_is_written() noexcept;
+    void state_is_read() noexcept;
+
+    llama_context * const               ctx;
+    const int32_t                       exact_rows;
+    draftwood::context_listener * const listener;
+    int64_t                             n_exact_batches = 0; // on row-exact kernels; a counter for tests and doctor
+
+    const std::unique_ptr<draftwood::graph_store> graphs;
+
+    bool keeps_outputs = false; // what is computed stays where it is until somebody asks the context for it
+    bool async_inputs  = false; // inputs are copied to their device without waiting for it
+
+    const dw_custom_op *                         top_rows = nullptr; // op dw_top_rows for decodes with few rows
+    std::map<const ggml_cgraph *, ggml_tensor *> tops;               // its results, by graph
+
+    // of the decode that runs (llama/decode.h); nullptr: none runs, or somebody else's
+    const draftwood::decode_request * request = nullptr;
+    draftwood::decode_outputs         outputs; // of the newest decode
+
+  private:
+    int32_t                     n_hidden_users_ = 0;
+    std::map<uint32_t, int32_t> n_layer_users_;
+};
+
+namespace draftwood {
+
+using attachment = ::dw_attachment;
+
+} // namespace draftwood

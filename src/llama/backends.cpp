@@ -1,0 +1,66 @@
+// See backends.h.
+
+#include "llama/backends.h"
+
+#include "ggml-cpu.h"
+#include "llama-context.h"
+
+namespace draftwood {
+
+namespace {
+
+using set_use_ref_t = decltype(&ggml_backend_cpu_set_use_ref);
+
+// Looked up through the registry, since the CPU backend may be a module of its own (GGML_BACKEND_DL).
+set_use_ref_t find_set_use_ref(ggml_backend_t backend_cpu) {
+    ggml_backend_dev_t dev = ggml_backend_get_device(backend_cpu);
+    ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
+    return reg ? (set_use_ref_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref") : nullptr;
+}
+
+// the first backend of `ctx` for which `is` holds; nullptr: none
+template <typename F> ggml_backend_t find_backend(llama_context * ctx, F is) {
+    ggml_backend_sched_t sched = ctx->get_sched();
+    for (int i = 0; sched && i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        ggml_backend_t backend = ggml_backend_sched_get_backend(sched, i);
+        if (is(ggml_backend_get_device(backend))) {
+            return backend;
+        }
+    }
+    return nullptr;
+}
+
+} // namespace
+
+ggml_backend_t cpu_backend(llama_context * ctx) noexcept {
+    return find_backend(
+        ctx, [](ggml_backend_dev_t dev) { return dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_CPU; });
+}
+
+ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor) {
+    if (ggml_backend_buffer_is_host(tensor->buffer)) {
+        return cpu_backend(ctx);
+    }
+    ggml_backend_dev_t of_tensor = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+    return find_backend(ctx, [&](ggml_backend_dev_t dev) { return dev == of_tensor; });
+}
+
+int32_t n_gpus(llama_context * ctx) {
+    int32_t n = 0;
+    find_backend(ctx, [&](ggml_backend_dev_t dev) {
+        const auto type = ggml_backend_dev_type(dev);
+        n += type == GGML_BACKEND_DEVICE_TYPE_CPU || type == GGML_BACKEND_DEVICE_TYPE_ACCEL ? 0 : 1;
+        return false;
+    });
+    return n;
+}
+
+bool use_exact_kernels(ggml_backend_t backend_cpu, bool exact) noexcept {
+    set_use_ref_t set_use_ref = find_set_use_ref(backend_cpu);
+    if (set_use_ref) {
+        set_use_ref(backend_cpu, exact);
+    }
+    return set_use_ref != nullptr;
+}
+
+} // namespace draftwood

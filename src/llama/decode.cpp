@@ -1,0 +1,60 @@
+// See decode.h.
+
+#include "llama/decode.h"
+
+#include "llama-context.h"
+#include "llama-graph.h"
+#include "llama/inputs.h"
+
+namespace draftwood {
+
+namespace {
+
+// hands a request to the context for as long as it lives
+class handed_over {
+  public:
+    handed_over(attachment & attached, const decode_request & request) :
+        attached_(attached) {
+        attached_.request            = &request;
+        attached_.outputs.n_ubatches = 0; // llama.cpp may fail before the first hook
+    }
+    ~handed_over() {
+        attached_.request = nullptr;
+        copy_inputs_async(attached_, false); // graphs of llama.cpp's own use the scheduler too
+    }
+    handed_over(const handed_over &)             = delete;
+    handed_over & operator=(const handed_over &) = delete;
+
+  private:
+    attachment & attached_;
+};
+
+} // namespace
+
+int32_t decode(attachment & attached, const decode_request & request, row_batch & batch) {
+    const handed_over until_it_ends(attached, request);
+    return batch.decode();
+}
+
+double replay(attachment & attached, int32_t n_times) {
+    if (attached.outputs.n_ubatches != 1) {
+        fail(DW_ERR_UNSUPPORTED, "a decode is run again on a GPU only, and in one graph");
+    }
+    struct copies_back {
+        attachment & attached;
+        ~copies_back() { copy_inputs_async(attached, false); }
+    } const until_it_ends{ attached };
+    copy_inputs_async(attached, attached.async_inputs);
+    ggml_backend_sched_t sched = attached.ctx->get_sched();
+    llama_synchronize(attached.ctx);
+    const int64_t start_us = ggml_time_us();
+    for (int32_t i = 0; i < n_times; ++i) {
+        if (ggml_backend_sched_graph_compute_async(sched, attached.outputs.graph->get_gf()) != GGML_STATUS_SUCCESS) {
+            fail(DW_ERR_DECODE, "a replay of the newest decode's graph failed");
+        }
+    }
+    ggml_backend_sched_synchronize(sched);
+    return (double) (ggml_time_us() - start_us) / n_times;
+}
+
+} // namespace draftwood

@@ -1,0 +1,77 @@
+// See facts.h.
+
+#include "llama/facts.h"
+
+#include "llama-context.h"
+#include "llama-ext.h"
+#include "llama-model.h"
+
+namespace draftwood {
+
+const char * architecture(const llama_model * model) {
+    return llm_arch_name(model->arch);
+}
+
+const ggml_tensor * output_head(const llama_model * model) {
+    return model->output;
+}
+
+const ggml_tensor * token_embeddings(const llama_model * model) {
+    return model->tok_embd;
+}
+
+std::vector<ggml_backend_dev_t> devices_of(const llama_model * model) {
+    const int32_t                   n = model->n_gpu_layers() == 0 ? 0 : llama_model_n_devices(model);
+    std::vector<ggml_backend_dev_t> devices(n);
+    for (int32_t i = 0; i < n; ++i) {
+        devices[i] = llama_model_get_device(model, i);
+    }
+    return devices;
+}
+
+bool has_2d_positions(const llama_model * model) {
+    return model->hparams.n_pos_per_embd() >= 3;
+}
+
+int32_t n_mtp_blocks(const llama_model * model) {
+    return llama_model_n_layer_nextn(model);
+}
+
+mtp_block mtp_block_of(const llama_model * model) {
+    const size_t il = model->hparams.n_layer(); // behind the trunk
+    if (il >= model->layers.size()) {
+        return {};
+    }
+    const auto & own = model->layers[il].nextn;
+    return { own.eh_proj, own.hnorm, own.shared_head_head ? own.shared_head_head : model->output,
+             own.embed_tokens ? own.embed_tokens : model->tok_embd };
+}
+
+delta_net_sizes delta_net_of(const llama_model * model) {
+    const llama_hparams & hparams = model->hparams;
+    const int64_t         size = hparams.ssm_d_state, n_key_heads = hparams.ssm_n_group;
+    return { size, hparams.ssm_dt_rank, n_key_heads, hparams.ssm_d_inner + 2 * n_key_heads * size, hparams.ssm_d_conv };
+}
+
+std::vector<int32_t> target_layers(const llama_model * drafter) {
+    const int32_t * first = llama_model_target_layer_ids(drafter);
+    return { first, first + llama_model_target_layer_ids_n(drafter) };
+}
+
+const ggml_tensor * feature_projection(const llama_model * drafter) {
+    return drafter->fc;
+}
+
+bool has_flash_attention(const llama_context * ctx) {
+    return ctx->get_cparams().flash_attn;
+}
+
+bool has_unified_kv(const llama_context * ctx) {
+    return ctx->get_cparams().kv_unified;
+}
+
+bool has_fused_delta_net(const llama_context * ctx) {
+    return ctx->get_cparams().fused_gdn_ar && ctx->get_cparams().fused_gdn_ch;
+}
+
+} // namespace draftwood

@@ -1,0 +1,51 @@
+// What llama.cpp knows of a loaded model or context and offers in private headers only. Queries: they change nothing.
+// The tensors belong to the model. Must not know: memory, rounds, drafters.
+// Test: tests/model/engine/test_creation.py, tests/model/test_probe_drafter.py.
+
+#pragma once
+
+#include "ggml-backend.h"
+#include "llama.h"
+
+#include <cstdint>
+#include <vector>
+
+namespace draftwood {
+
+// the name that a GGUF gives it, such as "qwen35"
+const char * architecture(const llama_model * model);
+
+const ggml_tensor * output_head(const llama_model * model);      // nullptr: it has none
+const ggml_tensor * token_embeddings(const llama_model * model); // nullptr: it has none
+
+// devices that the model's layers may be on, besides the CPU
+std::vector<ggml_backend_dev_t> devices_of(const llama_model * model);
+
+// rows have positions in two dimensions, as images need them
+bool has_2d_positions(const llama_model * model);
+
+// Tensors of the model's first MTP block.
+struct mtp_block {
+    const ggml_tensor * projection;  // of a token's embedding and a hidden state; nullptr: the block was not loaded
+    const ggml_tensor * hidden_norm; // reads the hidden state first
+    const ggml_tensor * head;        // its own, or the model's
+    const ggml_tensor * embeddings;  // its own, or the model's
+};
+int32_t   n_mtp_blocks(const llama_model * model);
+mtp_block mtp_block_of(const llama_model * model); // n_mtp_blocks() > 0
+
+// Sizes of gated delta net layers: S, H, Hk, C, W of ops/tree-delta-net/tree-ops.h.
+struct delta_net_sizes {
+    int64_t size, n_heads, n_key_heads, n_channels, conv_width;
+};
+delta_net_sizes delta_net_of(const llama_model * model);
+
+// Of a DFlash drafter: the target's layers that it reads, and the weight that its features go through first.
+std::vector<int32_t> target_layers(const llama_model * drafter);
+const ggml_tensor *  feature_projection(const llama_model * drafter);
+
+bool has_flash_attention(const llama_context * ctx);
+bool has_unified_kv(const llama_context * ctx);      // all sequences share one KV cache
+bool has_fused_delta_net(const llama_context * ctx); // for one row and for many
+
+} // namespace draftwood

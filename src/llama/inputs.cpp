@@ -1,0 +1,116 @@
+// See inputs.h.
+
+#include "llama/inputs.h"
+
+#include "hooks/sched-inputs.h"
+#include "llama-context.h"
+#include "llama-graph.h"
+#include "llama/attachment.h"
+#include "llama/graph_store.h"
+
+namespace draftwood {
+
+namespace {
+
+// the inputs of the attention layers; nullptr: none with a KV cache
+const llm_graph_input_attn_kv * find_attention(const llm_graph_result & graph) {
+    for (const auto & input : graph.inputs) {
+        if (const auto * hybrid = dynamic_cast<const llm_graph_input_mem_hybrid *>(input.get())) {
+            return hybrid->get_attn();
+        }
+        if (const auto * plain = dynamic_cast<const llm_graph_input_attn_kv *>(input.get())) {
+            return plain;
+        }
+    }
+    return nullptr;
+}
+
+// the input that a feed goes to; nullptr: the graph has none
+ggml_tensor * find_input(const llm_graph_result & graph, row_feed::kind kind) {
+    for (const auto & input : graph.inputs) {
+        if (const auto * pairs = dynamic_cast<const llm_graph_input_embd_h *>(input.get())) {
+            return kind == row_feed::token ? pairs->tokens : pairs->h;
+        }
+        if (const auto * plain = dynamic_cast<const llm_graph_input_embd *>(input.get())) {
+            return kind == row_feed::token ? plain->tokens : plain->embd;
+        }
+    }
+    return nullptr;
+}
+
+// pinned, so that the device of `backend` can fetch it on its own
+bool is_pinned_for(ggml_backend_t backend, const ggml_tensor * t) {
+    return t->buffer && ggml_backend_buffer_get_type(t->buffer) ==
+                            ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+}
+
+// Copies into the device's stream. Returns false for what is computed in host memory: the next node may write over it
+// meanwhile.
+bool copy_input(void * user, ggml_backend_t backend, const ggml_tensor * input, ggml_tensor * copy) {
+    attachment &        attached = *static_cast<attachment *>(user);
+    const ggml_tensor * root     = input->view_src ? input->view_src : input;
+    if ((root->flags & GGML_TENSOR_FLAG_INPUT) == 0 || !ggml_is_contiguous(input) || !is_pinned_for(backend, root)) {
+        return false;
+    }
+    ggml_backend_tensor_set_async(backend, copy, input->data, 0, ggml_nbytes(copy));
+    for (const fed_input & each : attached.outputs.fed) {
+        if (each.input == input) {
+            const ggml_tensor from = part_of(each.feed.from, each.feed.offset, each.feed.bytes);
+            ggml_tensor       to   = part_of(copy, each.feed.at, each.feed.bytes);
+            ggml_backend_tensor_copy_async(backend, backend, &from, &to);
+        }
+    }
+    attached.graphs->copied(backend);
+    return true;
+}
+
+} // namespace
+
+bool find_rows(const llm_graph_result & graph, int64_t n_rows, placed_rows & rows) {
+    const llm_graph_input_attn_kv * attn = find_attention(graph);
+    if (attn) {
+        rows = { n_rows, (const int64_t *) attn->self_k_idxs->data, attn->self_kq_mask };
+    }
+    return attn != nullptr;
+}
+
+// What can go straight to the device goes with the input's copy (copy_input), the rest into the input now.
+void fill_inputs(attachment & attached, const llm_graph_result & graph) {
+    copy_inputs_async(attached, attached.request && attached.async_inputs);
+    attached.outputs.fed.clear();
+    if (!attached.request) {
+        return;
+    }
+    for (const row_feed & feed : attached.request->feeds) {
+        ggml_tensor * input = find_input(graph, feed.input);
+        if (!input || feed.at + feed.bytes > ggml_nbytes(input)) {
+            continue;
+        }
+        if (attached.async_inputs && feed.same_device && is_pinned_for(feed.writer, input)) {
+            attached.outputs.fed.push_back({ feed, input });
+        } else {
+            ggml_backend_synchronize(feed.writer);
+            ggml_backend_tensor_get(feed.from, (char *) input->data + feed.at, feed.offset, feed.bytes);
+        }
+    }
+}
+
+void copy_inputs_async(attachment & attached, bool async) noexcept {
+    *dw_sched_inputs_of(attached.ctx->get_sched()) = { async ? copy_input : nullptr, async ? &attached : nullptr };
+}
+
+ggml_tensor part_of(const ggml_tensor * tensor, size_t offset, size_t bytes) noexcept {
+    ggml_tensor part{};
+    part.type   = GGML_TYPE_I8;
+    part.buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
+    part.data   = (char *) tensor->data + offset;
+    part.ne[0]  = (int64_t) bytes;
+    part.nb[0]  = 1;
+    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+        part.ne[i] = 1;
+        part.nb[i] = bytes;
+    }
+    return part;
+}
+
+} // namespace draftwood

@@ -1,0 +1,28 @@
+// How the inputs of a graph are filled: rows of a mask, tokens and hidden states that lie on a device, copies that do
+// not wait for it. Must not know: rounds, drafters, samplers.
+// Test: tests/model/engine/test_trees.py, tests/gpu/test_same_text.py.
+
+#pragma once
+
+#include "llama/decode_request.h"
+
+struct dw_attachment;
+struct llama_context;
+class llm_graph_result;
+
+namespace draftwood {
+
+// Where the n_rows rows of a graph's attention were put. Returns false if no layer has a KV cache.
+bool find_rows(const llm_graph_result & graph, int64_t n_rows, placed_rows & rows);
+
+// Fills the inputs that the running request feeds, and chooses how the scheduler copies inputs to their device. A feed
+// that fits no input is dropped: feeds are for drafts, so it costs the draft its quality and not the text.
+void fill_inputs(dw_attachment & attached, const llm_graph_result & graph);
+
+// The scheduler in place copies inputs without waiting for their device, or as ggml does.
+void copy_inputs_async(dw_attachment & attached, bool async) noexcept;
+
+// `bytes` of a tensor from `offset` on, as a tensor of bytes that can be copied
+ggml_tensor part_of(const ggml_tensor * tensor, size_t offset, size_t bytes) noexcept;
+
+} // namespace draftwood

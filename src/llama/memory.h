@@ -1,0 +1,75 @@
+// A llama_context's memory as verifies and drafters use it: KV cells, and the recurrent states of hybrid models. All of
+// it is a view: the context owns the memory. Must not know: trees, rounds, drafters.
+// Test: tests/model/engine/test_trees.py, test_sequences.py (cells lie as after plain decoding), test_little_memory.py.
+
+#pragma once
+
+#include "llama.h"
+
+#include <cstdint>
+#include <optional>
+#include <vector>
+
+struct ggml_tensor;
+class llama_memory_hybrid;
+
+namespace draftwood {
+
+constexpr uint32_t llama_kv_step = 256; // llama.cpp's own
+
+// n_kv of a context's graphs grows in steps of so many cells. No effect on memories whose parts depend on each other.
+void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept;
+
+// free cells of the sequence's KV cache; INT32_MAX if the context has no llama_kv_cache
+int32_t free_cells(llama_context * ctx, llama_seq_id seq);
+
+// Frees these cells of the plain KV cache of a context, all of sequence `seq`, and lets the cache search from its first
+// free cell again. Throws std::bad_cast if the context has another memory.
+void drop_cells(llama_context * ctx, llama_seq_id seq, const std::vector<uint32_t> & cells);
+
+// The memory of a model with attention and recurrent layers.
+class hybrid_memory {
+  public:
+    struct recurrent_layer {
+        int32_t       il;
+        ggml_tensor * states;      // [S*S*H, n_cells]
+        ggml_tensor * conv_states; // [(W-1)*C, n_cells]
+    };
+    struct attention_layer {
+        int32_t       il;
+        ggml_tensor * keys;       // [n_embd, n_cells, n_streams]
+        ggml_tensor * values;     // the same, or [n_cells, n_embd, n_streams]
+        bool          transposed; // the second
+    };
+
+    // nullopt if the context has another memory
+    static std::optional<hybrid_memory> of(const llama_context * ctx);
+
+    std::vector<recurrent_layer> recurrent_layers() const;
+    std::vector<attention_layer> attention_layers() const;
+    int64_t                      n_kv_cells() const; // of one stream
+
+    // the cell of the sequence's recurrent state; -1: none
+    int32_t state_cell(llama_seq_id seq) const;
+    // The sequence has a state of its own that the next decode reads in place. It has none after a copy between
+    // sequences, and none in place while a snapshot is to be restored.
+    bool has_own_state(llama_seq_id seq) const;
+    // a decode of these sequences, in this order, moves no states
+    bool are_in_order(const std::vector<llama_seq_id> & sequences) const;
+    // position that the sequence's state stands for; it must have one
+    llama_pos state_pos(llama_seq_id seq) const;
+    void      set_state_pos(llama_seq_id seq, llama_pos pos);
+
+    // The rows of a sequence were moved so that `tokens` lie in the first of these cells, at positions pos.. . Says so
+    // in the cells, and frees those behind.
+    void rename_cells(llama_seq_id seq, const std::vector<uint32_t> & cells, llama_pos pos,
+                      const std::vector<llama_token> & tokens, bool two_dimensional);
+
+  private:
+    explicit hybrid_memory(llama_memory_hybrid * memory) :
+        memory_(memory) {}
+
+    llama_memory_hybrid * memory_;
+};
+
+} // namespace draftwood

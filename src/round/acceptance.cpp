@@ -1,0 +1,68 @@
+// See acceptance.h.
+
+#include "round/acceptance.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+namespace {
+
+constexpr double decay        = 0.98; // weight of a round against the one after it
+constexpr double prior_rate   = 0.75; // acceptance before anything is known
+constexpr double prior_count  = 2.0;  // tokens that the prior stands for
+constexpr double branch_prior = 2.0;  // branches, accepted as often as expected
+
+} // namespace
+
+void acceptance_record::add(int32_t n_judged, int32_t n_accepted) {
+    const int32_t n_reached = std::min({ n_judged, max_draft, n_accepted + 1 });
+    for (int32_t depth = 0; depth < n_reached; ++depth) {
+        reached_[depth]  = decay * reached_[depth] + 1.0;
+        accepted_[depth] = decay * accepted_[depth] + (depth < n_accepted ? 1.0 : 0.0);
+    }
+}
+
+double acceptance_record::rate(int32_t depth) const {
+    return (accepted_[depth] + prior_rate * prior_count) / (reached_[depth] + prior_count);
+}
+
+double acceptance_record::expected_tokens(int32_t n) const {
+    double expected = 1.0;
+    double path     = 1.0;
+    for (int32_t depth = 0; depth < n; ++depth) {
+        path *= rate(depth);
+        expected += path;
+    }
+    return expected;
+}
+
+void branch_record::add(const std::vector<double> & probabilities, int32_t n_accepted) {
+    expected_ *= decay;
+    accepted_ = decay * accepted_ + n_accepted;
+    for (const double each : probabilities) {
+        expected_ += each;
+    }
+}
+
+double branch_record::ratio() const {
+    return (accepted_ + branch_prior) / (expected_ + branch_prior);
+}
+
+bool trial_schedule::next_round(bool is_chosen, bool is_available) {
+    if (is_chosen) {
+        n_idle_ = 0;
+        pause_  = first_pause;
+    } else if (is_available && ++n_idle_ > pause_) {
+        n_idle_ = 0;
+        pause_  = std::min(2 * pause_, last_pause);
+        n_left_ = n_trial;
+    }
+    if (is_available && n_left_ > 0) {
+        n_left_--;
+        return true;
+    }
+    return false;
+}
+
+} // namespace draftwood

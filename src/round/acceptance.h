@@ -1,0 +1,65 @@
+// How often drafts are accepted, and when a drafter that does not pay is tried again. Older rounds weigh less.
+// Plain arithmetic. Must not know: times, engines. Test: tests/unit/test_cost_model.py.
+
+#pragma once
+
+#include "tree/token_tree.h"
+
+#include <array>
+#include <cstdint>
+#include <vector>
+
+namespace draftwood {
+
+// Acceptance by depth of one source of drafts.
+class acceptance_record {
+  public:
+    static constexpr int32_t max_draft = max_tree_nodes - 1;
+
+    // A round judged the first n_judged tokens of a draft, and accepted the first n_accepted of these.
+    void add(int32_t n_judged, int32_t n_accepted);
+
+    // Probability that the token at this depth, 0 the first, is accepted if those before it are.
+    double rate(int32_t depth) const;
+
+    // Expected tokens of a round with a draft of n tokens, the bonus token included.
+    double expected_tokens(int32_t n) const;
+
+  private:
+    std::array<double, max_draft + 1> reached_{}; // by depth
+    std::array<double, max_draft + 1> accepted_{};
+};
+
+// How often branches are accepted, against the drafter's probabilities.
+class branch_record {
+  public:
+    // A round had branches with these probabilities, of which n_accepted were accepted.
+    void add(const std::vector<double> & probabilities, int32_t n_accepted);
+
+    // Accepted branches over the sum of their probabilities; 1 before the first round.
+    double ratio() const;
+
+  private:
+    double expected_ = 0.0;
+    double accepted_ = 0.0;
+};
+
+// When a drafter that is not chosen gets a trial of two rounds, since the text may have changed: after more than 16
+// rounds, then 32, 64, 128 and 256. A round that chooses the drafter resets this.
+class trial_schedule {
+  public:
+    // Count a round. Returns true if it is a trial.
+    // is_available: the drafter could draft in this round. Other rounds do not count.
+    bool next_round(bool is_chosen, bool is_available);
+
+  private:
+    static constexpr int32_t first_pause = 16; // rounds
+    static constexpr int32_t last_pause  = 256;
+    static constexpr int32_t n_trial     = 2; // the first one also catches up with what the drafter missed
+
+    int32_t n_idle_ = 0;
+    int32_t pause_  = first_pause;
+    int32_t n_left_ = 0; // rounds of the trial
+};
+
+} // namespace draftwood

@@ -1,0 +1,73 @@
+// Measured times by size: microseconds by tokens drafted, or by rows verified.
+// Plain arithmetic. Must not know: engines, llama types. Test: tests/unit/test_cost_curve.py.
+
+#pragma once
+
+#include "tree/token_tree.h"
+
+#include <array>
+#include <cstdint>
+
+namespace draftwood {
+
+// Sizes 0 to max_tree_nodes. New times are kept apart until size_group::update() takes them into the means.
+struct cost_curve {
+    static constexpr int32_t n_sizes = max_tree_nodes + 1;
+
+    std::array<double, n_sizes>  mean{}; // microseconds; 0: not known
+    std::array<double, n_sizes>  sum{};  // of new times
+    std::array<double, n_sizes>  minimum{};
+    std::array<int64_t, n_sizes> count{};
+    std::array<int32_t, n_sizes> n_warmed_up{}; // discarded rounds of a size
+
+    // Add a time. The first n_warmup times of a size are discarded: graphs are built then, and captured on a GPU.
+    void add_time(int32_t n, int64_t us, int32_t n_warmup);
+
+    // Interpolate between known sizes. Beyond the largest known size, continue the last slope if it is positive.
+    // 0 if no size is known.
+    double at(int32_t n) const;
+
+    int32_t largest_known(int32_t n) const; // size up to n; 0: none
+};
+
+// Sizes of a curve whose times change together when another program takes the cores: plain steps, verifies, drafts.
+class size_group {
+  public:
+    size_group(cost_curve & curve, int32_t first, int32_t last) :
+        curve_(curve),
+        first_(first),
+        last_(last) {}
+
+    void add_time(int32_t n, int64_t us, int32_t n_warmup);
+
+    bool has_new_times() const;
+
+    // Whether times were measured in this process, not set from a stored curve.
+    bool is_measured() const { return is_measured_; }
+    void set_stored() { is_measured_ = false; }
+
+    // New times over the curve's; 1 without new times. A size without a mean is compared with the next smaller one.
+    double ratio() const;
+
+    // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.
+    bool is_slower() const;
+
+    // Take new times into the means: their mean, or their minimum. A scale other than 1 replaces means instead of
+    // blending them, and multiplies those of sizes without new times.
+    void update(bool use_minimum, double scale);
+
+    // A ratio below which, or whose inverse above which, the machine's load has changed.
+    static constexpr double load_change = 0.6;
+
+  private:
+    static constexpr int32_t n_recent = 8;
+
+    cost_curve & curve_;
+    int32_t      first_, last_;
+
+    std::array<double, n_recent> recent_{}; // newest times over the curve's
+    int32_t                      n_times_     = 0;
+    bool                         is_measured_ = false;
+};
+
+} // namespace draftwood

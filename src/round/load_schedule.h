@@ -1,0 +1,33 @@
+// Which rounds are run at load to measure the cost curve: plain steps, the longest draft, then drafts of 1, 3 and 7.
+// Each size has its warm-up rounds, one more for drafts, and then up to three timed rounds.
+// Timed rounds have a budget of 300 ms. Warm-up rounds do not count: on a GPU they load kernels. Past the budget a size
+// ends after one timed round, and only plain steps and the longest draft are measured at all.
+// Plain arithmetic. Must not know: engines, models. Test: tests/unit/test_cost_curve.py.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <vector>
+
+namespace draftwood {
+
+class load_schedule {
+  public:
+    load_schedule(int32_t longest_draft, int32_t n_warmup);
+
+    bool    is_done() const;
+    int32_t n_tokens() const { return sizes_[index_]; } // to draft in the next round; 0: a plain step
+
+    // Count a round, which took this many microseconds. Returns true if it was the last one of its size.
+    bool add_round(int64_t us);
+
+  private:
+    std::vector<int32_t> sizes_;
+    int32_t              n_warmup_;
+    size_t               index_    = 0;
+    int32_t              n_round_  = 0; // of the size
+    int64_t              timed_us_ = 0;
+};
+
+} // namespace draftwood

@@ -1,8 +1,8 @@
-"""Contexts that cannot be made: refused in words, before llama.cpp takes the memory or ends the process.
+"""Contexts that cannot be made are refused in words.
 
-Put around upstream's LlamaContext by fixes.py: there the model is loaded and every parameter is final. What a
-cache takes is reckoned from the model's metadata, and never too high: caches of kinds that are not known here
-count nothing. Memory of cards is theirs to refuse, which they do without harm.
+fixes.py puts this around upstream's LlamaContext: the model is loaded there and every parameter is final.
+If an allocation fails, llama.cpp makes no context and says why. Two sizes end the process instead and are
+refused before: a cache in host memory that the system grants and cannot back, and the plan of a large batch.
 Must not know: `Llama`, engines. Test: tests/model/test_contexts.py.
 """
 
@@ -22,17 +22,13 @@ from draftwood.load import log
 from draftwood.load.devices import cards, devices
 from draftwood.options import HYBRID_ARCHITECTURES
 
-_CELL = 52  # bytes of a cell in llama_kv_cells at the pin: positions, and a bit for each of 256 sequences
-_NODES = 40  # of a hybrid model's graph for each row, in llama_context::graph_max_nodes at the pin
-_COPIES = 60  # tensors for each node, in ggml_backend_sched_new
-_OBJECT = 32  # of a tensor's overhead, what is no ggml_tensor
+_ROW_BYTES = 800_000  # of each row in the plan of a hybrid model's graph (ggml_backend_sched_new)
 _OTHER_CACHES = ("sliding_window", "lora_rank", "compress", "shared_kv")  # in names of a model's metadata
 _MEMINFO = Path("/proc/meminfo")
 _LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container, below /sys/fs/cgroup
 _lib: Any = _capi.lib
 _lib.ggml_row_size.restype = ctypes.c_size_t
 _lib.ggml_blck_size.restype = ctypes.c_int64
-_lib.ggml_tensor_overhead.restype = ctypes.c_size_t
 
 
 def in_words(init: Any) -> Any:
@@ -46,8 +42,8 @@ def in_words(init: Any) -> Any:
         self._exit_stack = contextlib.ExitStack()  # upstream's __del__ needs it if construction fails early
         if getattr(params, "auto_flash", False):  # of `Llama`; upstream's argument knows on and off only
             params.flash_attn_type = _native.LLAMA_FLASH_ATTN_TYPE_AUTO
-        require_room(model, params)
         require_blocks(model, params)
+        require_room(model, params)
         log.forget()
         try:
             init(self, model=model, params=params, verbose=verbose)
@@ -73,8 +69,8 @@ class Attention:
 
     def cell_bytes(self, type_k: int, type_v: int) -> int:
         """Return what a token takes in the cache, in bytes."""
-        rows = ((type_k, self.key), (type_v, self.value))
-        return self.layers * sum(row_bytes(type_, self.kv_heads * size) for type_, size in rows)
+        rows = ((type_k, self.kv_heads * self.key), (type_v, self.kv_heads * self.value))
+        return self.layers * sum(int(_lib.ggml_row_size(type_, ctypes.c_int64(n))) for type_, n in rows)
 
 
 def attention_of(model: Any) -> Attention | None:
@@ -99,12 +95,6 @@ def attention_of(model: Any) -> Attention | None:
         return None
 
 
-def row_bytes(type_: int, n: int) -> int:
-    """Return what n values of a ggml_type take, at least; n need not be whole blocks."""
-    block = int(_lib.ggml_blck_size(type_))
-    return int(_lib.ggml_row_size(type_, ctypes.c_int64(n // block * block)))
-
-
 def host_memory() -> tuple[int, int]:
     """Return the bytes of memory and swap that are left for this process, at most, and all of them."""
     cpu = next(each for each in devices() if each["type"] == "CPU")
@@ -124,12 +114,15 @@ def require_room(model: Any, params: Any) -> None:
     if model.params.vocab_only:
         return
     left, whole = host_memory()
-    hint = "a smaller n_ctx, or a cache of smaller numbers: flash_attn=True, type_k=8, type_v=8 (q8_0)"
-    _require("n_ctx", params.n_ctx, _cell_bytes(model, params), left, hint)
-    # never written to, but asked for in one piece, which the system grants up to all that it has
-    name = "n_ubatch" if params.n_ubatch else "n_batch"  # 0 means n_batch
-    rows = min(params.n_batch, getattr(params, name))
-    _require(name, rows, _row_bytes(model), whole, "n_ubatch=512, or leave it out")
+    attention = attention_of(model) if _on_host(model.params, params) else None
+    if attention is not None:  # its pages are touched: the system would end the process
+        hint = "a smaller n_ctx, or a cache of smaller numbers: flash_attn=True, type_k=8, type_v=8 (q8_0)"
+        _require("n_ctx", params.n_ctx, attention.cell_bytes(params.type_k, params.type_v), left, hint)
+    if model.metadata().get("general.architecture") in HYBRID_ARCHITECTURES:
+        # ggml aborts if it does not get the plan in one piece; its pages are not touched
+        name = "n_ubatch" if params.n_ubatch else "n_batch"  # 0 means n_batch
+        rows = min(params.n_batch, getattr(params, name))
+        _require(name, rows, _ROW_BYTES, whole, "n_ubatch=512, or leave it out")
 
 
 def _require(name: str, value: int, each: int, room: int, hint: str) -> None:
@@ -157,20 +150,6 @@ def require_blocks(model: Any, params: Any) -> None:
                 "expected whole blocks",
                 hint=f"{name}=8 (q8_0, blocks of 32), or leave it out for f16",
             )
-
-
-def _cell_bytes(model: Any, params: Any) -> int:
-    """Return what a token of the context takes in host memory, at least."""
-    if _native.llama_model_is_recurrent(model.model):
-        return 0  # one state, whatever n_ctx is
-    attention = attention_of(model) if _on_host(model.params, params) else None
-    return _CELL + (attention.cell_bytes(params.type_k, params.type_v) if attention else 0)
-
-
-def _row_bytes(model: Any) -> int:
-    """Return what a row of a decode takes in the plan that spreads its graph over devices, at least."""
-    known = model.metadata().get("general.architecture") in HYBRID_ARCHITECTURES
-    return _NODES * _COPIES * (int(_lib.ggml_tensor_overhead()) - _OBJECT) if known else 0
 
 
 def _on_host(model_params: Any, params: Any) -> bool:

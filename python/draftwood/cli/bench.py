@@ -107,7 +107,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     All modes run in one process, one text each in turn. Each repeat gives the ratio of a mode's speed to
     plain decode's. The table shows the median ratio and its 95 % interval (order statistics, as in the sign
-    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's or a claim fails.
+    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's, or if a
+    claim fails.
     """
     outputs = {f"--{name}": options[key] for name, key in _OUTPUTS.items() if options[key]}
     plotting = _check_outputs(outputs, options["results"])

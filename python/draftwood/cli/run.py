@@ -44,7 +44,7 @@ _MODEL = ("speculation", "exact")
               help="Drop tokens below this share of the best one's probability.")  # fmt: skip
 @click.option("--speculation", type=click.Choice(SPECULATIONS), default="auto", show_default=True,
               help="auto: draft with --drafter or the MTP block, as long as it pays. "
-                   "tree: the same, always in trees. ngram: draft from the text. off: no drafts.")  # fmt: skip
+                   "tree: the same, always in trees. ngram: drafts from the text. off: none.")  # fmt: skip
 @model_options
 @click.option("--exact/--no-exact", default=True, show_default=True,
               help="Run CPU kernels that give the same text with and without drafting.")  # fmt: skip

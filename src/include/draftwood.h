@@ -217,10 +217,12 @@ DW_API dw_status dw_verify(dw_engine * engine);
 
 // The same for several engines of one context in one decode. Each has its own proposal: a chain, a tree or none. Each
 // gets as many rows as the largest needs. All take a plain step
-//   - if llama.cpp would split the decode or copy states (sequence ids with a gap, states that lie apart, more rows than
+//   - if llama.cpp would split the decode or copy states (sequence ids with a gap, states that lie apart, more rows
+//   than
 //     n_ubatch),
 //   - if there are too few cells,
-//   - if one of them cannot verify trees. This holds for an engine without a drafter until its first dw_propose_given or
+//   - if one of them cannot verify trees. This holds for an engine without a drafter until its first dw_propose_given
+//   or
 //     dw_propose_tree.
 // While such rounds are open, another decode settles them first.
 // Results are exact if each sequence has a KV cache of its own. In a unified cache (kv_unified) texts fill each other's
@@ -249,14 +251,14 @@ DW_API dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microse
 // Errors: DW_ERR_STATE if no live row stands for n_past.
 DW_API dw_status dw_rewind(dw_engine * engine);
 
-// Keep the rows that were sampled and free the others, in the target and in the drafter. Without an open round it has no
-// effect. It runs by itself before a raw llama_decode or a state save.
+// Keep the rows that were sampled and free the others, in the target and in the drafter. Without an open round it has
+// no effect. It runs by itself before a raw llama_decode or a state save.
 DW_API dw_status dw_commit(dw_engine * engine);
 
 // Let dw_trim go back to the present position, although recurrent layers hold the state behind their last token only.
-// Their state and the drafter's are copied; within checkpoint_bytes the least recently used copies go. A checkpoint ends
-// with a cut before it, a reset, a loaded state, or a decode or clear by others. Without recurrent layers, or without
-// memory for a copy, the call has no effect. An open round is committed first.
+// Their state and the drafter's are copied; within checkpoint_bytes the least recently used copies go. A checkpoint
+// ends with a cut before it, a reset, a loaded state, or a decode or clear by others. Without recurrent layers, or
+// without memory for a copy, the call has no effect. An open round is committed first.
 DW_API dw_status dw_checkpoint(dw_engine * engine);
 
 // The largest position up to n_keep that dw_trim can cut to, the same with drafting on and off (with it, snapshots of

@@ -216,14 +216,9 @@ DW_API dw_status dw_set_top(dw_engine * engine, int32_t n);
 DW_API dw_status dw_verify(dw_engine * engine);
 
 // The same for several engines of one context in one decode. Each has its own proposal: a chain, a tree or none. Each
-// gets as many rows as the largest needs. All take a plain step
-//   - if llama.cpp would split the decode or copy states (sequence ids with a gap, states that lie apart, more rows
-//   than
-//     n_ubatch),
-//   - if there are too few cells,
-//   - if one of them cannot verify trees. This holds for an engine without a drafter until its first dw_propose_given
-//   or
-//     dw_propose_tree.
+// gets as many rows as the largest needs. All take a plain step in these cases: llama.cpp would split the decode or
+// copy states (sequence ids with a gap, states that lie apart, more rows than n_ubatch); there are too few cells; one
+// of the engines cannot verify trees, as one without a drafter until its first dw_propose_given or dw_propose_tree.
 // While such rounds are open, another decode settles them first.
 // Results are exact if each sequence has a KV cache of its own. In a unified cache (kv_unified) texts fill each other's
 // gaps, and sums over cells run in another order than in a plain decode.

@@ -7,13 +7,13 @@
 //     dw_next      one emitted token per call, from the request's own sampler chain
 //     dw_commit    keep what was emitted, roll the rest back
 //
-// A draft is a chain of tokens or a tree of them (dw_tree). dw_next samples the target at each verified position, goes
-// on to the drafted token that equals the sample, and stops where none does, so text does not depend on what was
-// drafted: greedy, and seeded sampled.
+// A draft is a chain or a tree of tokens (dw_tree). dw_next samples the target at each verified position. It goes on to
+// the drafted token that equals the sample and stops if there is none. So the text does not depend on the draft, both
+// for greedy and for seeded sampling.
 //
-// Conventions: every call returns a dw_status; text of the last failure: dw_last_error(). No exception
-// and no abort crosses this header. Calls on engines of one context must not overlap. Token positions count from 0
-// in the engine's sequence; n_past is the number of positions evaluated and kept.
+// Conventions: Calls return a dw_status; dw_last_error() has the text of the last failure. No exception and no abort
+// crosses this header. Calls on engines of one context must not overlap. Token positions count from 0 in the engine's
+// sequence. n_past is the number of positions that are evaluated and kept.
 // Tests: tests/model/engine. Python signatures: python/draftwood/engine/_capi.py.
 // Functions that only tests and benchmarks call: draftwood-testing.h.
 
@@ -68,8 +68,7 @@ typedef enum dw_drafter_type {
 // How many tokens dw_propose drafts.
 typedef enum dw_length {
     DW_LENGTH_FIXED = 0, // draft_tokens, less where draft_p_min cuts
-    // up to draft_tokens, none included, of the drafter's or of n-grams: what measured costs and acceptance make
-    // fastest
+    // 0 to draft_tokens, from the drafter or from n-grams: whatever is fastest by measured costs and acceptance
     DW_LENGTH_AUTO = 1,
 } dw_length;
 
@@ -96,8 +95,8 @@ typedef struct dw_params {
     int32_t results;        // 0; tests set another value: draftwood-testing.h
 } dw_params;
 
-// Draft tokens and what they follow. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1; where a tree is
-// to be verified its nodes are ordered by depth.
+// Draft tokens and their parents. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1. A tree to be
+// verified has its nodes ordered by depth.
 typedef struct dw_tree {
     uint32_t struct_size;
     int32_t  n; // nodes, 1..DW_MAX_TREE
@@ -139,7 +138,7 @@ typedef struct dw_stats {
     int64_t  accepted_at[DW_MAX_DRAFT]; // [depth-1] of those, how many accepted a token there
 } dw_stats;
 
-// What a GGUF's header says, read without loading it.
+// The header of a GGUF, read without loading the file.
 typedef struct dw_model_info {
     uint32_t struct_size;
     int32_t  n_layer_nextn; // MTP blocks in the file
@@ -157,41 +156,41 @@ DW_API const char * dw_build_info(void); // JSON: pin version and commit, series
 // Errors: DW_ERR_FILE (missing, not a GGUF, shorter than its tensors, fields that no model can have).
 DW_API dw_status dw_probe_model(const char * path, dw_model_info * info);
 
-// Say from the headers of two GGUFs whether the DFlash drafter at `drafter_path` can draft for the model at
-// `target_path`. Tensors of other shapes than the header says are seen at loading only.
-// Errors: DW_ERR_FILE as above; DW_ERR_UNSUPPORTED for a drafter that does not fit, as dw_engine_new says it.
+// Check from the headers of two GGUFs whether the DFlash drafter at `drafter_path` can draft for the model at
+// `target_path`. Tensors whose shapes differ from the header are found only at loading.
+// Errors: DW_ERR_FILE as above; DW_ERR_UNSUPPORTED for a drafter that does not fit, with the text of dw_engine_new.
 DW_API dw_status dw_probe_drafter(const char * drafter_path, const char * target_path);
 
 DW_API void dw_params_init(dw_params * params);
 
-// Attach an engine to `target`. `context_params` are those that `target` was made with; the drafter's own
-// context is made from them. The engine must be freed before `target`. With DW_LENGTH_AUTO and no curve, rounds are
-// timed first, and `target` is empty afterwards.
+// Attach an engine to `target`. `context_params` are the parameters that `target` was made with; the drafter's own
+// context is made from them. Free the engine before `target`. With DW_LENGTH_AUTO and no curve, rounds are timed
+// first; `target` is empty afterwards.
 // Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_ubatch too
 // small, an engine is already attached), DW_ERR_FILE, DW_ERR_MEMORY (for the drafter).
 DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,
                                const dw_params * params, dw_engine ** engine);
 DW_API void      dw_engine_free(dw_engine * engine);
 
-// Evaluate tokens i32[n_tokens] at positions n_past.. in one ubatch (n_tokens <= n_ubatch of the context).
-// Cuts the sequence to n_past first. Logits of the last token, or of all with all_logits, become available;
-// the last row can be sampled with dw_next.
+// Evaluate tokens i32[n_tokens] at positions n_past.. in one ubatch (n_tokens <= n_ubatch of the context). The sequence
+// is cut to n_past first. Logits become available: of the last token, or of all with all_logits. dw_next can sample
+// the last row.
 DW_API dw_status dw_eval(dw_engine * engine, const llama_token * tokens, int32_t n_tokens, int32_t n_past,
                          bool all_logits);
 
-// Draft up to max_draft tokens after `last`, which is the token at position n_past, not yet evaluated.
-// The draft is cut to what the context has room for. n_draft (out) may be 0: dw_verify is then a plain step.
+// Draft up to max_draft tokens after `last`, the token at position n_past, which is not yet evaluated. The draft is cut
+// to the room in the context. n_draft (out) may be 0; dw_verify is then a plain step.
 DW_API dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_draft, int32_t * n_draft);
 
-// The same with a draft of the caller's: i32[n_draft], n_draft <= draft_tokens.
+// The same with the caller's draft: i32[n_draft], n_draft <= draft_tokens.
 DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft);
 
-// The same with a tree of the caller's, whose node 0 is the newest token: tree->n <= tree_budget.
+// The same with the caller's tree. Node 0 is the newest token; tree->n <= tree_budget.
 // Errors: DW_ERR_ARGUMENT (a tree out of order, too large, with a cycle), DW_ERR_UNSUPPORTED (dw_tree_refusal),
 // DW_ERR_CONTEXT (every node takes a cell).
 DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
 
-// The temperature that the next requests sample at, 0 for greedy: what is probable depends on it.
+// Set the sampling temperature of the next requests, 0 for greedy. The probabilities of drafts depend on it.
 DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 
 // How many of the best tokens of a row are enough for the next requests' sampler to decide as it would among all: 1 for
@@ -199,51 +198,50 @@ DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
 // without them.
 DW_API dw_status dw_set_top(dw_engine * engine, int32_t n);
 
-// Decode the proposed tokens, each seeing those that it follows. After an error the context holds what it held before
-// where llama.cpp found no memory or room, and wherever drafts can be trees and there was one; else it is unknown
-// (DW_ERR_DECODE).
-// Where there is no memory for the graph of so many rows, the tree is cut to what there is memory for, and so are later
-// ones (dw_stats.row_limit).
-// Errors: DW_ERR_STATE without a proposal, or where others changed the memory since.
+// Decode the proposed tokens; each sees its ancestors. The context is unchanged after an error if llama.cpp found no
+// memory or room, or if drafts can be trees and there was a draft. Otherwise its content is unknown (DW_ERR_DECODE).
+// If the graph does not fit in memory, the tree is truncated; the limit applies to later rounds too
+// (dw_stats.row_limit).
+// Errors: DW_ERR_STATE without a proposal, or if others changed the memory since.
 DW_API dw_status dw_verify(dw_engine * engine);
 
-// The same for several engines of one context, each with its own proposal, chain, tree or none, in one decode. Rows are
-// as many for each as the largest needs. All take a plain step where llama.cpp would split the decode or copy states
-// (sequence ids with a gap, states that lie apart, more rows than n_ubatch), where cells are too few, and where trees
-// cannot be verified for one of them, which goes for an engine without a drafter until its first dw_propose_given or
-// dw_propose_tree. While such rounds are open, another decode settles them first.
-// Exact where each sequence has a KV cache of its own; in a unified one (kv_unified) texts fill each other's gaps, and
-// sums over cells run in another order than in a plain decode.
+// The same for several engines of one context in one decode. Each has its own proposal: a chain, a tree or none. Each
+// gets as many rows as the largest needs. All take a plain step in these cases: llama.cpp would split the decode or
+// copy states (sequence ids with a gap, states that lie apart, more rows than n_ubatch); there are too few cells; one
+// of the engines cannot verify trees, as one without a drafter until its first dw_propose_given or dw_propose_tree.
+// While such rounds are open, another decode settles them first.
+// Results are exact if each sequence has a KV cache of its own. In a unified cache (kv_unified) texts fill each other's
+// gaps, and sums over cells run in another order than in a plain decode.
 DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 
-// The row that dw_next will sample: its index for llama_get_logits_ith and the n_past that it stands for.
+// Get the row that dw_next samples next: its index for llama_get_logits_ith, and its n_past.
 // Returns DW_ROUND_END when the walk is over.
 DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
 
-// Sample the next row with `sampler` (which accepts the token). The walk goes on while samples equal the draft.
-// Errors: DW_ERR_STATE when no row is left.
+// Sample the next row with `sampler`, which accepts the token. The walk goes on while samples equal the draft.
+// Errors: DW_ERR_STATE if no row is left.
 DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, llama_token * token);
 
 // Make the row sampled last available to dw_next once more (its logits are still there).
 // Errors: DW_ERR_STATE if no live row stands for n_past.
 DW_API dw_status dw_rewind(dw_engine * engine);
 
-// Keep the rows that were sampled, free the others, in the target and in the drafter. Without an open
-// round: no effect. Runs by itself before a raw llama_decode or a state save.
+// Keep the rows that were sampled and free the others, in the target and in the drafter. Without an open round it has
+// no effect. It runs by itself before a raw llama_decode or a state save.
 DW_API dw_status dw_commit(dw_engine * engine);
 
-// Make the present position one that dw_trim can go back to even where recurrent layers stand for their last token
-// only: their state (and the drafter's) is copied, least recently used copies giving way within checkpoint_bytes. A cut
-// before it, a reset, a loaded state, and others that decode into the memory or clear it end it. Without recurrent
-// layers or without memory for a copy: no effect. An open round is committed first.
+// Let dw_trim go back to the present position, although recurrent layers hold the state behind their last token only.
+// Their state and the drafter's are copied; within checkpoint_bytes the least recently used copies go. A checkpoint
+// ends with a cut before it, a reset, a loaded state, or a decode or clear by others. Without recurrent layers, or
+// without memory for a copy, the call has no effect. An open round is committed first.
 DW_API dw_status dw_checkpoint(dw_engine * engine);
 
-// The largest position up to n_keep that dw_trim can cut to wherever drafting is on or off (snapshots, n_rs_seq, would
-// reach a few tokens more with it); 0: only a reset is left. After a failed decode too.
+// The largest position up to n_keep that dw_trim can cut to, the same with drafting on and off (with it, snapshots of
+// n_rs_seq would reach a few tokens more). 0: only a reset is left. It also holds after a failed decode.
 DW_API int32_t dw_reach(const dw_engine * engine, int32_t n_keep);
 
 // Cut the sequence to n_keep positions.
-// Errors: DW_ERR_UNSUPPORTED when recurrent layers cannot go back there: dw_reset and evaluate anew.
+// Errors: DW_ERR_UNSUPPORTED if recurrent layers cannot go back there; then dw_reset and evaluate anew.
 DW_API dw_status dw_trim(dw_engine * engine, int32_t n_keep);
 
 // Forget everything: target memory, drafter memory, open round.
@@ -253,12 +251,12 @@ DW_API int32_t   dw_n_past(const dw_engine * engine);
 DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
 DW_API dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
 DW_API dw_status dw_get_tree(dw_engine * engine, dw_tree * tree);                            // the newest proposal
-// Why no draft trees can be verified in this context; "": they can. NULL without an engine.
+// Why this context cannot verify draft trees; "" if it can, NULL without an engine.
 DW_API const char * dw_tree_refusal(const dw_engine * engine);
-// Memory that verifies need beside the context's own, bytes: factors and conv inputs by node, no copies of the state.
+// Bytes that verifies need beside the context's memory: factors and conv inputs per node, no copies of the state.
 DW_API int64_t   dw_tree_bytes(const dw_engine * engine);
 DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
-// What rounds took so far, the newest included: call it between requests, whose choices it changes.
+// The times of rounds so far, the newest included. Call it between requests: it changes their choices.
 DW_API dw_status dw_get_curve(dw_engine * engine, dw_curve * curve);
 DW_API dw_status dw_stats_reset(dw_engine * engine);
 

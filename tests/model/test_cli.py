@@ -143,10 +143,10 @@ def test_every_seed_can_be_repeated(planted):
 def test_default_sampling_is_that_of_generate():
     import inspect
 
-    from draftwood.cli.run import _SAMPLING, command
+    from draftwood.cli.run import SAMPLING, command
 
     defaults = {option.name: option.default for option in command.params}
-    for name in _SAMPLING:
+    for name in SAMPLING:
         assert defaults[name] == inspect.signature(Llama.generate).parameters[name].default
 
 
@@ -337,6 +337,25 @@ def test_errors_are_one_message_with_a_hint(gguf, planted, arguments, words):
     assert re.search(r"\n\nhint: .+\n$", done.stderr)
     assert not re.search(r"hint: .*\w=", done.stderr)  # Python's arguments
     assert "Traceback" not in done.stderr
+
+
+def test_a_warning_is_one_line_in_the_words_of_the_command(planted):
+    code = """
+import sys, warnings
+import draftwood.cli.run as run
+real = run.load_session
+def load(*arguments, **settings):
+    warnings.warn("found n_ctx=5\\nand more; n_gpu_layers=-1 for all")
+    return real(*arguments, **settings)
+run.load_session = load
+from draftwood.cli import main
+main()
+"""
+    command = [sys.executable, "-c", code, "run", planted, PROMPT, "--raw", "-n", "2", "--threads", "1"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True, env=ENVIRONMENT)
+    first, *others = done.stderr.splitlines()
+    assert first == "Warning: found --n-ctx 5 and more; --n-gpu-layers -1 for all"
+    assert len([line for line in others if line]) == 1  # the figures
 
 
 def test_verbose_shows_llama_cpps_log(planted):

@@ -7,6 +7,7 @@ import re
 from itertools import islice
 from pathlib import Path
 from typing import Any
+from unittest.mock import ANY
 
 import pytest
 from click.testing import CliRunner
@@ -90,6 +91,14 @@ def test_what_is_drawn_says_what_json_does():
         assert sum(shown.endswith("  bonus") for shown in drawn) == 1
         assert f"{each['drafted']} drafted, {each['accepted']} accepted: " in line
         assert line.endswith(f"plain decoding needs {len(each['emitted'])}")
+
+
+def test_a_prompt_is_continued_as_it_stands_unless_asked():
+    def prompt(*arguments: str) -> dict[str, Any]:
+        return json.loads(CliRunner().invoke(cli, ["tree", MODEL, PROMPT, "--json", *arguments]).stdout)
+
+    assert prompt() == {**prompt("--raw"), "seed": ANY}
+    assert (prompt()["chat"], prompt("--chat")["chat"]) == (False, True)
 
 
 def test_the_context_ends_the_rounds():

@@ -126,6 +126,20 @@ def test_the_table_shows_every_figure():
     assert table(shown, 0.8).row_count == 0
 
 
+@pytest.mark.parametrize("width", [60, 80, 100])
+def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(width):
+    shown = figures([cell("off", [1.0] * 9), cell("auto", [0.5] * 9)])
+    console = Console(width=width, file=io.StringIO())
+    console.print(table(shown, 0.0, width))
+    text = console.file.getvalue()
+    assert "…" not in text
+    assert max(map(len, text.splitlines())) <= width
+    for name in ("mode", "tok/s", "ratio", "95 %", "tok/round"):
+        assert name in text
+    assert "too narrow for: rounds" in text
+    assert len(table(shown, 0.0).columns) == 14
+
+
 # ---- claims ----
 
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import importlib.util
 import sys
+from itertools import pairwise
 
 import pytest
 from click.testing import CliRunner
@@ -56,6 +57,35 @@ def test_bars_stand_at_the_ratios_with_their_intervals(monkeypatch, tmp_path):
     assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axis.lines)
     whiskers = [list(ends[:, 1]) for ends in bars[0].errorbar.lines[2][0].get_segments()]
     assert whiskers == [[pytest.approx(1.03), pytest.approx(1.13)]] * 3
+
+
+@needs_matplotlib
+@pytest.mark.parametrize("first_is_faster", [True, False])
+def test_every_whisker_and_label_is_in_the_picture_and_apart(monkeypatch, tmp_path, first_is_faster):
+    from matplotlib.figure import Figure as Canvas
+
+    drawn, save = [], Canvas.savefig
+    monkeypatch.setattr(Canvas, "savefig", lambda self, *a, **k: (drawn.append(self), save(self, *a, **k)))
+    few = [
+        figure("prose", temp, mode, 2.8 if (temp == 0.0) == first_is_faster else 1.1, spread=0.7)
+        for temp in (0.0, 0.8)
+        for mode in ("mtp", "dflash", "ngram", "tree", "auto")
+    ]
+    plot.draw(tmp_path / "p.png", few, "a model of a very long name " * 8)
+    canvas = drawn[0]
+    for axis in canvas.axes:
+        inside = axis.get_window_extent()
+        labels = [text.get_window_extent() for text in axis.texts]
+        assert len(labels) == 5
+        for bars in axis.containers:
+            (ends,) = getattr(bars, "errorbar", bars).lines[2][0].get_segments()
+            low, high = axis.transData.transform(ends)
+            assert inside.y0 < low[1] < high[1] < inside.y1
+            assert not any(box.x0 < low[0] < box.x1 and box.y1 > low[1] for box in labels)
+        assert all(inside.contains(box.x0, box.y0) and inside.contains(box.x1, box.y1) for box in labels)
+        assert not any(one.overlaps(two) for one, two in pairwise(labels))
+    title = canvas._suptitle.get_window_extent()
+    assert 0 <= title.x0 < title.x1 <= canvas.bbox.x1
 
 
 @needs_matplotlib

@@ -202,9 +202,7 @@ def test_help_names_all_ways_of_drafting():
 
 
 def test_help_says_that_no_number_of_tokens_is_no_limit():
-    assert "0 or less, the default: only at the text's end" in " ".join(
-        invoke("run", "--help").output.split()
-    )
+    assert "Default, and for 0 or less: no limit." in " ".join(invoke("run", "--help").output.split())
 
 
 def test_a_prompt_must_be_text(tmp_path):

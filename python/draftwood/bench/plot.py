@@ -7,6 +7,7 @@ Test: tests/unit/test_bench_plot.py.
 from __future__ import annotations
 
 import importlib.util
+import textwrap
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
@@ -18,7 +19,8 @@ HINT = 'pip install "draftwood[bench]"'
 # Okabe and Ito's palette, which colour-blind readers can tell apart; a mode keeps its colour in every plot
 _COLOURS = dict(zip(MODES, ("#999999", "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73"), strict=True))
 _GROUP = 0.8  # of the distance between two categories
-_LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.5}  # over the line at 1
+_LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # over the bar's colour
+_WIDE = 20  # bars of a panel beside which their labels fit; those of more stand upright
 
 
 def available() -> bool:
@@ -32,11 +34,13 @@ def draw(path: Path, found: Sequence[Figure], title: str) -> None:
 
     temps = list(dict.fromkeys(figure.temp for figure in found))
     canvas: Any = Canvas(figsize=(8.0, 0.8 + 3.0 * len(temps)), layout="constrained")
-    canvas.suptitle(title, fontsize=11)
+    canvas.suptitle("\n".join(textwrap.fill(line, 76) for line in title.split("\n")), fontsize=10)
     axes = canvas.subplots(len(temps), 1, sharey=True, squeeze=False)[:, 0]
     for axis, temp in zip(axes, temps, strict=True):
         _panel(axis, [figure for figure in found if figure.temp == temp and figure.mode != BASELINE])
         axis.set_title(f"temperature {temp:g}", fontsize=10, loc="left")
+    # the panels share their scale, so it is set once, for all bars and whiskers
+    axes[0].set_ylim(0.0, 1.06 * max(_top(figure) for figure in found))
     axes[0].legend(loc="upper left", bbox_to_anchor=(1.0, 1.0), frameon=False)
     canvas.savefig(path, format="png", dpi=130)
 
@@ -51,16 +55,17 @@ def _panel(axis: Any, found: Sequence[Figure]) -> None:
         heights = [figure.ratio for figure in mine]
         axis.bar(places, heights, width * 0.92, label=mode, color=_COLOURS[mode], yerr=_whiskers(mine),
                  error_kw={"elinewidth": 1.2, "capsize": 3})  # fmt: skip
-        tops = [figure.ratio if figure.high is None else figure.high for figure in mine]
-        for place, top, height in zip(places, tops, heights, strict=True):
-            axis.annotate(f"{height:.2f}", (place, top), (0, 3), textcoords="offset points",
-                          ha="center", fontsize=8, bbox=_LABEL)  # fmt: skip
+        for place, height in zip(places, heights, strict=True):  # at the foot: no whisker comes there
+            axis.annotate(f"{height:.2f}", (place, 0.0), (0, 3), textcoords="offset points", ha="center",
+                          fontsize=8, rotation=0 if len(found) <= _WIDE else 90, bbox=_LABEL)  # fmt: skip
     axis.axhline(1.0, color="black", linewidth=1.0, linestyle="--", label="off")
-    axis.set_xticks(range(len(categories)), categories)
+    axis.set_xticks(range(len(categories)), [textwrap.fill(each, 14) for each in categories])
     axis.set_ylabel("speed over plain decode")
-    axis.margins(y=0.12)
-    axis.set_ylim(bottom=0)
     axis.spines[["top", "right"]].set_visible(False)
+
+
+def _top(figure: Figure) -> float:
+    return max(1.0, figure.ratio, figure.high or 0.0)
 
 
 def _whiskers(found: Sequence[Figure]) -> list[list[float]] | None:

@@ -148,23 +148,44 @@ _COLUMNS = (
 )
 
 
-def table(found: Sequence[Figure], temp: float) -> Table:
+# what a narrow terminal goes without, in this order; the rest always stays
+_SPARED = ("rounds", "loops", "nodes", "length", "ngram", "trees", "paused", "accepted", "tok/round")
+
+
+def table(found: Sequence[Figure], temp: float, width: int | None = None) -> Table:
     """Return the figures of one temperature, a section for each category.
 
-    accepted is a share of the tokens drafted; trees, ngram and paused are shares of the rounds.
+    accepted is a share of the tokens drafted; trees, ngram and paused are shares of the rounds. Columns are
+    left out until the table fits into `width`, and the caption names them; None: all are shown.
     """
+    from rich.console import Console
+
+    console, left_out = Console(width=1000), 0
+    shown = _table(found, temp, ())
+    while width is not None and left_out < len(_SPARED) and console.measure(shown).maximum > width:
+        left_out += 1
+        shown = _table(found, temp, _SPARED[:left_out])
+    return shown
+
+
+def _table(found: Sequence[Figure], temp: float, left_out: Sequence[str]) -> Table:
     from rich import box
     from rich.table import Table
 
     shown = Table(box=box.SIMPLE_HEAD, title=f"temperature {temp:g}", title_justify="left", padding=(0, 0))
+    if left_out:
+        shown.caption = f"too narrow for: {', '.join(left_out)} (--json has all)"
+        shown.caption_justify = "left"
     shown.add_column("category", no_wrap=True)
-    for name in _COLUMNS:
+    kept = [i for i, name in enumerate(_COLUMNS) if name not in left_out]
+    for name in (_COLUMNS[i] for i in kept):
         shown.add_column(name, no_wrap=True, justify="left" if name == "mode" else "right")
     here = [figure for figure in found if figure.temp == temp]
     for i, figure in enumerate(here):
         first = i == 0 or here[i - 1].category != figure.category
         last = i + 1 == len(here) or here[i + 1].category != figure.category
-        shown.add_row(figure.category if first else "", *_cells(figure), end_section=last)
+        cells = _cells(figure)
+        shown.add_row(figure.category if first else "", *(cells[k] for k in kept), end_section=last)
     return shown
 
 

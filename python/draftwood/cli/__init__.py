@@ -9,13 +9,14 @@ Tests: tests/unit/test_cli.py, tests/model/test_cli.py.
 from __future__ import annotations
 
 import errno
+import warnings
 from importlib.metadata import version
 from typing import Any, NoReturn
 
 import click
 
 from draftwood.cli import bench, doctor, run, serve, tree
-from draftwood.cli.failure import INTERRUPTED, said
+from draftwood.cli.failure import INTERRUPTED, in_options, said
 from draftwood.errors import DraftwoodError
 
 
@@ -43,7 +44,10 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
         ctx.exit()
 
 
-@click.group(cls=_Commands, context_settings={"help_option_names": ["-h", "--help"]})
+_EPILOG = 'Shell completion: eval "$(_DRAFTWOOD_COMPLETE=bash_source draftwood)", or zsh_source, fish_source.'
+
+
+@click.group(cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version",
     is_flag=True,
@@ -53,14 +57,27 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
     help="Show the version.",
 )
 def cli() -> None:
-    """Run GGUF models with drafting by MTP, DFlash and n-grams, in chains and trees: the same text."""
+    """Run GGUF models with speculative decoding.
+
+    Drafts come from MTP, DFlash or n-grams, as chains or trees. The text stays the same.
+    """
 
 
 for _module in (run, tree, serve, bench, doctor):
     cli.add_command(_module.command)
 
 
+def _show_warning(message: Warning | str, *_: Any, **__: Any) -> None:
+    """Print a warning as one line, options by their names, instead of Python's two with a source line."""
+    context = click.get_current_context(silent=True)
+    text = " ".join(str(message).split())
+    if context is not None:
+        text = in_options(text, context.command)
+    click.echo(f"{click.style('Warning: ', fg='yellow')}{text}", err=True)
+
+
 def main() -> NoReturn:
     """Run the command line on sys.argv and exit."""
+    warnings.showwarning = _show_warning
     cli.main(prog_name="draftwood")
     raise AssertionError("click returned from main")

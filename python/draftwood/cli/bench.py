@@ -27,7 +27,7 @@ if TYPE_CHECKING:
     from draftwood.bench.run import Outcome, Prepared, Request
 
 _LEAST_TREE = 3  # the newest token and two that may follow it: fewer cannot branch
-_WIDTH = 106  # columns that the table needs: a narrower terminal wraps its lines, none is cut
+_WIDTH = 120  # enough for all columns of the table where no terminal asks for fewer
 
 
 def _modes(_: click.Context, __: click.Parameter, value: str) -> list[str]:
@@ -63,45 +63,52 @@ def _file(**settings: Any) -> click.Path:
 @click.argument("model")
 @click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for this model.")
 @click.option("--modes", default=",".join(MODES), show_default=True, callback=_modes,
-              help=f"What to measure; {BASELINE} always is. What cannot run is left out.")  # fmt: skip
+              help=f"Modes to measure, beside {BASELINE}. What cannot run is left out.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), multiple=True,
-              help='A file with a {"text": ...} a line, whose name is the category, or a folder of such '
-                   "*.jsonl; may be repeated. Default: a small set of our own.")  # fmt: skip
+              help='A file with one {"text": ...} a line; its name is the category. '
+                   "Or a folder of such *.jsonl. May be repeated. Default: a built-in set.")  # fmt: skip
 @click.option("--per-category", type=click.IntRange(min=1), default=2, show_default=True,
               help="Prompts of each category.")  # fmt: skip
 @click.option("--tokens", type=click.IntRange(min=16), default=128, show_default=True,
               help="Tokens to generate after each prompt.")  # fmt: skip
 @click.option("--prompt-tokens", type=click.IntRange(min=1), default=128, show_default=True,
-              help="Cut prompts to this length.")  # fmt: skip
+              help="Cut prompts to this many tokens.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True,
-              help="Timed passes; 6 give an interval, 9 a claim.")  # fmt: skip
+              help="Timed passes. An interval needs 6; claims are made with 9.")  # fmt: skip
 @click.option("--threads", type=click.IntRange(1, MAX_THREADS),
               help="CPU threads, the same for all modes. Default: half of the cores.")  # fmt: skip
-@click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
+@click.option(
+    "--n-gpu-layers",
+    type=click.IntRange(min=-1),
+    default=0,
+    show_default=True,
+    help="Layers on GPUs; -1: all.",
+)
 @click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
-              help="Longest draft of a round, in a tree its longest path. "
-                   f"Default: {TREE_DRAFT_TOKENS} for auto, tree, else {DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
+              help="Longest draft of a round; in a tree, its longest path. Default: "
+                   f"{TREE_DRAFT_TOKENS} for auto and tree, else {DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
 @click.option("--tree-budget", type=click.IntRange(_LEAST_TREE, MAX_TREE_BUDGET),
-              help="Most rows of a verify in the modes tree and auto, the newest token's included. "
+              help="Most rows of a verify, the newest token's included, in the modes tree and auto. "
                    f"Default: {DEFAULT_TREE_BUDGET}.")  # fmt: skip
 @click.option("--temp", "temps", type=click.FloatRange(min=0), multiple=True, default=(0.0, 0.8),
-              show_default=True, help="Temperature; may be repeated.")  # fmt: skip
+              show_default=True, help="Sampling temperature. May be repeated.")  # fmt: skip
 @click.option("--floor", "floors", multiple=True, metavar="MODE:RATIO", callback=_claims,
               help="Fail unless the 95 % interval reaches RATIO in every category.")  # fmt: skip
 @click.option("--best", "bests", multiple=True, metavar="MODE:RATIO", callback=_claims,
               help="Fail unless the median of one category reaches RATIO.")  # fmt: skip
 @click.option("--rivals", "rivals", multiple=True, metavar="MODE:RATIO", callback=_claims,
-              help="As --floor, but over the fastest of plain decode and the chains measured.")  # fmt: skip
-@click.option("--json", "json_path", type=_file(), help="Write everything that was measured to this file.")
+              help="As --floor, against the fastest of plain decode and the measured chains.")  # fmt: skip
+@click.option("--json", "json_path", type=_file(), help="Write all figures to this file.")
 @click.option("--plot", type=_file(), help="Draw the ratios into this PNG (needs draftwood[bench]).")
-@click.option("--results", type=_file(), help="Add what was measured to this file, as a row.")
+@click.option("--results", type=_file(), help="Add the figures to this file, as a row.")
 @click.pass_context
 def command(ctx: click.Context, /, **options: Any) -> None:
-    """Measure how fast the GGUF file MODEL generates plainly and with each way of drafting.
+    """Measure the GGUF file MODEL: plain decode and each way of drafting.
 
-    All modes run in one process, a text each in turn. A repeat gives the ratio of a mode's speed to plain
-    decode's; shown are the median and its 95 % interval (order statistics, as in the sign test). Nothing else
-    should run beside it. Exits with 1 if a text differs from plain decode's, or a floor is missed.
+    All modes run in one process, one text each in turn. Each repeat gives the ratio of a mode's speed to
+    plain decode's. The table shows the median ratio and its 95 % interval (order statistics, as in the sign
+    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's, or if a
+    claim fails.
     """
     outputs = {f"--{name}": options[key] for name, key in _OUTPUTS.items() if options[key]}
     plotting = _check_outputs(outputs, options["results"])
@@ -182,9 +189,10 @@ def _show(outcome: Outcome, request: Request) -> None:
     from draftwood.bench.report import table
 
     console = Console()
-    console.width = max(console.width, _WIDTH)
+    width = console.width if console.is_terminal else None
+    console.width = max(console.width, _WIDTH)  # a terminal too narrow for any column wraps, none is cut
     for temp in request.temps:
-        console.print(table(outcome.figures, temp))
+        console.print(table(outcome.figures, temp, width))
     for verdict in outcome.verdicts:
         word = click.style("holds", fg="green") if verdict.holds else click.style("FAILED", fg="red")
         click.echo(f"{word}: {verdict.text}")
@@ -204,5 +212,5 @@ def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any], plotti
 
 def _title(request: Request) -> str:
     threads = f"{request.threads} thread{'s' if request.threads > 1 else ''}"
-    spread = ", whiskers: 95 % interval of the median" if request.repeats >= 6 else ""
+    spread = "\nwhiskers: 95 % interval of the median" if request.repeats >= 6 else ""
     return f"{Path(request.model).name}, {threads}, {request.repeats} paired repeats{spread}"

@@ -30,14 +30,20 @@ _OVERRIDE = "DRAFTWOOD_LIB_PATH"
 @click.command("doctor")
 @click.argument("model", required=False)
 @click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for MODEL.")
-@click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True, help="-1: all.")
-@click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...", help="RPC servers that take layers.")
+@click.option(
+    "--n-gpu-layers",
+    type=click.IntRange(min=-1),
+    default=0,
+    show_default=True,
+    help="Layers on GPUs; -1: all.",
+)
+@click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...", help="RPC servers that get layers.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, /, model: str | None, as_json: bool, **wishes: Any) -> None:
-    """Show what this installation is and which fast paths are in force; with MODEL, what it would run.
+    """Show this installation and its fast paths; with MODEL, what would run.
 
-    Exits with 1 if something that draftwood promises is broken, and says how to mend it.
+    If something is broken, it says how to mend it, and the exit code is 1.
     """
     if model is None and wishes["drafter"] is not None:
         raise click.UsageError("found --drafter without MODEL; expected the model that it drafts for")

@@ -38,33 +38,30 @@ _PROMPT = (
     click.argument("model"),
     click.argument("prompt", nargs=-1, metavar="[PROMPT]", callback=_one),
     click.option("-f", "--file", type=click.File("rb"), help="Read the prompt from this file."),
-    click.option("--chat/--raw", "chat", default=None,
-                 help="Send PROMPT through the model's chat template, or continue it as it stands. "
-                      "Default: --chat if the model has a template."),
 )  # fmt: skip
 _MODEL = (
     click.option("--seed", type=click.IntRange(0, 2**32 - 2),
-                 help="Default: a new one each time; --json tells it."),
+                 help="Seed of the sampler. Default: a new one; --json shows it."),
     click.option("--n-ctx", type=click.IntRange(min=0), default=4096, show_default=True,
-                 help="Context in tokens; 0: all that the model was trained for."),
+                 help="Context size in tokens; 0: the model's training context."),
     click.option("--threads", type=click.IntRange(1, MAX_THREADS),
-                 help="CPU threads. Default: half of the cores."),
+                 help="CPU threads of single tokens. Default: half of the cores."),
     click.option("--threads-batch", type=click.IntRange(1, MAX_THREADS),
-                 help="CPU threads of prompts and verifies. Default: --threads, else all cores."),
+                 help="CPU threads of prompts and verifies. Default: --threads, or all cores."),
     click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
-                 help="-1: all."),
+                 help="Layers on GPUs; -1: all."),
     click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
-                 help="RPC servers that take layers (--n-gpu-layers)."),
+                 help="RPC servers that get layers (--n-gpu-layers says how many)."),
     click.option("--drafter", type=click.Path(dir_okay=False),
                  help="GGUF of a DFlash drafter for this model."),
     click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
-                 help="Longest draft of a round, in a tree its longest path. "
-                      f"Default: {TREE_DRAFT_TOKENS} with auto and of trees, else {DEFAULT_DRAFT_TOKENS}."),
+                 help="Longest draft of a round; in a tree, its longest path. "
+                      f"Default: {TREE_DRAFT_TOKENS} with auto and in trees, else {DEFAULT_DRAFT_TOKENS}."),
     click.option("--tree-budget", type=click.IntRange(1, MAX_TREE_BUDGET),
-                 help="Draft trees, verified in up to so many rows, the newest token's included. "
-                      f"Default: {DEFAULT_TREE_BUDGET} where drafts are trees."),
+                 help="Draft trees of at most this many rows, the newest token's included. "
+                      f"Default: {DEFAULT_TREE_BUDGET} if drafts are trees."),
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
-                 help="End a draft where its path's probability falls below this."),
+                 help="End a draft when its path is less probable than this."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
 _SETTINGS = (
@@ -73,9 +70,15 @@ _SETTINGS = (
 )
 
 
-def prompt_options(command: Callable[..., Any]) -> Callable[..., Any]:
-    """Add MODEL, PROMPT and what becomes of it to a command."""
-    return reduce(lambda made, add: add(made), reversed(_PROMPT), command)
+def prompt_options(*, chat: bool | None, default: str) -> Callable[[Callable[..., Any]], Callable[..., Any]]:
+    """Add MODEL, PROMPT and what becomes of it to a command; `chat`: the default, None for the model's."""
+    words = f"Send PROMPT through the model's chat template, or continue it as it stands. Default: {default}."
+    form = click.option("--chat/--raw", "chat", default=chat, help=words)
+
+    def add(command: Callable[..., Any]) -> Callable[..., Any]:
+        return reduce(lambda made, add: add(made), reversed([*_PROMPT, form]), command)
+
+    return add
 
 
 def model_options(command: Callable[..., Any]) -> Callable[..., Any]:

@@ -31,21 +31,25 @@ _MODEL = ("speculation", "exact")
 
 
 @click.command("run")
-@prompt_options
+@prompt_options(chat=None, default="--chat if the model has a template")
 @click.option("-n", "--max-tokens", type=int, default=-1,
-              help="Stop after so many tokens; 0 or less, the default: only at the text's end.")  # fmt: skip
-@click.option("--temp", type=click.FloatRange(min=0), default=0.8, show_default=True, help="0: greedy.")
-@click.option("--top-k", type=int, default=40, show_default=True)
-@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True)
-@click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True)
+              help="Most tokens to generate. Default, and for 0 or less: no limit.")  # fmt: skip
+@click.option("--temp", type=click.FloatRange(min=0), default=0.8, show_default=True,
+              help="Sampling temperature; 0: greedy.")  # fmt: skip
+@click.option("--top-k", type=int, default=40, show_default=True,
+              help="Sample from the K most probable tokens; 0 or less: from all.")  # fmt: skip
+@click.option("--top-p", type=click.FloatRange(0, 1), default=0.95, show_default=True,
+              help="Sample from the fewest tokens of this total probability.")  # fmt: skip
+@click.option("--min-p", type=click.FloatRange(0, 1), default=0.05, show_default=True,
+              help="Drop tokens below this share of the best one's probability.")  # fmt: skip
 @click.option("--speculation", type=click.Choice(SPECULATIONS), default="auto", show_default=True,
-              help="auto: draft with --drafter, or if the model has an MTP block, as far as it pays; "
-                   "tree: the same, always in trees.")  # fmt: skip
+              help="auto: draft with --drafter or the MTP block, as long as it pays. "
+                   "tree: the same, always in trees. ngram: drafts from the text. off: none.")  # fmt: skip
 @model_options
 @click.option("--exact/--no-exact", default=True, show_default=True,
-              help="CPU kernels with which the text is the same with and without drafting.")  # fmt: skip
-@click.option("--json", "as_json", is_flag=True, help="Print one JSON object at the end instead of text.")
-@click.option("--no-mark", is_flag=True, help="Do not colour tokens that came from the draft.")
+              help="Run CPU kernels that give the same text with and without drafting.")  # fmt: skip
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of text.")
+@click.option("--no-mark", is_flag=True, help="Do not mark accepted drafts.")
 @click.pass_context
 def command(
     ctx: click.Context, /, model: str, prompt: str | None, file: IO[bytes] | None, **options: Any

@@ -33,7 +33,7 @@ _SOURCE_VARIABLES = ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCK
 _MTP = (_TYPE, "draft-mtp")
 _NGRAM = (_TYPE, "ngram-simple")
 _DFLASH = f"{_TYPE} draft-dflash -md DRAFTER.gguf"
-_CHAINS = "llama-server drafts chains; trees are drafted by draftwood run and by Llama"
+_CHAINS = "llama-server drafts chains; for trees use draftwood run or Llama"
 _NOT_IN_LLAMA_SERVER = {"dflash": _DFLASH, "tree": _CHAINS}
 # options of `draftwood run` that llama-server has by another name, or not at all
 _OTHERWISE = {
@@ -76,14 +76,15 @@ def program(name: str) -> Path:
     type=_Speculation([s for s in SPECULATIONS if s not in _NOT_IN_LLAMA_SERVER]),
     default="auto",
     show_default=True,
-    help="auto: add --spec-type draft-mtp if MODEL has an MTP block; mtp: fail if it has none; "
-    "ngram: --spec-type ngram-simple. Its drafts are chains.",
+    help="auto: add --spec-type draft-mtp if MODEL has an MTP block. mtp: the same, and fail if it has none. "
+    "ngram: add --spec-type ngram-simple.",
 )
 def command(arguments: tuple[str, ...], speculation: str) -> None:
     """Run the bundled llama-server.
 
-    MODEL is a GGUF file, the same as -m MODEL. All other flags are llama-server's own and reach it unchanged;
-    `draftwood serve -h` lists them.
+    MODEL is a GGUF file, the same as -m MODEL. All other flags are llama-server's own and reach it unchanged.
+    `draftwood serve -h` lists them. Drafting is llama.cpp's own, in chains: draftwood's trees and kernels are
+    not in llama-server.
     """
     server = str(program("llama-server"))
     if not os.access(server, os.X_OK):

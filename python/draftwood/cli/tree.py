@@ -26,21 +26,22 @@ _SPECULATIONS = ("tree", "mtp", "dflash", "ngram")
 
 
 @click.command("tree")
-@prompt_options
+@prompt_options(chat=False, default="--raw")
 @click.option("--rounds", "n_rounds", type=click.IntRange(min=1), default=1, show_default=True,
-              help="Draft and verify so many times.")  # fmt: skip
+              help="Number of rounds.")  # fmt: skip
 @click.option("--speculation", type=click.Choice(_SPECULATIONS), default="tree", show_default=True,
-              help="tree: drafted by --drafter, else by the MTP block; the others draft chains, "
-                   "with --tree-budget trees.")  # fmt: skip
-@click.option("--temp", type=click.FloatRange(min=0), default=0.0, show_default=True, help="0: greedy.")
+              help="tree: draft trees with --drafter, else with the MTP block. The others draft chains, "
+                   "or trees if --tree-budget is given.")  # fmt: skip
+@click.option("--temp", type=click.FloatRange(min=0), default=0.0, show_default=True,
+              help="Sampling temperature; 0: greedy.")  # fmt: skip
 @model_options
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object instead of trees.")
 def command(model: str, prompt: str | None, file: IO[bytes] | None, **options: Any) -> None:
-    """Draw what the GGUF file MODEL drafts after PROMPT.
+    """Draw what is drafted with the GGUF file MODEL after PROMPT.
 
-    Each round is a tree: the newest token, what may follow it with its path's probability in the drafter's
-    opinion, which of it the target accepted, and the token that the target itself added. The text is the one
-    that plain decoding gives.
+    Each round is a tree. Its root is the newest token. Below it stand the drafted tokens with the probability
+    of their path by the drafter. Marked are the tokens that the target accepted, and the bonus token that it
+    added. PROMPT is continued as it stands. The text is that of plain decoding.
     """
     text = prompt_text(prompt, file)
     settings = {"speculation": options["speculation"]}

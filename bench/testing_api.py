@@ -148,10 +148,14 @@ class CostModel:
         self._handle = CostModelHandle()
         check(_lib.dw_cost_model_new(n_warmup, shares_cores, ctypes.byref(self._handle)))
         if curve is not None:
-            check(_lib.dw_cost_model_set_curve(self._handle, ctypes.byref(curve.to_native())))
+            self.set_curve(curve)
 
     def __del__(self) -> None:
         _lib.dw_cost_model_free(self._handle)
+
+    def set_curve(self, curve: Curve) -> None:
+        """Take a curve that another process measured."""
+        check(_lib.dw_cost_model_set_curve(self._handle, ctypes.byref(curve.to_native())))
 
     def curve(self) -> Curve:
         """Return the curve, without times since the last update."""

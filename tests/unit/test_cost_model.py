@@ -20,6 +20,7 @@ from tests.unit.cost_curves import (
     H200,
     H200_DFLASH,
     NEVER,
+    PADDED,
     PLAIN,
     STEPS,
     TWO_CORES,
@@ -204,12 +205,14 @@ def test_a_trial_is_no_longer_than_the_room():
     assert max(rounds_of(CostModel(curve=linear(1000.0)), 40, 0, longest=1)) == 1
 
 
-def test_rounds_without_room_are_no_pause():
-    """After 16 idle rounds the 17th is a trial, however many rounds without room lie between."""
+def test_rounds_without_room_do_not_count():
+    """Not for the pause, and not for the trial."""
     model = CostModel(curve=linear(1000.0))
-    assert rounds_of(model, 16, 0) == [0] * 16
+    assert rounds_of(model, 10, 0) == [0] * 10
     assert rounds_of(model, 30, 0, longest=0) == [0] * 30
-    assert rounds_of(model, 2, 0) == [2, 2]
+    assert rounds_of(model, 7, 0) == [0] * 6 + [2]
+    assert rounds_of(model, 5, 0, longest=0) == [0] * 5
+    assert rounds_of(model, 2, 0) == [2, 0]
 
 
 @pytest.mark.parametrize(
@@ -282,6 +285,9 @@ def test_whether_branches_pay(costs, n_tokens, expected):
         pytest.param(linear(0.1), [0.2] * 5, 9, id="padding up to 12 rows is paid for"),
         pytest.param(linear(0.0), [0.0] * 12, 4, id="branches that are never right"),
         pytest.param(linear(0.1), [0.2] * 64, 64, id="at most 64 nodes"),
+        pytest.param(linear(0.0), [0.03], 4, id="1 % faster: within the margin"),
+        pytest.param(linear(0.0), [0.08], 5, id="3 % faster: over the margin"),
+        pytest.param(PADDED, [0.2], 4, id="5 nodes take 8 rows"),
     ],
 )
 def test_tree_sizes(costs, branches, expected):
@@ -292,6 +298,7 @@ def test_tree_sizes(costs, branches, expected):
     ("found", "expected"),
     [
         pytest.param([0] * 100, 4, id="branches that were never accepted: none"),
+        pytest.param([0] * 10, 4, id="10 rounds without one: less than half"),
         pytest.param([1, 0, 0, 0] * 25, 8, id="as often as expected: those beside four rows"),
         pytest.param([1] * 100, 16, id="four times as often"),
     ],

@@ -50,13 +50,15 @@ wheel: $(STAMP)      ## a wheel for any CPU of this architecture, into build/dis
 
 $(VARIANTS)/.installed: wheel
 	$(PYTHON) -m venv --clear $(VARIANTS)
-	$(VARIANTS)/bin/pip install -q "$$(ls build/dist/draftwood-*.whl)[test]"
+	$(VARIANTS)/bin/pip install -q "$$(ls -t build/dist/draftwood-*.whl | head -1)[test]"
 	@touch $@
 
 test-variants: $(VARIANTS)/.installed ## that wheel on lesser CPUs: ops and engine with AVX2, ops with SSE4.2
 	DRAFTWOOD_CPU=haswell $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile \
-	  tests/ops tests/model/engine tests/model/generate tests/model/test_row_exact.py
-	DRAFTWOOD_CPU=sse42 $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 tests/ops
+	  tests/ops tests/model/engine tests/model/generate tests/model/test_row_exact.py tests/model/test_cpu_variants.py
+	DRAFTWOOD_CPU=sse42 $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 \
+	  tests/ops tests/model/test_cpu_variants.py
+	$(PYTEST) tests/compat/test_lesser_cpu.py # in QEMU, if qemu-user is installed
 
 demo: $(STAMP)       ## text from the trained tiny model with and without drafting; writes build/demo.json
 	$(PY) bench/demo.py

@@ -76,6 +76,7 @@ def with_source(config_settings: Settings | None) -> Settings:
     settings["cmake.define.DRAFTWOOD_STAGED_PYTHON"] = str(staged)
     # said each time: CMake's cache, in a folder that both kinds of build share, would keep the last answer
     settings.setdefault("cmake.define.DRAFTWOOD_PORTABLE", "OFF")
+    settings.setdefault("cmake.define.GGML_CUDA", "OFF")  # CMAKE_ARGS comes later, and wins
     return settings
 
 

@@ -31,6 +31,9 @@ _NOT_FOR_PIP = (
     # They speak of the requirements of builds, which are neither installed nor needed here. pip refuses the
     # first together with --no-build-isolation, and the second would miss the archive's backend.
     "PIP_BUILD_CONSTRAINT",
+    # They speak of other packages, or of another version of this one.
+    "PIP_CONSTRAINT",
+    "PIP_REQUIREMENT",
     "PIP_CHECK_BUILD_DEPENDENCIES",
 )
 

@@ -23,7 +23,7 @@ import numpy as np
 sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from tests.ops import ggml_graph as ggml
-from tests.ops.test_top_rows import operands as top_operands
+from tests.ops.test_top_rows import shape_of
 from tests.ops.test_tree_ops import Case
 from tests.ops.trees import batch, depths_of, heavy_last
 
@@ -85,13 +85,13 @@ def cases(n: int, shape: str) -> Any:
     commit = layers(ggml.custom("dw_tree_commit_rows"), operands, CACHES)
     yield "commit_rows", *commit, CACHES, (n - 1) * 2 * 2 * KV_WIDTH
     for k in (1, 64) if shape == "chain" else ():
-        logits, scratch = top_operands(RNG.standard_normal((n, VOCAB), np.float32), k)
+        logits = RNG.standard_normal((n, VOCAB), np.float32)
 
-        def top_rows(context: Any, *tensors: Any, k: int = k) -> list[Any]:
-            op = ggml.custom("dw_top_rows", (n, 2 * k + 2))
-            return [op(context, tensors[i % LOGITS], tensors[-1]) for i in range(LAYERS)]
+        def top_rows(context: Any, *tensors: Any, k: int = k, logits: Any = logits) -> list[Any]:
+            op = ggml.custom("dw_top_rows", shape_of(logits, k))
+            return [op(context, tensors[i % LOGITS]) for i in range(LAYERS)]
 
-        yield f"top_rows {k}", top_rows, [*[logits] * LOGITS, scratch], LAYERS, logits[0].nbytes
+        yield f"top_rows {k}", top_rows, [(logits, "F32")] * LOGITS, LAYERS, logits.nbytes
 
 
 def main() -> int:

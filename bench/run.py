@@ -5,7 +5,6 @@
     python bench/run.py run real profile
     python bench/run.py test FOLDER on memcheck            there: tests/gpu in parts, a row each
     python bench/run.py collect FOLDER                     here: rows into bench/results/gpu-<card>.json ...
-    python bench/run.py check                              which lines of issue 5 hold, on each card measured
 
 Stages end before a command on a lent machine would (--minutes) and go on from --work; the first failure ends
 them. What was found is copied to --out as one file. Cases are bench/cases/*.toml. On a CPU, for the tests:
@@ -28,13 +27,12 @@ if str(ROOT) not in sys.path:
 from draftwood.bench import results  # noqa: E402
 from draftwood.errors import DraftwoodError  # noqa: E402
 
-from bench.gpu import cases, claims, floor, profiling, rows, stages, stamp, suite, suite_claims  # noqa: E402
+from bench.gpu import cases, floor, profiling, rows, stages, stamp, suite  # noqa: E402
 from bench.gpu.work import NAME, BenchError, Clock, Work, read  # noqa: E402
 
 RESULTS = ROOT / "bench" / "results"
 MORE = 3  # exit status: call it again
 _FOLDER = click.Path(file_okay=False, path_type=Path)
-_FILE = click.Path(exists=True, dir_okay=False, path_type=Path)
 
 
 class _Group(click.Group):
@@ -144,37 +142,6 @@ def _added(path: Path, new: list[dict[str, Any]]) -> int:
     for row in missing:
         results.append(path, row)
     return len(missing)
-
-
-@main.command()
-@click.argument("file", type=_FILE, required=False)
-@click.option("--real", type=_FILE, help="Rows of tiny-moe; default: the file beside FILE of the same card.")
-@click.option("--results", "folder", type=_FOLDER, default=RESULTS, help="Default: bench/results.")
-def check(file: Path | None, real: Path | None, folder: Path) -> None:
-    """Say which lines of issue 5 the newest rows of FILE show; exit status 1 unless all hold.
-
-    Without FILE: of each gpu-*.json of --results, a card each; those of kernels show no line.
-    """
-    if real and not file:
-        raise BenchError(
-            f"found --real {real} without FILE; expected the rows of the same card", hint="name both"
-        )
-    holds = [_shown(path, real) for path in ([file] if file else rows.files_in(folder))]
-    sys.exit(not all(holds))
-
-
-def _shown(file: Path, real: Path | None) -> bool:
-    """Print a verdict on each line; return whether all hold."""
-    path = real or file.with_name(file.name.replace("gpu-", "tiny-moe-f16-"))
-    found = results.read(file)
-    rows.check(file, found)
-    verdicts = claims.judge(cases.read(), found, results.read(path))
-    verdicts += suite_claims.judge(results.read(file.with_name(f"tests-{file.name.removeprefix('gpu-')}")))
-    click.echo(file.name)
-    for verdict in verdicts:
-        word = {True: "holds", False: "FAILED", None: "not measured"}[verdict.holds]
-        click.echo(f"{word}: {verdict.text}")
-    return all(verdict.holds for verdict in verdicts)
 
 
 @main.command("stamp")

@@ -1,7 +1,8 @@
 # The CPU backend: one module for this machine (a source install), or one per instruction set (`make wheel`).
 
 option(DRAFTWOOD_PORTABLE "CPU code for any machine of this architecture, chosen when it is loaded" OFF)
-# ggml's names, of ggml/src/CMakeLists.txt; between them lie variants that few machines need
+# ggml's names, of ggml/src/CMakeLists.txt. Left out: variants for AVX without AVX2, for AVX-512 with either VNNI or VBMI
+# (Cascade Lake takes skylakex), and for AMX.
 set(DRAFTWOOD_CPU_VARIANTS "x64;sse42;haswell;alderlake;skylakex;icelake;zen4" CACHE STRING
     "with DRAFTWOOD_PORTABLE: the x86 variants to build")
 
@@ -12,6 +13,13 @@ endif()
 # ggml refuses GGML_NATIVE for an x86 module, since the module's score would not know the features. Here the compiler
 # is asked for them, so that the module says which CPU it needs.
 set(DRAFTWOOD_NATIVE_FEATURES "")
+set(DRAFTWOOD_NATIVE OFF)
+if (NOT DEFINED GGML_NATIVE AND (CMAKE_CROSSCOMPILING OR DEFINED ENV{SOURCE_DATE_EPOCH}))
+    set(GGML_NATIVE OFF)   # as ggml's own default
+endif()
+if (GGML_CPU_ALL_VARIANTS)
+    set(DRAFTWOOD_PORTABLE ON)
+endif()
 if (DRAFTWOOD_PORTABLE)
     set(GGML_CPU_ALL_VARIANTS ON)
     set(GGML_NATIVE OFF)
@@ -21,7 +29,7 @@ elseif (CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$" AND (NOT DEFINED
     execute_process(COMMAND ${CMAKE_CXX_COMPILER} -march=native -dM -E -x c++ /dev/null
         OUTPUT_VARIABLE macros COMMAND_ERROR_IS_FATAL ANY)
     # the compiler's macro = ggml's option
-    foreach(pair SSE4_2=SSE42 AVX=AVX F16C=F16C FMA=FMA AVX2=AVX2 BMI2=BMI2 AVXVNNI=AVX_VNNI AVX512BW=AVX512
+    foreach(pair SSE4_2=SSE42 AVX=AVX F16C=F16C FMA=FMA AVX2=AVX2 BMI2=BMI2 AVXVNNI=AVX_VNNI AVX512F=AVX512
             AVX512VBMI=AVX512_VBMI AVX512VNNI=AVX512_VNNI AVX512BF16=AVX512_BF16 AMX_INT8=AMX_INT8)
         string(REGEX REPLACE ".*=" "" feature ${pair})
         string(REGEX REPLACE "=.*" "" macro ${pair})

@@ -61,8 +61,6 @@ class Case:
     restarts: int = 2
     stock: bool = True
     """Measure llama-server's chain of as many nodes beside it."""
-    floor: float = 0.0
-    """Speed-up over own plain decode that issue 5 wants shown; 0: none."""
     threads: int = 0
     """CPU threads; 0: llama.cpp's choice."""
     n_gpu_layers: int = -1

@@ -19,7 +19,6 @@ from bench.gpu.work import BenchError
 
 SCHEMA = 1
 KERNELS = "-kernels"
-UNITS = ("tok/s", "bytes")
 _HELD = ("checkpoints", "checkpoint_bytes", "tokens_per_round")  # no counters: what is held now, a mean
 _SPREAD = (
     "ours",
@@ -254,22 +253,3 @@ def kernels(state: dict[str, Any]) -> list[dict[str, Any]]:
 def file_of(state: dict[str, Any], folder: Path, part: str = "") -> Path:
     """Return the results file of the run's card; `part` KERNELS: that of its kernels."""
     return folder / f"gpu-{slug(_common(state)['card'])}{part}.json"
-
-
-def check(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Refuse a file whose rows are not those of `of_run`. Errors: BenchError."""
-    if any("case" not in row or row.get("unit") not in UNITS for row in rows):
-        raise BenchError(
-            f"{path} has other rows than a GPU's cases; expected a file that `bench/run.py collect` made",
-            hint="bench/run.py check without FILE looks at each gpu-*.json in bench/results",
-        )
-
-
-def files_in(folder: Path) -> list[Path]:
-    """Return the results files of all cards there, without those of kernels. Errors: BenchError for none."""
-    found = sorted(path for path in folder.glob("gpu-*.json") if not path.stem.endswith(KERNELS))
-    if not found:
-        raise BenchError(
-            f"found no gpu-*.json in {folder}; expected rows of a card", hint="bench/run.py collect"
-        )
-    return found

@@ -15,12 +15,13 @@ from typing import Any
 
 import draftwood
 
-from bench.gpu import child, claims, files, floor, measure, profiling, stamp
+from bench.gpu import child, files, floor, measure, profiling, stamp
 from bench.gpu.cases import Case
 from bench.gpu.work import Clock, Work
 from bench.gpu.worker import Worker
 
 FLOOR, MEMORY, REAL = 120.0, 240.0, 480.0  # seconds
+TREE_NODES = (16, 24)  # of the trees whose memory is measured
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,7 +88,7 @@ def _memory(work: Work, clock: Clock, plan: Plan) -> bool:
         case = next(case for case in plan.cases if case.model == model)
         worker = Worker(paths.model, paths.drafter, work.logs / "memory.log")
         try:
-            found[model] = worker.call(clock.limit(MEMORY), "memory", asdict(case), claims.TREE_NODES)
+            found[model] = worker.call(clock.limit(MEMORY), "memory", asdict(case), TREE_NODES)
             work.state["machine"] = worker.call(clock.limit(60), "machine")
         finally:
             worker.close()

@@ -7,7 +7,6 @@ Tests: tests/model/generate, tests/model/test_bad_input.py.
 from __future__ import annotations
 
 import contextlib
-import ctypes
 import inspect
 import os
 import sys
@@ -23,13 +22,16 @@ from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.api.chat import ChatOptions, bound_request, chat, with_timings
 from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
-from draftwood.engine.drafting import keep_times, make_engine
+from draftwood.api.timings import Latest
+from draftwood.engine.drafting import Target, keep_times, make_engine
 from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate.generation import Base, Generation
-from draftwood.generate.states import load, mark
+from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, in_turn, step_by_step
 from draftwood.load import files, fixes, rpc
+from draftwood.load.devices import machine
+from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens
 from draftwood.stats import SpeculationStats
@@ -41,7 +43,7 @@ _CHAT = inspect.signature(Base.create_chat_completion)
 _SPOKEN = {"none": "off", "given": "draft_model"}
 
 
-class Llama(Generation):
+class Llama(Intercepts, Generation):
     """llama-cpp-python's Llama, with drafting.
 
     Takes every argument of llama-cpp-python's Llama, and:
@@ -96,7 +98,7 @@ class Llama(Generation):
         self._guard = None
         self._servers: rpc.Servers | None = None
         self._pieces: Pieces | None = None
-        self._timings: dict[str, Any] | None = None  # of the last completion
+        self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         if draft_tokens is None:
             draft_tokens = default_draft_tokens(speculation, tree_budget, given=draft_model is not None)
@@ -131,45 +133,6 @@ class Llama(Generation):
             self.close()
             raise
 
-    # Upstream's __init__ assigns the library's default structs to these two before it uses them, which is
-    # where fields that it has no argument for can be set.
-    @property
-    def model_params(self) -> Any:
-        """The `llama_model_params` the model was loaded with."""
-        return self._model_params
-
-    @model_params.setter
-    def model_params(self, params: Any) -> None:
-        params.load_mtp = self._plan.drafter == "mtp"
-        if self._tensor_overrides is not None:
-            params.tensor_buft_overrides = ctypes.addressof(self._tensor_overrides)
-        if self._servers is not None:
-            params.devices = self._servers.as_param
-        if self._options.exact:
-            params.use_extra_bufts = False  # repacked weights have kernels that depend on the batch
-        self._model_params = params
-
-    @property
-    def context_params(self) -> Any:
-        """The `llama_context_params` the context was made with."""
-        return self._context_params
-
-    @context_params.setter
-    def context_params(self, params: Any) -> None:
-        params.n_rs_seq = self._plan.n_rs_seq
-        params.auto_flash = self._auto_flash  # no field: contexts.py reads it. Upstream sets the field later
-        self._context_params = params
-
-    @property
-    def _lora_adapter(self) -> Any:
-        return self._adapter
-
-    @_lora_adapter.setter
-    def _lora_adapter(self, adapter: Any) -> None:
-        if adapter is not None and not adapter:  # a null pointer; upstream looks for None
-            raise files.no_lora(self.lora_path)
-        self._adapter = adapter
-
     def _attach_engine(self) -> None:
         # upstream sizes these by its argument; llama.cpp rounds the context up
         if len(self.input_ids) < self._n_ctx:
@@ -183,10 +146,11 @@ class Llama(Generation):
                     hint="leave draft_model out",
                 )
             return
-        self._engine, self._plan = make_engine(self, self._plan, self._options)
+        target = Target(self.ctx, self.context_params, model_of(self), self.__getstate__(), machine())
+        self._engine, self._plan = make_engine(target, self._plan, self._options)
         self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
-        self._keep_times = weakref.finalize(self, keep_times, self._engine, self._turns)  # or at exit
+        self._keep_times = weakref.finalize(self, keep_times, self._engine, self._turns.at_once)  # or at exit
 
     def _generates_on_engine(self) -> bool:
         wanted = self._plan.drafter != "none" or self._options.exact
@@ -260,7 +224,7 @@ class Llama(Generation):
             yield from super()._create_completion(**request)
         else:
             assert self._pieces is not None
-            yield from complete(self, self._pieces, request)
+            yield from complete(self, self._pieces, request, self._latest)
 
     create_completion = in_turn(Base.create_completion)
     create_embedding = in_turn(Base.create_embedding)
@@ -283,10 +247,10 @@ class Llama(Generation):
         request = bound_request(_CHAT, self, *args, **kwargs)
         asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         options = asked.over(self._chat_options)
-        self._timings = None
+        self._latest.timings = None
         if options == ChatOptions():
-            return with_timings(self, super().create_chat_completion(**request))
-        return with_timings(self, chat(self, request, options))
+            return with_timings(self._latest, super().create_chat_completion(**request))
+        return with_timings(self._latest, chat(self, request, options))
 
     @in_turn
     def save_state(self) -> Any:
@@ -296,6 +260,8 @@ class Llama(Generation):
     @in_turn
     def load_state(self, state: Any) -> None:
         """Go back to a saved state. Errors: StateError for one that does not fit (states.py)."""
+        check(self, state)  # one that is refused here changes nothing
+        self._requires_eval = True
         load(self, state)
 
     def __getstate__(self) -> dict[str, Any]:

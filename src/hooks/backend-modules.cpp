@@ -10,6 +10,7 @@
 #include <algorithm>
 #include <cstdlib>
 #include <filesystem>
+#include <initializer_list>
 
 namespace fs = std::filesystem;
 
@@ -36,19 +37,37 @@ fs::path own_folder() {
     return fs::path(info.dli_fname).parent_path();
 }
 
-// The score function is compiled without the module's instructions.
-int score_of(const fs::path & path) {
+// ggml's score does not ask whether the operating system saves wide registers; the compiler's check does.
+bool registers_are_saved(const std::string & variant) {
+#if defined(__x86_64__) && defined(__GNUC__)
+    const auto any = [&](std::initializer_list<const char *> names) {
+        return std::any_of(names.begin(), names.end(), [&](const char * name) { return variant == name; });
+    };
+    if (any({ "skylakex", "icelake", "zen4" })) {
+        return __builtin_cpu_supports("avx512f");
+    }
+    if (any({ "haswell", "alderlake" })) {
+        return __builtin_cpu_supports("avx2");
+    }
+#endif
+    (void) variant;
+    return true;
+}
+
+// The score function is compiled without the module's instructions. Returns -1 if the module cannot be loaded.
+int score_of(const fs::path & path, const std::string & variant) {
     void * handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
-        return 0;
+        GGML_LOG_ERROR("draftwood: %s cannot be loaded: %s\n", path.filename().c_str(), dlerror());
+        return -1;
     }
     const auto score = (int (*)()) dlsym(handle, "ggml_backend_score");
     const int  found = score == nullptr ? 1 : score();
     dlclose(handle);
-    return found;
+    return registers_are_saved(variant) ? found : 0;
 }
 
-// nullptr if it cannot be loaded, or is none of this build
+// Returns nullptr if the file fails to load or has another API version.
 ggml_backend_reg_t load(const fs::path & path) {
     void * handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
     if (handle == nullptr) {
@@ -83,7 +102,10 @@ modules find_modules() {
         const std::string name    = entry.path().stem().string().substr(sizeof(prefix) - 1);
         const std::string variant = variant_name(name);
         if (!variant.empty()) {
-            found.cpu.push_back({ variant, entry.path(), score_of(entry.path()) });
+            const int score = score_of(entry.path(), variant);
+            if (score >= 0) {
+                found.cpu.push_back({ variant, entry.path(), score });
+            }
         } else if (name != "base") {
             found.others.push_back(entry.path());
         }
@@ -100,31 +122,44 @@ const modules & known() {
     return found;
 }
 
-const cpu_variant * chosen() {
-    const char *        wanted = std::getenv("DRAFTWOOD_CPU");
-    const cpu_variant * best   = nullptr;
+// the one that is registered; nullptr: none
+const cpu_variant * in_force = nullptr;
+
+// the variants in the order in which they are tried: the one that DRAFTWOOD_CPU names, then the best first
+std::vector<const cpu_variant *> candidates() {
+    const char *                     wanted = std::getenv("DRAFTWOOD_CPU");
+    std::vector<const cpu_variant *> out;
     for (const cpu_variant & each : known().cpu) {
-        if (each.score > 0 && (best == nullptr || (wanted != nullptr && each.name == wanted))) {
-            best = &each;
+        if (each.score > 0) {
+            const bool first = wanted != nullptr && each.name == wanted;
+            out.insert(first ? out.begin() : out.end(), &each);
         }
     }
-    return best;
+    return out;
 }
 
 } // namespace
 
 std::vector<ggml_backend_reg_t> dw_backend_modules() {
-    std::vector<fs::path> paths = known().others;
-    if (const cpu_variant * variant = chosen()) {
-        paths.push_back(variant->path);
-    }
     std::vector<ggml_backend_reg_t> registered;
-    for (const fs::path & path : paths) {
+    for (const fs::path & path : known().others) {
         if (const ggml_backend_reg_t reg = load(path)) {
             registered.push_back(reg);
         }
     }
+    for (const cpu_variant * variant : candidates()) {
+        if (const ggml_backend_reg_t reg = load(variant->path)) {
+            registered.push_back(reg);
+            in_force = variant;
+            break;
+        }
+    }
     return registered;
+}
+
+const char * dw_backend_folder() {
+    static const std::string folder = own_folder().string();
+    return folder.c_str();
 }
 
 const char * dw_cpu_variants(void) {
@@ -139,6 +174,6 @@ const char * dw_cpu_variants(void) {
 }
 
 const char * dw_cpu_variant(void) {
-    static const cpu_variant * const variant = chosen();
-    return variant == nullptr ? "" : variant->name.c_str();
+    ggml_backend_reg_count(); // makes the registry, which calls dw_backend_modules()
+    return in_force == nullptr ? "" : in_force->name.c_str();
 }

@@ -16,6 +16,10 @@
 // The modules stay for the life of the process.
 std::vector<ggml_backend_reg_t> dw_backend_modules();
 
+// The folder that they lie in. ggml's own search is sent there too: by itself it would look for libggml-*.so, which
+// none of ours is called, in the working folder.
+const char * dw_backend_folder();
+
 extern "C" {
 #endif
 
@@ -24,7 +28,7 @@ extern "C" {
 // Test: tests/model/test_cpu_variants.py.
 GGML_BACKEND_API const char * dw_cpu_variants(void);
 
-// Name of the module that ggml registers, empty if none runs here. Owned by the library.
+// Name of the CPU module that ggml has registered, empty if none runs here. Owned by the library.
 GGML_BACKEND_API const char * dw_cpu_variant(void);
 
 #ifdef __cplusplus

@@ -43,7 +43,7 @@ void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
     if (!dw->top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {
         return;
     }
-    ggml_tensor * top = dw_build_top_rows(graph.ctx0, logits, dw_n_top, dw->top_rows);
+    ggml_tensor * top = dw::top_rows::build(graph.ctx0, logits, dw_n_top, *dw->top_rows);
     ggml_set_output(top);
     ggml_build_forward_expand(graph.gf, top);
     dw->tops[graph.gf] = top;

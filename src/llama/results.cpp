@@ -5,6 +5,7 @@
 #include "llama-ext.h"
 #include "llama/backends.h"
 #include "ops/door/registry.h"
+#include "ops/top-rows/top-rows.h"
 
 #include <algorithm>
 
@@ -14,17 +15,18 @@ namespace {
 
 constexpr uint32_t kv_step = 1024; // a graph of a GPU serves so many tokens before it is built anew
 
-// op dw_top_rows for a device; nullptr: it has none. Kept graphs point to it.
+static_assert(dw_n_top <= dw::top_rows::max_k);
+
+// op dw_top_rows for a device; nullptr: it has none
 const dw_custom_op * find_top_rows(ggml_backend_dev_t dev) {
-    if (!has_op(dev, "dw_top_rows")) {
+    if (!has_op(dev, dw::top_rows::signature)) {
         return nullptr;
     }
     if (dev == cpu_device()) {
-        static const dw_custom_op on_cpu = find_op(dev, "dw_top_rows");
+        static const dw_custom_op on_cpu = find_op(dev, dw::top_rows::signature);
         return &on_cpu;
     }
-    static const dw_custom_op on_gpu = find_op(dev, "dw_top_rows");
-    admit_op(dev, on_gpu);
+    static const dw_custom_op on_gpu = find_op(dev, dw::top_rows::signature);
     return &on_gpu;
 }
 
@@ -97,16 +99,28 @@ result_rows results::layer_input(int32_t il) const {
     return { nullptr, llama_get_embeddings_layer_inp(attached_.ctx, il) };
 }
 
-top_row results::top(int32_t i) {
-    const int64_t n_values = 2 * dw_n_top + 2;
-    if (host_.empty()) {
-        host_.resize(ggml_nelements(top_));
-        ggml_backend_tensor_get_async(backend_, top_, host_.data(), 0, host_.size() * sizeof(float));
-        ggml_backend_synchronize(backend_);
+// Copies the rows to the host, and their ids to where they can be read as integers.
+void results::fetch() {
+    host_.resize(ggml_nelements(top_));
+    ggml_backend_tensor_get_async(backend_, top_, host_.data(), 0, host_.size() * sizeof(float));
+    ggml_backend_synchronize(backend_);
+    ids_.clear();
+    for (int64_t i = 0; i < top_->ne[1]; ++i) {
+        const dw::top_rows::row_reader row(host_.data() + i * top_->ne[0], dw_n_top);
+        for (int64_t rank = 0; rank < dw_n_top; ++rank) {
+            ids_.push_back(row.id(rank));
+        }
     }
-    const int64_t last = top_->ne[1] - 1;
-    const float * row  = host_.data() + (i < 0 ? last : std::min<int64_t>(i, last)) * n_values;
-    return { (const int32_t *) row, row + dw_n_top, row[2 * dw_n_top + 1] };
+}
+
+top_row results::top(int32_t i) {
+    if (host_.empty()) {
+        fetch();
+    }
+    const int64_t                  last = top_->ne[1] - 1;
+    const int64_t                  at   = i < 0 ? last : std::min<int64_t>(i, last);
+    const dw::top_rows::row_reader row(host_.data() + at * top_->ne[0], dw_n_top);
+    return { ids_.data() + at * dw_n_top, row.logits(), row.log_sum() };
 }
 
 } // namespace draftwood

@@ -50,7 +50,7 @@ class results {
     // others once. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
     top_row top(int32_t i);
-    // the same where it was computed: dw_top_rows, a row is f32[2 dw_n_top + 2] whose first value is its best token
+    // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
 
     // the backend that computes the logits, if that is a CUDA device; else the CPU's
@@ -64,13 +64,15 @@ class results {
 
   private:
     bool in_one_graph() const { return attached_.keeps_outputs && attached_.outputs.n_ubatches == 1; }
+    void fetch();
 
-    attachment &       attached_;
-    ggml_backend_t     backend_;
-    bool               on_gpu_;
-    ggml_tensor *      top_ = nullptr;
-    std::vector<float> host_; // copy of top_; empty: not made yet
-    fence              ready_, taken_;
+    attachment &         attached_;
+    ggml_backend_t       backend_;
+    bool                 on_gpu_;
+    ggml_tensor *        top_ = nullptr;
+    std::vector<float>   host_; // copy of top_; empty: not made yet
+    std::vector<int32_t> ids_;  // of all its rows, dw_n_top each
+    fence                ready_, taken_;
 };
 
 } // namespace draftwood

@@ -1,5 +1,5 @@
 // Measured times by size: microseconds by tokens drafted, or by rows verified.
-// Plain arithmetic. Must not know: engines, llama types. Test: tests/unit/test_cost_model.py.
+// Plain arithmetic. Must not know: engines, llama types. Test: tests/unit/test_cost_curve.py.
 
 #pragma once
 

@@ -3,7 +3,7 @@
 // Plain arithmetic on counts and times. Must not know: engines, llama types.
 // A decision depends on the cost curve and on acceptance counts. The curve changes between requests (update_curve), or
 // within one if it is outdated (is_outdated). So a request can be repeated.
-// Tests: tests/unit/test_cost_model.py, through draftwood-testing.h; tests/model/test_auto_length.py.
+// Tests: tests/unit/test_cost_model.py, test_cost_curve.py, through draftwood-testing.h; tests/model/test_auto_length.py.
 
 #pragma once
 

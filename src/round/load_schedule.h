@@ -2,7 +2,7 @@
 // Each size has its warm-up rounds, one more for drafts, and then up to three timed rounds.
 // Timed rounds have a budget of 300 ms. Warm-up rounds do not count: on a GPU they load kernels. Past the budget a size
 // ends after one timed round, and only plain steps and the longest draft are measured at all.
-// Plain arithmetic. Must not know: engines, models. Test: tests/unit/test_cost_model.py.
+// Plain arithmetic. Must not know: engines, models. Test: tests/unit/test_cost_curve.py.
 
 #pragma once
 

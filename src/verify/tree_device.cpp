@@ -3,37 +3,45 @@
 #include "verify/tree_device.h"
 
 #include "llama/status.h"
+#include "ops/door/node.h"
 #include "ops/door/registry.h"
+#include "ops/tree-attention/tree-attention.h"
 
 namespace draftwood {
 
 namespace {
 
-ggml_tensor * custom(ggml_context * ctx, int64_t ne0, int64_t ne1, int64_t ne2, int64_t ne3,
-                     std::vector<ggml_tensor *> sources, const dw_custom_op & op) {
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, ne0, ne1, ne2, ne3, sources.data(), (int) sources.size(), op.cpu,
-                          GGML_N_TASKS_MAX, const_cast<dw_custom_op *>(&op));
+namespace windows      = dw::tree_conv_windows;
+namespace delta        = dw::tree_delta_net;
+namespace commit_state = dw::tree_commit_state;
+namespace commit_conv  = dw::tree_commit_conv;
+
+// "<its name>-<layer>", as llama.cpp names nodes
+ggml_tensor * name_of_layer(ggml_tensor * tensor, const char * name, int32_t il) {
+    return ggml_format_name(tensor, "%s-%d", name, il);
 }
 
-// a node that writes to dst in place
-ggml_tensor * custom_in_place(ggml_context * ctx, ggml_tensor * dst, std::vector<ggml_tensor *> sources,
-                              const dw_custom_op & op) {
-    return ggml_custom_inplace(ctx, dst, sources.data(), (int) sources.size(), op.cpu, GGML_N_TASKS_MAX,
-                               const_cast<dw_custom_op *>(&op));
+// "<the op>-<a tensor it works on>", where no layer is given
+ggml_tensor * name_after(ggml_tensor * node, const dw_custom_op & op, const ggml_tensor * tensor) {
+    return ggml_format_name(node, "%s-%s", op.name(), tensor->name);
 }
 
 tree_op_set make_ops(ggml_backend_dev_t dev) {
-    return { find_op(dev, "dw_tree_conv_windows"), find_op(dev, "dw_tree_delta_net"),
-             find_op(dev, "dw_tree_commit_state"), find_op(dev, "dw_tree_commit_conv"),
-             find_op(dev, "dw_tree_scores"),       find_op(dev, "dw_tree_values"),
-             find_op(dev, "dw_tree_commit_rows"),  find_op(dev, "dw_tree_commit_columns") };
+    return { find_op(dev, windows::signature),
+             find_op(dev, delta::signature),
+             find_op(dev, commit_state::signature),
+             find_op(dev, commit_conv::signature),
+             find_op(dev, dw::tree_scores::signature),
+             find_op(dev, dw::tree_values::signature),
+             find_op(dev, dw::tree_commit_rows::signature),
+             find_op(dev, dw::tree_commit_columns::signature) };
 }
 
 } // namespace
 
-// One set for CPUs and one for CUDA, for the life of the process: nodes of kept graphs point into it.
+// One set for CPUs and one for CUDA.
 const tree_op_set * find_tree_ops(ggml_backend_dev_t dev) {
-    if (!has_op(dev, "dw_tree_delta_net")) {
+    if (!has_op(dev, delta::signature)) {
         return nullptr;
     }
     if (dev == cpu_device()) {
@@ -41,10 +49,6 @@ const tree_op_set * find_tree_ops(ggml_backend_dev_t dev) {
         return &on_cpu;
     }
     static const tree_op_set on_gpu = make_ops(dev);
-    for (const dw_custom_op * op : { &on_gpu.conv_windows, &on_gpu.delta_net, &on_gpu.commit_state, &on_gpu.commit_conv,
-                                     &on_gpu.commit_rows, &on_gpu.commit_columns }) {
-        admit_op(dev, *op);
-    }
     return &on_gpu;
 }
 
@@ -69,9 +73,10 @@ tree_device::tree_device(ggml_backend_t backend, const tree_op_set & ops, const 
 void tree_device::allocate() {
     tensors_.reset(ggml_init({ (layers_.size() + 5) * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
     int64_t n_used = 0;
-    for (auto & [_, layer] : layers_) {
+    for (auto & [il, layer] : layers_) {
         layer.conv_inputs = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, shape_.n_channels, shape_.max_rows);
         layer.factors     = n_used * sizeof(float);
+        name_of_layer(layer.conv_inputs, "dw_tree_conv_inputs", il);
         n_used += shape_.n_factors();
     }
     // An op has one output, so a layer's follows its factors, where the next layer's begin: by then it was consumed.
@@ -80,6 +85,10 @@ void tree_device::allocate() {
     tree_               = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_I32, shape_.max_rows, 4);
     path_               = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + shape_.max_rows);
     moves_              = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + 2 * shape_.max_rows);
+    ggml_set_name(factors_, "dw_tree_factors");
+    ggml_set_name(tree_, "dw_tree");
+    ggml_set_name(path_, "dw_tree_path");
+    ggml_set_name(moves_, "dw_tree_moves");
     buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), commit_backend()));
     if (!buffer_) {
         fail(DW_ERR_MEMORY, "no memory on %s for the factors of %lld draft tokens", ggml_backend_name(backend_),
@@ -103,9 +112,14 @@ ggml_tensor * tree_device::conv_input(ggml_context * ctx, ggml_cgraph * graph, g
     ggml_tensor * kept =
         ggml_cpy(ctx, ggml_reshape_2d(ctx, x, shape_.n_channels, n_rows), // for the commit
                  ggml_view_2d(ctx, here.conv_inputs, shape_.n_channels, n_rows, here.conv_inputs->nb[1], 0));
+    name_of_layer(kept, "dw_tree_conv_kept", il);
     ggml_build_forward_expand(graph, kept);
-    return custom(ctx, shape_.conv_width, shape_.n_channels, n_rows, 1, { kept, here.model.conv_states, cells, tree_ },
-                  ops_.conv_windows);
+    ggml_tensor * node = dw::new_node(ctx, ops_.conv_windows, { shape_.conv_width, shape_.n_channels, n_rows, 1 },
+                                      { { windows::x, kept },
+                                        { windows::states, here.model.conv_states },
+                                        { windows::cells, cells },
+                                        { windows::tree, tree_ } });
+    return name_of_layer(node, ops_.conv_windows.name(), il);
 }
 
 ggml_tensor * tree_device::delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * q,
@@ -115,20 +129,41 @@ ggml_tensor * tree_device::delta_net(ggml_context * ctx, ggml_cgraph * graph, gg
     const int64_t n_nodes = v->ne[2];
     const int64_t n_seqs  = v->ne[3];
     const int64_t row     = shape_.size * shape_.n_heads;
-    ggml_tensor * both    = ggml_view_1d(ctx, factors_, shape_.n_factors() + n_nodes * n_seqs * row, here.factors);
-    both = custom_in_place(ctx, both, { q, k, v, g, beta, here.model.states, cells, tree_ }, ops_.delta_net);
+    ggml_tensor * scratch = ggml_view_1d(ctx, factors_, shape_.n_factors() + n_nodes * n_seqs * row, here.factors);
+    name_of_layer(scratch, "dw_tree_scratch", il);
+    ggml_tensor * both = dw::node_in_place(ctx, ops_.delta_net,
+                                           { { delta::scratch, scratch },
+                                             { delta::q, q },
+                                             { delta::k, k },
+                                             { delta::v, v },
+                                             { delta::g, g },
+                                             { delta::beta, beta },
+                                             { delta::states, here.model.states },
+                                             { delta::cells, cells },
+                                             { delta::tree, tree_ } });
+    name_of_layer(both, ops_.delta_net.name(), il);
     ggml_build_forward_expand(graph, both);
-    return ggml_view_4d(ctx, both, shape_.size, shape_.n_heads, n_nodes, n_seqs, shape_.size * sizeof(float),
-                        row * sizeof(float), n_nodes * row * sizeof(float), shape_.n_factors() * sizeof(float));
+    ggml_tensor * out =
+        ggml_view_4d(ctx, both, shape_.size, shape_.n_heads, n_nodes, n_seqs, shape_.size * sizeof(float),
+                     row * sizeof(float), n_nodes * row * sizeof(float), shape_.n_factors() * sizeof(float));
+    return name_of_layer(out, "dw_tree_delta_out", il);
 }
 
 ggml_tensor * tree_device::attn_scores(ggml_context * ctx, ggml_tensor * scores) {
-    return custom_in_place(ctx, scores, { tree_ }, ops_.scores);
+    namespace op       = dw::tree_scores;
+    ggml_tensor * node = dw::node_in_place(ctx, ops_.scores, { { op::scores, scores }, { op::tree, tree_ } });
+    return name_after(node, ops_.scores, scores);
 }
 
+// llama.cpp names the tensor that it gets "kqv": a view, so that the node keeps its own name.
 ggml_tensor * tree_device::attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) {
-    return custom(ctx, values->ne[1], weights->ne[1], weights->ne[2], weights->ne[3], { values, weights, tree_ },
-                  ops_.values);
+    namespace op = dw::tree_values;
+    ggml_tensor * node =
+        dw::new_node(ctx, ops_.values, { values->ne[1], weights->ne[1], weights->ne[2], weights->ne[3] },
+                     { { op::values, values }, { op::weights, weights }, { op::tree, tree_ } });
+    name_after(node, ops_.values, weights);
+    return ggml_view_4d(ctx, node, node->ne[0], node->ne[1], node->ne[2], node->ne[3], node->nb[1], node->nb[2],
+                        node->nb[3], 0);
 }
 
 // keys and values of each attention layer to where plain decoding would have put them
@@ -139,9 +174,13 @@ void tree_device::build_commit_of_caches(commit_graph & commit) {
         if (each.transposed) {
             t = ggml_view_3d(ctx, t, t->ne[1], t->ne[0], t->ne[2], t->ne[1] * t->nb[0], t->nb[2], 0);
         }
-        ggml_build_forward_expand(
-            commit.graph,
-            custom_in_place(ctx, t, { moves_ }, each.transposed ? ops_.commit_columns : ops_.commit_rows));
+        namespace rows            = dw::tree_commit_rows;
+        namespace columns         = dw::tree_commit_columns;
+        const dw_custom_op & op   = each.transposed ? ops_.commit_columns : ops_.commit_rows;
+        ggml_tensor *        node = each.transposed
+                                        ? dw::node_in_place(ctx, op, { { columns::cache, t }, { columns::moves, moves_ } })
+                                        : dw::node_in_place(ctx, op, { { rows::cache, t }, { rows::moves, moves_ } });
+        ggml_build_forward_expand(commit.graph, name_after(node, op, each.tensor));
     }
 }
 
@@ -159,16 +198,21 @@ void tree_device::prepare_commit(int32_t cell) {
     commit.graph       = ggml_new_graph_custom(ctx, n_nodes, /*grads*/ false);
     build_commit_of_caches(commit);
     const int64_t size = shape_.size, width = shape_.conv_width - 1;
-    for (const auto & [_, layer] : layers_) {
+    for (const auto & [il, layer] : layers_) {
         ggml_tensor * s       = layer.model.states;
         ggml_tensor * r       = layer.model.conv_states;
         ggml_tensor * factors = ggml_view_1d(ctx, factors_, shape_.n_factors(), layer.factors);
         ggml_tensor * state   = ggml_view_3d(ctx, s, size, size, shape_.n_heads, size * sizeof(float),
                                              size * size * sizeof(float), cell * s->nb[1]);
         ggml_tensor * conv    = ggml_view_2d(ctx, r, width, shape_.n_channels, width * sizeof(float), cell * r->nb[1]);
-        ggml_build_forward_expand(commit.graph, custom_in_place(ctx, state, { factors, path_ }, ops_.commit_state));
-        ggml_build_forward_expand(commit.graph,
-                                  custom_in_place(ctx, conv, { layer.conv_inputs, path_ }, ops_.commit_conv));
+        ggml_tensor * new_state = dw::node_in_place(
+            ctx, ops_.commit_state,
+            { { commit_state::state, state }, { commit_state::factors, factors }, { commit_state::path, path_ } });
+        ggml_tensor * new_conv = dw::node_in_place(
+            ctx, ops_.commit_conv,
+            { { commit_conv::state, conv }, { commit_conv::x, layer.conv_inputs }, { commit_conv::path, path_ } });
+        ggml_build_forward_expand(commit.graph, name_of_layer(new_state, ops_.commit_state.name(), il));
+        ggml_build_forward_expand(commit.graph, name_of_layer(new_conv, ops_.commit_conv.name(), il));
     }
 }
 

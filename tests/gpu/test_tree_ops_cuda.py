@@ -1,4 +1,4 @@
-"""src/ops/cuda on a device: against the CPU reference, and bit for bit against ggml-cuda's own delta net.
+"""src/ops/*/*.cu on a device: against the CPU reference, and bit for bit against ggml-cuda's own delta net.
 
 `-k smallest` runs every op once, on the smallest shapes: for compute-sanitizer, whose tools take long
 (--tool memcheck, --tool racecheck).
@@ -285,9 +285,10 @@ def launches():
 
 
 def test_replays_are_counted(rng):
-    operands = tops.operands(tops.normal(rng, (2, 999)).astype(np.float32), 4)
+    logits = tops.normal(rng, (2, 999)).astype(np.float32)
+    op = ggml.custom("dw_top_rows", tops.shape_of(logits, 4))
     n_all, n_replayed = launches()
-    with ggml.Graph(ggml.custom("dw_top_rows", (2, 10)), operands, backend="CUDA") as graph:
+    with ggml.Graph(op, [(logits, "F32")], backend="CUDA") as graph:
         for _ in range(20):
             graph.compute()
     now_all, now_replayed = launches()
@@ -295,8 +296,31 @@ def test_replays_are_counted(rng):
     assert n_replayed <= now_replayed <= n_replayed + 20  # none, where CUDA graphs are off
 
 
+def test_a_replayed_graph_keeps_its_workspace(rng):
+    """Nodes of one graph share the pool, and the second needs more of it. Logits are new each time."""
+    few, many = 4, 64
+    shapes = [(2, 999), (3, 24577), (2, 999)]
+    batches = [[tops.normal(rng, shape).astype(np.float32) for shape in shapes] for _ in range(8)]
+    sizes = [few, many, few]
+
+    def op(context, *logits):
+        return [
+            ggml.custom("dw_top_rows", tops.shape_of(x, k))(context, tensor)
+            for x, k, tensor in zip(batches[0], sizes, logits, strict=True)
+        ]
+
+    with ggml.Graph(op, [(x, "F32") for x in batches[0]], backend="CUDA") as graph:
+        for batch_of in batches:
+            for i, logits in enumerate(batch_of):
+                graph.set(i, logits)
+            graph.compute()
+            for logits, k, node in zip(batch_of, sizes, graph.nodes, strict=True):
+                found = graph.bytes_of(node).view(np.float32).reshape(tops.shape_of(logits, k))
+                tops.check(logits, k, tops.split(found, k))
+
+
 def test_what_is_not_taken(rng):
-    """It runs on the CPU then: other head sizes, and descriptors that nobody admitted."""
+    """It runs on the CPU then: other head sizes, nodes made for the CPU, strangers' userdata."""
     for shape in SHAPES:
         operands = Case(rng, 1, 3, *shape).operands([[-1, 0, 0]])
         op = ggml.custom("dw_tree_delta_net")
@@ -305,19 +329,22 @@ def test_what_is_not_taken(rng):
     scores = [(np.zeros((1, 1, 2, 8), np.float32), "F32"), (batch([[-1, 0]], 2, [0, 1]), "I32")]
     assert not ggml.supports(cpu_only, scores, "CUDA")
 
-    operands = tops.operands(np.zeros((1, 100), np.float32), 4)
-    good = ggml.custom("dw_top_rows", (1, 10))
+    logits = np.zeros((1, 100), np.float32)
+    operands, shape = [(logits, "F32")], tops.shape_of(logits, 4)
+    good = ggml.custom("dw_top_rows", shape)
     assert ggml.supports(good, operands, "CUDA")
-    assert not ggml.supports(good, [operands[0], (np.zeros(9, np.float32), "F32")], "CUDA")  # its scratch
     assert not ggml.supports(ggml.custom("dw_top_rows", (1, 132)), operands, "CUDA")  # 65 tokens
-    known = ggml.descriptor("dw_top_rows")
-    stranger = ggml.CustomOp(known.cpu, known.cuda)
-    for userdata in (None, 8, ctypes.addressof(stranger)):
+    known, ours = ggml.descriptor("dw_top_rows"), ggml.symbol("CUDA", "dw_top_rows")
 
-        def unknown(context, *sources, userdata=userdata):
-            return ggml.custom_node(context, known.cpu, userdata, sources, (1, 10))
+    def node(userdata):
+        return lambda context, *sources: ggml.custom_node(context, known.cpu, userdata, sources, shape)
 
-        assert not ggml.supports(unknown, operands, "CUDA")
+    assert ggml.supports(node(ours), operands, "CUDA")
+    assert not ggml.supports(node(ours), operands * 2, "CUDA")  # one operand too many
+    assert not ggml.supports(node(ours), [], "CUDA")
+    copied = ggml.Descriptor.from_buffer_copy(ggml.descriptor("dw_top_rows", "CUDA"))
+    for stranger in (None, 8, ctypes.addressof(copied), ctypes.addressof(known)):
+        assert not ggml.supports(node(stranger), operands, "CUDA")
 
 
 @pytest.mark.parametrize("size", [16, 32, 64])

@@ -59,6 +59,7 @@ class Rig:
         kv_unified: bool = False,
         results: int = 0,
         engine: bool = True,
+        cb_eval: Any = None,
     ) -> None:
         model_params = native.llama_model_default_params()
         model_params.load_mtp = drafter == _capi.DRAFTER_MTP
@@ -79,6 +80,8 @@ class Rig:
         )
         if type_kv is not None:
             self.params.type_k = self.params.type_v = type_kv
+        if cb_eval is not None:
+            self.params.cb_eval = cb_eval
         self.ctx = native.llama_init_from_model(self.model, self.params)
         assert self.ctx is not None, path
         self.n_vocab = native.llama_vocab_n_tokens(native.llama_model_get_vocab(self.model))

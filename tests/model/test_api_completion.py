@@ -13,6 +13,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftwood import Llama
+from draftwood._llama_cpp import llama_cpp as native
 from draftwood.generate.generation import Base
 from hypothesis import HealthCheck, example, given, settings
 from hypothesis import strategies as st
@@ -50,9 +51,10 @@ def llm(request, gguf):
     llm = Replay(path, n_ctx=192, speculation="off", exact=False, logits_all=True, verbose=False, **threads)
     llm.scores[:] = np.random.default_rng(0).standard_normal(llm.scores.shape)
     llm.scores[5] = 0.0  # all equal: ties
-    if "adds" in request.param:
-        llm._model.add_bos_token = llm._model.add_eos_token = lambda: True
-    yield llm
+    with pytest.MonkeyPatch.context() as patch:
+        for name in ("bos", "eos") if "adds" in request.param else ():
+            patch.setattr(native, f"llama_vocab_get_add_{name}", lambda vocab: True)
+        yield llm
     llm.close()
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.errors import OptionError
 from draftwood.load import cpu
 
 LOAD = """
@@ -51,15 +52,31 @@ def test_the_variant_that_is_named(gguf: Any) -> None:
     assert load(gguf("dense-plain"), DRAFTWOOD_CPU=str(cpu.running())).returncode == 0
 
 
-def test_no_variant_runs_here(gguf: Any, tmp_path: Path) -> None:
+def test_a_wish_that_comes_too_late(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The variant that is named is the one that is registered, whatever the environment says by now."""
+    before = cpu.running()
+    monkeypatch.setenv("DRAFTWOOD_CPU", "x64")
+    assert cpu.running() == before
+    with pytest.raises(OptionError, match="DRAFTWOOD_CPU is `x64`"):
+        cpu.check()
+
+
+def test_what_runs_is_what_is_mapped() -> None:
+    assert cpu.running()
+    mapped = {line.rpartition("/")[2].strip() for line in Path("/proc/self/maps").read_text().splitlines()}
+    suffix = "" if cpu.running() == "native" else f"-{cpu.running()}"
+    assert {name for name in mapped if "ggml-cpu" in name} == {f"libdraftwood-ggml-cpu{suffix}.so"}
+
+
+def test_no_cpu_module_is_there(gguf: Any, tmp_path: Path) -> None:
     """The libraries load without a CPU backend, and a model is refused in words."""
     for path in native._base_path.iterdir():
         if "ggml-cpu" not in path.name:
             (tmp_path / path.name).symlink_to(path)
     done = load(gguf("dense-plain"), DRAFTWOOD_LIB_PATH=str(tmp_path))
     assert done.returncode == 1
-    assert "UnsupportedError: draftwood was compiled for a CPU with" in done.stderr
-    assert "hint: install it from source on this machine" in done.stderr
+    assert "UnsupportedError: found no CPU backend that can be loaded" in done.stderr
+    assert "hint: pip install --force-reinstall" in done.stderr
 
 
 def test_a_module_that_is_none_is_left_out(gguf: Any, tmp_path: Path) -> None:

@@ -6,8 +6,9 @@ Shapes here are numpy's (slowest first); ggml's ne is their reverse.
 from __future__ import annotations
 
 import ctypes
-import functools
+import os
 from collections.abc import Callable
+from pathlib import Path
 from types import TracebackType
 from typing import Any
 
@@ -41,6 +42,7 @@ for _lib, _name, _result, _arguments in (
         _p,
         [_p, ctypes.c_int, _i64, _i64, _i64, _i64, ctypes.POINTER(_p), ctypes.c_int, _p, ctypes.c_int, _p],
     ),
+    (base, "ggml_set_name", _p, [_p, ctypes.c_char_p]),
     (base, "ggml_nbytes", ctypes.c_size_t, [_p]),
     (base, "ggml_get_data", _p, [_p]),
     (base, "ggml_cpy", _p, [_p, _p, _p]),
@@ -85,10 +87,32 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
     return stored.astype(np.float64)
 
 
-class CustomOp(ctypes.Structure):
-    """dw_custom_op of src/ops/door/custom-op.h: its address goes into a node's userdata."""
+def cpu_module() -> Path:
+    """Return the file of the CPU backend that is registered: the one that DRAFTWOOD_CPU names."""
+    registry.ggml_backend_reg_by_name(b"CPU")
+    lines = Path("/proc/self/maps").read_text().splitlines()
+    (path,) = {line.split()[-1] for line in lines if "libdraftwood-ggml-cpu" in line}
+    wanted = os.environ.get("DRAFTWOOD_CPU", "native")
+    assert wanted == "native" or path.endswith(f"-{wanted}.so"), (wanted, path)
+    return Path(path)
 
-    _fields_ = [("cpu", _p), ("cuda", _p)]
+
+class Descriptor(ctypes.Structure):
+    """dw::op_descriptor of src/ops/door/custom-op.h: its address goes into a node's userdata."""
+
+    _fields_ = [
+        ("name", ctypes.c_char_p),
+        ("operands", ctypes.POINTER(ctypes.c_char_p)),
+        ("n_operands", ctypes.c_int),
+        ("cpu", _p),
+        ("takes", _p),
+        ("workspace", _p),
+        ("launch", _p),
+    ]
+
+    def operand_names(self) -> list[str]:
+        """Return the names of a node's sources, in order."""
+        return [self.operands[i].decode() for i in range(self.n_operands)]
 
 
 def symbol(backend: str, name: str) -> int | None:
@@ -97,26 +121,26 @@ def symbol(backend: str, name: str) -> int | None:
     return base.ggml_backend_reg_get_proc_address(found, name.encode()) if found else None
 
 
-@functools.cache  # graphs point to it, and so does the CUDA backend
-def descriptor(name: str) -> CustomOp:
-    """Return the descriptor of one of our ops, admitted to the CUDA backend if there is one."""
-    function = symbol("CPU", name)
-    assert function, name
-    made = CustomOp(function, symbol("CUDA", name))
-    if made.cuda:
-        ctypes.CFUNCTYPE(None, _p)(symbol("CUDA", "dw_cuda_admit"))(ctypes.addressof(made))
-    return made
+def descriptor(name: str, backend: str = "CPU") -> Descriptor | None:
+    """Return a backend's descriptor of one of our ops; None: it does not have the op."""
+    found = symbol(backend, name)
+    return Descriptor.from_address(found) if found else None
 
 
 def custom(name: str, shape: tuple[int, ...] | None = None) -> Callable[..., Any]:
     """Return op(context, *sources) that runs one of tree-ops.h, tree-attention.h, top-rows.h on all threads.
 
-    Its result is f32 of `shape`; without one it works in place on the first source.
+    Its result is f32 of `shape`; without one it works in place on the first source. The node may run on a
+    CUDA device, too, where there is one that has the op.
     """
-    made = descriptor(name)
+    reference = descriptor(name)
+    assert reference, name
 
     def op(context: Any, *sources: Any) -> Any:
-        return custom_node(context, made.cpu, ctypes.addressof(made), sources, shape)
+        assert len(sources) == reference.n_operands, reference.operand_names()
+        userdata = symbol("CUDA", name) or ctypes.addressof(reference)
+        node = custom_node(context, reference.cpu, userdata, sources, shape)
+        return base.ggml_set_name(node, name.encode())
 
     return op
 
@@ -157,6 +181,7 @@ def open_backend(name: str, use_ref: bool = False, n_threads: int = 1) -> Any:
     assert base.ggml_backend_reg_dev_count(found), f"no {name} device"
     backend = base.ggml_backend_dev_init(base.ggml_backend_reg_dev_get(found, 0), None)
     if name == "CPU":
+        cpu_module()
         set_n_threads = ctypes.CFUNCTYPE(None, _p, ctypes.c_int)(symbol(name, "ggml_backend_set_n_threads"))
         set_n_threads(backend, n_threads)
         set_use_ref = ctypes.CFUNCTYPE(None, _p, ctypes.c_bool)(symbol(name, "ggml_backend_cpu_set_use_ref"))
@@ -184,10 +209,10 @@ class Graph:
         self.backend = open_backend(backend, use_ref, n_threads)
         self.tensors = [_new_tensor(self._context, stored, kind) for stored, kind in operands]
         made = op(self._context, *self.tensors)
-        nodes = made if isinstance(made, list) else [made]
-        self.result = nodes[-1]
+        self.nodes = made if isinstance(made, list) else [made]
+        self.result = self.nodes[-1]
         self._graph = base.ggml_new_graph(self._context)
-        for node in nodes:
+        for node in self.nodes:
             base.ggml_build_forward_expand(self._graph, node)
         self._buffer = base.ggml_backend_alloc_ctx_tensors(self._context, self.backend)
         assert self._buffer, "no memory"
@@ -235,19 +260,17 @@ def run(
     use_ref: bool = False,
     n_threads: int = 1,
     dtype: type[np.generic] = np.float32,
-    scratch: tuple[int, ...] = (),
 ) -> np.ndarray:
     """Compute op(context, *tensors); return what it holds, as `shape` of `dtype`. See Graph.
 
-    Operands must come out as they went in, but for the one that an op in place writes to, and those whose
-    index is in `scratch`.
+    Operands must come out as they went in, but for the one that an op in place writes to.
     """
     with Graph(op, operands, backend=backend, use_ref=use_ref, n_threads=n_threads) as graph:
         graph.compute()
         out = graph.get(shape, dtype)
         where = base.ggml_get_data(graph.result)
-        for i, (tensor, (stored, _)) in enumerate(zip(graph.tensors, operands, strict=True)):
-            ours = base.ggml_get_data(tensor) == where or i in scratch
+        for tensor, (stored, _) in zip(graph.tensors, operands, strict=True):
+            ours = base.ggml_get_data(tensor) == where
             assert ours or graph.bytes_of(tensor).tobytes() == stored.tobytes(), "an operand was changed"
     return out
 

@@ -92,3 +92,15 @@ def test_all_tiles_of_the_build_agree(kind: str) -> None:
             assert np.array_equal(product(x[:, :, [col]])[0, 0, 0], whole[0, 0, col]), (n, col)
         for row in range(19):
             assert np.array_equal(product(x, weights[:, :, [row]])[0, 0, :, 0], whole[0, 0, :, row]), (n, row)
+
+
+def test_ggml_cpu_is_compiled_without_contraction() -> None:
+    """Of what is installed. ggml's own loops are in the same module: norms, softmax, tails of rows."""
+    module = ctypes.CDLL(str(ggml.cpu_module()))
+    module.dw_product_and_sum.restype = ctypes.c_float
+    module.dw_product_and_sum.argtypes = [ctypes.c_float] * 3
+    a = np.float32(1 + 2**-12)
+    apart = np.float32(a * a) - np.float32(1)
+    fused = np.float32(np.float64(a) * np.float64(a) - 1.0)
+    assert apart != fused
+    assert np.float32(module.dw_product_and_sum(a, a, -1.0)) == apart

@@ -2,33 +2,45 @@
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 
 from tests.ops import ggml_graph as ggml
 
-PART = 8192  # DW_TOP_ROWS_PART, logits that a block of a GPU looks at
+PART = 8192  # dw::top_rows::part_size, logits that a block of a GPU looks at
 THREADS = 256  # of such a block: thread t has logits t, t + THREADS ...
 
 
-def operands(logits, k):
-    """Return the op's, a poisoned scratch last."""
-    n_rows, n_vocab = logits.shape
-    n_scratch = n_rows * -(-n_vocab // PART) * (2 * k + 2)
-    return [(logits, "F32"), (np.full(n_scratch, np.nan, np.float32), "F32")]
+class Layout(ctypes.Structure):
+    """dw::top_rows::row_layout: where the parts of a row begin, in values of four bytes."""
+
+    _fields_ = [(part, ctypes.c_int64) for part in ("ids", "logits", "greatest", "log_sum", "n_values")]
+
+
+def layout(k):
+    """Return how the library packs a row of k tokens (src/ops/top-rows/row.h)."""
+    return ctypes.CFUNCTYPE(Layout, ctypes.c_int64)(ggml.symbol("CPU", "dw_top_rows_layout"))(k)
+
+
+def shape_of(logits, k):
+    """Return the shape of the op's result for logits [R, n]."""
+    return len(logits), layout(k).n_values
 
 
 def top_rows(logits, k, *, backend="CPU", n_threads=2):
     """Return ids i32 [R, k], their logits [R, k], greatest [R] and log-sum-exp [R] of logits [R, n]."""
-    shape = (len(logits), 2 * k + 2)
+    shape = shape_of(logits, k)
     op = ggml.custom("dw_top_rows", shape)
-    found = ggml.run(op, operands(logits, k), shape, backend=backend, n_threads=n_threads, scratch=(1,))
-    return split(found, k)
+    return split(ggml.run(op, [(logits, "F32")], shape, backend=backend, n_threads=n_threads), k)
 
 
 def split(found, k):
-    """Return the four parts of rows as the op writes them."""
-    return found[:, :k].copy().view(np.int32), found[:, k : 2 * k], found[:, 2 * k], found[:, 2 * k + 1]
+    """Return the four parts of rows as the op packs them."""
+    at = layout(k)
+    ids = found[:, at.ids : at.ids + k].copy().view(np.int32)
+    return ids, found[:, at.logits : at.logits + k], found[:, at.greatest], found[:, at.log_sum]
 
 
 def oracle(row, k):
@@ -148,3 +160,11 @@ def test_every_number_of_tokens(k):
 def test_rows_of_a_model():
     logits = normal(np.random.default_rng(), (4, 248320)).astype(np.float32)
     check(logits, 64, top_rows(logits, 64))
+
+
+def test_a_row_begins_with_its_best_token():
+    """Drafters copy that one value on the device. The parts lie side by side and fill a row."""
+    for k in (1, 2, 64):
+        at = layout(k)
+        assert (at.ids, at.logits, at.greatest, at.log_sum) == (0, k, 2 * k, 2 * k + 1)
+        assert at.n_values == 2 * k + 2

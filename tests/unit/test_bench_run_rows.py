@@ -1,4 +1,4 @@
-"""Rows, claims, profiles and stamps of bench/run.py, from figures made up here: no library, no card."""
+"""Rows, profiles and stamps of bench/run.py, from figures made up here: no library, no card."""
 
 from __future__ import annotations
 
@@ -6,15 +6,15 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import asdict, replace
+from dataclasses import asdict
 
 import pytest
 
-from bench.gpu import claims, files, floor, profiling, rows, stamp
+from bench.gpu import files, floor, profiling, rows, stamp
 from bench.gpu.cases import Case
 from bench.gpu.work import BenchError
 
-CASE = Case(name="length4", nodes=6, length=4.0, floor=1.6, restarts=5)
+CASE = Case(name="length4", nodes=6, length=4.0, restarts=5)
 MACHINE = {
     "date": "2026-01-01", "draftwood": "1", "build": {"pin_version": "0.3.36"}, "cpu": "c", "cores": 2,
     "cards": ["NVIDIA H100 80GB HBM3"], "driver": "5", "load_average": 0.0,
@@ -133,119 +133,6 @@ def test_cards_have_short_names(card, name):
 def test_runs_without_card_or_commit_give_no_rows(change, found):
     with pytest.raises(BenchError, match=found):
         rows.of_run({**state(restart()), **change})
-
-
-# ---- claims ----
-
-
-def full_row(**changes: object) -> dict:
-    row = rows.of_run(state(*[restart(round_s=0.0178) for _ in range(5)]))[0]
-    return {**row, "rounds": 256, "counters": launches(), **changes}
-
-
-def launches(n: int = 100, replays: int = 99, rounds: int = 512, emitted: int = 2048) -> dict:
-    """Counters of 5 restarts of 4 repeats, each of so many rounds and tokens."""
-    return {"gpu_launches": n, "gpu_replays": replays, "rounds": 20 * rounds, "emitted": 20 * emitted}
-
-
-def verdict(row: dict | None, start: str) -> claims.Verdict:
-    found = claims.judge({"length4": CASE}, [row] if row else [], [])
-    return next(each for each in found if each.text.startswith(start))
-
-
-FLOOR, SHARE = "length4: 1.6x", "length4: 0.9 of L"
-OVERHEAD, REPLAYED = (
-    "overhead of a round at most 8%, greedy",
-    "CUDA graphs replayed in 98% of launches, auto off",
-)
-
-
-@pytest.mark.parametrize(
-    ("start", "change", "holds"),
-    [
-        (FLOOR, {}, True), (FLOOR, {"speedup": 1.59}, False), (FLOOR, {"restarts": 4}, False),
-        (FLOOR, {"modified": True}, False), (FLOOR, {"length": 4.2}, False), (FLOOR, {"nodes": 7}, False),
-        (SHARE, {}, True), (SHARE, {"bound_share": 0.89}, False),
-        (OVERHEAD, {}, True), (OVERHEAD, {"overhead": 0.081}, False), (OVERHEAD, {"rounds": 12}, False),
-        (REPLAYED, {}, True), (REPLAYED, {"counters": launches(replays=97)}, False),
-        (REPLAYED, {"counters": launches(0, 0)}, None),
-        (REPLAYED, {"counters": launches(rounds=511)}, None),
-        # a run starts 0 to 49 tokens behind its prompt and must go past 1,024 from wherever that is
-        (REPLAYED, {"counters": launches(emitted=65), "prompt": 960}, True),
-        (REPLAYED, {"counters": launches(emitted=64), "prompt": 960}, None),
-        (REPLAYED, {"counters": launches(emitted=900), "prompt": 968}, True),
-        (REPLAYED, {"counters": launches(emitted=900), "prompt": 969}, None),
-    ],
-)  # fmt: skip
-def test_a_claim_holds_or_not(start, change, holds):
-    assert verdict(full_row(**change), start).holds is holds
-
-
-def test_rows_that_cannot_show_replays_are_named():
-    cases = {"length4": CASE, "long": replace(CASE, name="long", floor=0, sampler="default")}
-    short = full_row(counters=launches(rounds=128))
-    long = full_row(case="long", counters=launches(1000, 997))
-
-    def judged(*found: dict) -> claims.Verdict:
-        return next(each for each in claims.judge(cases, list(found), []) if each.text.startswith(REPLAYED))
-
-    both = judged(short, long)
-    assert both.holds is True
-    assert "long 99.70%; beside, for themselves not enough: length4 99.00% (128 rounds a run)" in both.text
-    assert judged(full_row(counters=launches(replays=97, rounds=128)), long).holds is False
-    neither = judged(short, {**long, "counters": launches(rounds=511)})
-    assert neither.holds is None
-    assert "auto off, 512 rounds of one run across an n_kv of 1,024: no row; beside" in neither.text
-
-
-def test_old_rows_do_not_say_where_a_run_starts():
-    """From wherever it does, 1,024 tokens and a round's rows more go past a boundary."""
-    for emitted, holds in ((1024 + 6 + 1, True), (1024 + 6, None)):
-        row = full_row(counters=launches(emitted=emitted))
-        del row["warm"]
-        found = verdict(row, REPLAYED)
-        assert found.holds is holds
-        assert (f"{emitted} tokens behind a prompt of 960: not told whether" in found.text) is (not holds)
-
-
-def test_rounds_of_restarts_are_counted_together():
-    assert "512 rounds in all: length4 4.5% (20 x 256)" in verdict(full_row(), OVERHEAD).text
-
-
-@pytest.mark.parametrize("start", [FLOOR, SHARE, OVERHEAD, REPLAYED])
-def test_nothing_holds_without_a_row(start):
-    assert verdict(None, start).holds is None
-
-
-def test_the_newest_row_counts():
-    old, new = full_row(speedup=1.0), full_row()
-    assert next(iter(claims.judge({"length4": CASE}, [old, new], []))).holds is True
-    assert next(iter(claims.judge({"length4": CASE}, [new, old], []))).holds is False
-
-
-def tree_row(nodes: int, snapshot_bytes: int, modified: bool = False) -> dict:
-    row = {"case": "tree-memory", "nodes": nodes, "tree_bytes": 10, "snapshot_bytes": snapshot_bytes}
-    return {**row, "modified": modified}
-
-
-def test_memory_of_a_modified_tree_does_not_count():
-    found = claims.judge({}, [tree_row(16, 11, modified=True), tree_row(24, 11)], [])[-3:-1]
-    assert [each.holds for each in found] == [False, True]
-    assert found[0].text.endswith("; does not count: of a modified tree")
-
-
-def test_memory_and_real_text_are_claims_too():
-    trees = [tree_row(16, 11), tree_row(24, 9)]
-    figures = [{"mode": mode, "ratio": 1.5} for mode in claims.REAL_MODES]
-    on_card = {"n_gpu_layers": -1, "figures": figures, "modified": False}
-    found = claims.judge({}, trees, [on_card, {"n_gpu_layers": 0, "figures": []}])
-    assert [each.holds for each in found[-3:]] == [True, False, True]
-    modified = claims.judge({}, [], [{**on_card, "modified": True}])[-1]
-    assert modified.holds is False
-    assert modified.text.endswith("; does not count: of a modified tree")
-    missing = claims.judge({}, [], [{**on_card, "figures": figures[:2]}])
-    assert missing[-1].holds is False
-    assert "without tree, auto" in missing[-1].text
 
 
 # ---- profiles and stamps ----

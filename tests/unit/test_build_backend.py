@@ -107,7 +107,9 @@ def test_cmake_gets_two_paths_and_reads_the_rest_from_the_tree() -> None:
         "cmake.define.DRAFTWOOD_SDIST_DIR",
         "cmake.define.DRAFTWOOD_STAGED_PYTHON",
         "cmake.define.DRAFTWOOD_PORTABLE",
+        "cmake.define.GGML_CUDA",
     }
+    assert settings["cmake.define.GGML_CUDA"] == "OFF"  # CMAKE_ARGS comes later
     assert settings["cmake.define.DRAFTWOOD_PORTABLE"] == "OFF"
     portable = backend.with_source({"cmake.define.DRAFTWOOD_PORTABLE": "ON"})
     assert portable["cmake.define.DRAFTWOOD_PORTABLE"] == "ON"

@@ -585,6 +585,9 @@ def test_serve_without_a_server_says_how_to_get_one(model, monkeypatch, tmp_path
 # ---- doctor ----
 
 
+CPU = {"runs": "native", "variants": {"native": 2048}, "features": "AVX2 FMA", "named": False, "lacking": {}}
+
+
 def facts(**changes: Any) -> dict[str, Any]:
     build = {"pin_version": "1.2.3", "pin_commit": "abc", "series_hash": "def", "build_type": "Release",
              "cuda": False, "rpc": True, "compiler": "gcc 12"}  # fmt: skip
@@ -593,7 +596,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     library = {"build": {**build, **changes.pop("build", {})}, "api_version": 1,
                "library": "/lib/libllama.so", "python_files_version": "1.2.3", "loaded": [],
                "devices": [device], "features": {"CPU": ["AVX2"]},
-               "cpu": {"runs": "native", "variants": {"native": 2048}, "lacking": {}},
+               "cpu": CPU,
                "rpc": True, "refused": [], "without_tree_ops": [], "model": None,
                **changes.pop("library", {})}  # fmt: skip
     return {"draftwood": "9.9.9", "python": "3", "platform": "here", "library_override": None,
@@ -615,13 +618,15 @@ def test_doctor_finds_nothing_wrong_and_names_what_is_in_force():
 
 
 def test_doctor_says_which_cpu_code_runs_and_why_not_better():
-    assert "cpu code     native: compiled for this machine" in judged(facts())[1]
-    cpu = {"runs": "haswell", "variants": {"haswell": 64, "zen4": 0}, "lacking": {"zen4": ["avx512f"]}}
+    assert "cpu code     native: compiled by a source install with AVX2 FMA" in judged(facts())[1]
+    cpu = {**CPU, "runs": "haswell", "variants": {"haswell": 64, "zen4": 0}, "lacking": {"zen4": ["avx512f"]}}
     words = judged(facts(library={"cpu": cpu}))[1]
     assert (
         "haswell, of haswell, zen4; zen4 needs avx512f; a source install compiles for this CPU alone" in words
     )
-    cpu = {"runs": None, "variants": {"native": 0}, "lacking": {}}
+    named = judged(facts(library={"cpu": {**cpu, "named": True}}))[1]
+    assert "haswell, of haswell, zen4 (named by DRAFTWOOD_CPU)" in named
+    cpu = {**CPU, "runs": None, "variants": {"native": 0}}
     assert "cpu code     none that runs here" in judged(facts(library={"cpu": cpu}))[1]
 
 

@@ -57,6 +57,8 @@ HOOKS = {
     "path without JSON": {"_PYPROJECT_HOOKS_BACKEND_PATH": str(BUILD)},
     "build constraints": {"PIP_BUILD_CONSTRAINT": "/nowhere/constraints.txt"},
     "checked requirements": {"PIP_CHECK_BUILD_DEPENDENCIES": "1"},
+    "constraints": {"PIP_CONSTRAINT": "/nowhere/constraints.txt"},
+    "requirements": {"PIP_REQUIREMENT": "/nowhere/requirements.txt"},
 }
 
 

@@ -15,7 +15,7 @@ from click.testing import CliRunner
 from draftwood.bench import results
 
 from bench import run as command
-from bench.gpu import stamp, suite, suite_claims
+from bench.gpu import stamp, suite
 from bench.gpu.work import BenchError, Clock
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -274,10 +274,10 @@ def test_commands_of_the_parts():
         assert (ROOT / part.tests).exists()
 
 
-# ---- what rows show ----
+# ---- rows are collected ----
 
 
-def row_of(part: str, findings: int | None = 0, **changes: object) -> dict:
+def row_of(part: str, **changes: object) -> dict:
     """Return a row of a part that is all green."""
     known = suite.PARTS[part]
     row = {
@@ -287,90 +287,16 @@ def row_of(part: str, findings: int | None = 0, **changes: object) -> dict:
     }  # fmt: skip
     row["outcomes"] = {**row["outcomes"], "passed": 9}
     if known.tool:
-        row |= {"watched": True, "sanitizer": {"tool": known.tool, "findings": findings}}
+        row |= {"watched": True, "sanitizer": {"tool": known.tool, "findings": 0}}
     else:
         row |= {"tokens": 1000, "excused": 1, "largest_excused_share": 0.001, "texts": {"t": {}}}
     return {**row, **changes}
 
 
 ALL = ("on", "off", "pageable", "memcheck", "racecheck")
-STARTS = [
-    "tests on the card with CUDA graphs", "tests on the card without", "tests of text without pinned",
-    "ops under compute-sanitizer's memcheck, -k", "ops under compute-sanitizer's racecheck, -k",
-]  # fmt: skip
-TEXTS = "texts on the card"
 
 
-def holds(rows: list[dict], start: str) -> bool | None:
-    found = [verdict for verdict in suite_claims.judge(rows) if verdict.text.startswith(start)]
-    assert len(found) == 1, found
-    return found[0].holds
-
-
-def test_green_rows_show_everything_and_none_nothing():
-    verdicts = suite_claims.judge([row_of(part) for part in ALL])
-    assert [verdict.holds for verdict in verdicts] == [True] * 6, verdicts
-    assert "9 passed at aaaaaaaaaaaa in 200 s" in verdicts[0].text
-    assert "3000 tokens, 0 mismatches, 3 excused, largest share 0.100%" in verdicts[3].text
-    assert [verdict.holds for verdict in suite_claims.judge([])] == [None] * 6
-
-
-@pytest.mark.parametrize(("part", "start"), [*zip(ALL, STARTS, strict=True)])
-@pytest.mark.parametrize(
-    "change",
-    [
-        {"exit": 124}, {"modified": True},
-        {"outcomes": {"passed": 0, "failed": 0, "errors": 0, "skipped": 0}},
-        {"outcomes": {"passed": 9, "failed": 1, "errors": 0, "skipped": 0}},
-        {"outcomes": {"passed": 9, "failed": 0, "errors": 1, "skipped": 0}},
-        {"outcomes": {"passed": 9, "failed": 0, "errors": 0, "skipped": 2}, "skips": {"why": 2}},
-    ],
-)  # fmt: skip
-def test_a_part_shows_nothing_unless_all_of_it_passed(part, start, change):
-    rows = [row_of(name) for name in ALL]
-    assert holds([*rows, row_of(part, **change)], start) is False
-    assert holds([row_of(part, **change), *rows], start) is True  # the newest counts
-
-
-def test_tests_are_of_one_commit():
-    new = row_of("on", commit="b" * 40)
-    rows = [*[row_of(part) for part in ALL], new]
-    assert [holds(rows, start) for start in STARTS] == [True, None, None, None, None]
-    assert holds(rows, TEXTS) is None
-    assert holds([*rows, row_of("off", commit="b" * 40)], STARTS[1]) is True
-
-
-def test_a_piece_of_the_tests_is_not_all_of_them():
-    piece = row_of("on")
-    piece["settings"] = {**piece["settings"], "only": "mtp"}
-    assert holds([piece], STARTS[0]) is None
-    assert holds([row_of("on", watched=True)], STARTS[0]) is None
-
-
-@pytest.mark.parametrize(
-    ("change", "expected"),
-    [({"largest_excused_share": 0.0021}, False), ({"mismatches": 1}, False), ({"modified": True}, False),
-     ({"largest_excused_share": 0.002}, True), ({"texts": {}}, None)],
-)  # fmt: skip
-def test_texts_are_plain_decodes_or_not(change, expected):
-    assert holds([row_of("on"), row_of("off", **change), row_of("pageable")], TEXTS) is expected
-
-
-@pytest.mark.parametrize("change", [{"findings": 1}, {"findings": None}, {"watched": False}])
-def test_a_sanitizer_is_clean_or_not(change):
-    assert holds([row_of("memcheck", **change)], STARTS[3]) is False
-
-
-def test_more_under_a_sanitizer_is_shown_too():
-    verdicts = suite_claims.judge([row_of("memcheck"), row_of("memcheck-all", findings=3)])
-    assert [verdict.holds for verdict in verdicts[-3:]] == [True, None, False]
-    assert "memcheck, all tests: 3 findings" in verdicts[-1].text
-
-
-# ---- the command line ----
-
-
-def test_rows_are_collected_once_and_checked(tmp_path):
+def test_rows_are_collected_once(tmp_path):
     folder, target = tmp_path / "out", tmp_path / "results"
     folder.mkdir()
     target.mkdir()
@@ -380,11 +306,6 @@ def test_rows_are_collected_once_and_checked(tmp_path):
         done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
         assert (done.exit_code, done.output) == (0, f"{folder}: {added} rows added\n")
     assert [row["part"] for row in results.read(target / "tests-h100.json")] == list(ALL)
-    (target / "gpu-h100.json").write_text("[]")
-    done = CliRunner().invoke(command.main, ["check", str(target / "gpu-h100.json")])
-    assert done.exit_code == 1
-    assert "holds: tests on the card with CUDA graphs: 9 passed" in done.output
-    assert "holds: ops under compute-sanitizer's racecheck" in done.output
 
 
 def test_rows_without_a_card_are_refused(tmp_path):

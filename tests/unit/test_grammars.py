@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 from draftwood.errors import GrammarError, OptionError
-from draftwood.generate import grammars
+from draftwood.load import grammars
 
 
 class Grammar:

@@ -15,8 +15,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood._llama_cpp import llama_chat_format
+from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.api.detokenize import token_text
 from draftwood.api.replies import CALL, Part, Splitter, opening_of, split
+from draftwood.api.timings import Latest
 from draftwood.errors import OptionError, UnsupportedError
+from draftwood.generate.host import Host
 from draftwood.load.grammars import require_schema
 
 REASONING_FORMATS = (None, "none", "auto", "deepseek")
@@ -109,7 +113,7 @@ def _check_messages(messages: Any) -> None:
         )
 
 
-def chat(llm: Any, request: dict[str, Any], options: ChatOptions) -> Any:
+def chat(llm: Host, request: dict[str, Any], options: ChatOptions) -> Any:
     """Answer a chat request: upstream's result or iterator of chunks, changed as `options` say.
 
     Errors: UnsupportedError where the options need the model file's chat template and another format is in
@@ -133,20 +137,20 @@ def chat(llm: Any, request: dict[str, Any], options: ChatOptions) -> Any:
     return _split_result(result, splitter)
 
 
-def with_timings(llm: Any, result: Any) -> Any:
+def with_timings(latest: Latest, result: Any) -> Any:
     """Add the completion's timings to a chat result, or to the last chunk."""
     if isinstance(result, dict):
-        return {**result, "timings": llm._timings} if llm._timings is not None else result
-    return _chunks_with_timings(llm, result)
+        return {**result, "timings": latest.timings} if latest.timings is not None else result
+    return _chunks_with_timings(latest, result)
 
 
-def _chunks_with_timings(llm: Any, chunks: Iterator[Any]) -> Iterator[Any]:
+def _chunks_with_timings(latest: Latest, chunks: Iterator[Any]) -> Iterator[Any]:
     for chunk in chunks:
         ends = isinstance(chunk, dict) and chunk.get("choices") and chunk["choices"][0].get("finish_reason")
-        yield {**chunk, "timings": llm._timings} if ends and llm._timings is not None else chunk
+        yield {**chunk, "timings": latest.timings} if ends and latest.timings is not None else chunk
 
 
-def _template(llm: Any) -> str:
+def _template(llm: Host) -> str:
     name = llm.chat_format
     metadata = llm.metadata
     template = metadata.get(f"tokenizer.{name}")
@@ -165,13 +169,14 @@ def _template(llm: Any) -> str:
 class _Formatter:
     """Renders a model file's template as llama-server does, and keeps the prompt."""
 
-    def __init__(self, llm: Any, template: str, options: ChatOptions) -> None:
+    def __init__(self, llm: Host, template: str, options: ChatOptions) -> None:
         self.template, self._variables, self.prompt = template, options.chat_template_kwargs, ""
-        eos, bos, text = llm.token_eos(), llm.token_bos(), llm._model.token_get_text
+        eos, bos = llm.token_eos(), llm.token_bos()
+        vocab = _native.llama_model_get_vocab(llm.model)
         self._jinja = llama_chat_format.Jinja2ChatFormatter(
             template=template,
-            eos_token=text(eos) if eos != -1 else "",
-            bos_token=text(bos) if bos != -1 else "",
+            eos_token=token_text(vocab, eos) if eos != -1 else "",
+            bos_token=token_text(vocab, bos) if bos != -1 else "",
             stop_token_ids=[eos],
         )
 

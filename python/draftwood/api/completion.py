@@ -20,11 +20,12 @@ import numpy as np
 
 from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.api.detokenize import Growing, Pieces
+from draftwood.api.detokenize import Growing, Pieces, token_text
 from draftwood.api.logprobs import of_completion
 from draftwood.api.stream import Chunks
-from draftwood.api.timings import Timer
+from draftwood.api.timings import Latest, Timer
 from draftwood.errors import IDS_HINT, CacheError, OptionError
+from draftwood.generate.host import Host
 from draftwood.load.fixes import CACHE_ERRORS
 from draftwood.warn import warn
 
@@ -40,7 +41,7 @@ _FIM = 0  # upstream's placeholder for the prefix, middle and suffix tokens of i
 class _Run:
     """One request on its way."""
 
-    llm: Any
+    llm: Host
     pieces: Pieces
     request: dict[str, Any]
     head: dict[str, Any]
@@ -54,21 +55,21 @@ class _Run:
     finish: str = "length"
 
 
-def complete(llm: Any, pieces: Pieces, request: dict[str, Any]) -> Iterator[dict[str, Any]]:
+def complete(llm: Host, pieces: Pieces, request: dict[str, Any], latest: Latest) -> Iterator[dict[str, Any]]:
     """Yield the completion, or with request["stream"] its chunks.
 
     `request` holds every argument of upstream's `_create_completion`, defaults included. The result has
-    upstream's keys and `timings` (timings.py). Errors: ValueError if the prompt does not fit or logprobs were
-    asked of a model without logits_all; whatever `generate` raises.
+    upstream's keys and `timings` (timings.py), which go to `latest` too. Errors: ValueError if the prompt
+    does not fit or logprobs were asked of a model without logits_all; whatever `generate` raises.
     """
     run = _prepare(llm, pieces, request)
     yield from _reply(run)
     criteria = request["stopping_criteria"]
-    if criteria is not None and criteria(llm._input_ids, llm._scores[-1, :]):
+    if criteria is not None and criteria(llm.input_ids[: llm.n_tokens], llm.scores[: llm.n_tokens][-1, :]):
         run.text, run.finish = bytes(run.reply.data), "stop"
-    llm._timings = timings = run.timer.result()
+    latest.timings = timings = run.timer.result()
     if llm.verbose:
-        llm._ctx.print_timings()
+        _native.llama_perf_context_print(llm.ctx)
     if run.chunks is not None:
         yield from run.chunks.rest(run.finish, timings)
     if llm.cache:
@@ -77,7 +78,7 @@ def complete(llm: Any, pieces: Pieces, request: dict[str, Any]) -> Iterator[dict
         yield _result(run, timings)
 
 
-def _prepare(llm: Any, pieces: Pieces, request: dict[str, Any]) -> _Run:
+def _prepare(llm: Host, pieces: Pieces, request: dict[str, Any]) -> _Run:
     prompt = _checked(request["prompt"])
     prompt_tokens = _prompt_tokens(llm, prompt, request["suffix"])
     max_tokens = _max_tokens(llm, request, len(prompt_tokens))
@@ -87,7 +88,7 @@ def _prepare(llm: Any, pieces: Pieces, request: dict[str, Any]) -> _Run:
     reply = Growing(pieces, [] if len(prompt) > 0 else [llm.token_bos()])
     chunks = Chunks(llm, pieces, head, request, reply, prompt_tokens, stops) if request["stream"] else None
     if llm.verbose:
-        llm._ctx.reset_timings()
+        _native.llama_perf_context_reset(llm.ctx)
     if llm.cache:
         _look_up(llm, prompt_tokens)
     seed = request["seed"]
@@ -98,7 +99,7 @@ def _prepare(llm: Any, pieces: Pieces, request: dict[str, Any]) -> _Run:
 
 def _reply(run: _Run) -> Iterator[dict[str, Any]]:
     """Generate the reply into `run`; yield the chunks that may go out on the way."""
-    reply, chunks, vocab = run.reply, run.chunks, run.llm._model.vocab
+    reply, chunks, vocab = run.reply, run.chunks, _native.llama_model_get_vocab(run.llm.model)
     watch = _Watch(reply, run.stops)
     sampling = {name: run.request[name] for name in _SAMPLING}
     for token in run.llm.generate(run.prompt_tokens, temp=run.request["temperature"], **sampling):
@@ -120,7 +121,7 @@ def _reply(run: _Run) -> Iterator[dict[str, Any]]:
             return
 
 
-def _head(llm: Any, model: str | None) -> dict[str, Any]:
+def _head(llm: Host, model: str | None) -> dict[str, Any]:
     return {
         "id": f"cmpl-{uuid.uuid4()}",
         "object": "text_completion",
@@ -149,14 +150,15 @@ def _checked(prompt: Any) -> str | list[int]:
     return tokens
 
 
-def _prompt_tokens(llm: Any, prompt: str | list[int], suffix: str | None) -> list[int]:
+def _prompt_tokens(llm: Host, prompt: str | list[int], suffix: str | None) -> list[int]:
     """Tokenise a prompt as upstream does, BOS, EOS and infill placeholders included."""
-    model, bos, sep = llm._model, llm.token_bos(), llm._model.token_sep()
+    vocab, bos = _native.llama_model_get_vocab(llm.model), llm.token_bos()
+    sep = _native.llama_vocab_sep(vocab)
     as_given = isinstance(prompt, list) and suffix is None
-    head = [] if as_given or bos == -1 or not model.add_bos_token() else [bos]
+    head = [] if as_given or bos == -1 or not _native.llama_vocab_get_add_bos(vocab) else [bos]
     tail = (
         []
-        if as_given or (sep == -1 and not model.add_eos_token())
+        if as_given or (sep == -1 and not _native.llama_vocab_get_add_eos(vocab))
         else [sep if sep != -1 else llm.token_eos()]
     )
     body: list[int] = list(prompt) if isinstance(prompt, list) else []
@@ -168,28 +170,29 @@ def _prompt_tokens(llm: Any, prompt: str | list[int], suffix: str | None) -> lis
     tokens = [*head, *body, *tail]
     if tokens[:2] == [bos] * 2:
         warn(
-            f'Detected duplicate leading "{model.token_get_text(bos)}" in prompt, this will likely reduce '
+            f'Detected duplicate leading "{token_text(vocab, bos)}" in prompt, this will likely reduce '
             "response quality, consider removing it...",
             RuntimeWarning,
         )
     return tokens
 
 
-def _suffix_tokens(llm: Any, suffix: str) -> list[int]:
+def _suffix_tokens(llm: Host, suffix: str) -> list[int]:
     if not suffix:
         return []
     spaced = llm.metadata.get("tokenizer.ggml.add_space_prefix", "true") == "true"
     # a tokenizer that puts a space in front puts it before the mark, which is then cut off (two tokens)
     text = "☺" + suffix if spaced else suffix
-    tokens: list[int] = llm.tokenize(text.encode("utf-8"), add_bos=False, special=False)
+    tokens = llm.tokenize(text.encode("utf-8"), add_bos=False, special=False)
     return tokens[2:] if spaced else tokens
 
 
-def _max_tokens(llm: Any, request: dict[str, Any], n_prompt: int) -> int:
+def _max_tokens(llm: Host, request: dict[str, Any], n_prompt: int) -> int:
     """Check the request against the context and return how many tokens it may yield."""
-    if n_prompt >= llm._n_ctx:
+    n_ctx = llm.n_ctx()
+    if n_prompt >= n_ctx:
         raise OptionError(
-            f"Requested tokens ({n_prompt}) exceed context window of {llm._n_ctx}",
+            f"Requested tokens ({n_prompt}) exceed context window of {n_ctx}",
             hint="shorten the prompt, or pass a larger n_ctx to Llama()",
         )
     if request["logprobs"] is not None and llm._logits_all is False:
@@ -197,8 +200,8 @@ def _max_tokens(llm: Any, request: dict[str, Any], n_prompt: int) -> int:
             "logprobs is not supported for models created with logits_all=False",
             hint="pass logits_all=True to Llama()",
         )
-    room: int = llm._n_ctx - n_prompt
-    asked = request["max_tokens"]
+    room = n_ctx - n_prompt
+    asked: int | None = request["max_tokens"]
     return room if asked is None or asked <= 0 else min(asked, room)
 
 
@@ -242,7 +245,7 @@ def _checked_bias(given: Any, n_vocab: int) -> dict[int, float]:
     return bias
 
 
-def _look_up(llm: Any, prompt_tokens: list[int]) -> None:
+def _look_up(llm: Host, prompt_tokens: list[int]) -> None:
     """Load the cached state that shares more of the prompt than the context does."""
     try:
         item = llm.cache[prompt_tokens]
@@ -251,14 +254,14 @@ def _look_up(llm: Any, prompt_tokens: list[int]) -> None:
             print("Llama._create_completion: cache miss", file=sys.stderr)
         return
     cached = llm.longest_token_prefix(item.input_ids.tolist(), prompt_tokens)
-    held = llm.longest_token_prefix(llm._input_ids.tolist(), prompt_tokens)
+    held = llm.longest_token_prefix(llm.input_ids[: llm.n_tokens].tolist(), prompt_tokens)
     if cached > held:
         llm.load_state(item)
         if llm.verbose:
             print("Llama._create_completion: cache hit", file=sys.stderr)
 
 
-def _keep(llm: Any, tokens: list[int]) -> None:
+def _keep(llm: Host, tokens: list[int]) -> None:
     if llm.verbose:
         print("Llama._create_completion: cache save", file=sys.stderr)
     try:

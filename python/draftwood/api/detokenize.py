@@ -73,6 +73,11 @@ class Pieces:
             size = -n  # what it needs
 
 
+def token_text(vocab: Any, token: int) -> str:
+    """Return a token as the vocabulary of the model file spells it."""
+    return str(_native.llama_vocab_get_text(vocab, token).decode("utf-8"))
+
+
 class Growing:
     """The bytes of a token list that grows at its end, kept as `Pieces.join` would give them."""
 

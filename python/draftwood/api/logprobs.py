@@ -14,6 +14,7 @@ import numpy as np
 
 from draftwood._llama_cpp import llama as _upstream
 from draftwood.api.detokenize import Growing, Pieces
+from draftwood.generate.host import Host
 
 _log_softmax: Any = _upstream.Llama.logits_to_logprobs
 
@@ -56,7 +57,7 @@ def of_token(pieces: Pieces, token: int, row: Any, top: int, offset: int) -> dic
 
 
 def of_completion(
-    llm: Any, pieces: Pieces, request: dict[str, Any], prompt_tokens: list[int], reply: list[int]
+    llm: Host, pieces: Pieces, request: dict[str, Any], prompt_tokens: list[int], reply: list[int]
 ) -> dict[str, Any] | None:
     """Return the log-probabilities of a whole completion, with echo=True those of the prompt too.
 
@@ -71,7 +72,8 @@ def of_completion(
         tokens, first_row = [*prompt_tokens[pieces.is_bos(prompt_tokens[0]) :], *reply], 0
     offsets = Offsets(pieces, 0 if request["echo"] else len(request["prompt"]))
     out: dict[str, list[Any]] = {"tokens": [], "text_offset": [], "token_logprobs": [], "top_logprobs": []}
-    for i, (token, row) in enumerate(zip(tokens, llm._scores[first_row:], strict=False)):
+    rows = llm.scores[first_row : llm.n_tokens]
+    for i, (token, row) in enumerate(zip(tokens, rows, strict=False)):
         if pieces.is_bos(token):
             continue
         written = _text(pieces, token)

@@ -12,6 +12,7 @@ from typing import Any
 
 from draftwood.api.detokenize import Growing, Pieces
 from draftwood.api.logprobs import Offsets, of_token
+from draftwood.generate.host import Host
 
 
 class Chunks:
@@ -19,7 +20,7 @@ class Chunks:
 
     def __init__(
         self,
-        llm: Any,
+        llm: Host,
         pieces: Pieces,
         head: dict[str, Any],
         request: dict[str, Any],
@@ -92,7 +93,7 @@ class Chunks:
 
     def _of(self, token: int, offset: int) -> dict[str, Any]:
         assert self._logprobs is not None
-        row = self._llm._scores[self._n_prompt + self._returned - 1, :]
+        row = self._llm.scores[: self._llm.n_tokens][self._n_prompt + self._returned - 1]
         return of_token(self._pieces, token, row, self._logprobs, offset)
 
     def _first_text(self, tokens: list[int]) -> tuple[int, str, int]:

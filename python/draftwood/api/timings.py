@@ -6,13 +6,23 @@ Must not know: text. Test: tests/model/test_api_timings.py.
 from __future__ import annotations
 
 import time
+from dataclasses import dataclass
 from typing import Any
+
+from draftwood.generate.host import Host
+
+
+@dataclass(slots=True)
+class Latest:
+    """The timings of the last completion; None before the first."""
+
+    timings: dict[str, Any] | None = None
 
 
 class Timer:
     """Times one request: prompt up to the first token, then the tokens."""
 
-    def __init__(self, llm: Any, n_prompt: int) -> None:
+    def __init__(self, llm: Host, n_prompt: int) -> None:
         self._llm, self._n_prompt = llm, n_prompt
         self._stats = llm.speculation_stats
         self._n = 0

@@ -13,11 +13,14 @@ from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from draftwood.bench.modes import BASELINE
 from draftwood.bench.prompts import Prompt
 from draftwood.bench.rounds import Rounds, generate_rounds
+
+if TYPE_CHECKING:
+    from draftwood.llama import Llama
 
 SEED = 1
 SAMPLING = {"top_k": 40, "top_p": 0.95, "min_p": 0.05}
@@ -147,7 +150,7 @@ def counts(stats: Any) -> dict[str, int]:
     }
 
 
-def timed(llm: Any, prompt: list[int], tokens: int, sampling: Mapping[str, Any]) -> tuple[list[int], float]:
+def timed(llm: Llama, prompt: list[int], tokens: int, sampling: Mapping[str, Any]) -> tuple[list[int], float]:
     """Return `tokens` tokens after the prompt and seconds, from the first one to the end of the last round.
 
     The prompt's own evaluation is not in them.

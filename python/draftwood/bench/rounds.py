@@ -2,7 +2,7 @@
 
 Emitted tokens / verify rounds, bonus token included. Rounds whose newest 16 tokens already occurred in the
 text are left out, since small greedy models loop and loops accept everything; their share is told.
-Must not know: the package around it (training machines load this file alone, see bench/rounds.py), torch,
+Must not know: the package around it (bench/rounds.py says why), torch,
 tokenizers. Test: tests/unit/test_rounds.py.
 """
 
@@ -10,7 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Iterable, Sequence
 from itertools import islice
-from typing import Any
+from typing import TYPE_CHECKING, Any
+
+if TYPE_CHECKING:  # training machines load this file alone
+    from draftwood.llama import Llama
 
 REPEAT = 16  # tokens
 
@@ -32,13 +35,15 @@ def mean_tokens(texts: Iterable[tuple[list[int], Rounds]]) -> tuple[float, float
     return round(sum(kept) / len(kept), 3), round(1 - len(kept) / len(counted), 3)
 
 
-def generate_rounds(llm: Any, prompt: list[int], n_new: int, **sampling: Any) -> tuple[list[int], Rounds]:
+def generate_rounds(llm: Llama, prompt: list[int], n_new: int, **sampling: Any) -> tuple[list[int], Rounds]:
     """Generate n_new tokens; return all ids and the whole rounds, read off the engine's round counter."""
     llm.reset()
     llm.reset_speculation_stats()
     ids, seen = list(prompt), []
     for token in islice(llm.generate(prompt, **sampling), n_new):
         ids.append(token)
-        seen.append(llm.speculation_stats.rounds)
+        stats = llm.speculation_stats
+        assert stats is not None  # something drafts
+        seen.append(stats.rounds)
     rounds = [(len(prompt) + seen.index(n) - 1, seen.count(n)) for n in sorted(set(seen))]
     return ids, rounds[1:-1]  # the first token belongs to no round, and the last round may be cut short

@@ -296,8 +296,10 @@ def _cpu_words(cpu: Facts) -> str:
     if cpu["runs"] is None:
         return "none that runs here"
     if cpu["runs"] == "native":
-        return "native: compiled for this machine by a source install"
+        return f"native: compiled by a source install with {cpu['features']}"
     words = f"{cpu['runs']}, of {', '.join(cpu['variants'])}"
+    if cpu["named"]:
+        words += " (named by DRAFTWOOD_CPU)"
     for name, lacking in cpu["lacking"].items():
         words += f"; {name} needs {' '.join(lacking) or 'more than this CPU has'}"
     return f"{words}; a source install compiles for this CPU alone"

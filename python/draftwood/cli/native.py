@@ -125,7 +125,7 @@ def facts(
         "without_tree_ops": names,
         "refused": refused,
         "features": features(),
-        "cpu": {"runs": cpu.running(), "variants": cpu.variants(), "lacking": cpu.why_not_better()},
+        "cpu": cpu.facts(),
         "rpc": bool(native.llama_supports_rpc()),
         "model": model_facts(model, drafter=drafter, n_gpu_layers=n_gpu_layers, layer_devices=names)
         if model

@@ -77,11 +77,13 @@ class Bar:
 class Interrupt:
     """Ctrl-C as a flag, in a `with` block: an exception could strike inside a C callback and be lost there.
 
-    `raised` is looked at between tokens; a second Ctrl-C raises KeyboardInterrupt wherever it strikes.
+    `raised` is looked at between tokens. A second Ctrl-C raises KeyboardInterrupt wherever it strikes, unless
+    `patient` is set: a chat goes on with the same model.
     """
 
     def __init__(self) -> None:
         self.raised = False
+        self.patient = False
 
     def check(self) -> None:
         """Raise KeyboardInterrupt if Ctrl-C was pressed."""
@@ -89,7 +91,8 @@ class Interrupt:
             raise KeyboardInterrupt
 
     def _on_signal(self, _number: int, _frame: FrameType | None) -> None:
-        self.check()
+        if not self.patient:
+            self.check()
         self.raised = True
 
     def __enter__(self) -> Interrupt:

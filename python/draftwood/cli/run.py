@@ -15,6 +15,7 @@ import click
 from draftwood.cli.failure import INTERRUPTED
 from draftwood.cli.inputs import load_session, model_options, prompt_options, prompt_text
 from draftwood.cli.progress import Interrupt
+from draftwood.cli.terminal import on_terminal, reader
 from draftwood.options import SPECULATIONS
 
 if TYPE_CHECKING:
@@ -25,7 +26,7 @@ if TYPE_CHECKING:
 _CONTROLS = dict.fromkeys(code for code in [*range(32), *range(127, 160)] if code not in b"\n\t")
 
 
-_SAMPLING = ("temp", "top_k", "top_p", "min_p")
+SAMPLING = ("temp", "top_k", "top_p", "min_p")
 _MODEL = ("speculation", "exact")
 
 
@@ -51,18 +52,22 @@ def command(
 ) -> None:
     """Generate text after PROMPT with the GGUF file MODEL.
 
-    PROMPT may also come from --file or stdin. Text goes to stdout, one line of figures to stderr. On a
-    terminal, tokens that came from the draft are coloured; piped text is never altered.
+    PROMPT may also come from --file or stdin. On a terminal without a prompt this is a chat; /help shows its
+    commands. Text goes to stdout, one line of figures to stderr. On a terminal, accepted drafts are coloured.
+    Piped text is never altered.
     """
-    text = prompt_text(prompt, file)
     settings = {name: options[name] for name in _MODEL}
+    if prompt is None and file is None and options["chat"] is not False and on_terminal():
+        _chat(model, options, settings)
+        return
+    text = prompt_text(prompt, file)
     with (
         Interrupt() as interrupt,
         contextlib.closing(load_session(model, interrupt, options, **settings)) as session,
     ):
         tokens, templated = session.encode_prompt(text, options["chat"])
         with Writer(marks=not options["no_mark"], held=options["as_json"]) as writer:
-            sampling = {name: options[name] for name in _SAMPLING}
+            sampling = {name: options[name] for name in SAMPLING}
             report = session.run(tokens, options["max_tokens"], writer.write, **sampling)
         if options["as_json"]:
             click.echo(json.dumps(_as_dict(report, writer.text, options["seed"], templated)))
@@ -73,6 +78,22 @@ def command(
             click.echo(click.style(line, dim=True), err=True)
     if report.finish == "interrupt":
         ctx.exit(INTERRUPTED)
+
+
+def _chat(model: str, options: dict[str, Any], settings: dict[str, Any]) -> None:
+    if options["as_json"]:
+        raise click.UsageError("found --json in a chat; expected it with PROMPT, --file, or text on stdin")
+    from draftwood.cli.chat import COMMANDS, converse
+
+    def show(report: Report, *, marked: bool) -> None:
+        click.echo(click.style(summary(report, templated=True, marked=marked), dim=True), err=True)
+
+    with (
+        Interrupt() as interrupt,
+        contextlib.closing(load_session(model, interrupt, options, **settings)) as session,
+    ):
+        click.echo(click.style("Enter sends, Ctrl-C ends a reply, Ctrl-D leaves; /help", dim=True), err=True)
+        converse(session, options, reader(COMMANDS), show)
 
 
 def outputs_meet() -> bool:

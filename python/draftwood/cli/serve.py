@@ -91,6 +91,9 @@ def command(arguments: tuple[str, ...], speculation: str) -> None:
             f"found no llama-server at {server}; expected it in the installed package",
             hint="install draftwood again; `draftwood doctor` shows what else is missing",
         )
+    with library_needed():
+        from draftwood.load import cpu
+    cpu.check()
     command = [server, *command_line(list(arguments), speculation)]
     sys.stderr.flush()
     os.execv(server, command)

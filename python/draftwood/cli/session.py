@@ -1,4 +1,4 @@
-"""One prompt through one model, for `draftwood run` and `tree`: loads, generates, measures. Prints nothing.
+"""Prompts through one model, for `draftwood run` and `tree`: loads, generates, measures. Prints nothing.
 
 Imports the library, so it is imported only when a model is to be run.
 Test: tests/model/test_cli.py.
@@ -31,6 +31,8 @@ class Report:
     tokens: int = 0
     seconds: float = 0.0
     prompt_tokens: int = 0
+    prompt_evaluated: int = 0
+    """Tokens of the prompt that were evaluated; the others were kept from the prompt before."""
     prompt_seconds: float = 0.0
     finish: Finish = "stop"
     """stop: the model ended its text; length: max_tokens; context: no room; interrupt: Ctrl-C."""
@@ -72,7 +74,9 @@ class Session(Llama):
     """A `Llama` that shows how far loading and the prompt have come, and lets Ctrl-C end both."""
 
     def __init__(self, model_path: str, interrupt: Interrupt, **kwargs: Any) -> None:
-        self._interrupt = interrupt
+        self.interrupt = interrupt
+        self._in_prompt = False
+        self._evaluated = 0
         self._bars = not kwargs.get("verbose")  # llama.cpp's log would tear them apart
         self._bar: Bar | None = None
         self._on_load = _native.llama_progress_callback(self._loading)
@@ -97,17 +101,18 @@ class Session(Llama):
     def _loading(self, fraction: float, _user: Any) -> bool:
         if self._bar is not None:
             self._bar.update(fraction)
-        return not self._interrupt.raised
+        return not self.interrupt.raised
 
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate `tokens`; a prompt goes a batch at a time, which is where `Llama.eval` cuts it too."""
-        if self.n_tokens > 0:
+        if self.n_tokens > 0 and not self._in_prompt:
             super().eval(tokens)
             return
+        self._evaluated += len(tokens)
         began = time.perf_counter()
         with Bar("prompt", wanted=self._bars) as bar:
             for start in range(0, len(tokens), self.n_batch):
-                self._interrupt.check()
+                self.interrupt.check()
                 super().eval(tokens[start : start + self.n_batch])
                 bar.update(min(1.0, (start + self.n_batch) / len(tokens)))
         self.prompt_seconds += time.perf_counter() - began
@@ -138,20 +143,37 @@ class Session(Llama):
                 f"found no chat template in the model ({_TEMPLATE} is not in its metadata); --chat needs one",
                 hint="--raw continues the prompt as it stands",
             )
-        templated = template is not None and chat is not False
-        text = self._through_template(template, prompt) if templated else prompt
-        tokens: list[int] = self.tokenize(text.encode("utf-8"), add_bos=not templated, special=True)
+        if template is not None and chat is not False:
+            return self.encode_chat([{"role": "user", "content": prompt}]), True
+        tokens: list[int] = self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
         if not tokens:
             raise OptionError("found an empty prompt; expected at least one token")
-        return tokens, templated
+        return tokens, False
 
-    def _through_template(self, template: str, prompt: str) -> str:
+    def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
+        """Return the tokens of a conversation whose next message is the model's.
+
+        Errors: UnsupportedError if the model has no chat template.
+        """
+        template = self.metadata.get(_TEMPLATE)
+        if template is None:
+            raise UnsupportedError(
+                f"found no chat template in the model ({_TEMPLATE} is not in its metadata); a chat needs one",
+                hint='draftwood run MODEL "Once upon a time" continues a text',
+            )
+        text = self._through_template(template, messages)
+        tokens: list[int] = self.tokenize(text.encode("utf-8"), add_bos=False, special=True)
+        if not tokens:
+            raise OptionError("found an empty prompt; expected at least one token")
+        return tokens
+
+    def _through_template(self, template: str, messages: list[dict[str, str]]) -> str:
         special = {
             name: self._model.token_get_text(token) if token != -1 else ""
             for name, token in (("eos_token", self.token_eos()), ("bos_token", self.token_bos()))
         }
         formatter: Any = Jinja2ChatFormatter(template=template, **special)
-        text: str = formatter(messages=[{"role": "user", "content": prompt}]).prompt
+        text: str = formatter(messages=messages).prompt
         return text
 
     def run(
@@ -171,10 +193,12 @@ class Session(Llama):
             speculation_reason=self.speculation_reason,
             chains_because=self.chains_because,
         )
+        before, self._evaluated, self._in_prompt = self.prompt_seconds, 0, True
         began = time.perf_counter()
         tokens = self.generate(prompt, **sampling)
         try:
             for token in tokens:
+                self._in_prompt = False
                 if self._ends(token):
                     report.finish = "stop"
                     break
@@ -182,13 +206,15 @@ class Session(Llama):
                 emit(self.detokenize([token]), self.from_draft)
                 if report.tokens == limit:
                     break
-                self._interrupt.check()
+                self.interrupt.check()
         except KeyboardInterrupt:
             report.finish = "interrupt"
         finally:
+            self._in_prompt = False
             tokens.close()
-        report.prompt_seconds = self.prompt_seconds
-        report.seconds = time.perf_counter() - began - self.prompt_seconds
+        report.prompt_evaluated = self._evaluated
+        report.prompt_seconds = self.prompt_seconds - before
+        report.seconds = time.perf_counter() - began - report.prompt_seconds
         report.stats = self.speculation_stats
         return report
 
@@ -214,7 +240,7 @@ class Session(Llama):
                 before, stats = stats, engine.stats()
                 tree = engine.tree()
                 yield Round(tree, len(tree) + stats.padding - before.padding, emitted)
-                self._interrupt.check()
+                self.interrupt.check()
         finally:
             tokens.close()
 

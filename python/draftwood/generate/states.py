@@ -13,44 +13,49 @@ from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import StateError
+from draftwood.generate.host import Host
 
 _MODEL = "draftwood_model"
 
 
-def model_of(llm: Any) -> str:
+def model_of(llm: Host) -> str:
     """Return what tells this model from others: a digest of its metadata, parameters and size."""
-    known = [llm.metadata, llm._model.n_params(), llm._model.size(), llm._n_vocab]
+    sizes = (_native.llama_model_n_params(llm.model), _native.llama_model_size(llm.model), llm.n_vocab())
+    known = [llm.metadata, *sizes]
     return hashlib.sha256(json.dumps(known, sort_keys=True).encode()).hexdigest()
 
 
-def mark(llm: Any, state: Any) -> Any:
+def mark(llm: Host, state: Any) -> Any:
     """Note in a state which model it was saved from."""
     setattr(state, _MODEL, model_of(llm))
     return state
 
 
-def load(llm: Any, state: Any) -> None:
-    """Make `llm` what it was when `state` was saved.
-
-    Errors: StateError (RuntimeError) for a state of another model, of more tokens than the context holds, or
-    one that llama.cpp cannot read. One refused before it is read changes nothing; else `llm` is reset.
-    """
+def check(llm: Host, state: Any) -> None:
+    """Refuse a state of another model, or of more tokens than the context holds. Errors: StateError."""
     saved_by = getattr(state, _MODEL, None)  # upstream's own states say nothing
     n_vocab = state.scores.shape[-1]
-    if n_vocab != llm._n_vocab or saved_by not in (None, model_of(llm)):
+    if n_vocab != llm.n_vocab() or saved_by not in (None, model_of(llm)):
         raise StateError(
             "found a state that was saved from another model; expected one of this model",
             hint="keep states and caches apart by model",
         )
     n = state.n_tokens
-    if n > llm._n_ctx:
+    if n > llm.n_ctx():
         raise StateError(
-            f"found a state of {n} tokens; this context holds {llm._n_ctx}",
+            f"found a state of {n} tokens; this context holds {llm.n_ctx()}",
             hint=f"pass n_ctx={n} or more to Llama()",
         )
+
+
+def load(llm: Host, state: Any) -> None:
+    """Make `llm` what it was when `state` was saved.
+
+    Errors: StateError (RuntimeError) for a state that llama.cpp cannot read; `llm` is reset then.
+    """
+    n = state.n_tokens
     data = (ctypes.c_uint8 * len(state.llama_state)).from_buffer_copy(state.llama_state)
-    llm._requires_eval = True
-    read = _native.llama_state_set_data(llm._ctx.ctx, data, len(data))
+    read = _native.llama_state_set_data(llm.ctx, data, len(data))
     if read != len(data) or read != state.llama_state_size:
         llm.reset()
         raise StateError(
@@ -62,4 +67,5 @@ def load(llm: Any, state: Any) -> None:
     llm.input_ids[:n] = state.input_ids[:n]
     rows = min(n, len(llm.scores), len(state.scores))
     llm.scores[:rows] = state.scores[:rows]
-    llm.n_tokens, llm._seed = n, state.seed
+    llm.n_tokens = n
+    llm.set_seed(state.seed)

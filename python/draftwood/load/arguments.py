@@ -44,8 +44,8 @@ def check(kwargs: dict[str, Any], *, on_cards: bool, auto_flash: bool = False) -
 def auto_flash(kwargs: dict[str, Any], *, on_cards: bool) -> bool:
     """Tell whether llama.cpp shall decide about flash attention: nobody says, and the cache is on cards.
 
-    Not with a quantised type_k beside a type_v that is none. There llama.cpp refuses heads that hold no whole
-    blocks, which load without flash attention, and CUDA turns the whole cache into f16 at every step.
+    False if type_k is quantised and type_v is not. llama.cpp then rejects heads that are no multiple of the
+    block size, and CUDA converts the whole cache to f16 at every step.
     """
     nobody_says = kwargs.get("flash_attn") is None
     keys_only = _quantised(kwargs.get("type_k")) and not _quantised(kwargs.get("type_v"))

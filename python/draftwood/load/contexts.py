@@ -43,7 +43,7 @@ def in_words(init: Any) -> Any:
 
     @functools.wraps(init)
     def wrapped(self: Any, *, model: Any, params: Any, verbose: bool = True) -> None:
-        self._exit_stack = contextlib.ExitStack()  # for upstream's __del__, where it comes to no more
+        self._exit_stack = contextlib.ExitStack()  # upstream's __del__ needs it if construction fails early
         if getattr(params, "auto_flash", False):  # of `Llama`; upstream's argument knows on and off only
             params.flash_attn_type = _native.LLAMA_FLASH_ATTN_TYPE_AUTO
         require_room(model, params)

@@ -54,8 +54,14 @@ def check() -> None:
     """Raise if no variant runs on this CPU, or not the one that DRAFTWOOD_CPU names."""
     known, wanted = variants(), os.environ.get(CHOICE)
     usable = [name for name, score in known.items() if score > 0]
-    if not usable:
-        needs = build_info()["cpu_features"] or "more"
+    if not known:
+        raise UnsupportedError(
+            f"found no CPU backend that can be loaded beside {_lib._name}; "
+            "expected libdraftwood-ggml-cpu*.so",
+            hint="pip install --force-reinstall --no-cache-dir PATH   (of draftwood's checkout or wheel)",
+        )
+    if running() is None:
+        needs = build_info()["cpu_features"] or "what its GGML_* options name"
         raise UnsupportedError(
             f"draftwood was compiled for a CPU with {needs}; this one lacks some of it",
             hint="install it from source on this machine (pip install .), or take the wheel of `make wheel`",
@@ -65,6 +71,17 @@ def check() -> None:
             f"{CHOICE} is `{wanted}`; expected one of {', '.join(usable)}, which run on this CPU",
             hint=f"unset {CHOICE}, and the best one is taken",
         )
+
+
+def facts() -> dict[str, Any]:
+    """Return what doctor says: which variant runs, its features, and what better ones need."""
+    return {
+        "runs": running(),
+        "variants": variants(),
+        "features": build_info()["cpu_features"] or "the features that its GGML_* options name",
+        "named": bool(os.environ.get(CHOICE)),
+        "lacking": why_not_better(),
+    }
 
 
 def why_not_better() -> dict[str, list[str]]:

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import ctypes
+import os
+import platform
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as native
@@ -23,6 +25,13 @@ for _name in ("dev_name", "dev_description", "reg_name"):
 def devices() -> list[dict[str, Any]]:
     """Return this machine's ggml devices, each as `describe` has it."""
     return [describe(device) for device in _handles()]
+
+
+def machine() -> list[Any]:
+    """Return what tells this machine from others: JSON values."""
+    # cores that this process may use
+    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
+    return [platform.node(), platform.machine(), cores, [each["description"] for each in devices()]]
 
 
 def cards() -> list[int]:

@@ -3,57 +3,45 @@
 #include "ops/door/door.h"
 
 #include "common.cuh"
-#include "ops/door/custom-op.h"
-#include "ops/door/launchers.h"
+#include "ops/door/launch.h"
+#include "ops/top-rows/top-rows.h"
+#include "ops/tree-attention/tree-attention.h"
+#include "ops/tree-delta-net/tree-ops.h"
 
 #include <atomic>
 #include <cstring>
 
 namespace {
 
-struct op_entry {
-    const char *     name;
-    dw_cuda_launch_t launch;
-    bool (*takes)(const ggml_tensor * node);
+const dw::op_descriptor * const ops[] = {
+    &dw::tree_conv_windows::on_cuda, &dw::tree_delta_net::on_cuda,   &dw::tree_commit_state::on_cuda,
+    &dw::tree_commit_conv::on_cuda,  &dw::tree_commit_rows::on_cuda, &dw::tree_commit_columns::on_cuda,
+    &dw::top_rows::on_cuda,
 };
 
-constexpr op_entry ops[] = {
-    { "dw_tree_conv_windows", dw::launch_tree_conv_windows, dw::takes_tree_conv_windows },
-    { "dw_tree_delta_net", dw::launch_tree_delta_net, dw::takes_tree_delta_net },
-    { "dw_tree_commit_state", dw::launch_tree_commit_state, dw::takes_tree_commit_state },
-    { "dw_tree_commit_conv", dw::launch_tree_commit_conv, dw::takes_tree_commit_conv },
-    { "dw_tree_commit_rows", dw::launch_tree_commit_rows, dw::takes_tree_commit_rows },
-    { "dw_tree_commit_columns", dw::launch_tree_commit_columns, dw::takes_tree_commit_columns },
-    { "dw_top_rows", dw::launch_top_rows, dw::takes_top_rows },
-};
-
-// Descriptors that may be read. A slot is written once, so readers need no lock.
-std::atomic<const dw_custom_op *> admitted[64];
-
-void admit(const dw_custom_op * op) {
-    for (auto & slot : admitted) {
-        const dw_custom_op * expected = nullptr;
-        if (slot.compare_exchange_strong(expected, op) || expected == op) {
-            return;
-        }
-    }
-    GGML_ABORT("draftwood: more than %zu descriptors of custom ops", sizeof(admitted) / sizeof(admitted[0]));
-}
-
-// the node's launcher; nullptr: the node is not ours, or not for a GPU
-dw_cuda_launch_t launcher_of(const ggml_tensor * node) {
+// The node's descriptor; nullptr: the node is not ours, or was made for the CPU. Only addresses are compared, so
+// `userdata` may be anything.
+const dw::op_descriptor * descriptor_of(const ggml_tensor * node) {
     if (node->op != GGML_OP_CUSTOM) {
         return nullptr;
     }
     ggml_custom_op_params params;
     std::memcpy(&params, node->op_params, sizeof(params));
-    for (const auto & slot : admitted) {
-        const dw_custom_op * op = slot.load();
-        if (!op || op == params.userdata) {
-            return op ? op->cuda : nullptr;
+    for (const dw::op_descriptor * op : ops) {
+        if (op == params.userdata) {
+            return op;
         }
     }
     return nullptr;
+}
+
+bool has_operands(const ggml_tensor * node, const dw::op_signature & op) {
+    for (int i = 0; i < GGML_MAX_SRC; ++i) {
+        if ((node->src[i] != nullptr) != (i < op.n_operands)) {
+            return false;
+        }
+    }
+    return true;
 }
 
 std::atomic<int64_t> n_all, n_replayed;
@@ -65,33 +53,30 @@ dw_cuda_launches launches() {
 } // namespace
 
 void * dw_cuda_find(const char * name) {
-    for (const op_entry & entry : ops) {
-        if (std::strcmp(entry.name, name) == 0) {
-            return (void *) entry.launch;
+    for (const dw::op_descriptor * op : ops) {
+        if (std::strcmp(op->signature.name, name) == 0) {
+            return const_cast<dw::op_descriptor *>(op);
         }
-    }
-    if (std::strcmp(name, "dw_cuda_admit") == 0) {
-        return (void *) admit;
     }
     return std::strcmp(name, "dw_cuda_launches") == 0 ? (void *) launches : nullptr;
 }
 
 bool dw_cuda_supports(const ggml_tensor * node) {
-    const dw_cuda_launch_t launch = launcher_of(node);
-    for (const op_entry & entry : ops) {
-        if (launch && entry.launch == launch) {
-            return entry.takes(node);
-        }
-    }
-    return false;
+    const dw::op_descriptor * op = descriptor_of(node);
+    return op && has_operands(node, op->signature) && op->takes(node);
 }
 
-bool dw_cuda_compute(ggml_tensor * node, void * stream) {
-    const dw_cuda_launch_t launch = launcher_of(node);
-    if (!launch) {
+bool dw_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
+    const dw::op_descriptor * op = descriptor_of(node);
+    if (!op) {
         return false;
     }
-    launch(node, stream);
+    const size_t                  n_bytes = op->workspace ? op->workspace(node) : 0;
+    ggml_cuda_pool_alloc<uint8_t> workspace;
+    if (n_bytes > 0) {
+        workspace.alloc(ctx.pool(), n_bytes);
+    }
+    op->launch({ ctx.device, ctx.stream(), workspace.get(), n_bytes, dw::layer_of(node) }, node);
     CUDA_CHECK(cudaGetLastError());
     return true;
 }

@@ -15,23 +15,17 @@ inline ggml_backend_dev_t cpu_device() {
     return ggml_backend_dev_by_type(GGML_BACKEND_DEVICE_TYPE_CPU);
 }
 
-// An op as a node carries it, for one kind of device: the CPU's function wherever it runs, the device's launcher
-// beside it.
-inline dw_custom_op find_op(ggml_backend_dev_t dev, const char * name) {
-    void * launcher = dev == cpu_device() ? nullptr : find_in_registry(dev, name);
-    return { (ggml_custom_op_t) find_in_registry(cpu_device(), name), (dw_cuda_launch_t) launcher };
+// whether nodes of this op can run there at all
+inline bool has_op(ggml_backend_dev_t dev, const dw::op_signature & op) {
+    return cpu_device() && find_in_registry(cpu_device(), op.name) && find_in_registry(dev, op.name);
 }
 
-// let nodes with this descriptor, which must live as long as the process, run on the device; no effect on a CPU
-inline void admit_op(ggml_backend_dev_t dev, const dw_custom_op & op) {
-    if (const auto admit = (dw_cuda_admit_t) find_in_registry(dev, "dw_cuda_admit")) {
-        admit(&op);
-    }
-}
-
-// whether nodes of this name can run there at all
-inline bool has_op(ggml_backend_dev_t dev, const char * name) {
-    return cpu_device() && find_in_registry(cpu_device(), name) && find_in_registry(dev, name);
+// An op for nodes of one kind of device. Nodes made for a CPU never run on a GPU. An op that the device does not have
+// is the CPU's.
+inline dw_custom_op find_op(ggml_backend_dev_t dev, const dw::op_signature & op) {
+    const auto * reference = (const dw::op_descriptor *) find_in_registry(cpu_device(), op.name);
+    const auto * of_device = (const dw::op_descriptor *) find_in_registry(dev, op.name);
+    return { reference, of_device ? of_device : reference };
 }
 
 } // namespace draftwood

@@ -3,14 +3,13 @@
 #include "ops/top-rows/top-rows.h"
 
 #include <cmath>
-#include <cstring>
 
 namespace {
 
 // those seen so far, best first
 struct best_tokens {
-    int32_t ids[DW_TOP_ROWS_MAX];
-    float   logits[DW_TOP_ROWS_MAX];
+    int32_t ids[dw::top_rows::max_k];
+    float   logits[dw::top_rows::max_k];
     int64_t n = 0;
 
     static bool better(float a, float b) { return a > b || (std::isnan(b) && !std::isnan(a)); }
@@ -40,23 +39,29 @@ float log_sum_exp(const float * logits, int64_t n, float max) {
     return (float) ((double) max + std::log(sum));
 }
 
-} // namespace
-
-void dw_top_rows(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor * logits  = dst->src[0];
+void run_top_rows(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * logits  = dst->src[dw::top_rows::logits];
     const int64_t       n_vocab = logits->ne[0];
-    const int64_t       k       = dst->ne[0] / 2 - 1;
+    const int64_t       k       = dw::top_rows::k_of(dst->ne[0]);
     for (int64_t row = ith; row < dst->ne[1]; row += nth) {
-        const float * in  = (const float *) ((const char *) logits->data + row * logits->nb[1]);
-        float *       out = (float *) ((char *) dst->data + row * dst->nb[1]);
-        best_tokens   best;
+        const float *                  in = (const float *) ((const char *) logits->data + row * logits->nb[1]);
+        const dw::top_rows::row_writer out((float *) ((char *) dst->data + row * dst->nb[1]), k);
+        best_tokens                    best;
         for (int64_t i = 0; i < n_vocab; ++i) {
             best.offer((int32_t) i, in[i], k);
         }
+        for (int64_t rank = 0; rank < k; ++rank) {
+            out.token(rank, best.ids[rank], best.logits[rank]);
+        }
         const float max = std::isnan(best.logits[0]) ? -INFINITY : best.logits[0];
-        std::memcpy(out, best.ids, k * sizeof(int32_t));
-        std::memcpy(out + k, best.logits, k * sizeof(float));
-        out[2 * k]     = max;
-        out[2 * k + 1] = log_sum_exp(in, n_vocab, max);
+        out.sums(max, log_sum_exp(in, n_vocab, max));
     }
 }
+
+} // namespace
+
+dw::top_rows::row_layout dw::top_rows::layout_of(int64_t k) {
+    return layout_for(k);
+}
+
+const dw::op_descriptor dw::top_rows::on_cpu = { dw::top_rows::signature, run_top_rows };

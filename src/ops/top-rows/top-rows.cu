@@ -5,17 +5,20 @@
 // one integer, its key: its logit in an order of unsigned integers, then its id, smaller ids greater. No two keys are
 // equal, so ties need no care.
 
-#include "ops/door/launchers.h"
-
 #include "ops/top-rows/top-rows.h"
+
+#include "ops/door/launch.h"
+
+namespace top_rows = dw::top_rows;
 
 namespace {
 
 using token_key = unsigned long long; // 0: none
 
 constexpr int n_threads    = 256;
-constexpr int per_thread   = DW_TOP_ROWS_PART / n_threads; // bits of a word, too
-constexpr int n_candidates = 4096;                         // most that can be left, see takes_top_rows
+constexpr int part_size    = (int) top_rows::part_size;
+constexpr int per_thread   = part_size / n_threads; // bits of a word, too
+constexpr int n_candidates = 4096;                  // most that can be left, see takes()
 
 // Integers in the order of logits. Both zeros are equal; 0: a NaN, under all numbers.
 __device__ uint32_t order_of(float logit) {
@@ -134,18 +137,19 @@ struct partial {
     float max, sum;
 };
 
-struct scratch {
+// in the workspace
+struct partials {
     token_key * keys;
     partial *   sums;
 };
 
 // grid: part, row
 __global__ void __launch_bounds__(n_threads, 4)
-    top_of_parts(const float * logits, int64_t row_stride, int n_vocab, int k, scratch to) {
+    top_of_parts(const float * logits, int64_t row_stride, int n_vocab, int k, partials to) {
     __shared__ selection s;
     __shared__ float     sums[n_threads / 32];
     const int            part = blockIdx.x, row = blockIdx.y, n_parts = gridDim.x;
-    const int            first = part * DW_TOP_ROWS_PART + threadIdx.x;
+    const int            first = part * part_size + threadIdx.x;
     const float *        in    = logits + row * row_stride;
     uint32_t             orders[per_thread];
     uint32_t             best = 0;
@@ -197,14 +201,14 @@ __global__ void __launch_bounds__(n_threads, 4)
 
 // grid: row
 __global__ void __launch_bounds__(n_threads)
-    top_of_rows(const scratch from, int n_parts, int k, float * out, int64_t out_stride) {
-    __shared__ selection s;
-    const int            row    = blockIdx.x;
-    const int            n_keys = n_parts * k;
-    const token_key *    keys   = from.keys + (int64_t) row * n_keys;
-    const partial *      parts  = from.sums + (int64_t) row * n_parts;
-    out += row * out_stride;
-    token_key mine = 0;
+    top_of_rows(const partials from, int n_parts, int k, float * out, int64_t out_stride) {
+    __shared__ selection       s;
+    const int                  row    = blockIdx.x;
+    const int                  n_keys = n_parts * k;
+    const token_key *          keys   = from.keys + (int64_t) row * n_keys;
+    const partial *            parts  = from.sums + (int64_t) row * n_parts;
+    const top_rows::row_writer to(out + row * out_stride, k);
+    token_key                  mine = 0;
     for (int i = threadIdx.x; i < n_keys; i += n_threads) {
         mine = better(mine, keys[i]);
     }
@@ -223,37 +227,42 @@ __global__ void __launch_bounds__(n_threads)
         }
         sum = sum_of_lanes(sum);
         if (threadIdx.x == 0) {
-            out[2 * k]     = max;
-            out[2 * k + 1] = max + logf(sum);
+            to.sums(max, max + logf(sum));
         }
     }
-    each_of_best(s, k, [&](int rank, token_key key) {
-        out[rank]     = __uint_as_float(id_of(key));
-        out[k + rank] = logit_of(order_of(key));
-    });
+    each_of_best(s, k, [&](int rank, token_key key) { to.token(rank, (int32_t) id_of(key), logit_of(order_of(key))); });
+}
+
+size_t n_keys(const ggml_tensor * logits, int64_t k) {
+    return (size_t) (logits->ne[1] * k * top_rows::n_parts(logits->ne[0]));
+}
+
+size_t workspace(const ggml_tensor * dst) {
+    const ggml_tensor * logits = dst->src[top_rows::logits];
+    return n_keys(logits, top_rows::k_of(dst->ne[0])) * sizeof(token_key) + n_keys(logits, 1) * sizeof(partial);
+}
+
+// A row's keys fall to n_threads threads, and only those of k groups can be left: n_candidates hold them.
+bool takes(const ggml_tensor * dst) {
+    const ggml_tensor * logits = dst->src[top_rows::logits];
+    const int64_t       k      = top_rows::k_of(dst->ne[0]);
+    return dw::is_f32(dst) && dw::is_f32(logits) && k >= 1 && k <= top_rows::max_k && k <= logits->ne[0] &&
+           top_rows::n_parts(logits->ne[0]) <= top_rows::max_parts && logits->ne[1] == dst->ne[1];
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor * logits  = dst->src[top_rows::logits];
+    const int64_t       k       = top_rows::k_of(dst->ne[0]);
+    const int64_t       n_parts = top_rows::n_parts(logits->ne[0]);
+    const int64_t       n_rows  = logits->ne[1];
+    token_key *         keys    = (token_key *) with.workspace;
+    const partials      between = { keys, (partial *) (keys + n_keys(logits, k)) };
+    top_of_parts<<<dim3((unsigned) n_parts, (unsigned) n_rows), n_threads, 0, with.stream>>>(
+        dw::data_of<float>(logits), dw::stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
+    top_of_rows<<<(unsigned) n_rows, n_threads, 0, with.stream>>>(between, (int) n_parts, (int) k,
+                                                                  dw::data_of<float>(dst), dw::stride_of(dst, 1));
 }
 
 } // namespace
 
-// A row's keys fall to n_threads threads, and only those of k groups can be left: n_candidates hold them.
-bool dw::takes_top_rows(const ggml_tensor * dst) {
-    const ggml_tensor * logits  = dst->src[0];
-    const ggml_tensor * scratch = dst->src[1];
-    const int64_t       k       = dst->ne[0] / 2 - 1;
-    return is_f32(dst) && is_f32(logits) && is_f32(scratch) && k >= 1 && k <= DW_TOP_ROWS_MAX && k <= logits->ne[0] &&
-           dw_top_rows_parts(logits->ne[0]) <= DW_TOP_ROWS_PARTS && logits->ne[1] == dst->ne[1] &&
-           ggml_nelements(scratch) >= dw_top_rows_scratch(logits->ne[0], logits->ne[1], k);
-}
-
-void dw::launch_top_rows(ggml_tensor * dst, void * stream) {
-    const ggml_tensor * logits  = dst->src[0];
-    const int64_t       k       = dst->ne[0] / 2 - 1;
-    const int64_t       n_parts = dw_top_rows_parts(logits->ne[0]);
-    const int64_t       n_rows  = logits->ne[1];
-    token_key *         keys    = data_of<token_key>(dst->src[1]);
-    const scratch       between = { keys, (partial *) (keys + n_rows * k * n_parts) };
-    top_of_parts<<<dim3((unsigned) n_parts, (unsigned) n_rows), n_threads, 0, (cudaStream_t) stream>>>(
-        data_of<float>(logits), stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
-    top_of_rows<<<(unsigned) n_rows, n_threads, 0, (cudaStream_t) stream>>>(between, (int) n_parts, (int) k,
-                                                                            data_of<float>(dst), stride_of(dst, 1));
-}
+const dw::op_descriptor top_rows::on_cuda = { top_rows::signature, nullptr, takes, workspace, launch };

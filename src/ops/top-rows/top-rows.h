@@ -4,44 +4,30 @@
 
 #pragma once
 
-#include "ggml-backend.h"
 #include "ops/door/custom-op.h"
+#include "ops/door/node.h"
+#include "ops/top-rows/row.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+// K, from dst's shape, is 1 to max_k and at most n_vocab.
+//   dst f32[2 K + 2, R], rows as row.h packs them. Of equals the smaller id comes first; a NaN comes after all numbers,
+//   -inf included, and is left out of both sums.
+//   logits f32[n_vocab, R]
+namespace dw::top_rows {
+enum src { logits, n_src };
+constexpr const char *     operands[n_src] = { "logits" };
+constexpr op_signature     signature       = { "dw_top_rows", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
 
-enum {
-    DW_TOP_ROWS_MAX   = 64,   // most tokens of a row
-    DW_TOP_ROWS_PART  = 8192, // logits that a block of a GPU looks at
-    DW_TOP_ROWS_PARTS = 128,  // most of them in a row
-};
+constexpr int64_t max_k     = 64;   // most tokens of a row
+constexpr int64_t part_size = 8192; // logits that a block of a GPU looks at
+constexpr int64_t max_parts = 128;  // most of them in a row
 
-// "dw_top_rows". K, from dst's shape, is 1 to DW_TOP_ROWS_MAX and at most n_vocab.
-//   dst f32[2 K + 2, R], a row: ids of the K best tokens, best first (the bits of int32), their logits, the greatest
-//   logit, the logarithm of the sum of all exponentials. Of equals the smaller id comes first; a NaN comes after all
-//   numbers, -inf included, and is left out of both sums.
-//   src: logits f32[n_vocab, R]; scratch f32[dw_top_rows_scratch(n_vocab, R, K)], which only a GPU needs
-GGML_BACKEND_API void dw_top_rows(struct ggml_tensor * dst, int ith, int nth, void * userdata);
-
-static inline int64_t dw_top_rows_parts(int64_t n_vocab) {
-    return (n_vocab + DW_TOP_ROWS_PART - 1) / DW_TOP_ROWS_PART;
-}
-
-// f32 values: of each part of a row K tokens of two values, its greatest logit and its sum
-static inline int64_t dw_top_rows_scratch(int64_t n_vocab, int64_t n_rows, int64_t k) {
-    return n_rows * dw_top_rows_parts(n_vocab) * (2 * k + 2);
+constexpr int64_t n_parts(int64_t n_vocab) {
+    return (n_vocab + part_size - 1) / part_size;
 }
 
 // a node for these logits [n_vocab, R]
-static inline struct ggml_tensor * dw_build_top_rows(struct ggml_context * ctx, struct ggml_tensor * logits, int64_t k,
-                                                     const struct dw_custom_op * op) {
-    const int64_t        n_scratch = dw_top_rows_scratch(logits->ne[0], logits->ne[1], k);
-    struct ggml_tensor * sources[] = { logits, ggml_new_tensor_1d(ctx, GGML_TYPE_F32, n_scratch) };
-    return ggml_custom_4d(ctx, GGML_TYPE_F32, 2 * k + 2, logits->ne[1], 1, 1, sources, 2, op->cpu, GGML_N_TASKS_MAX,
-                          (void *) op);
+inline ggml_tensor * build(ggml_context * ctx, ggml_tensor * of, int64_t k, const dw_custom_op & op) {
+    return new_node(ctx, op, { layout_for(k).n_values, of->ne[1], 1, 1 }, { { logits, of } });
 }
-
-#ifdef __cplusplus
-}
-#endif
+} // namespace dw::top_rows

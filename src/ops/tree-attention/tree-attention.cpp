@@ -10,6 +10,11 @@
 #include <cstring>
 #include <vector>
 
+namespace tree_scores    = dw::tree_scores;
+namespace tree_values    = dw::tree_values;
+namespace commit_rows    = dw::tree_commit_rows;
+namespace commit_columns = dw::tree_commit_columns;
+
 namespace {
 
 // the path of a row: where its cells lie, and where plain decoding would have them
@@ -75,8 +80,8 @@ float weigh(ggml_type type, const void * values, const float * weights, int64_t 
 // channel d of kv head h in stream s, for all rows and the query heads that share it
 template <typename T>
 void weigh_channel(ggml_tensor * dst, const std::vector<placed_path> & paths, int64_t d, int64_t h, int64_t s) {
-    const ggml_tensor * values  = dst->src[0];
-    const ggml_tensor * weights = dst->src[1];
+    const ggml_tensor * values  = dst->src[tree_values::values];
+    const ggml_tensor * weights = dst->src[tree_values::weights];
     const int64_t       n_kv    = values->ne[0];
     const int64_t       n_rows  = weights->ne[1];
     const int64_t       n_share = weights->ne[2] / values->ne[2];
@@ -96,10 +101,8 @@ void weigh_channel(ggml_tensor * dst, const std::vector<placed_path> & paths, in
     }
 }
 
-} // namespace
-
-void dw_tree_scores(ggml_tensor * dst, int ith, int nth, void *) {
-    const dw::tree_rows tree(dst->src[1]);
+void run_scores(ggml_tensor * dst, int ith, int nth, void *) {
+    const dw::tree_rows tree(dst->src[tree_scores::tree]);
     const int64_t       n_rows = dst->ne[1] * dst->ne[3];
     placed_path         path;
     for (int64_t row = ith; row < n_rows; row += nth) {
@@ -115,9 +118,9 @@ void dw_tree_scores(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
-void dw_tree_values(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor *      values = dst->src[0];
-    const dw::tree_rows      tree(dst->src[2]);
+void run_values(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor *      values = dst->src[tree_values::values];
+    const dw::tree_rows      tree(dst->src[tree_values::tree]);
     std::vector<placed_path> paths(dst->ne[1] * dst->ne[3]);
     for (size_t row = 0; row < paths.size(); ++row) {
         paths[row].set(tree, (int64_t) row);
@@ -135,16 +138,16 @@ void dw_tree_values(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
-void dw_tree_commit_rows(ggml_tensor * dst, int ith, int, void *) {
-    const int32_t * moves = (const int32_t *) dst->src[1]->data;
+void run_commit_rows(ggml_tensor * dst, int ith, int, void *) {
+    const int32_t * moves = (const int32_t *) dst->src[commit_rows::moves]->data;
     for (int32_t i = 0; ith == 0 && i < moves[0]; ++i) {
         char * data = (char *) dst->data;
         std::memcpy(data + moves[2 + 2 * i] * dst->nb[1], data + moves[1 + 2 * i] * dst->nb[1], dst->nb[1]);
     }
 }
 
-void dw_tree_commit_columns(ggml_tensor * dst, int ith, int nth, void *) {
-    const int32_t * moves   = (const int32_t *) dst->src[1]->data;
+void run_commit_columns(ggml_tensor * dst, int ith, int nth, void *) {
+    const int32_t * moves   = (const int32_t *) dst->src[commit_columns::moves]->data;
     const int64_t   n_cells = dst->ne[0];
     for (int64_t r = dst->ne[1] * ith / nth; r < dst->ne[1] * (ith + 1) / nth; ++r) {
         for (int32_t i = 0; i < moves[0]; ++i) {
@@ -155,3 +158,10 @@ void dw_tree_commit_columns(ggml_tensor * dst, int ith, int nth, void *) {
         }
     }
 }
+
+} // namespace
+
+const dw::op_descriptor tree_scores::on_cpu    = { tree_scores::signature, run_scores };
+const dw::op_descriptor tree_values::on_cpu    = { tree_values::signature, run_values };
+const dw::op_descriptor commit_rows::on_cpu    = { commit_rows::signature, run_commit_rows };
+const dw::op_descriptor commit_columns::on_cpu = { commit_columns::signature, run_commit_columns };

@@ -1,4 +1,4 @@
-// CPU ops for the attention of a tree without flash attention, and for the KV cells of a commit.
+// Ops for the attention of a tree without flash attention, and for the KV cells of a commit.
 //
 // Plain decoding puts token after token into cell after cell, and sums over cells are grouped by where they lie. A
 // draft in a tree has its ancestors in other cells than that. So that it rounds as in plain decoding, the scores of
@@ -11,31 +11,44 @@
 
 #pragma once
 
-#include "ops/tree-delta-net/tree-ops.h"
+#include "ops/door/custom-op.h"
 
-#ifdef __cplusplus
-extern "C" {
-#endif
+// Of each row the scores of its path to where plain decoding has them. Those behind them are left as they are, the mask
+// must cover them. In place; CPU only.
+//   scores f32[n_kv, R / n_streams, H, n_streams]; tree
+namespace dw::tree_scores {
+enum src { scores, tree, n_src };
+constexpr const char *     operands[n_src] = { "scores", "tree" };
+constexpr op_signature     signature       = { "dw_tree_scores", operands, n_src };
+extern const op_descriptor on_cpu;
+} // namespace dw::tree_scores
 
-// "dw_tree_scores", in place: of each row the scores of its path to where plain decoding has them. Those behind them
-// are left as they are, the mask must cover them.
-//   dst [n_kv, R / n_streams, H, n_streams] f32; src: tree
-void dw_tree_scores(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+// What ggml_mul_mat(values, weights) gives with row-exact kernels, each row's path moved likewise. CPU only.
+//   dst f32[D, R / n_streams, H, n_streams]
+//   values [n_kv, D, Hkv, n_streams] F32, F16 or BF16, elements of a row adjacent; weights f32[n_kv, R / n_streams, H,
+//   n_streams]; tree
+namespace dw::tree_values {
+enum src { values, weights, tree, n_src };
+constexpr const char *     operands[n_src] = { "values", "weights", "tree" };
+constexpr op_signature     signature       = { "dw_tree_values", operands, n_src };
+extern const op_descriptor on_cpu;
+} // namespace dw::tree_values
 
-// "dw_tree_values": what ggml_mul_mat(values, weights) gives with row-exact kernels, each row's path moved likewise.
-//   dst [D, R / n_streams, H, n_streams]; src: values [n_kv, D, Hkv, n_streams] F32, F16 or BF16, elements of a row
-//   adjacent, weights f32 [n_kv, R / n_streams, H, n_streams], tree
-void dw_tree_values(struct ggml_tensor * dst, int ith, int nth, void * userdata);
+// Cells moved one after another. In place.
+//   cache [n_embd, kv_size, n_streams] of any type; moves i32[1 + 2 M]: how many, then (from, to) pairs, cells counted
+//   through all streams
+namespace dw::tree_commit_rows {
+enum src { cache, moves, n_src };
+constexpr const char *     operands[n_src] = { "cache", "moves" };
+constexpr op_signature     signature       = { "dw_tree_commit_rows", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace dw::tree_commit_rows
 
-// "dw_tree_commit_rows", in place: cells moved one after another. moves i32[1 + 2 M]: how many, then (from, to) pairs,
-// cells counted through all streams.
-//   dst [n_embd, kv_size, n_streams] of any type; src: moves
-void dw_tree_commit_rows(struct ggml_tensor * dst, int ith, int nth, void * userdata);
-
-// "dw_tree_commit_columns", in place: the same where a cache is stored transposed.
-//   dst [kv_size, n_embd, n_streams], elements as wide as the type's; src: moves
-void dw_tree_commit_columns(struct ggml_tensor * dst, int ith, int nth, void * userdata);
-
-#ifdef __cplusplus
-}
-#endif
+// The same where a cache is stored transposed. In place.
+//   cache [kv_size, n_embd, n_streams], elements as wide as the type's; moves
+namespace dw::tree_commit_columns {
+enum src { cache, moves, n_src };
+constexpr const char *     operands[n_src] = { "cache", "moves" };
+constexpr op_signature     signature       = { "dw_tree_commit_columns", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace dw::tree_commit_columns

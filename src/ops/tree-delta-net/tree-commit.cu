@@ -2,9 +2,15 @@
 // memory: a state is read once and written once, and kept in registers in between.
 
 #include "ops/delta-net/delta-step-cuda.h"
-#include "ops/door/launchers.h"
+#include "ops/door/launch.h"
+#include "ops/tree-attention/tree-attention.h"
+#include "ops/tree-delta-net/tree-ops.h"
 
 #include <cstdint>
+
+namespace state_op   = dw::tree_commit_state;
+namespace rows_op    = dw::tree_commit_rows;
+namespace columns_op = dw::tree_commit_columns;
 
 namespace {
 
@@ -139,73 +145,78 @@ template <typename T> __global__ void __launch_bounds__(n_threads)
 }
 
 template <typename T>
-void move_cells(void * data, const cell_layout & cells, const int32_t * moves, int64_t n_units, void * stream) {
-    tree_commit_cells<T>
-        <<<dw::n_blocks(n_units, n_threads), n_threads, 0, (cudaStream_t) stream>>>(data, cells, moves, n_units);
+void move_cells(void * data, const cell_layout & cells, const int32_t * moves, int64_t n_units, cudaStream_t stream) {
+    tree_commit_cells<T><<<dw::n_blocks(n_units, n_threads), n_threads, 0, stream>>>(data, cells, moves, n_units);
 }
 
-} // namespace
-
-bool dw::takes_tree_commit_state(const ggml_tensor * dst) {
-    return is_f32(dst) && is_f32(dst->src[1]) && is_i32(dst->src[2]) && dst->nb[1] == dst->ne[0] * sizeof(float);
+bool takes_state(const ggml_tensor * dst) {
+    return dw::is_f32(dst) && dw::is_f32(dst->src[state_op::factors]) && dw::is_i32(dst->src[state_op::path]) &&
+           dst->nb[1] == dst->ne[0] * sizeof(float);
 }
 
-void dw::launch_tree_commit_state(ggml_tensor * dst, void * stream) {
-    const ggml_tensor * factors     = dst->src[1];
-    const ggml_tensor * path        = dst->src[2];
+void launch_state(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor * factors     = dst->src[state_op::factors];
+    const ggml_tensor * path        = dst->src[state_op::path];
     const int64_t       size        = dst->ne[0];
     const int64_t       n_heads     = dst->ne[2];
     const int64_t       max_nodes   = path->ne[0] - 1;
     const int64_t       n_key_heads = (factors->ne[0] / max_nodes - n_heads * size - n_heads) / size;
-    float *             k           = data_of<float>(factors);
+    float *             k           = dw::data_of<float>(factors);
     float *             u           = k + max_nodes * n_key_heads * size;
     const bool          wide        = size % 4 == 0 && (uintptr_t) dst->data % 16 == 0 && (uintptr_t) k % 16 == 0;
 
-    const state_arguments a = { data_of<float>(dst),
-                                stride_of(dst, 2),
+    const state_arguments a = { dw::data_of<float>(dst),
+                                dw::stride_of(dst, 2),
                                 k,
                                 u,
                                 u + max_nodes * n_heads * size,
-                                data_of<int32_t>(path),
+                                dw::data_of<int32_t>(path),
                                 (int) size,
                                 (int) n_heads,
                                 (int) n_key_heads };
-    const dim3            grid(n_blocks(size / (wide ? 4 : 1) * n_blocks(size, n_rows), n_threads), (unsigned) n_heads);
-    const auto            kernel = !wide                ? tree_commit_state<1, false>
-                                   : size <= small_head ? tree_commit_state<4, true>
-                                                        : tree_commit_state<4, false>;
-    kernel<<<grid, n_threads, 0, (cudaStream_t) stream>>>(a);
+    const dim3 grid(dw::n_blocks(size / (wide ? 4 : 1) * dw::n_blocks(size, n_rows), n_threads), (unsigned) n_heads);
+    const auto kernel = !wide                    ? tree_commit_state<1, false>
+                        : size <= dw::small_head ? tree_commit_state<4, true>
+                                                 : tree_commit_state<4, false>;
+    kernel<<<grid, n_threads, 0, with.stream>>>(a);
 }
 
-bool dw::takes_tree_commit_rows(const ggml_tensor * dst) {
-    return ggml_is_contiguous(dst) && is_i32(dst->src[1]);
+bool takes_rows(const ggml_tensor * dst) {
+    return ggml_is_contiguous(dst) && dw::is_i32(dst->src[rows_op::moves]);
 }
 
-void dw::launch_tree_commit_rows(ggml_tensor * dst, void * stream) {
-    const int32_t * moves = data_of<int32_t>(dst->src[1]);
+void launch_rows(const dw::launch_context & with, ggml_tensor * dst) {
+    const int32_t * moves = dw::data_of<int32_t>(dst->src[rows_op::moves]);
     const int64_t   row   = (int64_t) dst->nb[1]; // cells are counted through all streams
     const auto      cells = [&](int64_t unit) { return cell_layout{ dst->ne[1] * dst->ne[2], 0, row, unit }; };
     const uintptr_t odd   = (uintptr_t) dst->data | (uintptr_t) row;
     if (odd % 16 == 0) {
-        move_cells<uint4>(dst->data, cells(16), moves, row / 16, stream);
+        move_cells<uint4>(dst->data, cells(16), moves, row / 16, with.stream);
     } else if (odd % 2 == 0) {
-        move_cells<uint16_t>(dst->data, cells(2), moves, row / 2, stream);
+        move_cells<uint16_t>(dst->data, cells(2), moves, row / 2, with.stream);
     } else {
-        move_cells<uint8_t>(dst->data, cells(1), moves, row, stream);
+        move_cells<uint8_t>(dst->data, cells(1), moves, row, with.stream);
     }
 }
 
-bool dw::takes_tree_commit_columns(const ggml_tensor * dst) {
+bool takes_columns(const ggml_tensor * dst) {
     return (dst->type == GGML_TYPE_F32 || dst->type == GGML_TYPE_F16 || dst->type == GGML_TYPE_BF16) &&
-           is_i32(dst->src[1]);
+           dw::is_i32(dst->src[columns_op::moves]);
 }
 
-void dw::launch_tree_commit_columns(ggml_tensor * dst, void * stream) {
-    const int32_t *   moves = data_of<int32_t>(dst->src[1]);
+void launch_columns(const dw::launch_context & with, ggml_tensor * dst) {
+    const int32_t *   moves = dw::data_of<int32_t>(dst->src[columns_op::moves]);
     const cell_layout cells = { dst->ne[0], (int64_t) dst->nb[2], (int64_t) dst->nb[0], (int64_t) dst->nb[1] };
     if (dst->type == GGML_TYPE_F32) {
-        move_cells<uint32_t>(dst->data, cells, moves, dst->ne[1], stream);
+        move_cells<uint32_t>(dst->data, cells, moves, dst->ne[1], with.stream);
     } else {
-        move_cells<uint16_t>(dst->data, cells, moves, dst->ne[1], stream);
+        move_cells<uint16_t>(dst->data, cells, moves, dst->ne[1], with.stream);
     }
 }
+
+} // namespace
+
+const dw::op_descriptor state_op::on_cuda   = { state_op::signature, nullptr, takes_state, nullptr, launch_state };
+const dw::op_descriptor rows_op::on_cuda    = { rows_op::signature, nullptr, takes_rows, nullptr, launch_rows };
+const dw::op_descriptor columns_op::on_cuda = { columns_op::signature, nullptr, takes_columns, nullptr,
+                                                launch_columns };

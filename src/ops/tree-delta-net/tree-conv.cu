@@ -1,6 +1,10 @@
 // dw_tree_conv_windows and dw_tree_commit_conv on CUDA: tree-ops.h. Copies, bound by memory.
 
-#include "ops/door/launchers.h"
+#include "ops/door/launch.h"
+#include "ops/tree-delta-net/tree-ops.h"
+
+namespace windows = dw::tree_conv_windows;
+namespace commit  = dw::tree_commit_conv;
 
 namespace {
 
@@ -50,32 +54,36 @@ __global__ void tree_commit_conv(float * states, int64_t channel, const float * 
     }
 }
 
+bool takes_windows(const ggml_tensor * dst) {
+    return dw::is_f32(dst->src[windows::x]) && dw::is_f32(dst->src[windows::states]) &&
+           dw::is_i32(dst->src[windows::cells]) && dw::is_i32(dst->src[windows::tree]) && ggml_is_contiguous(dst);
+}
+
+void launch_windows(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor * x      = dst->src[windows::x];
+    const ggml_tensor * states = dst->src[windows::states];
+    const ggml_tensor * cells  = dst->src[windows::cells];
+    const int           width  = (int) dst->ne[0];
+    const dim3          grid(dw::n_blocks(dst->ne[1], n_threads), (unsigned) dst->ne[2]);
+    const auto          kernel = width == 4 ? tree_conv_windows<4> : tree_conv_windows<0>;
+    kernel<<<grid, n_threads, 0, with.stream>>>(dw::data_of<float>(x), dw::stride_of(x, 1), dw::data_of<float>(states),
+                                                dw::stride_of(states, 1), dw::data_of<int32_t>(cells),
+                                                dw::data_of<int32_t>(dst->src[windows::tree]), dw::data_of<float>(dst),
+                                                (int) dst->ne[1], width, (int) (dst->ne[2] / cells->ne[0]));
+}
+
+bool takes_commit(const ggml_tensor * dst) {
+    return dw::is_f32(dst) && dst->src[commit::x]->type == GGML_TYPE_F32 && dw::is_i32(dst->src[commit::path]);
+}
+
+void launch_commit(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor * x = dst->src[commit::x];
+    tree_commit_conv<<<dw::n_blocks(dst->ne[1], n_threads), n_threads, 0, with.stream>>>(
+        dw::data_of<float>(dst), dw::stride_of(dst, 1), dw::data_of<float>(x), dw::stride_of(x, 1), dw::stride_of(x, 0),
+        dw::data_of<int32_t>(dst->src[commit::path]), (int) dst->ne[0], (int) dst->ne[1]);
+}
+
 } // namespace
 
-bool dw::takes_tree_conv_windows(const ggml_tensor * dst) {
-    return is_f32(dst->src[0]) && is_f32(dst->src[1]) && is_i32(dst->src[2]) && is_i32(dst->src[3]) &&
-           ggml_is_contiguous(dst);
-}
-
-void dw::launch_tree_conv_windows(ggml_tensor * dst, void * stream) {
-    const ggml_tensor * x      = dst->src[0];
-    const ggml_tensor * states = dst->src[1];
-    const ggml_tensor * cells  = dst->src[2];
-    const int           width  = (int) dst->ne[0];
-    const dim3          grid(n_blocks(dst->ne[1], n_threads), (unsigned) dst->ne[2]);
-    const auto          kernel = width == 4 ? tree_conv_windows<4> : tree_conv_windows<0>;
-    kernel<<<grid, n_threads, 0, (cudaStream_t) stream>>>(
-        data_of<float>(x), stride_of(x, 1), data_of<float>(states), stride_of(states, 1), data_of<int32_t>(cells),
-        data_of<int32_t>(dst->src[3]), data_of<float>(dst), (int) dst->ne[1], width, (int) (dst->ne[2] / cells->ne[0]));
-}
-
-bool dw::takes_tree_commit_conv(const ggml_tensor * dst) {
-    return is_f32(dst) && dst->src[1]->type == GGML_TYPE_F32 && is_i32(dst->src[2]);
-}
-
-void dw::launch_tree_commit_conv(ggml_tensor * dst, void * stream) {
-    const ggml_tensor * x = dst->src[1];
-    tree_commit_conv<<<n_blocks(dst->ne[1], n_threads), n_threads, 0, (cudaStream_t) stream>>>(
-        data_of<float>(dst), stride_of(dst, 1), data_of<float>(x), stride_of(x, 1), stride_of(x, 0),
-        data_of<int32_t>(dst->src[2]), (int) dst->ne[0], (int) dst->ne[1]);
-}
+const dw::op_descriptor windows::on_cuda = { windows::signature, nullptr, takes_windows, nullptr, launch_windows };
+const dw::op_descriptor commit::on_cuda  = { commit::signature, nullptr, takes_commit, nullptr, launch_commit };

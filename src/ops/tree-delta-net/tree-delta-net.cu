@@ -5,9 +5,12 @@
 // most descendants last, at most five are kept at once in a tree of 64 nodes; beyond that the path from the root is
 // walked again.
 
-#include "ops/door/launchers.h"
+#include "ops/door/launch.h"
+#include "ops/tree-delta-net/tree-ops.h"
 #include "ops/tree-delta-net/tree-plan.h"
 #include "ops/tree-delta-net/tree-walker.h"
+
+namespace op = dw::tree_delta_net;
 
 namespace {
 
@@ -63,45 +66,43 @@ template <int size> __global__ void __launch_bounds__(layout<size>::threads) tre
     }
 }
 
-template <int size> void launch(const arguments & a, int n_seqs, cudaStream_t stream) {
+template <int size> void launch_for(const arguments & a, int n_seqs, cudaStream_t stream) {
     const dim3 grid((unsigned) a.n_heads, (unsigned) n_seqs, layout<size>::blocks);
     tree_delta_net<size><<<grid, layout<size>::threads, 0, stream>>>(a);
 }
 
-} // namespace
-
-bool dw::takes_tree_delta_net(const ggml_tensor * dst) {
-    const ggml_tensor * v = dst->src[3];
-    for (int i = 0; i <= 6; ++i) {
-        if (!is_f32(dst->src[i]) || dst->src[i]->nb[2] > UINT32_MAX) { // by_node::node
+bool takes(const ggml_tensor * dst) {
+    const ggml_tensor * v = dst->src[op::v];
+    for (int i = op::scratch; i <= op::states; ++i) {
+        if (!dw::is_f32(dst->src[i]) || dst->src[i]->nb[2] > UINT32_MAX) { // by_node::node
             return false;
         }
     }
     const int64_t size = v->ne[0];
-    return (size == 16 || size == 32 || size == 64 || size == 128) && v->ne[2] <= max_tree_nodes &&
-           is_i32(dst->src[7]) && is_i32(dst->src[8]);
+    return (size == 16 || size == 32 || size == 64 || size == 128) && v->ne[2] <= dw::max_tree_nodes &&
+           dw::is_i32(dst->src[op::cells]) && dw::is_i32(dst->src[op::tree]);
 }
 
-void dw::launch_tree_delta_net(ggml_tensor * dst, void * stream) {
-    const ggml_tensor * v           = dst->src[3];
-    const ggml_tensor * states      = dst->src[6];
-    const ggml_tensor * tree        = dst->src[8];
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor * v           = dst->src[op::v];
+    const ggml_tensor * states      = dst->src[op::states];
+    const ggml_tensor * tree        = dst->src[op::tree];
     const int64_t       size        = v->ne[0];
     const int64_t       n_heads     = v->ne[1];
-    const int64_t       n_key_heads = dst->src[2]->ne[1];
+    const int64_t       n_key_heads = dst->src[op::k]->ne[1];
     const int64_t       max_rows    = tree->ne[0];
-    const int32_t *     rows        = data_of<int32_t>(tree);
-    float *             k           = data_of<float>(dst); // tree-ops.h: factors, then out
+    const int32_t *     rows        = dw::data_of<int32_t>(tree);
+    float *             k           = dw::data_of<float>(dst); // tree-ops.h: factors, then out
     float *             u           = k + max_rows * n_key_heads * size;
     float *             g           = u + max_rows * n_heads * size;
-    const arguments     a           = { by_node(dst->src[1]),
-                                        by_node(dst->src[2]),
+    const arguments     a           = { by_node(dst->src[op::q]),
+                                        by_node(dst->src[op::k]),
                                         by_node(v),
-                                        by_node(dst->src[4]),
-                                        by_node(dst->src[5]),
-                                        data_of<float>(states),
-                                        stride_of(states, 1),
-                                        data_of<int32_t>(dst->src[7]),
+                                        by_node(dst->src[op::g]),
+                                        by_node(dst->src[op::beta]),
+                                        dw::data_of<float>(states),
+                                        dw::stride_of(states, 1),
+                                        dw::data_of<int32_t>(dst->src[op::cells]),
                                         rows,
                                         rows + 2 * max_rows,
                                         k,
@@ -114,17 +115,20 @@ void dw::launch_tree_delta_net(ggml_tensor * dst, void * stream) {
                                         (unsigned) (n_heads * size * sizeof(float)),
                                         1.0f / sqrtf((float) size) };
     const int           n_seqs      = (int) v->ne[3];
-    const cudaStream_t  in          = (cudaStream_t) stream;
     switch (size) {
         case 16:
-            return launch<16>(a, n_seqs, in);
+            return launch_for<16>(a, n_seqs, with.stream);
         case 32:
-            return launch<32>(a, n_seqs, in);
+            return launch_for<32>(a, n_seqs, with.stream);
         case 64:
-            return launch<64>(a, n_seqs, in);
+            return launch_for<64>(a, n_seqs, with.stream);
         case 128:
-            return launch<128>(a, n_seqs, in);
+            return launch_for<128>(a, n_seqs, with.stream);
         default:
-            GGML_ABORT("a head of %d", (int) size); // takes_tree_delta_net refused it
+            GGML_ABORT("a head of %d", (int) size); // takes() refused it
     }
 }
+
+} // namespace
+
+const dw::op_descriptor op::on_cuda = { op::signature, nullptr, takes, nullptr, launch };

@@ -3,8 +3,6 @@
 #include "ops/tree-delta-net/tree-ops.h"
 
 #include "ops/delta-net/delta-net-step.h"
-#include "ops/top-rows/top-rows.h"
-#include "ops/tree-attention/tree-attention.h"
 #include "ops/tree-delta-net/tree-rows.h"
 
 #include <algorithm>
@@ -13,6 +11,10 @@
 #include <vector>
 
 using dw::vector_at;
+namespace windows      = dw::tree_conv_windows;
+namespace delta        = dw::tree_delta_net;
+namespace commit_state = dw::tree_commit_state;
+namespace commit_conv  = dw::tree_commit_conv;
 
 namespace {
 
@@ -37,9 +39,9 @@ struct factors {
 // value rows [first, last) of head h through all trees
 void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & kept, int64_t h, int64_t first,
           int64_t last) {
-    const ggml_tensor * v         = dst->src[3];
-    const ggml_tensor * states    = dst->src[6];
-    const int32_t *     cells     = i32(dst->src[7]);
+    const ggml_tensor * v         = dst->src[delta::v];
+    const ggml_tensor * states    = dst->src[delta::states];
+    const int32_t *     cells     = i32(dst->src[delta::cells]);
     const int64_t       size      = v->ne[0];
     const int64_t       n_heads   = v->ne[1];
     const int64_t       n_nodes   = v->ne[2];
@@ -58,23 +60,22 @@ void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & k
             float *       to    = rows.data() + tree.depths[i] * dw::delta_block * size;
             const float * state = (const float *) ((const char *) states->data + cells[s] * states->nb[1]);
             const float * from  = tree.parents[i] < 0 ? state + (h * size + j) * size : to - dw::delta_block * size;
-            dw::delta_step(n, size, from, to, expf(*vector_at(dst->src[4], h, t, s)), vector_at(dst->src[2], h, t, s),
-                           vector_at(dst->src[1], h, t, s), vector_at(v, h, t, s) + j, *vector_at(dst->src[5], h, t, s),
-                           scale, kept.u + (i * n_heads + h) * size + j, kept.end + (i * n_heads + h) * size + j);
+            dw::delta_step(n, size, from, to, expf(*vector_at(dst->src[delta::g], h, t, s)),
+                           vector_at(dst->src[delta::k], h, t, s), vector_at(dst->src[delta::q], h, t, s),
+                           vector_at(v, h, t, s) + j, *vector_at(dst->src[delta::beta], h, t, s), scale,
+                           kept.u + (i * n_heads + h) * size + j, kept.end + (i * n_heads + h) * size + j);
         }
     }
 }
 
-} // namespace
-
-void dw_tree_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor * x      = dst->src[0];
-    const ggml_tensor * states = dst->src[1];
-    const int32_t *     cells  = i32(dst->src[2]);
-    const dw::tree_rows tree(dst->src[3]);
+void run_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * x      = dst->src[windows::x];
+    const ggml_tensor * states = dst->src[windows::states];
+    const int32_t *     cells  = i32(dst->src[windows::cells]);
+    const dw::tree_rows tree(dst->src[windows::tree]);
     const int64_t       width      = dst->ne[0];
     const int64_t       n_channels = dst->ne[1];
-    const int64_t       n_nodes    = dst->ne[2] / dst->src[2]->ne[0];
+    const int64_t       n_nodes    = dst->ne[2] / dst->src[windows::cells]->ne[0];
     for (int64_t i = ith; i < dst->ne[2]; i += nth) {
         const float * state  = (const float *) ((const char *) states->data + cells[i / n_nodes] * states->nb[1]);
         float *       window = (float *) ((char *) dst->data + i * dst->nb[2]);
@@ -97,15 +98,15 @@ void dw_tree_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
-void dw_tree_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor * k           = dst->src[2];
-    const ggml_tensor * v           = dst->src[3];
+void run_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * k           = dst->src[delta::k];
+    const ggml_tensor * v           = dst->src[delta::v];
     const int64_t       size        = v->ne[0];
     const int64_t       n_heads     = v->ne[1];
     const int64_t       n_nodes     = v->ne[2];
     const int64_t       n_rows      = n_nodes * v->ne[3];
     const int64_t       n_key_heads = k->ne[1];
-    const dw::tree_rows tree(dst->src[8]);
+    const dw::tree_rows tree(dst->src[delta::tree]);
     const factors       kept((float *) dst->data, size, n_heads, n_key_heads, tree.max_rows);
 
     if (ith == 0) {
@@ -115,7 +116,7 @@ void dw_tree_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
                             size * sizeof(float));
             }
             for (int64_t h = 0; h < n_heads; ++h) {
-                kept.g[i * n_heads + h] = *vector_at(dst->src[4], h, i % n_nodes, i / n_nodes);
+                kept.g[i * n_heads + h] = *vector_at(dst->src[delta::g], h, i % n_nodes, i / n_nodes);
             }
         }
     }
@@ -123,13 +124,13 @@ void dw_tree_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
                  [&](int64_t h, int64_t first, int64_t last) { walk(dst, tree, kept, h, first, last); });
 }
 
-void dw_tree_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
-    const int64_t   size        = dst->ne[0];
-    const int64_t   n_heads     = dst->ne[2];
-    const int32_t * path        = i32(dst->src[2]);
-    const int64_t   max_nodes   = dst->src[2]->ne[0] - 1;
-    const int64_t   n_key_heads = (dst->src[1]->ne[0] / max_nodes - n_heads * size - n_heads) / size;
-    const factors   kept((float *) dst->src[1]->data, size, n_heads, n_key_heads, max_nodes);
+void run_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
+    const int64_t   size      = dst->ne[0];
+    const int64_t   n_heads   = dst->ne[2];
+    const int32_t * path      = i32(dst->src[commit_state::path]);
+    const int64_t   max_nodes = dst->src[commit_state::path]->ne[0] - 1;
+    const int64_t n_key_heads = (dst->src[commit_state::factors]->ne[0] / max_nodes - n_heads * size - n_heads) / size;
+    const factors kept((float *) dst->src[commit_state::factors]->data, size, n_heads, n_key_heads, max_nodes);
 
     dw::for_rows(n_heads, size, ith, nth, [&](int64_t h, int64_t first, int64_t last) {
         float * state = (float *) ((char *) dst->data + h * dst->nb[2]);
@@ -147,9 +148,9 @@ void dw_tree_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
     });
 }
 
-void dw_tree_commit_conv(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor * x          = dst->src[1];
-    const int32_t *     path       = i32(dst->src[2]);
+void run_commit_conv(ggml_tensor * dst, int ith, int nth, void *) {
+    const ggml_tensor * x          = dst->src[commit_conv::x];
+    const int32_t *     path       = i32(dst->src[commit_conv::path]);
     const int64_t       n_kept     = dst->ne[0];
     const int64_t       n_channels = dst->ne[1];
     const int64_t       n_path     = path[0];
@@ -163,25 +164,9 @@ void dw_tree_commit_conv(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
-void * dw_tree_op_find(const char * name) {
-    static const struct {
-        const char *     name;
-        ggml_custom_op_t op;
-    } ops[] = {
-        { "dw_tree_conv_windows", dw_tree_conv_windows },
-        { "dw_tree_delta_net", dw_tree_delta_net },
-        { "dw_tree_commit_state", dw_tree_commit_state },
-        { "dw_tree_commit_conv", dw_tree_commit_conv },
-        { "dw_tree_scores", dw_tree_scores },
-        { "dw_tree_values", dw_tree_values },
-        { "dw_tree_commit_rows", dw_tree_commit_rows },
-        { "dw_tree_commit_columns", dw_tree_commit_columns },
-        { "dw_top_rows", dw_top_rows },
-    };
-    for (const auto & entry : ops) {
-        if (std::strcmp(entry.name, name) == 0) {
-            return (void *) entry.op;
-        }
-    }
-    return nullptr;
-}
+} // namespace
+
+const dw::op_descriptor windows::on_cpu      = { windows::signature, run_conv_windows };
+const dw::op_descriptor delta::on_cpu        = { delta::signature, run_delta_net };
+const dw::op_descriptor commit_state::on_cpu = { commit_state::signature, run_commit_state };
+const dw::op_descriptor commit_conv::on_cpu  = { commit_conv::signature, run_commit_conv };

@@ -3,9 +3,11 @@
 
 #pragma once
 
-#include "ops/door/launchers.h"
+#include <cstdint>
 
 namespace dw {
+
+constexpr int max_tree_nodes = 64; // of one sequence
 
 // What to do with a node, in preorder: its number, and flags. It follows the node before it, unless it begins anew.
 using tree_step                = uint32_t;

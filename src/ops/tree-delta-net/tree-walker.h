@@ -8,7 +8,7 @@
 #pragma once
 
 #include "ops/delta-net/delta-step-cuda.h"
-#include "ops/door/launchers.h"
+#include "ops/door/launch.h"
 #include "ops/tree-delta-net/tree-plan.h"
 
 namespace dw::delta_net {

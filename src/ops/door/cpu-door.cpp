@@ -1,0 +1,33 @@
+// See cpu-door.h.
+
+#include "ops/door/cpu-door.h"
+
+#include "ggml-impl.h"
+#include "ops/door/custom-op.h"
+#include "ops/top-rows/top-rows.h"
+#include "ops/tree-attention/tree-attention.h"
+#include "ops/tree-delta-net/tree-ops.h"
+
+#include <cstring>
+
+namespace {
+
+const dw::op_descriptor * const ops[] = {
+    &dw::tree_conv_windows::on_cpu, &dw::tree_delta_net::on_cpu,      &dw::tree_commit_state::on_cpu,
+    &dw::tree_commit_conv::on_cpu,  &dw::tree_scores::on_cpu,         &dw::tree_values::on_cpu,
+    &dw::tree_commit_rows::on_cpu,  &dw::tree_commit_columns::on_cpu, &dw::top_rows::on_cpu,
+};
+
+static_assert(sizeof(ggml_custom_op_params) <= dw::layer_at, "the layer pointer lies behind ggml's parameters");
+static_assert(dw::layer_at + sizeof(void *) <= GGML_MAX_OP_PARAMS, "the layer pointer fits");
+
+} // namespace
+
+void * dw_cpu_find(const char * name) {
+    for (const dw::op_descriptor * op : ops) {
+        if (std::strcmp(op->signature.name, name) == 0) {
+            return const_cast<dw::op_descriptor *>(op);
+        }
+    }
+    return std::strcmp(name, "dw_top_rows_layout") == 0 ? (void *) dw::top_rows::layout_of : nullptr;
+}

@@ -1,0 +1,251 @@
+"""src/round/cost_curve.*, load_schedule.*: what "auto" makes of the times of rounds, by tables.
+
+A row names its case. The model runs without an engine: bench/testing_api.py, draftwood-testing.h.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.testing_api import SOURCE_DRAFTER, SOURCE_NGRAM, CostModel, load_rounds
+from tests.unit.cost_curves import PLAIN, TWO_CORES, accept, curve, linear
+
+# --- the curve
+
+EVEN = {1: 1000.0, 4: 1600.0, 8: 3200.0}
+
+
+@pytest.mark.parametrize(
+    ("known", "size", "expected"),
+    [
+        pytest.param({}, 3, 0.0, id="nothing is known"),
+        pytest.param(EVEN, 4, 1600.0, id="a known size"),
+        pytest.param(EVEN, 6, 2400.0, id="between two sizes: interpolated"),
+        pytest.param(EVEN, 10, 4000.0, id="beyond the last: its slope goes on"),
+        pytest.param({1: 1000.0, 4: 800.0}, 8, 800.0, id="beyond the last: a falling slope does not"),
+        pytest.param({4: 1600.0}, 9, 1600.0, id="beyond the only size"),
+        pytest.param({4: 1600.0}, 3, 1200.0, id="below the only size: through the origin"),
+        pytest.param(dict.fromkeys(range(1, 65), 5.0), 64, 5.0, id="the largest size"),
+    ],
+)
+def test_draft_times_between_known_sizes(known, size, expected):
+    flat = {1: 1e6, 64: 1e6}
+    model = CostModel(curve=curve({n: t for n, t in known.items() if n < 64}, flat))
+    micros, _ = model.expect(min(size, 63))
+    assert micros - 1e6 == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(
+    ("verify", "n_tokens", "expected"),
+    [
+        pytest.param(EVEN, 3, 1600.0, id="rows are tokens and the root"),
+        pytest.param({1: 1000.0, 4: 700.0}, 3, 1000.0, id="never less than a plain step"),
+        pytest.param({1: 1000.0}, 7, 1000.0, id="only plain steps are known"),
+    ],
+)
+def test_n_grams_cost_the_verify_only(verify, n_tokens, expected):
+    micros, _ = CostModel(curve=curve({1: 500}, verify)).expect(n_tokens, SOURCE_NGRAM)
+    assert micros == pytest.approx(expected)
+
+
+# --- new times
+
+
+BUSY = 1 / 0.6  # 1.67
+QUIET = linear(100.0)  # a verify of 4 rows: 1,300
+
+
+def verifies(model: CostModel, *ratios: float, rows: int = 4) -> None:
+    """Add verifies that took so many times what QUIET says."""
+    for ratio in ratios:
+        model.add_verify(rows, ratio * (1000 + 100 * (rows - 1)))
+
+
+@pytest.mark.parametrize(
+    ("rows", "ratios", "shares_cores", "expected"),
+    [
+        pytest.param(4, [1.7] * 8, True, True, id="8 verifies over 1.67 times the curve"),
+        pytest.param(4, [1.7] * 7, True, False, id="7 verifies"),
+        pytest.param(4, [1.64] * 8, True, False, id="8 verifies of 1.64 times"),
+        pytest.param(1, [1.7] * 8, True, True, id="8 plain steps"),
+        pytest.param(4, [1.7] * 8, False, False, id="on a GPU"),
+        pytest.param(4, [1.0] * 7 + [100.0], True, False, id="one round that was held up"),
+        pytest.param(4, [1.0] + [1.7] * 7, True, False, id="the mean without the longest: 1.6 times"),
+        pytest.param(4, [1.0] + [1.8] * 7, True, True, id="the mean without the longest: 1.69 times"),
+        pytest.param(4, [1.7] * 8 + [1.0] * 4, True, False, id="the newest 8 count"),
+        pytest.param(4, [1.0] * 9 + [1.7] * 8, True, True, id="older ones do not"),
+        pytest.param(4, [1.0, 1.0, 1.0, 4.5] * 2, True, False, id="bursts of 4.5 times, two of 8: 1.5 times"),
+        pytest.param(4, [1.0, 1.0, 4.5, 4.5] * 2, True, True, id="bursts of 4.5 times, four of 8: 2.5 times"),
+    ],
+)
+def test_when_a_busy_machine_is_noticed(rows, ratios, shares_cores, expected):
+    model = CostModel(curve=QUIET, shares_cores=shares_cores)
+    verifies(model, *ratios, rows=rows)
+    assert model.is_outdated() is expected
+
+
+def test_plain_steps_and_verifies_are_counted_apart():
+    model = CostModel(curve=QUIET)
+    for rows in (1, 4) * 7:
+        verifies(model, 1.7, rows=rows)
+    assert not model.is_outdated()
+
+
+def test_an_update_starts_a_new_count():
+    model = CostModel(curve=QUIET)
+    verifies(model, *[3.0] * 8)
+    model.update()
+    assert not model.is_outdated()
+    verifies(model, *[9.0] * 7)
+    assert not model.is_outdated()
+
+
+KNOWN = curve({1: 100, 4: 400}, {1: 1000, 2: 1100, 4: 1300, 8: 1700})
+
+
+@pytest.mark.parametrize(
+    ("shares_cores", "times", "expected"),
+    [
+        pytest.param(
+            True, {4: [1400]}, {1: 1000, 2: 1100, 4: 1330, 8: 1700}, id="a little slower: three tenths"
+        ),
+        pytest.param(
+            True, {4: [1200, 1600]}, {1: 1000, 2: 1100, 4: 1330, 8: 1700}, id="two times: their mean counts"
+        ),
+        pytest.param(
+            True,
+            {4: [2600] * 8},
+            {1: 1000, 2: 2200, 4: 2600, 8: 3400},
+            id="busy: at once, other sizes alike",
+        ),
+        pytest.param(
+            True, {4: [2600] * 7}, {1: 1000, 2: 1100, 4: 1690, 8: 1700}, id="seven slow rounds: three tenths"
+        ),
+        pytest.param(
+            False, {4: [2600] * 8}, {1: 1000, 2: 1100, 4: 1690, 8: 1700}, id="slower on a GPU: three tenths"
+        ),
+        pytest.param(
+            True, {1: [2000] * 8}, {1: 2000, 2: 1100, 4: 1300, 8: 1700}, id="busy plain steps: verifies stay"
+        ),
+        pytest.param(
+            True, {3: [1500]}, {1: 1000, 2: 1100, 3: 1500, 4: 1300, 8: 1700}, id="a new size: its time"
+        ),
+        pytest.param(
+            True,
+            {3: [2200] * 8},
+            {1: 1000, 2: 2200, 3: 2200, 4: 2600, 8: 3400},
+            id="busy at a new size: over the next smaller one",
+        ),
+    ],
+)
+def test_new_verify_times(shares_cores, times, expected):
+    model = CostModel(curve=KNOWN, shares_cores=shares_cores)
+    for rows, all_times in times.items():
+        for micros in all_times:
+            model.add_verify(rows, micros)
+    model.update()
+    found = model.curve()
+    assert {n: us for n, us in enumerate(found.verify_us) if us} == pytest.approx(expected)
+    assert found.draft_us == KNOWN.draft_us
+
+
+@pytest.mark.parametrize("shares_cores", [True, False])
+@pytest.mark.parametrize(
+    ("measured", "plain", "verify", "draft"),
+    [
+        pytest.param(False, 500, 650, 200, id="half of the stored times: all follow at once"),
+        pytest.param(False, 590, 767, 236, id="0.59 of them"),
+        pytest.param(False, 610, 1300, 400, id="0.61 of them: no other machine, no other load"),
+        pytest.param(True, 500, 1300, 400, id="verifies and drafts measured in this process stay"),
+    ],
+)
+def test_times_kept_from_a_busy_machine(shares_cores, measured, plain, verify, draft):
+    """Only plain steps run; what the others take follows them if it was measured by another process."""
+    model = CostModel(curve=KNOWN, shares_cores=shares_cores)
+    if measured:
+        model.add_verify(4, 1300)
+        model.add_draft(4, 400)
+        model.update()
+    model.add_verify(1, plain)
+    model.update()
+    found = model.curve()
+    assert found.verify_us[4] == pytest.approx(verify)
+    assert found.draft_us[4] == pytest.approx(draft)
+
+
+@pytest.mark.parametrize(
+    ("n_warmup", "times", "expected"),
+    [
+        pytest.param(2, [90_000, 70_000, 5059], 5059, id="GPU: kernels, capture, replay"),
+        pytest.param(2, [90_000, 70_000], 0, id="GPU: two rounds say nothing"),
+        pytest.param(1, [90_000, 5059], 5059, id="CPU: graphs built in the first round"),
+        pytest.param(1, [90_000], 0, id="CPU: one round says nothing"),
+    ],
+)
+def test_first_rounds_of_a_size_are_discarded(n_warmup, times, expected):
+    model = CostModel(n_warmup=n_warmup, shares_cores=n_warmup == 1)
+    for rows in (3, 6):  # each size has its own
+        for micros in times:
+            model.add_verify(rows, micros)
+    model.update()
+    assert [model.curve().verify_us[rows] for rows in (3, 6)] == [expected] * 2
+
+
+def test_discarded_rounds_make_no_busy_machine():
+    model = CostModel(n_warmup=2, curve=QUIET)
+    for rows in range(2, 7):
+        verifies(model, 5.0, 5.0, rows=rows)
+    assert not model.is_outdated()
+
+
+def test_times_at_load_are_minima():
+    model = CostModel()
+    for micros in (3000, 1000, 2000):
+        model.add_verify(1, micros)
+    model.update(use_minimum=True)
+    assert model.curve().verify_us[1] == 1000
+
+
+def test_the_curve_stands_still_between_updates():
+    model = CostModel(curve=KNOWN)
+    for _ in range(50):
+        model.add_verify(4, 9000)
+        model.add_draft(4, 9000)
+    assert model.curve() == KNOWN
+
+
+def test_busy_verifies_end_drafting_at_once():
+    """bench/LOG.md: a verify that waits for its second thread takes 4 to 5 times the mean."""
+    model = CostModel(curve=TWO_CORES)
+    accept(model, [0.8] * 8)
+    assert model.choose(8) == (SOURCE_DRAFTER, 2)
+    for _ in range(8):
+        model.add_verify(3, 4.5 * 1270)
+    assert model.is_outdated()
+    model.update()
+    assert model.choose(8) == PLAIN
+
+
+# --- the load
+
+QUICK = (0, 0)
+
+
+@pytest.mark.parametrize(
+    ("longest", "n_warmup", "slow", "fast_us", "expected"),
+    [
+        pytest.param(8, 1, QUICK, 1000, {0: 4, 8: 5, 1: 5, 3: 5, 7: 5}, id="CPU"),
+        pytest.param(8, 2, QUICK, 1000, {0: 5, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: a third warm-up round"),
+        pytest.param(
+            8, 2, (2, 400_000), 1000, {0: 5, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: loading kernels does not count"
+        ),
+        pytest.param(4, 1, QUICK, 1000, {0: 4, 4: 5, 1: 5, 3: 5}, id="drafts up to 4"),
+        pytest.param(1, 1, QUICK, 1000, {0: 4, 1: 5}, id="drafts of one"),
+        pytest.param(8, 1, QUICK, 26_000, {0: 4, 8: 5, 1: 5, 3: 5}, id="26 ms a round: no drafts of 7"),
+        pytest.param(8, 1, QUICK, 120_000, {0: 4, 8: 3}, id="0.12 s a round: one timed draft"),
+        pytest.param(8, 1, QUICK, 10_000_000, {0: 2, 8: 3}, id="10 s a round: one of each"),
+        pytest.param(8, 1, QUICK, 100_000, {0: 4, 8: 3}, id="300 ms are within the budget"),
+    ],
+)
+def test_rounds_of_a_load(longest, n_warmup, slow, fast_us, expected):
+    assert load_rounds(longest, n_warmup, slow=slow, fast_us=fast_us) == expected

@@ -1,0 +1,348 @@
+"""src/round/cost_model.*, acceptance.*: what speculation="auto" decides, by tables.
+
+A row names its case. Decisions named after a machine are those of bench/LOG.md. The model runs without an
+engine: bench/testing_api.py, draftwood-testing.h. Times: test_cost_curve.py.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+
+import pytest
+from draftwood.engine import _capi
+
+from bench import testing_api
+from bench.testing_api import SOURCE_DRAFTER, SOURCE_NGRAM, CostModel
+from tests.unit.cost_curves import (
+    ALWAYS,
+    H100,
+    H200,
+    H200_DFLASH,
+    NEVER,
+    PLAIN,
+    STEPS,
+    TWO_CORES,
+    TWO_CORES_BUSY,
+    TWO_CORES_Q8,
+    accept,
+    curve,
+    linear,
+)
+
+# --- acceptance
+
+
+@pytest.mark.parametrize(
+    ("rates", "rounds", "n_tokens", "expected"),
+    [
+        pytest.param([0.5], 0, 1, 1.75, id="nothing is known: 3 of 4"),
+        pytest.param([0.5], 0, 3, 1 + 0.75 + 0.75**2 + 0.75**3, id="nothing is known, three tokens"),
+        pytest.param([NEVER], 1, 1, 1 + 1.5 / 3, id="refused once: 1.5 of 3"),
+        pytest.param([ALWAYS], 1, 1, 1 + 2.5 / 3, id="accepted once: 2.5 of 3"),
+        pytest.param([NEVER] * 4, 400, 4, 1 + 1.5 / 52 * (1 + 0.75 + 0.75**2 + 0.75**3), id="never"),
+        pytest.param([ALWAYS] * 4, 400, 4, 4.9, id="always"),
+        pytest.param([0.75, 0.5, 0.25], 400, 3, 1 + 0.75 + 0.375 + 0.09375, id="falling by depth"),
+    ],
+)
+def test_expected_tokens(rates, rounds, n_tokens, expected):
+    model = CostModel()
+    accept(model, rates, rounds)
+    assert model.expect(n_tokens)[1] == pytest.approx(expected, rel=0.03)
+
+
+def test_older_rounds_weigh_less():
+    """50 refusals after 200 acceptances: 36 % of the weight is left of these, 0.98 a round."""
+    model = CostModel()
+    accept(model, [ALWAYS])
+    accept(model, [NEVER], 50)
+    left = 0.98**50
+    reached = (1 - 0.98**250) / 0.02
+    accepted = left * (1 - 0.98**200) / 0.02
+    assert model.expect(1)[1] == pytest.approx(1 + (accepted + 1.5) / (reached + 2.0))
+
+
+def test_depths_behind_a_refused_token_are_not_judged():
+    model = CostModel()
+    for _ in range(100):
+        model.add_acceptance(4, 1)
+    _, one = model.expect(1)
+    two, three = model.expect(2)[1], model.expect(3)[1]
+    refused = 1.5 / (2 + (1 - 0.98**100) / 0.02)
+    assert (two - one) / (one - 1) == pytest.approx(refused)  # depth 1: always refused
+    assert (three - two) / (two - one) == pytest.approx(0.75)  # depth 2: never reached
+
+
+def test_sources_have_records_of_their_own():
+    model = CostModel()
+    accept(model, [NEVER], source=SOURCE_NGRAM)
+    assert model.expect(1, SOURCE_DRAFTER)[1] == 1.75
+    assert model.expect(1, SOURCE_NGRAM)[1] < 1.05
+
+
+# --- the choice
+
+
+@pytest.mark.parametrize(
+    ("costs", "rates", "longest", "expected"),
+    [
+        pytest.param(linear(0.0, draft=0.001), [0.5] * 8, 8, 8, id="drafts and rows cost nothing: all"),
+        pytest.param(linear(0.0), [0.5] * 8, 8, 6, id="rows cost nothing: drafts do"),
+        pytest.param(linear(0.0), [0.5] * 8, 3, 3, id="the context has room for 3"),
+        pytest.param(linear(0.0), [0.5] * 8, 0, 0, id="the context has no room"),
+        pytest.param(linear(1000.0), [0.9] * 8, 8, 0, id="a row costs a step: none"),
+        pytest.param(linear(100.0), [NEVER] * 8, 8, 0, id="never accepted: none"),
+        pytest.param(linear(100.0), [ALWAYS] * 8, 8, 8, id="always accepted: all"),
+        pytest.param(linear(150.0), [0.9, 0.8, 0.1, 0.9], 8, 2, id="falling by depth: up to the fall"),
+        pytest.param(linear(150.0), [0.5] * 8, 8, 2, id="dearer rows: shorter"),
+        pytest.param(linear(40.0), [0.5] * 8, 8, 3, id="cheaper rows: longer"),
+        pytest.param(STEPS, [0.7] * 8, 8, 3, id="steps: up to the first one"),
+        pytest.param(STEPS, [0.99] * 8, 8, 7, id="steps: over the first one if it is accepted"),
+        pytest.param(H200, [0.618034] * 2, 2, 2, id="H200 length2: 1.34x to 1.40x with 2 drafts"),
+        pytest.param(H200, [0.834323] * 8, 8, 3, id="H200 length4-auto: 2 to 4 drafts, 1.63x"),
+        pytest.param(H200, [NEVER] * 8, 8, 0, id="H200: never accepted"),
+        pytest.param(H200_DFLASH, [0.844484] * 15, 15, 4, id="H200 length6, DFlash"),
+        pytest.param(H100, [0.62] * 8, 8, 1, id="H100: a draft of 1 ms each, a fifth of a step"),
+        pytest.param(TWO_CORES, [0.8] * 8, 8, 2, id="two cores, json at temperature 0"),
+        pytest.param(TWO_CORES, [0.55] * 8, 8, 0, id="two cores at 0.8: 2 tokens do not pay"),
+        pytest.param(TWO_CORES_Q8, [0.8] * 8, 8, 1, id="two cores, Q8_0: 4 rows take 3 steps"),
+        pytest.param(TWO_CORES_Q8, [0.6] * 8, 8, 0, id="two cores, Q8_0, fewer accepted: none"),
+        pytest.param(TWO_CORES_BUSY, [0.8] * 8, 8, 1, id="two cores with a load of 11: 2 rows still pay"),
+    ],
+)
+def test_how_many_tokens_are_drafted(costs, rates, longest, expected):
+    model = CostModel(curve=costs)
+    accept(model, rates)
+    assert model.choose(longest) == (SOURCE_DRAFTER, expected)
+
+
+@pytest.mark.parametrize(
+    ("micros", "expected"),
+    [
+        pytest.param(1000 * 1.75 / 1.03, (SOURCE_DRAFTER, 1), id="3 % faster than plain: drafted"),
+        pytest.param(1000 * 1.75 / 1.01, PLAIN, id="1 % faster than plain: within the margin of 2 %"),
+        pytest.param(1000 * 1.75, PLAIN, id="a tie: plain"),
+    ],
+)
+def test_drafting_must_win_by_a_margin(micros, expected):
+    """Before the first round a draft of one has 1.75 expected tokens."""
+    assert CostModel(curve=curve({1: 0.5}, {1: 1000, 2: micros - 0.5})).choose(1) == expected
+
+
+@pytest.mark.parametrize(
+    ("drafter", "ngram", "draft_us", "expected"),
+    [
+        pytest.param(0.8, 0.8, 50.0, (SOURCE_NGRAM, 4), id="as often accepted: n-grams, which cost nothing"),
+        pytest.param(0.8, 0.3, 50.0, (SOURCE_DRAFTER, 4), id="rarely accepted n-grams: the drafter"),
+        pytest.param(0.8, 0.7, 300.0, (SOURCE_NGRAM, 3), id="a dear drafter: n-grams, though fewer tokens"),
+        pytest.param(0.8, 0.8, None, (SOURCE_DRAFTER, 4), id="a tie: the drafter"),
+    ],
+)
+def test_who_drafts(drafter, ngram, draft_us, expected):
+    verify = {1: 1000, 64: 1000 + 63 * 150}
+    drafts = {} if draft_us is None else {n: n * draft_us for n in range(1, 64)}
+    model = CostModel(curve=curve(drafts, verify))
+    accept(model, [drafter] * 4, source=SOURCE_DRAFTER)
+    accept(model, [ngram] * 4, source=SOURCE_NGRAM)
+    assert model.choose(4, 4) == expected
+
+
+@pytest.mark.parametrize(
+    ("costs", "longest", "expected"),
+    [
+        pytest.param(None, (5, 0), (SOURCE_DRAFTER, 5), id="no times: the drafter's longest measures"),
+        pytest.param(curve({}, {1: 1000, 2: 1e9}), (5, 3), PLAIN, id="no draft times: verifies decide"),
+    ],
+)
+def test_before_times_are_known(costs, longest, expected):
+    assert CostModel(curve=costs).choose(*longest) == expected
+
+
+# --- pauses, trials, recoveries
+
+
+def rounds_of(model: CostModel, n: int, accepted: int, longest: int = 8) -> list[int]:
+    """Run n rounds whose drafts are accepted up to `accepted` tokens; return the drafted tokens of each."""
+    drafted = []
+    for _ in range(n):
+        _, tokens = model.choose(longest)
+        if tokens > 0:
+            model.add_acceptance(tokens, min(tokens, accepted))
+        drafted.append(tokens)
+    return drafted
+
+
+@pytest.mark.parametrize(
+    ("costs", "drafts_before"),
+    [
+        pytest.param(TWO_CORES, 0, id="two cores: three of four accepted would not pay"),
+        pytest.param(TWO_CORES_Q8, 0, id="two cores, Q8_0: neither"),
+        pytest.param(H200, 4, id="H200"),
+        pytest.param(H100, 3, id="H100"),
+        pytest.param(linear(100.0), 11, id="rows of 10 %"),
+        pytest.param(linear(200.0), 5, id="rows of 20 %"),
+    ],
+)
+def test_rounds_until_a_pause_if_nothing_is_accepted(costs, drafts_before):
+    drafted = rounds_of(CostModel(curve=costs), drafts_before + 17, 0)
+    assert all(n > 0 for n in drafted[:drafts_before])
+    assert drafted[drafts_before : drafts_before + 16] == [0] * 16
+    assert drafted[drafts_before + 16] > 0, "the first trial"
+
+
+def test_trials_of_a_pause():
+    """A trial has two rounds of two tokens. Pauses double, up to 256 rounds."""
+    drafted = rounds_of(CostModel(curve=linear(1000.0)), 1020, 0)
+    trials = [i for i, n in enumerate(drafted) if n > 0]
+    first = [i for i in trials if i - 1 not in trials]
+    assert [i + 1 for i in first] == [17, 50, 115, 244, 501, 758, 1015]
+    assert trials == [j for i in first for j in (i, i + 1)]
+    assert {drafted[i] for i in trials} == {2}
+
+
+def test_a_trial_is_no_longer_than_the_room():
+    assert max(rounds_of(CostModel(curve=linear(1000.0)), 40, 0, longest=1)) == 1
+
+
+def test_rounds_without_room_are_no_pause():
+    """After 16 idle rounds the 17th is a trial, however many rounds without room lie between."""
+    model = CostModel(curve=linear(1000.0))
+    assert rounds_of(model, 16, 0) == [0] * 16
+    assert rounds_of(model, 30, 0, longest=0) == [0] * 30
+    assert rounds_of(model, 2, 0) == [2, 2]
+
+
+@pytest.mark.parametrize(
+    ("costs", "refused", "trials", "rounds"),
+    [
+        pytest.param(linear(100.0), 20, 1, 6, id="rows of 10 %, a short pause"),
+        pytest.param(linear(100.0), 100, 1, 24, id="rows of 10 %, a long pause"),
+        pytest.param(linear(250.0), 300, 2, 460, id="rows of 25 %: a second trial"),
+        pytest.param(linear(400.0), 500, 3, 515, id="rows of 40 %: a third trial"),
+    ],
+)
+def test_recoveries(costs, refused, trials, rounds):
+    """Drafts are refused, then all accepted. The trials needed, and the last round without a draft."""
+    model = CostModel(curve=costs)
+    rounds_of(model, refused, 0)
+    drafts = [n > 0 for n in rounds_of(model, 1200, 8)]
+    last_pause = max(i for i, drafted in enumerate(drafts) if not drafted)
+    assert all(drafts[last_pause + 1 :])
+    assert sum(drafts[i] and not drafts[i - 1] for i in range(1, last_pause + 2)) == trials
+    assert last_pause == rounds
+
+
+def test_a_chosen_draft_ends_the_longer_pauses():
+    """After a recovery the next pause is 16 rounds again."""
+    model = CostModel(curve=linear(100.0))
+    rounds_of(model, 200, 0)
+    rounds_of(model, 600, 8)
+    drafted = rounds_of(model, 400, 0)
+    first = drafted.index(0)
+    assert drafted[first : first + 18] == [0] * 16 + [2, 2]
+
+
+def test_sources_are_tried_apart():
+    """The drafter's trial comes first, the n-grams' own one a round later."""
+    model = CostModel(curve=linear(1000.0))
+    accept(model, [NEVER] * 4, source=SOURCE_NGRAM)
+    chosen = [model.choose(4, 4) for _ in range(20)]
+    assert chosen[:16] == [PLAIN] * 16
+    assert chosen[16:] == [(SOURCE_DRAFTER, 2), (SOURCE_DRAFTER, 2), (SOURCE_NGRAM, 2), (SOURCE_NGRAM, 2)]
+
+
+# --- trees
+
+
+@pytest.mark.parametrize(
+    ("costs", "n_tokens", "expected"),
+    [
+        pytest.param(linear(0.1), 3, True, id="rows cost nothing"),
+        pytest.param(linear(900.0), 3, False, id="rows cost a step"),
+        pytest.param(linear(0.1), 0, False, id="a plain step has no branches"),
+        pytest.param(linear(0.1), 63, False, id="a draft of 63 fills the largest tree"),
+        pytest.param(linear(0.1), 62, True, id="a draft of 62 leaves a row"),
+        pytest.param(None, 3, False, id="times are not known"),
+        pytest.param(linear(75.0), 3, True, id="3 drafts, 4 more rows of 7.5 %"),
+        pytest.param(linear(150.0), 3, False, id="3 drafts, 4 more rows of 15 %"),
+    ],
+)
+def test_whether_branches_pay(costs, n_tokens, expected):
+    assert CostModel(curve=costs).pays_to_branch(n_tokens) is expected
+
+
+@pytest.mark.parametrize(
+    ("costs", "branches", "expected"),
+    [
+        pytest.param(linear(0.1), [0.2] * 12, 16, id="rows cost nothing: all"),
+        pytest.param(linear(0.1), [], 4, id="no branches"),
+        pytest.param(linear(900.0), [0.2] * 12, 4, id="rows cost a step: none"),
+        pytest.param(linear(20.0), [0.2] * 4 + [0.01] * 8, 8, id="improbable ones stay out"),
+        pytest.param(linear(20.0), [0.05] * 12, 4, id="less than the margin of 2 %: none"),
+        pytest.param(linear(0.1), [0.2] * 5, 9, id="padding up to 12 rows is paid for"),
+        pytest.param(linear(0.0), [0.0] * 12, 4, id="branches that are never right"),
+        pytest.param(linear(0.1), [0.2] * 64, 64, id="at most 64 nodes"),
+    ],
+)
+def test_tree_sizes(costs, branches, expected):
+    assert CostModel(curve=costs).tree_size(3, branches) == expected
+
+
+@pytest.mark.parametrize(
+    ("found", "expected"),
+    [
+        pytest.param([0] * 100, 4, id="branches that were never accepted: none"),
+        pytest.param([1, 0, 0, 0] * 25, 8, id="as often as expected: those beside four rows"),
+        pytest.param([1] * 100, 16, id="four times as often"),
+    ],
+)
+def test_tree_sizes_follow_what_branches_gave(found, expected):
+    model = CostModel(curve=linear(60.0))
+    for accepted in found:
+        model.add_branches([0.15, 0.1], accepted)
+    assert model.tree_size(3, [0.2] * 4 + [0.1] * 8) == expected
+
+
+# --- all of it
+
+
+@pytest.mark.parametrize("seed", range(20))
+def test_choices_are_the_fastest_by_the_model_itself(seed):
+    """Outside of trials the choice is the best of all expectations, but for the margin of plain steps."""
+    draw = random.Random(seed)
+    row, draft = draw.uniform(0, 400), draw.uniform(1, 200)
+    model = CostModel(curve=linear(row, draft))
+    accept(model, [draw.uniform(0.2, 1.0) for _ in range(8)])
+    accept(model, [draw.uniform(0.2, 1.0) for _ in range(8)], source=SOURCE_NGRAM)
+
+    def speed(source: int, n: int) -> float:
+        micros, tokens = model.expect(n, source)
+        return tokens / micros * (1.02 if n == 0 else 1.0)
+
+    options = [(source, n) for source in (SOURCE_DRAFTER, SOURCE_NGRAM) for n in range(9)]
+    source, n = model.choose(8, 8)
+    assert speed(source, n) == max(speed(*option) for option in options)
+
+
+@pytest.mark.parametrize(
+    ("name", "arguments", "text"),
+    [
+        ("dw_cost_model_add_verify_time", [65, 1], "n_rows is 65; expected 1 to 64"),
+        ("dw_cost_model_add_draft_time", [64, 1], "n_tokens is 64; expected 1 to 63"),
+        ("dw_cost_model_add_draft_time", [0, 1], "n_tokens is 0; expected 1 to 63"),
+        ("dw_cost_model_add_acceptance", [2, 1, 0], "source is 2; expected 0 to 1"),
+        ("dw_cost_model_add_acceptance", [0, 1, 2], "n_accepted is 2; expected 0 to 1"),
+    ],
+)
+def test_values_out_of_range(name, arguments, text):
+    model = CostModel()
+    assert getattr(_capi.lib, name)(model._handle, *arguments) == _capi.ERR_ARGUMENT
+    assert _capi.lib.dw_last_error().decode() == text
+
+
+@pytest.mark.parametrize("name", [name for name in testing_api.SIGNATURES if "cost_model" in name])
+def test_null_models(name):
+    result, types = testing_api.SIGNATURES[name]
+    zeros = [None if type_ in (ctypes.c_void_p,) or hasattr(type_, "contents") else 0 for type_ in types]
+    status = getattr(_capi.lib, name)(*zeros)
+    assert result is None or status == _capi.ERR_ARGUMENT

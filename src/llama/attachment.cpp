@@ -11,7 +11,6 @@
 #include "llama/memory.h"
 
 #include <exception>
-#include <utility>
 
 using namespace draftwood;
 
@@ -24,13 +23,11 @@ dw_attachment *& slot_of(llama_context * ctx) {
 
 } // namespace
 
-dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, context_listener * of_others,
-                             std::shared_ptr<model_attachment> of_model) :
+dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, context_listener * of_others) :
     ctx(target),
     exact_rows(n_exact_rows),
     listener(of_others),
-    model(std::move(of_model)),
-    graphs(std::make_unique<graph_store>(target, model->budget().graphs)) {
+    graphs(std::make_unique<graph_store>(target)) {
     slot_of(ctx) = this;
 }
 

@@ -162,11 +162,12 @@ def _watch(process: subprocess.Popen[bytes], lock: Lock, folder: Path) -> None:
 
 def _largest(temporary: Path) -> int:
     """Return the bytes of the largest file in pip's folders: the archive, as far as it is there."""
-    sizes = [0]
-    for path in temporary.glob("*/*"):
-        with suppress(OSError):  # removed meanwhile
-            sizes.append(path.stat().st_size)
-    return max(sizes)
+    largest = 0
+    with suppress(OSError):  # a folder was removed meanwhile; glob says so in some Pythons
+        for path in temporary.glob("*/*"):
+            with suppress(OSError):  # a file
+                largest = max(largest, path.stat().st_size)
+    return largest
 
 
 def how_far(lock: Lock, size: int, elapsed: float) -> str:

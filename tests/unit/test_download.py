@@ -306,3 +306,14 @@ def group_lives(group: int) -> bool:
     except ProcessLookupError:
         return False
     return True
+
+
+def test_a_folder_that_pip_removes_meanwhile(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """The size is looked up while pip works: what goes away in between is no error."""
+
+    def gone(*_: object) -> Iterator[Path]:
+        yield tmp_path / "gone"
+        raise FileNotFoundError(tmp_path / "pip-unpack")
+
+    monkeypatch.setattr(Path, "glob", gone)
+    assert download._largest(tmp_path) == 0

@@ -4,10 +4,12 @@
 
 #include "draftwood-testing.h"
 #include "llama/decode.h"
+#include "llama/facts.h"
 #include "llama/graph_store.h"
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace draftwood {
 
@@ -44,9 +46,11 @@ llama_context_params drafter_context::params_for(llama_context * target, llama_c
     return params;
 }
 
-drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params) :
+drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params,
+                                 std::shared_ptr<model_attachment> model) :
     ctx_(ctx),
-    attached_(ctx, params.exact_rows, /*listener*/ nullptr),
+    attached_(ctx, params.exact_rows, /*listener*/ nullptr, std::move(model)),
+    memory_(attached_.model->budget().drafter, context_bytes(ctx)),
     batch_(ctx),
     results_(attached_, head, params.results == DW_RESULTS_TOP),
     n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) {}

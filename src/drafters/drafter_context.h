@@ -26,7 +26,9 @@ class drafter_context {
 
     // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on
     // CPU those kernels are the faster ones for a few rows (bench/LOG.md).
-    drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params);
+    // `model`: the target's, whose budget counts this context's memory.
+    drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params,
+                    std::shared_ptr<model_attachment> model);
     ~drafter_context()                                   = default;
     drafter_context(const drafter_context &)             = delete;
     drafter_context & operator=(const drafter_context &) = delete;
@@ -61,6 +63,7 @@ class drafter_context {
 
     std::unique_ptr<llama_context, deleter> ctx_;
     attachment                              attached_;
+    budget_lease                            memory_; // of its KV cache and compute buffers
     row_batch                               batch_;
     results                                 results_;
     int32_t                                 n_vocab_;

@@ -49,7 +49,7 @@ bool drafts_ahead(const llama_model * model, const attachment & drafter, const a
 mtp_drafter::mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
     target_(target),
     block_(mtp_block_of(llama_get_model(target.get()))),
-    ctx_(make_context(target.get(), context_params), block_.head, params),
+    ctx_(make_context(target.get(), context_params), block_.head, params, target.attached().model),
     n_embd_(llama_model_n_embd_out(llama_get_model(target.get()))),
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
     ahead_(drafts_ahead(llama_get_model(target.get()), ctx_.attached(), target.attached())),

@@ -11,6 +11,7 @@
 #include "llama/memory.h"
 
 #include <exception>
+#include <utility>
 
 using namespace draftwood;
 
@@ -23,11 +24,13 @@ dw_attachment *& slot_of(llama_context * ctx) {
 
 } // namespace
 
-dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, context_listener * of_others) :
+dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, context_listener * of_others,
+                             std::shared_ptr<model_attachment> of_model) :
     ctx(target),
     exact_rows(n_exact_rows),
     listener(of_others),
-    graphs(std::make_unique<graph_store>(target)) {
+    model(std::move(of_model)),
+    graphs(std::make_unique<graph_store>(target, model->budget().graphs)) {
     slot_of(ctx) = this;
 }
 

@@ -6,6 +6,7 @@
 
 #include "llama/decode_outputs.h"
 #include "llama/decode_request.h"
+#include "llama/model_attachment.h"
 
 #include <cstdint>
 #include <map>
@@ -42,8 +43,9 @@ class context_listener {
 struct dw_attachment {
     // Attaches to `ctx`, which must have no attachment and outlive this one. exact_rows: batches of up to so many rows
     // run on CPU kernels whose rows do not depend on each other's number; 0: never. listener: nullptr for a context
-    // that nobody else uses.
-    dw_attachment(llama_context * ctx, int32_t exact_rows, draftwood::context_listener * listener);
+    // that nobody else uses. model: the target's, of which a drafter with a model of its own counts its memory, too.
+    dw_attachment(llama_context * ctx, int32_t exact_rows, draftwood::context_listener * listener,
+                  std::shared_ptr<draftwood::model_attachment> model);
     // Gives the context back its own graph, kernels and KV step.
     ~dw_attachment();
     dw_attachment(const dw_attachment &)             = delete;
@@ -77,7 +79,8 @@ struct dw_attachment {
     draftwood::context_listener * const listener;
     int64_t                             n_exact_batches = 0; // on row-exact kernels; a counter for tests and doctor
 
-    const std::unique_ptr<draftwood::graph_store> graphs;
+    const std::shared_ptr<draftwood::model_attachment> model;
+    const std::unique_ptr<draftwood::graph_store>      graphs;
 
     bool keeps_outputs = false; // what is computed stays where it is until somebody asks the context for it
     bool async_inputs  = false; // inputs are copied to their device without waiting for it

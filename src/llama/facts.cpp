@@ -62,6 +62,14 @@ const ggml_tensor * feature_projection(const llama_model * drafter) {
     return drafter->fc;
 }
 
+int64_t context_bytes(const llama_context * ctx) {
+    int64_t sum = 0;
+    for (const auto & [_, each] : llama_get_memory_breakdown(ctx)) {
+        sum += (int64_t) (each.context + each.compute);
+    }
+    return sum;
+}
+
 bool has_flash_attention(const llama_context * ctx) {
     return ctx->get_cparams().flash_attn;
 }

@@ -44,6 +44,9 @@ delta_net_sizes delta_net_of(const llama_model * model);
 std::vector<int32_t> target_layers(const llama_model * drafter);
 const ggml_tensor *  feature_projection(const llama_model * drafter);
 
+// bytes that the context's memory and compute buffers take on all devices
+int64_t context_bytes(const llama_context * ctx);
+
 bool has_flash_attention(const llama_context * ctx);
 bool has_unified_kv(const llama_context * ctx);      // all sequences share one KV cache
 bool has_fused_delta_net(const llama_context * ctx); // for one row and for many

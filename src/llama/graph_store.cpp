@@ -23,21 +23,41 @@ using members = dw_context_graph;
 
 constexpr size_t to_spare = size_t(32) << 20; // bytes of a device
 
+// nodes that a graph of so many rows may have, as llama.cpp counts them
+int64_t max_nodes_of(const llama_context & ctx, int64_t n_rows) {
+    const llama_cparams & cparams = ctx.get_cparams();
+    const uint32_t        most    = std::min(cparams.n_ctx, cparams.n_ubatch);
+    return ctx.graph_max_nodes(n_rows > 0 ? std::min<uint32_t>((uint32_t) n_rows, most) : most);
+}
+
 // a scheduler over the same backends, without buffers yet
-ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context & ctx) {
+ggml_backend_sched_t make_like(ggml_backend_sched_t sched, const llama_context & ctx, int64_t max_nodes) {
     std::vector<ggml_backend_t>             backends;
     std::vector<ggml_backend_buffer_type_t> types;
     for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
         backends.push_back(ggml_backend_sched_get_backend(sched, i));
         types.push_back(ggml_backend_sched_get_buffer_type(sched, backends.back()));
     }
-    const llama_cparams & cparams   = ctx.get_cparams();
-    const size_t          max_nodes = ctx.graph_max_nodes(std::min(cparams.n_ctx, cparams.n_ubatch));
-    return ggml_backend_sched_new(backends.data(), types.data(), (int) backends.size(), max_nodes,
-                                  /*parallel*/ false, cparams.op_offload);
+    return ggml_backend_sched_new(backends.data(), types.data(), (int) backends.size(), (size_t) max_nodes,
+                                  /*parallel*/ false, ctx.get_cparams().op_offload);
+}
+
+// compute buffers, the arena of the graph's tensors and the scheduler's copy of the graph
+size_t bytes_of(ggml_backend_sched_t sched, const llm_graph_result * result) {
+    size_t sum = 0;
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        sum += ggml_backend_sched_get_buffer_size(sched, ggml_backend_sched_get_backend(sched, i));
+    }
+    const size_t n_nodes = result ? (size_t) result->get_max_nodes() : 0;
+    return sum + n_nodes * ggml_tensor_overhead() + 2 * ggml_graph_overhead_custom(n_nodes, /*grads*/ false);
 }
 
 } // namespace
+
+graph_store::~graph_store() {
+    forget_verifies();
+    share_.held -= counted_;
+}
 
 void graph_store::select(const graph_shape & wanted) {
     const bool too_many = wanted.verify == verify_kind::none && wanted.slot == 0 && wanted.n_rows > max_rows;
@@ -132,7 +152,8 @@ void graph_store::mend() {
         const bool in_use = it->first == graph_shape{} || it->first == current_;
         it                = in_use ? std::next(it) : slots_.erase(it);
     }
-    members::sched(*ctx_).reset(make_like(ctx_->get_sched(), *ctx_));
+    const int64_t max_nodes = max_nodes_of(*ctx_, current_.n_rows);
+    members::sched(*ctx_).reset(make_like(ctx_->get_sched(), *ctx_, max_nodes));
     seen_ = ctx_->get_sched();
 }
 
@@ -146,7 +167,9 @@ void graph_store::swap_to(const graph_shape & wanted) {
     ggml_backend_sched_ptr & sched    = members::sched(*ctx_);
     slot &                   next     = slots_[wanted];
     if (!next.sched) {
-        next.sched.reset(make_like(sched.get(), *ctx_));
+        const int64_t max_nodes = max_nodes_of(*ctx_, wanted.n_rows);
+        next.sched.reset(make_like(sched.get(), *ctx_, max_nodes));
+        next.result.reset(new llm_graph_result(max_nodes));
     }
     *dw_sched_inputs_of(sched.get()) = {}; // what comes back to it may be somebody else's
     slot & last                      = slots_[current_];
@@ -154,19 +177,34 @@ void graph_store::swap_to(const graph_shape & wanted) {
     last.result                      = std::move(result);
     last.sched                       = std::move(sched);
     last.last_used                   = ++clock_;
+    last.bytes                       = bytes_of(last.sched.get(), last.result.get());
 
     result   = std::move(next.result);
     sched    = std::move(next.sched);
     reusable = next.built ? result.get() : nullptr;
     current_ = wanted;
     seen_    = sched.get();
-    drop_oldest();
+    count_bytes();
+    while ((slots_.size() > max_kept || !share_.has_room(0)) && drop_oldest()) {
+        count_bytes();
+    }
 }
 
-void graph_store::drop_oldest() {
-    if (slots_.size() <= max_kept) {
-        return;
+size_t graph_store::bytes() const {
+    size_t sum = 0;
+    for (const auto & [shape, slot] : slots_) {
+        sum += shape == graph_shape{} ? 0 : slot.bytes;
     }
+    return sum;
+}
+
+void graph_store::count_bytes() {
+    share_.held += (int64_t) bytes() - counted_;
+    counted_ = (int64_t) bytes();
+}
+
+// The context's own graph and the one in its place stay. Returns false if there are no others.
+bool graph_store::drop_oldest() {
     auto oldest = slots_.end();
     for (auto it = slots_.begin(); it != slots_.end(); ++it) {
         const bool in_use = it->first == graph_shape{} || it->first == current_;
@@ -174,7 +212,11 @@ void graph_store::drop_oldest() {
             oldest = it;
         }
     }
+    if (oldest == slots_.end()) {
+        return false;
+    }
     slots_.erase(oldest);
+    return true;
 }
 
 void graph_store::forget_verifies() {
@@ -188,6 +230,7 @@ void graph_store::forget_verifies() {
     if (seen_) {
         enter_own(verify_kind::none);
     }
+    count_bytes();
 }
 
 } // namespace draftwood

@@ -8,6 +8,7 @@
 #include "ggml-cpp.h"
 #include "llama-graph.h"
 #include "llama/decode_request.h"
+#include "llama/device_budget.h"
 
 #include <cstdint>
 #include <map>
@@ -34,10 +35,12 @@ struct graph_shape {
 // not in the context is owned here. The context's members are looked up in each call: no address of them is kept.
 class graph_store {
   public:
-    explicit graph_store(llama_context * ctx) :
-        ctx_(ctx) {}
+    // Counts its bytes in `share`; both must outlive it.
+    graph_store(llama_context * ctx, budget_share & share) :
+        ctx_(ctx),
+        share_(share) {}
     // Gives the context its own graph back, unless that works on what a verify built.
-    ~graph_store() { forget_verifies(); }
+    ~graph_store();
     graph_store(const graph_store &)             = delete;
     graph_store & operator=(const graph_store &) = delete;
 
@@ -63,9 +66,12 @@ class graph_store {
     // No graph could be put in place: llama.cpp builds one, and it must not be reused as another.
     void distrust() noexcept;
 
+    // bytes of the graphs that are kept beside the context's own: compute buffers and tables of nodes
+    size_t bytes() const;
+
     // batches larger than a verify share the context's own graph
     static constexpr int64_t max_rows = 64;
-    // graphs kept; the least recently used goes
+    // Graphs kept. Beyond it, or beyond the share's limit, the least recently used goes.
     static constexpr size_t max_kept = 12;
 
   private:
@@ -77,6 +83,7 @@ class graph_store {
         ggml_backend_sched_ptr sched;
         bool                   built     = false; // the scheduler holds this result's graph
         int64_t                last_used = 0;
+        size_t                 bytes     = 0; // known once it was left
     };
 
     void notice_changes();
@@ -84,9 +91,12 @@ class graph_store {
     void enter_own(verify_kind verify);
     void wait_for_copies();
     void swap_to(const graph_shape & wanted);
-    void drop_oldest();
+    bool drop_oldest();
+    void count_bytes();
 
     llama_context *                                                           ctx_;
+    budget_share &                                                            share_;
+    int64_t                                                                   counted_ = 0; // bytes of ours in it
     std::map<graph_shape, slot>                                               slots_;
     std::map<graph_shape, std::unique_ptr<ggml_backend_event, event_deleter>> copies_; // of inputs, one device
     graph_shape current_{};                                                            // whose slot the context holds

@@ -241,7 +241,10 @@ void session::commit() {
         kept.push_back(tree().tokens[node]);
         rows.push_back(round_.first_row() + node);
     }
-    drafting_.observe({ kept.data(), rows.data(), (int32_t) path.size(), round_.pos() });
+    const kept_rows all{ kept.data(), rows.data(), (int32_t) path.size(), round_.pos() };
+    drafting_.observe(all);
+    sequence_.context().attached().model->accepted(
+        { sequence_.target(), sequence_.id(), all.tokens, all.rows, all.n, all.pos });
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     if (round_.verify_us() > 0) {

@@ -28,7 +28,7 @@ std::shared_ptr<target_context> target_context::of(llama_context * target, int32
 
 target_context::target_context(llama_context * target, int32_t exact_rows, bool always_top) :
     target_(target),
-    attached_(target, exact_rows, this),
+    attached_(target, exact_rows, this, model_attachment::of(llama_get_model(target))),
     batch_(target),
     results_(attached_, output_head(llama_get_model(target)), always_top) {}
 
@@ -204,7 +204,7 @@ void target_context::prepare_trees(int32_t n_rows) {
     std::string                 why_not;
     std::unique_ptr<tree_state> larger;
     try {
-        larger = tree_state::make(target_, n_rows, why_not);
+        larger = tree_state::make(target_, n_rows, attached_.model->budget().tree_state, why_not);
     } catch (const failure & e) {
         if (!trees_ || e.code() != DW_ERR_MEMORY) {
             throw;

@@ -52,7 +52,8 @@ const tree_op_set * find_tree_ops(ggml_backend_dev_t dev) {
     return &on_gpu;
 }
 
-tree_device::tree_device(ggml_backend_t backend, const tree_op_set & ops, const tree_shape & shape, residents here) :
+tree_device::tree_device(ggml_backend_t backend, const tree_op_set & ops, const tree_shape & shape, residents here,
+                         budget_share & share) :
     backend_(backend),
     ops_(ops),
     shape_(shape),
@@ -67,10 +68,10 @@ tree_device::tree_device(ggml_backend_t backend, const tree_op_set & ops, const 
     for (const auto & [il, model] : here.layers) {
         layers_[il].model = model;
     }
-    allocate();
+    allocate(share);
 }
 
-void tree_device::allocate() {
+void tree_device::allocate(budget_share & share) {
     tensors_.reset(ggml_init({ (layers_.size() + 5) * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
     int64_t n_used = 0;
     for (auto & [il, layer] : layers_) {
@@ -89,6 +90,8 @@ void tree_device::allocate() {
     ggml_set_name(tree_, "dw_tree");
     ggml_set_name(path_, "dw_tree_path");
     ggml_set_name(moves_, "dw_tree_moves");
+    ggml_backend_buffer_type_t type = ggml_backend_get_default_buffer_type(commit_backend());
+    memory_ = { share, (int64_t) ggml_backend_alloc_ctx_tensors_from_buft_size(tensors_.get(), type) };
     buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), commit_backend()));
     if (!buffer_) {
         fail(DW_ERR_MEMORY, "no memory on %s for the factors of %lld draft tokens", ggml_backend_name(backend_),

@@ -6,6 +6,7 @@
 #pragma once
 
 #include "ggml-cpp.h"
+#include "llama/device_budget.h"
 #include "ops/door/custom-op.h"
 #include "ops/tree-delta-net/tree-ops.h"
 
@@ -52,7 +53,8 @@ class tree_device {
 
     // Computes on `backend`, the device's in the target's context, so that commits and verifies follow each other in
     // one stream; on a CPU, where a decode can be aborted, commits have a backend of their own. Throws failure.
-    tree_device(ggml_backend_t backend, const tree_op_set & ops, const tree_shape & shape, residents here);
+    tree_device(ggml_backend_t backend, const tree_op_set & ops, const tree_shape & shape, residents here,
+                budget_share & share);
 
     // the next verify's rows, i32[M, 4]
     void set_tree(const std::vector<int32_t> & rows);
@@ -92,7 +94,7 @@ class tree_device {
         ggml_cgraph *        graph = nullptr;
     };
 
-    void           allocate();
+    void           allocate(budget_share & share);
     void           build_commit_of_caches(commit_graph & commit);
     void           set(ggml_tensor * to, const std::vector<int32_t> & values);
     ggml_backend_t commit_backend() const { return own_backend_ ? own_backend_.get() : backend_; }
@@ -104,6 +106,7 @@ class tree_device {
     std::vector<cache>       caches_;
     std::map<int32_t, layer> layers_;
     ggml_context_ptr         tensors_;
+    budget_lease             memory_; // of buffer_
     ggml_backend_buffer_ptr  buffer_;
     ggml_tensor *            factors_ = nullptr; // f32, all layers' one after another, then the newest one's output
     ggml_tensor *            tree_    = nullptr; // i32[M, 4], see tree-ops.h

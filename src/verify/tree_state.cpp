@@ -48,22 +48,23 @@ std::string tree_state::refusal(llama_context * target) {
     return "";
 }
 
-std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max_rows, std::string & why_not) {
+std::unique_ptr<tree_state> tree_state::make(llama_context * target, int32_t max_rows, budget_share & share,
+                                             std::string & why_not) {
     why_not = refusal(target);
     if (!why_not.empty()) {
         return nullptr;
     }
-    return std::unique_ptr<tree_state>(new tree_state(target, *hybrid_memory::of(target), max_rows));
+    return std::unique_ptr<tree_state>(new tree_state(target, *hybrid_memory::of(target), max_rows, share));
 }
 
-tree_state::tree_state(llama_context * target, const hybrid_memory & memory, int32_t max_rows) :
+tree_state::tree_state(llama_context * target, const hybrid_memory & memory, int32_t max_rows, budget_share & share) :
     target_(target),
     memory_(memory),
     max_rows_((int32_t) GGML_PAD(max_rows, 8)) { // keeps each layer's factors aligned
-    make_devices();
+    make_devices(share);
 }
 
-void tree_state::make_devices() {
+void tree_state::make_devices(budget_share & share) {
     const delta_net_sizes sizes = delta_net_of(llama_get_model(target_));
     const tree_shape      shape{
         sizes.size, sizes.n_heads, sizes.n_key_heads, sizes.n_channels, sizes.conv_width, max_rows_
@@ -80,7 +81,7 @@ void tree_state::make_devices() {
     }
     for (auto & [backend, here] : homes) {
         const tree_op_set & ops = *find_tree_ops(ggml_backend_get_device(backend));
-        devices_.push_back(std::make_unique<tree_device>(backend, ops, shape, std::move(here)));
+        devices_.push_back(std::make_unique<tree_device>(backend, ops, shape, std::move(here), share));
     }
 }
 

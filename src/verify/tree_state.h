@@ -22,7 +22,8 @@ class tree_state : public verify_graph {
   public:
     // nullptr, with the reason in why_not, where the ops cannot run: another architecture, or layers on a device
     // without them. max_rows of a verify, those of all sequences together.
-    static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_rows, std::string & why_not);
+    static std::unique_ptr<tree_state> make(llama_context * target, int32_t max_rows, budget_share & share,
+                                            std::string & why_not);
 
     // whether the sequence has a state of its own that a verify can read in place (not after a copy between sequences)
     bool ready(llama_seq_id seq) const;
@@ -58,10 +59,10 @@ class tree_state : public verify_graph {
     ggml_tensor * attn_values(ggml_context * ctx, ggml_tensor * values, ggml_tensor * weights) override;
 
   private:
-    tree_state(llama_context * target, const hybrid_memory & memory, int32_t max_rows);
+    tree_state(llama_context * target, const hybrid_memory & memory, int32_t max_rows, budget_share & share);
 
     static std::string refusal(llama_context * target);
-    void               make_devices();
+    void               make_devices(budget_share & share);
     void               pack_rows();
     int32_t *          packed_column(int32_t i) { return packed_.data() + (size_t) i * max_rows_; }
     tree_device &      device_of(int32_t il);

@@ -38,7 +38,7 @@ class open_round {
   public:
     round_state state() const { return state_; }
     bool        is_proposed() const { return state_ == round_state::proposed; }
-    bool        is_open() const { return state_ == round_state::walking || state_ == round_state::ended; }
+    bool        is_open() const { return state_ >= round_state::walking; }
 
     // The newest proposal. It stays after the round; drafters and fallbacks change it until it is verified.
     const proposal & draft() const { return draft_; }

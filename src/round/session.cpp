@@ -61,10 +61,10 @@ target_context & prepared(sequence & target, const dw_params & params) {
 
 session::session(llama_context * target, const llama_context_params & context_params, const dw_params & params) :
     params_(checked(target, params)),
-    sequence_(target, params_, *this),
-    drafting_(prepared(sequence_, params), context_params, params, stats_),
     checkpoints_((size_t) params.checkpoint_bytes),
-    n_past_(sequence_.end()) {
+    sequence_(target, params_, *this),
+    drafting_(prepared(sequence_, params), context_params, params, stats_) {
+    n_past_ = sequence_.end();
     stats_reset();
     if (drafting_.chooses()) {
         if (params.curve) {

@@ -95,18 +95,20 @@ class session : private context_listener {
     void                       measure();
     void                       measure_round(llama_token token, int32_t n_draft);
 
-    dw_params   params_;
-    dw_stats    stats_{};
-    launches    launches_; // when they began
-    sequence    sequence_;
-    drafting    drafting_;
-    open_round  round_;
-    checkpoints checkpoints_;
+    dw_params  params_;
+    dw_stats   stats_{};
+    launches   launches_; // when they began
+    open_round round_;
 
     int32_t n_past_   = 0;
     int32_t gap_      = 0;     // positions before n_past_ that an image spans beyond its cells
     int32_t n_enough_ = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
     bool    lost_     = false; // what the memory holds is unknown until reset
+
+    checkpoints checkpoints_;
+    // After the state above: from here on the context calls on_flush().
+    sequence    sequence_;
+    drafting    drafting_;
 };
 
 // Runs what changes the context's memory: if it stops half-way, nobody knows what the memory holds.

@@ -8,9 +8,8 @@ STAMP   := $(VENV)/.installed
 PYTEST  := $(PY) -m pytest
 # an installation of the wheel, which holds more than one CPU variant
 VARIANTS := build/variants
-# Spinning threads stall two test processes on two cores. glibc fills what malloc returns and what free takes with
-# bytes of 2 and 253: a flag or a pointer that nobody set is then wrong each time.
-TESTENV := OMP_WAIT_POLICY=passive MALLOC_PERTURB_=253
+# spinning threads stall two test processes on two cores
+OMP     := OMP_WAIT_POLICY=passive
 # the tests of test-full; CI leaves out those that `make test` has just run
 FULL    ?= not gpu
 
@@ -55,9 +54,9 @@ $(VARIANTS)/.installed: wheel
 	@touch $@
 
 test-variants: $(VARIANTS)/.installed ## that wheel on lesser CPUs: ops and engine with AVX2, ops with SSE4.2
-	DRAFTWOOD_CPU=haswell $(TESTENV) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile \
+	DRAFTWOOD_CPU=haswell $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile \
 	  tests/ops tests/model/engine tests/model/generate tests/model/test_row_exact.py tests/model/test_cpu_variants.py
-	DRAFTWOOD_CPU=sse42 $(TESTENV) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 \
+	DRAFTWOOD_CPU=sse42 $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 \
 	  tests/ops tests/model/test_cpu_variants.py
 	$(PYTEST) tests/compat/test_lesser_cpu.py # in QEMU, if qemu-user is installed
 
@@ -65,11 +64,11 @@ demo: $(STAMP)       ## text from the trained tiny model with and without drafti
 	$(PY) bench/demo.py
 
 test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torch, no stock build
-	$(TESTENV) $(PYTEST) -m "not slow and not gpu" -n 2 --dist loadfile
+	$(OMP) $(PYTEST) -m "not slow and not gpu" -n 2 --dist loadfile
 
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt
-	$(TESTENV) $(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
+	$(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
 	$(MAKE) exact
 
 test-gpu: $(STAMP)   ## what needs a CUDA device, with CUDA graphs and without; rows in build/test-gpu

@@ -6,6 +6,7 @@ thread, so that these tests can share a machine with a build. Must not know: wha
 
 from __future__ import annotations
 
+import os
 import subprocess
 import sys
 import textwrap
@@ -139,10 +140,16 @@ def llm(request: pytest.FixtureRequest, llama: MakeLlama) -> Llama:
 
 @pytest.fixture
 def python() -> Callable[..., subprocess.CompletedProcess[str]]:
-    """python(code, *args) -> finished process: for what would end pytest if it went wrong."""
+    """python(code, *args, **settings) -> finished process: for what would end pytest if it went wrong.
 
-    def run(code: str, *args: str, timeout: float = 60) -> subprocess.CompletedProcess[str]:
+    `settings` are environment variables.
+    """
+
+    def run(code: str, *args: str, timeout: float = 60, **settings: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *args]
-        return subprocess.run(command, cwd=ROOT, capture_output=True, text=True, timeout=timeout, check=False)
+        environment = {**os.environ, **settings}
+        return subprocess.run(
+            command, cwd=ROOT, env=environment, capture_output=True, text=True, timeout=timeout, check=False
+        )
 
     return run

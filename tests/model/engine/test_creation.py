@@ -99,6 +99,26 @@ def test_mtp_of_a_model_loaded_without_it(gguf, python):
     assert "MTP" in done.stdout
 
 
+@pytest.mark.parametrize("budget", [0, 8])
+def test_nothing_is_read_before_it_is_set(gguf, python, budget):
+    """Fresh memory full of twos (glibc's malloc): preparing trees calls the listener of the session being made."""
+    done = python(
+        """
+        import sys
+        from draftwood.engine import _capi
+        from tests.model.rig import PROMPT, Rig
+        rig = Rig(sys.argv[1], drafter=_capi.DRAFTER_MTP, tree_budget=int(sys.argv[2]))
+        rig.start()
+        print(rig.engine.n_past)
+        """,
+        gguf("moe-mtp"),
+        str(budget),
+        MALLOC_PERTURB_="253",
+    )
+    assert done.returncode == 0, done.stderr[-800:]
+    assert done.stdout.strip() == str(len(PROMPT))
+
+
 def test_two_engines_on_one_context(started):
     r, run = started
     text = error_of(new(r, params(exact_rows=64))[0], _capi.ERR_UNSUPPORTED)

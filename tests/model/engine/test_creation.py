@@ -101,7 +101,7 @@ def test_mtp_of_a_model_loaded_without_it(gguf, python):
 
 @pytest.mark.parametrize("budget", [0, 8])
 def test_nothing_is_read_before_it_is_set(gguf, python, budget):
-    """Fresh memory full of twos (glibc's malloc): preparing trees calls the listener of the session being made."""
+    """Fresh memory is full of twos (glibc): preparing trees calls the listener of a session in the making."""
     done = python(
         """
         import sys

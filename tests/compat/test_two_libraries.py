@@ -82,7 +82,7 @@ def test_each_binds_its_own_and_generates_what_it_generates_alone(environment, r
 
 
 def test_no_library_of_ours_has_a_name_that_another_package_could_bind(environment, real_wheels):
-    # sonames are what the loader goes by once a library is in the process; backends have none: paths name them
+    # the loader goes by sonames once a library is in the process; backends have none: paths name them
     environment.install(real_wheels.draftwood)
     libraries = sorted((environment.site / "draftwood" / "_llama_cpp" / "lib").glob("*.so*"))
     assert len(libraries) >= 6

@@ -107,8 +107,8 @@ class session : private context_listener {
 
     checkpoints checkpoints_;
     // After the state above: from here on the context calls on_flush().
-    sequence    sequence_;
-    drafting    drafting_;
+    sequence sequence_;
+    drafting drafting_;
 };
 
 // Runs what changes the context's memory: if it stops half-way, nobody knows what the memory holds.

@@ -33,6 +33,7 @@ _MODEL = CostModelHandle
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_next_scheduled": (_STATUS, [_capi.EngineHandle, ctypes.c_void_p, _BOOL, _P(_capi.Token)]),
     "dw_replay": (_STATUS, [_capi.EngineHandle, _I32, _P(_F64)]),
+    "dw_limit_memory": (_STATUS, [_capi.EngineHandle, _I64, _I64, _I64]),
     "dw_tree_from_positions": (
         _STATUS,
         [_I32, _P(_I32), _P(ctypes.c_float), _I32, _I32, _I32, _I32, ctypes.c_float, _P(_capi.Tree)],
@@ -77,6 +78,13 @@ def replay(engine: Engine, n_times: int) -> float:
     micros = ctypes.c_double()
     check(_lib.dw_replay(engine._handle, n_times, ctypes.byref(micros)))
     return micros.value * 1e-6
+
+
+def limit_memory(
+    engine: Engine, *, drafter: int = 1 << 62, graphs: int = 1 << 62, trees: int = 1 << 62
+) -> None:
+    """Limit the bytes that engines of this engine's model hold from now on."""
+    check(_lib.dw_limit_memory(engine._handle, drafter, graphs, trees))
 
 
 def from_positions(

@@ -90,7 +90,7 @@ def main() -> int:
 
     small = load(2)
     verify(small, 2)
-    small_bytes = small._engine.tree_bytes
+    small_bytes = small.speculation_stats.tree_bytes
     small.close()
     before = resident()
     large = load(nodes)
@@ -101,7 +101,7 @@ def main() -> int:
         **machine(build_info()),
         "nodes": nodes,
         "computed_bytes": computed(spec, nodes),
-        "allocated_bytes": large._engine.tree_bytes,
+        "allocated_bytes": large.speculation_stats.tree_bytes,
         "allocated_for_2_nodes_bytes": small_bytes,
         "process_growth_of_the_verify_bytes": resident() - loaded,
         "process_growth_of_the_load_bytes": loaded - before,

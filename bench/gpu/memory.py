@@ -32,7 +32,7 @@ def of_trees(make: Any, nodes: int) -> dict[str, Any]:
         llm._engine.verify()
         grown = _used() - before
         llm._engine.commit()
-        return {"tree_bytes": llm._engine.tree_bytes, "device_bytes_of_the_first_verify": grown}
+        return {"tree_bytes": llm.speculation_stats.tree_bytes, "device_bytes_of_the_first_verify": grown}
     finally:
         llm.close()
 

@@ -106,7 +106,7 @@ class Ours:
             "speculation": own.speculation,
             "draft_tokens": engine.draft_tokens if drafts else 0,
             "tree_refusal": own.tree_refusal,
-            "tree_bytes": engine.tree_bytes,
+            "tree_bytes": engine.stats().tree_bytes,
             "recurrent_snapshots": own._plan.n_rs_seq,
             "embeddings_on_card": self._on_card,
             "chains": sum(map(is_chain, apart.trees)) / len(apart.trees),

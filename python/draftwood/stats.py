@@ -36,6 +36,11 @@ class SpeculationStats:
     checkpoints: int
     """Held now, and the memory they take:"""
     checkpoint_bytes: int
+    drafter_bytes: int
+    """Held now beside llama.cpp's own memory, by all engines of the model: drafters, graphs, draft trees."""
+    graph_bytes: int
+    """At most 512 MiB: the least recently used graph goes."""
+    tree_bytes: int
     row_limit: int
     """Rows that a verify may have since a larger one found no memory for its graph; 0: as many as asked."""
     shared_rounds: int
@@ -86,6 +91,9 @@ class SpeculationStats:
             restored=raw.n_restored,
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,
+            drafter_bytes=raw.drafter_bytes,
+            graph_bytes=raw.graph_bytes,
+            tree_bytes=raw.tree_bytes,
             row_limit=raw.row_limit,
             shared_rounds=raw.n_shared_rounds,
             ahead_rounds=raw.n_ahead_rounds,

@@ -114,8 +114,18 @@ dw_status dw_next(dw_engine * engine, llama_sampler * sampler, llama_token * tok
     });
 }
 
-dw_status dw_set_top(dw_engine * engine, int32_t n) {
-    return with(engine, "dw_set_top", [&](auto & e) { e.set_top(n); });
+void dw_request_params_init(dw_request_params * params) {
+    if (params) {
+        *params = { sizeof(dw_request_params), /*temperature*/ 0.0f, /*n_top*/ 0 };
+    }
+}
+
+dw_status dw_set_request(dw_engine * engine, const dw_request_params * params) {
+    return with(engine, "dw_set_request", [&](auto & e) {
+        require("dw_set_request", params);
+        require_layout("dw_request_params", *params);
+        e.set_request(*params);
+    });
 }
 
 dw_status dw_rewind(dw_engine * engine) {

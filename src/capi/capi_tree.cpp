@@ -40,15 +40,6 @@ dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree) {
     });
 }
 
-dw_status dw_set_temperature(dw_engine * engine, float temperature) {
-    return with(engine, "dw_set_temperature", [&](auto & e) {
-        if (!(temperature >= 0.0f && std::isfinite(temperature))) {
-            fail(DW_ERR_ARGUMENT, "temperature is %g; expected 0 (greedy) or more", temperature);
-        }
-        e.set_temperature(temperature);
-    });
-}
-
 dw_status dw_get_tree(dw_engine * engine, dw_tree * tree) {
     return guard([&] {
         require("dw_get_tree", engine, tree);
@@ -60,8 +51,4 @@ dw_status dw_get_tree(dw_engine * engine, dw_tree * tree) {
 
 const char * dw_tree_refusal(const dw_engine * engine) {
     return engine ? engine->impl.tree_refusal().c_str() : nullptr;
-}
-
-int64_t dw_tree_bytes(const dw_engine * engine) {
-    return engine ? engine->impl.tree_bytes() : 0;
 }

@@ -34,6 +34,15 @@ dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds) 
     });
 }
 
+dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t graph_bytes, int64_t tree_bytes) {
+    return with(engine, "dw_limit_memory", [&](auto & e) {
+        device_budget & budget  = e.budget();
+        budget.drafter.limit    = drafter_bytes;
+        budget.graphs.limit     = graph_bytes;
+        budget.tree_state.limit = tree_bytes;
+    });
+}
+
 dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs, int32_t n_positions,
                                  int32_t n_each, int32_t budget, int32_t spine, float beside, dw_tree * tree) {
     return guard([&] {

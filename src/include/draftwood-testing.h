@@ -12,8 +12,9 @@ extern "C" {
 
 // Values of dw_params.results: what dw_next samples from.
 typedef enum dw_results {
-    DW_RESULTS_AUTO = 0, // on a GPU the best tokens of a row if they are enough (dw_set_top), else its logits
-    DW_RESULTS_TOP  = 1, // the best tokens if they are enough, on a CPU too. Test: tests/model/engine/test_results.py
+    DW_RESULTS_AUTO =
+        0, // on a GPU the best tokens of a row if they are enough (dw_request_params.n_top), else its logits
+    DW_RESULTS_TOP = 1, // the best tokens if they are enough, on a CPU too. Test: tests/model/engine/test_results.py
 } dw_results;
 
 // Values of `source` below: who drafts.
@@ -33,6 +34,11 @@ DW_API dw_status dw_next_scheduled(dw_engine * engine, struct llama_sampler * sa
 // Errors: DW_ERR_STATE without an open round of two rows or more, or if a verify writes the state (dw_tree_refusal);
 // DW_ERR_UNSUPPORTED on a CPU.
 DW_API dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microseconds);
+
+// --- memory: src/llama/device_budget.h; test: tests/model/engine/test_budget.py
+
+// Bytes that drafters, kept graphs and state factors may hold from now on, for all engines of this llama_model.
+DW_API dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t graph_bytes, int64_t tree_bytes);
 
 // --- trees: src/tree/build.h; test: tests/unit/test_tree.py
 

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 7
+#define DW_API_VERSION 8
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -95,6 +95,16 @@ typedef struct dw_params {
     int32_t results;        // 0; tests set another value: draftwood-testing.h
 } dw_params;
 
+// What drafting and sampling know of the next requests.
+typedef struct dw_request_params {
+    uint32_t struct_size; // sizeof(dw_request_params), set by dw_request_params_init
+    float    temperature; // of sampling, 0 for greedy: the probabilities of drafts depend on it
+    // How many of the best tokens of a row are enough for the sampler to decide as it would among all: 1 for greedy, k
+    // for a chain that begins with top-k; 0: all are needed. Where logits are on a GPU such rows are sampled without
+    // them.
+    int32_t n_top;
+} dw_request_params;
+
 // Draft tokens and their parents. Node 0 is the last emitted token; parents[i] < i, parents[0] = -1. A tree to be
 // verified has its nodes ordered by depth.
 typedef struct dw_tree {
@@ -123,6 +133,9 @@ typedef struct dw_stats {
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take
+    int64_t  drafter_bytes;    // held now by all engines of this llama_model: KV caches and buffers of drafters
+    int64_t  graph_bytes;      // the same, by kept graphs of verifies and drafts; at most 512 MiB
+    int64_t  tree_bytes;       // the same, by state factors of draft tokens, from which a commit makes the state
     int64_t  row_limit;        // rows that a verify may have since a larger one found no memory; 0: as asked
     int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
@@ -190,13 +203,11 @@ DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const ll
 // DW_ERR_CONTEXT (every node takes a cell).
 DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
 
-// Set the sampling temperature of the next requests, 0 for greedy. The probabilities of drafts depend on it.
-DW_API dw_status dw_set_temperature(dw_engine * engine, float temperature);
+DW_API void dw_request_params_init(dw_request_params * params); // greedy, all logits
 
-// How many of the best tokens of a row are enough for the next requests' sampler to decide as it would among all: 1 for
-// greedy, k for a chain that begins with top-k; 0: all are needed. Where logits are on a GPU such rows are sampled
-// without them.
-DW_API dw_status dw_set_top(dw_engine * engine, int32_t n);
+// Say what comes next; valid until the next call.
+// Errors: DW_ERR_ARGUMENT (a temperature that is negative or no number, a negative n_top).
+DW_API dw_status dw_set_request(dw_engine * engine, const dw_request_params * params);
 
 // Decode the proposed tokens; each sees its ancestors. The context is unchanged after an error if llama.cpp found no
 // memory or room, or if drafts can be trees and there was a draft. Otherwise its content is unknown (DW_ERR_DECODE).
@@ -254,7 +265,6 @@ DW_API dw_status dw_get_tree(dw_engine * engine, dw_tree * tree);               
 // Why this context cannot verify draft trees; "" if it can, NULL without an engine.
 DW_API const char * dw_tree_refusal(const dw_engine * engine);
 // Bytes that verifies need beside the context's memory: factors and conv inputs per node, no copies of the state.
-DW_API int64_t   dw_tree_bytes(const dw_engine * engine);
 DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
 // The times of rounds so far, the newest included. Call it between requests: it changes their choices.
 DW_API dw_status dw_get_curve(dw_engine * engine, dw_curve * curve);

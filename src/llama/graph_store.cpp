@@ -2,8 +2,8 @@
 
 #include "llama/graph_store.h"
 
-#include "hooks/sched-inputs.h"
 #include "llama-context.h"
+#include "llama/sched-inputs.h"
 
 #include <algorithm>
 #include <vector>
@@ -159,6 +159,7 @@ void graph_store::mend() {
 
 void graph_store::swap_to(const graph_shape & wanted) {
     notice_changes();
+    count_bytes();
     if (wanted == current_) {
         return;
     }

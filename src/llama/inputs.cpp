@@ -2,11 +2,11 @@
 
 #include "llama/inputs.h"
 
-#include "hooks/sched-inputs.h"
 #include "llama-context.h"
 #include "llama-graph.h"
 #include "llama/attachment.h"
 #include "llama/graph_store.h"
+#include "llama/sched-inputs.h"
 
 namespace draftwood {
 

@@ -114,15 +114,14 @@ void session::measure_round(llama_token token, int32_t n_draft) {
     commit();
 }
 
-int64_t session::tree_bytes() const {
-    return sequence_.context().trees() ? (int64_t) sequence_.context().trees()->bytes() : 0;
-}
-
 dw_stats session::stats() const {
     dw_stats stats         = stats_;
     stats.n_exact_batches  = sequence_.context().n_exact_batches();
     stats.n_checkpoints    = checkpoints_.count();
     stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
+    stats.drafter_bytes    = budget().drafter.held;
+    stats.graph_bytes      = budget().graphs.held;
+    stats.tree_bytes       = budget().tree_state.held;
     const int32_t limit    = sequence_.context().row_limit();
     stats.row_limit        = limit == INT32_MAX ? 0 : limit;
     stats.n_launches       = gpu_launches().all - launches_.all;
@@ -135,11 +134,15 @@ void session::curve(dw_curve & out) {
     drafting_.costs().get_curve(out.draft_us, out.verify_us);
 }
 
-void session::set_top(int32_t n) {
-    if (n < 0) {
-        fail(DW_ERR_ARGUMENT, "%d tokens are enough to sample from; expected 0 (all) or more", n);
+void session::set_request(const dw_request_params & request) {
+    if (!(request.temperature >= 0.0f && std::isfinite(request.temperature))) {
+        fail(DW_ERR_ARGUMENT, "temperature is %g; expected 0 (greedy) or more", request.temperature);
     }
-    n_enough_ = n;
+    if (request.n_top < 0) {
+        fail(DW_ERR_ARGUMENT, "n_top is %d; expected 0 (all tokens) or more", request.n_top);
+    }
+    drafting_.set_temperature(request.temperature);
+    n_enough_ = request.n_top;
 }
 
 void session::stats_reset() {

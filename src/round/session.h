@@ -49,10 +49,9 @@ class session : private context_listener {
     void                fetch_draft() { drafting_.settle(round_.draft()); } // its tokens, from a drafter's device
     const token_tree &  tree() const { return round_.draft().tree; }        // the newest proposal; see fetch_draft()
     const std::string & tree_refusal() const { return sequence_.tree_refusal(); }
-    int64_t             tree_bytes() const;
-    void                set_temperature(float temperature) { drafting_.set_temperature(temperature); }
-    void                set_top(int32_t n);
+    void                set_request(const dw_request_params & request);
     dw_stats            stats() const;
+    device_budget &     budget() const { return sequence_.context().attached().model->budget(); }
     void                curve(dw_curve & out);
     void                stats_reset();
 

@@ -25,6 +25,7 @@ ALL = "\n".join(CODE.values())
 
 STRUCTS = {
     "dw_params": _capi.Params,
+    "dw_request_params": _capi.RequestParams,
     "dw_stats": _capi.Stats,
     "dw_model_info": _capi.ModelInfo,
     "dw_curve": _capi.Curve,

@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 7
+API_VERSION = 8
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -73,6 +73,16 @@ class Params(ctypes.Structure):
     ]
 
 
+class RequestParams(ctypes.Structure):
+    """dw_request_params."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("temperature", ctypes.c_float),
+        ("n_top", ctypes.c_int32),
+    ]
+
+
 class Tree(ctypes.Structure):
     """dw_tree."""
 
@@ -105,6 +115,9 @@ class Stats(ctypes.Structure):
         ("n_restored", ctypes.c_int64),
         ("n_checkpoints", ctypes.c_int64),
         ("checkpoint_bytes", ctypes.c_int64),
+        ("drafter_bytes", ctypes.c_int64),
+        ("graph_bytes", ctypes.c_int64),
+        ("tree_bytes", ctypes.c_int64),
         ("row_limit", ctypes.c_int64),
         ("n_shared_rounds", ctypes.c_int64),
         ("n_ahead_rounds", ctypes.c_int64),
@@ -155,12 +168,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_propose": (_STATUS, [EngineHandle, Token, ctypes.c_int32, _I32P]),
     "dw_propose_given": (_STATUS, [EngineHandle, Token, _P(Token), ctypes.c_int32]),
     "dw_propose_tree": (_STATUS, [EngineHandle, _P(Tree)]),
-    "dw_set_temperature": (_STATUS, [EngineHandle, ctypes.c_float]),
+    "dw_request_params_init": (None, [_P(RequestParams)]),
+    "dw_set_request": (_STATUS, [EngineHandle, _P(RequestParams)]),
     "dw_verify": (_STATUS, [EngineHandle]),
     "dw_verify_all": (_STATUS, [_P(EngineHandle), ctypes.c_int32]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
-    "dw_set_top": (_STATUS, [EngineHandle, ctypes.c_int32]),
     "dw_rewind": (_STATUS, [EngineHandle]),
     "dw_commit": (_STATUS, [EngineHandle]),
     "dw_checkpoint": (_STATUS, [EngineHandle]),
@@ -172,7 +185,6 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_get_draft": (_STATUS, [EngineHandle, _P(Token), _I32P]),
     "dw_get_tree": (_STATUS, [EngineHandle, _P(Tree)]),
     "dw_tree_refusal": (ctypes.c_char_p, [EngineHandle]),
-    "dw_tree_bytes": (ctypes.c_int64, [EngineHandle]),
     "dw_get_stats": (_STATUS, [EngineHandle, _P(Stats)]),
     "dw_get_curve": (_STATUS, [EngineHandle, _P(Curve)]),
     "dw_stats_reset": (_STATUS, [EngineHandle]),

@@ -180,13 +180,15 @@ class Engine:
         """
         check(_lib.dw_propose_tree(self._handle, ctypes.byref(tree.to_native())))
 
-    def set_temperature(self, temperature: float) -> None:
-        """Tell what the next requests sample at, 0.0 for greedy: which drafts are probable depends on it."""
-        check(_lib.dw_set_temperature(self._handle, temperature))
+    def set_request(self, temperature: float = 0.0, n_top: int = 0) -> None:
+        """Tell the temperature of the next requests, 0.0 for greedy, and their sampler's needs.
 
-    def set_top(self, n: int) -> None:
-        """Tell how many of a row's best tokens the next requests' sampler decides among; 0: it needs all."""
-        check(_lib.dw_set_top(self._handle, n))
+        n_top: how many of a row's best tokens it decides among; 0: it needs all.
+        """
+        params = _capi.RequestParams()
+        _lib.dw_request_params_init(ctypes.byref(params))
+        params.temperature, params.n_top = temperature, n_top
+        check(_lib.dw_set_request(self._handle, ctypes.byref(params)))
 
     def verify(self) -> None:
         """Evaluate `last` and the draft in one llama_decode."""
@@ -227,11 +229,6 @@ class Engine:
     def tree_refusal(self) -> str:
         """Why draft trees cannot be verified in this context; empty where they can."""
         return (_lib.dw_tree_refusal(self._handle) or b"").decode()
-
-    @property
-    def tree_bytes(self) -> int:
-        """Memory that verifies need beside the context's own."""
-        return int(_lib.dw_tree_bytes(self._handle))
 
     def rewind(self) -> bool:
         """Make the row sampled last available again. Returns False if its logits are gone."""

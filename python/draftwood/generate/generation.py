@@ -145,8 +145,7 @@ class Generation(Base):  # type: ignore[misc]
             return
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
         self._sampler = sampler = self._init_sampler(**sampling)
-        self._engine.set_temperature(max(0.0, temp))
-        self._engine.set_top(tokens_enough(**sampling))
+        self._engine.set_request(max(0.0, temp), tokens_enough(**sampling))
         try:
             self._prefill([int(token) for token in tokens], reset)
             yield from self._rounds(sampler, self._guard, stopping_criteria)

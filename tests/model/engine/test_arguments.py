@@ -20,6 +20,7 @@ def call(name, engine, r):
     stats = _capi.Stats(struct_size=ctypes.sizeof(_capi.Stats))
     curve = _capi.Curve(struct_size=ctypes.sizeof(_capi.Curve))
     tree = Tree((1, 2), (-1, 0)).to_native()
+    request = request_params()
     table = {
         "dw_probe_model": [b"nowhere", ctypes.byref(_capi.ModelInfo())],
         "dw_probe_drafter": [b"nowhere", b"nowhere"],
@@ -33,13 +34,13 @@ def call(name, engine, r):
         "dw_propose": [engine, 1, 5, ctypes.byref(i32)],
         "dw_propose_given": [engine, 1, tokens, 2],
         "dw_propose_tree": [engine, ctypes.byref(tree)],
-        "dw_set_temperature": [engine, 0.5],
+        "dw_set_request": [engine, ctypes.byref(request)],
         "dw_verify": [engine],
         "dw_verify_all": [(_capi.EngineHandle * 1)(engine), 1],
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
         "dw_next_scheduled": [engine, r.sampler, False, ctypes.byref(i32)],
-        "dw_set_top": [engine, 1],
+        "dw_limit_memory": [engine, 1 << 62, 1 << 62, 1 << 62],
         "dw_replay": [engine, 1, ctypes.byref(ctypes.c_double())],
         "dw_rewind": [engine],
         "dw_commit": [engine],
@@ -55,7 +56,14 @@ def call(name, engine, r):
     return table[name]
 
 
-NO_STATUS = ("dw_params_init", "dw_engine_free", "dw_n_past", "dw_draft_tokens", "dw_reach")
+NO_STATUS = (
+    "dw_params_init",
+    "dw_request_params_init",
+    "dw_engine_free",
+    "dw_n_past",
+    "dw_draft_tokens",
+    "dw_reach",
+)
 # tests: tests/unit/test_tree.py, tests/unit/test_cost_model.py
 WITHOUT_AN_ENGINE = ("dw_tree_", "dw_cost_model_", "dw_load_")
 STATUS_CALLS = [
@@ -78,7 +86,6 @@ def test_null_pointers(rig, name):
 
 def test_what_is_known_without_an_engine():
     assert lib.dw_tree_refusal(None) is None
-    assert lib.dw_tree_bytes(None) == 0
 
 
 def test_an_empty_draft_may_be_null(rig, run_of):
@@ -95,6 +102,18 @@ def eval_call(tokens, n, at=None):
         return lib.dw_eval(e, (_capi.Token * 200)(*tokens), n, lib.dw_n_past(e) if at is None else at, False)
 
     return call
+
+
+def request_params(**changes):
+    request = _capi.RequestParams()
+    lib.dw_request_params_init(ctypes.byref(request))
+    for name, value in changes.items():
+        setattr(request, name, value)
+    return request
+
+
+def request_call(**changes):
+    return lambda e: lib.dw_set_request(e, ctypes.byref(request_params(**changes)))
 
 
 def draft_call(tokens, n):
@@ -117,9 +136,10 @@ BAD_CALLS = {
     "draft a token that is none": (draft_call([2, -5], 2), "token -5"),
     "draft too much": (draft_call([], 6), "a draft of 6 tokens"),
     "draft less than nothing": (draft_call([], -1), "a draft of -1 tokens"),
-    "a temperature below zero": (lambda e: lib.dw_set_temperature(e, -0.5), "temperature is -0.5"),
-    "a temperature that is none": (lambda e: lib.dw_set_temperature(e, math.nan), "temperature is nan"),
-    "an endless temperature": (lambda e: lib.dw_set_temperature(e, math.inf), "temperature is inf"),
+    "a temperature below zero": (request_call(temperature=-0.5), "temperature is -0.5"),
+    "a temperature that is none": (request_call(temperature=math.nan), "temperature is nan"),
+    "an endless temperature": (request_call(temperature=math.inf), "temperature is inf"),
+    "fewer than no tokens to sample from": (request_call(n_top=-1), "n_top is -1"),
     "trim before the start": (lambda e: lib.dw_trim(e, -1), "-1 positions"),
     "trim beyond the end": (lambda e: lib.dw_trim(e, 99), "99 positions"),
 }
@@ -161,6 +181,7 @@ def test_engine_works_after_a_bad_argument(started, name):
         ("dw_curve", _capi.Curve, "dw_get_curve"),
         ("dw_tree", _capi.Tree, "dw_get_tree"),
         ("dw_tree", _capi.Tree, "dw_propose_tree"),
+        ("dw_request_params", _capi.RequestParams, "dw_set_request"),
     ],
 )
 def test_structs_need_their_size(rig, name, struct, call):

@@ -40,8 +40,7 @@ def text(r: Rig, seed: int | None, n_top: int) -> list[int]:
     """Generate greedily or with a seed, from n_top tokens a row (0: all of them)."""
     sampler = chain(seed)
     r.engine.reset()
-    r.engine.set_temperature(0.0 if seed is None else 0.8)
-    r.engine.set_top(n_top)
+    r.engine.set_request(0.0 if seed is None else 0.8, n_top)
     r.engine.eval(PROMPT, 0)
     tokens = [r.engine.next(sampler)]
     while len(tokens) < TOKENS:
@@ -94,7 +93,7 @@ def test_logits_of_kept_rows_are_there_for_whoever_asks(rig, run_of):
     """llama_get_logits_ith works as ever, also late in a round and for each row."""
     run, r = run_of("moe-mtp"), rig(results=RESULTS_TOP)
     r.start()
-    r.engine.set_top(1)
+    r.engine.set_request(n_top=1)
     r.engine.propose_given(run.tokens[0], run.tokens[1:4])
     r.engine.verify()
     for i in range(4):
@@ -121,7 +120,7 @@ def test_a_schedule_decides_whatever_comes_out(rig):
 @pytest.mark.parametrize("n", [-1, -40])
 def test_fewer_than_no_tokens_are_refused(rig, n):
     with pytest.raises(OptionError, match="expected 0"):
-        rig(drafter=NONE).engine.set_top(n)
+        rig(drafter=NONE).engine.set_request(n_top=n)
 
 
 def test_a_verify_is_not_run_again_on_a_cpu(rig):

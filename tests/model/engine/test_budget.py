@@ -1,0 +1,75 @@
+"""The budget of memory beside llama.cpp's own: counted, limited, refused in words, given back."""
+
+from __future__ import annotations
+
+import pytest
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
+
+from bench.testing_api import limit_memory
+from tests.model.engine.calls import MTP, NONE, error_of, lib, new, params
+from tests.model.rig import check_plain, follow
+
+
+def held(engine: Engine) -> tuple[int, int, int]:
+    stats = engine.stats()
+    return stats.drafter_bytes, stats.graph_bytes, stats.tree_bytes
+
+
+def rounds(r, run, done: int, n: int) -> int:
+    """Run n rounds of changing sizes that accept one draft token each."""
+    for i in range(n):
+        done = follow(r, run, done, 1, depth=1 + i % 5)
+    return done
+
+
+def test_what_an_engine_holds_is_counted_and_given_back(rig, run_of):
+    run, r = run_of("moe-mtp"), rig(drafter=MTP, tree_budget=16)
+    r.start()
+    rounds(r, run, 1, 8)
+    with_drafter = held(r.engine)
+    assert with_drafter[0] > 0
+    assert with_drafter[1] > 0
+    assert (with_drafter[2] > 0) == (rig.rollback == "tree")
+    r.detach()
+    r.settings |= {"drafter": NONE, "tree_budget": 0}
+    r.attach()
+    assert held(r.engine) == (0, 0, 0)
+
+
+def test_graphs_beyond_the_limit_go(rig, run_of):
+    """Least recently used first; the graph in use stays, whatever it takes, and the text is the same."""
+    run, r = run_of("moe-mtp"), rig(drafter=NONE)
+    r.start()
+    done = rounds(r, run, 1, 10)
+    before = held(r.engine)[1]
+    limit = before // 2
+    limit_memory(r.engine, graphs=limit)
+    done = rounds(r, run, done, 10)
+    assert 0 < held(r.engine)[1] <= limit
+    limit_memory(r.engine, graphs=0)
+    done = rounds(r, run, done, 10)
+    assert held(r.engine)[1] < limit
+    check_plain(r, run, done)
+
+
+@pytest.mark.parametrize("what", ["drafter", "trees"])
+def test_an_engine_without_room_is_refused(rig, run_of, what):
+    """DW_ERR_MEMORY says who holds how much; the engine beside it goes on."""
+    if what == "trees" and rig.rollback != "tree":
+        pytest.skip("snapshots keep no state factors")
+    run = run_of("moe-mtp")
+    r = rig(drafter=MTP, n_seq_max=2, engine=False)
+    r.settings["drafter"] = NONE
+    r.attach()
+    r.start()
+    limit_memory(r.engine, **{what: 1000})
+    wanted = params(drafter=MTP, draft_tokens=5, seq_id=1, exact_rows=64)
+    text = error_of(new(r, wanted)[0], _capi.ERR_MEMORY)
+    assert "bytes for" in text
+    assert "0 of 1000 are held" in text
+    check_plain(r, run, 1, n=5)
+    limit_memory(r.engine)
+    status, second = new(r, wanted)
+    assert status == _capi.OK
+    lib.dw_engine_free(second)

@@ -9,7 +9,6 @@ Test: tests/unit/test_lint_rooms.py.
 import ast
 import re
 import sys
-from collections import Counter
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -17,7 +16,6 @@ from _paths import ROOT
 from pin import tomllib
 
 LANGUAGES = tomllib.loads((ROOT / "tools" / "rooms.toml").read_text())
-DEBTS: dict[str, int] = LANGUAGES.pop("debts")
 FILES = {each: room for room, row in LANGUAGES["python/draftwood"].items() for each in row.get("files", ())}
 BEGIN, END = "<!-- written by tools/lint_rooms.py -->\n", "<!-- end of the rooms -->\n"
 
@@ -44,8 +42,7 @@ def imports(text: str) -> Iterator[str]:
 
 
 def faults(root: Path) -> Iterator[str]:
-    """Yield each arrow against the flow, and each debt whose number is wrong."""
-    owed: Counter[str] = Counter()
+    """Yield each arrow against the flow."""
     for language, rooms in LANGUAGES.items():
         pattern, used_by = ("*.py", imports) if language.startswith("python") else ("*.[hc]*", includes)
         for path in sorted((root / language).rglob(pattern)):
@@ -56,13 +53,7 @@ def faults(root: Path) -> Iterator[str]:
                 continue
             uses = rooms[room]["uses"]
             for used in (each for each in used_by(path.read_text()) if each not in (room, *uses)):
-                owed[f"{room} -> {used}"] += 1
-                if f"{room} -> {used}" not in DEBTS:
-                    yield f"{path}: {room} -> {used}; expected one of {uses}"
-    for arrow, most in DEBTS.items():
-        if owed[arrow] != most:
-            fix = "remove the new one" if owed[arrow] > most else "lower the number in tools/rooms.toml"
-            yield f"debt {arrow}: found {owed[arrow]}, recorded {most}: {fix}"
+                yield f"{path}: {room} -> {used}; expected one of {uses}"
 
 
 def table() -> str:
@@ -86,7 +77,7 @@ def main(arguments: list[str]) -> int:
     found = list(faults(root))
     if layout.read_text() != written:
         found.append(f"{layout}: the table is stale; expected that of tools/lint_rooms.py --write")
-    print(*found, *(f"debt {arrow}: {most}" for arrow, most in DEBTS.items()), sep="\n")
+    print(*found, sep="\n")
     return bool(found)
 
 

@@ -2,10 +2,7 @@
 
 #include "hooks/hooks.h"
 
-#include "llama-graph.h"
 #include "llama/attachment.h"
-#include "ops/door/custom-op.h"
-#include "ops/top-rows/top-rows.h"
 
 using namespace draftwood;
 
@@ -35,18 +32,9 @@ void dw_hook_read(dw_attachment * dw) noexcept {
 }
 
 void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
-    if (!dw) {
-        return;
+    if (dw) {
+        dw->add_outputs(graph);
     }
-    dw->tops.erase(graph.gf);
-    ggml_tensor * logits = graph.res->get_logits();
-    if (!dw->top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {
-        return;
-    }
-    ggml_tensor * top = dw::top_rows::build(graph.ctx0, logits, dw_n_top, *dw->top_rows);
-    ggml_set_output(top);
-    ggml_build_forward_expand(graph.gf, top);
-    dw->tops[graph.gf] = top;
 }
 
 void dw_hook_graph(dw_attachment * dw, int64_t n_rows, bool has_outputs) noexcept {

@@ -4,8 +4,7 @@
 // Every hook takes the pointer that the patch `llama-cparams-hook-state` adds to llama_cparams. It is nullptr unless an
 // engine or a drafter attached itself (llama/attachment.h), and then each hook returns at once: a build with draftwood
 // switched off computes what a pristine build computes (tests/model/test_inert.py). Hooks never throw and never abort.
-// Graph types of llama-graph.h appear by name only. hooks.cpp includes that header for one hook, dw_hook_outputs, which
-// adds nodes to a graph that is being built.
+// Graph types of llama-graph.h appear by name only.
 
 #pragma once
 

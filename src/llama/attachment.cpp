@@ -9,6 +9,8 @@
 #include "llama/graph_store.h"
 #include "llama/inputs.h"
 #include "llama/memory.h"
+#include "ops/door/custom-op.h"
+#include "ops/top-rows/top-rows.h"
 
 #include <exception>
 #include <utility>
@@ -88,6 +90,22 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
     }
 }
 
+void dw_attachment::add_outputs(llm_graph_context & graph) noexcept {
+    ggml_tensor * logits = graph.res->get_logits();
+    try {
+        tops_.erase(graph.gf);
+        if (!top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {
+            return;
+        }
+        ggml_tensor *& top = tops_[graph.gf];
+        top                = dw::top_rows::build(graph.ctx0, logits, dw_n_top, *top_rows);
+        ggml_set_output(top);
+        ggml_build_forward_expand(graph.gf, top);
+    } catch (const std::exception &) {
+        // no memory to remember it: such rows are sampled from their logits
+    }
+}
+
 bool dw_attachment::graph_fits() const noexcept {
     return graphs->fits();
 }
@@ -96,8 +114,8 @@ void dw_attachment::before_compute(ggml_backend_t backend_cpu, int64_t n_rows, l
     outputs.graph = &graph;
     outputs.n_ubatches++;
     graphs->allocated();
-    const auto top = tops.find(graph.get_gf());
-    outputs.top    = top == tops.end() ? nullptr : top->second;
+    const auto top = tops_.find(graph.get_gf());
+    outputs.top    = top == tops_.end() ? nullptr : top->second;
     fill_inputs(*this, graph);
     if (request && request->mask) {
         placed_rows rows{};

@@ -14,6 +14,7 @@
 
 struct dw_custom_op;
 struct llama_context;
+struct llm_graph_context;
 class llm_graph_result;
 
 namespace draftwood {
@@ -67,6 +68,7 @@ struct dw_attachment {
 
     // What the hooks call (hooks/hooks.h), in the order of a decode.
     void decode_begins() noexcept;
+    void add_outputs(llm_graph_context & graph) noexcept; // to a graph that is being built
     void select_graph(int64_t n_rows, bool has_outputs) noexcept;
     bool graph_fits() const noexcept;
     void before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
@@ -85,16 +87,16 @@ struct dw_attachment {
     bool keeps_outputs = false; // what is computed stays where it is until somebody asks the context for it
     bool async_inputs  = false; // inputs are copied to their device without waiting for it
 
-    const dw_custom_op *                         top_rows = nullptr; // op dw_top_rows for decodes with few rows
-    std::map<const ggml_cgraph *, ggml_tensor *> tops;               // its results, by graph
+    const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows
 
     // of the decode that runs (llama/decode.h); nullptr: none runs, or somebody else's
     const draftwood::decode_request * request = nullptr;
     draftwood::decode_outputs         outputs; // of the newest decode
 
   private:
-    int32_t                     n_hidden_users_ = 0;
-    std::map<uint32_t, int32_t> n_layer_users_;
+    int32_t                                      n_hidden_users_ = 0;
+    std::map<uint32_t, int32_t>                  n_layer_users_;
+    std::map<const ggml_cgraph *, ggml_tensor *> tops_; // results of top_rows, by graph
 };
 
 namespace draftwood {

@@ -51,16 +51,6 @@ def test_an_arrow_back_is_found(copy, capsys, file, line, arrow):
     assert arrow in said(copy, capsys)
 
 
-def test_a_debt_may_only_shrink(copy, capsys, monkeypatch):
-    monkeypatch.setitem(lint_rooms.DEBTS, "tree -> include", 1)
-    assert "tree -> include: found 0, recorded 1: lower the number" in said(copy, capsys)
-    append(copy / "src/tree/build.cpp", '#include "draftwood.h"')
-    assert lint_rooms.main([str(copy)]) == 0
-    capsys.readouterr()
-    append(copy / "src/tree/token_tree.cpp", '#include "draftwood.h"')
-    assert "tree -> include: found 2, recorded 1: remove the new one" in said(copy, capsys)
-
-
 def test_a_new_room_needs_a_row(copy, capsys):
     (copy / "src/attic").mkdir()
     (copy / "src/attic/box.h").write_text("")

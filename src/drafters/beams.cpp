@@ -10,6 +10,7 @@ namespace draftwood {
 int32_t beams::add(int32_t parent, llama_token token) {
     tokens_.push_back(token);
     parents_.push_back(parent);
+    cells_.reserve(tokens_.size()); // placed() must not allocate
     ancestors_.push_back((parent < 0 ? 0 : ancestors_[parent]) | uint64_t(1) << (size() - 1));
     return size() - 1;
 }

@@ -8,9 +8,8 @@ using namespace draftwood;
 
 namespace {
 
-// builds parts of the graph; nullptr: llama.cpp builds all of it
 verify_graph * verify_of(const dw_attachment * dw) {
-    return dw && dw->request ? dw->request->verify : nullptr;
+    return dw ? dw->verify() : nullptr;
 }
 
 } // namespace

@@ -54,7 +54,7 @@ typedef enum dw_status {
     DW_ERR_DECODE   = 6, // llama_decode failed; what the memory holds may be unknown: dw_trim to dw_reach, or dw_reset
     DW_ERR_FILE     = 7, // a model file that is missing, truncated or of another kind
     DW_ERR_INTERNAL = 8, // an exception inside; its text is in dw_last_error()
-    DW_ERR_MEMORY   = 9, // not enough memory for the drafter
+    DW_ERR_MEMORY   = 9, // not enough memory for a drafter or for the state factors of drafts
 } dw_status;
 
 typedef enum dw_drafter_type {

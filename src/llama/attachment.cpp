@@ -54,9 +54,12 @@ void dw_attachment::tap_hidden(bool on) {
 }
 
 void dw_attachment::tap_layer(uint32_t il, bool on) {
-    int32_t & users = n_layer_users_[il];
+    int32_t &  users = n_layer_users_[il];
+    const bool was   = users > 0;
     users += on ? 1 : -1;
-    llama_set_embeddings_layer_inp(ctx, il, users > 0);
+    if (was != (users > 0)) { // each call makes llama.cpp reserve its memory anew
+        llama_set_embeddings_layer_inp(ctx, il, users > 0);
+    }
 }
 
 void dw_attachment::keep_output_hidden() {
@@ -72,12 +75,14 @@ void dw_attachment::decode_begins() noexcept {
     if (listener) {
         listener->on_flush(/*decodes*/ true);
     }
+    in_ubatch_ = false;   // of a decode that failed
     outputs.kept.clear(); // nobody asked for them
     outputs.n_ubatches = 0;
 }
 
 // Graphs are kept for requests; other decodes get the context's own.
 void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
+    in_ubatch_ = true;
     try {
         if (!outputs.kept.empty()) { // a decode of several ubatches: the next may compute over them
             ggml_backend_sched_synchronize(ctx->get_sched());
@@ -93,6 +98,7 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
 void dw_attachment::add_outputs(llm_graph_context & graph) noexcept {
     ggml_tensor * logits = graph.res->get_logits();
     try {
+        forget_tops();
         tops_.erase(graph.gf);
         if (!top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {
             return;
@@ -106,17 +112,29 @@ void dw_attachment::add_outputs(llm_graph_context & graph) noexcept {
     }
 }
 
+// Graphs that are gone leave their entries.
+void dw_attachment::forget_tops() {
+    for (auto it = tops_.begin(); it != tops_.end();) {
+        it = graphs->holds(it->first) ? std::next(it) : tops_.erase(it);
+    }
+}
+
 bool dw_attachment::graph_fits() const noexcept {
     return graphs->fits();
 }
 
 void dw_attachment::before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept {
+    in_ubatch_    = false;
     outputs.graph = &graph;
     outputs.n_ubatches++;
     graphs->allocated();
     const auto top = tops_.find(graph.get_gf());
     outputs.top    = top == tops_.end() ? nullptr : top->second;
-    fill_inputs(*this, graph);
+    try {
+        outputs.is_fed = fill_inputs(*this, graph) && outputs.is_fed;
+    } catch (const std::exception &) {
+        outputs.is_fed = false; // no memory to remember an input
+    }
     if (request && request->mask) {
         placed_rows rows{};
         if (find_rows(graph, n_rows, rows)) {

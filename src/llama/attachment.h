@@ -93,7 +93,14 @@ struct dw_attachment {
     const draftwood::decode_request * request = nullptr;
     draftwood::decode_outputs         outputs; // of the newest decode
 
+    // builds parts of the graph that is being built; nullptr: llama.cpp builds all of it, as always when it reserves
+    // memory in the middle of a decode, with more rows than a verify has
+    draftwood::verify_graph * verify() const { return in_ubatch_ && request ? request->verify : nullptr; }
+
   private:
+    void forget_tops();
+
+    bool                                         in_ubatch_      = false; // from its choice of graph to its compute
     int32_t                                      n_hidden_users_ = 0;
     std::map<uint32_t, int32_t>                  n_layer_users_;
     std::map<const ggml_cgraph *, ggml_tensor *> tops_; // results of top_rows, by graph

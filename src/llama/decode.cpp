@@ -17,6 +17,7 @@ class handed_over {
         attached_(attached) {
         attached_.request            = &request;
         attached_.outputs.n_ubatches = 0; // llama.cpp may fail before the first hook
+        attached_.outputs.is_fed     = true;
     }
     ~handed_over() {
         attached_.request = nullptr;
@@ -33,7 +34,11 @@ class handed_over {
 
 int32_t decode(attachment & attached, const decode_request & request, row_batch & batch) {
     const handed_over until_it_ends(attached, request);
-    return batch.decode();
+    const int32_t     rc = batch.decode();
+    if (rc == 0 && !attached.outputs.is_fed) {
+        fail(DW_ERR_INTERNAL, "the graph has no input for what was to be copied there");
+    }
+    return rc;
 }
 
 double replay(attachment & attached, int32_t n_times) {

@@ -30,6 +30,7 @@ struct fed_input {
 struct decode_outputs {
     llm_graph_result *       graph      = nullptr; // the last one; owned by the context or the graph store
     int32_t                  n_ubatches = 0;       // graphs that the decode took
+    bool                     is_fed     = true;    // all feeds of the request went into their inputs
     ggml_tensor *            top        = nullptr; // f32[2 dw_n_top + 2, rows], op dw_top_rows; nullptr: not computed
     std::vector<kept_output> kept;
     std::vector<fed_input>   fed;

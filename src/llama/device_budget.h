@@ -1,6 +1,8 @@
-// Bytes that draftwood holds beside llama.cpp's own, by who holds them. Each share is asked before its holder
-// allocates. Counts only: nothing is allocated here. Must not know: contexts, devices, rounds.
-// Test: tests/model/engine/test_little_memory.py (a refusal leaves the memory as it was).
+// Bytes that draftwood holds beside llama.cpp's own, on all devices and the host together, by who holds them. Tree
+// state asks before it allocates. Drafter contexts and graphs are made by llama.cpp and counted when their size is
+// known: a drafter over the limit is freed, graphs over it give way. Counts only: nothing is allocated here. Must not
+// know: contexts, devices, rounds. Test: tests/model/engine/test_little_memory.py (a refusal leaves the memory as it
+// was).
 
 #pragma once
 

@@ -191,6 +191,12 @@ void graph_store::swap_to(const graph_shape & wanted) {
     }
 }
 
+bool graph_store::holds(const ggml_cgraph * graph) const {
+    const auto is = [&](const llm_graph_result_ptr & result) { return result && result->get_gf() == graph; };
+    return is(members::result(*ctx_)) ||
+           std::any_of(slots_.begin(), slots_.end(), [&](const auto & each) { return is(each.second.result); });
+}
+
 size_t graph_store::bytes() const {
     size_t sum = 0;
     for (const auto & [shape, slot] : slots_) {

@@ -66,6 +66,9 @@ class graph_store {
     // No graph could be put in place: llama.cpp builds one, and it must not be reused as another.
     void distrust() noexcept;
 
+    // whether it is the context's newest graph or one that is kept
+    bool holds(const ggml_cgraph * graph) const;
+
     // bytes of the graphs that are kept beside the context's own: compute buffers and tables of nodes
     size_t bytes() const;
 

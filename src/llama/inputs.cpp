@@ -75,16 +75,16 @@ bool find_rows(const llm_graph_result & graph, int64_t n_rows, placed_rows & row
 }
 
 // What can go straight to the device goes with the input's copy (copy_input), the rest into the input now.
-void fill_inputs(attachment & attached, const llm_graph_result & graph) {
+bool fill_inputs(attachment & attached, const llm_graph_result & graph) {
     copy_inputs_async(attached, attached.request && attached.async_inputs);
     attached.outputs.fed.clear();
     if (!attached.request) {
-        return;
+        return true;
     }
     for (const row_feed & feed : attached.request->feeds) {
         ggml_tensor * input = find_input(graph, feed.input);
         if (!input || feed.at + feed.bytes > ggml_nbytes(input)) {
-            continue;
+            return false;
         }
         if (attached.async_inputs && feed.same_device && is_pinned_for(feed.writer, input)) {
             attached.outputs.fed.push_back({ feed, input });
@@ -93,6 +93,7 @@ void fill_inputs(attachment & attached, const llm_graph_result & graph) {
             ggml_backend_tensor_get(feed.from, (char *) input->data + feed.at, feed.offset, feed.bytes);
         }
     }
+    return true;
 }
 
 void copy_inputs_async(attachment & attached, bool async) noexcept {

@@ -15,9 +15,9 @@ namespace draftwood {
 // Where the n_rows rows of a graph's attention were put. Returns false if no layer has a KV cache.
 bool find_rows(const llm_graph_result & graph, int64_t n_rows, placed_rows & rows);
 
-// Fills the inputs that the running request feeds, and chooses how the scheduler copies inputs to their device. A feed
-// that fits no input is dropped: feeds are for drafts, so it costs the draft its quality and not the text.
-void fill_inputs(dw_attachment & attached, const llm_graph_result & graph);
+// Fills the inputs that the running request feeds, and chooses how the scheduler copies inputs to their device.
+// Returns false if a feed fits no input of the graph, whose results then mean nothing.
+bool fill_inputs(dw_attachment & attached, const llm_graph_result & graph);
 
 // The scheduler in place copies inputs without waiting for their device, or as ggml does.
 void copy_inputs_async(dw_attachment & attached, bool async) noexcept;

@@ -128,6 +128,8 @@ void session::verify_failed(bool intact, bool again) {
     sequence_.unknown();
     if (again) {
         round_.verify_again();
+    } else if (intact) {
+        drafting_.trim(n_past_); // the draft is no longer what comes next
     }
 }
 

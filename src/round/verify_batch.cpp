@@ -96,6 +96,11 @@ bool verify_batch::attempt() {
             return false;
         }
         throw failure(e.code() == DW_ERR_MEMORY ? DW_ERR_DECODE : e.code(), e.what()); // DW_ERR_MEMORY: a drafter's
+    } catch (const std::exception &) { // nothing was decoded: target_context makes failures of what llama.cpp throws
+        for (session * each : sessions_) {
+            each->verify_failed(/*intact*/ true, /*again*/ false);
+        }
+        throw;
     }
     llama_synchronize(context().get()); // sampling waits for it anyway, and here its time is known
     const int64_t took = ggml_time_us() - start_us;

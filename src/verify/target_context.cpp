@@ -198,7 +198,7 @@ int32_t target_context::free_cells(llama_seq_id seq) const {
 // A tree state with more room is another one: the graphs over the old one's tensors go with it. Without memory for it
 // the old one stays.
 void target_context::prepare_trees(int32_t n_rows) {
-    if (trees_ && trees_->max_rows() >= n_rows) {
+    if (refused_ || n_rows >= no_memory_ || (trees_ && trees_->max_rows() >= n_rows)) {
         return;
     }
     std::string                 why_not;
@@ -209,12 +209,16 @@ void target_context::prepare_trees(int32_t n_rows) {
         if (!trees_ || e.code() != DW_ERR_MEMORY) {
             throw;
         }
+        no_memory_ = n_rows;
         return;
     }
-    settle_all_but({});
-    forget_verifies();
-    trees_   = std::move(larger);
     refusal_ = why_not;
+    refused_ = !larger;
+    if (larger) {
+        settle_all_but({});
+        forget_verifies();
+        trees_ = std::move(larger);
+    }
 }
 
 } // namespace draftwood

@@ -108,6 +108,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     results                     results_;
     std::unique_ptr<tree_state> trees_; // nullptr: rejected drafts are rolled back by seq_rm
     std::string                 refusal_   = "nothing is drafted";
+    bool                        refused_   = false;     // for good: it depends on the model and the context alone
+    int32_t                     no_memory_ = INT32_MAX; // rows that a larger tree state found no memory for
     int32_t                     row_limit_ = INT32_MAX;
 };
 

@@ -77,9 +77,8 @@ class tree_device {
     // wait for commits that are queued
     void finish() const { ggml_backend_synchronize(commit_backend()); }
 
-    bool   has(int32_t il) const { return layers_.count(il) > 0; }
-    bool   is_host() const { return own_backend_ != nullptr; }
-    size_t bytes() const { return ggml_backend_buffer_get_size(buffer_.get()); }
+    bool has(int32_t il) const { return layers_.count(il) > 0; }
+    bool is_host() const { return own_backend_ != nullptr; }
 
   private:
     struct layer {

@@ -90,14 +90,6 @@ tree_device & tree_state::device_of(int32_t il) {
     return **std::find_if(devices_.begin(), devices_.end(), here);
 }
 
-size_t tree_state::bytes() const {
-    size_t sum = 0;
-    for (const auto & each : devices_) {
-        sum += each->bytes();
-    }
-    return sum;
-}
-
 void tree_state::finish() const {
     for (const auto & each : devices_) {
         each->finish();

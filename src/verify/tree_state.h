@@ -47,7 +47,6 @@ class tree_state : public verify_graph {
     void finish() const;
 
     int32_t max_rows() const { return max_rows_; }
-    size_t  bytes() const;
 
     verify_kind   kind() const noexcept override { return plan_.branches ? verify_kind::tree : verify_kind::chain; }
     void          placed(const placed_rows & rows) noexcept override;

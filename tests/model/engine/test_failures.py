@@ -70,6 +70,26 @@ def test_aborted_decode(started, where):
     check_plain(r, run, follow(r, run, 1, 3))
 
 
+def test_a_drafter_goes_back_after_an_aborted_verify(started, rig):
+    """The draft was no text: the next one begins at the same root, with nothing of the old one."""
+    if rig.rollback != "tree":
+        pytest.skip("with snapshots an aborted verify leaves a memory that is not known")
+    r, run = started
+    assert r.engine.propose(run.tokens[0]) > 0
+    draft = r.engine.draft()
+    calls = []
+    stop = native.ggml_abort_callback(lambda _: bool(calls.append(0)) or len(calls) > 20)
+    native.llama_set_abort_callback(r.ctx, stop, None)
+    error_of(lib.dw_verify(r.engine._handle), _capi.ERR_DECODE)
+    native.llama_set_abort_callback(r.ctx, native.ggml_abort_callback(), None)
+    other = rig(drafter=MTP)
+    other.start()
+    for each in (r, other):
+        each.engine.eval(run.tokens[:4], len(PROMPT))
+        assert each.engine.propose(run.tokens[4]) > 0
+    assert r.engine.draft() == other.engine.draft() != draft
+
+
 def test_exception_in_a_sampler(started):
     """A grammar throws when made to accept what it forbids: a status, and the row can be sampled anew."""
     r, run = started

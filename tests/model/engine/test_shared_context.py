@@ -11,7 +11,7 @@ from draftwood.engine import _capi
 from draftwood.engine.engine import Engine
 
 from tests.model.engine.calls import MTP, error_of, lib
-from tests.model.rig import PROMPT, Rig, check_plain, hooked_sampler
+from tests.model.rig import PROMPT, Rig, check_plain, follow, hooked_sampler
 
 
 @pytest.mark.parametrize("positions", ["given", "left to llama.cpp"])
@@ -141,3 +141,15 @@ def test_an_engine_that_cuts_chains_back_beside_one_of_trees(gguf):
             engine.close()
         r.close()
     assert texts[0] == texts[1] == texts[2]
+
+
+@pytest.mark.parametrize("budget", [0, 8])
+def test_memory_that_is_reserved_anew_in_a_verify(rig, run_of, budget):
+    """After a change of adapters the next decode first builds a graph of n_ubatch rows: not a verify's."""
+    run, r = run_of("moe-mtp"), rig(drafter=MTP, tree_budget=budget)
+    r.start()
+    done = 1
+    for accept in (2, 0, 3, 1):
+        assert native.llama_set_adapter_cvec(r.ctx, None, 0, 0, 0, 0) == 0
+        done = follow(r, run, done, accept)
+    check_plain(r, run, done)

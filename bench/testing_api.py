@@ -22,6 +22,7 @@ SOURCE_DRAFTER = 0
 SOURCE_NGRAM = 1
 
 CostModelHandle = ctypes.c_void_p
+AcceptedLogHandle = ctypes.c_void_p
 
 _lib = _capi.lib
 _P = ctypes.POINTER
@@ -34,6 +35,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_next_scheduled": (_STATUS, [_capi.EngineHandle, ctypes.c_void_p, _BOOL, _P(_capi.Token)]),
     "dw_replay": (_STATUS, [_capi.EngineHandle, _I32, _P(_F64)]),
     "dw_limit_memory": (_STATUS, [_capi.EngineHandle, _I64, _I64, _I64]),
+    "dw_accepted_log_new": (_STATUS, [_capi.EngineHandle, _P(AcceptedLogHandle)]),
+    "dw_accepted_log_free": (None, [AcceptedLogHandle]),
+    "dw_accepted_log_get": (_STATUS, [AcceptedLogHandle, _P(_I32), _P(_capi.Token), _P(_I32), _P(_I32)]),
     "dw_tree_from_positions": (
         _STATUS,
         [_I32, _P(_I32), _P(ctypes.c_float), _I32, _I32, _I32, _I32, ctypes.c_float, _P(_capi.Tree)],
@@ -85,6 +89,25 @@ def limit_memory(
 ) -> None:
     """Limit the bytes that engines of this engine's model hold from now on."""
     check(_lib.dw_limit_memory(engine._handle, drafter, graphs, trees))
+
+
+class AcceptedLog:
+    """Tokens of the rounds that engines of a model commit from now on, as (sequence, token, position)."""
+
+    def __init__(self, engine: Engine) -> None:
+        self._handle = AcceptedLogHandle()
+        check(_lib.dw_accepted_log_new(engine._handle, ctypes.byref(self._handle)))
+
+    def __del__(self) -> None:
+        _lib.dw_accepted_log_free(self._handle)
+
+    def entries(self, most: int = 4096) -> list[tuple[int, int, int]]:
+        """Return what was accepted so far."""
+        seqs, tokens, positions = ((_I32 * most)() for _ in range(3))
+        n = _I32(most)
+        check(_lib.dw_accepted_log_get(self._handle, seqs, tokens, positions, ctypes.byref(n)))
+        assert n.value <= most
+        return list(zip(seqs[: n.value], tokens[: n.value], positions[: n.value], strict=True))
 
 
 def from_positions(

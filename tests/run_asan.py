@@ -50,7 +50,9 @@ def runtime(name: str) -> str:
 
 
 def check(folder: Path, environment: dict[str, str]) -> None:
-    """Stop if the sanitizers would not see our libraries, or not say so."""
+    """Stop if the sanitizers would not see our libraries, or not say so, or if our asserts are left out."""
+    if b"state_ == round_state::proposed" not in (folder / "libdraftwood-llama.so").read_bytes():
+        raise SystemExit("the library is built without its asserts; expected -UNDEBUG for src/")
     for code, expected in ((LOADED, ""), (OVERFLOW, "heap-buffer-overflow")):
         command = [sys.executable, "-c", code, str(folder)]
         done = subprocess.run(command, cwd=ROOT, env=environment, capture_output=True, text=True, check=False)

@@ -43,6 +43,54 @@ dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t gra
     });
 }
 
+struct dw_accepted_log : accepted_observer {
+    explicit dw_accepted_log(std::shared_ptr<model_attachment> of) :
+        model(std::move(of)) {
+        model->add(*this);
+    }
+    ~dw_accepted_log() override { model->remove(*this); }
+
+    void on_accepted(const accepted_rows & rows) noexcept override {
+        for (int32_t i = 0; i < rows.n; ++i) {
+            entries.push_back({ rows.seq, rows.tokens[i], rows.pos + i });
+        }
+    }
+
+    struct entry {
+        llama_seq_id seq;
+        llama_token  token;
+        llama_pos    pos;
+    };
+    std::shared_ptr<model_attachment> model;
+    std::vector<entry>                entries;
+};
+
+dw_status dw_accepted_log_new(dw_engine * engine, dw_accepted_log ** log) {
+    return with(engine, "dw_accepted_log_new", [&](auto & e) {
+        require("dw_accepted_log_new", log);
+        *log = new dw_accepted_log(e.target().context().attached().model);
+    });
+}
+
+void dw_accepted_log_free(dw_accepted_log * log) {
+    delete log;
+}
+
+dw_status dw_accepted_log_get(const dw_accepted_log * log, int32_t * seq_ids, llama_token * tokens, int32_t * positions,
+                              int32_t * n) {
+    return guard([&] {
+        require("dw_accepted_log_get", log, seq_ids, tokens, positions, n);
+        const int32_t n_all = (int32_t) log->entries.size();
+        for (int32_t i = 0; i < std::min(*n, n_all); ++i) {
+            seq_ids[i]   = log->entries[i].seq;
+            tokens[i]    = log->entries[i].token;
+            positions[i] = log->entries[i].pos;
+        }
+        *n = n_all;
+        return DW_OK;
+    });
+}
+
 dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs, int32_t n_positions,
                                  int32_t n_each, int32_t budget, int32_t spine, float beside, dw_tree * tree) {
     return guard([&] {

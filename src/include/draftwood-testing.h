@@ -40,6 +40,17 @@ DW_API dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microse
 // Bytes that drafters, kept graphs and state factors may hold from now on, for all engines of this llama_model.
 DW_API dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t graph_bytes, int64_t tree_bytes);
 
+// --- accepted tokens: src/llama/model_attachment.h; test: tests/model/engine/test_accepted.py
+
+typedef struct dw_accepted_log dw_accepted_log;
+
+// Observes the rounds that engines of this llama_model commit, until it is freed by the caller.
+DW_API dw_status dw_accepted_log_new(dw_engine * engine, dw_accepted_log ** log);
+DW_API void      dw_accepted_log_free(dw_accepted_log * log);
+// Accepted tokens so far, each i32[n]: sequence, token, position. n: in, the room; out, how many there are.
+DW_API dw_status dw_accepted_log_get(const dw_accepted_log * log, int32_t * seq_ids, llama_token * tokens,
+                                     int32_t * positions, int32_t * n);
+
 // --- trees: src/tree/build.h; test: tests/unit/test_tree.py
 
 // positions: tokens and log-probabilities [n_positions][n_each], best first.

@@ -47,6 +47,7 @@ POINTERS = {
     "char": ctypes.c_char_p,
     "dw_engine": _capi.EngineHandle,
     "dw_cost_model": testing_api.CostModelHandle,
+    "dw_accepted_log": testing_api.AcceptedLogHandle,
     "llama_context": ctypes.c_void_p,
     "llama_sampler": ctypes.c_void_p,
     "llama_context_params": ctypes.POINTER(_capi._llama.llama_context_params),
@@ -80,7 +81,7 @@ def type_of(declared, *, is_result=False):
         return None if base == "void" and is_result else SCALARS[base]
     if stars == "*":
         return POINTERS[base] if base in POINTERS else ctypes.POINTER(SCALARS[base])
-    assert base in ("dw_engine", "dw_cost_model"), declared
+    assert POINTERS[base] is ctypes.c_void_p, declared
     assert stars == "**", declared
     return ctypes.POINTER(POINTERS[base])
 

@@ -40,6 +40,7 @@ def call(name, engine, r):
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
         "dw_next_scheduled": [engine, r.sampler, False, ctypes.byref(i32)],
+        "dw_accepted_log_new": [engine, ctypes.byref(testing_api.AcceptedLogHandle())],
         "dw_limit_memory": [engine, 1 << 62, 1 << 62, 1 << 62],
         "dw_replay": [engine, 1, ctypes.byref(ctypes.c_double())],
         "dw_rewind": [engine],
@@ -65,7 +66,7 @@ NO_STATUS = (
     "dw_reach",
 )
 # tests: tests/unit/test_tree.py, tests/unit/test_cost_model.py
-WITHOUT_AN_ENGINE = ("dw_tree_", "dw_cost_model_", "dw_load_")
+WITHOUT_AN_ENGINE = ("dw_tree_", "dw_cost_model_", "dw_load_", "dw_accepted_log_free", "dw_accepted_log_get")
 STATUS_CALLS = [
     name
     for name, (_, arguments) in {**_capi.SIGNATURES, **testing_api.SIGNATURES}.items()

@@ -39,7 +39,7 @@ bool drafter_context::short_of_memory() const {
 
 llama_context_params drafter_context::params_for(llama_context * target, llama_context_params params) {
     params.ctx_other  = target;
-    params.n_ctx      = llama_n_ctx(target);
+    params.n_ctx      = llama_n_ctx_seq(target);
     params.n_seq_max  = 1;
     params.n_rs_seq   = 0;
     params.embeddings = false;

@@ -20,8 +20,8 @@ struct likeliest {
 
 class drafter_context {
   public:
-    // What every drafter's context shares with its target's parameters: the same length, one sequence, a plain KV cache
-    // whose rejected cells are just removed.
+    // What every drafter's context shares with its target's parameters: one sequence of the same length, a plain KV
+    // cache whose rejected cells are just removed.
     static llama_context_params params_for(llama_context * target, llama_context_params params);
 
     // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on

@@ -37,6 +37,20 @@ def test_what_an_engine_holds_is_counted_and_given_back(rig, run_of):
     assert held(r.engine) == (0, 0, 0)
 
 
+@pytest.mark.parametrize(
+    ("n_ctx", "n_seq_max", "kv_unified", "n_cells"),
+    [
+        pytest.param(512, 2, False, 256, id="two sequences with a cache each"),
+        pytest.param(1024, 4, False, 256, id="four"),
+        pytest.param(512, 2, True, 512, id="two sequences in one cache: each may fill it"),
+    ],
+)
+def test_a_drafter_has_the_cells_of_one_sequence(rig, n_ctx, n_seq_max, kv_unified, n_cells):
+    alone = rig(drafter=MTP, n_ctx=n_cells)
+    beside_others = rig(drafter=MTP, n_ctx=n_ctx, n_seq_max=n_seq_max, kv_unified=kv_unified)
+    assert held(beside_others.engine)[0] == held(alone.engine)[0] > 0
+
+
 def test_graphs_beyond_the_limit_go(rig, run_of):
     """Least recently used first; the graph in use stays, whatever it takes, and the text is the same."""
     run, r = run_of("moe-mtp"), rig(drafter=NONE)

@@ -70,9 +70,10 @@ bool size_group::has_new_times() const {
 double size_group::ratio() const {
     double measured = 0.0, expected = 0.0;
     for (int32_t n = first_; n <= last_; ++n) {
-        if (curve_.count[n] > 0) {
+        const int32_t known = curve_.largest_known(n);
+        if (curve_.count[n] > 0 && known > 0) {
             measured += curve_.sum[n];
-            expected += curve_.mean[curve_.largest_known(n)] * (double) curve_.count[n];
+            expected += curve_.mean[known] * (double) curve_.count[n];
         }
     }
     return expected > 0.0 ? measured / expected : 1.0;

@@ -46,7 +46,8 @@ class size_group {
     bool is_measured() const { return is_measured_; }
     void set_stored() { is_measured_ = false; }
 
-    // New times over the curve's; 1 without new times. A size without a mean is compared with the next smaller one.
+    // New times over the curve's; 1 without new times. A size without a mean is compared with the next smaller one that
+    // has one; without such a size it is left out.
     double ratio() const;
 
     // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.

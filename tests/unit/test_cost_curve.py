@@ -149,6 +149,15 @@ def test_new_verify_times(shares_cores, times, expected):
     assert found.draft_us == KNOWN.draft_us
 
 
+def test_a_size_below_all_known_ones_says_nothing_of_the_load():
+    """Drafts of 4 take half of what they took: the load has changed, whatever drafts of 2 take."""
+    model = CostModel(curve=curve({4: 400, 8: 800}, {1: 1000}))
+    model.add_draft(2, 300)
+    model.add_draft(4, 200)
+    model.update()
+    assert [model.curve().draft_us[n] for n in (2, 4, 8)] == [300, 200, 400]
+
+
 @pytest.mark.parametrize("shares_cores", [True, False])
 @pytest.mark.parametrize(
     ("measured", "plain", "verify", "draft"),

@@ -19,6 +19,7 @@ const char * dw_last_error(void) {
 dw_status dw_probe_model(const char * path, dw_model_info * info) {
     return guard([&] {
         require("dw_probe_model", path, info);
+        require_layout("dw_model_info", *info);
         probe_model(path, *info);
         return DW_OK;
     });

@@ -153,7 +153,7 @@ typedef struct dw_stats {
 
 // The header of a GGUF, read without loading the file.
 typedef struct dw_model_info {
-    uint32_t struct_size;
+    uint32_t struct_size;   // sizeof(dw_model_info), set by the caller
     int32_t  n_layer_nextn; // MTP blocks in the file
     int32_t  can_draft_mtp; // 1 if MTP drafting works for this architecture and file
     int32_t  n_tensors;

@@ -58,6 +58,7 @@ def probe_model(path: str) -> ModelInfo:
     Test: tests/model/test_bad_input.py.
     """
     info = _capi.ModelInfo()
+    info.struct_size = ctypes.sizeof(info)
     check(_lib.dw_probe_model(os.fsencode(path), ctypes.byref(info)))
     return ModelInfo(
         architecture=info.architecture.decode("utf-8", "replace"),

@@ -21,8 +21,9 @@ def call(name, engine, r):
     curve = _capi.Curve(struct_size=ctypes.sizeof(_capi.Curve))
     tree = Tree((1, 2), (-1, 0)).to_native()
     request = request_params()
+    info = _capi.ModelInfo(struct_size=ctypes.sizeof(_capi.ModelInfo))
     table = {
-        "dw_probe_model": [b"nowhere", ctypes.byref(_capi.ModelInfo())],
+        "dw_probe_model": [b"nowhere", ctypes.byref(info)],
         "dw_probe_drafter": [b"nowhere", b"nowhere"],
         "dw_engine_new": [
             r.ctx,
@@ -183,15 +184,18 @@ def test_engine_works_after_a_bad_argument(started, name):
         ("dw_tree", _capi.Tree, "dw_get_tree"),
         ("dw_tree", _capi.Tree, "dw_propose_tree"),
         ("dw_request_params", _capi.RequestParams, "dw_set_request"),
+        ("dw_model_info", _capi.ModelInfo, "dw_probe_model"),
     ],
 )
-def test_structs_need_their_size(rig, name, struct, call):
+def test_structs_need_their_size(rig, gguf, name, struct, call):
+    """Nothing is written to a struct of another size."""
     r = rig()
-    text = error_of(
-        getattr(lib, call)(r.engine._handle, ctypes.byref(struct(struct_size=8))), _capi.ERR_ARGUMENT
-    )
+    subject = gguf("moe-mtp").encode() if call == "dw_probe_model" else r.engine._handle
+    raw = struct(struct_size=8)
+    text = error_of(getattr(lib, call)(subject, ctypes.byref(raw)), _capi.ERR_ARGUMENT)
     assert f"{name} has struct_size 8" in text
     assert str(ctypes.sizeof(struct)) in text
+    assert bytes(raw) == bytes(struct(struct_size=8))
 
 
 def test_error_text_is_kept_until_the_next_failure(rig):

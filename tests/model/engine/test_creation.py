@@ -162,7 +162,7 @@ def test_freeing_nothing():
 
 
 def test_probe_statuses(gguf, tmp_path):
-    info = _capi.ModelInfo()
+    info = _capi.ModelInfo(struct_size=ctypes.sizeof(_capi.ModelInfo))
     assert lib.dw_probe_model(gguf("moe-mtp").encode(), ctypes.byref(info)) == _capi.OK
     assert (info.architecture, info.n_layer_nextn, info.can_draft_mtp) == (b"qwen35moe", 1, 1)
     assert lib.dw_probe_model(gguf("dense-plain").encode(), ctypes.byref(info)) == _capi.OK

@@ -47,12 +47,13 @@ void drafting::propose(proposal & draft, const draft_limits & limits) {
     if (chooses_) {
         draft_best(draft, limits);
     } else {
-        this->draft(draft, limits.pos, limits.n_tokens, limits.n_nodes, /*spine*/ 0, /*alone*/ false);
+        this->draft(draft, request(draft, limits.pos, limits.n_tokens, limits.n_nodes, /*spine*/ 0), nullptr,
+                    /*alone*/ false);
     }
 }
 
 void drafting::propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens) {
-    this->draft(draft, pos, n_tokens, /*budget*/ 0, /*spine*/ 0, /*alone*/ true);
+    this->draft(draft, request(draft, pos, n_tokens, /*budget*/ 0, /*spine*/ 0), nullptr, /*alone*/ true);
 }
 
 // With whom, as far and as wide as it pays. N-grams cost next to nothing, so they are looked up before the choice.
@@ -64,10 +65,7 @@ void drafting::draft_best(proposal & draft, const draft_limits & limits) {
     if (costs_.is_outdated()) {
         costs_.update_curve();
     }
-    token_tree found(draft.tree.tokens[0]);
-    if (ngram_) {
-        ngram_->draft(request(draft, limits.pos, n_max, 0, 0), found);
-    }
+    const token_tree   found  = look_up(draft, limits.pos, n_max);
     const draft_choice choice = costs_.choose({ n_max, found.n_drafts() });
     draft.source              = choice.source;
     if (choice.source == from_ngrams || choice.n_tokens == 0) {
@@ -78,7 +76,8 @@ void drafting::draft_best(proposal & draft, const draft_limits & limits) {
         stats_.n_ngram_rounds++;
     } else {
         const int32_t budget = costs_.pays_to_branch(choice) ? limits.n_nodes : 0;
-        this->draft(draft, limits.pos, choice.n_tokens, budget, choice.n_tokens, /*alone*/ false);
+        this->draft(draft, request(draft, limits.pos, choice.n_tokens, budget, choice.n_tokens), &found,
+                    /*alone*/ false);
         if (budget > 0) {
             const int32_t n_nodes = costs_.choose_tree_size(choice, beside_spine(draft.tree, choice.n_tokens));
             draft.tree            = select(draft.tree, n_nodes, choice.n_tokens);
@@ -87,25 +86,25 @@ void drafting::draft_best(proposal & draft, const draft_limits & limits) {
     stats_.n_paused_rounds += choice.n_tokens == 0 ? 1 : 0;
 }
 
-// Lets the drafter continue the root by up to `depth` tokens; with a budget by a tree, n-grams joining in.
-void drafting::draft(proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine, bool alone) {
-    if (depth < 1) {
+// Lets the drafter continue the root as requested. N-grams join a tree: what they `found`, if they were asked before.
+void drafting::draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone) {
+    if (request.depth < 1) {
         return;
     }
     draft.draft_start_us = ggml_time_us();
-    const bool drafted   = ask(draft, request(draft, pos, depth, budget, spine));
+    const bool drafted   = ask(draft, request);
     if (alone) {
         settle(draft);
     }
-    if (budget > 0) {
-        join_ngrams(draft, pos, depth);
-        draft.tree = select(draft.tree, budget, spine);
+    if (request.budget > 0) {
+        join_ngrams(draft.tree, found ? *found : look_up(draft, request.pos, request.depth), request.depth);
+        draft.tree = select(draft.tree, request.budget, request.spine);
     }
     const int64_t took = ggml_time_us() - draft.draft_start_us;
     stats_.t_draft_us += took;
-    const bool whole = budget == 0 && draft.tree.n_drafts() == depth && draft.tokens == tokens_at::host;
+    const bool whole = request.budget == 0 && draft.tree.n_drafts() == request.depth && draft.tokens == tokens_at::host;
     if (drafted && caught_up_ && whole) {
-        costs_.add_draft_time(depth, took);
+        costs_.add_draft_time(request.depth, took);
     }
     caught_up_ = drafted;
 }
@@ -131,17 +130,22 @@ draft_request drafting::request(const proposal & draft, llama_pos pos, int32_t d
     return { draft.tree.tokens[0], pos, depth, budget, spine, width, p_min_, temperature_, ahead };
 }
 
-// what n-grams find, as likely as it was so far
-void drafting::join_ngrams(proposal & draft, llama_pos pos, int32_t depth) {
-    if (!ngram_) {
-        return;
-    }
+// a chain of up to `depth` tokens that n-grams find after the root
+token_tree drafting::look_up(const proposal & draft, llama_pos pos, int32_t depth) {
     token_tree found(draft.tree.tokens[0]);
-    ngram_->draft(request(draft, pos, depth, 0, 0), found);
-    for (int32_t i = 1; i < found.size(); ++i) {
-        found.log_probs[i] = found.log_probs[i - 1] + std::log((float) costs_.acceptance(from_ngrams, i - 1));
+    if (ngram_) {
+        ngram_->draft(request(draft, pos, depth, 0, 0), found);
     }
-    merge(draft.tree, found);
+    return found;
+}
+
+// up to `depth` tokens of a chain that n-grams found, each as likely as it was so far
+void drafting::join_ngrams(token_tree & tree, const token_tree & found, int32_t depth) const {
+    token_tree chain = select(found, depth + 1, depth);
+    for (int32_t i = 1; i < chain.size(); ++i) {
+        chain.log_probs[i] = chain.log_probs[i - 1] + std::log((float) costs_.acceptance(from_ngrams, i - 1));
+    }
+    merge(tree, chain);
 }
 
 void drafting::settle(proposal & draft) {

@@ -57,11 +57,12 @@ class drafting {
     bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
 
   private:
-    void          draft(proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine, bool alone);
+    void          draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
     void          draft_best(proposal & draft, const draft_limits & limits);
     bool          ask(proposal & draft, const draft_request & request);
     draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;
-    void          join_ngrams(proposal & draft, llama_pos pos, int32_t depth);
+    token_tree    look_up(const proposal & draft, llama_pos pos, int32_t depth);
+    void          join_ngrams(token_tree & tree, const token_tree & found, int32_t depth) const;
     template <typename F> void each_drafter(F f);
 
     bool                     chooses_;

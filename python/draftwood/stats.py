@@ -23,6 +23,8 @@ class SpeculationStats:
     """Batches of the target that ran row-exact CPU kernels."""
     cold_rounds: int
     """Rounds without a draft because the drafter lacked the hidden state before the root."""
+    failed_drafts: int
+    """Failures of the drafter, in a draft or as it read kept tokens: less is drafted then."""
     paused_rounds: int
     """Rounds without a draft because speculation="auto" expected plain decode to be faster."""
     ngram_rounds: int
@@ -84,6 +86,7 @@ class SpeculationStats:
             prompt_tokens=raw.n_prompt,
             exact_batches=raw.n_exact_batches,
             cold_rounds=raw.n_cold_rounds,
+            failed_drafts=raw.n_failed_drafts,
             paused_rounds=raw.n_paused_rounds,
             ngram_rounds=raw.n_ngram_rounds,
             tree_rounds=raw.n_tree_rounds,

@@ -172,11 +172,11 @@ void dflash_drafter::feed() {
     n_waiting_ = 0;
 }
 
-bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
+draft_result dflash_drafter::draft(const draft_request & request, token_tree & tree) {
     const llama_pos pos = request.pos;
     const int32_t   n   = std::min(request.depth, block_size_ - 1);
     if (pos == 0 || end() != pos || pos + n >= (llama_pos) llama_n_ctx(ctx_.get())) {
-        return false;
+        return draft_result::cold;
     }
     feed();
     ctx_.batch().clear();
@@ -190,7 +190,7 @@ bool dflash_drafter::draft(const draft_request & request, token_tree & tree) {
         read_chain(request, n, tree);
     }
     ctx_.remove_from(pos); // the block itself is no context
-    return decoded;
+    return decoded ? draft_result::drafted : draft_result::failed;
 }
 
 // row i guesses the token i further on

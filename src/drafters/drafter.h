@@ -26,6 +26,13 @@ struct draft_request {
     bool        ahead;       // a chain whose tokens need not be known before they are verified
 };
 
+// What became of a request for a draft.
+enum class draft_result {
+    drafted, // the tree holds what was found, which may be nothing
+    cold,    // the drafter lacks what it needs here, such as the target's hidden state at pos - 1
+    failed,  // its own decode failed and left no draft
+};
+
 // Rows of the target's last decode that are kept: tokens i32[n] at positions pos.., computed in rows i32[n].
 struct kept_rows {
     const llama_token * tokens;
@@ -41,8 +48,8 @@ class drafter {
     virtual void observe(const kept_rows & kept) = 0;
 
     // Add to `tree`, which holds the root, what may follow it, with the probabilities of its paths where it is no
-    // chain. Returns false if it lacks what it needs here (such as the target's hidden state at pos - 1).
-    virtual bool draft(const draft_request & request, token_tree & tree) = 0;
+    // chain. Throws failure if the drafter cannot go on from what it holds: the caller resets it.
+    virtual draft_result draft(const draft_request & request, token_tree & tree) = 0;
 
     // Whether drafts can be made `ahead`. settle() fills in the tokens of such a tree. Until then feed_verify() lets a
     // verify of its n drafts take them from the drafter's device.

@@ -160,9 +160,9 @@ void mtp_drafter::catch_up() {
     }
 }
 
-bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
+draft_result mtp_drafter::draft(const draft_request & request, token_tree & tree) {
     if (request.pos == 0 || hidden_pos_ != request.pos - 1) {
-        return false;
+        return draft_result::cold;
     }
     if (n_fed_ > request.pos || !beams_.empty()) { // this very token was drafted from before, and its round never came
         drop_cells_from(request.pos);
@@ -176,7 +176,7 @@ bool mtp_drafter::draft(const draft_request & request, token_tree & tree) {
     } else {
         draft_chain(request, tree);
     }
-    return true;
+    return draft_result::drafted;
 }
 
 void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) {

@@ -25,11 +25,11 @@ class mtp_drafter : public drafter {
     mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
     ~mtp_drafter() override;
 
-    void observe(const kept_rows & kept) override;
-    bool draft(const draft_request & request, token_tree & tree) override;
-    bool short_of_memory() const override { return ctx_.short_of_memory(); }
-    void trim(llama_pos n_keep) override;
-    void reset() override;
+    void         observe(const kept_rows & kept) override;
+    draft_result draft(const draft_request & request, token_tree & tree) override;
+    bool         short_of_memory() const override { return ctx_.short_of_memory(); }
+    void         trim(llama_pos n_keep) override;
+    void         reset() override;
 
     bool can_draft_ahead() const override { return ahead_; }
     void settle(token_tree & tree) override;

@@ -35,7 +35,7 @@ void ngram_drafter::follow(int32_t next, int32_t depth, float log_prob, token_tr
     }
 }
 
-bool ngram_drafter::draft(const draft_request & request, token_tree & tree) {
+draft_result ngram_drafter::draft(const draft_request & request, token_tree & tree) {
     text_.resize(request.pos, LLAMA_TOKEN_NULL);
     text_.push_back(request.last);
 
@@ -62,7 +62,7 @@ bool ngram_drafter::draft(const draft_request & request, token_tree & tree) {
         follow(matches[i].second, request.depth, std::log(goes_on / (float) (i + 1)), tree);
     }
     text_.pop_back(); // `last` is observed once it is kept
-    return true;
+    return draft_result::drafted;
 }
 
 void ngram_drafter::trim(llama_pos n_keep) {

@@ -18,10 +18,10 @@ class ngram_drafter : public drafter {
     // matches that a tree goes on from
     static constexpr int32_t max_branches = 4;
 
-    void observe(const kept_rows & kept) override;
-    bool draft(const draft_request & request, token_tree & tree) override;
-    void trim(llama_pos n_keep) override;
-    void reset() override { text_.clear(); }
+    void         observe(const kept_rows & kept) override;
+    draft_result draft(const draft_request & request, token_tree & tree) override;
+    void         trim(llama_pos n_keep) override;
+    void         reset() override { text_.clear(); }
 
   private:
     void follow(int32_t next, int32_t depth, float log_prob, token_tree & tree) const;

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 8
+#define DW_API_VERSION 9
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -126,6 +126,7 @@ typedef struct dw_stats {
     int64_t  n_prompt;         // tokens through dw_eval
     int64_t  n_exact_batches;  // target batches on row-exact kernels
     int64_t  n_cold_rounds;    // rounds without a draft because the drafter lacked a hidden state
+    int64_t  n_failed_drafts;  // failures of the drafter, in a draft or as it read kept tokens: less is drafted then
     int64_t  n_paused_rounds;  // rounds without a draft because plain decode was expected to be faster
     int64_t  n_ngram_rounds;   // with DW_LENGTH_AUTO: drafts by n-grams instead of the drafter asked for
     int64_t  n_tree_rounds;    // rounds whose draft was no chain

@@ -110,16 +110,17 @@ void drafting::draft(proposal & draft, const draft_request & request, const toke
 }
 
 bool drafting::ask(proposal & draft, const draft_request & request) {
-    bool drafted = false;
+    draft_result result = draft_result::failed;
     try {
-        drafted = drafter_->draft(request, draft.tree);
+        result = drafter_->draft(request, draft.tree);
     } catch (const std::exception &) {
         drafter_->reset();
         draft.tree = token_tree(draft.tree.tokens[0]);
     }
-    stats_.n_cold_rounds += drafted ? 0 : 1;
+    stats_.n_cold_rounds += result == draft_result::cold ? 1 : 0;
+    stats_.n_failed_drafts += result == draft_result::failed ? 1 : 0;
     draft.tokens = request.ahead && draft.tree.n_drafts() > 0 ? tokens_at::device : tokens_at::host;
-    return drafted;
+    return result == draft_result::drafted;
 }
 
 // Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
@@ -191,6 +192,7 @@ void drafting::observe(const kept_rows & kept) {
             d.observe(kept);
         } catch (const std::exception &) {
             d.reset();
+            stats_.n_failed_drafts++;
         }
     });
 }

@@ -1,5 +1,5 @@
 // Who drafts in a round, how far and how wide: the drafter asked for, n-grams beside it, the cost model that chooses.
-// A drafter that fails costs drafts, never the request. Must not know: the target's memory, samplers.
+// A drafter that fails costs drafts, never the request, and is counted. Must not know: the target's memory, samplers.
 // Test: tests/model/engine/test_auto_trees.py, tests/model/test_auto_length.py.
 
 #pragma once

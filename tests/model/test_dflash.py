@@ -9,6 +9,10 @@ import gguf
 import numpy as np
 import pytest
 from draftwood import Llama, ModelFileError, OptionError, UnsupportedError
+from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
+
+from tests.model.rig import Rig
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 TARGET, DRAFTER = MODELS / "tiny-moe-f16.gguf", MODELS / "dflash-f16.gguf"
@@ -52,6 +56,38 @@ def test_it_drafts_well(llama):
     text(on, 200, temp=0.0)
     assert on.speculation_stats.tokens_per_round > 1.8
     assert on.speculation_stats.cold_rounds == 0
+
+
+@pytest.mark.parametrize("part", ["features", "block"])
+def test_drafts_that_fail_are_counted_apart_from_cold_rounds(part):
+    """The first decode of a draft reads features, the second one fills the block."""
+    r = Rig(TARGET, drafter=_capi.DRAFTER_DFLASH, engine=False)
+    run, nodes, last = [], [], 1 << 30
+    r.params.abort_callback = native.ggml_abort_callback(lambda _: bool(nodes.append(0)) or len(nodes) > last)
+    r.settings["drafter_path"] = str(DRAFTER)
+    r.attach()
+    run = [r.start()]
+
+    def drafted():
+        nodes.clear()
+        n_drafts = r.engine.propose(run[-1])
+        r.engine.verify()
+        while r.engine.row() is not None:
+            run.append(r.sample()[0])
+        r.engine.commit()
+        return n_drafts
+
+    try:
+        assert [drafted(), drafted()] == [5, 5]
+        last = 2 if part == "features" else len(nodes) - 10
+        assert drafted() == 0
+        last = 1 << 30
+        assert drafted() == 5
+        stats = r.engine.stats()
+        assert (stats.failed_drafts, stats.cold_rounds) == (1, 0)
+        assert run == r.reference(len(run)).tokens
+    finally:
+        r.close()
 
 
 def test_draft_p_min_cuts(llama):

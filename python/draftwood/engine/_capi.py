@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 8
+API_VERSION = 9
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -108,6 +108,7 @@ class Stats(ctypes.Structure):
         ("n_prompt", ctypes.c_int64),
         ("n_exact_batches", ctypes.c_int64),
         ("n_cold_rounds", ctypes.c_int64),
+        ("n_failed_drafts", ctypes.c_int64),
         ("n_paused_rounds", ctypes.c_int64),
         ("n_ngram_rounds", ctypes.c_int64),
         ("n_tree_rounds", ctypes.c_int64),

@@ -90,6 +90,55 @@ def test_a_drafter_goes_back_after_an_aborted_verify(started, rig):
     assert r.engine.draft() == other.engine.draft() != draft
 
 
+def failing_drafter(rig):
+    """A rig whose MTP drafter fails each decode while the list that comes with it holds something."""
+    r, fails = rig(drafter=MTP, engine=False), []
+    r.params.abort_callback = native.ggml_abort_callback(lambda _: bool(fails))
+    r.attach()
+    return r, fails
+
+
+def drafts_of(r, run, done):
+    """Run a round; return how many tokens it drafted, and of the run how many are emitted afterwards."""
+    n_drafts = r.engine.propose(run.tokens[done - 1])
+    r.engine.verify()
+    while r.engine.row() is not None:
+        check_next(r, run, done)
+        done += 1
+    r.engine.commit()
+    return n_drafts, done
+
+
+def test_drafts_that_fail_are_counted_apart_from_cold_rounds(rig, run_of):
+    """Two rounds without a draft, and the drafter goes on after them."""
+    run = run_of("moe-mtp")
+    r, fails = failing_drafter(rig)
+    r.start()
+    done, drafted = 1, []
+    for fails[:] in ([], [1], [1], [], []):
+        n_drafts, done = drafts_of(r, run, done)
+        drafted.append(n_drafts)
+    assert drafted == [5, 0, 0, 5, 5]
+    stats = r.engine.stats()
+    assert (stats.failed_drafts, stats.cold_rounds) == (2, 0)
+
+
+def test_a_prompt_that_a_drafter_cannot_read_is_counted(rig):
+    """A long one is read at once. Only the round after it has no draft, which lacks the hidden state then."""
+    r, fails = failing_drafter(rig)
+    prompt = range(2, 102)
+    run = r.reference(40, prompt)
+    r.engine.stats_reset()
+    fails.append(1)
+    r.start(prompt)
+    fails.clear()
+    first, done = drafts_of(r, run, 1)
+    second, done = drafts_of(r, run, done)
+    assert (first, second) == (0, 5)
+    stats = r.engine.stats()
+    assert (stats.failed_drafts, stats.cold_rounds) == (1, 1)
+
+
 def test_exception_in_a_sampler(started):
     """A grammar throws when made to accept what it forbids: a status, and the row can be sampled anew."""
     r, run = started

@@ -66,14 +66,34 @@ mtp_drafter::~mtp_drafter() {
     target_.attached().tap_hidden(false);
 }
 
-// row `row` of `hidden` is the state before the token
-void mtp_drafter::push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row) {
+// rows row.. of `hidden` are the states before tokens i32[n]
+void mtp_drafter::push(const llama_token * tokens, int32_t n, llama_pos pos, const result_rows & hidden, int32_t row) {
     if (pos != queue_.pos + queue_.size()) { // after a gap: the queue is one run of positions
         catch_up();
         queue_.pos = pos;
     }
-    waiting_.copy(queue_.first + queue_.size(), hidden, row, 1);
-    queue_.tokens.push_back(token);
+    waiting_.copy(queue_.first + queue_.size(), hidden, row, n);
+    queue_.tokens.insert(queue_.tokens.end(), tokens, tokens + n);
+}
+
+// The pairs that are not fed yet. One whose hidden state is unknown (position 0, a gap) is skipped.
+void mtp_drafter::push_kept(const kept_rows & kept, const result_rows & hidden) {
+    int32_t i = std::max(0, n_fed_ - kept.pos);
+    if (i == 0) {
+        if (kept.pos > 0 && hidden_pos_ == kept.pos - 1) {
+            push(kept.tokens, 1, kept.pos, { newest_.tensor(), nullptr }, 0);
+        }
+        i = 1;
+    }
+    while (i < kept.n) {
+        const int32_t row = kept.rows[i - 1];
+        int32_t       n   = 1; // rows that follow each other
+        while (i + n < kept.n && kept.rows[i - 1 + n] == row + n) {
+            ++n;
+        }
+        push(kept.tokens + i, n, kept.pos + i, hidden, row);
+        i += n;
+    }
 }
 
 void mtp_drafter::observe(const kept_rows & kept) {
@@ -84,18 +104,7 @@ void mtp_drafter::observe(const kept_rows & kept) {
         beams_.clear();
     }
     drop_cells_from(kept.pos + kept.n); // pairs of rejected drafts; those of accepted ones stay as they were drafted
-    for (int32_t i = 0; i < kept.n; ++i) {
-        const llama_pos p = kept.pos + i;
-        // the hidden state before this token; where it is unknown (position 0, a gap) the pair is skipped
-        if (p < n_fed_ || p == 0) {
-            continue;
-        }
-        if (i > 0) {
-            push(kept.tokens[i], p, hidden, kept.rows[i - 1]);
-        } else if (hidden_pos_ == p - 1) {
-            push(kept.tokens[i], p, { newest_.tensor(), nullptr }, 0);
-        }
-    }
+    push_kept(kept, hidden);
     newest_.copy(0, hidden, kept.rows[kept.n - 1], 1);
     hidden_pos_ = kept.pos + kept.n - 1;
     target_.left().taken_by(waiting_.backend());
@@ -167,7 +176,7 @@ draft_result mtp_drafter::draft(const draft_request & request, token_tree & tree
     if (n_fed_ > request.pos || !beams_.empty()) { // this very token was drafted from before, and its round never came
         drop_cells_from(request.pos);
     }
-    push(request.last, request.pos, { newest_.tensor(), nullptr }, 0);
+    push(&request.last, 1, request.pos, { newest_.tensor(), nullptr }, 0);
     catch_up();
     if (request.ahead) {
         draft_ahead(request, tree);

@@ -69,7 +69,8 @@ class mtp_drafter : public drafter {
     bool     decode(const decode_request & request, int32_t n_outputs);
     void     feed(int32_t n, bool output);
     void     catch_up();
-    void     push(llama_token token, llama_pos pos, const result_rows & hidden, int32_t row);
+    void     push(const llama_token * tokens, int32_t n, llama_pos pos, const result_rows & hidden, int32_t row);
+    void     push_kept(const kept_rows & kept, const result_rows & hidden);
     void     drop_cells_from(llama_pos pos);
 
     target_context & target_;

@@ -17,8 +17,8 @@ class device_rows {
     // f32[width, n] where `backend` computes; throws failure
     device_rows(ggml_backend_t backend, int64_t width, int64_t n);
 
-    // rows [first, first + n) of another decode, or of a tensor whose rows are as wide or wider, to `to`..; they must
-    // be there once this backend's stream comes to them
+    // Rows [first, first + n) of another decode or tensor to `to`.., as wide as these; a single one may be wider. They
+    // must be there once this backend's stream comes to them.
     void copy(int64_t to, const result_rows & from, int64_t first, int64_t n);
     void copy(int64_t to, const ggml_tensor * from, int64_t first, int64_t n);
 

@@ -8,6 +8,7 @@
 #include "ggml-cpp.h"
 #include "llama/device_budget.h"
 #include "ops/door/custom-op.h"
+#include "ops/tree-delta-net/tree-factors.h"
 #include "ops/tree-delta-net/tree-ops.h"
 
 #include <cstdint>
@@ -23,7 +24,7 @@ struct tree_shape {
     int64_t size, n_heads, n_key_heads, n_channels, conv_width, max_rows;
 
     // f32 values that a layer keeps of a verify, beside its conv inputs
-    int64_t n_factors() const { return max_rows * (n_key_heads * size + n_heads * size + n_heads); }
+    int64_t n_factors() const { return dw::tree_factors_layout{ size, n_heads, n_key_heads, max_rows }.n_values(); }
 };
 
 // The tree ops for one device, found through its registry; nullptr: it has none.

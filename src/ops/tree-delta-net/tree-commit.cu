@@ -4,6 +4,7 @@
 #include "ops/delta-net/delta-step-cuda.h"
 #include "ops/door/launch.h"
 #include "ops/tree-attention/tree-attention.h"
+#include "ops/tree-delta-net/tree-factors.h"
 #include "ops/tree-delta-net/tree-ops.h"
 
 #include <cstdint>
@@ -155,25 +156,23 @@ bool takes_state(const ggml_tensor * dst) {
 }
 
 void launch_state(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor * factors     = dst->src[state_op::factors];
-    const ggml_tensor * path        = dst->src[state_op::path];
-    const int64_t       size        = dst->ne[0];
-    const int64_t       n_heads     = dst->ne[2];
-    const int64_t       max_nodes   = path->ne[0] - 1;
-    const int64_t       n_key_heads = (factors->ne[0] / max_nodes - n_heads * size - n_heads) / size;
-    float *             k           = dw::data_of<float>(factors);
-    float *             u           = k + max_nodes * n_key_heads * size;
-    const bool          wide        = size % 4 == 0 && (uintptr_t) dst->data % 16 == 0 && (uintptr_t) k % 16 == 0;
+    const ggml_tensor *           factors = dst->src[state_op::factors];
+    const ggml_tensor *           path    = dst->src[state_op::path];
+    const int64_t                 size    = dst->ne[0];
+    const int64_t                 n_heads = dst->ne[2];
+    const dw::tree_factors_layout layout  = dw::tree_factors_of(factors->ne[0], size, n_heads, path->ne[0] - 1);
+    const dw::tree_factors        kept(dw::data_of<float>(factors), layout);
+    const bool wide = size % 4 == 0 && (uintptr_t) dst->data % 16 == 0 && (uintptr_t) kept.k % 16 == 0;
 
     const state_arguments a = { dw::data_of<float>(dst),
                                 dw::stride_of(dst, 2),
-                                k,
-                                u,
-                                u + max_nodes * n_heads * size,
+                                kept.k,
+                                kept.u,
+                                kept.g,
                                 dw::data_of<int32_t>(path),
                                 (int) size,
                                 (int) n_heads,
-                                (int) n_key_heads };
+                                (int) layout.n_key_heads };
     const dim3 grid(dw::n_blocks(size / (wide ? 4 : 1) * dw::n_blocks(size, n_rows), n_threads), (unsigned) n_heads);
     const auto kernel = !wide                    ? tree_commit_state<1, false>
                         : size <= dw::small_head ? tree_commit_state<4, true>

@@ -6,6 +6,7 @@
 // walked again.
 
 #include "ops/door/launch.h"
+#include "ops/tree-delta-net/tree-factors.h"
 #include "ops/tree-delta-net/tree-ops.h"
 #include "ops/tree-delta-net/tree-plan.h"
 #include "ops/tree-delta-net/tree-walker.h"
@@ -84,37 +85,35 @@ bool takes(const ggml_tensor * dst) {
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor * v           = dst->src[op::v];
-    const ggml_tensor * states      = dst->src[op::states];
-    const ggml_tensor * tree        = dst->src[op::tree];
-    const int64_t       size        = v->ne[0];
-    const int64_t       n_heads     = v->ne[1];
-    const int64_t       n_key_heads = dst->src[op::k]->ne[1];
-    const int64_t       max_rows    = tree->ne[0];
-    const int32_t *     rows        = dw::data_of<int32_t>(tree);
-    float *             k           = dw::data_of<float>(dst); // tree-ops.h: factors, then out
-    float *             u           = k + max_rows * n_key_heads * size;
-    float *             g           = u + max_rows * n_heads * size;
-    const arguments     a           = { by_node(dst->src[op::q]),
-                                        by_node(dst->src[op::k]),
-                                        by_node(v),
-                                        by_node(dst->src[op::g]),
-                                        by_node(dst->src[op::beta]),
-                                        dw::data_of<float>(states),
-                                        dw::stride_of(states, 1),
-                                        dw::data_of<int32_t>(dst->src[op::cells]),
-                                        rows,
-                                        rows + 2 * max_rows,
-                                        k,
-                                        u,
-                                        g,
-                                        g + max_rows * n_heads,
-                                        (int) n_heads,
-                                        (int) n_key_heads,
-                                        (int) v->ne[2],
-                                        (unsigned) (n_heads * size * sizeof(float)),
-                                        1.0f / sqrtf((float) size) };
-    const int           n_seqs      = (int) v->ne[3];
+    const ggml_tensor *    v           = dst->src[op::v];
+    const ggml_tensor *    states      = dst->src[op::states];
+    const ggml_tensor *    tree        = dst->src[op::tree];
+    const int64_t          size        = v->ne[0];
+    const int64_t          n_heads     = v->ne[1];
+    const int64_t          n_key_heads = dst->src[op::k]->ne[1];
+    const int64_t          max_rows    = tree->ne[0];
+    const int32_t *        rows        = dw::data_of<int32_t>(tree);
+    const dw::tree_factors kept(dw::data_of<float>(dst), { size, n_heads, n_key_heads, max_rows });
+    const arguments        a      = { by_node(dst->src[op::q]),
+                                      by_node(dst->src[op::k]),
+                                      by_node(v),
+                                      by_node(dst->src[op::g]),
+                                      by_node(dst->src[op::beta]),
+                                      dw::data_of<float>(states),
+                                      dw::stride_of(states, 1),
+                                      dw::data_of<int32_t>(dst->src[op::cells]),
+                                      rows,
+                                      rows + 2 * max_rows,
+                                      kept.k,
+                                      kept.u,
+                                      kept.g,
+                                      kept.end,
+                                      (int) n_heads,
+                                      (int) n_key_heads,
+                                      (int) v->ne[2],
+                                      (unsigned) (n_heads * size * sizeof(float)),
+                                      1.0f / sqrtf((float) size) };
+    const int              n_seqs = (int) v->ne[3];
     switch (size) {
         case 16:
             return launch_for<16>(a, n_seqs, with.stream);

@@ -3,6 +3,7 @@
 #include "ops/tree-delta-net/tree-ops.h"
 
 #include "ops/delta-net/delta-net-step.h"
+#include "ops/tree-delta-net/tree-factors.h"
 #include "ops/tree-delta-net/tree-rows.h"
 
 #include <algorithm>
@@ -22,22 +23,8 @@ const int32_t * i32(const ggml_tensor * t) {
     return (const int32_t *) t->data;
 }
 
-// the three parts of a layer's factors
-struct factors {
-    factors(float * data, int64_t size, int64_t n_heads, int64_t n_key_heads, int64_t max_nodes) :
-        k(data),
-        u(k + max_nodes * n_key_heads * size),
-        g(u + max_nodes * n_heads * size),
-        end(g + max_nodes * n_heads) {}
-
-    float * k;
-    float * u;
-    float * g;
-    float * end;
-};
-
 // value rows [first, last) of head h through all trees
-void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const factors & kept, int64_t h, int64_t first,
+void walk(const ggml_tensor * dst, const dw::tree_rows & tree, const dw::tree_factors & kept, int64_t h, int64_t first,
           int64_t last) {
     const ggml_tensor * v         = dst->src[delta::v];
     const ggml_tensor * states    = dst->src[delta::states];
@@ -99,15 +86,15 @@ void run_conv_windows(ggml_tensor * dst, int ith, int nth, void *) {
 }
 
 void run_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
-    const ggml_tensor * k           = dst->src[delta::k];
-    const ggml_tensor * v           = dst->src[delta::v];
-    const int64_t       size        = v->ne[0];
-    const int64_t       n_heads     = v->ne[1];
-    const int64_t       n_nodes     = v->ne[2];
-    const int64_t       n_rows      = n_nodes * v->ne[3];
-    const int64_t       n_key_heads = k->ne[1];
-    const dw::tree_rows tree(dst->src[delta::tree]);
-    const factors       kept((float *) dst->data, size, n_heads, n_key_heads, tree.max_rows);
+    const ggml_tensor *    k           = dst->src[delta::k];
+    const ggml_tensor *    v           = dst->src[delta::v];
+    const int64_t          size        = v->ne[0];
+    const int64_t          n_heads     = v->ne[1];
+    const int64_t          n_nodes     = v->ne[2];
+    const int64_t          n_rows      = n_nodes * v->ne[3];
+    const int64_t          n_key_heads = k->ne[1];
+    const dw::tree_rows    tree(dst->src[delta::tree]);
+    const dw::tree_factors kept((float *) dst->data, { size, n_heads, n_key_heads, tree.max_rows });
 
     if (ith == 0) {
         for (int64_t i = 0; i < n_rows; ++i) {
@@ -125,12 +112,13 @@ void run_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
 }
 
 void run_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
-    const int64_t   size      = dst->ne[0];
-    const int64_t   n_heads   = dst->ne[2];
-    const int32_t * path      = i32(dst->src[commit_state::path]);
-    const int64_t   max_nodes = dst->src[commit_state::path]->ne[0] - 1;
-    const int64_t n_key_heads = (dst->src[commit_state::factors]->ne[0] / max_nodes - n_heads * size - n_heads) / size;
-    const factors kept((float *) dst->src[commit_state::factors]->data, size, n_heads, n_key_heads, max_nodes);
+    const int64_t                 size    = dst->ne[0];
+    const int64_t                 n_heads = dst->ne[2];
+    const int32_t *               path    = i32(dst->src[commit_state::path]);
+    const ggml_tensor *           factors = dst->src[commit_state::factors];
+    const dw::tree_factors_layout layout =
+        dw::tree_factors_of(factors->ne[0], size, n_heads, dst->src[commit_state::path]->ne[0] - 1);
+    const dw::tree_factors kept((float *) factors->data, layout);
 
     dw::for_rows(n_heads, size, ith, nth, [&](int64_t h, int64_t first, int64_t last) {
         float * state = (float *) ((char *) dst->data + h * dst->nb[2]);
@@ -138,7 +126,7 @@ void run_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
             const int64_t n_rows = std::min(dw::delta_block, last - j);
             for (int32_t p = 0; p < path[0]; ++p) {
                 const int64_t i = path[1 + p];
-                const float * k = kept.k + (i * n_key_heads + h % n_key_heads) * size;
+                const float * k = kept.k + (i * layout.n_key_heads + h % layout.n_key_heads) * size;
                 ggml_vec_scale_f32((int) (n_rows * size), state + j * size, expf(kept.g[i * n_heads + h]));
                 for (int64_t r = j; r < j + n_rows; ++r) {
                     ggml_vec_mad_f32((int) size, state + r * size, k, kept.u[(i * n_heads + h) * size + r]);

@@ -18,8 +18,9 @@
 // Ops in place write to their first operand.
 //
 // What a node leaves behind ("factors") is what a commit needs and no more: k [Hk][S], u = beta (v - e^g S^T k) [H][S],
-// g [H], and its conv input [C]: 1.7 MB a node at 35B-A3B shapes, where a copy of the state is 63 MB.
-// Test: tests/ops/test_tree_ops.py (float64 oracle on each root-to-leaf path, bit-equality with the stock ops).
+// g [H], and its conv input [C]: 1.7 MB a node at 35B-A3B shapes, where a copy of the state is 63 MB. Their layout:
+// tree-factors.h. Test: tests/ops/test_tree_ops.py (float64 oracle on each root-to-leaf path, bit-equality with the
+// stock ops).
 
 #pragma once
 
@@ -37,7 +38,7 @@ extern const op_descriptor on_cpu, on_cuda;
 } // namespace dw::tree_conv_windows
 
 // The delta rule of delta-net.h along each path, the state read once and not written. In place.
-//   scratch [factors | out]: k [M][Hk][S], u [M][H][S], g [M][H], then out [R][H][S]
+//   scratch [factors | out]: those of tree-factors.h, then out [R][H][S]
 //   q, k [S, Hk, N, n_seqs]; v [S, H, N, n_seqs]; g, beta [1, H, N, n_seqs]; states [S*S*H, n_cells];
 //   cells i32[n_seqs], of the states; tree
 namespace dw::tree_delta_net {

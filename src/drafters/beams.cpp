@@ -3,7 +3,7 @@
 #include "drafters/beams.h"
 
 #include "llama/memory.h"
-#include "verify/row_mask.h"
+#include "verify/attention_mask.h"
 
 namespace draftwood {
 

@@ -1,5 +1,6 @@
-// The rows of a verify as data: which sees which, where they lie, in which order states walk them. The builders of
-// graphs read it, and a fused kernel can take the ancestor sets and cells as they are. No ggml types.
+// The rows of a verify as data: which sees which, where they lie, in which order states walk them. Devices get parents,
+// depths, preorder and cells (tree_state.h). Ancestor sets stay on the host, where they become the attention's mask. No
+// ggml types.
 // Must not know: devices, contexts, graphs. Test: tests/model/engine/test_trees.py, test_sequences.py.
 
 #pragma once

@@ -5,7 +5,7 @@
 #include "llama/backends.h"
 #include "llama/facts.h"
 #include "llama/status.h"
-#include "verify/row_mask.h"
+#include "verify/attention_mask.h"
 
 #include <algorithm>
 

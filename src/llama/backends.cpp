@@ -4,19 +4,11 @@
 
 #include "ggml-cpu.h"
 #include "llama-context.h"
+#include "ops/door/registry.h"
 
 namespace draftwood {
 
 namespace {
-
-using set_use_ref_t = decltype(&ggml_backend_cpu_set_use_ref);
-
-// Looked up through the registry, since the CPU backend may be a module of its own (GGML_BACKEND_DL).
-set_use_ref_t find_set_use_ref(ggml_backend_t backend_cpu) {
-    ggml_backend_dev_t dev = ggml_backend_get_device(backend_cpu);
-    ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
-    return reg ? (set_use_ref_t) ggml_backend_reg_get_proc_address(reg, "ggml_backend_cpu_set_use_ref") : nullptr;
-}
 
 // the first backend of `ctx` for which `is` holds; nullptr: none
 template <typename F> ggml_backend_t find_backend(llama_context * ctx, F is) {
@@ -55,8 +47,11 @@ int32_t n_gpus(llama_context * ctx) {
     return n;
 }
 
+// Looked up by name, since the CPU backend may be a module of its own (GGML_BACKEND_DL).
 bool use_exact_kernels(ggml_backend_t backend_cpu, bool exact) noexcept {
-    set_use_ref_t set_use_ref = find_set_use_ref(backend_cpu);
+    using function                 = decltype(&ggml_backend_cpu_set_use_ref);
+    ggml_backend_dev_t dev         = ggml_backend_get_device(backend_cpu);
+    const auto         set_use_ref = (function) find_in_registry(dev, "ggml_backend_cpu_set_use_ref");
     if (set_use_ref) {
         set_use_ref(backend_cpu, exact);
     }

@@ -7,8 +7,10 @@
 
 namespace draftwood {
 
+// nullptr: the backend has no such name
 inline void * find_in_registry(ggml_backend_dev_t dev, const char * name) {
-    return ggml_backend_reg_get_proc_address(ggml_backend_dev_backend_reg(dev), name);
+    ggml_backend_reg_t reg = dev ? ggml_backend_dev_backend_reg(dev) : nullptr;
+    return reg ? ggml_backend_reg_get_proc_address(reg, name) : nullptr;
 }
 
 inline ggml_backend_dev_t cpu_device() {

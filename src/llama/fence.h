@@ -4,9 +4,7 @@
 
 #pragma once
 
-#include "ggml-backend.h"
-
-#include <memory>
+#include "ggml-cpp.h"
 
 namespace draftwood {
 
@@ -31,10 +29,7 @@ class fence {
     }
 
   private:
-    struct deleter {
-        void operator()(ggml_backend_event_t event) const { ggml_backend_event_free(event); }
-    };
-    std::unique_ptr<ggml_backend_event, deleter> event_;
+    ggml_backend_event_ptr event_;
 };
 
 } // namespace draftwood

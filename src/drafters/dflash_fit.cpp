@@ -119,7 +119,7 @@ dflash_file require_dflash_for(const target_facts & target, const char * path) {
     const gguf_header header(path);
     require_plain(header, path);
     require_heads(header, path);
-    if (target.architecture != "qwen35" && target.architecture != "qwen35moe") {
+    if (!is_qwen35(target.architecture)) {
         fail(DW_ERR_UNSUPPORTED, "DFlash drafts for qwen35 and qwen35moe; found target architecture '%s'",
              target.architecture.c_str());
     }

@@ -7,6 +7,7 @@
 
 #include "drafters/gguf_header.h"
 #include "drafters/gguf_texts.h"
+#include "llama/facts.h"
 #include "llama/status.h"
 
 #include <algorithm>
@@ -123,7 +124,7 @@ class checker {
             expert_relations();
         }
         rope_scaling();
-        if (arch_ == "qwen35" || arch_ == "qwen35moe" || arch_ == "dflash") {
+        if (is_qwen35(arch_) || arch_ == "dflash") {
             ours();
         }
     }

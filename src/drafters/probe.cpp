@@ -3,6 +3,7 @@
 #include "drafters/probe.h"
 
 #include "drafters/gguf_header.h"
+#include "llama/facts.h"
 
 #include <cstdio>
 
@@ -13,7 +14,7 @@ namespace {
 // what graph_mtp of qwen35.cpp and qwen35moe.cpp asserts at the pin
 bool can_draft_mtp(const gguf_header & header) {
     const std::string arch = header.architecture();
-    if ((arch != "qwen35" && arch != "qwen35moe") || header.u32(arch + ".nextn_predict_layers") != 1) {
+    if (!is_qwen35(arch) || header.u32(arch + ".nextn_predict_layers") != 1) {
         return false;
     }
     const uint32_t n_blocks = header.u32(arch + ".block_count");

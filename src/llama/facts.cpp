@@ -12,6 +12,10 @@ const char * architecture(const llama_model * model) {
     return llm_arch_name(model->arch);
 }
 
+bool is_qwen35(std::string_view architecture) {
+    return architecture == "qwen35" || architecture == "qwen35moe";
+}
+
 const ggml_tensor * output_head(const llama_model * model) {
     return model->output;
 }

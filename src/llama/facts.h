@@ -8,12 +8,16 @@
 #include "llama.h"
 
 #include <cstdint>
+#include <string_view>
 #include <vector>
 
 namespace draftwood {
 
 // the name that a GGUF gives it, such as "qwen35"
 const char * architecture(const llama_model * model);
+
+// qwen35 or qwen35moe: the architectures whose MTP blocks, DFlash drafters and draft trees we know
+bool is_qwen35(std::string_view architecture);
 
 const ggml_tensor * output_head(const llama_model * model);      // nullptr: it has none
 const ggml_tensor * token_embeddings(const llama_model * model); // nullptr: it has none

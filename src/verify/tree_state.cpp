@@ -22,9 +22,8 @@ bool has_ops(llama_context * ctx, const ggml_tensor * t) {
 
 // why no draft trees can be verified in a context; empty: they can
 std::string tree_state::refusal(llama_context * target) {
-    const std::string arch   = architecture(llama_get_model(target));
-    const auto        memory = hybrid_memory::of(target);
-    if ((arch != "qwen35" && arch != "qwen35moe") || !memory) {
+    const auto memory = hybrid_memory::of(target);
+    if (!is_qwen35(architecture(llama_get_model(target))) || !memory) {
         return "trees are verified on qwen35 and qwen35moe";
     }
     if (!has_fused_delta_net(target)) {

@@ -1,8 +1,8 @@
 // The contract between llama.cpp's patched lines and draftwood: the only room that llama.cpp calls. It declares what
 // the patches call and nothing else; the bodies pass calls on to llama/ and verify/. Must not know: rounds, drafters.
 //
-// Every hook takes the pointer that the patch `llama-cparams-hook-state` adds to llama_cparams. It is nullptr unless an
-// engine or a drafter attached itself (llama/attachment.h), and then each hook returns at once: a build with draftwood
+// Every hook takes the pointer that the patch `llama-cparams-hook-state` adds to llama_cparams. Unless an engine or a
+// drafter is attached (llama/attachment.h) it is nullptr, and each hook returns at once: a build with draftwood
 // switched off computes what a pristine build computes (tests/model/test_inert.py). Hooks never throw and never abort.
 // Graph types of llama-graph.h appear by name only.
 

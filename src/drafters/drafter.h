@@ -41,6 +41,9 @@ struct kept_rows {
     llama_pos           pos;
 };
 
+// Order of calls. observe() comes after each part of a prompt and after each commit, in the order of the text; draft()
+// comes at the end of the text, between two of them, not at all or several times. If the text was cut, goes on behind a
+// gap, or a draft was dropped, trim() comes before the next of these; after reset() they may begin anywhere in a text.
 class drafter {
   public:
     virtual ~drafter() = default;
@@ -60,7 +63,7 @@ class drafter {
     // whether its graphs take turns in one place since one found no memory (graph_store.h)
     virtual bool short_of_memory() const { return false; }
 
-    // the sequence was cut to n_keep positions
+    // The sequence has n_keep positions: it was cut, or leaves a gap behind what was observed.
     virtual void trim(llama_pos n_keep) = 0;
 
     virtual void reset() = 0;

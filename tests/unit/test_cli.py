@@ -65,6 +65,11 @@ def test_neither_library_nor_numpy_is_loaded_for(argument):
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("[]\n")
 
 
+def test_types_of_click_take_no_parameter_when_they_run():
+    code = "import click; click.Choice.__class_getitem__ = None; import draftwood.cli"  # as click 8.1 is
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("command", [[], ["run"], ["tree"], ["serve"], ["doctor"]])
 def test_help(command):
     result = invoke(*command, "--help")

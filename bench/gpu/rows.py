@@ -19,7 +19,10 @@ from bench.gpu.work import BenchError
 
 SCHEMA = 1
 KERNELS = "-kernels"
-_HELD = ("checkpoints", "checkpoint_bytes", "tokens_per_round")  # no counters: what is held now, a mean
+_HELD = (  # no counters: what is held now, a limit, a mean
+    *("checkpoints", "checkpoint_bytes", "drafter_bytes", "graph_bytes", "tree_bytes"),
+    *("row_limit", "tokens_per_round"),
+)
 _SPREAD = (
     "ours",
     "plain",

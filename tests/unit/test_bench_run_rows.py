@@ -6,9 +6,10 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
+from draftwood.stats import SpeculationStats
 
 from bench.gpu import files, floor, profiling, rows, stamp
 from bench.gpu.cases import Case
@@ -25,7 +26,8 @@ READS = files.Reads(dense=1000, experts=2560, n_experts=256, n_used=8, head=200,
 def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
     """Two repeats: a plain step 10 ms, a round of 4 tokens round_s, of which draft 3 ms and forward 14 ms."""
     stats = {"rounds": 10, "emitted": 40, "draft_seconds": 0.001, "gpu_launches": 100, "gpu_replays": 99,
-             "checkpoints": 4, "tokens_per_round": 4.0, "drafted_by_depth": [10, 5]}  # fmt: skip
+             "checkpoints": 4, "graph_bytes": 9, "row_limit": 16, "tokens_per_round": 4.0,
+             "drafted_by_depth": [10, 5]}  # fmt: skip
     turn = {"seconds": 10 * round_s, "tokens": 40, "rounds": 10, "phases": {"propose": 0.03}, "stats": stats}
     other = {**turn, "stats": {**stats, "drafted_by_depth": [10, 6, 1]}}
     plain = {"seconds": 0.1, "tokens": 10, "rounds": 10, "phases": {}, "stats": {}}
@@ -80,6 +82,12 @@ def test_a_row_by_hand():
     assert row["synthetic"] is True
     assert row["text"].startswith("invalid")
     assert row["schedule"]["rates"] == pytest.approx(CASE.schedule, abs=1e-6)
+
+
+def test_memory_that_is_held_is_no_counter():
+    held = {each.name for each in fields(SpeculationStats) if each.name.endswith("_bytes")}
+    assert held == {"checkpoint_bytes", "drafter_bytes", "graph_bytes", "tree_bytes"}
+    assert held <= set(rows._HELD)
 
 
 def test_a_row_says_none_where_nothing_was_measured():

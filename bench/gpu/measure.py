@@ -59,15 +59,13 @@ def _restart(
             begin = time.monotonic()
             found = _case(work, clock, case, files, ours, server, 1000 * restart + case.seed)
             took.append(time.monotonic() - begin)
-            work.state["machine"] = ours.call(clock.limit(TURN), "machine")
-            work.state["cases"].setdefault(case.name, {})[str(restart)] = found
-            work.save()
+            work.keep(found, "cases", case.name, str(restart))
             say(f"{case.name}, restart {restart}: {took[-1]:.1f} s")
     return True
 
 
 def _has(work: Work, case: Case, restart: int) -> bool:
-    found = work.state["cases"].get(case.name, {}).get(str(restart))
+    found = work.kept("cases", case.name, str(restart))
     if found is not None and found["case"] != _fields(case):
         raise BenchError(
             f"found {case.name} measured with other fields in {work.folder}; expected one setting a folder",

@@ -1,4 +1,4 @@
-"""Which commit a tree is of, for machines to which a tree travels without its repository.
+"""Where a run comes from: its machine, and its commit if the tree travelled without its repository.
 
 `tools/gpu.sh pack` writes the stamp, `build` keeps it beside what it installs. A digest of the sources
 tells whether they are still those of the stamp. Must not know: what is measured.
@@ -12,7 +12,8 @@ import json
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.facts import SOURCES, commit
+import draftwood
+from draftwood.bench.facts import SOURCES, commit, machine
 
 from bench.gpu.work import BenchError
 
@@ -63,3 +64,11 @@ def known(package: Path, root: Path = ROOT) -> dict[str, Any]:
     except ValueError as error:
         raise BenchError(f"{stamp} is no stamp: {error}", hint="tools/gpu.sh pack, then build") from error
     return {"commit": found["commit"], "modified": found["modified"] or found["digest"] != digest(root)}
+
+
+def origin() -> dict[str, Any]:
+    """Return machine, build and commit of what runs here, for rows. Errors: BenchError for no commit."""
+    from draftwood.engine.engine import build_info
+
+    found = {**machine(build_info()), **known(Path(draftwood.__file__).parent)}
+    return {**found, "card": next(iter(found["cards"]), None), "pin": found["build"]["pin_version"]}

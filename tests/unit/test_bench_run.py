@@ -19,7 +19,7 @@ from bench.gpu import cases, child, files, floor, stock
 from bench.gpu.cases import Case
 from bench.gpu.schedule import accepted, geometric, mean_length
 from bench.gpu.work import BenchError, Clock, Work, read
-from tests.unit.test_bench_run_rows import restart, state
+from tests.unit.test_bench_run_rows import ORIGIN, restart, state
 
 # ---- schedules ----
 
@@ -123,11 +123,31 @@ def test_a_state_is_kept_copied_and_read_again(tmp_path):
     work.state["floor"] = {"a": 1}
     work.save()
     again = Work(tmp_path / "work")
+    assert again.kept("cases", "length4", "0") is again.kept("memory") is None
     assert again.state == work.state == read(tmp_path / "out" / "bench.json")
     assert Work(tmp_path / "other").state["run"] != work.state["run"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', "{}"])
+def test_what_was_measured_elsewhere_is_refused(tmp_path):
+    work = Work(tmp_path)
+    work.origin = {"commit": "a", "build": {"cuda": True}, "date": "1", "load_average": 0.5}
+    work.keep({"x": 1}, "cases", "length4", "0")
+    again = Work(tmp_path)
+    again.origin = {**work.origin, "date": "2", "load_average": 0.1}  # a resumed run
+    assert again.kept("cases", "length4", "0")["x"] == 1
+    assert again.kept("cases", "length4", "0")["origin"]["date"] == "1"
+    for change in ({"commit": "b"}, {"build": {"cuda": False}}, {"cards": ["NVIDIA H100"]}):
+        again.origin = {**work.origin, **change}
+        name = next(iter(change))
+        with pytest.raises(
+            BenchError, match=rf"found cases length4 0 measured in .* with {name} .*, not"
+        ) as e:
+            again.kept("cases", "length4", "0")
+        assert "--work of another folder" in str(e.value.hint)
+        assert again.kept("cases", "length4", "1") is None
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', "{}"])
 def test_another_file_is_no_state(tmp_path, text):
     (tmp_path / "bench.json").write_text(text)
     with pytest.raises(BenchError, match=r"no state of bench/run\.py"):
@@ -241,12 +261,13 @@ def test_collect_adds_rows_once(tmp_path):
     folder.mkdir()
     target.mkdir()
     found = state(restart())
-    found["memory"] = {"35b-a3b": {"16": {"tree_bytes": 1, "snapshot_bytes": 2}, "24": {"refused": "why"}}}
-    found["profile"] = {"length4": {"round": {"rounds": 3, "us": 9.0, "launches": 1, "kernels": []}}}
-    found["real"] = {
-        **{"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []},
-        "cards": found["machine"]["cards"],
-    }
+    trees = {"16": {"tree_bytes": 1, "snapshot_bytes": 2}, "24": {"refused": "why"}}
+    found["memory"] = {"35b-a3b": {"origin": ORIGIN, "trees": trees}}
+    table = {"rounds": 3, "us": 9.0, "launches": 1, "kernels": []}
+    found["profile"] = {"length4": {"origin": ORIGIN, "phase": "round", **table}}
+    document = {"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []}
+    document["cards"] = ORIGIN["cards"]
+    found["real"] = {"origin": ORIGIN, "document": document}
     (folder / "bench.json").write_text(json.dumps(found))
     for added in (5, 0):
         done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
@@ -258,8 +279,8 @@ def test_collect_adds_rows_once(tmp_path):
     ]
     assert results.read(target / "gpu-h100-kernels.json")[0]["phase"] == "round"
     assert results.read(target / "tiny-moe-f16-h100.json")[0]["commit"] == "a" * 40
-    alone = {"schema": 1, "run": "b", "cases": {}, "commit": found["commit"]}  # stage real and nothing else
-    alone["real"] = {**found["real"], "date": "2026-01-03"}
+    alone = {"schema": 2, "run": "b", "cases": {}}  # stage real and nothing else
+    alone["real"] = {"origin": ORIGIN, "document": {**document, "date": "2026-01-03"}}
     (folder / "bench.json").write_text(json.dumps(alone))
     done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
     assert done.output == f"{folder}: 1 rows added\n"

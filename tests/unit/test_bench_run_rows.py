@@ -16,9 +16,10 @@ from bench.gpu.cases import Case
 from bench.gpu.work import BenchError
 
 CASE = Case(name="length4", nodes=6, length=4.0, restarts=5)
-MACHINE = {
+ORIGIN = {
     "date": "2026-01-01", "draftwood": "1", "build": {"pin_version": "0.3.36"}, "cpu": "c", "cores": 2,
-    "cards": ["NVIDIA H100 80GB HBM3"], "driver": "5", "load_average": 0.0,
+    "cards": ["NVIDIA H100 80GB HBM3"], "driver": "5", "load_average": 0.0, "commit": "a" * 40,
+    "modified": False, "card": "NVIDIA H100 80GB HBM3", "pin": "0.3.36",
 }  # fmt: skip
 READS = files.Reads(dense=1000, experts=2560, n_experts=256, n_used=8, head=200, mtp=50, state=10, cell=1)
 
@@ -35,6 +36,7 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
               "draft_n_accepted": 30,
               "predicted_ms": stock_ms}  # fmt: skip
     return {
+        "origin": ORIGIN,
         "case": {**asdict(CASE), "rates": []},
         "facts": {"mean_nodes": 6.0},
         "plain": [plain, plain],
@@ -47,7 +49,7 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
 
 def state(*restarts: dict) -> dict:
     return {
-        "schema": 1, "run": "r", "machine": MACHINE, "commit": {"commit": "a" * 40, "modified": False},
+        "schema": 2, "run": "r",
         "models": {"35b-a3b": {"reads": asdict(READS), "unions": {"4": 20.0, "8": 40.0}, "routing": {}}},
         "floor": {"bytes_per_second": 1e6},
         "cases": {"length4": {str(i): each for i, each in enumerate(restarts)}},
@@ -134,13 +136,28 @@ def test_cards_have_short_names(card, name):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"machine": {"cards": []}}, r"without a card(.|\n)*hint: bench/run\.py run cases"),
-        ({"commit": {"commit": None}}, "no commit"),
+        ({"cards": []}, r"without a card(.|\n)*hint: bench/run\.py run cases"),
+        ({"commit": None}, "no commit"),
     ],
 )
 def test_runs_without_card_or_commit_give_no_rows(change, found):
     with pytest.raises(BenchError, match=found):
-        rows.of_run({**state(restart()), **change})
+        rows.of_run(state({**restart(), "origin": {**ORIGIN, **change}}))
+
+
+def test_a_row_names_the_commit_that_was_measured():
+    run = state(restart())
+    other = {**restart(), "origin": {**ORIGIN, "commit": "b" * 40}, "case": {**asdict(CASE), "rates": []}}
+    run["cases"]["length2"] = {"0": other}
+    run["memory"] = {
+        "35b-a3b": {"origin": {**ORIGIN, "commit": "c" * 40}, "trees": {"16": {"tree_bytes": 1}}}
+    }
+    run["profile"] = {"length4": {"origin": {**ORIGIN, "commit": "d" * 40}, "phase": "round", "us": 1.0}}
+    found = [*rows.of_run(run), *rows.kernels(run)]
+    assert [(row["case"], row["commit"][0]) for row in found] == [
+        ("length4", "a"), ("length2", "b"), ("tree-memory", "c"), ("length4", "d"),
+    ]  # fmt: skip
+    assert all("origin" not in row for row in found)
 
 
 # ---- profiles and stamps ----

@@ -133,7 +133,9 @@ def _added(target: Path, file: str, new: list[dict[str, Any]]) -> int:
     """Add the rows to the file of their card that are not in it; return how many were added."""
 
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row.get(name) for name in ("run", "date", "case", "nodes", "phase"))
+        if "run" not in row:
+            return (row["date"],)
+        return tuple(row.get(name) for name in ("run", "case", "model", "nodes", "phase"))
 
     added = 0
     for row in new:

@@ -268,8 +268,9 @@ def test_collect_adds_rows_once(tmp_path):
     document = {"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []}
     document["cards"] = ORIGIN["cards"]
     found["real"] = {"origin": ORIGIN, "document": document}
-    (folder / "bench.json").write_text(json.dumps(found))
-    for added in (5, 0):
+    other = {**ORIGIN, "date": "2026-01-05"}  # a run that was resumed between two collects
+    for added, found["memory"]["35b-a3b"]["origin"] in ((5, ORIGIN), (0, ORIGIN), (0, other)):
+        (folder / "bench.json").write_text(json.dumps(found))
         done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
         assert (done.exit_code, done.output) == (0, f"{folder}: {added} rows added\n")
     assert [row["case"] for row in results.read(target / "gpu-h100.json")] == [

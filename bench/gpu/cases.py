@@ -8,7 +8,7 @@ from __future__ import annotations
 import random
 import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
@@ -70,6 +70,11 @@ class Case:
     """CPU threads; 0: llama.cpp's choice."""
     n_gpu_layers: int = -1
     seed: int = 1
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The fields, as JSON gives them back."""
+        return {**asdict(self), "rates": list(self.rates)}
 
     @property
     def drafts(self) -> int:

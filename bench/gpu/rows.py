@@ -72,7 +72,7 @@ def _common(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
 
 def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a case's row: medians over restarts of what each found, and the smallest and largest of them."""
-    case = Case(**restarts[0]["case"])
+    case = Case(**restarts[0]["asked"])
     each = [figures(found) for found in restarts]
     figure = {key: _median([one.get(key) for one in each]) for key in each[0]}
     facts = restarts[0]["facts"]
@@ -234,7 +234,7 @@ def _rounded(value: Any) -> Any:
 def kernels(state: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each profiled case."""
     return [
-        {**_common(state, found), "case": case, "unit": "us", **_without(found, "origin")}
+        {**_common(state, found), "case": case, "unit": "us", **_without(found, "origin", "asked")}
         for case, found in state.get("profile", {}).items()
     ]
 

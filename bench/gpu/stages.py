@@ -1,7 +1,7 @@
 """The stages of bench/run.py: each takes work folder, clock and plan, and says whether it is done.
 
-What a stage has found it does not look for again. Must not know: the command line. Tests:
-tests/model/test_bench_run.py.
+What a stage has found it does not look for again; what was found with other options is refused.
+Must not know: the command line. Tests: tests/unit/test_bench_run.py, tests/model/test_bench_run.py.
 """
 
 from __future__ import annotations
@@ -57,43 +57,41 @@ def _models(work: Work, clock: Clock, plan: Plan) -> bool:
         drafts = any(case.drafter == "dflash" for case in plan.cases if case.model == model)
         took = files.write(model, drafts, work, clock) if model in files.presets() else 0.0
         paths = files.of(model, work)
-        found = work.kept("models", model)
+        asked = {"on_card": plan.cases[0].n_gpu_layers != 0}
+        found = work.kept(asked, "models", model)
         if found is None:
             reads = files.reads(paths.model)
-            on_card = plan.cases[0].n_gpu_layers != 0
-            counted = {
-                "bytes": paths.model.stat().st_size,
-                "drafter_bytes": paths.drafter.stat().st_size if paths.drafter else None,
-                "reads": asdict(reads),
-                **(files.routing(paths.model, on_card, work, clock) if reads.n_experts else {}),
-            }
-            found = work.keep(counted, "models", model)
+            routing = files.routing(paths.model, asked["on_card"], work, clock) if reads.n_experts else {}
+            found = work.keep(asked, {"reads": asdict(reads), **routing}, "models", model)
+        found["bytes"] = paths.model.stat().st_size
+        found["drafter_bytes"] = paths.drafter.stat().st_size if paths.drafter else None  # may come later
         plan.say(f"{model}: {found['bytes'] / 2**30:.1f} GiB, written in {took} s")
         plan.say(f"  routing {found.get('routing')}")
     return True
 
 
 def _floor(work: Work, clock: Clock, plan: Plan) -> bool:
-    found = work.kept("floor")
+    found = work.kept({}, "floor")
     if found is None:
         copied = {"card": floor.card(), **_answer("bandwidth", work, clock.limit(FLOOR))}
-        found = work.keep(copied, "floor")
+        found = work.keep({}, copied, "floor")
     plan.say(f"{found['card']['name']}: copies {found['bytes_per_second'] / 1e9:.0f} GB/s, read and written")
     return True
 
 
 def _memory(work: Work, clock: Clock, plan: Plan) -> bool:
     for model in plan.models:
-        if work.kept("memory", model):
+        case = next(case for case in plan.cases if case.model == model)
+        asked = {"n_gpu_layers": case.n_gpu_layers, "threads": case.threads}
+        if work.kept(asked, "memory", model):
             continue
         paths = files.of(model, work)
-        case = next(case for case in plan.cases if case.model == model)
         worker = Worker(paths.model, paths.drafter, work.logs / "memory.log")
         try:
             trees = worker.call(clock.limit(MEMORY), "memory", asdict(case), TREE_NODES)
         finally:
             worker.close()
-        work.keep({"trees": trees}, "memory", model)
+        work.keep(asked, {"trees": trees}, "memory", model)
         for nodes, sizes in trees.items():
             plan.say(f"{model}, {nodes} nodes: {sizes}")
     return True
@@ -111,7 +109,8 @@ def _cases(work: Work, clock: Clock, plan: Plan) -> bool:
 
 def _real(work: Work, clock: Clock, plan: Plan) -> bool:
     """Drafters as they are on a trained model: `draftwood bench` on tiny-moe, all modes."""
-    if work.kept("real"):
+    asked = {"n_gpu_layers": plan.cases[0].n_gpu_layers, "real": shlex.split(plan.real)}
+    if work.kept(asked, "real"):
         return True
     limit = clock.limit(REAL)
     if limit < REAL / 2:
@@ -119,25 +118,25 @@ def _real(work: Work, clock: Clock, plan: Plan) -> bool:
     paths, into = files.of("tiny-moe", work), work.folder / "real.json"
     command = [
         *("-m", "draftwood", "bench", str(paths.model), "--drafter", str(paths.drafter)),
-        *("--prompts", str(files.TINY / "heldout"), "--n-gpu-layers", str(plan.cases[0].n_gpu_layers)),
-        *("--json", str(into), *shlex.split(plan.real)),
+        *("--prompts", str(files.TINY / "heldout"), "--n-gpu-layers", str(asked["n_gpu_layers"])),
+        *("--json", str(into), *asked["real"]),
     ]
     plan.say(child.run("stage real", command, work.logs / "real.log", limit))
-    work.keep({"document": json.loads(into.read_text(encoding="utf-8"))}, "real")
+    work.keep(asked, {"document": json.loads(into.read_text(encoding="utf-8"))}, "real")
     return True
 
 
 def _profile(work: Work, clock: Clock, plan: Plan) -> bool:
     for case in plan.cases:
         phase = "plain" if case.drafter == "none" else "round"
-        if work.kept("profile", case.name):
+        if work.kept(case.asked, "profile", case.name):
             continue
         if clock.left < profiling.LIMIT / 2:
             return False
         table = profiling.run(
             case, phase, files.of(case.model, work), work.logs / "ncu.log", clock.limit(profiling.LIMIT)
         )
-        work.keep({"phase": phase, **table}, "profile", case.name)
+        work.keep(case.asked, {"phase": phase, **table}, "profile", case.name)
         per_round = table["launches"] / table["rounds"], table["us"] / table["rounds"]
         plan.say(f"{case.name}, {phase}: {per_round[0]:.0f} kernels, {per_round[1]:.0f} us a round")
         for each in table["kernels"][:12]:

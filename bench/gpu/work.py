@@ -65,36 +65,36 @@ class Work:
         """Folder of what the processes of a stage print."""
         return self.folder / "logs"
 
-    def kept(self, *path: str) -> dict[str, Any] | None:
+    def kept(self, asked: dict[str, Any], *path: str) -> dict[str, Any] | None:
         """Return what the state has at a path of names; None if it has nothing there.
 
-        Errors: BenchError if it was measured on another machine, or of another commit or build.
+        asked: the options that decide it, as JSON gives them back. Errors: BenchError if it was measured with
+        others, on another machine, or of another commit or build.
         """
         found: dict[str, Any] = self.state
         for name in path:
             found = found.get(name, {})
-        if found:
-            self._require_same(" ".join(path), found["origin"], self.origin or {})
-        return found or None
-
-    def keep(self, found: dict[str, Any], *path: str) -> dict[str, Any]:
-        """Put what was found at a path of names, with where it was measured; save and return it."""
-        *above, last = path
-        place = self.state
-        for name in above:
-            place = place.setdefault(name, {})
-        place[last] = {"origin": self.origin, **found}
-        self.save()
-        return place[last]
-
-    def _require_same(self, name: str, before: dict[str, Any], now: dict[str, Any]) -> None:
+        if not found:
+            return None
+        before, now = {**found["asked"], **found["origin"]}, {**asked, **(self.origin or {})}
         keys = [key for key in {**before, **now} if key not in _VARYING and before.get(key) != now.get(key)]
         if keys:
             told = "; ".join(f"{key} {before.get(key)}, not {now.get(key)}" for key in keys)
             raise BenchError(
-                f"found {name} measured in {self.folder} with {told}; expected the same for all of a folder",
+                f"found {' '.join(path)} measured in {self.folder} with {told}; expected the same",
                 hint=f"--work of another folder, or remove {self.folder / NAME}, which keeps the models",
             )
+        return found
+
+    def keep(self, asked: dict[str, Any], found: dict[str, Any], *path: str) -> dict[str, Any]:
+        """Put what was found at a path of names, with its options and its origin; save and return it."""
+        *above, last = path
+        place = self.state
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = {"asked": asked, "origin": self.origin, **found}
+        self.save()
+        return place[last]
 
     def save(self) -> None:
         """Write the state, there and to `out`; a crash leaves the older one."""

@@ -69,13 +69,13 @@ def test_cases_are_measured_beside_llama_server_and_not_twice(tmp_path):
     state = json.loads(text)
     found = {name: restarts["0"] for name, restarts in state["cases"].items()}
     sides = {"plain", "stock_plain"}
-    assert {name: set(each) - {"case", "facts", "origin"} for name, each in found.items()} == {
+    assert {name: set(each) - {"asked", "facts", "origin"} for name, each in found.items()} == {
         "plain": sides,
         "given16": sides | {"candidate", "parts"},
         "length4": sides | {"candidate", "parts", "stock"},
     }
     for each in found.values():
-        assert all(len(each[side]) == 2 for side in set(each) - {"case", "facts", "origin"})
+        assert all(len(each[side]) == 2 for side in set(each) - {"asked", "facts", "origin"})
         assert re.fullmatch("[0-9a-f]{40}", each["origin"]["commit"])
     check_length4(rows.of_case(state, "length4", [found["length4"]]))
     assert found["given16"]["facts"]["mean_nodes"] == 16
@@ -84,7 +84,7 @@ def test_cases_are_measured_beside_llama_server_and_not_twice(tmp_path):
     assert json.loads((tmp_path / "out" / "bench.json").read_text())["cases"] == state["cases"]
     other = run(tmp_path / "work", "cases", *wanted, "--set", "seed=9")
     assert other.returncode == 1
-    assert "measured with other fields" in other.stderr
+    assert re.search("found cases .* measured in .* with seed 1, not 9; expected the same", other.stderr)
 
 
 def check_length4(row: dict) -> None:

@@ -15,7 +15,7 @@ from draftwood.errors import OptionError
 from synth_gguf import PRESETS, measure, write
 
 from bench import run as command
-from bench.gpu import cases, child, files, floor, stock
+from bench.gpu import cases, child, files, floor, stages, stock
 from bench.gpu.cases import Case
 from bench.gpu.schedule import accepted, geometric, mean_length
 from bench.gpu.work import BenchError, Clock, Work, read
@@ -123,28 +123,48 @@ def test_a_state_is_kept_copied_and_read_again(tmp_path):
     work.state["floor"] = {"a": 1}
     work.save()
     again = Work(tmp_path / "work")
-    assert again.kept("cases", "length4", "0") is again.kept("memory") is None
+    assert again.kept({}, "cases", "length4", "0") is again.kept({}, "memory") is None
     assert again.state == work.state == read(tmp_path / "out" / "bench.json")
     assert Work(tmp_path / "other").state["run"] != work.state["run"]
 
 
-def test_what_was_measured_elsewhere_is_refused(tmp_path):
-    work = Work(tmp_path)
+def test_what_was_measured_otherwise_or_elsewhere_is_refused(tmp_path):
+    work, path, asked = Work(tmp_path), ("cases", "length4", "0"), {"seed": 1}
     work.origin = {"commit": "a", "build": {"cuda": True}, "date": "1", "load_average": 0.5}
-    work.keep({"x": 1}, "cases", "length4", "0")
+    work.keep(asked, {"x": 1}, *path)
     again = Work(tmp_path)
     again.origin = {**work.origin, "date": "2", "load_average": 0.1}  # a resumed run
-    assert again.kept("cases", "length4", "0")["x"] == 1
-    assert again.kept("cases", "length4", "0")["origin"]["date"] == "1"
+    found = again.kept(asked, *path)
+    assert (found["x"], found["origin"]["date"]) == (1, "1")
+    with pytest.raises(BenchError, match=r"found cases length4 0 measured .* with seed 1, not 2; expected"):
+        again.kept({"seed": 2}, *path)
     for change in ({"commit": "b"}, {"build": {"cuda": False}}, {"cards": ["NVIDIA H100"]}):
         again.origin = {**work.origin, **change}
-        name = next(iter(change))
-        with pytest.raises(
-            BenchError, match=rf"found cases length4 0 measured in .* with {name} .*, not"
-        ) as e:
-            again.kept("cases", "length4", "0")
-        assert "--work of another folder" in str(e.value.hint)
-        assert again.kept("cases", "length4", "1") is None
+        with pytest.raises(BenchError, match=rf"measured .* with {next(iter(change))} .*, not") as caught:
+            again.kept(asked, *path)
+        assert "--work of another folder" in str(caught.value.hint)
+        assert again.kept(asked, "cases", "length4", "1") is None
+
+
+CASE = Case(name="c", model="tiny-moe", nodes=3, length=2.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "other", "told"),
+    [
+        (["models", "tiny-moe"], {"on_card": True}, {"n_gpu_layers": 0}, "on_card True, not False"),
+        (["memory", "tiny-moe"], {"n_gpu_layers": -1, "threads": 0}, {"threads": 2}, "threads 0, not 2"),
+        (["real"], {"n_gpu_layers": -1, "real": ["--temp", "0"]}, {}, r"real \['--temp', '0'\], not \[\]"),
+        (["profile", "c"], CASE.asked, {"rounds": 7}, "rounds 128, not 7"),
+    ],
+)
+def test_a_stage_that_is_done_refuses_other_options(tmp_path, path, asked, other, told):
+    work = Work(tmp_path)
+    work.origin = ORIGIN
+    work.keep(asked, {"bytes": 1}, *path)
+    assert stages.run(path[0], work, Clock(0), stages.Plan([CASE], "--temp 0", lambda _: None))
+    with pytest.raises(BenchError, match=told):
+        stages.run(path[0], work, Clock(0), stages.Plan([replace(CASE, **other)], "", lambda _: None))
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', "{}"])

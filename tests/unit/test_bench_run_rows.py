@@ -37,7 +37,7 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
               "predicted_ms": stock_ms}  # fmt: skip
     return {
         "origin": ORIGIN,
-        "case": {**asdict(CASE), "rates": []},
+        "asked": CASE.asked,
         "facts": {"mean_nodes": 6.0},
         "plain": [plain, plain],
         "candidate": [turn, other],
@@ -104,7 +104,7 @@ def test_a_row_says_none_where_nothing_was_measured():
 
 def test_a_plain_row_is_plain_decode():
     found = restart()
-    found["case"] = {**asdict(Case(name="plain", drafter="none")), "rates": []}
+    found["asked"] = Case(name="plain", drafter="none").asked
     found["facts"]["mean_nodes"] = 1.0
     for name in ("candidate", "parts", "stock"):
         del found[name]
@@ -147,17 +147,17 @@ def test_runs_without_card_or_commit_give_no_rows(change, found):
 
 def test_a_row_names_the_commit_that_was_measured():
     run = state(restart())
-    other = {**restart(), "origin": {**ORIGIN, "commit": "b" * 40}, "case": {**asdict(CASE), "rates": []}}
+    other = {**restart(), "origin": {**ORIGIN, "commit": "b" * 40}}
     run["cases"]["length2"] = {"0": other}
     run["memory"] = {
         "35b-a3b": {"origin": {**ORIGIN, "commit": "c" * 40}, "trees": {"16": {"tree_bytes": 1}}}
     }
-    run["profile"] = {"length4": {"origin": {**ORIGIN, "commit": "d" * 40}, "phase": "round", "us": 1.0}}
+    run["profile"] = {"length4": {"asked": {}, "origin": {**ORIGIN, "commit": "d" * 40}, "phase": "round"}}
     found = [*rows.of_run(run), *rows.kernels(run)]
     assert [(row["case"], row["commit"][0]) for row in found] == [
         ("length4", "a"), ("length2", "b"), ("tree-memory", "c"), ("length4", "d"),
     ]  # fmt: skip
-    assert all("origin" not in row for row in found)
+    assert not any({"origin", "asked"} & set(row) for row in found)
 
 
 # ---- profiles and stamps ----

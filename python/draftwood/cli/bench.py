@@ -13,7 +13,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwood.bench.modes import BASELINE, MODES
-from draftwood.cli.failure import library_needed
+from draftwood.cli.failure import SLOWER, library_needed
 from draftwood.load.arguments import MAX_THREADS
 from draftwood.options import (
     DEFAULT_DRAFT_TOKENS,
@@ -107,7 +107,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     All modes run in one process, one text each in turn. Each repeat gives the ratio of a mode's speed to
     plain decode's. The table shows the median ratio and its 95 % interval (order statistics, as in the sign
-    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's, or if a
+    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's, 3 if a
     claim fails.
     """
     outputs = {f"--{name}": options[key] for name, key in _OUTPUTS.items() if options[key]}
@@ -125,8 +125,10 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     _write(outcome, prepared, options, plotting)
     for fault in outcome.faults:
         click.echo(click.style("wrong: ", fg="red") + fault, err=True)
-    if not outcome.document["ok"]:
+    if outcome.faults:
         ctx.exit(1)
+    if not outcome.document["ok"]:
+        ctx.exit(SLOWER)
 
 
 _OUTPUTS = {"json": "json_path", "plot": "plot", "results": "results"}

@@ -175,8 +175,10 @@ def paths(facts: Facts) -> list[Facts]:
     if "error" in library:
         return []
     build = library["build"]
-    gpus = [device["name"] for device in library["devices"] if "GPU" in device["type"]]
-    cuda = [d["name"] for d in library["devices"] if "GPU" in d["type"] and d["backend"] != "RPC"]
+    backends = {d["name"]: d["backend"] for d in library["devices"] if "GPU" in d["type"]}
+    gpus = list(backends)
+    own = [name for name in gpus if backends[name] != "RPC"]
+    cuda = [name for name in gpus if backends[name] == "CUDA"]
     exact = "on the CPU, with exact=True (default)"
     if gpus:
         exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
@@ -186,7 +188,7 @@ def paths(facts: Facts) -> list[Facts]:
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
         _drafting(library["model"]),
         _trees(library["model"], library["without_tree_ops"]),
-        *_flash(library["model"], facts["n_gpu_layers"], gpus, cuda),
+        *_flash(library["model"], facts["n_gpu_layers"], gpus, own),
         _path("CUDA", build["cuda"] and bool(cuda), _cuda_reason(build["cuda"], cuda)),
         _path("RPC", library["rpc"], facts["rpc_server"] if library["rpc"] else "built with GGML_RPC=OFF"),
     ]

@@ -111,7 +111,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     claim fails.
     """
     outputs = {f"--{name}": options[key] for name, key in _OUTPUTS.items() if options[key]}
-    plotting = _check_outputs(outputs, options["results"])
+    _check_outputs(outputs, options["results"])
     with library_needed():
         import draftwood.llama  # noqa: F401
     from draftwood.bench import run
@@ -122,7 +122,7 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     with _progress(prepared.steps) as step:
         outcome = run.execute(prepared, step)
     _show(outcome, prepared.request)
-    _write(outcome, prepared, options, plotting)
+    _write(outcome, prepared, options)
     for fault in outcome.faults:
         click.echo(click.style("wrong: ", fg="red") + fault, err=True)
     if outcome.faults:
@@ -134,21 +134,18 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 _OUTPUTS = {"json": "json_path", "plot": "plot", "results": "results"}
 
 
-def _check_outputs(outputs: dict[str, Path], results: Path | None) -> bool:
-    """Refuse files that could not be written in the end; return whether a plot can be drawn."""
+def _check_outputs(outputs: dict[str, Path], results: Path | None) -> None:
+    """Refuse files that could not be written in the end. Errors: OptionError."""
     from draftwood.bench.results import check_writable, read
 
     for option, path in outputs.items():
         check_writable(option, path)
     if results:
         read(results)
-    if "--plot" not in outputs:
-        return False
-    from draftwood.bench import plot
+    if "--plot" in outputs:
+        from draftwood.bench import plot
 
-    if not plot.available():
-        click.echo(f"no plot: matplotlib is not installed\n\nhint: {plot.HINT}\n", err=True)
-    return plot.available()
+        plot.check_available("--plot")
 
 
 def _request(options: dict[str, Any]) -> Request:
@@ -200,7 +197,7 @@ def _show(outcome: Outcome, request: Request) -> None:
         click.echo(f"{word}: {verdict.text}")
 
 
-def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any], plotting: bool) -> None:
+def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any]) -> None:
     from draftwood.bench import plot, results
 
     if options["json_path"]:
@@ -208,7 +205,7 @@ def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any], plotti
         options["json_path"].write_text(text + "\n", encoding="utf-8")
     if options["results"]:
         results.append(options["results"], outcome.document)
-    if plotting:
+    if options["plot"]:
         plot.draw(options["plot"], outcome.figures, _title(prepared.request))
 
 

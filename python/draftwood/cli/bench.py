@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwood.bench.modes import BASELINE, MODES
+from draftwood.cli import shared
 from draftwood.cli.failure import SLOWER, library_needed
-from draftwood.load.arguments import MAX_THREADS
-from draftwood.options import (
-    DEFAULT_DRAFT_TOKENS,
-    DEFAULT_TREE_BUDGET,
-    MAX_DRAFT_TOKENS,
-    MAX_TREE_BUDGET,
-    TREE_DRAFT_TOKENS,
-)
 
 if TYPE_CHECKING:
     from draftwood.bench.run import Outcome, Prepared, Request
@@ -61,7 +54,7 @@ def _file(**settings: Any) -> click.Path:
 
 @click.command("bench")
 @click.argument("model")
-@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for this model.")
+@shared.drafter
 @click.option("--modes", default=",".join(MODES), show_default=True, callback=_modes,
               help=f"Modes to measure, beside {BASELINE}. What cannot run is left out.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), multiple=True,
@@ -75,21 +68,11 @@ def _file(**settings: Any) -> click.Path:
               help="Cut prompts to this many tokens.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True,
               help="Timed passes. An interval needs 6; claims are made with 9.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS),
+@click.option("--threads", type=shared.THREADS,
               help="CPU threads, the same for all modes. Default: half of the cores.")  # fmt: skip
-@click.option(
-    "--n-gpu-layers",
-    type=click.IntRange(min=-1),
-    default=0,
-    show_default=True,
-    help="Layers on GPUs; -1: all.",
-)
-@click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
-              help="Longest draft of a round; in a tree, its longest path. Default: "
-                   f"{TREE_DRAFT_TOKENS} for auto and tree, else {DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
-@click.option("--tree-budget", type=click.IntRange(_LEAST_TREE, MAX_TREE_BUDGET),
-              help="Most rows of a verify, the newest token's included, in the modes tree and auto. "
-                   f"Default: {DEFAULT_TREE_BUDGET}.")  # fmt: skip
+@shared.n_gpu_layers
+@shared.draft_tokens
+@shared.tree_budget(_LEAST_TREE)
 @click.option("--temp", "temps", type=click.FloatRange(min=0), multiple=True, default=(0.0, 0.8),
               show_default=True, help="Sampling temperature. May be repeated.")  # fmt: skip
 @click.option("--floor", "floors", multiple=True, metavar="MODE:RATIO", callback=_claims,

@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from draftwood.cli import shared
 from draftwood.cli.failure import in_options
 from draftwood.cli.serve import program
 
@@ -29,15 +30,9 @@ _OVERRIDE = "DRAFTWOOD_LIB_PATH"
 
 @click.command("doctor")
 @click.argument("model", required=False)
-@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for MODEL.")
-@click.option(
-    "--n-gpu-layers",
-    type=click.IntRange(min=-1),
-    default=0,
-    show_default=True,
-    help="Layers on GPUs; -1: all.",
-)
-@click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...", help="RPC servers that get layers.")
+@shared.drafter
+@shared.n_gpu_layers
+@shared.rpc
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, /, model: str | None, as_json: bool, **wishes: Any) -> None:

@@ -16,6 +16,7 @@ from __future__ import annotations
 import argparse
 import json
 import random
+import shlex
 import sys
 from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
@@ -24,7 +25,9 @@ from pathlib import Path
 from typing import Any
 
 from draftwood import Llama
-from draftwood.bench.results import check_writable
+from draftwood.bench.facts import machine
+from draftwood.bench.results import append, check_writable, read
+from draftwood.engine.engine import build_info
 from oracle import PLAIN_AFTER, TreeOracleLlama, followed
 from same_text import (
     LONGEST,
@@ -42,6 +45,7 @@ from same_text import (
 
 import models
 
+SCHEMA = 1
 BUDGETS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
 ON_TWO_THREADS = (3, 12, 16, 48)
 """Budgets whose verifies run on two threads. All else is on one: beside other programs many times as fast."""
@@ -109,22 +113,22 @@ def drafter_texts(llm: Llama, model: Model, temperature: float) -> tuple[int, in
     return n_tokens * N_PROMPTS, wrong, accepted_lengths(llm)
 
 
-def fault_of(row: dict[str, Any]) -> str:
+def fault_of(cell: dict[str, Any]) -> str:
     """Return what a cell has not shown; empty where it has shown everything."""
-    budget, drafter, reached = row["budget"], row["drafter"], row["accepted_lengths"]
+    budget, drafter, reached = cell["budget"], cell["drafter"], cell["accepted_lengths"]
     lengths = range(depth_of(budget) + 1) if drafter == "oracle" else ()
     missing = [length for length in lengths if reached.get(str(length), 0) < TIMES]
     if missing:
         return f"accepted lengths that did not occur {TIMES} times: {', '.join(map(str, missing))}"
-    if budget > 1 and not row["drafted"]:
+    if budget > 1 and not cell["drafted"]:
         return "nothing was drafted"
-    if budget >= (3 if drafter == "oracle" else BRANCHES_FROM) and not row["tree_rounds"]:
+    if budget >= (3 if drafter == "oracle" else BRANCHES_FROM) and not cell["tree_rounds"]:
         return "no tree was verified"
     return ""
 
 
 def run_cells(model: Model, drafter: str, budget: int, threads: tuple[int, int]) -> Iterator[dict[str, Any]]:
-    """Yield a row for each temperature; threads: of plain steps, of verifies."""
+    """Yield a cell for each temperature; threads: of plain steps, of verifies."""
     kind = TreeOracleLlama if drafter == "oracle" else Llama
     llm = kind(
         str(model.path),
@@ -161,8 +165,8 @@ def run_cells(model: Model, drafter: str, budget: int, threads: tuple[int, int])
     llm.close()
 
 
-def rows_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
-    """Yield the rows of one model."""
+def cells_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
+    """Yield the cells of one model."""
     model = load(name, path, args.threads or 1)
     for drafter in args.drafters:
         if drafter == "dflash" and not model.trained:
@@ -174,19 +178,26 @@ def rows_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[st
             yield from run_cells(texts, drafter, budget, (args.threads or 1, n_verify))
 
 
-def note_of(row: dict[str, Any]) -> str:
+def note_of(cell: dict[str, Any]) -> str:
     """Return why a cell without trees is none the less whole; empty for one that has them."""
-    if row["tree_rounds"]:
+    if cell["tree_rounds"]:
         return ""
     return (
-        "no room for a branch" if row["budget"] < 3 else "the most probable tree was a chain in every round"
+        "no room for a branch" if cell["budget"] < 3 else "the most probable tree was a chain in every round"
     )
 
 
-def write_rows(path: Path, rows: Sequence[dict[str, Any]]) -> None:
-    """Write a JSON array with a row a line."""
-    lines = ",\n".join(json.dumps(row) for row in rows)
-    path.write_text(f"[\n{lines}\n]\n", encoding="utf-8")
+def row_of_run(tally: Tally, cells: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return what a results file gets of a run."""
+    return {
+        "schema": SCHEMA,
+        **machine(build_info()),
+        "command": shlex.join(["python", "bench/exact_trees.py", *sys.argv[1:]]),
+        "tokens": tally.tokens,
+        "mismatches": tally.mismatches,
+        "excused": 0,
+        "cells": list(cells),
+    }
 
 
 def parsed() -> argparse.Namespace:
@@ -196,7 +207,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="run only the models whose name holds this")
     parser.add_argument("--budgets", type=int, nargs="*", default=BUDGETS)
     parser.add_argument("--drafters", choices=DRAFTERS, nargs="*", default=DRAFTERS)
-    parser.add_argument("--results", type=Path, help="also write the rows here, as a JSON array")
+    parser.add_argument("--results", type=Path, help="add the cells to this file, as a row")
     return parser.parse_args()
 
 
@@ -211,23 +222,24 @@ def main() -> int:
     if args.results:
         args.results.parent.mkdir(parents=True, exist_ok=True)
         check_writable("--results", args.results)
-    tally, rows, faults = Tally(), [], []
+        read(args.results)
+    tally, cells, faults = Tally(), [], []
     for name, make in makers.items():
         if args.only not in name:
             continue
-        for row in rows_of(name, make(), args):
-            fault = fault_of(row)
-            row["note"] = fault or note_of(row)
-            print(json.dumps(row), flush=True)
-            rows.append(row)
+        for cell in cells_of(name, make(), args):
+            fault = fault_of(cell)
+            cell["note"] = fault or note_of(cell)
+            print(json.dumps(cell), flush=True)
+            cells.append(cell)
             if fault:
                 faults.append(
-                    f"{name}, {row['drafter']}, {row['budget']} nodes, {row['temperature']}: {fault}"
+                    f"{name}, {cell['drafter']}, {cell['budget']} nodes, {cell['temperature']}: {fault}"
                 )
-            lengths = Counter({int(length): n for length, n in row["accepted_lengths"].items()})
-            tally.add(row["tokens"], row["mismatches"], lengths)
+            lengths = Counter({int(length): n for length, n in cell["accepted_lengths"].items()})
+            tally.add(cell["tokens"], cell["mismatches"], lengths)
     if args.results:
-        write_rows(args.results, rows)
+        append(args.results, row_of_run(tally, cells))
     return tally.print_verdict(faults)
 
 

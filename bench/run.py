@@ -117,31 +117,33 @@ def collect(folders: tuple[Path, ...], target: Path) -> None:
 
 def _tests_added(found: list[dict[str, Any]], target: Path) -> int:
     for row in found:
-        rows.require_origin(row, {"commit": row})
-    return sum(_added(target / f"tests-{rows.slug(row['card'])}.json", [row]) for row in found)
+        rows.require_origin(row)
+    return _added(target, "tests-{}.json", found)
 
 
 def _measured_added(state: dict[str, Any], target: Path) -> int:
-    added = 0
-    if "machine" in state or "real" not in state:
-        added += _added(rows.file_of(state, target), rows.of_run(state))
-        added += _added(rows.file_of(state, target, rows.KERNELS), rows.kernels(state))
-    if "real" in state:
-        rows.require_origin(state["real"], state)
-        path = target / f"tiny-moe-f16-{rows.slug(state['real']['cards'][0])}.json"
-        added += _added(path, [{**state["real"], **state["commit"]}])
-    return added
+    return (
+        _added(target, "gpu-{}.json", rows.of_run(state))
+        + _added(target, "gpu-{}-kernels.json", rows.kernels(state))
+        + _added(target, "tiny-moe-f16-{}.json", rows.of_real(state))
+    )
 
 
-def _added(path: Path, new: list[dict[str, Any]]) -> int:
+def _added(target: Path, file: str, new: list[dict[str, Any]]) -> int:
+    """Add the rows to the file of their card that are not in it; return how many were added."""
+
     def key(row: dict[str, Any]) -> tuple[Any, ...]:
-        return tuple(row.get(name) for name in ("run", "date", "case", "nodes", "phase"))
+        if "run" not in row:
+            return (row["date"],)
+        return tuple(row.get(name) for name in ("run", "case", "model", "nodes", "phase"))
 
-    known = {key(row) for row in results.read(path)}
-    missing = [row for row in new if key(row) not in known]
-    for row in missing:
-        results.append(path, row)
-    return len(missing)
+    added = 0
+    for row in new:
+        path = target / file.format(rows.slug(row["cards"][0]))
+        if key(row) not in map(key, results.read(path)):
+            results.append(path, row)
+            added += 1
+    return added
 
 
 @main.command("stamp")
@@ -158,6 +160,12 @@ def write_stamp() -> None:
 def profiled(fields: str, phase: str, model: str, drafter: str | None) -> None:
     """Run what stage profile looks at, of a case as JSON; started under ncu."""
     profiling.profiled(cases.Case(**json.loads(fields)), phase, model, drafter)
+
+
+@main.command(hidden=True)
+def origin() -> None:
+    """Print machine, build and commit of what runs here, as JSON; every stage starts it."""
+    click.echo(json.dumps(stamp.origin()))
 
 
 @main.command(hidden=True)

@@ -6,7 +6,7 @@
 #   tools/gpu.sh keep FOLDER      here: the larger part of that into build/gpu, for the next build there
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
 #   tools/gpu.sh test FOLDER PART...  there: tests/gpu in parts (bench/run.py test --help); log and rows into FOLDER
-#   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; "collect" and "check" run here
+#   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; bench/run.py collect runs here
 #
 # The machine has CUDA, CMake, ninja, pytest and what pyproject.toml's dependencies name, except for $wheels.
 set -euo pipefail

@@ -6,16 +6,21 @@ Test: tests/unit/test_bench_run.py.
 from __future__ import annotations
 
 import random
+import sys
 from collections.abc import Sequence
-from dataclasses import dataclass, fields, replace
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
 from typing import Any, get_type_hints
 
-import tomllib
 from draftwood.errors import OptionError
 from draftwood.options import MAX_DRAFT_TOKENS
 
 from bench.gpu.schedule import Rates, accepted, geometric, mean_length
+
+if sys.version_info >= (3, 11):
+    import tomllib
+else:
+    import tomli as tomllib
 
 FOLDER = Path(__file__).resolve().parents[1] / "cases"
 SAMPLING: dict[str, dict[str, float]] = {
@@ -65,6 +70,11 @@ class Case:
     """CPU threads; 0: llama.cpp's choice."""
     n_gpu_layers: int = -1
     seed: int = 1
+
+    @property
+    def asked(self) -> dict[str, Any]:
+        """The fields, as JSON gives them back."""
+        return {**asdict(self), "rates": list(self.rates)}
 
     @property
     def drafts(self) -> int:

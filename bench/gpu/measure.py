@@ -11,7 +11,6 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import asdict
 from typing import Any
 
 from bench.gpu import stock
@@ -34,7 +33,8 @@ def run(work: Work, clock: Clock, cases: Sequence[Case], files: Files, say: Call
     """
     took: list[float] = []
     for restart in range(max(case.restarts for case in cases)):
-        missing = [case for case in cases if restart < case.restarts and not _has(work, case, restart)]
+        wanted = [case for case in cases if restart < case.restarts]
+        missing = [case for case in wanted if not work.kept(case.asked, *_path(case, restart))]
         if missing and not _restart(work, clock, missing, restart, files, say, took):
             return False
     return True
@@ -59,25 +59,13 @@ def _restart(
             begin = time.monotonic()
             found = _case(work, clock, case, files, ours, server, 1000 * restart + case.seed)
             took.append(time.monotonic() - begin)
-            work.state["machine"] = ours.call(clock.limit(TURN), "machine")
-            work.state["cases"].setdefault(case.name, {})[str(restart)] = found
-            work.save()
+            work.keep(case.asked, found, *_path(case, restart))
             say(f"{case.name}, restart {restart}: {took[-1]:.1f} s")
     return True
 
 
-def _has(work: Work, case: Case, restart: int) -> bool:
-    found = work.state["cases"].get(case.name, {}).get(str(restart))
-    if found is not None and found["case"] != _fields(case):
-        raise BenchError(
-            f"found {case.name} measured with other fields in {work.folder}; expected one setting a folder",
-            hint="--work of another folder, or remove this one",
-        )
-    return found is not None
-
-
-def _fields(case: Case) -> dict[str, Any]:
-    return {**asdict(case), "rates": list(case.rates)}  # as JSON gives them back
+def _path(case: Case, restart: int) -> tuple[str, str, str]:
+    return "cases", case.name, str(restart)
 
 
 @contextmanager
@@ -101,7 +89,7 @@ def _case(
             flags += stock.drafting_flags(case, files.drafter)
             servers["stock"] = Server(flags, work.logs / "stock-drafts.log")
             stack.callback(servers["stock"].close)
-        facts = ours.call(clock.limit(LOAD), "open", _fields(case))
+        facts = ours.call(clock.limit(LOAD), "open", case.asked)
         stack.callback(_close, ours)
         for each in servers.values():
             each.ready(clock.limit(LOAD))
@@ -110,7 +98,7 @@ def _case(
         for repeat in range(case.repeats):
             for name in list(turns)[:: 1 if repeat % 2 == 0 else -1]:
                 found[name].append(turns[name](seed + repeat))
-        return {"case": _fields(case), "facts": facts, **found}
+        return {"facts": facts, **found}
 
 
 def _turns(

@@ -72,13 +72,6 @@ class Ours:
         self._open: contextlib.ExitStack | None = None
         self._on_card: bool | None = None  # where token embeddings are; None: nothing was loaded
 
-    def machine(self) -> dict[str, Any]:
-        """Return facts.machine of this process."""
-        from draftwood.bench import facts
-        from draftwood.engine.engine import build_info
-
-        return facts.machine(build_info())
-
     def open(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Load both sides of a case, run what graphs need to be captured, and return what they are."""
         case = self._case = Case(**fields)

@@ -10,7 +10,6 @@ from __future__ import annotations
 import re
 import statistics
 from collections.abc import Sequence
-from pathlib import Path
 from typing import Any
 
 from bench.gpu.cases import Case
@@ -18,8 +17,10 @@ from bench.gpu.files import Reads
 from bench.gpu.work import BenchError
 
 SCHEMA = 1
-KERNELS = "-kernels"
-_HELD = ("checkpoints", "checkpoint_bytes", "tokens_per_round")  # no counters: what is held now, a mean
+_HELD = (  # no counters: what is held now, a limit, a mean
+    *("checkpoints", "checkpoint_bytes", "drafter_bytes", "graph_bytes", "tree_bytes"),
+    *("row_limit", "tokens_per_round"),
+)
 _SPREAD = (
     "ours",
     "plain",
@@ -42,46 +43,36 @@ def slug(card: str) -> str:
 def of_run(state: dict[str, Any]) -> list[dict[str, Any]]:
     """Return a row for each case that a run measured, and for the memory of its trees.
 
-    Errors: BenchError for a run without a card or a commit.
+    Errors: BenchError for what was measured without a card or a commit.
     """
-    common = _common(state)
-    rows = [
-        {**common, **of_case(state, name, list(found.values()))} for name, found in state["cases"].items()
-    ]
-    for model, sizes in state.get("memory", {}).items():
-        rows += [
-            {**common, "case": "tree-memory", "model": model, "nodes": int(nodes), "unit": "bytes", **found}
-            for nodes, found in sizes.items()
-        ]
+    rows = []
+    for name, found in state["cases"].items():
+        restarts = list(found.values())
+        rows.append({**_common(state, restarts[-1]), **of_case(state, name, restarts)})
+    for model, found in state.get("memory", {}).items():
+        common = {**_common(state, found), "case": "tree-memory", "model": model, "unit": "bytes"}
+        rows += [{**common, "nodes": int(nodes), **sizes} for nodes, sizes in found["trees"].items()]
     return rows
 
 
-def require_origin(machine: dict[str, Any], state: dict[str, Any]) -> None:
+def require_origin(origin: dict[str, Any]) -> None:
     """Make sure that a run says which card and commit it is of. Errors: BenchError."""
-    if not machine.get("cards"):
+    if not origin.get("cards"):
         raise BenchError(
             "found a run without a card; expected one of a GPU", hint="bench/run.py run cases, there"
         )
-    if not state.get("commit", {}).get("commit"):
+    if not origin.get("commit"):
         raise BenchError("found a run that names no commit; expected one", hint="tools/gpu.sh pack")
 
 
-def _common(state: dict[str, Any]) -> dict[str, Any]:
-    machine = state.get("machine", {})
-    require_origin(machine, state)
-    return {
-        "schema": SCHEMA,
-        "run": state["run"],
-        **machine,
-        **state["commit"],
-        "card": machine["cards"][0],
-        "pin": machine["build"]["pin_version"],
-    }
+def _common(state: dict[str, Any], found: dict[str, Any]) -> dict[str, Any]:
+    require_origin(found["origin"])
+    return {"schema": SCHEMA, "run": state["run"], **found["origin"]}
 
 
 def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return a case's row: medians over restarts of what each found, and the smallest and largest of them."""
-    case = Case(**restarts[0]["case"])
+    case = Case(**restarts[0]["asked"])
     each = [figures(found) for found in restarts]
     figure = {key: _median([one.get(key) for one in each]) for key in each[0]}
     facts = restarts[0]["facts"]
@@ -241,15 +232,21 @@ def _rounded(value: Any) -> Any:
 
 
 def kernels(state: dict[str, Any]) -> list[dict[str, Any]]:
-    """Return a row for each profiled phase of a case."""
-    common = _common(state)
+    """Return a row for each profiled case."""
     return [
-        {**common, "case": case, "phase": phase, "unit": "us", **found}
-        for case, phases in state.get("profile", {}).items()
-        for phase, found in phases.items()
+        {**_common(state, found), "case": case, "unit": "us", **_without(found, "origin", "asked")}
+        for case, found in state.get("profile", {}).items()
     ]
 
 
-def file_of(state: dict[str, Any], folder: Path, part: str = "") -> Path:
-    """Return the results file of the run's card; `part` KERNELS: that of its kernels."""
-    return folder / f"gpu-{slug(_common(state)['card'])}{part}.json"
+def of_real(state: dict[str, Any]) -> list[dict[str, Any]]:
+    """Return the row of `draftwood bench` if it ran; an installed draftwood knows no commit itself."""
+    if "real" not in state:
+        return []
+    origin = state["real"]["origin"]
+    require_origin(origin)
+    return [{**state["real"]["document"], **{name: origin[name] for name in ("commit", "modified")}}]
+
+
+def _without(found: dict[str, Any], *names: str) -> dict[str, Any]:
+    return {name: value for name, value in found.items() if name not in names}

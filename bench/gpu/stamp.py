@@ -1,4 +1,4 @@
-"""Which commit a tree is of, for machines to which a tree travels without its repository.
+"""Where a run comes from: its machine, and its commit if the tree travelled without its repository.
 
 `tools/gpu.sh pack` writes the stamp, `build` keeps it beside what it installs. A digest of the sources
 tells whether they are still those of the stamp. Must not know: what is measured.
@@ -9,28 +9,17 @@ from __future__ import annotations
 
 import hashlib
 import json
-import subprocess
 from pathlib import Path
 from typing import Any
+
+import draftwood
+from draftwood.bench.facts import SOURCES, commit, machine
 
 from bench.gpu.work import BenchError
 
 ROOT = Path(__file__).resolve().parents[2]
-PACKED = ROOT / "build" / "gpu" / "commit.json"
 INSTALLED = "draftwood-commit.json"
-_SOURCES = (
-    "src",
-    "patches",
-    "cmake",
-    "vendor",
-    "_build",
-    "python",
-    "bench/gpu",
-    "bench/cases",
-    "bench/run.py",
-    "tests/gpu",
-    "tests/ops",
-)
+_SOURCES = (*SOURCES, "bench/gpu", "bench/cases", "bench/run.py", "tests/gpu", "tests/ops")
 _KEYS = ("commit", "modified", "digest")
 # a built or cached file is no source
 _TEXT = {".py", ".toml", ".cpp", ".h", ".cu", ".cuh", ".c", ".txt", ".cmake", ".pth", ".patch", ".lock", ""}
@@ -52,18 +41,10 @@ def digest(root: Path = ROOT) -> str:
 
 def make(root: Path = ROOT) -> dict[str, Any]:
     """Return the stamp of a tree that lies in its repository. Errors: BenchError elsewhere."""
-    try:
-        commit = _git(root, "rev-parse", "HEAD")
-        changed = _git(root, "status", "--porcelain", "--", *_SOURCES)
-        _git(root, "ls-files", "--error-unmatch", "bench/run.py")  # maybe in a repository, but not of it
-    except (OSError, subprocess.CalledProcessError) as error:
-        raise BenchError(f"found no repository of {root}: {error}; expected the tree in its own") from error
-    return {"commit": commit, "modified": bool(changed), "digest": digest(root)}
-
-
-def _git(root: Path, *arguments: str) -> str:
-    done = subprocess.run(["git", "-C", root, *arguments], capture_output=True, text=True, check=True)
-    return done.stdout.strip()
+    found = commit(root / "bench", "run.py", _SOURCES)
+    if found["commit"] is None:
+        raise BenchError(f"found no repository of {root}; expected the tree in its own")
+    return {**found, "digest": digest(root)}
 
 
 def known(package: Path, root: Path = ROOT) -> dict[str, Any]:
@@ -83,3 +64,11 @@ def known(package: Path, root: Path = ROOT) -> dict[str, Any]:
     except ValueError as error:
         raise BenchError(f"{stamp} is no stamp: {error}", hint="tools/gpu.sh pack, then build") from error
     return {"commit": found["commit"], "modified": found["modified"] or found["digest"] != digest(root)}
+
+
+def origin() -> dict[str, Any]:
+    """Return machine, build and commit of what runs here, for rows. Errors: BenchError for no commit."""
+    from draftwood.engine.engine import build_info
+
+    found = {**machine(build_info()), **known(Path(draftwood.__file__).parent)}
+    return {**found, "card": next(iter(found["cards"]), None), "pin": found["build"]["pin_version"]}

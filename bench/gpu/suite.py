@@ -20,7 +20,6 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import draftwood
 from draftwood.bench import results
 
 from bench.gpu import stamp
@@ -139,20 +138,7 @@ def _watch(
 
 def origin() -> dict[str, Any]:
     """Return what every row says: of which run, commit and card. Errors: BenchError for no commit."""
-    from draftwood.bench import facts
-    from draftwood.engine.engine import build_info
-
-    commit = stamp.known(Path(draftwood.__file__).parent)
-    machine = facts.machine(build_info())
-    return {
-        "schema": SCHEMA,
-        "run": uuid.uuid4().hex[:12],
-        **machine,
-        **commit,
-        "card": next(iter(machine["cards"]), None),
-        "pin": machine["build"]["pin_version"],
-        "unit": "tests",
-    }
+    return {"schema": SCHEMA, "run": uuid.uuid4().hex[:12], **stamp.origin(), "unit": "tests"}
 
 
 def settings(

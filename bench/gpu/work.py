@@ -17,7 +17,8 @@ from typing import Any
 from draftwood.errors import DraftwoodError
 
 NAME = "bench.json"
-SCHEMA = 1
+SCHEMA = 2
+_VARYING = ("date", "load_average")
 
 
 class BenchError(DraftwoodError, RuntimeError):
@@ -52,6 +53,8 @@ class Work:
         self.folder, self._out = folder, out
         for each in (folder, self.logs, *([out] if out else [])):
             each.mkdir(parents=True, exist_ok=True)
+        self.origin: dict[str, Any] | None = None
+        """Machine, build and commit of what is measured now."""
         path = folder / NAME
         self.state: dict[str, Any] = (
             read(path) if path.exists() else {"schema": SCHEMA, "run": uuid.uuid4().hex[:12], "cases": {}}
@@ -61,6 +64,37 @@ class Work:
     def logs(self) -> Path:
         """Folder of what the processes of a stage print."""
         return self.folder / "logs"
+
+    def kept(self, asked: dict[str, Any], *path: str) -> dict[str, Any] | None:
+        """Return what the state has at a path of names; None if it has nothing there.
+
+        asked: the options that decide it, as JSON gives them back. Errors: BenchError if it was measured with
+        others, on another machine, or of another commit or build.
+        """
+        found: dict[str, Any] = self.state
+        for name in path:
+            found = found.get(name, {})
+        if not found:
+            return None
+        before, now = {**found["asked"], **found["origin"]}, {**asked, **(self.origin or {})}
+        keys = [key for key in {**before, **now} if key not in _VARYING and before.get(key) != now.get(key)]
+        if keys:
+            told = "; ".join(f"{key} {before.get(key)}, not {now.get(key)}" for key in keys)
+            raise BenchError(
+                f"found {' '.join(path)} measured in {self.folder} with {told}; expected the same",
+                hint=f"--work of another folder, or remove {self.folder / NAME}, which keeps the models",
+            )
+        return found
+
+    def keep(self, asked: dict[str, Any], found: dict[str, Any], *path: str) -> dict[str, Any]:
+        """Put what was found at a path of names, with its options and its origin; save and return it."""
+        *above, last = path
+        place = self.state
+        for name in above:
+            place = place.setdefault(name, {})
+        place[last] = {"asked": asked, "origin": self.origin, **found}
+        self.save()
+        return place[last]
 
     def save(self) -> None:
         """Write the state, there and to `out`; a crash leaves the older one."""

@@ -7,6 +7,12 @@ follows after a blank line. Test: tests/unit/test_errors.py.
 
 from __future__ import annotations
 
+import contextlib
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from collections.abc import Callable, Iterator
+
 IDS_HINT = "tokenize() of this very model gives ids that it knows"
 
 
@@ -65,3 +71,14 @@ class ClosedError(DraftwoodError, RuntimeError):
 
 class NativeError(DraftwoodError, RuntimeError):
     """A failure inside the library that no other class names."""
+
+
+@contextlib.contextmanager
+def translated(
+    kinds: type[Exception] | tuple[type[Exception], ...], to: Callable[[Exception], DraftwoodError]
+) -> Iterator[None]:
+    """Raise `to(error)` in place of an error of `kinds` that the block raises."""
+    try:
+        yield
+    except kinds as error:
+        raise to(error) from error

@@ -40,6 +40,7 @@ fixes.apply()
 
 _DEFAULTS = Options()
 _CHAT = inspect.signature(Base.create_chat_completion)
+_COMPLETION = inspect.signature(Base._create_completion)
 _SPOKEN = {"none": "off", "given": "draft_model"}
 
 
@@ -217,7 +218,7 @@ class Llama(Intercepts, Generation):
     @step_by_step
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
         """Yield a completion or its chunks as upstream does, in linear time (completion.py)."""
-        bound = inspect.signature(Base._create_completion).bind(self, *args, **kwargs)
+        bound = _COMPLETION.bind(self, *args, **kwargs)
         bound.apply_defaults()
         request = dict(bound.arguments)
         del request["self"]

@@ -8,7 +8,8 @@ import warnings
 
 import pytest
 from draftwood import Llama, OptionError
-from draftwood.load.placement import buffer_types, tensor_overrides
+from draftwood.load.devices import buffer_types
+from draftwood.load.placement import tensor_overrides
 
 from tests.model.texts import text
 

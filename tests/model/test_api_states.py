@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import copy
 import pickle
+import sqlite3
 
 import numpy as np
 import pytest
@@ -139,6 +140,32 @@ def test_cache_that_fails_when_saving(llm, stream):
     llm.set_cache(None)
     assert text(llm) == expected
     assert llm.create_completion("one", max_tokens=4)["choices"]
+
+
+@pytest.mark.parametrize("stream", [False, True])
+@pytest.mark.parametrize("kind", [OSError, sqlite3.OperationalError])
+def test_cache_that_fails_when_looked_up(llm, stream, kind):
+    class Broken(LlamaRAMCache):
+        def __getitem__(self, key):
+            raise kind("disk I/O error")
+
+    expected = text(llm)
+    llm.set_cache(Broken())
+    with pytest.raises(CacheError, match=r"could not be read from the cache: disk I/O.*\n\nhint: "):
+        list(llm.create_completion("one", max_tokens=4, stream=stream))
+    llm.set_cache(None)
+    assert text(llm) == expected
+
+
+def test_disk_cache_with_a_state_that_was_cut_off(llm, tmp_path):
+    llm.set_cache(LlamaDiskCache(str(tmp_path)))
+    complete(llm, "one two")
+    (state,) = tmp_path.rglob("*.val")
+    for size in (100, 0):
+        state.write_bytes(state.read_bytes()[:size])
+        with pytest.raises(CacheError, match="could not be read from the cache"):
+            complete(llm, "one two three")
+    llm.cache.cache.close()
 
 
 def test_cache_of_another_model(llm, llama):

@@ -57,7 +57,7 @@ def test_all_modes_side_by_side(bench, gguf, tmp_path):
     model = gguf("planted-moe")  # its MTP block is often right
     files = ["--json", "out.json", "--results", "rows.json"]
     done = bench(model, *files, "--tree-budget", "7", "--floor", "mtp:0.01", "--best", "mtp:99")
-    assert done.returncode == 1, done.stderr  # nothing is 99 times as fast
+    assert done.returncode == 3, done.stderr  # nothing is 99 times as fast
     assert done.stderr == "left out dflash: no --drafter was given\n"
     assert "holds: mtp: the interval reaches 0.01x in every category: " in done.stdout
     assert "FAILED: mtp: the median of one category is at least 99.00x: " in done.stdout

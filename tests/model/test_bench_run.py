@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from dataclasses import asdict
@@ -68,13 +69,14 @@ def test_cases_are_measured_beside_llama_server_and_not_twice(tmp_path):
     state = json.loads(text)
     found = {name: restarts["0"] for name, restarts in state["cases"].items()}
     sides = {"plain", "stock_plain"}
-    assert {name: set(each) - {"case", "facts"} for name, each in found.items()} == {
+    assert {name: set(each) - {"asked", "facts", "origin"} for name, each in found.items()} == {
         "plain": sides,
         "given16": sides | {"candidate", "parts"},
         "length4": sides | {"candidate", "parts", "stock"},
     }
     for each in found.values():
-        assert all(len(each[side]) == 2 for side in set(each) - {"case", "facts"})
+        assert all(len(each[side]) == 2 for side in set(each) - {"asked", "facts", "origin"})
+        assert re.fullmatch("[0-9a-f]{40}", each["origin"]["commit"])
     check_length4(rows.of_case(state, "length4", [found["length4"]]))
     assert found["given16"]["facts"]["mean_nodes"] == 16
     again = run(tmp_path / "work", "cases", *wanted, "--out", str(tmp_path / "out"))
@@ -82,7 +84,7 @@ def test_cases_are_measured_beside_llama_server_and_not_twice(tmp_path):
     assert json.loads((tmp_path / "out" / "bench.json").read_text())["cases"] == state["cases"]
     other = run(tmp_path / "work", "cases", *wanted, "--set", "seed=9")
     assert other.returncode == 1
-    assert "measured with other fields" in other.stderr
+    assert re.search("found cases .* measured in .* with seed 1, not 9; expected the same", other.stderr)
 
 
 def check_length4(row: dict) -> None:
@@ -119,7 +121,7 @@ def test_models_are_counted_and_their_routing_measured(tmp_path):
 def test_memory_of_trees_and_snapshots(tmp_path):
     done = run(tmp_path, "memory", "--case", "length4")
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "bench.json").read_text())["memory"]["tiny-moe"]
+    found = json.loads((tmp_path / "bench.json").read_text())["memory"]["tiny-moe"]["trees"]
     state = files.reads(Path(MODEL)).state
     assert {n: each["snapshot_bytes"] for n, each in found.items()} == {"16": 15 * state, "24": 23 * state}
     assert 0 < found["16"]["tree_bytes"] < found["24"]["tree_bytes"] < found["24"]["snapshot_bytes"]
@@ -130,7 +132,7 @@ def test_real_acceptance_is_draftwood_bench(tmp_path):
     quick = "--per-category 1 --repeats 1 --tokens 16 --prompt-tokens 32 --threads 1 --temp 0"
     done = run(tmp_path, "real", "--real", quick)
     assert done.returncode == 0, done.stderr
-    found = json.loads((tmp_path / "bench.json").read_text())["real"]
+    found = json.loads((tmp_path / "bench.json").read_text())["real"]["document"]
     assert {figure["mode"] for figure in found["figures"]} >= {"off", "mtp", "dflash", "tree", "auto"}
 
 
@@ -268,11 +270,11 @@ def test_a_worker_that_fails_dies_or_hangs_is_an_error(tmp_path, known):
     worker = Worker(Path(MODEL), None, tmp_path / "log")
     with pytest.raises(BenchError, match=r"'open' failed in our process[^$]*no DFlash drafter"):
         worker.call(60, "open", asdict(known["tree16"]))
-    assert worker.call(60, "machine")["cores"] == os.cpu_count()
+    assert worker.call(60, "close") is None
     with pytest.raises(BenchError, match="did not finish 'open'"):
         worker.call(0.0, "open", asdict(known["length4"]))
     with pytest.raises(BenchError, match="ended with status -9"):
-        worker.call(60, "machine")
+        worker.call(60, "close")
     worker.close()
 
 

@@ -102,4 +102,6 @@ def test_a_missing_matplotlib_is_said_in_words(monkeypatch, tmp_path):
         importlib.util, "find_spec", lambda name: None if name == "matplotlib" else found(name)
     )
     result = CliRunner().invoke(cli, ["bench", "no-such-model.gguf", "--plot", str(tmp_path / "p.png")])
-    assert 'no plot: matplotlib is not installed\n\nhint: pip install "draftwood[bench]"\n' in result.stderr
+    told = "Error: found no matplotlib, with which --plot draws; expected it installed"
+    assert result.stderr == f'{told}\n\nhint: pip install "draftwood[bench]"\n'
+    assert result.exit_code == 1

@@ -156,8 +156,18 @@ def test_the_commit_is_that_of_the_packages_own_repository(tmp_path):
     git(tmp_path, "commit", "-q", "-m", "one")
     head = git(tmp_path, "rev-parse", "HEAD")
     assert facts.commit(package) == {"commit": head, "modified": False}
-    (package / "__init__.py").write_text("x = 1\n")
-    assert facts.commit(package) == {"commit": head, "modified": True}
+    for source in facts.SOURCES:
+        changed = tmp_path / source / "x" if "." not in source else tmp_path / source
+        changed.parent.mkdir(exist_ok=True)
+        changed.write_text("x = 1\n")
+        assert facts.commit(package) == {"commit": head, "modified": True}
+        changed.unlink()
+    (tmp_path / "README.md").write_text("x")
+    assert facts.commit(package) == {"commit": head, "modified": False}
+
+
+def test_every_source_of_the_build_is_there():
+    assert [source for source in facts.SOURCES if not (ROOT / source).exists()] == []
 
 
 def test_no_git_is_no_error(tmp_path, monkeypatch):

@@ -15,11 +15,11 @@ from draftwood.errors import OptionError
 from synth_gguf import PRESETS, measure, write
 
 from bench import run as command
-from bench.gpu import cases, child, files, floor, stock
+from bench.gpu import cases, child, files, floor, stages, stock
 from bench.gpu.cases import Case
 from bench.gpu.schedule import accepted, geometric, mean_length
 from bench.gpu.work import BenchError, Clock, Work, read
-from tests.unit.test_bench_run_rows import restart, state
+from tests.unit.test_bench_run_rows import ORIGIN, restart, state
 
 # ---- schedules ----
 
@@ -123,11 +123,51 @@ def test_a_state_is_kept_copied_and_read_again(tmp_path):
     work.state["floor"] = {"a": 1}
     work.save()
     again = Work(tmp_path / "work")
+    assert again.kept({}, "cases", "length4", "0") is again.kept({}, "memory") is None
     assert again.state == work.state == read(tmp_path / "out" / "bench.json")
     assert Work(tmp_path / "other").state["run"] != work.state["run"]
 
 
-@pytest.mark.parametrize("text", ["", "[]", '{"schema": 0}', "{}"])
+def test_what_was_measured_otherwise_or_elsewhere_is_refused(tmp_path):
+    work, path, asked = Work(tmp_path), ("cases", "length4", "0"), {"seed": 1}
+    work.origin = {"commit": "a", "build": {"cuda": True}, "date": "1", "load_average": 0.5}
+    work.keep(asked, {"x": 1}, *path)
+    again = Work(tmp_path)
+    again.origin = {**work.origin, "date": "2", "load_average": 0.1}  # a resumed run
+    found = again.kept(asked, *path)
+    assert (found["x"], found["origin"]["date"]) == (1, "1")
+    with pytest.raises(BenchError, match=r"found cases length4 0 measured .* with seed 1, not 2; expected"):
+        again.kept({"seed": 2}, *path)
+    for change in ({"commit": "b"}, {"build": {"cuda": False}}, {"cards": ["NVIDIA H100"]}):
+        again.origin = {**work.origin, **change}
+        with pytest.raises(BenchError, match=rf"measured .* with {next(iter(change))} .*, not") as caught:
+            again.kept(asked, *path)
+        assert "--work of another folder" in str(caught.value.hint)
+        assert again.kept(asked, "cases", "length4", "1") is None
+
+
+CASE = Case(name="c", model="tiny-moe", nodes=3, length=2.0)
+
+
+@pytest.mark.parametrize(
+    ("path", "asked", "other", "told"),
+    [
+        (["models", "tiny-moe"], {"on_card": True}, {"n_gpu_layers": 0}, "on_card True, not False"),
+        (["memory", "tiny-moe"], {"n_gpu_layers": -1, "threads": 0}, {"threads": 2}, "threads 0, not 2"),
+        (["real"], {"n_gpu_layers": -1, "real": ["--temp", "0"]}, {}, r"real \['--temp', '0'\], not \[\]"),
+        (["profile", "c"], CASE.asked, {"rounds": 7}, "rounds 128, not 7"),
+    ],
+)
+def test_a_stage_that_is_done_refuses_other_options(tmp_path, path, asked, other, told):
+    work = Work(tmp_path)
+    work.origin = ORIGIN
+    work.keep(asked, {"bytes": 1}, *path)
+    assert stages.run(path[0], work, Clock(0), stages.Plan([CASE], "--temp 0", lambda _: None))
+    with pytest.raises(BenchError, match=told):
+        stages.run(path[0], work, Clock(0), stages.Plan([replace(CASE, **other)], "", lambda _: None))
+
+
+@pytest.mark.parametrize("text", ["", "[]", '{"schema": 1}', "{}"])
 def test_another_file_is_no_state(tmp_path, text):
     (tmp_path / "bench.json").write_text(text)
     with pytest.raises(BenchError, match=r"no state of bench/run\.py"):
@@ -241,14 +281,16 @@ def test_collect_adds_rows_once(tmp_path):
     folder.mkdir()
     target.mkdir()
     found = state(restart())
-    found["memory"] = {"35b-a3b": {"16": {"tree_bytes": 1, "snapshot_bytes": 2}, "24": {"refused": "why"}}}
-    found["profile"] = {"length4": {"round": {"rounds": 3, "us": 9.0, "launches": 1, "kernels": []}}}
-    found["real"] = {
-        **{"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []},
-        "cards": found["machine"]["cards"],
-    }
-    (folder / "bench.json").write_text(json.dumps(found))
-    for added in (5, 0):
+    trees = {"16": {"tree_bytes": 1, "snapshot_bytes": 2}, "24": {"refused": "why"}}
+    found["memory"] = {"35b-a3b": {"origin": ORIGIN, "trees": trees}}
+    table = {"rounds": 3, "us": 9.0, "launches": 1, "kernels": []}
+    found["profile"] = {"length4": {"origin": ORIGIN, "phase": "round", **table}}
+    document = {"schema": 3, "date": "2026-01-02", "commit": None, "modified": None, "figures": []}
+    document["cards"] = ORIGIN["cards"]
+    found["real"] = {"origin": ORIGIN, "document": document}
+    other = {**ORIGIN, "date": "2026-01-05"}  # a run that was resumed between two collects
+    for added, found["memory"]["35b-a3b"]["origin"] in ((5, ORIGIN), (0, ORIGIN), (0, other)):
+        (folder / "bench.json").write_text(json.dumps(found))
         done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
         assert (done.exit_code, done.output) == (0, f"{folder}: {added} rows added\n")
     assert [row["case"] for row in results.read(target / "gpu-h100.json")] == [
@@ -258,8 +300,8 @@ def test_collect_adds_rows_once(tmp_path):
     ]
     assert results.read(target / "gpu-h100-kernels.json")[0]["phase"] == "round"
     assert results.read(target / "tiny-moe-f16-h100.json")[0]["commit"] == "a" * 40
-    alone = {"schema": 1, "run": "b", "cases": {}, "commit": found["commit"]}  # stage real and nothing else
-    alone["real"] = {**found["real"], "date": "2026-01-03"}
+    alone = {"schema": 2, "run": "b", "cases": {}}  # stage real and nothing else
+    alone["real"] = {"origin": ORIGIN, "document": {**document, "date": "2026-01-03"}}
     (folder / "bench.json").write_text(json.dumps(alone))
     done = CliRunner().invoke(command.main, ["collect", str(folder), "--results", str(target)])
     assert done.output == f"{folder}: 1 rows added\n"

@@ -6,18 +6,20 @@ import json
 import os
 import shutil
 import subprocess
-from dataclasses import asdict
+from dataclasses import asdict, fields
 
 import pytest
+from draftwood.stats import SpeculationStats
 
 from bench.gpu import files, floor, profiling, rows, stamp
 from bench.gpu.cases import Case
 from bench.gpu.work import BenchError
 
 CASE = Case(name="length4", nodes=6, length=4.0, restarts=5)
-MACHINE = {
+ORIGIN = {
     "date": "2026-01-01", "draftwood": "1", "build": {"pin_version": "0.3.36"}, "cpu": "c", "cores": 2,
-    "cards": ["NVIDIA H100 80GB HBM3"], "driver": "5", "load_average": 0.0,
+    "cards": ["NVIDIA H100 80GB HBM3"], "driver": "5", "load_average": 0.0, "commit": "a" * 40,
+    "modified": False, "card": "NVIDIA H100 80GB HBM3", "pin": "0.3.36",
 }  # fmt: skip
 READS = files.Reads(dense=1000, experts=2560, n_experts=256, n_used=8, head=200, mtp=50, state=10, cell=1)
 
@@ -25,7 +27,8 @@ READS = files.Reads(dense=1000, experts=2560, n_experts=256, n_used=8, head=200,
 def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
     """Two repeats: a plain step 10 ms, a round of 4 tokens round_s, of which draft 3 ms and forward 14 ms."""
     stats = {"rounds": 10, "emitted": 40, "draft_seconds": 0.001, "gpu_launches": 100, "gpu_replays": 99,
-             "checkpoints": 4, "tokens_per_round": 4.0, "drafted_by_depth": [10, 5]}  # fmt: skip
+             "checkpoints": 4, "graph_bytes": 9, "row_limit": 16, "tokens_per_round": 4.0,
+             "drafted_by_depth": [10, 5]}  # fmt: skip
     turn = {"seconds": 10 * round_s, "tokens": 40, "rounds": 10, "phases": {"propose": 0.03}, "stats": stats}
     other = {**turn, "stats": {**stats, "drafted_by_depth": [10, 6, 1]}}
     plain = {"seconds": 0.1, "tokens": 10, "rounds": 10, "phases": {}, "stats": {}}
@@ -33,7 +36,8 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
               "draft_n_accepted": 30,
               "predicted_ms": stock_ms}  # fmt: skip
     return {
-        "case": {**asdict(CASE), "rates": []},
+        "origin": ORIGIN,
+        "asked": CASE.asked,
         "facts": {"mean_nodes": 6.0},
         "plain": [plain, plain],
         "candidate": [turn, other],
@@ -45,7 +49,7 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
 
 def state(*restarts: dict) -> dict:
     return {
-        "schema": 1, "run": "r", "machine": MACHINE, "commit": {"commit": "a" * 40, "modified": False},
+        "schema": 2, "run": "r",
         "models": {"35b-a3b": {"reads": asdict(READS), "unions": {"4": 20.0, "8": 40.0}, "routing": {}}},
         "floor": {"bytes_per_second": 1e6},
         "cases": {"length4": {str(i): each for i, each in enumerate(restarts)}},
@@ -82,6 +86,12 @@ def test_a_row_by_hand():
     assert row["schedule"]["rates"] == pytest.approx(CASE.schedule, abs=1e-6)
 
 
+def test_memory_that_is_held_is_no_counter():
+    held = {each.name for each in fields(SpeculationStats) if each.name.endswith("_bytes")}
+    assert held == {"checkpoint_bytes", "drafter_bytes", "graph_bytes", "tree_bytes"}
+    assert held <= set(rows._HELD)
+
+
 def test_a_row_says_none_where_nothing_was_measured():
     found = restart()
     del found["stock"]
@@ -94,7 +104,7 @@ def test_a_row_says_none_where_nothing_was_measured():
 
 def test_a_plain_row_is_plain_decode():
     found = restart()
-    found["case"] = {**asdict(Case(name="plain", drafter="none")), "rates": []}
+    found["asked"] = Case(name="plain", drafter="none").asked
     found["facts"]["mean_nodes"] = 1.0
     for name in ("candidate", "parts", "stock"):
         del found[name]
@@ -126,13 +136,28 @@ def test_cards_have_short_names(card, name):
 @pytest.mark.parametrize(
     ("change", "found"),
     [
-        ({"machine": {"cards": []}}, r"without a card(.|\n)*hint: bench/run\.py run cases"),
-        ({"commit": {"commit": None}}, "no commit"),
+        ({"cards": []}, r"without a card(.|\n)*hint: bench/run\.py run cases"),
+        ({"commit": None}, "no commit"),
     ],
 )
 def test_runs_without_card_or_commit_give_no_rows(change, found):
     with pytest.raises(BenchError, match=found):
-        rows.of_run({**state(restart()), **change})
+        rows.of_run(state({**restart(), "origin": {**ORIGIN, **change}}))
+
+
+def test_a_row_names_the_commit_that_was_measured():
+    run = state(restart())
+    other = {**restart(), "origin": {**ORIGIN, "commit": "b" * 40}}
+    run["cases"]["length2"] = {"0": other}
+    run["memory"] = {
+        "35b-a3b": {"origin": {**ORIGIN, "commit": "c" * 40}, "trees": {"16": {"tree_bytes": 1}}}
+    }
+    run["profile"] = {"length4": {"asked": {}, "origin": {**ORIGIN, "commit": "d" * 40}, "phase": "round"}}
+    found = [*rows.of_run(run), *rows.kernels(run)]
+    assert [(row["case"], row["commit"][0]) for row in found] == [
+        ("length4", "a"), ("length2", "b"), ("tree-memory", "c"), ("length4", "d"),
+    ]  # fmt: skip
+    assert not any({"origin", "asked"} & set(row) for row in found)
 
 
 # ---- profiles and stamps ----

@@ -65,6 +65,11 @@ def test_neither_library_nor_numpy_is_loaded_for(argument):
     assert subprocess.run(command, capture_output=True, text=True, check=True).stdout.endswith("[]\n")
 
 
+def test_types_of_click_take_no_parameter_when_they_run():
+    code = "import click; click.Choice.__class_getitem__ = None; import draftwood.cli"  # as click 8.1 is
+    subprocess.run([sys.executable, "-c", code], check=True)
+
+
 @pytest.mark.parametrize("command", [[], ["run"], ["tree"], ["serve"], ["doctor"]])
 def test_help(command):
     result = invoke(*command, "--help")
@@ -676,10 +681,10 @@ def test_doctor_says_why_cuda_is_not_in_force():
     assert with_gpu["CUDA"] == (True, "CUDA0")
     assert "CUDA0" in with_gpu["row-exact kernels"][1]
     assert not reasons(facts(library={"devices": [gpu]}))["row-exact kernels"][0]
-    remote = {"name": "RPC0", "type": "GPU", "backend": "RPC"}
-    assert (
-        "no device answers" in reasons(facts(build={"cuda": True}, library={"devices": [remote]}))["CUDA"][1]
-    )
+    for backend in ("RPC", "Vulkan"):
+        other = {"name": f"{backend}0", "type": "GPU", "backend": backend}
+        on, reason = reasons(facts(build={"cuda": True}, library={"devices": [other]}))["CUDA"]
+        assert (on, "no device answers" in reason) == (False, True)
 
 
 def test_doctor_says_that_layers_stay_on_the_cpu_and_what_to_do():
@@ -741,6 +746,7 @@ def test_doctor_says_whether_a_load_has_flash_attention():
     assert on
     assert "llama.cpp's auto" in reason
     assert "CUDA0 has no kernel" in reason
+    assert flash(-1, {**cuda, "name": "Vulkan0", "backend": "Vulkan"})[0]
     assert flash(-1, cuda, remote)[0] is flash(-1, remote)[0] is False
     assert "RPC servers are not asked" in flash(-1, remote)[1]
 

@@ -22,7 +22,7 @@ from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.api.detokenize import token_text
 from draftwood.api.replies import CALL, Part, Splitter, opening_of, split
 from draftwood.api.timings import Latest
-from draftwood.errors import OptionError, UnsupportedError
+from draftwood.errors import OptionError, UnsupportedError, translated
 from draftwood.generate.host import Host
 from draftwood.load.grammars import require_schema
 
@@ -140,16 +140,15 @@ def chat(llm: Host, request: dict[str, Any], options: ChatOptions) -> Any:
     return _split_result(result, splitter)
 
 
-@contextlib.contextmanager
-def template_in_words() -> Iterator[None]:
+def template_in_words() -> contextlib.AbstractContextManager[None]:
     """Let a chat template that fails on a request be an UnsupportedError."""
-    try:
-        yield
-    except jinja2.TemplateError as error:
-        raise UnsupportedError(
+    return translated(
+        jinja2.TemplateError,
+        lambda error: UnsupportedError(
             f"the chat template failed on this request: {error}; expected messages that it knows",
             hint="look at llm.metadata['tokenizer.chat_template'], or pass chat_format= to Llama()",
-        ) from error
+        ),
+    )
 
 
 def with_timings(latest: Latest, result: Any) -> Any:

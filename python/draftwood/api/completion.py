@@ -13,6 +13,7 @@ import sys
 import time
 import uuid
 from collections.abc import Iterator
+from contextlib import AbstractContextManager
 from dataclasses import dataclass
 from typing import Any
 
@@ -24,7 +25,7 @@ from draftwood.api.detokenize import Growing, Pieces, token_text
 from draftwood.api.logprobs import of_completion
 from draftwood.api.stream import Chunks
 from draftwood.api.timings import Latest, Timer
-from draftwood.errors import IDS_HINT, CacheError, OptionError
+from draftwood.errors import IDS_HINT, CacheError, OptionError, translated
 from draftwood.generate.host import Host
 from draftwood.load.fixes import CACHE_ERRORS
 from draftwood.warn import warn
@@ -248,7 +249,8 @@ def _checked_bias(given: Any, n_vocab: int) -> dict[int, float]:
 def _look_up(llm: Host, prompt_tokens: list[int]) -> None:
     """Load the cached state that shares more of the prompt than the context does."""
     try:
-        item = llm.cache[prompt_tokens]
+        with _cache_in_words("the prompt's state could not be read from the cache"):
+            item = llm.cache[prompt_tokens]
     except KeyError:
         if llm.verbose:
             print("Llama._create_completion: cache miss", file=sys.stderr)
@@ -264,13 +266,14 @@ def _look_up(llm: Host, prompt_tokens: list[int]) -> None:
 def _keep(llm: Host, tokens: list[int]) -> None:
     if llm.verbose:
         print("Llama._create_completion: cache save", file=sys.stderr)
-    try:
+    with _cache_in_words("the reply was generated, but its state could not be written to the cache"):
         llm.cache[tokens] = llm.save_state()
-    except CACHE_ERRORS as error:
-        raise CacheError(
-            f"the reply was generated, but its state could not be written to the cache: {error}",
-            hint="make room or mend the cache's folder; set_cache(None) works without one",
-        ) from error
+
+
+def _cache_in_words(found: str) -> AbstractContextManager[None]:
+    """Let a cache that fails be a CacheError; a state that it does not have is a KeyError as before."""
+    hint = "make room or mend the cache's folder; set_cache(None) works without one"
+    return translated(CACHE_ERRORS, lambda error: CacheError(f"{found}: {error}", hint=hint))
 
 
 def _result(run: _Run, timings: dict[str, Any]) -> dict[str, Any]:

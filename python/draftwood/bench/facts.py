@@ -8,16 +8,21 @@ from __future__ import annotations
 import os
 import platform
 import subprocess
+from collections.abc import Sequence
 from datetime import datetime, timezone
 from pathlib import Path
 from typing import Any
 
 import draftwood
-from draftwood.load.devices import devices
+
+SOURCES = ("src", "patches", "cmake", "vendor", "_build", "python", "CMakeLists.txt", "pyproject.toml")
+"""What decides how draftwood is built and what it does, from the top of its repository."""
 
 
 def machine(build: dict[str, Any]) -> dict[str, Any]:
     """Return what a reader needs to judge a figure; `build` is engine.build_info(). No paths, no names."""
+    from draftwood.load.devices import devices  # loads the library, which the commit does not need
+
     return {
         "date": datetime.now(timezone.utc).isoformat(timespec="seconds"),
         "draftwood": draftwood.__version__,
@@ -41,12 +46,15 @@ def driver() -> str | None:
     return done.stdout.split("\n")[0].strip() or None if done.returncode == 0 else None
 
 
-def commit(package: Path) -> dict[str, Any]:
-    """Return the commit that holds the package, and whether files differ; None for an installed one."""
-    if _git(package, "ls-files", "--error-unmatch", "__init__.py") is None:
+def commit(folder: Path, file: str = "__init__.py", sources: Sequence[str] = SOURCES) -> dict[str, Any]:
+    """Return the commit whose tree holds `file` of `folder`, and whether `sources` differ from it.
+
+    Both are None if no repository tracks the file.
+    """
+    if _git(folder, "ls-files", "--error-unmatch", file) is None:
         return {"commit": None, "modified": None}  # maybe in a repository, but not of it
-    changed = _git(package, "status", "--porcelain", "--", ":/python", ":/src", ":/patches", ":/cmake")
-    return {"commit": _git(package, "rev-parse", "HEAD"), "modified": bool(changed)}
+    changed = _git(folder, "status", "--porcelain", "--", *(f":(top){name}" for name in sources))
+    return {"commit": _git(folder, "rev-parse", "HEAD"), "modified": changed != ""}
 
 
 def _git(folder: Path, *arguments: str) -> str | None:

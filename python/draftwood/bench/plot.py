@@ -14,8 +14,8 @@ from typing import Any
 
 from draftwood.bench.modes import BASELINE, MODES
 from draftwood.bench.report import Figure
+from draftwood.errors import OptionError
 
-HINT = 'pip install "draftwood[bench]"'
 # Okabe and Ito's palette, which colour-blind readers can tell apart; a mode keeps its colour in every plot
 _COLOURS = dict(zip(MODES, ("#999999", "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73"), strict=True))
 _GROUP = 0.8  # of the distance between two categories
@@ -23,9 +23,13 @@ _LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  
 _WIDE = 20  # bars of a panel beside which their labels fit; those of more stand upright
 
 
-def available() -> bool:
-    """Tell whether matplotlib is installed."""
-    return importlib.util.find_spec("matplotlib") is not None
+def check_available(option: str) -> None:
+    """Refuse a plot that could not be drawn, before anything is measured. Errors: OptionError."""
+    if importlib.util.find_spec("matplotlib") is None:
+        raise OptionError(
+            f"found no matplotlib, with which {option} draws; expected it installed",
+            hint='pip install "draftwood[bench]"',
+        )
 
 
 def draw(path: Path, found: Sequence[Figure], title: str) -> None:

@@ -2,7 +2,7 @@
 
 Holds the group, the exit codes and how errors are shown. Must not import the library, numpy or rich: `--help`
 and `--version` are instant, and each command imports what it needs when it runs.
-Exit codes: 0, 1 (an error, said in one message), 2 (wrong usage), 130 (Ctrl-C).
+Exit codes: 0, 1 (an error, said in one message), 2 (wrong usage), 3 (`bench`: a claim failed), 130 (Ctrl-C).
 Tests: tests/unit/test_cli.py, tests/model/test_cli.py.
 """
 

@@ -13,15 +13,8 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwood.bench.modes import BASELINE, MODES
-from draftwood.cli.failure import library_needed
-from draftwood.load.arguments import MAX_THREADS
-from draftwood.options import (
-    DEFAULT_DRAFT_TOKENS,
-    DEFAULT_TREE_BUDGET,
-    MAX_DRAFT_TOKENS,
-    MAX_TREE_BUDGET,
-    TREE_DRAFT_TOKENS,
-)
+from draftwood.cli import shared
+from draftwood.cli.failure import SLOWER, library_needed
 
 if TYPE_CHECKING:
     from draftwood.bench.run import Outcome, Prepared, Request
@@ -61,7 +54,7 @@ def _file(**settings: Any) -> click.Path:
 
 @click.command("bench")
 @click.argument("model")
-@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for this model.")
+@shared.drafter
 @click.option("--modes", default=",".join(MODES), show_default=True, callback=_modes,
               help=f"Modes to measure, beside {BASELINE}. What cannot run is left out.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), multiple=True,
@@ -75,21 +68,11 @@ def _file(**settings: Any) -> click.Path:
               help="Cut prompts to this many tokens.")  # fmt: skip
 @click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True,
               help="Timed passes. An interval needs 6; claims are made with 9.")  # fmt: skip
-@click.option("--threads", type=click.IntRange(1, MAX_THREADS),
+@click.option("--threads", type=shared.THREADS,
               help="CPU threads, the same for all modes. Default: half of the cores.")  # fmt: skip
-@click.option(
-    "--n-gpu-layers",
-    type=click.IntRange(min=-1),
-    default=0,
-    show_default=True,
-    help="Layers on GPUs; -1: all.",
-)
-@click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
-              help="Longest draft of a round; in a tree, its longest path. Default: "
-                   f"{TREE_DRAFT_TOKENS} for auto and tree, else {DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
-@click.option("--tree-budget", type=click.IntRange(_LEAST_TREE, MAX_TREE_BUDGET),
-              help="Most rows of a verify, the newest token's included, in the modes tree and auto. "
-                   f"Default: {DEFAULT_TREE_BUDGET}.")  # fmt: skip
+@shared.n_gpu_layers
+@shared.draft_tokens
+@shared.tree_budget(_LEAST_TREE)
 @click.option("--temp", "temps", type=click.FloatRange(min=0), multiple=True, default=(0.0, 0.8),
               show_default=True, help="Sampling temperature. May be repeated.")  # fmt: skip
 @click.option("--floor", "floors", multiple=True, metavar="MODE:RATIO", callback=_claims,
@@ -107,11 +90,11 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     All modes run in one process, one text each in turn. Each repeat gives the ratio of a mode's speed to
     plain decode's. The table shows the median ratio and its 95 % interval (order statistics, as in the sign
-    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's, or if a
+    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's, 3 if a
     claim fails.
     """
     outputs = {f"--{name}": options[key] for name, key in _OUTPUTS.items() if options[key]}
-    plotting = _check_outputs(outputs, options["results"])
+    _check_outputs(outputs, options["results"])
     with library_needed():
         import draftwood.llama  # noqa: F401
     from draftwood.bench import run
@@ -122,31 +105,30 @@ def command(ctx: click.Context, /, **options: Any) -> None:
     with _progress(prepared.steps) as step:
         outcome = run.execute(prepared, step)
     _show(outcome, prepared.request)
-    _write(outcome, prepared, options, plotting)
+    _write(outcome, prepared, options)
     for fault in outcome.faults:
         click.echo(click.style("wrong: ", fg="red") + fault, err=True)
-    if not outcome.document["ok"]:
+    if outcome.faults:
         ctx.exit(1)
+    if not outcome.document["ok"]:
+        ctx.exit(SLOWER)
 
 
 _OUTPUTS = {"json": "json_path", "plot": "plot", "results": "results"}
 
 
-def _check_outputs(outputs: dict[str, Path], results: Path | None) -> bool:
-    """Refuse files that could not be written in the end; return whether a plot can be drawn."""
+def _check_outputs(outputs: dict[str, Path], results: Path | None) -> None:
+    """Refuse files that could not be written in the end. Errors: OptionError."""
     from draftwood.bench.results import check_writable, read
 
     for option, path in outputs.items():
         check_writable(option, path)
     if results:
         read(results)
-    if "--plot" not in outputs:
-        return False
-    from draftwood.bench import plot
+    if "--plot" in outputs:
+        from draftwood.bench import plot
 
-    if not plot.available():
-        click.echo(f"no plot: matplotlib is not installed\n\nhint: {plot.HINT}\n", err=True)
-    return plot.available()
+        plot.check_available("--plot")
 
 
 def _request(options: dict[str, Any]) -> Request:
@@ -198,7 +180,7 @@ def _show(outcome: Outcome, request: Request) -> None:
         click.echo(f"{word}: {verdict.text}")
 
 
-def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any], plotting: bool) -> None:
+def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any]) -> None:
     from draftwood.bench import plot, results
 
     if options["json_path"]:
@@ -206,7 +188,7 @@ def _write(outcome: Outcome, prepared: Prepared, options: dict[str, Any], plotti
         options["json_path"].write_text(text + "\n", encoding="utf-8")
     if options["results"]:
         results.append(options["results"], outcome.document)
-    if plotting:
+    if options["plot"]:
         plot.draw(options["plot"], outcome.figures, _title(prepared.request))
 
 

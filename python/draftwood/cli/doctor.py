@@ -18,6 +18,7 @@ from typing import Any
 
 import click
 
+from draftwood.cli import shared
 from draftwood.cli.failure import in_options
 from draftwood.cli.serve import program
 
@@ -29,15 +30,9 @@ _OVERRIDE = "DRAFTWOOD_LIB_PATH"
 
 @click.command("doctor")
 @click.argument("model", required=False)
-@click.option("--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for MODEL.")
-@click.option(
-    "--n-gpu-layers",
-    type=click.IntRange(min=-1),
-    default=0,
-    show_default=True,
-    help="Layers on GPUs; -1: all.",
-)
-@click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...", help="RPC servers that get layers.")
+@shared.drafter
+@shared.n_gpu_layers
+@shared.rpc
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
 def command(ctx: click.Context, /, model: str | None, as_json: bool, **wishes: Any) -> None:
@@ -175,8 +170,10 @@ def paths(facts: Facts) -> list[Facts]:
     if "error" in library:
         return []
     build = library["build"]
-    gpus = [device["name"] for device in library["devices"] if "GPU" in device["type"]]
-    cuda = [d["name"] for d in library["devices"] if "GPU" in d["type"] and d["backend"] != "RPC"]
+    backends = {d["name"]: d["backend"] for d in library["devices"] if "GPU" in d["type"]}
+    gpus = list(backends)
+    own = [name for name in gpus if backends[name] != "RPC"]
+    cuda = [name for name in gpus if backends[name] == "CUDA"]
     exact = "on the CPU, with exact=True (default)"
     if gpus:
         exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
@@ -186,7 +183,7 @@ def paths(facts: Facts) -> list[Facts]:
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
         _drafting(library["model"]),
         _trees(library["model"], library["without_tree_ops"]),
-        *_flash(library["model"], facts["n_gpu_layers"], gpus, cuda),
+        *_flash(library["model"], facts["n_gpu_layers"], gpus, own),
         _path("CUDA", build["cuda"] and bool(cuda), _cuda_reason(build["cuda"], cuda)),
         _path("RPC", library["rpc"], facts["rpc_server"] if library["rpc"] else "built with GGML_RPC=OFF"),
     ]

@@ -12,6 +12,8 @@ from draftwood.errors import DraftwoodError
 
 INTERRUPTED = 130
 """After Ctrl-C: 128 and the signal's number, as shells have it."""
+SLOWER = 3
+"""A claim about speed that failed in a run that went well."""
 
 _WORDS = {
     " to Llama()": "",

@@ -10,17 +10,10 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from draftwood.cli import shared
 from draftwood.cli.failure import library_needed
 from draftwood.errors import DraftwoodError
-from draftwood.load.arguments import MAX_THREADS
-from draftwood.options import (
-    DEFAULT_DRAFT_P_MIN,
-    DEFAULT_DRAFT_TOKENS,
-    DEFAULT_TREE_BUDGET,
-    MAX_DRAFT_TOKENS,
-    MAX_TREE_BUDGET,
-    TREE_DRAFT_TOKENS,
-)
+from draftwood.options import DEFAULT_DRAFT_P_MIN
 
 if TYPE_CHECKING:
     from draftwood.cli.progress import Interrupt
@@ -39,27 +32,16 @@ _PROMPT = (
     click.argument("prompt", nargs=-1, metavar="[PROMPT]", callback=_one),
     click.option("-f", "--file", type=click.File("rb"), help="Read the prompt from this file."),
 )  # fmt: skip
-_MODEL = (
+_MODEL: tuple[shared.Option, ...] = (
     click.option("--seed", type=click.IntRange(0, 2**32 - 2),
                  help="Seed of the sampler. Default: a new one; --json shows it."),
     click.option("--n-ctx", type=click.IntRange(min=0), default=4096, show_default=True,
                  help="Context size in tokens; 0: the model's training context."),
-    click.option("--threads", type=click.IntRange(1, MAX_THREADS),
+    click.option("--threads", type=shared.THREADS,
                  help="CPU threads of single tokens. Default: half of the cores."),
-    click.option("--threads-batch", type=click.IntRange(1, MAX_THREADS),
+    click.option("--threads-batch", type=shared.THREADS,
                  help="CPU threads of prompts and verifies. Default: --threads, or all cores."),
-    click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
-                 help="Layers on GPUs; -1: all."),
-    click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
-                 help="RPC servers that get layers (--n-gpu-layers says how many)."),
-    click.option("--drafter", type=click.Path(dir_okay=False),
-                 help="GGUF of a DFlash drafter for this model."),
-    click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
-                 help="Longest draft of a round; in a tree, its longest path. "
-                      f"Default: {TREE_DRAFT_TOKENS} with auto and in trees, else {DEFAULT_DRAFT_TOKENS}."),
-    click.option("--tree-budget", type=click.IntRange(1, MAX_TREE_BUDGET),
-                 help="Draft trees of at most this many rows, the newest token's included. "
-                      f"Default: {DEFAULT_TREE_BUDGET} if drafts are trees."),
+    *(shared.n_gpu_layers, shared.rpc, shared.drafter, shared.draft_tokens, shared.tree_budget()),
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
                  help="End a draft when its path is less probable than this."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),

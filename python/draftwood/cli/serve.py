@@ -47,7 +47,7 @@ _OTHERWISE = {
 }
 
 
-class _Speculation(click.Choice[str]):
+class _Speculation(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no parameter here
     """What llama-server can do of it, with a word on the rest."""
 
     def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:

@@ -16,9 +16,10 @@ _DEVICE_TYPES = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
 _lib: Any = _capi.lib  # libllama is linked to libggml, so its handle finds these symbols too
 _lib.ggml_backend_dev_count.restype = ctypes.c_size_t
 _lib.ggml_backend_reg_count.restype = ctypes.c_size_t
-for _name in ("dev_get", "dev_backend_reg", "reg_get", "reg_get_proc_address"):
+for _name in ("dev_get", "dev_backend_reg", "reg_get", "reg_get_proc_address", "dev_buffer_type",
+              "cpu_buffer_type"):  # fmt: skip
     getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_void_p
-for _name in ("dev_name", "dev_description", "reg_name"):
+for _name in ("dev_name", "dev_description", "reg_name", "buft_name"):
     getattr(_lib, f"ggml_backend_{_name}").restype = ctypes.c_char_p
 
 
@@ -41,6 +42,16 @@ def cards() -> list[int]:
     """
     found = {kind: [d for d in _handles() if _type(d) == kind] for kind in ("GPU", "integrated GPU")}
     return found["GPU"] or found["integrated GPU"]
+
+
+def buffer_types() -> dict[str, int]:
+    """Return the buffer types of this machine's devices by name, such as "CPU" and "CUDA0"."""
+    types = {"CPU": int(_lib.ggml_backend_cpu_buffer_type())}
+    for device in _handles():
+        type_ = _lib.ggml_backend_dev_buffer_type(ctypes.c_void_p(device))
+        if type_:
+            types[_lib.ggml_backend_buft_name(ctypes.c_void_p(type_)).decode()] = int(type_)
+    return types
 
 
 def gpu_backends() -> list[str]:

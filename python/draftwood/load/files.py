@@ -8,13 +8,12 @@ from __future__ import annotations
 import contextlib
 import functools
 import os
-from collections.abc import Iterator
 from typing import Any
 
 import jinja2
 
 from draftwood.engine.engine import ModelInfo, probe_model
-from draftwood.errors import ModelFileError, OptionError, UnsupportedError
+from draftwood.errors import ModelFileError, OptionError, UnsupportedError, translated
 from draftwood.load import log
 
 
@@ -75,16 +74,15 @@ def in_words(init: Any) -> Any:
     return wrapped
 
 
-@contextlib.contextmanager
-def template_in_words(path: str) -> Iterator[None]:
+def template_in_words(path: str) -> contextlib.AbstractContextManager[None]:
     """Let a chat template that does not parse be a ModelFileError."""
-    try:
-        yield
-    except jinja2.TemplateError as error:
-        raise ModelFileError(
+    return translated(
+        jinja2.TemplateError,
+        lambda error: ModelFileError(
             f"{path} has a chat template that does not parse: {error}; expected one of Jinja2",
             hint="download the file again, or convert it again with the template mended",
-        ) from error
+        ),
+    )
 
 
 def _probed(path: str, kind: str) -> ModelInfo:

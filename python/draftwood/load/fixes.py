@@ -10,6 +10,7 @@ from __future__ import annotations
 import functools
 import json
 import os
+import pickle
 import sqlite3
 import threading
 from collections.abc import Sequence
@@ -21,7 +22,8 @@ from draftwood.errors import CacheError, GrammarError
 from draftwood.load import contexts, files, log
 from draftwood.load.grammars import parsed, require_grammar, require_schema
 
-CACHE_ERRORS = (OSError, sqlite3.Error)
+CACHE_ERRORS = (OSError, sqlite3.Error, pickle.PickleError, EOFError)
+"""What a cache raises that cannot be read or written; the last two for a damaged state."""
 
 
 def add_grammar(self: Any, model: Any, grammar: Any) -> None:

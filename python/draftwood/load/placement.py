@@ -10,14 +10,12 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
-from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import OptionError
-from draftwood.load.devices import cards, describe
+from draftwood.load.devices import buffer_types, cards, describe
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _EXAMPLE = 'tensor_buft_overrides={r"ffn_.*_exps": "CPU"} keeps experts in host memory'
 _SPARE = 3 << 30  # bytes of a card, for what comes beside the weights
-_lib: Any = _native._lib
 
 
 class _Override(ctypes.Structure):
@@ -75,21 +73,6 @@ def embeddings_on_card(n_gpu_layers: int, file_bytes: int) -> dict[str, str]:
     if not fits or found[0]["backend"] != "CUDA" or n_gpu_layers != -1:
         return {}
     return {r"^token_embd\.weight$": found[0]["name"]}
-
-
-def buffer_types() -> dict[str, int]:
-    """Return the buffer types of this machine's devices by name, such as "CPU" and "CUDA0"."""
-    _lib.ggml_backend_dev_count.restype = ctypes.c_size_t
-    _lib.ggml_backend_buft_name.restype = ctypes.c_char_p
-    for name in ("ggml_backend_dev_get", "ggml_backend_dev_buffer_type", "ggml_backend_cpu_buffer_type"):
-        getattr(_lib, name).restype = ctypes.c_void_p
-    types = {"CPU": int(_lib.ggml_backend_cpu_buffer_type())}
-    for i in range(_lib.ggml_backend_dev_count()):
-        device = _lib.ggml_backend_dev_get(ctypes.c_size_t(i))
-        type_ = _lib.ggml_backend_dev_buffer_type(ctypes.c_void_p(device))
-        if type_:
-            types[_lib.ggml_backend_buft_name(ctypes.c_void_p(type_)).decode()] = int(type_)
-    return types
 
 
 def _pairs(overrides: Mapping[str, str] | str | None) -> dict[str, str]:

@@ -1,0 +1,39 @@
+"""Options that more than one command has. Must not know: commands."""
+
+from __future__ import annotations
+
+from collections.abc import Callable
+from typing import Any
+
+import click
+
+from draftwood.load.arguments import MAX_THREADS
+from draftwood.options import (
+    DEFAULT_DRAFT_TOKENS,
+    DEFAULT_TREE_BUDGET,
+    MAX_DRAFT_TOKENS,
+    MAX_TREE_BUDGET,
+    TREE_DRAFT_TOKENS,
+)
+
+Option = Callable[[Callable[..., Any]], Callable[..., Any]]
+THREADS = click.IntRange(1, MAX_THREADS)
+
+drafter = click.option(
+    "--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for MODEL."
+)
+n_gpu_layers = click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
+                            help="Layers on GPUs; -1: all.")  # fmt: skip
+rpc = click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
+                   help="RPC servers that get layers (--n-gpu-layers says how many).")  # fmt: skip
+draft_tokens = click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
+                            help="Longest draft of a round; in a tree, its longest path. Default: "
+                            f"{TREE_DRAFT_TOKENS} with auto and in trees, else "
+                            f"{DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
+
+
+def tree_budget(least: int = 1) -> Option:
+    """Return --tree-budget, of `least` rows or more."""
+    return click.option("--tree-budget", type=click.IntRange(least, MAX_TREE_BUDGET),
+                        help="Draft trees of at most this many rows, the newest token's included. "
+                        f"Default: {DEFAULT_TREE_BUDGET} if drafts are trees.")  # fmt: skip

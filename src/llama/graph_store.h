@@ -78,9 +78,6 @@ class graph_store {
     static constexpr size_t max_kept = 12;
 
   private:
-    struct event_deleter {
-        void operator()(ggml_backend_event_t event) const { ggml_backend_event_free(event); }
-    };
     struct slot {
         llm_graph_result_ptr   result;
         ggml_backend_sched_ptr sched;
@@ -97,13 +94,13 @@ class graph_store {
     bool drop_oldest();
     void count_bytes();
 
-    llama_context *                                                           ctx_;
-    budget_share &                                                            share_;
-    int64_t                                                                   counted_ = 0; // bytes of ours in it
-    std::map<graph_shape, slot>                                               slots_;
-    std::map<graph_shape, std::unique_ptr<ggml_backend_event, event_deleter>> copies_; // of inputs, one device
-    graph_shape current_{};                                                            // whose slot the context holds
-    int64_t     clock_ = 0;
+    llama_context *                               ctx_;
+    budget_share &                                share_;
+    int64_t                                       counted_ = 0; // bytes of ours in it
+    std::map<graph_shape, slot>                   slots_;
+    std::map<graph_shape, ggml_backend_event_ptr> copies_;    // of inputs, one device
+    graph_shape                                   current_{}; // whose slot the context holds
+    int64_t                                       clock_ = 0;
 
     ggml_backend_sched_t seen_ = nullptr; // the scheduler left in the context; another one: llama.cpp made its own
     bool                 distrusted_      = false;

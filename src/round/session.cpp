@@ -42,8 +42,8 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     if (params.drafter == DW_DRAFTER_NONE) {
         return params;
     }
-    if (llama_n_ctx(target) < (uint32_t) params.draft_tokens + 2) {
-        fail(DW_ERR_UNSUPPORTED, "n_ctx is %u; %d draft tokens need at least %d", llama_n_ctx(target),
+    if (llama_n_ctx_seq(target) < (uint32_t) params.draft_tokens + 2) {
+        fail(DW_ERR_UNSUPPORTED, "n_ctx is %u; %d draft tokens need at least %d", llama_n_ctx_seq(target),
              params.draft_tokens, params.draft_tokens + 2);
     }
     return params;
@@ -86,7 +86,7 @@ session::~session() {
 
 // Rounds on tokens that mean nothing, for the cost curve.
 void session::measure() {
-    if (llama_n_ctx(sequence_.target()) < (uint32_t) params_.draft_tokens + 16) {
+    if (llama_n_ctx_seq(sequence_.target()) < (uint32_t) params_.draft_tokens + 16) {
         return;
     }
     const llama_token token = 0;

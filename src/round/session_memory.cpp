@@ -84,7 +84,7 @@ void session::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_pas
 // Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on
 // at a position that is further than the cells it filled.
 void session::place(int32_t n_past) {
-    const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx(sequence_.target());
+    const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx_seq(sequence_.target());
     if (!gap) {
         require_kept(n_past);
     }

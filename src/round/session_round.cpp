@@ -80,7 +80,7 @@ void session::propose_tree(const token_tree & tree) {
     const auto require_room = [&](int32_t left) {
         if (tree.size() > left) {
             fail(DW_ERR_CONTEXT, "a tree of %d nodes at position %d of a context of %u tokens", tree.size(), n_past_,
-                 llama_n_ctx(sequence_.target()));
+                 llama_n_ctx_seq(sequence_.target()));
         }
     };
     require_room(positions_left());

@@ -135,7 +135,7 @@ void target_context::decode(const std::vector<place> & places, int32_t n_rows, c
 void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const {
     if (rc == 1) {
         fail(DW_ERR_CONTEXT, "llama_decode returned 1: no room for %d tokens at position %d of a context of %u tokens",
-             n_rows, pos, llama_n_ctx(target_));
+             n_rows, pos, llama_n_ctx_seq(target_));
     }
     if (rc == -2) {
         fail(DW_ERR_MEMORY, "llama_decode returned -2: no memory for the graph of %d tokens at position %d", n_rows,

@@ -51,6 +51,17 @@ def test_eval_over_the_end(rig, run_of):
     check_plain(r, run, 192 - len(PROMPT) + 1, n=5)
 
 
+def test_the_end_of_one_of_two_sequences(rig, run_of):
+    """The positions of a sequence are those of its own cells, not of all."""
+    run, r = run_of("moe-mtp", 264), rig(drafter=MTP, n_seq_max=2, n_ctx=512)
+    text = [*run.prompt, *run.tokens]
+    for start in range(0, 256, 64):
+        r.engine.eval(text[start : start + 64], start)
+    found = error_of(lib.dw_eval(r.engine._handle, (_capi.Token * 1)(), 1, 256, False), _capi.ERR_CONTEXT)
+    assert "at position 256 of a context of 256" in found
+    assert r.held == r.engine.n_past == 256
+
+
 @pytest.mark.parametrize("where", ["eval", "verify"])
 def test_aborted_decode(started, where):
     """An abort callback stops llama_decode half way; after a reset everything is exact again."""

@@ -1,4 +1,4 @@
-"""The files that a `Llama` is made from: what is none is refused in words, if it can be before it is loaded.
+"""The files that a `Llama` is made from. Validates paths up front and raises a readable error.
 
 Must not know: contexts, drafting. Test: tests/model/test_bad_input.py.
 """

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwood.engine.engine import ModelInfo
 from draftwood.errors import OptionError
-from draftwood.load import arguments, cpu, files, rpc
+from draftwood.load import arguments, cpu, files, overrides, rpc
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
 from draftwood.load.placement import embeddings_on_card, tensor_overrides
 from draftwood.options import Options, Plan, fitted, needed_batch, plan
@@ -49,10 +49,11 @@ def prepare(
     placement: n_cpu_moe, tensor_buft_overrides, rpc_servers; known: names of all arguments.
     To be called from `Llama.__init__`, at whose caller warnings point. Errors: those of `Llama`.
     """
-    overrides = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
+    wanted = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
     cpu.check()
-    tensor_overrides(*overrides)  # refused before anything is read
+    tensor_overrides(*wanted)  # refused before anything is read
     info = files.checked_model(model_path)
+    overrides.check(model_path, kwargs.get("kv_overrides"))
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
     _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
@@ -63,7 +64,7 @@ def prepare(
         planned = plan(options, info, asked, without_tree_ops=chains_only)
         reads_embeddings = planned.drafter in ("mtp", "dflash")
         on_card = embeddings_on_card(n_gpu_layers, info.file_bytes) if reads_embeddings else None
-        tensors = tensor_overrides(*overrides, on_card)
+        tensors = tensor_overrides(*wanted, on_card)
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)

@@ -34,8 +34,11 @@ def shown(code: str, *, stderr_too: bool = False, columns: int = 80, term: str =
             start_new_session=True,
             check=True,
         )
-        os.write(theirs, b"|")  # so that there is something to read
-        return os.read(ours, 1 << 16).decode().removesuffix("|"), (done.stderr or b"").decode()
+        os.write(theirs, b"|")  # the end: the kernel hands over what was written before in pieces
+        seen = b""
+        while not seen.endswith(b"|"):
+            seen += os.read(ours, 1 << 16)
+        return seen.decode().removesuffix("|"), (done.stderr or b"").decode()
     finally:
         os.close(ours)
         os.close(theirs)

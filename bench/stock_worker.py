@@ -1,8 +1,8 @@
 """One process of bench/stock_cpu.py: `python bench/stock_worker.py SIDE MODEL N_CTX`.
 
-Takes a turn per line of stdin, {"prompt": ids, "tokens": n}. Answers with a line: seconds of the prompt, seconds
-of n tokens behind it, and the tokens. Runs where only the measured package is installed. Must not know: what is
-compared.
+Takes a turn per line of stdin, {"prompt": ids, "tokens": n}. Answers with a line: seconds of the prompt,
+seconds of n tokens behind it, and the tokens. Runs where only the measured package is installed. Must not
+know: what is compared.
 """
 
 from __future__ import annotations

@@ -24,7 +24,7 @@ class SpeculationStats:
     cold_rounds: int
     """Rounds without a draft because the drafter lacked the hidden state before the root."""
     failed_drafts: int
-    """Failures of the drafter, in a draft or as it read kept tokens: less is drafted then."""
+    """Times the drafter failed, while drafting or reading kept tokens: less is drafted then."""
     paused_rounds: int
     """Rounds without a draft because speculation="auto" expected plain decode to be faster."""
     ngram_rounds: int

@@ -51,8 +51,12 @@ struct dw_accepted_log : accepted_observer {
     ~dw_accepted_log() override { model->remove(*this); }
 
     void on_accepted(const accepted_rows & rows) noexcept override {
-        for (int32_t i = 0; i < rows.n; ++i) {
-            entries.push_back({ rows.seq, rows.tokens[i], rows.pos + i });
+        try {
+            for (int32_t i = 0; i < rows.n; ++i) {
+                entries.push_back({ rows.seq, rows.tokens[i], rows.pos + i });
+            }
+        } catch (const std::exception &) {
+            is_whole = false;
         }
     }
 
@@ -63,6 +67,7 @@ struct dw_accepted_log : accepted_observer {
     };
     std::shared_ptr<model_attachment> model;
     std::vector<entry>                entries;
+    bool                              is_whole = true;
 };
 
 dw_status dw_accepted_log_new(dw_engine * engine, dw_accepted_log ** log) {
@@ -80,6 +85,9 @@ dw_status dw_accepted_log_get(const dw_accepted_log * log, int32_t * seq_ids, ll
                               int32_t * n) {
     return guard([&] {
         require("dw_accepted_log_get", log, seq_ids, tokens, positions, n);
+        if (!log->is_whole) {
+            fail(DW_ERR_MEMORY, "no memory for all accepted tokens");
+        }
         const int32_t n_all = (int32_t) log->entries.size();
         for (int32_t i = 0; i < std::min(*n, n_all); ++i) {
             seq_ids[i]   = log->entries[i].seq;

@@ -126,7 +126,7 @@ typedef struct dw_stats {
     int64_t  n_prompt;         // tokens through dw_eval
     int64_t  n_exact_batches;  // target batches on row-exact kernels
     int64_t  n_cold_rounds;    // rounds without a draft because the drafter lacked a hidden state
-    int64_t  n_failed_drafts;  // failures of the drafter, in a draft or as it read kept tokens: less is drafted then
+    int64_t  n_failed_drafts;  // times the drafter failed, while drafting or reading kept tokens: less is drafted
     int64_t  n_paused_rounds;  // rounds without a draft because plain decode was expected to be faster
     int64_t  n_ngram_rounds;   // with DW_LENGTH_AUTO: drafts by n-grams instead of the drafter asked for
     int64_t  n_tree_rounds;    // rounds whose draft was no chain
@@ -206,7 +206,7 @@ DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
 
 DW_API void dw_request_params_init(dw_request_params * params); // greedy, all logits
 
-// Say what comes next; valid until the next call.
+// Set temperature and n_top of the next requests. They hold until the next dw_set_request.
 // Errors: DW_ERR_ARGUMENT (a temperature that is negative or no number, a negative n_top).
 DW_API dw_status dw_set_request(dw_engine * engine, const dw_request_params * params);
 
@@ -265,7 +265,7 @@ DW_API dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t 
 DW_API dw_status dw_get_tree(dw_engine * engine, dw_tree * tree);                            // the newest proposal
 // Why this context cannot verify draft trees; "" if it can, NULL without an engine.
 DW_API const char * dw_tree_refusal(const dw_engine * engine);
-// Bytes that verifies need beside the context's memory: factors and conv inputs per node, no copies of the state.
+// Counters, times and memory held now.
 DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
 // The times of rounds so far, the newest included. Call it between requests: it changes their choices.
 DW_API dw_status dw_get_curve(dw_engine * engine, dw_curve * curve);

@@ -68,8 +68,8 @@ struct dw_attachment {
 
     // What the hooks call (hooks/hooks.h), in the order of a decode.
     void decode_begins() noexcept;
-    void add_outputs(llm_graph_context & graph) noexcept; // to a graph that is being built
     void select_graph(int64_t n_rows, bool has_outputs) noexcept;
+    void add_outputs(llm_graph_context & graph) noexcept; // to a graph that is being built
     bool graph_fits() const noexcept;
     void before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
     bool keeps(const ggml_tensor * result, float * host, size_t bytes) noexcept;
@@ -93,8 +93,8 @@ struct dw_attachment {
     const draftwood::decode_request * request = nullptr;
     draftwood::decode_outputs         outputs; // of the newest decode
 
-    // builds parts of the graph that is being built; nullptr: llama.cpp builds all of it, as always when it reserves
-    // memory in the middle of a decode, with more rows than a verify has
+    // The verify whose graph llama.cpp is building now. nullptr: llama.cpp builds it alone, as when it reserves memory
+    // during a decode with a graph of n_ubatch rows.
     draftwood::verify_graph * verify() const { return in_ubatch_ && request ? request->verify : nullptr; }
 
   private:

@@ -206,8 +206,9 @@ size_t graph_store::bytes() const {
 }
 
 void graph_store::count_bytes() {
-    share_.held += (int64_t) bytes() - counted_;
-    counted_ = (int64_t) bytes();
+    const int64_t now = (int64_t) bytes();
+    share_.held += now - counted_;
+    counted_ = now;
 }
 
 // The context's own graph and the one in its place stay. Returns false if there are no others.

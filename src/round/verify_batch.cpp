@@ -66,9 +66,7 @@ int32_t verify_batch::make_room(int32_t n_rows) {
     for (const session * each : sessions_) {
         sequences.push_back(each->target().id());
     }
-    context().prepare_trees(n);
-    const bool holds = context().trees() && context().trees()->max_rows() >= n;
-    return holds && context().trees()->ready(sequences) ? n_rows : 1;
+    return context().grow_trees(n) && context().trees()->ready(sequences) ? n_rows : 1;
 }
 
 // False where there was no memory for so many rows: the context is as before, and may have fewer from now on.
@@ -84,6 +82,7 @@ bool verify_batch::attempt() {
         on_trees = on_trees && each->tree_refusal().empty();
         each->verify_begins();
     }
+    context().forget_failure();
     const int64_t start_us = ggml_time_us();
     try {
         decode_request request;
@@ -92,14 +91,12 @@ bool verify_batch::attempt() {
         }
         context().verify(members, n_rows, on_trees, std::move(request));
     } catch (const failure & e) {
-        if (failed(e, n_rows)) {
+        if (failed(e.code(), n_rows)) {
             return false;
         }
         throw failure(e.code() == DW_ERR_MEMORY ? DW_ERR_DECODE : e.code(), e.what()); // DW_ERR_MEMORY: a drafter's
-    } catch (const std::exception &) { // nothing was decoded: target_context makes failures of what llama.cpp throws
-        for (session * each : sessions_) {
-            each->verify_failed(/*intact*/ true, /*again*/ false);
-        }
+    } catch (const std::exception &) {
+        failed(DW_ERR_INTERNAL, n_rows);
         throw;
     }
     llama_synchronize(context().get()); // sampling waits for it anyway, and here its time is known
@@ -111,9 +108,9 @@ bool verify_batch::attempt() {
 }
 
 // True if fewer rows may do.
-bool verify_batch::failed(const failure & error, int32_t n_rows) {
+bool verify_batch::failed(dw_status code, int32_t n_rows) {
     const bool intact = context().intact();
-    const bool again  = error.code() == DW_ERR_MEMORY && n_rows > 1 && intact;
+    const bool again  = code == DW_ERR_MEMORY && n_rows > 1 && intact;
     for (session * each : sessions_) {
         each->verify_failed(intact, again);
     }

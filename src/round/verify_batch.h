@@ -25,7 +25,7 @@ class verify_batch {
     int32_t          rows_wanted() const;
     int32_t          make_room(int32_t n_rows);
     bool             attempt();
-    bool             failed(const failure & error, int32_t n_rows);
+    bool             failed(dw_status code, int32_t n_rows);
 
     std::vector<session *> sessions_; // in the order of their sequences
 };

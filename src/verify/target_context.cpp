@@ -74,11 +74,13 @@ void target_context::add(llama_seq_id seq, context_listener & listener) {
         }
     });
     members_.push_back({ seq, &listener });
+    no_memory_ = INT32_MAX;
 }
 
 void target_context::remove(const context_listener & listener) noexcept {
     const auto is = [&](const member & each) { return each.listener == &listener; };
     members_.erase(std::remove_if(members_.begin(), members_.end(), is), members_.end());
+    no_memory_ = INT32_MAX;
 }
 
 void target_context::settle_all_but(const std::vector<place> & places) {
@@ -195,23 +197,14 @@ int32_t target_context::free_cells(llama_seq_id seq) const {
     return draftwood::free_cells(target_, seq);
 }
 
-// A tree state with more room is another one: the graphs over the old one's tensors go with it. Without memory for it
-// the old one stays.
+// A tree state with more room is another one: the graphs over the old one's tensors go with it.
 void target_context::prepare_trees(int32_t n_rows) {
-    if (refused_ || n_rows >= no_memory_ || (trees_ && trees_->max_rows() >= n_rows)) {
+    if (refused_ || (trees_ && trees_->max_rows() >= n_rows)) {
         return;
     }
     std::string                 why_not;
-    std::unique_ptr<tree_state> larger;
-    try {
-        larger = tree_state::make(target_, n_rows, attached_.model->budget().tree_state, why_not);
-    } catch (const failure & e) {
-        if (!trees_ || e.code() != DW_ERR_MEMORY) {
-            throw;
-        }
-        no_memory_ = n_rows;
-        return;
-    }
+    std::unique_ptr<tree_state> larger =
+        tree_state::make(target_, n_rows, attached_.model->budget().tree_state, why_not);
     refusal_ = why_not;
     refused_ = !larger;
     if (larger) {
@@ -219,6 +212,21 @@ void target_context::prepare_trees(int32_t n_rows) {
         forget_verifies();
         trees_ = std::move(larger);
     }
+}
+
+bool target_context::grow_trees(int32_t n_rows) {
+    if (n_rows >= no_memory_) {
+        return false;
+    }
+    try {
+        prepare_trees(n_rows);
+    } catch (const failure & e) {
+        if (e.code() != DW_ERR_MEMORY) {
+            throw;
+        }
+        no_memory_ = n_rows;
+    }
+    return trees_ && trees_->max_rows() >= n_rows;
 }
 
 } // namespace draftwood

@@ -44,6 +44,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
                 const std::function<void()> & begin);
     // whether the memory is as it was before the newest decode, if that failed
     bool intact() const { return intact_; }
+    // a verify begins: what failed before was its caller's to deal with
+    void forget_failure() { intact_ = true; }
 
     // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.
     double replay(int32_t n_times);
@@ -62,8 +64,12 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // state's; else the rows are chains', and seq_rm cuts them back. `request` may hold feeds.
     void verify(const std::vector<planned_tree> & members, int32_t n_rows, bool on_trees, decode_request request);
 
-    // Make sure of a tree state with room for so many rows; `refusal` says why there is none.
-    void         prepare_trees(int32_t n_rows);
+    // Make sure of a tree state with room for so many rows; `refusal` says why there can be none. Throws failure with
+    // DW_ERR_MEMORY, and what there was stays.
+    void prepare_trees(int32_t n_rows);
+    // The same for a verify that can do with less: false if there is no such room. A size that found no memory is not
+    // tried again until engines of the context come or go.
+    bool         grow_trees(int32_t n_rows);
     tree_state * trees() const { return trees_.get(); }
     std::string  tree_refusal() const { return trees_ ? "" : refusal_; }
 

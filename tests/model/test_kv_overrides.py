@@ -54,6 +54,9 @@ def test_a_value_that_no_header_may_have(gguf, field, value, found):
         ({1: 1}, "kv_overrides has 1: 1; expected a name"),
         ({"a": "é" * 64}, "kv_overrides has a text of 128 bytes, 'é.*; expected at most 127"),
         ({"a" * 128: 1}, "kv_overrides has a text of 128 bytes, 'a"),
+        ({"\0": 1}, r"kv_overrides has the text '\\x00'; expected characters that UTF-8 has, and no NUL"),
+        ({"general.alignment\0": 3}, "kv_overrides has the text 'general"),
+        ({"a": "\ud800"}, "kv_overrides has the text"),
     ],
 )
 def test_what_is_no_override(gguf, kv, found):
@@ -89,7 +92,7 @@ def test_a_sound_override_acts(gguf):
     plain.close()
 
 
-def test_a_file_behind_a_name_of_bytes(gguf, tmp_path):
+def test_a_path_with_a_space_and_an_umlaut(gguf, tmp_path):
     path = tmp_path / "ä b.gguf"
     path.symlink_to(gguf("planted-moe"))
     with pytest.raises(OptionError, match="block_count is 0; expected 1 to 512"):

@@ -51,7 +51,7 @@ def check(path: str, given: Any) -> None:
     if not given:
         return
     _check_types(given)
-    with tempfile.NamedTemporaryFile(suffix=".gguf") as copy:
+    with translated(OSError, _unchecked), tempfile.NamedTemporaryFile(suffix=".gguf") as copy:
         _write_header(path, given, copy.name)
         with translated(ModelFileError, lambda error: _refused(error, copy.name)):
             probe_model(copy.name)
@@ -69,12 +69,25 @@ def _check_types(given: Any) -> None:
                 hint=_HINT,
             )
         for text in (name, value):
-            if isinstance(text, str) and len(text.encode()) > _LONGEST:
-                raise OptionError(
-                    f"kv_overrides has a text of {len(text.encode())} bytes, {text[:40]!r}...; "
-                    f"expected at most {_LONGEST}",
-                    hint=_HINT,
-                )
+            if isinstance(text, str):
+                _check_text(text)
+
+
+def _check_text(text: str) -> None:
+    try:
+        n_bytes = len(text.encode())
+    except UnicodeEncodeError:
+        n_bytes = 0
+    if "\0" in text or (text and n_bytes == 0):
+        raise OptionError(
+            f"kv_overrides has the text {text[:40]!r}; expected characters that UTF-8 has, and no NUL",
+            hint=_HINT,
+        )
+    if n_bytes > _LONGEST:
+        raise OptionError(
+            f"kv_overrides has a text of {n_bytes} bytes, {text[:40]!r}...; expected at most {_LONGEST}",
+            hint=_HINT,
+        )
 
 
 def _write_header(path: str, given: Mapping[str, Any], copy: str) -> None:
@@ -100,6 +113,13 @@ def _heeded(header: ctypes.c_void_p, name: str, kind: type) -> bool:
         return False
     field = _lib.gguf_find_key(header, name.encode())
     return field < 0 or _lib.gguf_get_kv_type(header, ctypes.c_int64(field)) in _REPLACES[kind]
+
+
+def _unchecked(error: Exception) -> OptionError:
+    return OptionError(
+        f"kv_overrides could not be checked: {error}; expected a folder for a temporary file",
+        hint="set TMPDIR to a folder that can be written",
+    )
 
 
 def _refused(error: Exception, copy: str) -> OptionError:

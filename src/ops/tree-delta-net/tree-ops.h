@@ -18,7 +18,7 @@
 // Ops in place write to their first operand.
 //
 // What a node leaves behind ("factors") is what a commit needs and no more: k [Hk][S], u = beta (v - e^g S^T k) [H][S],
-// g [H], and its conv input [C]: 1.7 MB a node at 35B-A3B shapes, where a copy of the state is 63 MB. Their layout:
+// g [H], and its conv input [C]: 1.7 MB a node at 35B-A3B shapes, where a copy of the state is 66 MB. Their layout:
 // tree-factors.h. Test: tests/ops/test_tree_ops.py (float64 oracle on each root-to-leaf path, bit-equality with the
 // stock ops).
 

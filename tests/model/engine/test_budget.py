@@ -67,6 +67,23 @@ def test_graphs_beyond_the_limit_go(rig, run_of):
     check_plain(r, run, done)
 
 
+def test_an_engine_of_larger_trees_is_refused_too(rig, run_of):
+    """Beside one of smaller trees, whose room would not do."""
+    if rig.rollback != "tree":
+        pytest.skip("snapshots keep no state factors")
+    run = run_of("moe-mtp")
+    r = rig(drafter=MTP, n_seq_max=2, n_ctx=512, tree_budget=8)
+    r.start()
+    limit_memory(r.engine, trees=held(r.engine)[2])
+    wanted = params(drafter=MTP, draft_tokens=5, seq_id=1, exact_rows=64, tree_budget=32)
+    assert "bytes for" in error_of(new(r, wanted)[0], _capi.ERR_MEMORY)
+    check_plain(r, run, 1, n=5)
+    limit_memory(r.engine)
+    status, second = new(r, wanted)
+    assert status == _capi.OK
+    lib.dw_engine_free(second)
+
+
 @pytest.mark.parametrize("what", ["drafter", "trees"])
 def test_an_engine_without_room_is_refused(rig, run_of, what):
     """DW_ERR_MEMORY says who holds how much; the engine beside it goes on."""

@@ -46,6 +46,13 @@ const field every_model[] = {
     { "expert_used_count", 0, 0, "expert_count" },
 };
 
+// the same: ggml's norms assert them
+const real epsilons[] = {
+    { "attention.layer_norm_rms_epsilon", 0.0, 1.0 },
+    { "attention.layer_norm_epsilon", 0.0, 1.0 },
+    { "attention.group_norm_epsilon", 0.0, 1.0 },
+};
+
 // of qwen35, qwen35moe and dflash
 const field attention[] = {
     { "context_length", 1, any },
@@ -59,15 +66,10 @@ const field attention[] = {
 };
 
 const real reals[] = {
-    { "attention.layer_norm_rms_epsilon", 0.0, 1.0 },
-    { "rope.freq_base", 1e-6, 1e30 },
-    { "rope.scaling.factor", 0.0, 1e9 },
-    { "rope.scaling.attn_factor", 0.0, 1e9 },
-    { "rope.scaling.yarn_log_multiplier", -1e9, 1e9 },
-    { "embedding_scale", -1e9, 1e9 },
-    { "attention.scale", 0.0, 1e9 },
-    { "attention.value_scale", -1e9, 1e9 },
-    { "logit_scale", -1e9, 1e9 },
+    { "rope.freq_base", 1e-6, 1e30 },         { "rope.scaling.factor", 0.0, 1e9 },
+    { "rope.scaling.attn_factor", 0.0, 1e9 }, { "rope.scaling.yarn_log_multiplier", -1e9, 1e9 },
+    { "embedding_scale", -1e9, 1e9 },         { "attention.scale", 0.0, 1e9 },
+    { "attention.value_scale", -1e9, 1e9 },   { "logit_scale", -1e9, 1e9 },
     { "final_logit_softcapping", 0.0, 1e9 },
 };
 
@@ -118,6 +120,9 @@ class checker {
             }
         }
         for (const field & each : every_model) {
+            within(each);
+        }
+        for (const real & each : epsilons) {
             within(each);
         }
         if (arch_.rfind("hunyuan", 0) != 0) { // which drops a single expert

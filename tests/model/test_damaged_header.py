@@ -10,8 +10,10 @@ from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from pathlib import Path
 
+import gguf
 import pytest
 from draftwood import Llama, ModelFileError, UnsupportedError
+from draftwood.engine.engine import probe_model
 from synth_gguf import PRESETS, DrafterSpec, write
 
 from tests.model import damaged_header
@@ -205,3 +207,18 @@ def test_tensors_of_other_types(folder, tmp_path, name, type_):
     path.write_bytes(data)
     with pytest.raises(ModelFileError, match=rf"the tensor {name} is of type i\d+; expected"):
         Llama(str(path), n_ctx=256, n_threads=1, verbose=False)
+
+
+@pytest.mark.parametrize("name", ["layer_norm_rms_epsilon", "layer_norm_epsilon", "group_norm_epsilon"])
+@pytest.mark.parametrize("value", [NAN, -1.0])
+def test_an_epsilon_of_any_architecture(tmp_path, name, value):
+    """ggml asserts it when it computes; a header of gemma3 has no other field that is looked at."""
+    path = tmp_path / "gemma.gguf"
+    writer = gguf.GGUFWriter(path, "gemma3")
+    writer.add_block_count(1)
+    writer.add_float32(f"gemma3.attention.{name}", value)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.close()
+    with pytest.raises(ModelFileError, match=f"gemma3.attention.{name} is .*; expected 0 to 1"):
+        probe_model(str(path))

@@ -19,7 +19,6 @@ from __future__ import annotations
 import argparse
 import json
 import statistics
-import subprocess
 import sys
 import tempfile
 import time
@@ -28,6 +27,7 @@ from pathlib import Path
 from typing import Any
 
 import pristine
+from turns import Worker
 
 FLOOR = 0.99
 LEAST_RUNS = 9
@@ -57,45 +57,11 @@ def work(side: str, package: str, model: str, threads: int) -> None:
         print(json.dumps({"tokens": tokens, "seconds": statistics.median(steps)}), flush=True)
 
 
-class Worker:
-    """One process with one library and the model in memory."""
-
-    def __init__(self, side: str, library: Path, folder: Path, model: Path, threads: int) -> None:
-        folder.mkdir(exist_ok=True)
-        given = [
-            "--worker",
-            side,
-            "--package",
-            pristine.package(),
-            "--model",
-            model,
-            "--threads",
-            str(threads),
-        ]
-        environ = pristine.environment(side, library, folder)
-        self._process = subprocess.Popen(
-            [sys.executable, __file__, *given],
-            env=environ,
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def turn(self) -> dict[str, Any]:
-        """Let it decode once; RuntimeError if it died (its stderr is ours)."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write("\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a worker ended with status {self._process.wait()}")
-        result: dict[str, Any] = json.loads(line)
-        return result
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
+def start(side: str, library: Path, folder: Path, model: Path, threads: int) -> Worker:
+    """Start one library with the model in memory."""
+    folder.mkdir(exist_ok=True)
+    given = ["--worker", side, "--package", pristine.package(), "--model", model, "--threads", str(threads)]
+    return Worker([sys.executable, __file__, *given], pristine.environment(side, library, folder))
 
 
 # --- the figures ------------------------------------------------------------------------------------------
@@ -104,7 +70,7 @@ class Worker:
 def run(sides: tuple[str, str], turns: int, **given: Any) -> tuple[list[float], list[float]]:
     """Return the seconds per token of each side, `turns` of each, from two fresh processes."""
     with tempfile.TemporaryDirectory(prefix="draftwood-") as folder:
-        pair = [Worker(side, folder=Path(folder) / str(i), **given) for i, side in enumerate(sides)]
+        pair = [start(side, folder=Path(folder) / str(i), **given) for i, side in enumerate(sides)]
         try:
             texts = [worker.turn()["tokens"] for worker in pair]  # warm up
             if texts[0] != texts[1]:

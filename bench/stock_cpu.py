@@ -29,6 +29,7 @@ from draftwood.bench import results as rows
 from draftwood.bench.intervals import LEAST_PAIRS, interval
 from draftwood.engine.engine import build_info
 from stock_worker import STOCK
+from turns import Worker
 
 from models import synthetic_of, tiny_moe
 
@@ -41,37 +42,6 @@ SYNTHETIC = "35b-a3b"
 KINDS = ("F16", "Q8_0", "Q4_K_M", SYNTHETIC)
 N_VOCAB = 380  # ids below it are tokens of all these models
 SCHEMA = 1
-
-
-class Worker:
-    """One package with the model in memory."""
-
-    def __init__(self, python: Path | str, side: str, model: Path, n_ctx: int) -> None:
-        self._process = subprocess.Popen(
-            [python, WORKER, side, str(model), str(n_ctx)],
-            stdin=subprocess.PIPE,
-            stdout=subprocess.PIPE,
-            text=True,
-        )
-
-    def turn(self, prompt: list[int], n_tokens: int) -> dict[str, Any]:
-        """Let it take a turn; RuntimeError if it died (its stderr is ours)."""
-        assert self._process.stdin is not None
-        assert self._process.stdout is not None
-        self._process.stdin.write(json.dumps({"prompt": prompt, "tokens": n_tokens}) + "\n")
-        self._process.stdin.flush()
-        line = self._process.stdout.readline()
-        if not line:
-            raise RuntimeError(f"a worker ended with status {self._process.wait()}")
-        result: dict[str, Any] = json.loads(line)
-        return result
-
-    def close(self) -> None:
-        """End the process."""
-        self._process.communicate()
-
-
-# --- the figures -------------------------------------------------------------------------------------------
 
 
 def stock_python() -> Path:
@@ -96,13 +66,13 @@ def compare(python: Path | str, model: Path, prompts: list[list[int]], n_tokens:
     """Return speeds and ratios of one model; a prompt is a repeat, the first one warms up."""
     n_ctx = 64 * -(-(len(prompts[0]) + n_tokens + 64) // 64)
     pythons = {STOCK: python, OFF: sys.executable, AUTO: sys.executable}
-    workers = {side: Worker(pythons[side], side, model, n_ctx) for side in SIDES}
+    workers = {side: Worker([pythons[side], WORKER, side, model, str(n_ctx)]) for side in SIDES}
     seconds: dict[str, dict[str, list[float]]] = {side: {"prompt": [], "decode": []} for side in SIDES}
     equal = True
     try:
         for i, prompt in enumerate(prompts):
             order = random.Random(i).sample(SIDES, len(SIDES))
-            turns = {side: workers[side].turn(prompt, n_tokens) for side in order}
+            turns = {side: workers[side].turn(prompt=prompt, tokens=n_tokens) for side in order}
             equal = equal and turns[OFF]["tokens"] == turns[AUTO]["tokens"]
             for side in SIDES if i > 0 else ():
                 for what, times in seconds[side].items():

@@ -10,8 +10,6 @@
 
 #include <vector>
 
-struct llama_context;
-
 namespace draftwood {
 
 class beams : public row_mask {

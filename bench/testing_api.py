@@ -59,7 +59,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_cost_model_pays_to_branch": (_STATUS, [_MODEL, _I32, _I32, _P(_BOOL)]),
     "dw_cost_model_tree_size": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _I32, _P(_I32)]),
     "dw_cost_model_expect": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _P(_F64)]),
-    "dw_load_rounds": (_STATUS, [_I32, _I32, _I32, _I64, _I64, _P(_I32)]),
+    "dw_load_rounds": (_STATUS, [_I32, _I32, _I32, _I64, _I64, _I32, _I32, _P(_I32)]),
 }
 
 for _name, (_restype, _argtypes) in SIGNATURES.items():
@@ -162,13 +162,16 @@ def bucket(n_nodes: int) -> int:
     return int(_lib.dw_tree_bucket(n_nodes))
 
 
-def load_rounds(longest: int, n_warmup: int, *, slow: tuple[int, int], fast_us: int) -> dict[int, int]:
+def load_rounds(
+    longest: int, n_warmup: int, *, slow: tuple[int, int], fast_us: int, busy: tuple[int, int] = (0, 1)
+) -> dict[int, int]:
     """Return the rounds that a load measures, by tokens drafted.
 
     slow: (rounds, microseconds); the first rounds of each size take so long, later ones fast_us.
+    busy: (rounds, times); the first rounds of all take so many times as long.
     """
     rounds = (ctypes.c_int32 * _capi.CURVE_SIZE)()
-    check(_lib.dw_load_rounds(longest, n_warmup, *slow, fast_us, rounds))
+    check(_lib.dw_load_rounds(longest, n_warmup, *slow, fast_us, *busy, rounds))
     return {n: count for n, count in enumerate(rounds) if count}
 
 

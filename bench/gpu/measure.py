@@ -84,15 +84,15 @@ def _case(
 ) -> dict[str, Any]:
     with ExitStack() as stack:
         servers = {"stock_plain": server}
+        server.ready(clock.limit(LOAD))
+        facts = ours.call(clock.limit(LOAD), "open", case.asked)  # alone: "auto" measures the machine there
+        stack.callback(_close, ours)
         if case.stock and case.drafter in ("mtp", "dflash"):
             flags = stock.common_flags(case, files.model, case.n_ctx + case.rounds * case.nodes)
             flags += stock.drafting_flags(case, files.drafter)
             servers["stock"] = Server(flags, work.logs / "stock-drafts.log")
             stack.callback(servers["stock"].close)
-        facts = ours.call(clock.limit(LOAD), "open", case.asked)
-        stack.callback(_close, ours)
-        for each in servers.values():
-            each.ready(clock.limit(LOAD))
+            servers["stock"].ready(clock.limit(LOAD))
         turns = _turns(case, clock, ours, servers, facts["n_vocab"])
         found: dict[str, list[Any]] = {name: [] for name in turns}
         for repeat in range(case.repeats):

@@ -288,16 +288,16 @@ dw_status dw_cost_model_expect(const dw_cost_model * model, int32_t source, int3
 }
 
 dw_status dw_load_rounds(int32_t longest_draft, int32_t n_warmup, int32_t n_slow, int64_t slow_us, int64_t fast_us,
-                         int32_t * rounds) {
+                         int32_t n_busy, int32_t busy, int32_t * rounds) {
     return guard([&] {
         require("dw_load_rounds", rounds);
         require_size("longest_draft", longest_draft, 1, cost_model::max_draft);
         std::fill_n(rounds, DW_CURVE_SIZE, 0);
         load_schedule schedule(longest_draft, n_warmup);
-        while (!schedule.is_done()) {
+        for (int32_t i = 0; !schedule.is_done(); ++i) {
             int32_t & n_rounds = rounds[schedule.n_tokens()];
             n_rounds++;
-            schedule.add_round(n_rounds <= n_slow ? slow_us : fast_us);
+            schedule.add_round((n_rounds <= n_slow ? slow_us : fast_us) * (i < n_busy ? busy : 1));
         }
         return DW_OK;
     });

@@ -98,9 +98,9 @@ DW_API dw_status dw_cost_model_expect(const dw_cost_model * model, int32_t sourc
                                       double * microseconds, double * tokens);
 
 // Rounds that dw_engine_new runs to measure the curve, i32[DW_CURVE_SIZE] by tokens drafted. The first n_slow rounds of
-// a size take slow_us, later ones fast_us. src/round/load_schedule.h
+// a size take slow_us, later ones fast_us; the first n_busy of all take busy times as long. src/round/load_schedule.h
 DW_API dw_status dw_load_rounds(int32_t longest_draft, int32_t n_warmup, int32_t n_slow, int64_t slow_us,
-                                int64_t fast_us, int32_t * rounds);
+                                int64_t fast_us, int32_t n_busy, int32_t busy, int32_t * rounds);
 
 #ifdef __cplusplus
 }

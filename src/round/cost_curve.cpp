@@ -86,7 +86,7 @@ bool size_group::is_slower() const {
 }
 
 void size_group::update(bool use_minimum, double scale) {
-    is_measured_ = is_measured_ || has_new_times();
+    is_measured_ = is_measured_ || (has_new_times() && !use_minimum);
     n_times_     = 0;
     for (int32_t n = first_; n <= last_; ++n) {
         double & mean = curve_.mean[n];
@@ -95,7 +95,8 @@ void size_group::update(bool use_minimum, double scale) {
             continue;
         }
         const double measured = use_minimum ? curve_.minimum[n] : curve_.sum[n] / (double) curve_.count[n];
-        mean                  = mean == 0.0 || scale != 1.0 ? measured : mean + new_weight * (measured - mean);
+        const double weight   = use_minimum ? (measured < mean ? 1.0 : 0.0) : new_weight;
+        mean                  = mean == 0.0 || scale != 1.0 ? measured : mean + weight * (measured - mean);
         curve_.sum[n]         = 0.0;
         curve_.count[n]       = 0;
     }

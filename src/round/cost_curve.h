@@ -42,7 +42,7 @@ class size_group {
 
     bool has_new_times() const;
 
-    // Whether times were measured in this process, not set from a stored curve.
+    // Whether requests of this process gave times. Those of the load and of a stored curve may be another load's.
     bool is_measured() const { return is_measured_; }
     void set_stored() { is_measured_ = false; }
 
@@ -53,8 +53,8 @@ class size_group {
     // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.
     bool is_slower() const;
 
-    // Take new times into the means: their mean, or their minimum. A scale other than 1 replaces means instead of
-    // blending them, and multiplies those of sizes without new times.
+    // Take new times into the means: their mean, or their minimum if it is less. A scale other than 1 replaces means
+    // instead of blending them, and multiplies those of sizes without new times.
     void update(bool use_minimum, double scale);
 
     // A ratio below which, or whose inverse above which, the machine's load has changed.

@@ -295,11 +295,11 @@ def test_a_server_that_cannot_load_or_answer_is_an_error(tmp_path, known):
 
 
 def test_all_processes_end_with_a_failure(tmp_path, known, monkeypatch):
-    monkeypatch.setattr(measure, "LOAD", 0.0)
+    monkeypatch.setattr(measure, "TURN", 0.0)
     servers = []
     monkeypatch.setattr(measure, "Server", lambda *given: servers.append(Server(*given)) or servers[-1])
     work = Work(tmp_path)
-    with pytest.raises(BenchError, match="did not finish 'open' in 0 s"):
+    with pytest.raises(BenchError, match="did not finish"):
         measure.run(work, Clock(2), [known["length4"]], files.of("tiny-moe", work), print)
     assert len(servers) == 2
     assert all(server._process.poll() is not None for server in servers)

@@ -215,11 +215,24 @@ def test_times_at_load_are_minima():
     assert model.curve().verify_us[1] == 1000
 
 
-def test_at_load_a_known_mean_is_blended_whatever_the_ratio():
+@pytest.mark.parametrize(("micros", "expected"), [(500, 500), (1400, 1300)])
+def test_at_load_only_a_faster_time_replaces_one(micros, expected):
     model = CostModel(curve=KNOWN)
-    model.add_verify(4, 500)
+    model.add_verify(4, micros)
     model.update(use_minimum=True)
-    assert model.curve().verify_us[4] == pytest.approx(1300 - 0.3 * 800)
+    assert model.curve().verify_us[4] == expected
+
+
+def test_times_of_the_load_follow_a_faster_machine():
+    """Another program may have had it then, as with a stored curve."""
+    model = CostModel()
+    for rows, micros in ((1, 1000), (4, 1300)):
+        for _ in range(2):
+            model.add_verify(rows, micros)
+    model.update(use_minimum=True)
+    model.add_verify(1, 500)
+    model.update()
+    assert model.curve().verify_us[4] == pytest.approx(650)
 
 
 def test_times_enter_the_curve_once():
@@ -269,13 +282,13 @@ QUICK = (0, 0)
 @pytest.mark.parametrize(
     ("longest", "n_warmup", "slow", "fast_us", "expected"),
     [
-        pytest.param(8, 1, QUICK, 1000, {0: 4, 8: 5, 1: 5, 3: 5, 7: 5}, id="CPU"),
-        pytest.param(8, 2, QUICK, 1000, {0: 5, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: a third warm-up round"),
+        pytest.param(8, 1, QUICK, 1000, {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="CPU"),
+        pytest.param(8, 2, QUICK, 1000, {0: 6, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: a third warm-up round"),
         pytest.param(
-            8, 2, (2, 400_000), 1000, {0: 5, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: loading kernels does not count"
+            8, 2, (2, 400_000), 1000, {0: 6, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: loading kernels does not count"
         ),
-        pytest.param(4, 1, QUICK, 1000, {0: 4, 4: 5, 1: 5, 3: 5}, id="drafts up to 4"),
-        pytest.param(1, 1, QUICK, 1000, {0: 4, 1: 5}, id="drafts of one"),
+        pytest.param(4, 1, QUICK, 1000, {0: 5, 4: 5, 1: 5, 3: 5}, id="drafts up to 4"),
+        pytest.param(1, 1, QUICK, 1000, {0: 5, 1: 5}, id="drafts of one"),
         pytest.param(8, 1, QUICK, 26_000, {0: 4, 8: 5, 1: 5, 3: 5}, id="26 ms a round: no drafts of 7"),
         pytest.param(8, 1, QUICK, 120_000, {0: 4, 8: 3}, id="0.12 s a round: one timed draft"),
         pytest.param(8, 1, QUICK, 10_000_000, {0: 2, 8: 3}, id="10 s a round: one of each"),
@@ -284,3 +297,19 @@ QUICK = (0, 0)
 )
 def test_rounds_of_a_load(longest, n_warmup, slow, fast_us, expected):
     assert load_rounds(longest, n_warmup, slow=slow, fast_us=fast_us) == expected
+
+
+@pytest.mark.parametrize(
+    ("fast_us", "busy", "n_schedules"),
+    [
+        pytest.param(1000, (0, 1), 1, id="a quiet machine"),
+        pytest.param(1000, (20, 2), 2, id="another program ends meanwhile: all again"),
+        pytest.param(1000, (1000, 2), 1, id="it never ends: its load is the load"),
+        pytest.param(1000, (2, 2), 1, id="it ended within the plain steps: their minimum counts"),
+        pytest.param(26_000, (20, 2), 1, id="past the budget: as it is"),
+    ],
+)
+def test_a_load_beside_another_program(fast_us, busy, n_schedules):
+    assert load_rounds(8, 1, slow=QUICK, fast_us=fast_us, busy=busy)[0] == (
+        4 if fast_us > 1000 else 5 * n_schedules
+    )

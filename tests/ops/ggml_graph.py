@@ -15,8 +15,12 @@ from typing import Any
 import numpy as np
 from draftwood._llama_cpp import llama_cpp  # its import loads the libraries, from the right folder
 
-TYPES = {"F32": 0, "F16": 1, "Q8_0": 8, "I32": 26, "BF16": 30}
-Q8_0_ELEMENTS, Q8_0_BYTES = 32, 34  # of a block
+TYPES = {"F32": 0, "F16": 1, "I32": 26, "BF16": 30}
+TYPES |= {"Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23}
+BLOCKS = {  # values and bytes of a block
+    "Q4_0": (32, 18), "Q5_0": (32, 22), "Q8_0": (32, 34), "IQ4_NL": (32, 18),
+    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_XS": (256, 136),
+}  # fmt: skip
 MAX_DIMS = 4
 ALL_THREADS = -1  # GGML_N_TASKS_MAX
 
@@ -168,8 +172,9 @@ def view(context: Any, tensor: Any, shape: tuple[int, ...], strides: tuple[int, 
 
 def _new_tensor(context: Any, stored: np.ndarray, kind: str) -> Any:
     shape = list(stored.shape)
-    if kind == "Q8_0":
-        shape[-1] = shape[-1] // Q8_0_BYTES * Q8_0_ELEMENTS
+    if kind in BLOCKS:
+        values, n_bytes = BLOCKS[kind]
+        shape[-1] = shape[-1] // n_bytes * values
     ne = (_i64 * len(shape))(*reversed(shape))
     return base.ggml_new_tensor(context, TYPES[kind], len(shape), ne)
 
@@ -192,7 +197,7 @@ def open_backend(name: str, use_ref: bool = False, n_threads: int = 1) -> Any:
 class Graph:
     """op(context, *tensors) on a backend, to be computed again and again; a context manager.
 
-    operands: (stored array, type) as `encode` gives them; Q8_0 as bytes u8. All that is no operand is
+    operands: (stored array, type) as `encode` gives them; BLOCKS as bytes u8. All that is no operand is
     poisoned first: bytes 0xFF, which are NaN. An op may return several nodes, then the last is the result.
     """
 

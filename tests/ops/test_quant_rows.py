@@ -1,0 +1,136 @@
+"""src/ops/mul-mat-rows, quantised weights: a float64 oracle, and bit-equality over batch sizes and threads.
+
+Weights are random bytes: every scale, sign and minimum that a type has occurs. gguf's own numpy code decodes
+them.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from gguf import GGMLQuantizationType
+from gguf.quants import dequantize
+
+from tests.ops import ggml_graph as ggml
+from tests.ops.test_mul_mat_rows import mul_mat, mul_mat_id
+
+HALVES = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2]}  # where a block has F16 numbers; others: at 0
+EPS = float(np.finfo(np.float32).eps)
+
+
+def random_weights(rng, shape, kind):
+    """Return bytes u8 of weights [..., rows, n]."""
+    values, n_bytes = ggml.BLOCKS[kind]
+    *outer, n = shape
+    blocks = rng.integers(0, 256, (*outer, n // values, n_bytes), np.uint8)
+    for at in HALVES.get(kind, [0]):
+        scales = rng.uniform(-1, 1, (*outer, n // values, 1)).astype(np.float16) / np.float16(64)
+        blocks[..., at : at + 2] = scales.view(np.uint8)
+    return blocks.reshape(*outer, n // values * n_bytes)
+
+
+def decoded(weights, kind):
+    """Return weights as float64 [..., rows, n]."""
+    return dequantize(weights, GGMLQuantizationType[kind]).astype(np.float64)
+
+
+def quantised(x, kind):
+    """Return activations as the products take them, f64 of x's shape."""
+    values = ggml.BLOCKS[kind][0]
+    blocks = x.reshape(*x.shape[:-1], -1, values)
+    most = np.abs(blocks).max(-1, keepdims=True)
+    inverse = np.divide(np.float32(127), most, out=np.zeros_like(most), where=most > 0)
+    d = most / np.float32(127)
+    d = (d.astype(np.float16) if values == 32 else d).astype(np.float64)
+    return (np.rint(blocks * inverse) * d).reshape(x.shape)
+
+
+def assert_close(found, weights, kind, x):
+    """Compare with weights . x in float64; x as quantised, [..., cols, n]."""
+    w = decoded(weights, kind).swapaxes(-1, -2)
+    size = np.abs(x) @ (np.abs(w) + np.abs(w).max(-2, keepdims=True))  # minima are subtracted from larger sums
+    assert (np.abs(found - x @ w) <= 4 * EPS * size + 1e-30).all()
+
+
+every_kind = pytest.mark.parametrize("kind", list(ggml.BLOCKS))
+
+
+@every_kind
+@pytest.mark.parametrize("n_blocks", [1, 3, 8, 11])
+@pytest.mark.parametrize("rows", [1, 7, 16, 33, 64])
+def test_against_float64(kind, n_blocks, rows):
+    rng = np.random.default_rng([n_blocks, rows])
+    n = n_blocks * ggml.BLOCKS[kind][0]
+    weights = random_weights(rng, (1, 1, rows, n), kind)
+    for cols in (1, 13):
+        x = rng.standard_normal((1, 1, cols, n)).astype(np.float32)
+        assert_close(mul_mat(weights, kind, x), weights, kind, quantised(x, kind))
+
+
+@every_kind
+def test_extreme_quants(kind):
+    """All quants the largest, or the smallest, and activations of one size: sums are as large as they get."""
+    n = 512
+    for byte in (0x00, 0x7F, 0x80, 0xFF):
+        weights = np.full((1, 1, 32, n // ggml.BLOCKS[kind][0] * ggml.BLOCKS[kind][1]), byte, np.uint8)
+        blocks = weights.reshape(-1, ggml.BLOCKS[kind][1])
+        for at in HALVES.get(kind, [0]):
+            blocks[:, at : at + 2] = np.float16([0.25]).view(np.uint8)
+        for signs in (1.0, -1.0, np.resize([1.0, -1.0], n)):
+            x = np.broadcast_to(np.float32(3.0) * signs, (1, 1, 5, n)).astype(np.float32)
+            assert_close(mul_mat(weights, kind, x), weights, kind, quantised(x, kind))
+
+
+@every_kind
+def test_zeros(kind):
+    weights = random_weights(np.random.default_rng(1), (1, 1, 20, 256), kind)
+    assert not mul_mat(weights, kind, np.zeros((1, 1, 3, 256), np.float32)).any()
+
+
+@every_kind
+def test_rows_do_not_depend_on_the_batch(kind):
+    rng = np.random.default_rng(8)
+    weights = random_weights(rng, (1, 1, 50, 768), kind)
+    x = rng.standard_normal((1, 1, 300, 768)).astype(np.float32)
+    whole = mul_mat(weights, kind, x)
+    assert np.array_equal(mul_mat(weights, kind, x, n_threads=5), whole)
+    for cols in [*range(1, 10), 16, 33, 64, 257]:
+        for n_threads in (1, 2):
+            part = mul_mat(weights, kind, x[:, :, :cols], n_threads=n_threads)
+            assert np.array_equal(part, whole[:, :, :cols])
+
+
+@every_kind
+def test_broadcast_of_heads(kind):
+    rng = np.random.default_rng(11)
+    weights = random_weights(rng, (1, 2, 33, 256), kind)
+    x = rng.standard_normal((1, 6, 4, 256)).astype(np.float32)
+    found = mul_mat(weights, kind, x)
+    for head in range(6):
+        assert_close(found[0, head], weights[0, head // 3], kind, quantised(x[0, head], kind))
+
+
+@every_kind
+@pytest.mark.parametrize("shared_input", [True, False])
+@pytest.mark.parametrize("tokens", [3, 40])
+def test_experts(kind, shared_input, tokens):
+    rng = np.random.default_rng([5, tokens])
+    weights = random_weights(rng, (6, 40, 512), kind)
+    ids = np.stack([rng.permutation(6)[:3] for _ in range(tokens)]).astype(np.int32)
+    x = rng.standard_normal((tokens, 1 if shared_input else 3, 512)).astype(np.float32)
+    whole = mul_mat_id(weights, kind, x, ids)
+    rows = np.broadcast_to(quantised(x, kind), (tokens, 3, 512))
+    for token in range(tokens):
+        for slot in range(3):
+            expert = weights[ids[token, slot]]
+            assert_close(whole[token, slot], expert, kind, rows[token, slot])
+    for n in (1, 2, tokens - 1):
+        assert np.array_equal(mul_mat_id(weights, kind, x[:n], ids[:n], n_threads=3), whole[:n])
+
+
+def test_ggml_has_other_rows_without_use_ref():
+    """Ours answer only where use_ref is set."""
+    rng = np.random.default_rng(3)
+    weights = random_weights(rng, (1, 1, 64, 512), "Q4_K")
+    x = rng.standard_normal((1, 1, 1, 512)).astype(np.float32)
+    assert not np.array_equal(mul_mat(weights, "Q4_K", x), mul_mat(weights, "Q4_K", x, use_ref=False))

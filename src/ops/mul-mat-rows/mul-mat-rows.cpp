@@ -213,12 +213,19 @@ void rows(int64_t n, const char * weights, size_t stride, const columns & cols, 
     }
 }
 
-void rows(ggml_type type, int64_t n, const char * weights, size_t stride, const columns & cols, int64_t first,
-          int64_t last) {
+// this thread's share of a matrix's n_rows weight rows with all columns
+void rows(const ggml_compute_params * params, ggml_type type, int64_t n, const char * weights, size_t stride,
+          const columns & cols, int64_t n_rows) {
+    if (dw::quant_rows_support(type)) {
+        dw::quant_rows(type, n, weights, stride, cols.x.data(), cols.out.data(), (int64_t) cols.x.size(), n_rows,
+                       params->ith, params->nth);
+        return;
+    }
+    const int64_t n_tiles = (n_rows + tile_rows - 1) / tile_rows;
+    const int64_t first   = n_tiles * params->ith / params->nth * tile_rows;
+    const int64_t last    = std::min(n_rows, n_tiles * (params->ith + 1) / params->nth * tile_rows);
     if (type == GGML_TYPE_F16) {
         rows<GGML_TYPE_F16>(n, weights, stride, cols, first, last);
-    } else if (dw::quant_rows_support(type)) {
-        dw::quant_rows(type, n, weights, stride, cols.x.data(), cols.out.data(), (int64_t) cols.x.size(), first, last);
     } else {
         rows<GGML_TYPE_BF16>(n, weights, stride, cols, first, last);
     }
@@ -232,17 +239,6 @@ bool supported(const ggml_compute_params * params, const ggml_tensor * dst) {
            src1->type == GGML_TYPE_F32 && dst->type == GGML_TYPE_F32 && src0->nb[0] == ggml_type_size(src0->type) &&
            src1->nb[0] == sizeof(float) && dst->nb[0] == sizeof(float);
 }
-
-// this thread's part of n_rows, in whole tiles
-struct part {
-    int64_t first, last;
-    part(const ggml_compute_params * params, ggml_type type, int64_t n_rows) {
-        const int64_t step    = dw::quant_rows_support(type) ? dw::quant_tile_rows() : tile_rows;
-        const int64_t n_tiles = (n_rows + step - 1) / step;
-        first                 = n_tiles * params->ith / params->nth * step;
-        last                  = std::min(n_rows, n_tiles * (params->ith + 1) / params->nth * step);
-    }
-};
 
 // Rows of src1 as these weights take them: as they are, or quantised.
 struct activations {
@@ -298,8 +294,7 @@ bool dw_op_mul_mat_rows(const ggml_compute_params * params, ggml_tensor * dst) {
 
     const int64_t               r2 = ne12 / ne02; // matrices of src1 to one of src0
     const int64_t               r3 = ne13 / ne03;
-    const part                  mine(params, src0->type, ne01);
-    const activations           x = prepare(params, src0->type, src1);
+    const activations           x  = prepare(params, src0->type, src1);
     static thread_local columns cols; // kept for its memory
     for (int64_t i03 = 0; i03 < ne03; ++i03) {
         for (int64_t i02 = 0; i02 < ne02; ++i02) {
@@ -311,8 +306,7 @@ bool dw_op_mul_mat_rows(const ggml_compute_params * params, ggml_tensor * dst) {
                     }
                 }
             }
-            rows(src0->type, ne00, (const char *) src0->data + i02 * nb02 + i03 * nb03, nb01, cols, mine.first,
-                 mine.last);
+            rows(params, src0->type, ne00, (const char *) src0->data + i02 * nb02 + i03 * nb03, nb01, cols, ne01);
         }
     }
     return true;
@@ -340,10 +334,9 @@ bool dw_op_mul_mat_id_rows(const ggml_compute_params * params, ggml_tensor * dst
             by_expert[expert].add(x.row(s % ne11, t, 0), (char *) dst->data + s * nb1 + t * nb2);
         }
     }
-    const part mine(params, src0->type, ne01);
     for (int64_t e = 0; e < ne02; ++e) {
         if (!by_expert[e].x.empty()) {
-            rows(src0->type, ne00, (const char *) src0->data + e * nb02, nb01, by_expert[e], mine.first, mine.last);
+            rows(params, src0->type, ne00, (const char *) src0->data + e * nb02, nb01, by_expert[e], ne01);
         }
     }
     return true;

@@ -102,11 +102,11 @@ template <typename type, typename = void> struct tiles {
     static constexpr int n_values = 32 * 8;
 
     static int  n_blocks(int64_t n, int64_t at) { return (int) std::min<int64_t>(8, n / 32 - 8 * at); }
-    static void unpack(const char * const * rows, int64_t n, int64_t at, quant_tile & t) {
+    static void unpack(const row_bytes & rows, int64_t n, int64_t at, quant_tile & t) {
         for (int b = 0; b < n_blocks(n, at); ++b) {
-            const size_t offset = (8 * at + b) * type::block_bytes;
-            type::unpack(rows, offset, t, b);
-            t.d[b] = halves_at(rows, offset);
+            const row_bytes here = rows.from((8 * at + b) * type::block_bytes);
+            type::unpack(here, t, b);
+            t.d[b] = halves_at(here);
             add_bias(t, b);
         }
     }
@@ -122,8 +122,8 @@ template <typename type, typename = void> struct tiles {
 template <typename type> struct tiles<type, std::enable_if_t<(type::sub > 0)>> {
     static constexpr int n_values = QK_K;
 
-    static void unpack(const char * const * rows, int64_t, int64_t at, quant_tile & t) {
-        type::unpack(rows, at * type::block_bytes, t);
+    static void unpack(const row_bytes & rows, int64_t, int64_t at, quant_tile & t) {
+        type::unpack(rows.from(at * type::block_bytes), t);
     }
     template <int C> static void dots(const quant_tile & t, int64_t, int64_t at, const char * const * x, vf * acc) {
         const char * here[C];
@@ -155,25 +155,53 @@ inline void prefetch(const char * from, size_t bytes) {
     }
 }
 
-template <typename type> void rows_of(const matrix & m, int64_t n_cols, int64_t first, int64_t last) {
+// The tiles of a thread: pieces of up to 4 tiles in turn, so that all threads read from one place in memory.
+struct share {
+    int64_t n_tiles, piece, ith, nth;
+
+    share(int64_t n_rows, int i, int n) :
+        n_tiles((n_rows + lanes - 1) / lanes),
+        ith(i),
+        nth(n) {
+        piece = std::clamp<int64_t>(n_tiles / (4 * nth), 1, 4);
+    }
+    // the k-th; n_tiles or more: there are no more
+    int64_t operator[](int64_t k) const { return (k / piece * nth + ith) * piece + k % piece; }
+};
+
+// The last rows of a matrix, and zeros up to a whole tile.
+row_bytes padded(const row_bytes & rows, int64_t n_rows) {
+    static thread_local std::vector<char> copy;
+    copy.assign(lanes * rows.stride, 0);
+    std::memcpy(copy.data(), rows.first, n_rows * rows.stride);
+    return { copy.data(), rows.stride };
+}
+
+template <typename type> void rows_of(const matrix & m, int64_t n_cols, int64_t n_rows, int ith, int nth) {
     const int64_t n_tiles = (m.n + tiles<type>::n_values - 1) / tiles<type>::n_values;
+    const size_t  ahead   = lanes * m.stride / n_tiles;
+    const share   mine(n_rows, ith, nth);
     vf            acc[chunk_cols];
     quant_tile    t;
-    for (int64_t row = first; row < last; row += lanes) {
-        const char * rows[lanes]; // the last one again for lanes that are left over
-        for (int r = 0; r < lanes; ++r) {
-            rows[r] = m.weights + std::min(row + r, last - 1) * m.stride;
+    for (int64_t k = 0; mine[k] < mine.n_tiles; ++k) {
+        const int64_t row     = mine[k] * lanes;
+        const int64_t n_whole = std::min<int64_t>(lanes, n_rows - row);
+        row_bytes     rows{ m.weights + row * m.stride, m.stride };
+        if (n_whole < lanes) {
+            rows = padded(rows, n_whole);
         }
-        const size_t ahead = row + lanes < last ? lanes * m.stride / n_tiles : 0;
+        const char * next = m.weights + mine[k + 1] * lanes * m.stride;
         for (int64_t c = 0; c < n_cols; c += chunk_cols) {
             const int64_t n_here = std::min<int64_t>(chunk_cols, n_cols - c);
             std::fill_n(acc, n_here, vf{});
             for (int64_t at = 0; at < n_tiles; ++at) {
-                prefetch(rows[0] + lanes * m.stride + at * ahead, c == 0 ? ahead : 0);
+                if (c == 0 && mine[k + 1] < mine.n_tiles) {
+                    prefetch(next + at * ahead, ahead);
+                }
                 tiles<type>::unpack(rows, m.n, at, t);
                 meet<type, max_cols>(t, m.n, at, m.x + c, n_here, acc);
             }
-            const size_t n_bytes = std::min<int64_t>(lanes, last - row) * sizeof(float);
+            const size_t n_bytes = n_whole * sizeof(float);
             for (int64_t i = 0; i < n_here; ++i) {
                 std::memcpy(m.out[c + i] + row, &acc[i], n_bytes);
             }
@@ -212,30 +240,26 @@ void quantise_row(ggml_type weights, const float * x, char * out, int64_t first,
 }
 
 void quant_rows(ggml_type type, int64_t n, const char * weights, size_t stride, const char * const * x,
-                float * const * out, int64_t n_cols, int64_t first, int64_t last) {
+                float * const * out, int64_t n_cols, int64_t n_rows, int ith, int nth) {
     const matrix m{ n, weights, stride, x, out };
     switch (type) {
         case GGML_TYPE_Q4_K:
-            return rows_of<q4_k>(m, n_cols, first, last);
+            return rows_of<q4_k>(m, n_cols, n_rows, ith, nth);
         case GGML_TYPE_Q5_K:
-            return rows_of<q5_k>(m, n_cols, first, last);
+            return rows_of<q5_k>(m, n_cols, n_rows, ith, nth);
         case GGML_TYPE_Q6_K:
-            return rows_of<q6_k>(m, n_cols, first, last);
+            return rows_of<q6_k>(m, n_cols, n_rows, ith, nth);
         case GGML_TYPE_IQ4_XS:
-            return rows_of<iq4_xs>(m, n_cols, first, last);
+            return rows_of<iq4_xs>(m, n_cols, n_rows, ith, nth);
         case GGML_TYPE_Q4_0:
-            return rows_of<q4_0>(m, n_cols, first, last);
+            return rows_of<q4_0>(m, n_cols, n_rows, ith, nth);
         case GGML_TYPE_Q5_0:
-            return rows_of<q5_0>(m, n_cols, first, last);
+            return rows_of<q5_0>(m, n_cols, n_rows, ith, nth);
         case GGML_TYPE_Q8_0:
-            return rows_of<q8_0>(m, n_cols, first, last);
+            return rows_of<q8_0>(m, n_cols, n_rows, ith, nth);
         default:
-            return rows_of<iq4_nl>(m, n_cols, first, last);
+            return rows_of<iq4_nl>(m, n_cols, n_rows, ith, nth);
     }
-}
-
-int64_t quant_tile_rows() {
-    return lanes;
 }
 
 #else
@@ -254,12 +278,8 @@ size_t quant_row_size(ggml_type, int64_t) {
 
 void quantise_row(ggml_type, const float *, char *, int64_t, int64_t) {}
 
-void quant_rows(ggml_type, int64_t, const char *, size_t, const char * const *, float * const *, int64_t, int64_t,
-                int64_t) {}
-
-int64_t quant_tile_rows() {
-    return 1;
-}
+void quant_rows(ggml_type, int64_t, const char *, size_t, const char * const *, float * const *, int64_t, int64_t, int,
+                int) {}
 
 #endif
 

@@ -24,12 +24,9 @@ size_t quant_row_size(ggml_type weights, int64_t n);
 int64_t quant_block_size(ggml_type weights);
 void    quantise_row(ggml_type weights, const float * x, char * out, int64_t first, int64_t last);
 
-// out[c][r] = weight row r . x[c] for weight rows [first, last) of a matrix. x: n_cols quantised rows of n values.
-// stride: bytes from one weight row to the next.
+// out[c][r] = weight row r . x[c] for this thread's share of a matrix of n_rows rows: threads are 0 to nth - 1.
+// x: n_cols quantised rows of n values. stride: bytes from one weight row to the next.
 void quant_rows(ggml_type type, int64_t n, const char * weights, size_t stride, const char * const * x,
-                float * const * out, int64_t n_cols, int64_t first, int64_t last);
-
-// Weight rows that are computed together; parts of threads are multiples of it.
-int64_t quant_tile_rows();
+                float * const * out, int64_t n_cols, int64_t n_rows, int ith, int nth);
 
 } // namespace dw

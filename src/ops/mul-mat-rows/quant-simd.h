@@ -64,13 +64,22 @@ inline vi high_nibbles(const vi & v) {
     return shift_right(v, 4) & 0x0f0f0f0f;
 }
 
-// out[i] = bytes 4 i to 4 i + 3 of the 16 bytes at rows[lane] + offset
-inline void quad(const char * const * rows, size_t offset, vi * out) {
+// Weight rows of a tile, one behind the other.
+struct row_bytes {
+    const char * first;
+    size_t       stride;
+
+    const char * operator[](int r) const { return first + r * stride; }
+    row_bytes    from(size_t at) const { return { first + at, stride }; }
+};
+
+// out[i] = bytes 4 i to 4 i + 3 of the first 16 bytes of each row
+inline void quad(const row_bytes & rows, vi * out) {
 #if DW_QUANT_ROWS == 4
-    const int32x4_t   a = vld1q_s32((const int32_t *) (rows[0] + offset));
-    const int32x4_t   b = vld1q_s32((const int32_t *) (rows[1] + offset));
-    const int32x4_t   c = vld1q_s32((const int32_t *) (rows[2] + offset));
-    const int32x4_t   d = vld1q_s32((const int32_t *) (rows[3] + offset));
+    const int32x4_t   a = vld1q_s32((const int32_t *) rows[0]);
+    const int32x4_t   b = vld1q_s32((const int32_t *) rows[1]);
+    const int32x4_t   c = vld1q_s32((const int32_t *) rows[2]);
+    const int32x4_t   d = vld1q_s32((const int32_t *) rows[3]);
     const int32x4x2_t x = vtrnq_s32(a, b); // a0 b0 a2 b2, a1 b1 a3 b3
     const int32x4x2_t y = vtrnq_s32(c, d);
     out[0]              = (vi) vcombine_s32(vget_low_s32(x.val[0]), vget_low_s32(y.val[0]));
@@ -78,7 +87,7 @@ inline void quad(const char * const * rows, size_t offset, vi * out) {
     out[2]              = (vi) vcombine_s32(vget_high_s32(x.val[0]), vget_high_s32(y.val[0]));
     out[3]              = (vi) vcombine_s32(vget_high_s32(x.val[1]), vget_high_s32(y.val[1]));
 #else
-    const auto load = [&](int r) { return _mm_loadu_si128((const __m128i *) (rows[r] + offset)); };
+    const auto load = [&](int r) { return _mm_loadu_si128((const __m128i *) rows[r]); };
 #if DW_QUANT_ROWS == 16
     const auto every_fourth = [&](int r) { // rows r, r + 4, ... in 128 bits each
         __m512i v = _mm512_castsi128_si512(load(r));

@@ -41,14 +41,23 @@ inline vi scale_for_dots(const vi & scale) {
 #endif
 }
 
-inline vf halves_at(const char * const * rows, size_t offset) {
-    vi bits{};
+inline vf halves_at(const row_bytes & rows) {
+    const auto bits = [&](int r) {
+        int16_t half;
+        std::memcpy(&half, rows[r], sizeof(half));
+        return half;
+    };
+    short v __attribute__((vector_size(lanes * 2)));
     for (int r = 0; r < lanes; ++r) {
-        uint16_t half;
-        std::memcpy(&half, rows[r] + offset, sizeof(half));
-        bits[r] = half;
+        v[r] = bits(r);
     }
-    return halves(bits);
+#if DW_QUANT_ROWS == 16
+    return (vf) _mm512_cvtph_ps((__m256i) v);
+#elif DW_QUANT_ROWS == 8
+    return (vf) _mm256_cvtph_ps((__m128i) v);
+#else
+    return (vf) vcvt_f32_f16((float16x4_t) v);
+#endif
 }
 
 constexpr int8_t iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
@@ -63,9 +72,9 @@ struct q4_k {
 
     // F16 d and dmin, then 8 scales and 8 minima of 6 bits in 12 bytes: their upper 2 bits follow the lower 4 of the
     // last four of each
-    static void unpack_scales(const char * const * rows, size_t at, quant_tile & t) {
+    static void unpack_scales(const row_bytes & rows, quant_tile & t) {
         vi head[4];
-        quad(rows, at, head);
+        quad(rows, head);
         t.d[0]        = halves(head[0]);
         t.minus_min   = -halves(shift_right(head[0], 16));
         const vi s[2] = { head[1] & 0x3f3f3f3f,
@@ -80,10 +89,10 @@ struct q4_k {
     }
 
     // 32 bytes: low nibbles are 32 values, high ones the next 32
-    static void unpack_nibbles(const char * const * rows, size_t at, quant_tile & t) {
+    static void unpack_nibbles(const row_bytes & rows, quant_tile & t) {
         for (int j = 0; j < 8; ++j) {
             vi packed[4];
-            quad(rows, at + 16 * j, packed);
+            quad(rows.from(16 * j), packed);
             for (int i = 0; i < 4; ++i) {
                 const int k = 16 * (j / 2) + 4 * (j % 2) + i;
                 t.w[k]      = low_nibbles(packed[i]);
@@ -92,9 +101,9 @@ struct q4_k {
         }
     }
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t) {
-        unpack_scales(rows, at, t);
-        unpack_nibbles(rows, at + 16, t);
+    static void unpack(const row_bytes & rows, quant_tile & t) {
+        unpack_scales(rows, t);
+        unpack_nibbles(rows.from(16), t);
     }
 };
 
@@ -102,12 +111,12 @@ struct q5_k {
     static constexpr bool is_signed = false, has_minima = true, has_offset = false;
     static constexpr int  sub = 32, n_safe = 4, block_bytes = 176;
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t) {
-        q4_k::unpack_scales(rows, at, t);
-        q4_k::unpack_nibbles(rows, at + 48, t);
+    static void unpack(const row_bytes & rows, quant_tile & t) {
+        q4_k::unpack_scales(rows, t);
+        q4_k::unpack_nibbles(rows.from(48), t);
         vi high[8]; // bit s of byte i: the fifth bit of value i of sub-block s
-        quad(rows, at + 16, high);
-        quad(rows, at + 32, high + 4);
+        quad(rows.from(16), high);
+        quad(rows.from(32), high + 4);
         for (int s = 0; s < 8; ++s) {
             for (int i = 0; i < 8; ++i) {
                 t.w[8 * s + i] |= (shift_right(high[i], s) & 0x01010101) << 4;
@@ -120,12 +129,12 @@ struct q6_k {
     static constexpr bool is_signed = false, has_minima = false, has_offset = true;
     static constexpr int  sub = 16, n_safe = 2, block_bytes = 210;
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t) {
+    static void unpack(const row_bytes & rows, quant_tile & t) {
         for (int j = 0; j < 4; ++j) { // 16 bytes of upper bits, and the 2 x 16 bytes of lower ones that go with them
             vi a[4], b[4], high[4];
-            quad(rows, at + 64 * (j / 2) + 16 * (j % 2), a);
-            quad(rows, at + 64 * (j / 2) + 16 * (j % 2) + 32, b);
-            quad(rows, at + 128 + 16 * j, high);
+            quad(rows.from(64 * (j / 2) + 16 * (j % 2)), a);
+            quad(rows.from(64 * (j / 2) + 16 * (j % 2) + 32), b);
+            quad(rows.from(128 + 16 * j), high);
             vi * w = t.w + 32 * (j / 2) + 4 * (j % 2);
             for (int i = 0; i < 4; ++i) {
                 w[i]      = low_nibbles(a[i]) | ((high[i] & 0x03030303) << 4);
@@ -135,14 +144,14 @@ struct q6_k {
             }
         }
         vi scales[4];
-        quad(rows, at + 192, scales);
+        quad(rows.from(192), scales);
         for (int j = 0; j < 16; j += 2) {
             const vi s[2]  = { scales[j / 4] << (24 - 8 * (j % 4)) >> 24, scales[j / 4] << (16 - 8 * (j % 4)) >> 24 };
             t.scale[j]     = scale_for_dots(s[0]);
             t.scale[j + 1] = scale_for_dots(s[1]);
             t.pairs[j / 2] = both_halves(-32 * s[0], -32 * s[1]); // quants are 32 more than their values
         }
-        t.d[0] = halves_at(rows, at + 208);
+        t.d[0] = halves_at(rows.from(208));
     }
 };
 
@@ -150,16 +159,16 @@ struct iq4_xs {
     static constexpr bool is_signed = !is_vnni, has_minima = false, has_offset = is_vnni;
     static constexpr int  sub = 32, n_safe = 1, block_bytes = 136;
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t) {
+    static void unpack(const row_bytes & rows, quant_tile & t) {
         vi head[4]; // F16 d, 8 x 2 upper bits of scales, 8 x 4 lower ones
-        quad(rows, at, head);
+        quad(rows, head);
         t.d[0] = halves(head[0]);
         for (int j = 0; j < 8; ++j) {
             const vi scale = ((shift_right(head[1], 4 * j) & 15) | ((shift_right(head[0], 16 + 2 * j) & 3) << 4)) - 32;
             t.scale[j]     = scale_for_dots(scale);
             t.pairs[j]     = both_halves(-128 * scale, -128 * scale);
             vi packed[4];
-            quad(rows, at + 8 + 16 * j, packed);
+            quad(rows.from(8 + 16 * j), packed);
             for (int i = 0; i < 4; ++i) {
                 const int32_t offset = is_vnni ? offset_128 : 0;
                 t.w[8 * j + i]       = look_up(iq4_values, low_nibbles(packed[i])) ^ offset;
@@ -186,18 +195,18 @@ inline void add_bias(quant_tile & t, int block) {
 struct q8_0 {
     static constexpr int n_safe = 1, block_bytes = 34;
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t, int block) {
-        quad(rows, at + 2, t.w + 8 * block);
-        quad(rows, at + 18, t.w + 8 * block + 4);
+    static void unpack(const row_bytes & rows, quant_tile & t, int block) {
+        quad(rows.from(2), t.w + 8 * block);
+        quad(rows.from(18), t.w + 8 * block + 4);
     }
 };
 
 struct q4_0 {
     static constexpr int n_safe = 8, block_bytes = 18;
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t, int block) {
+    static void unpack(const row_bytes & rows, quant_tile & t, int block) {
         vi packed[4];
-        quad(rows, at + 2, packed);
+        quad(rows.from(2), packed);
         for (int i = 0; i < 4; ++i) {
             t.w[8 * block + i]     = (vi) ((vb) low_nibbles(packed[i]) - 8);
             t.w[8 * block + 4 + i] = (vi) ((vb) high_nibbles(packed[i]) - 8);
@@ -208,9 +217,9 @@ struct q4_0 {
 struct iq4_nl {
     static constexpr int n_safe = 1, block_bytes = 18;
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t, int block) {
+    static void unpack(const row_bytes & rows, quant_tile & t, int block) {
         vi packed[4];
-        quad(rows, at + 2, packed);
+        quad(rows.from(2), packed);
         for (int i = 0; i < 4; ++i) {
             t.w[8 * block + i]     = look_up(iq4_values, low_nibbles(packed[i]));
             t.w[8 * block + 4 + i] = look_up(iq4_values, high_nibbles(packed[i]));
@@ -224,14 +233,14 @@ struct q5_0 {
     // four bits as bit 4 of a byte each
     static vi fifth_bits(const vi & four) { return ((four * 0x00204081) & 0x01010101) << 4; }
 
-    static void unpack(const char * const * rows, size_t at, quant_tile & t, int block) {
+    static void unpack(const row_bytes & rows, quant_tile & t, int block) {
         vi high{}, packed[4];
         for (int r = 0; r < lanes; ++r) {
             int32_t bits;
-            std::memcpy(&bits, rows[r] + at + 2, sizeof(bits));
+            std::memcpy(&bits, rows[r] + 2, sizeof(bits));
             high[r] = bits;
         }
-        quad(rows, at + 6, packed);
+        quad(rows.from(6), packed);
         for (int i = 0; i < 4; ++i) {
             const vi low           = low_nibbles(packed[i]) | fifth_bits(shift_right(high, 4 * i) & 15);
             const vi rest          = high_nibbles(packed[i]) | fifth_bits(shift_right(high, 16 + 4 * i) & 15);

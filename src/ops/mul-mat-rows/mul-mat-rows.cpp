@@ -217,7 +217,7 @@ void rows(int64_t n, const char * weights, size_t stride, const columns & cols, 
 void rows(const ggml_compute_params * params, ggml_type type, int64_t n, const char * weights, size_t stride,
           const columns & cols, int64_t n_rows) {
     if (dw::quant_rows_support(type)) {
-        dw::quant_rows(type, n, weights, stride, cols.x.data(), cols.out.data(), (int64_t) cols.x.size(), n_rows,
+        dw::quant_rows(type, { n, weights, stride, n_rows, cols.x.data(), cols.out.data(), (int64_t) cols.x.size() },
                        params->ith, params->nth);
         return;
     }

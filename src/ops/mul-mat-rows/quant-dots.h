@@ -8,12 +8,11 @@
 #include "ops/mul-mat-rows/fused.h"
 #include "ops/mul-mat-rows/quant-tile.h"
 
-#ifdef DW_QUANT_ROWS
+#ifdef DW_QUANT_LANES
 
-#define GGML_COMMON_DECL_CPP
-#include "ggml-common.h"
+#include "ops/mul-mat-rows/quant-blocks.h"
 
-namespace dw {
+namespace dw::DW_QUANT_NAMESPACE {
 
 // sums[c] += factor * (weights . x[c]) over `steps` dwords from w on; x[c] points at the first of its bytes.
 // has_factor: else 1, and x is what blocks of 32 have. n_safe: see quant-tile.h.
@@ -98,6 +97,6 @@ template <typename type, int C> void block_dots(const quant_tile & t, int n_bloc
     }
 }
 
-} // namespace dw
+} // namespace dw::DW_QUANT_NAMESPACE
 
-#endif // DW_QUANT_ROWS
+#endif // DW_QUANT_LANES

@@ -24,9 +24,21 @@ size_t quant_row_size(ggml_type weights, int64_t n);
 int64_t quant_block_size(ggml_type weights);
 void    quantise_row(ggml_type weights, const float * x, char * out, int64_t first, int64_t last);
 
-// out[c][r] = weight row r . x[c] for this thread's share of a matrix of n_rows rows: threads are 0 to nth - 1.
-// x: n_cols quantised rows of n values. stride: bytes from one weight row to the next.
-void quant_rows(ggml_type type, int64_t n, const char * weights, size_t stride, const char * const * x,
-                float * const * out, int64_t n_cols, int64_t n_rows, int ith, int nth);
+struct quant_product {
+    int64_t              n; // values of a row
+    const char *         weights;
+    size_t               stride; // bytes from one weight row to the next
+    int64_t              n_rows; // of weights
+    const char * const * x;      // quantised rows of activations
+    float * const *      out;
+    int64_t              n_cols; // of x and out
+};
+
+// out[c][r] = weight row r . x[c] for this thread's share of the weight rows: threads are 0 to nth - 1.
+void quant_rows(ggml_type type, const quant_product & m, int ith, int nth);
+
+// The same with vectors of one width: quant-products-wide.cpp, quant-products-narrow.cpp.
+void quant_products_wide(ggml_type type, const quant_product & m, int ith, int nth);
+void quant_products_narrow(ggml_type type, const quant_product & m, int ith, int nth);
 
 } // namespace dw

@@ -1,36 +1,44 @@
 // What quantised products need of a CPU: AVX-512 (with VNNI or without), AVX2 (likewise), NEON with dotprod.
-// DW_QUANT_ROWS is defined where there is all of it. A vector has a lane for each of `lanes` weight rows; a 32-bit lane
-// holds four quants of its row. Sums of integers are exact, so every CPU and every order gives the same.
-// Test: tests/ops/test_quant_rows.py.
+// A vector has a lane for each of `lanes` weight rows; a 32-bit lane holds four quants of its row. Sums of integers are
+// exact, so every CPU, every width and every order gives the same.
+// DW_QUANT_LANES is defined where there is all of it: the widest vectors, or with DW_QUANT_NARROW those of half the
+// width beside AVX-512. What depends on the width is in namespace dw::DW_QUANT_NAMESPACE, so both can be in one
+// library. Test: tests/ops/test_quant_rows.py.
 
 #pragma once
+
+#include "ops/mul-mat-rows/quant-cpu.h"
 
 #include <cstddef>
 #include <cstdint>
 #include <cstring>
 
-#if defined(__AVX512F__) && defined(__AVX512BW__)
-#include <immintrin.h>
-#define DW_QUANT_ROWS 16
-#if defined(__AVX512VNNI__)
-#define DW_VNNI
+#if defined(DW_QUANT_NARROW) && defined(DW_QUANT_HAS_NARROW)
+#define DW_QUANT_LANES 8
+#define DW_QUANT_NAMESPACE lanes8
+#elif defined(DW_QUANT_NARROW)
+#elif DW_QUANT_WIDEST == 16
+#define DW_QUANT_LANES 16
+#define DW_QUANT_NAMESPACE lanes16
+#elif DW_QUANT_WIDEST == 8
+#define DW_QUANT_LANES 8
+#define DW_QUANT_NAMESPACE lanes8
+#elif DW_QUANT_WIDEST == 4
+#define DW_QUANT_LANES 4
+#define DW_QUANT_NAMESPACE lanes4
 #endif
-#elif defined(__AVX2__) && defined(__F16C__)
-#include <immintrin.h>
-#define DW_QUANT_ROWS 8
-#if defined(__AVXVNNI__)
-#define DW_VNNI
-#endif
-#elif defined(__ARM_NEON) && defined(__ARM_FEATURE_DOTPROD)
+
+#ifdef DW_QUANT_LANES
+
+#if DW_QUANT_LANES == 4
 #include <arm_neon.h>
-#define DW_QUANT_ROWS 4
+#else
+#include <immintrin.h>
 #endif
 
-#ifdef DW_QUANT_ROWS
+namespace dw::DW_QUANT_NAMESPACE {
 
-namespace dw {
-
-constexpr int lanes = DW_QUANT_ROWS;
+constexpr int lanes = DW_QUANT_LANES;
 
 using vi = int32_t __attribute__((vector_size(lanes * 4)));
 using vu = uint32_t __attribute__((vector_size(lanes * 4)));
@@ -75,7 +83,7 @@ struct row_bytes {
 
 // out[i] = bytes 4 i to 4 i + 3 of the first 16 bytes of each row
 inline void quad(const row_bytes & rows, vi * out) {
-#if DW_QUANT_ROWS == 4
+#if DW_QUANT_LANES == 4
     const int32x4_t   a = vld1q_s32((const int32_t *) rows[0]);
     const int32x4_t   b = vld1q_s32((const int32_t *) rows[1]);
     const int32x4_t   c = vld1q_s32((const int32_t *) rows[2]);
@@ -88,7 +96,7 @@ inline void quad(const row_bytes & rows, vi * out) {
     out[3]              = (vi) vcombine_s32(vget_high_s32(x.val[1]), vget_high_s32(y.val[1]));
 #else
     const auto load = [&](int r) { return _mm_loadu_si128((const __m128i *) rows[r]); };
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     const auto every_fourth = [&](int r) { // rows r, r + 4, ... in 128 bits each
         __m512i v = _mm512_castsi128_si512(load(r));
         v         = _mm512_inserti32x4(v, load(r + 4), 1);
@@ -119,9 +127,9 @@ inline void quad(const row_bytes & rows, vi * out) {
 
 // F16 in the low half of each lane
 inline vf halves(const vi & v) {
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     return (vf) _mm512_cvtph_ps(_mm512_cvtepi32_epi16((__m512i) v));
-#elif DW_QUANT_ROWS == 8
+#elif DW_QUANT_LANES == 8
     const __m256i low = (__m256i) (v & 0xffff);
     return (vf) _mm256_cvtph_ps(_mm_packus_epi32(_mm256_castsi256_si128(low), _mm256_extracti128_si256(low, 1)));
 #else
@@ -130,7 +138,7 @@ inline vf halves(const vi & v) {
 }
 
 inline float half(const char * p) {
-#if DW_QUANT_ROWS == 4
+#if DW_QUANT_LANES == 4
     __fp16 value;
     std::memcpy(&value, p, sizeof(value));
     return value;
@@ -143,9 +151,9 @@ inline float half(const char * p) {
 
 // a value of 16 for each byte, which is below 16
 inline vi look_up(const int8_t * table, const vi & v) {
-#if DW_QUANT_ROWS == 4
+#if DW_QUANT_LANES == 4
     return (vi) vqtbl1q_s8(vld1q_s8(table), (uint8x16_t) v);
-#elif DW_QUANT_ROWS == 8
+#elif DW_QUANT_LANES == 8
     return (vi) _mm256_shuffle_epi8(_mm256_broadcastsi128_si256(_mm_loadu_si128((const __m128i *) table)), (__m256i) v);
 #else
     return (vi) _mm512_shuffle_epi8(_mm512_broadcast_i32x4(_mm_loadu_si128((const __m128i *) table)), (__m512i) v);
@@ -153,12 +161,14 @@ inline vi look_up(const int8_t * table, const vi & v) {
 }
 
 // sum + the four products of bytes in each lane. a: unsigned with DW_VNNI, else NEON's signed; b: signed
-#if defined(DW_VNNI) || DW_QUANT_ROWS == 4
+#if defined(DW_VNNI) || DW_QUANT_LANES == 4
 #define DW_DOT4
 inline vi dot4(const vi & sum, const vi & a, const vi & b) {
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     return (vi) _mm512_dpbusd_epi32((__m512i) sum, (__m512i) a, (__m512i) b);
-#elif DW_QUANT_ROWS == 8
+#elif DW_QUANT_LANES == 8 && defined(__AVX512VNNI__)
+    return (vi) _mm256_dpbusd_epi32((__m256i) sum, (__m256i) a, (__m256i) b);
+#elif DW_QUANT_LANES == 8
     return (vi) _mm256_dpbusd_avx_epi32((__m256i) sum, (__m256i) a, (__m256i) b);
 #else
     return (vi) vdotq_s32((int32x4_t) sum, (int8x16_t) a, (int8x16_t) b);
@@ -168,14 +178,16 @@ inline vi dot4(const vi & sum, const vi & a, const vi & b) {
 
 // sum + the two products of 16-bit integers in each lane
 inline vi dot2(const vi & sum, const vi & a, const vi & b) {
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
 #ifdef DW_VNNI
     return (vi) _mm512_dpwssd_epi32((__m512i) sum, (__m512i) a, (__m512i) b);
 #else
     return sum + (vi) _mm512_madd_epi16((__m512i) a, (__m512i) b);
 #endif
-#elif DW_QUANT_ROWS == 8
-#ifdef DW_VNNI
+#elif DW_QUANT_LANES == 8
+#if defined(__AVX512VNNI__)
+    return (vi) _mm256_dpwssd_epi32((__m256i) sum, (__m256i) a, (__m256i) b);
+#elif defined(DW_VNNI)
     return (vi) _mm256_dpwssd_avx_epi32((__m256i) sum, (__m256i) a, (__m256i) b);
 #else
     return sum + (vi) _mm256_madd_epi16((__m256i) a, (__m256i) b);
@@ -189,7 +201,7 @@ inline vi dot2(const vi & sum, const vi & a, const vi & b) {
 #ifndef DW_DOT4
 // Sums of two products in each 16-bit half: a unsigned, b signed, no saturation where a * b * 2 stays below 2^15.
 inline vi products16(const vi & a, const vi & b) {
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     return (vi) _mm512_maddubs_epi16((__m512i) a, (__m512i) b);
 #else
     return (vi) _mm256_maddubs_epi16((__m256i) a, (__m256i) b);
@@ -197,7 +209,7 @@ inline vi products16(const vi & a, const vi & b) {
 }
 
 inline vi add16(const vi & a, const vi & b) {
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     return (vi) _mm512_add_epi16((__m512i) a, (__m512i) b);
 #else
     return (vi) _mm256_add_epi16((__m256i) a, (__m256i) b);
@@ -205,7 +217,7 @@ inline vi add16(const vi & a, const vi & b) {
 }
 
 inline vi magnitude(const vi & v) {
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     return (vi) _mm512_abs_epi8((__m512i) v);
 #else
     return (vi) _mm256_abs_epi8((__m256i) v);
@@ -214,7 +226,7 @@ inline vi magnitude(const vi & v) {
 
 // x where v is not negative, else -x
 inline vi with_sign(const vi & x, const vi & v) {
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     return (vi) _mm512_mask_sub_epi8((__m512i) x, _mm512_movepi8_mask((__m512i) v), _mm512_setzero_si512(),
                                      (__m512i) x);
 #else
@@ -223,6 +235,6 @@ inline vi with_sign(const vi & x, const vi & v) {
 }
 #endif
 
-} // namespace dw
+} // namespace dw::DW_QUANT_NAMESPACE
 
-#endif // DW_QUANT_ROWS
+#endif // DW_QUANT_LANES

@@ -6,11 +6,11 @@
 
 #include "ops/mul-mat-rows/quant-simd.h"
 
-#ifdef DW_QUANT_ROWS
+#ifdef DW_QUANT_LANES
 
 #include "ggml.h"
 
-namespace dw {
+namespace dw::DW_QUANT_NAMESPACE {
 
 struct quant_tile {
     vi w[64];     // quants: lane r of w[k] holds values 4 k to 4 k + 3 of row r
@@ -21,12 +21,6 @@ struct quant_tile {
     vf minus_min; // of a super-block: what the sums with `pairs` count for, where the type has minima
 };
 
-// What x86 with VNNI multiplies: unsigned by signed bytes. Other CPUs take signed by signed ones.
-#ifdef DW_VNNI
-constexpr bool is_vnni = true;
-#else
-constexpr bool is_vnni = false;
-#endif
 constexpr int32_t offset_128 = (int32_t) 0x80808080; // in each byte
 
 inline vi both_halves(const vi & low, const vi & high) {
@@ -51,9 +45,9 @@ inline vf halves_at(const row_bytes & rows) {
     for (int r = 0; r < lanes; ++r) {
         v[r] = bits(r);
     }
-#if DW_QUANT_ROWS == 16
+#if DW_QUANT_LANES == 16
     return (vf) _mm512_cvtph_ps((__m256i) v);
-#elif DW_QUANT_ROWS == 8
+#elif DW_QUANT_LANES == 8
     return (vf) _mm256_cvtph_ps((__m128i) v);
 #else
     return (vf) vcvt_f32_f16((float16x4_t) v);
@@ -250,6 +244,6 @@ struct q5_0 {
     }
 };
 
-} // namespace dw
+} // namespace dw::DW_QUANT_NAMESPACE
 
-#endif // DW_QUANT_ROWS
+#endif // DW_QUANT_LANES

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "ops/mul-mat-rows/quant-direct.h"
 #include "ops/mul-mat-rows/quant-dots.h"
 #include "ops/mul-mat-rows/quant-rows.h"
 
@@ -70,6 +71,22 @@ void meet(const quant_tile & t, int64_t n, int64_t at, const char * const * x, i
     }
 }
 
+// Few columns and weights as they lie, if the type can. Returns whether that was done.
+template <typename type> bool meet_directly(const row_bytes & rows, const quant_product & m, vf * acc) {
+    if constexpr (direct_cols<type> > 0) {
+        const int n_blocks = (int) (m.n / QK_K);
+        for (int b = 0; b < n_blocks && m.n_cols <= direct_cols<type>; b += direct_blocks) {
+            const row_bytes here   = rows.from(b * type::block_bytes);
+            const int       n_here = std::min(direct_blocks, n_blocks - b);
+            const size_t    done   = b * sizeof(block_q8_K);
+            const char *    x[2]   = { m.x[0] + done, m.x[m.n_cols - 1] + done };
+            m.n_cols == 1 ? direct_dots<type, 1>(here, n_here, x, acc) : direct_dots<type, 2>(here, n_here, x, acc);
+        }
+        return m.n_cols <= direct_cols<type>;
+    }
+    return false;
+}
+
 // The next tile's weights: rows of a tile are many streams, too many for the hardware to foresee.
 inline void prefetch(const char * from, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) {
@@ -85,7 +102,7 @@ struct share {
         n_tiles((n_rows + lanes - 1) / lanes),
         ith(i),
         nth(n) {
-        piece = std::clamp<int64_t>(n_tiles / (4 * nth), 1, 4);
+        piece = std::clamp<int64_t>(n_tiles / (4 * nth), 1, 16);
     }
     // the k-th; n_tiles or more: there are no more
     int64_t operator[](int64_t k) const { return (k / piece * nth + ith) * piece + k % piece; }
@@ -118,7 +135,8 @@ template <typename type> void rows_of(const quant_product & m, int ith, int nth)
         for (int64_t c = 0; c < m.n_cols; c += chunk_cols) {
             const int64_t n_here = std::min<int64_t>(chunk_cols, m.n_cols - c);
             std::fill_n(acc, n_here, vf{});
-            for (int64_t at = 0; at < n_tiles; ++at) {
+            const bool is_done = meet_directly<type>(rows, m, acc);
+            for (int64_t at = 0; at < n_tiles && !is_done; ++at) {
                 if (c == 0 && mine[k + 1] < mine.n_tiles) {
                     prefetch(next + at * ahead, ahead);
                 }

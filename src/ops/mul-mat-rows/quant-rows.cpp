@@ -114,7 +114,7 @@ void quantise_row(ggml_type weights, const float * x, char * out, int64_t first,
 void quant_rows(ggml_type type, const quant_product & m, int ith, int nth) {
 #ifdef DW_QUANT_HAS_NARROW
     constexpr int few_cols = 2;
-    if (m.n_cols <= few_cols) {
+    if (m.n_cols <= few_cols && !(is_vnni && type == GGML_TYPE_Q6_K)) { // it has a way of its own: quant-direct.h
         return quant_products_narrow(type, m, ith, nth);
     }
 #endif

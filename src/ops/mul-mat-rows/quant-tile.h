@@ -121,7 +121,7 @@ struct q5_k {
 
 struct q6_k {
     static constexpr bool is_signed = false, has_minima = false, has_offset = true;
-    static constexpr int  sub = 16, n_safe = 2, block_bytes = 210;
+    static constexpr int  sub = 16, n_safe = 2, block_bytes = 210, d_at = 208;
 
     static void unpack(const row_bytes & rows, quant_tile & t) {
         for (int j = 0; j < 4; ++j) { // 16 bytes of upper bits, and the 2 x 16 bytes of lower ones that go with them
@@ -145,7 +145,7 @@ struct q6_k {
             t.scale[j + 1] = scale_for_dots(s[1]);
             t.pairs[j / 2] = both_halves(-32 * s[0], -32 * s[1]); // quants are 32 more than their values
         }
-        t.d[0] = halves_at(rows.from(208));
+        t.d[0] = halves_at(rows.from(d_at));
     }
 };
 

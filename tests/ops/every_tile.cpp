@@ -10,14 +10,33 @@ void ggml_cpu_fp16_to_fp32(const ggml_fp16_t * x, float * y, int64_t n) {
     }
 }
 
+// what it calls for other types, which are not tested here
+extern "C" void ggml_barrier(ggml_threadpool *) {}
+
+bool dw::quant_rows_support(ggml_type) {
+    return false;
+}
+
+int64_t dw::quant_block_size(ggml_type) {
+    return 1;
+}
+
+size_t dw::quant_row_size(ggml_type, int64_t) {
+    return 0;
+}
+
+void dw::quantise_row(ggml_type, const float *, char *, int64_t, int64_t) {}
+
+void dw::quant_rows(ggml_type, const quant_product &, int, int) {}
+
 namespace {
 
 template <ggml_type type, int R, int C>
 void one(int64_t n, const char * weights, size_t stride, const float * x, float * out) {
-    const float * in[C];
-    float *       to[C];
+    const char * in[C];
+    float *      to[C];
     for (int c = 0; c < C; ++c) {
-        in[c] = x + c * n;
+        in[c] = (const char *) (x + c * n);
         to[c] = out + c * tile_rows;
     }
     dots<type, R, C>(n, weights, stride, in, to);

@@ -113,6 +113,12 @@ template <int b, int... i> inline vec fold(const vec & x, const vec & y, std::in
            __builtin_shufflevector(x, y, (i / h * b + i % h + h)...);
 }
 
+// the sums of neighbouring lanes
+template <int... i> inline void add_pairs(const vec & v, float * out, std::integer_sequence<int, i...>) {
+    const auto result = __builtin_shufflevector(v, v, 2 * i...) + __builtin_shufflevector(v, v, (2 * i + 1)...);
+    std::memcpy(out, &result, sizeof(result));
+}
+
 // the sums of R = lanes / 2 vectors, with the additions of sum<lanes>() in the same order but in half as many steps
 template <int b, int R> inline void sums(vec * v, float * out) {
     if constexpr (b > 2) {
@@ -121,9 +127,7 @@ template <int b, int R> inline void sums(vec * v, float * out) {
         }
         sums<b / 2, R / 2>(v, out);
     } else {
-        for (int r = 0; r < lanes / 2; ++r) {
-            out[r] = v[0][2 * r] + v[0][2 * r + 1];
-        }
+        add_pairs(v[0], out, std::make_integer_sequence<int, lanes / 2>());
     }
 }
 #endif

@@ -13,13 +13,13 @@ extern "C" {
 
 struct ggml_compute_params;
 
-// Both take weights src0 and f32 activations src1, and write f32 dst; sizes in ggml's order, elements of a row adjacent.
-// Weights in F16 or BF16: rows are converted to f32 once, a tile of them at a time, and meet every row of src1 in one dot
-// product of fixed order. ggml's own F16 path rounds src1 to F16 and converts the weight row once per row of src1; this
-// is closer to exact, and cheaper from two rows on. No thread waits for another.
-// Quantised weights: the types of quant-rows.h. Activations are quantised first, as ggml does, by all threads together,
-// which then wait for each other; few activations by each thread for itself.
-// A result depends on its own two rows alone. Every thread of the op calls; threads share out the weight rows.
+// Both take weights src0 and f32 activations src1, and write f32 dst; sizes in ggml's order, elements of a row
+// adjacent. Weights in F16 or BF16: rows are converted to f32 once, a tile of them at a time, and meet every row of
+// src1 in one dot product of fixed order. ggml's own F16 path rounds src1 to F16 and converts the weight row once per
+// row of src1; this is closer to exact, and cheaper from two rows on. No thread waits for another. Quantised weights:
+// the types of quant-rows.h. Activations are quantised first, as ggml does, by all threads together, which then wait
+// for each other; few activations by each thread for itself. A result depends on its own two rows alone. Every thread
+// of the op calls; threads share out the weight rows.
 //
 // Each returns false, having written nothing, unless params->use_ref is set and types and layout are as above.
 // Tests: tests/ops/test_mul_mat_rows.py, test_quant_rows.py (float64 oracle, bit-equality over batch sizes).

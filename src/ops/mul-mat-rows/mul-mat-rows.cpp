@@ -147,7 +147,8 @@ template <int R> inline void sums(vec * v, float * out) {
 // its sum (fused.h), for every R and C
 template <ggml_type type, int R, int C>
 inline void dots(int64_t n, const char * weights, size_t stride, const char * const * x, float * const * out) {
-    vec acc[C][R];
+    constexpr int64_t per_line = 64 / sizeof(ggml_fp16_t); // weights in a line of the cache
+    vec               acc[C][R];
     for (auto & col : acc) {
         for (vec & v : col) {
             v = vec{};
@@ -158,7 +159,9 @@ inline void dots(int64_t n, const char * weights, size_t stride, const char * co
         for (int r = 0; r < R; ++r) {
             const vec w = load_weights<type>(weights + r * stride, k);
             // weights come from main memory, and a tile of short rows ends before the hardware sees a pattern
-            __builtin_prefetch(weights + (R + r) * stride + k * sizeof(ggml_fp16_t));
+            if (k % per_line == 0) {
+                __builtin_prefetch(weights + (R + r) * stride + k * sizeof(ggml_fp16_t));
+            }
             for (int c = 0; c < C; ++c) {
                 acc[c][r] = dw::fused(w, load_f32(x[c] + k * sizeof(float)), acc[c][r]);
             }

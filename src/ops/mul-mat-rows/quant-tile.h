@@ -62,7 +62,7 @@ constexpr int8_t iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1,
 // Q4_K, and what Q5_K has in common
 struct q4_k {
     static constexpr bool is_signed = false, has_minima = true, has_offset = false;
-    static constexpr int  sub = 32, n_safe = 8, block_bytes = 144;
+    static constexpr int  sub = 32, n_safe = 8, block_bytes = 144, d_at = 0;
 
     // F16 d and dmin, then 8 scales and 8 minima of 6 bits in 12 bytes: their upper 2 bits follow the lower 4 of the
     // last four of each

@@ -130,6 +130,8 @@ def test_experts(kind, shared_input, tokens):
 
 def test_ggml_has_other_rows_without_use_ref():
     """Ours answer only where use_ref is set."""
+    if ggml.cpu_module().stem.endswith(("-sse42", "-x64")):
+        pytest.skip("this instruction set has no products of ours")
     rng = np.random.default_rng(3)
     weights = random_weights(rng, (1, 1, 64, 512), "Q4_K")
     x = rng.standard_normal((1, 1, 1, 512)).astype(np.float32)

@@ -109,7 +109,8 @@ struct share {
 };
 
 // The last rows of a matrix, and zeros up to a whole tile.
-inline row_bytes padded(const row_bytes & rows, int64_t n_rows, size_t row_size) {
+// Not inline: what is static in an inline function would keep a CPU module that was only asked for its score loaded.
+static row_bytes padded(const row_bytes & rows, int64_t n_rows, size_t row_size) {
     static thread_local std::vector<char> copy;
     copy.assign(lanes * row_size, 0);
     for (int64_t r = 0; r < n_rows; ++r) {

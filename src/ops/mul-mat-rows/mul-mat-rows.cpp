@@ -20,15 +20,18 @@
 
 namespace {
 
-// tile_rows x tile_cols sums at a time: as many as registers hold, enough to hide the latency of an FMA
+// tile_rows x tile_cols sums at a time: as many as registers hold, enough to hide the latency of an FMA. A few columns
+// more, up to few_cols, meet half as many rows at once, so that weights are converted once.
 #if defined(__AVX512F__)
 constexpr int lanes     = 16;
 constexpr int tile_rows = 8;
 constexpr int tile_cols = 3;
+constexpr int few_cols  = 6;
 #else
 constexpr int lanes     = 8;
 constexpr int tile_rows = 4;
 constexpr int tile_cols = 2;
+constexpr int few_cols  = 4;
 #endif
 
 // GCC and Clang split it where SIMD registers are narrower
@@ -143,6 +146,24 @@ template <int R> inline void sums(vec * v, float * out) {
     }
 }
 
+// out[c][r] = sum of acc[c][r], as many at a time as sums<lanes / 2> takes
+template <int R, int C> inline void all_sums(vec (*acc)[R], float * const * out) {
+    constexpr int cols = lanes / 2 / R; // at a time
+    int           c    = 0;
+    if constexpr (cols > 1) {
+        for (; c + cols <= C; c += cols) {
+            float both[cols][R];
+            sums<cols * R>(acc[c], both[0]);
+            for (int i = 0; i < cols; ++i) {
+                std::memcpy(out[c + i], both[i], sizeof(both[i]));
+            }
+        }
+    }
+    for (; c < C; ++c) {
+        sums<R>(acc[c], out[c]);
+    }
+}
+
 // out[c][r] = weight row r . x[c] for R rows and C columns: the same sums in the same order, each product fused with
 // its sum (fused.h), for every R and C
 template <ggml_type type, int R, int C>
@@ -167,8 +188,8 @@ inline void dots(int64_t n, const char * weights, size_t stride, const char * co
             }
         }
     }
+    all_sums<R, C>(acc, out);
     for (int c = 0; c < C; ++c) {
-        sums<R>(acc[c], out[c]);
         for (int64_t i = k; i < n; ++i) {
             for (int r = 0; r < R; ++r) {
                 out[c][r] = dw::fused(weight<type>(weights + r * stride, i), ((const float *) x[c])[i], out[c][r]);
@@ -212,6 +233,12 @@ void tile(int64_t n, const char * weights, size_t stride, const columns & cols, 
 template <ggml_type type>
 void rows(int64_t n, const char * weights, size_t stride, const columns & cols, int64_t first, int64_t last) {
     int64_t row = first;
+    if (cols.x.size() > tile_cols && cols.x.size() <= few_cols) {
+        constexpr int half = tile_rows / 2;
+        for (; row + half <= last; row += half) {
+            tile<type, half, few_cols>(n, weights + row * stride, stride, cols, row, 0);
+        }
+    }
     for (; row + tile_rows <= last; row += tile_rows) {
         tile<type, tile_rows, tile_cols>(n, weights + row * stride, stride, cols, row, 0);
     }

@@ -13,7 +13,8 @@ OMP     := OMP_WAIT_POLICY=passive
 # the tests of test-full; CI leaves out those that `make test` has just run
 FULL    ?= not gpu
 
-# where `make bench` adds its row; ROWS=bench/results/tiny-moe-f16.json keeps it
+# what `make bench` runs (F16, Q8_0 or Q4_K_M), and where it adds its row; ROWS=bench/results/tiny-moe-f16.json keeps it
+KIND    ?= F16
 ROWS    ?= build/bench-rows.json
 
 # what a new build depends on
@@ -86,7 +87,8 @@ compat-table: $(STAMP) ## the compatibility table: runs every row's tests, print
 
 # a claim about speed that fails (exit status 3) is printed and fails nothing here
 bench: $(STAMP)      ## plain decode and every way of drafting on held-out text; adds a row to ROWS; 5 minutes
-	$(VENV)/bin/draftwood bench models/tiny-moe/tiny-moe-f16.gguf --drafter models/tiny-moe/dflash-f16.gguf \
+	model=$$($(PY) -c "import sys; sys.path.insert(0, 'bench'); from models import tiny_moe; print(tiny_moe('$(KIND)'))") && \
+	$(VENV)/bin/draftwood bench $$model --drafter models/tiny-moe/dflash-f16.gguf \
 	  --prompts models/tiny-moe/heldout --per-category 6 --threads $$(nproc) --floor auto:0.97 --best auto:1.15 --rivals auto:0.99 \
 	  --json build/bench.json --plot build/bench.png --results $(ROWS) || test $$? -eq 3
 

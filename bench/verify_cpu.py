@@ -1,10 +1,11 @@
 """Measure what a verify of several rows takes on a CPU, in plain steps of the same model.
 
-    python bench/verify_cpu.py [--kind 35b-a3b|F16|Q8_0|Q4_K_M]... [--rows N]... [--repeats N] [--results FILE]
+    python bench/verify_cpu.py [--kind 35b-a3b|F16|Q8_0|Q4_K_M]... [--rows N]... [--threads N]
 
-Drafts are the model's own greedy text, so rows choose the experts that real rows choose, and all are accepted.
-In a repeat every number of rows has its turn, in a new order; a step is the verify of one row. What is compared
-are the ratios within a repeat. Only the forward pass is timed, from the call until its result is there.
+Drafts are the model's own greedy text: rows choose the experts that real rows choose, and all are accepted.
+In a repeat every number of rows has its turn, in a new order; a step is the verify of one row. What is
+compared are the ratios within a repeat. Only the forward pass is timed, from the call until its result is
+there. Without --threads a step runs on the package's default, and a verify on all cores, as for users.
 
 A line a kind; the last line is one JSON object, also added to --results. Must not know: drafters.
 Test: tests/model/test_verify_cpu.py.
@@ -37,7 +38,12 @@ class Verifies:
 
     def __init__(self, model: Path, longest: int, n_ctx: int, threads: int | None) -> None:
         self._llm = Llama(
-            str(model), n_ctx=n_ctx, speculation="ngram", draft_tokens=longest, n_threads=threads, verbose=False
+            str(model),
+            n_ctx=n_ctx,
+            speculation="ngram",
+            draft_tokens=longest,
+            n_threads=threads,
+            verbose=False,
         )
         engine = self._llm._engine
         assert engine is not None
@@ -104,7 +110,7 @@ def measure(model: Path, rows: Sequence[int], repeats: int, threads: int | None)
     finally:
         verifies.close()
     by_size: dict[int, list[float]] = {size: [] for size in sizes}
-    for size, took in zip(order, seconds, strict=False):
+    for size, took in zip(order, seconds, strict=True):
         by_size[size].append(took)
     steps = by_size[1][1:]
     found: dict[str, Any] = {"step_ms": round(1e3 * statistics.median(steps), 3)}

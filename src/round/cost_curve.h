@@ -42,7 +42,7 @@ class size_group {
 
     bool has_new_times() const;
 
-    // Whether requests of this process gave times. Those of the load and of a stored curve may be another load's.
+    // Whether requests gave times. Those of model loading and of a stored curve may come from a busier machine.
     bool is_measured() const { return is_measured_; }
     void set_stored() { is_measured_ = false; }
 

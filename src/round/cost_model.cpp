@@ -32,7 +32,7 @@ double cost_model::scale_of(const size_group & group) const {
     return is_changed ? group.ratio() : 1.0;
 }
 
-// A group with times of the load or of another process follows the others to faster ones: its were taken under load.
+// A group whose times are from model loading or a stored curve follows the others to faster ones: the machine was busy.
 void cost_model::update_curve(bool use_minimum) {
     const std::array<size_group *, 3> groups{ &plain_group_, &verify_group_, &draft_group_ };
     double                            fastest_scale = 1.0;

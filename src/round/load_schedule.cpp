@@ -40,13 +40,13 @@ bool load_schedule::add_round(int64_t us) {
     if (is_last) {
         index_++;
         n_round_ = 0;
-        is_done_ = index_ >= n_required && timed_us_ > budget_us;
+        is_done_ = (index_ >= n_required && timed_us_ > budget_us) || (index_ == sizes_.size() && is_repeat_);
     }
     return is_last;
 }
 
 bool load_schedule::add_last_round(int64_t us) {
-    is_done_   = (double) us > quieter * (double) plain_us_ || is_repeat_;
+    is_done_   = (double) us > quieter * (double) plain_us_;
     is_repeat_ = true;
     index_     = 0;
     timed_us_  = 0;

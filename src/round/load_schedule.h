@@ -3,7 +3,7 @@
 // Timed rounds have a budget of 300 ms. Warm-up rounds do not count: on a GPU they load kernels. Past the budget a size
 // ends after one timed round, and only plain steps and the longest draft are measured at all.
 // Within the budget a plain step ends the schedule. If it is much faster than the first ones, another program had the
-// machine meanwhile, and all sizes are measured once more.
+// machine meanwhile, and all sizes are measured once more. A program that begins meanwhile is not noticed.
 // Plain arithmetic. Must not know: engines, models. Test: tests/unit/test_cost_curve.py.
 
 #pragma once

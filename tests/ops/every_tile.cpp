@@ -56,11 +56,23 @@ template <ggml_type type> void all(int64_t n, const char * weights, size_t strid
         one<type, tile_rows, 1>(n, weights, stride, x + c * n, out + 2 * size + c * tile_rows);
     }
     one<type, tile_rows, tile_cols>(n, weights, stride, x, out + 3 * size);
+    float few[few_cols * tile_rows]; // half of the rows at a time, with more columns: the first ones again
+    for (int half = 0; half < 2; ++half) {
+        const int    rows = tile_rows / 2;
+        const char * in[few_cols];
+        float *      to[few_cols];
+        for (int c = 0; c < few_cols; ++c) {
+            in[c] = (const char *) (x + c % tile_cols * n);
+            to[c] = few + c * tile_rows + half * rows;
+        }
+        dots<type, tile_rows / 2, few_cols>(n, weights + half * rows * stride, stride, in, to);
+    }
+    std::copy_n(few, size, out + 4 * size);
 }
 
 } // namespace
 
-// weights [8][n] of 16-bit values, x f32[3][n]; out f32[4][tile_cols][tile_rows]: the same products by four tiles.
+// weights [8][n] of 16-bit values, x f32[3][n]; out f32[5][tile_cols][tile_rows]: the same products by five tiles.
 // Returns tile_cols * tile_rows.
 extern "C" int every_tile(int bf16, int64_t n, const char * weights, const float * x, float * out) {
     bf16 != 0 ? all<GGML_TYPE_BF16>(n, weights, 2 * n, x, out) : all<GGML_TYPE_F16>(n, weights, 2 * n, x, out);

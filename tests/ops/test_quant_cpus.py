@@ -17,7 +17,7 @@ import pytest
 import source
 
 from tests.ops import ggml_graph as ggml
-from tests.ops.test_quant_rows import assert_close, quantised, random_weights
+from tests.ops.test_quant_rows import assert_close, extremes, quantised, random_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
@@ -33,7 +33,14 @@ HERE = {
     "avx512": (AVX512, ["avx512bw", "avx512vl"]),
     "avx512-vnni": ([*AVX512, "-mavx512vnni"], ["avx512bw", "avx512vl", "avx512_vnni"]),
 }
-SHAPES = [(256, 1, 1), (768, 37, 1), (768, 37, 2), (2560, 16, 5), (512, 50, 19)]  # n, rows, cols
+SHAPES = [
+    (256, 1, 1),
+    (768, 37, 1),
+    (768, 37, 2),
+    (2560, 37, 2),
+    (2560, 16, 5),
+    (512, 50, 19),
+]  # n, rows, cols
 
 Run = Callable[..., np.ndarray]
 
@@ -57,7 +64,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
     if request.param == "neon-dotprod":
         compiler, qemu = shutil.which("aarch64-linux-gnu-g++"), shutil.which("qemu-aarch64")
         if not (compiler and qemu):
-            pytest.skip("no aarch64-linux-gnu-g++ or no qemu-aarch64 (apt-get install g++-aarch64-linux-gnu qemu-user)")
+            pytest.skip("not installed: g++-aarch64-linux-gnu, qemu-user")
         emulator, flags = [qemu], ["-march=armv8.2-a+dotprod+fp16", "-static"]
     else:
         flags, needed = HERE[request.param]
@@ -100,3 +107,11 @@ def test_every_cpu_gives_the_same_bits(run: Run, kind: str, known: dict[tuple[st
         found = run(kind, weights, x)
         assert_close(found, weights, kind, quantised(x, kind))
         assert known.setdefault((kind, i), found.tobytes()) == found.tobytes()
+
+
+@pytest.mark.parametrize("kind", list(ggml.BLOCKS))
+def test_no_sum_overflows(run: Run, kind: str) -> None:
+    """Sums of 16 bits, which some CPUs have, are as large as they get."""
+    for weights, x in extremes(kind):
+        for cols in (1, 2, 5):
+            assert_close(run(kind, weights, x[:cols]), weights, kind, quantised(x[:cols], kind))

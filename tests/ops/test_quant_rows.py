@@ -6,6 +6,9 @@ them.
 
 from __future__ import annotations
 
+import re
+from pathlib import Path
+
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
@@ -48,8 +51,36 @@ def quantised(x, kind):
 def assert_close(found, weights, kind, x):
     """Compare with weights . x in float64; x as quantised, [..., cols, n]."""
     w = decoded(weights, kind).swapaxes(-1, -2)
-    size = np.abs(x) @ (np.abs(w) + np.abs(w).max(-2, keepdims=True))  # minima are subtracted from larger sums
+    # minima are subtracted from larger sums
+    size = np.abs(x) @ (np.abs(w) + np.abs(w).max(-2, keepdims=True))
     assert (np.abs(found - x @ w) <= 4 * EPS * size + 1e-30).all()
+
+
+def extremes(kind):
+    """Yield weights and x [5, 512]: quants the largest or smallest, activations of one size."""
+    values, n_bytes = ggml.BLOCKS[kind]
+    n = 512
+    for byte in (0x00, 0x7F, 0x80, 0xFF):
+        weights = np.full((32, n // values * n_bytes), byte, np.uint8)
+        blocks = weights.reshape(-1, n_bytes)
+        for at in HALVES.get(kind, [0]):
+            blocks[:, at : at + 2] = np.float16([0.25]).view(np.uint8)
+        for signs in (1.0, -1.0, np.resize([1.0, -1.0], n)):
+            yield weights, np.broadcast_to(np.float32(3.0) * signs, (5, n)).astype(np.float32)
+
+
+def skip_without_products():
+    """Skip where ggml's own products answer: they take NaN for 0."""
+    name = ggml.cpu_module().stem
+    native = name.endswith("-cpu") and not {"avx2", "asimddp"} & cpu_features()
+    if native or name.endswith(("-sse42", "-x64")):
+        pytest.skip("this instruction set has no products of ours")
+
+
+def cpu_features():
+    """Return what /proc/cpuinfo names."""
+    text = Path("/proc/cpuinfo").read_text()
+    return set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.M))))
 
 
 every_kind = pytest.mark.parametrize("kind", list(ggml.BLOCKS))
@@ -69,16 +100,9 @@ def test_against_float64(kind, n_blocks, rows):
 
 @every_kind
 def test_extreme_quants(kind):
-    """All quants the largest, or the smallest, and activations of one size: sums are as large as they get."""
-    n = 512
-    for byte in (0x00, 0x7F, 0x80, 0xFF):
-        weights = np.full((1, 1, 32, n // ggml.BLOCKS[kind][0] * ggml.BLOCKS[kind][1]), byte, np.uint8)
-        blocks = weights.reshape(-1, ggml.BLOCKS[kind][1])
-        for at in HALVES.get(kind, [0]):
-            blocks[:, at : at + 2] = np.float16([0.25]).view(np.uint8)
-        for signs in (1.0, -1.0, np.resize([1.0, -1.0], n)):
-            x = np.broadcast_to(np.float32(3.0) * signs, (1, 1, 5, n)).astype(np.float32)
-            assert_close(mul_mat(weights, kind, x), weights, kind, quantised(x, kind))
+    for weights, x in extremes(kind):
+        found = mul_mat(weights[None, None], kind, x[None, None])
+        assert_close(found[0, 0], weights, kind, quantised(x, kind))
 
 
 @every_kind
@@ -90,14 +114,46 @@ def test_zeros(kind):
 @every_kind
 def test_rows_do_not_depend_on_the_batch(kind):
     rng = np.random.default_rng(8)
-    weights = random_weights(rng, (1, 1, 50, 768), kind)
-    x = rng.standard_normal((1, 1, 300, 768)).astype(np.float32)
+    weights = random_weights(rng, (1, 1, 50, 2560), kind)
+    x = rng.standard_normal((1, 1, 300, 2560)).astype(np.float32)
     whole = mul_mat(weights, kind, x)
     assert np.array_equal(mul_mat(weights, kind, x, n_threads=5), whole)
     for cols in [*range(1, 10), 16, 33, 64, 257]:
         for n_threads in (1, 2):
             part = mul_mat(weights, kind, x[:, :, :cols], n_threads=n_threads)
             assert np.array_equal(part, whole[:, :, :cols])
+
+
+@every_kind
+@pytest.mark.parametrize("value", [np.nan, np.inf])
+def test_what_is_not_finite_stays_in_its_row(kind, value):
+    skip_without_products()
+    rng = np.random.default_rng(4)
+    weights = random_weights(rng, (1, 1, 20, 512), kind)
+    x = rng.standard_normal((1, 1, 3, 512)).astype(np.float32)
+    whole = mul_mat(weights, kind, x)
+    x[0, 0, 1, 300:310] = value
+    found = mul_mat(weights, kind, x)
+    assert not np.isfinite(found[0, 0, 1]).any()
+    assert np.array_equal(found[:, :, ::2], whole[:, :, ::2])
+
+
+@every_kind
+def test_rows_that_lie_apart(kind):
+    """Weights are the beginnings of longer rows, as a KV cache has them; a tile is left over."""
+    values, n_bytes = ggml.BLOCKS[kind]
+    rng = np.random.default_rng(6)
+    stored = random_weights(rng, (1, 1, 21, 4 * values), kind)
+    weights = np.ascontiguousarray(stored[..., : 3 * n_bytes])
+    x = rng.standard_normal((1, 1, 3, 3 * values)).astype(np.float32)
+
+    def product(context, tensor, activations):
+        row = 4 * n_bytes
+        part = ggml.base.ggml_view_4d(context, tensor, 3 * values, 21, 1, 1, row, 21 * row, 21 * row, 0)
+        return ggml.base.ggml_mul_mat(context, part, activations)
+
+    found = ggml.run(product, [(stored, kind), (x, "F32")], (1, 1, 3, 21), use_ref=True)
+    assert np.array_equal(found, mul_mat(weights, kind, x))
 
 
 @every_kind
@@ -130,8 +186,7 @@ def test_experts(kind, shared_input, tokens):
 
 def test_ggml_has_other_rows_without_use_ref():
     """Ours answer only where use_ref is set."""
-    if ggml.cpu_module().stem.endswith(("-sse42", "-x64")):
-        pytest.skip("this instruction set has no products of ours")
+    skip_without_products()
     rng = np.random.default_rng(3)
     weights = random_weights(rng, (1, 1, 64, 512), "Q4_K")
     x = rng.standard_normal((1, 1, 1, 512)).astype(np.float32)

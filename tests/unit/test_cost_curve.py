@@ -300,16 +300,16 @@ def test_rounds_of_a_load(longest, n_warmup, slow, fast_us, expected):
 
 
 @pytest.mark.parametrize(
-    ("fast_us", "busy", "n_schedules"),
+    ("fast_us", "busy", "expected"),
     [
-        pytest.param(1000, (0, 1), 1, id="a quiet machine"),
-        pytest.param(1000, (20, 2), 2, id="another program ends meanwhile: all again"),
-        pytest.param(1000, (1000, 2), 1, id="it never ends: its load is the load"),
-        pytest.param(1000, (2, 2), 1, id="it ended within the plain steps: their minimum counts"),
-        pytest.param(26_000, (20, 2), 1, id="past the budget: as it is"),
+        pytest.param(1000, (0, 1), {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="a quiet machine"),
+        pytest.param(1000, (20, 2), {0: 9, 8: 10, 1: 10, 3: 10, 7: 10}, id="another program ends: all again"),
+        pytest.param(
+            1000, (1000, 2), {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="it never ends: its load is the load"
+        ),
+        pytest.param(1000, (3, 2), {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="it ended within the plain steps"),
+        pytest.param(26_000, (20, 2), {0: 4, 8: 5}, id="past the budget: as it is"),
     ],
 )
-def test_a_load_beside_another_program(fast_us, busy, n_schedules):
-    assert load_rounds(8, 1, slow=QUICK, fast_us=fast_us, busy=busy)[0] == (
-        4 if fast_us > 1000 else 5 * n_schedules
-    )
+def test_a_load_beside_another_program(fast_us, busy, expected):
+    assert load_rounds(8, 1, slow=QUICK, fast_us=fast_us, busy=busy) == expected

@@ -1,6 +1,6 @@
-// Weights as they lie, for one or two rows of activations: Q6_K with AVX-512 and VNNI, Q6_K and Q4_K with AVX2. This
-// takes fewer instructions than to unpack a tile. Integer sums are those of the tile, so the results are the same bits.
-// Test: tests/ops/test_quant_rows.py.
+// Weights as they lie, for one or two rows of activations: Q6_K with AVX-512 and VNNI; with 8 lanes, Q6_K and Q4_K.
+// This takes fewer instructions than to unpack a tile. Integer sums are those of the tile, so the results are the same
+// bits. Test: tests/ops/test_quant_rows.py.
 
 #pragma once
 

@@ -94,7 +94,7 @@ inline void prefetch(const char * from, size_t bytes) {
     }
 }
 
-// The tiles of a thread: pieces of up to 4 tiles in turn, so that all threads read from one place in memory.
+// The tiles of a thread: pieces of up to 16 tiles in turn, so that all threads read from one place in memory.
 struct share {
     int64_t n_tiles, piece, ith, nth;
 
@@ -120,8 +120,8 @@ static row_bytes padded(const row_bytes & rows, int64_t n_rows, size_t row_size)
 }
 
 template <typename type> void rows_of(const quant_product & m, int ith, int nth) {
-    const int64_t n_tiles = (m.n + tiles<type>::n_values - 1) / tiles<type>::n_values;
-    const size_t  ahead   = lanes * m.stride / n_tiles;
+    const int64_t n_slices = (m.n + tiles<type>::n_values - 1) / tiles<type>::n_values;
+    const size_t  ahead    = lanes * m.stride / std::max<int64_t>(n_slices, 1);
     const share   mine(m.n_rows, ith, nth);
     vf            acc[chunk_cols];
     quant_tile    t;
@@ -137,7 +137,7 @@ template <typename type> void rows_of(const quant_product & m, int ith, int nth)
             const int64_t n_here = std::min<int64_t>(chunk_cols, m.n_cols - c);
             std::fill_n(acc, n_here, vf{});
             const bool is_done = meet_directly<type>(rows, m, acc);
-            for (int64_t at = 0; at < n_tiles && !is_done; ++at) {
+            for (int64_t at = 0; at < n_slices && !is_done; ++at) {
                 if (c == 0 && mine[k + 1] < mine.n_tiles) {
                     prefetch(next + at * ahead, ahead);
                 }

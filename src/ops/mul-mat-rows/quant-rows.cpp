@@ -27,18 +27,21 @@ inline floats load(const float * p) {
     return v;
 }
 
+// The largest magnitude of n values; NaN if one is not finite.
 template <int n> float largest(const float * x) {
-    floats most{};
+    floats most{}, odd{}; // odd: 0, or NaN
     for (int i = 0; i < n; i += part) {
         const floats v    = load(x + i);
         const floats size = v < 0.0f ? -v : v;
         most              = size > most ? size : most;
+        odd += v - v;
     }
-    float result = 0.0f;
+    float result = 0.0f, all_odd = 0.0f;
     for (int i = 0; i < part; ++i) {
         result = std::max(result, most[i]);
+        all_odd += odd[i];
     }
-    return result;
+    return result + all_odd;
 }
 
 // x / d, to nearest: adding 1.5 * 2^23 leaves the integer in the low bits
@@ -53,9 +56,9 @@ inline void store_quants(const ints & values, int8_t bits, void * out) {
 }
 
 inline int16_t sum(const ints & values) {
-    int32_t result = 0;
+    uint32_t result = 0; // what is not finite gives any integers, and NaN as its scale
     for (int i = 0; i < part; ++i) {
-        result += values[i];
+        result += (uint32_t) values[i];
     }
     return (int16_t) result;
 }
@@ -114,7 +117,8 @@ void quantise_row(ggml_type weights, const float * x, char * out, int64_t first,
 void quant_rows(ggml_type type, const quant_product & m, int ith, int nth) {
 #ifdef DW_QUANT_HAS_NARROW
     constexpr int few_cols = 2;
-    if (m.n_cols <= few_cols && !(is_vnni && type == GGML_TYPE_Q6_K)) { // it has a way of its own: quant-direct.h
+    if (m.n_cols <= few_cols &&
+        !(is_vnni && type == GGML_TYPE_Q6_K)) { // its direct way takes 16 rows there: quant-direct.h
         return quant_products_narrow(type, m, ith, nth);
     }
 #endif

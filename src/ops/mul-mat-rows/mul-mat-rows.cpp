@@ -81,13 +81,18 @@ void rows(const ggml_compute_params * params, ggml_type type, int64_t n, const c
     }
 }
 
+// Whether the products here take rows of n of these weights. Keys in a cache may have heads of less than a block.
+bool supported(ggml_type type, int64_t n) {
+    return type == GGML_TYPE_F16 || type == GGML_TYPE_BF16 ||
+           (dw::quant_rows_support(type) && n > 0 && n % dw::quant_block_size(type) == 0);
+}
+
 bool supported(const ggml_compute_params * params, const ggml_tensor * dst) {
     const ggml_tensor * src0 = dst->src[0];
     const ggml_tensor * src1 = dst->src[1];
-    return params->use_ref &&
-           (src0->type == GGML_TYPE_F16 || src0->type == GGML_TYPE_BF16 || dw::quant_rows_support(src0->type)) &&
-           src1->type == GGML_TYPE_F32 && dst->type == GGML_TYPE_F32 && src0->nb[0] == ggml_type_size(src0->type) &&
-           src1->nb[0] == sizeof(float) && dst->nb[0] == sizeof(float);
+    return params->use_ref && supported(src0->type, src0->ne[0]) && src1->type == GGML_TYPE_F32 &&
+           dst->type == GGML_TYPE_F32 && src0->nb[0] == ggml_type_size(src0->type) && src1->nb[0] == sizeof(float) &&
+           dst->nb[0] == sizeof(float);
 }
 
 // Rows of src1 as these weights take them: as they are, or quantised.

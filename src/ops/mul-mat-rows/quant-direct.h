@@ -247,13 +247,13 @@ void direct_dots(const row_bytes & rows, int n_blocks, const char * const * x, v
     for (int b = 0; b < n_blocks; ++b) {
         const row_bytes block = rows.from(b * type::block_bytes);
         const vf        d     = halves_at(block.from(type::d_at));
+        const vf        min   = type::has_minima ? halves_at(block.from(type::d_at + 2)) : vf{};
         for (int c = 0; c < C; ++c) {
             float dx;
             std::memcpy(&dx, x[c] + b * sizeof(block_q8_K) + offsetof(block_q8_K, d), sizeof(dx));
             acc[c] = fused(to_float(sums_of_rows(found.products[c][b])), d * dx, acc[c]);
             if constexpr (type::has_minima) {
-                const vf minus_min = -halves_at(block.from(type::d_at + 2));
-                acc[c]             = fused(to_float(sums_of_rows(found.minima[c][b])), minus_min * dx, acc[c]);
+                acc[c] = fused(to_float(sums_of_rows(found.minima[c][b])), -min * dx, acc[c]);
             }
         }
     }

@@ -54,6 +54,17 @@ inline vf halves_at(const row_bytes & rows) {
 #endif
 }
 
+// w[i] and w[4 + i] = value() of the low and of the high nibbles of dword i of 16 bytes, with the place of its first
+// bit among 32
+template <typename F> inline void unpack_32_nibbles(const row_bytes & rows, vi * w, F value) {
+    vi packed[4];
+    quad(rows, packed);
+    for (int i = 0; i < 4; ++i) {
+        w[i]     = value(low_nibbles(packed[i]), 4 * i);
+        w[4 + i] = value(high_nibbles(packed[i]), 16 + 4 * i);
+    }
+}
+
 constexpr int8_t iq4_values[16] = { -127, -104, -83, -65, -49, -35, -22, -10, 1, 13, 25, 38, 53, 69, 89, 113 };
 
 // --- super-blocks of 256. sub: values of a sub-block, each with its scale. n_safe: dwords whose products fit 16 bits.
@@ -161,13 +172,8 @@ struct iq4_xs {
             const vi scale = ((shift_right(head[1], 4 * j) & 15) | ((shift_right(head[0], 16 + 2 * j) & 3) << 4)) - 32;
             t.scale[j]     = scale_for_dots(scale);
             t.pairs[j]     = both_halves(-128 * scale, -128 * scale);
-            vi packed[4];
-            quad(rows.from(8 + 16 * j), packed);
-            for (int i = 0; i < 4; ++i) {
-                const int32_t offset = is_vnni ? offset_128 : 0;
-                t.w[8 * j + i]       = look_up(iq4_values, low_nibbles(packed[i])) ^ offset;
-                t.w[8 * j + 4 + i]   = look_up(iq4_values, high_nibbles(packed[i])) ^ offset;
-            }
+            unpack_32_nibbles(rows.from(8 + 16 * j), t.w + 8 * j,
+                              [](const vi & v, int) { return look_up(iq4_values, v) ^ (is_vnni ? offset_128 : 0); });
         }
     }
 };
@@ -199,12 +205,7 @@ struct q4_0 {
     static constexpr int n_safe = 8, block_bytes = 18;
 
     static void unpack(const row_bytes & rows, quant_tile & t, int block) {
-        vi packed[4];
-        quad(rows.from(2), packed);
-        for (int i = 0; i < 4; ++i) {
-            t.w[8 * block + i]     = (vi) ((vb) low_nibbles(packed[i]) - 8);
-            t.w[8 * block + 4 + i] = (vi) ((vb) high_nibbles(packed[i]) - 8);
-        }
+        unpack_32_nibbles(rows.from(2), t.w + 8 * block, [](const vi & v, int) { return (vi) ((vb) v - 8); });
     }
 };
 
@@ -212,12 +213,7 @@ struct iq4_nl {
     static constexpr int n_safe = 1, block_bytes = 18;
 
     static void unpack(const row_bytes & rows, quant_tile & t, int block) {
-        vi packed[4];
-        quad(rows.from(2), packed);
-        for (int i = 0; i < 4; ++i) {
-            t.w[8 * block + i]     = look_up(iq4_values, low_nibbles(packed[i]));
-            t.w[8 * block + 4 + i] = look_up(iq4_values, high_nibbles(packed[i]));
-        }
+        unpack_32_nibbles(rows.from(2), t.w + 8 * block, [](const vi & v, int) { return look_up(iq4_values, v); });
     }
 };
 
@@ -228,19 +224,15 @@ struct q5_0 {
     static vi fifth_bits(const vi & four) { return ((four * 0x00204081) & 0x01010101) << 4; }
 
     static void unpack(const row_bytes & rows, quant_tile & t, int block) {
-        vi high{}, packed[4];
+        vi high{};
         for (int r = 0; r < lanes; ++r) {
             int32_t bits;
             std::memcpy(&bits, rows[r] + 2, sizeof(bits));
             high[r] = bits;
         }
-        quad(rows.from(6), packed);
-        for (int i = 0; i < 4; ++i) {
-            const vi low           = low_nibbles(packed[i]) | fifth_bits(shift_right(high, 4 * i) & 15);
-            const vi rest          = high_nibbles(packed[i]) | fifth_bits(shift_right(high, 16 + 4 * i) & 15);
-            t.w[8 * block + i]     = (vi) ((vb) low - 16);
-            t.w[8 * block + 4 + i] = (vi) ((vb) rest - 16);
-        }
+        unpack_32_nibbles(rows.from(6), t.w + 8 * block, [&](const vi & v, int first) {
+            return (vi) ((vb) (v | fifth_bits(shift_right(high, first) & 15)) - 16);
+        });
     }
 };
 

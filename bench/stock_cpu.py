@@ -26,7 +26,7 @@ from typing import Any
 import click
 from draftwood.bench import facts
 from draftwood.bench import results as rows
-from draftwood.bench.intervals import LEAST_PAIRS, interval
+from draftwood.bench.intervals import LEAST_PAIRS, paired
 from draftwood.engine.engine import build_info
 from stock_worker import STOCK
 from turns import Worker
@@ -54,7 +54,8 @@ def stock_python() -> Path:
         lock = load_lock(ROOT)
         print(f"installing {lock.name} {lock.version} into {ENVIRONMENT.relative_to(ROOT)}", file=sys.stderr)
         subprocess.run([sys.executable, "-m", "venv", "--clear", ENVIRONMENT], check=True)
-        wheels = ["--find-links", str(ROOT / "build" / "stock")]  # where tests/compat keep one they built
+        built = ROOT / "build" / "stock"  # where tests/compat keep a wheel they built
+        wheels = ["--find-links", built] if built.exists() else []
         subprocess.run(
             [python, "-m", "pip", "install", "-q", *wheels, f"{lock.name}=={lock.version}"], check=True
         )
@@ -84,13 +85,8 @@ def compare(python: Path | str, model: Path, prompts: list[list[int]], n_tokens:
     for what, n in (("prompt", len(prompts[0])), ("decode", n_tokens)):
         found[what] = {side: round(n / statistics.median(seconds[side][what]), 1) for side in SIDES}
         for side in (OFF, AUTO):
-            ratios = [a / b for a, b in zip(seconds[STOCK][what], seconds[side][what], strict=True)]
-            low, high = interval(ratios)
-            found[what][f"{side}/stock"] = [
-                round(statistics.median(ratios), 3),
-                round(low, 3),
-                round(high, 3),
-            ]
+            over, _ = paired(seconds[STOCK][what], seconds[side][what])
+            found[what][f"{side}/stock"] = over.figures()
     return found
 
 
@@ -144,9 +140,9 @@ def main(
         print(said(kind, found[kind]), flush=True)
     asked = {"prompt": n_prompt, "tokens": n_tokens, "repeats": repeats}
     row = {"schema": SCHEMA, **facts.machine(build_info()), **asked, "kinds": found}
-    print(json.dumps(row))
     if results:
         rows.append(results, row)
+    print(json.dumps(row))
     if not all(each["same_text"] for each in found.values()):
         raise SystemExit("texts with drafting and without differ")
 

@@ -25,7 +25,7 @@ import click
 from draftwood import Llama
 from draftwood.bench import facts
 from draftwood.bench import results as rows_of_results
-from draftwood.bench.intervals import LEAST_PAIRS, interval
+from draftwood.bench.intervals import LEAST_PAIRS, paired
 from draftwood.engine.engine import Engine, build_info
 from stock_cpu import KINDS, N_VOCAB, SYNTHETIC, model_of
 
@@ -115,9 +115,8 @@ def measure(model: Path, rows: Sequence[int], repeats: int, threads: int | None)
     steps = by_size[1][1:]
     found: dict[str, Any] = {"step_ms": round(1e3 * statistics.median(steps), 3)}
     for size in rows:
-        ratios = [took / step for took, step in zip(by_size[size][1:], steps, strict=True)]
-        low, high = interval(ratios)
-        found[str(size)] = [round(value, 3) for value in (statistics.median(ratios), low, high)]
+        over, _ = paired(by_size[size][1:], steps)
+        found[str(size)] = over.figures()
     return found
 
 
@@ -143,9 +142,9 @@ def main(
         ]
         print(f"{kind:8} step {found[kind]['step_ms']:.2f} ms  " + "  ".join(ratios), flush=True)
     row = {"schema": SCHEMA, **facts.machine(build_info()), "repeats": repeats, "verify": found}
-    print(json.dumps(row))
     if results:
         rows_of_results.append(results, row)
+    print(json.dumps(row))
 
 
 if __name__ == "__main__":

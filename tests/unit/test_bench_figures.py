@@ -8,7 +8,7 @@ from dataclasses import replace
 
 import pytest
 from draftwood.bench.claims import Claim, judge
-from draftwood.bench.intervals import interval, paired
+from draftwood.bench.intervals import Ratio, interval, paired
 from draftwood.bench.measure import Cell
 from draftwood.bench.report import Figure, faults, figures, table
 from draftwood.cli.bench import _WIDTH
@@ -47,6 +47,8 @@ def test_a_ratio_is_that_of_pairs_not_of_medians():
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
     few, _ = paired([1.0, 3.0, 1.0], [1.0, 1.0, 1.0])
     assert (few.median, few.low, few.high) == (1.0, None, None)
+    assert few.figures() == [1.0, None, None]
+    assert Ratio(1.23456, 1.0, 2.0).figures() == [1.235, 1.0, 2.0]
 
 
 # ---- figures ----

@@ -26,6 +26,10 @@ class Ratio:
     low: float | None
     high: float | None
 
+    def figures(self) -> list[float | None]:
+        """Return median, low and high as a row of results holds them: three decimals."""
+        return [value if value is None else round(value, 3) for value in (self.median, self.low, self.high)]
+
 
 def interval(values: Sequence[float]) -> tuple[float, float]:
     """Return an interval that holds the median with at least 95 % probability, whatever the distribution.

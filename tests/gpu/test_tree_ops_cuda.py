@@ -206,7 +206,8 @@ def test_conv_is_the_cpus(rng, channels, width):
 def check_moves(rng, n_streams, n_cells, n_embd, kind, n):
     """Compare moves of rows, and of columns where the type has them, with the CPU's."""
     dtype = {"F32": np.float32, "F16": np.uint16, "BF16": np.uint16, "Q8_0": np.uint8}[kind]
-    width = n_embd // 32 * 34 if kind == "Q8_0" else n_embd
+    values, n_bytes = ggml.BLOCKS.get(kind, (1, 1))
+    width = n_embd // values * n_bytes
     moves = random_moves(rng, n_streams * n_cells, n)
     for name, shape in (("rows", (n_cells, width)), ("columns", (width, n_cells))):
         if kind == "Q8_0" and name == "columns":

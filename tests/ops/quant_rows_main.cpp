@@ -1,5 +1,5 @@
 // The quantised products as a program, for tests/ops/test_quant_cpus.py: compiled for a CPU, run here or in QEMU.
-// quant_rows_main TYPE N ROWS COLS < (weights, then f32 x[COLS][N]) > f32 out[COLS][ROWS]
+// quant_rows_main TYPE N ROWS COLS STRIDE < (weights[ROWS][STRIDE bytes], f32 x[COLS][N]) > f32 out[COLS][ROWS]
 
 #include "ops/mul-mat-rows/quant-rows.h"
 

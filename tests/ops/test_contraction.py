@@ -8,9 +8,6 @@ instantiations of a template only.
 from __future__ import annotations
 
 import ctypes
-import os
-import re
-import shutil
 import subprocess
 from pathlib import Path
 
@@ -18,6 +15,7 @@ import numpy as np
 import pytest
 import source
 
+from tests.ops import cpus
 from tests.ops import ggml_graph as ggml
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -35,19 +33,10 @@ CPUS = {
 }
 
 
-def features() -> set[str]:
-    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return set(found[1].split()) if found else set()
-
-
 @pytest.fixture(scope="module", params=CPUS)
 def every_tile(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory) -> ctypes.CDLL:
     flags, needed = CPUS[request.param]
-    if not set(needed) <= features():
-        pytest.skip(f"this CPU has no {', '.join(sorted(set(needed) - features()))}")
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    if compiler is None:
-        pytest.skip("no C++ compiler")
+    compiler = cpus.compiler_for(needed)
     llama = source.ensure_source(ROOT).llama_cpp
     folders = [ROOT / "src", llama / "ggml" / "include", llama / "ggml" / "src"]
     library = tmp_path_factory.mktemp("tiles") / "tiles.so"

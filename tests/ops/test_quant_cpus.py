@@ -5,8 +5,6 @@ Integer sums are exact and the chain of floats is fixed, so AVX2, AVX-512 and NE
 
 from __future__ import annotations
 
-import os
-import re
 import shutil
 import subprocess
 from collections.abc import Callable
@@ -16,6 +14,7 @@ import numpy as np
 import pytest
 import source
 
+from tests.ops import cpus
 from tests.ops import ggml_graph as ggml
 from tests.ops.test_quant_rows import assert_close, extremes, quantised, random_weights
 
@@ -45,11 +44,6 @@ SHAPES = [
 Run = Callable[..., np.ndarray]
 
 
-def features() -> set[str]:
-    found = re.search(r"^flags\s*:(.*)$", Path("/proc/cpuinfo").read_text(), re.MULTILINE)
-    return set(found[1].split()) if found else set()
-
-
 def compiled(compiler: str, flags: list[str], target: Path) -> None:
     llama = source.ensure_source(ROOT).llama_cpp
     folders = [ROOT / "src", llama / "ggml" / "include", llama / "ggml" / "src"]
@@ -68,11 +62,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
         emulator, flags = [qemu], ["-march=armv8.2-a+dotprod+fp16", "-static"]
     else:
         flags, needed = HERE[request.param]
-        if not set(needed) <= features():
-            pytest.skip(f"this CPU has no {', '.join(sorted(set(needed) - features()))}")
-        compiler = shutil.which(os.environ.get("CXX", "c++"))
-        if compiler is None:
-            pytest.skip("no C++ compiler")
+        compiler = cpus.compiler_for(needed)
     program = tmp_path_factory.mktemp("quant") / "quant_rows"
     compiled(compiler, flags, program)
 

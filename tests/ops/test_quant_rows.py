@@ -6,14 +6,12 @@ them.
 
 from __future__ import annotations
 
-import re
-from pathlib import Path
-
 import numpy as np
 import pytest
 from gguf import GGMLQuantizationType
 from gguf.quants import dequantize
 
+from tests.ops import cpus
 from tests.ops import ggml_graph as ggml
 from tests.ops.test_mul_mat_rows import mul_mat, mul_mat_id
 
@@ -72,15 +70,9 @@ def extremes(kind):
 def skip_without_products():
     """Skip where ggml's own products answer: they take NaN for 0."""
     name = ggml.cpu_module().stem
-    native = name.endswith("-cpu") and not {"avx2", "asimddp"} & cpu_features()
+    native = name.endswith("-cpu") and not {"avx2", "asimddp"} & cpus.features()
     if native or name.endswith(("-sse42", "-x64")):
         pytest.skip("this instruction set has no products of ours")
-
-
-def cpu_features():
-    """Return what /proc/cpuinfo names."""
-    text = Path("/proc/cpuinfo").read_text()
-    return set(re.findall(r"[a-z0-9_]+", " ".join(re.findall(r"^(?:flags|Features)\s*:(.*)$", text, re.M))))
 
 
 every_kind = pytest.mark.parametrize("kind", list(ggml.BLOCKS))

@@ -23,6 +23,7 @@ SOURCE_NGRAM = 1
 
 CostModelHandle = ctypes.c_void_p
 AcceptedLogHandle = ctypes.c_void_p
+ThreadChoiceHandle = ctypes.c_void_p
 
 _lib = _capi.lib
 _P = ctypes.POINTER
@@ -45,6 +46,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_tree_merge": (_STATUS, [_P(_capi.Tree), _P(_capi.Tree)]),
     "dw_tree_select": (_STATUS, [_P(_capi.Tree), _I32, _I32, _P(_capi.Tree)]),
     "dw_tree_bucket": (_I32, [_I32]),
+    "dw_thread_choice_new": (_STATUS, [_P(ThreadChoiceHandle)]),
+    "dw_thread_choice_free": (None, [ThreadChoiceHandle]),
+    "dw_thread_choice_verify": (_STATUS, [ThreadChoiceHandle, _I32, _P(_I64), _P(_BOOL), _P(_BOOL)]),
     "dw_cost_model_new": (_STATUS, [_I32, _BOOL, _P(_MODEL)]),
     "dw_cost_model_free": (None, [_MODEL]),
     "dw_cost_model_set_curve": (_STATUS, [_MODEL, _P(_capi.Curve)]),
@@ -160,6 +164,28 @@ def select(tree: Tree, budget: int, *, spine: int = 0) -> Tree:
 def bucket(n_nodes: int) -> int:
     """Return how many rows a tree of n_nodes is verified in."""
     return int(_lib.dw_tree_bucket(n_nodes))
+
+
+class ThreadChoice:
+    """Which threads verifies run on, without a context. Contract: src/llama/thread_choice.h."""
+
+    def __init__(self) -> None:
+        self._handle = ThreadChoiceHandle()
+        check(_lib.dw_thread_choice_new(ctypes.byref(self._handle)))
+
+    def __del__(self) -> None:
+        _lib.dw_thread_choice_free(self._handle)
+
+    def verify(self, n_rows: int, prompts_us: int, steps_us: int) -> tuple[bool, bool]:
+        """Run a verify that takes so long on either threads; return (on steps' threads, is a trial)."""
+        us = (_I64 * 2)(prompts_us, steps_us)
+        on_steps, is_trial = ctypes.c_bool(), ctypes.c_bool()
+        check(
+            _lib.dw_thread_choice_verify(
+                self._handle, n_rows, us, ctypes.byref(on_steps), ctypes.byref(is_trial)
+            )
+        )
+        return on_steps.value, is_trial.value
 
 
 def load_rounds(

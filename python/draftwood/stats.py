@@ -33,6 +33,8 @@ class SpeculationStats:
     """Rounds whose draft branched."""
     padding: int
     """Rows beyond the nodes of such drafts, up to a size whose graph is kept."""
+    step_thread_rounds: int
+    """Drafts verified on n_threads, as plain steps: faster there than on n_threads_batch, or tried."""
     restored: int
     """Times that a checkpoint took recurrent layers back to a prefix."""
     checkpoints: int
@@ -91,6 +93,7 @@ class SpeculationStats:
             ngram_rounds=raw.n_ngram_rounds,
             tree_rounds=raw.n_tree_rounds,
             padding=raw.n_padding,
+            step_thread_rounds=raw.n_step_threads,
             restored=raw.n_restored,
             checkpoints=raw.n_checkpoints,
             checkpoint_bytes=raw.checkpoint_bytes,

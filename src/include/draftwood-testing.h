@@ -102,6 +102,17 @@ DW_API dw_status dw_cost_model_expect(const dw_cost_model * model, int32_t sourc
 DW_API dw_status dw_load_rounds(int32_t longest_draft, int32_t n_warmup, int32_t n_slow, int64_t slow_us,
                                 int64_t fast_us, int32_t n_busy, int32_t busy, int32_t * rounds);
 
+// --- threads of a verify: src/llama/thread_choice.h; test: tests/unit/test_thread_choice.py
+
+typedef struct dw_thread_choice dw_thread_choice;
+
+DW_API dw_status dw_thread_choice_new(dw_thread_choice ** choice); // the caller frees it
+DW_API void      dw_thread_choice_free(dw_thread_choice * choice);
+// A verify of n_rows rows took us[0] microseconds if it ran on the threads of prompts, us[1] on those of plain steps.
+// on_steps: where it ran; is_trial: later ones do not run there.
+DW_API dw_status dw_thread_choice_verify(dw_thread_choice * choice, int32_t n_rows, const int64_t * us, bool * on_steps,
+                                         bool * is_trial);
+
 #ifdef __cplusplus
 }
 #endif

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 9
+#define DW_API_VERSION 10
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -131,6 +131,7 @@ typedef struct dw_stats {
     int64_t  n_ngram_rounds;   // with DW_LENGTH_AUTO: drafts by n-grams instead of the drafter asked for
     int64_t  n_tree_rounds;    // rounds whose draft was no chain
     int64_t  n_padding;        // rows beyond the nodes of such trees, up to a size whose graph is kept
+    int64_t  n_step_threads;   // rounds of several rows on n_threads, as plain steps: faster there, or tried
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take

@@ -65,8 +65,9 @@ class session : private context_listener {
     void             verify_begins();                        // until it ended, nobody knows what the memory holds
     void             feed_draft(decode_request & request, int32_t n_rows, bool alone);
     void             verify_failed(bool intact, bool again); // again: the proposal stays
-    // n_rows rows from first_row of the batch on are this session's; took: microseconds of all. alone: no other's.
-    void verified(int32_t first_row, int32_t n_rows, int64_t took, bool alone);
+    // n_rows rows from first_row of the batch on are this session's; took: microseconds of all. is_typical: that is
+    // what so many rows take.
+    void verified(int32_t first_row, int32_t n_rows, int64_t took, bool is_typical);
 
   private:
     void on_flush(bool decodes) noexcept override;

@@ -133,11 +133,11 @@ void session::verify_failed(bool intact, bool again) {
     }
 }
 
-void session::verified(int32_t first_row, int32_t n_rows, int64_t took, bool alone) {
+void session::verified(int32_t first_row, int32_t n_rows, int64_t took, bool is_typical) {
     const proposal & draft = round_.draft();
     sequence_.verified(n_past_, n_rows);
     lost_      = false;
-    int64_t us = alone ? took : 0; // else it is not what so many rows take
+    int64_t us = is_typical ? took : 0;
     if (draft.tokens == tokens_at::verify) {
         us = drafting_.verify_time(draft);
         stats_.n_ahead_rounds++;
@@ -149,6 +149,7 @@ void session::verified(int32_t first_row, int32_t n_rows, int64_t took, bool alo
     stats_.n_drafted += draft.tree.n_drafts();
     stats_.n_tree_rounds += draft.tree.is_chain() ? 0 : 1;
     stats_.n_padding += n_rows - draft.tree.size();
+    stats_.n_step_threads += sequence_.context().on_step_threads() ? 1 : 0;
     stats_.n_shared_rounds += sequence_.context().short_of_memory() || drafting_.short_of_memory() ? 1 : 0;
     for (int32_t depth = 0; depth < draft.tree.height(); ++depth) {
         stats_.drafted_at[depth]++;

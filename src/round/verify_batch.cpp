@@ -100,9 +100,10 @@ bool verify_batch::attempt() {
         throw;
     }
     llama_synchronize(context().get()); // sampling waits for it anyway, and here its time is known
-    const int64_t took = ggml_time_us() - start_us;
+    const int64_t took       = ggml_time_us() - start_us;
+    const bool    is_typical = context().took(took) && alone();
     for (size_t i = 0; i < sessions_.size(); ++i) {
-        sessions_[i]->verified((int32_t) i * n_rows, n_rows, took, alone());
+        sessions_[i]->verified((int32_t) i * n_rows, n_rows, took, is_typical);
     }
     return true;
 }

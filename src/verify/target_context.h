@@ -7,6 +7,7 @@
 #include "llama/batch.h"
 #include "llama/memory_marks.h"
 #include "llama/results.h"
+#include "llama/thread_choice.h"
 #include "verify/tree_state.h"
 
 #include <functional>
@@ -63,6 +64,11 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // One decode of n_rows rows a tree, none of which is kept until commits say so. on_trees: commits are the tree
     // state's; else the rows are chains', and seq_rm cuts them back. `request` may hold feeds.
     void verify(const std::vector<planned_tree> & members, int32_t n_rows, bool on_trees, decode_request request);
+    // That verify took so many microseconds, until its results were there. Returns false if it tried other threads than
+    // the next ones will have.
+    bool took(int64_t us);
+    // whether it ran on n_threads, as plain steps do
+    bool on_step_threads() const { return verified_on_ == of_steps; }
 
     // Make sure of a tree state with room for so many rows; `refusal` says why there can be none. Throws failure with
     // DW_ERR_MEMORY, and what there was stays.
@@ -100,6 +106,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     void                       on_flush(bool decodes) noexcept override;
     void                       on_replaced() noexcept override;
     int32_t run_batch(const decode_request & request, const std::function<void()> & begin, std::string & why);
+    bool    chooses_threads(int32_t n_rows) const;
     int32_t attempt(const memory_marks & marks, const decode_request & request, const std::function<void()> & begin,
                     std::string & why);
     void    require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const;
@@ -117,6 +124,9 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool                        refused_   = false;     // for good: it depends on the model and the context alone
     int32_t                     no_memory_ = INT32_MAX; // rows that a larger tree state found no memory for
     int32_t                     row_limit_ = INT32_MAX;
+    thread_choice               threads_;
+    bool                        is_timed_    = false;      // the newest verify is for threads_ to learn from
+    verify_threads              verified_on_ = of_prompts; // the newest one
 };
 
 } // namespace draftwood

@@ -48,6 +48,7 @@ POINTERS = {
     "dw_engine": _capi.EngineHandle,
     "dw_cost_model": testing_api.CostModelHandle,
     "dw_accepted_log": testing_api.AcceptedLogHandle,
+    "dw_thread_choice": testing_api.ThreadChoiceHandle,
     "llama_context": ctypes.c_void_p,
     "llama_sampler": ctypes.c_void_p,
     "llama_context_params": ctypes.POINTER(_capi._llama.llama_context_params),

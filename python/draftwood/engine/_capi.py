@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 9
+API_VERSION = 10
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -113,6 +113,7 @@ class Stats(ctypes.Structure):
         ("n_ngram_rounds", ctypes.c_int64),
         ("n_tree_rounds", ctypes.c_int64),
         ("n_padding", ctypes.c_int64),
+        ("n_step_threads", ctypes.c_int64),
         ("n_restored", ctypes.c_int64),
         ("n_checkpoints", ctypes.c_int64),
         ("checkpoint_bytes", ctypes.c_int64),

@@ -66,8 +66,11 @@ NO_STATUS = (
     "dw_draft_tokens",
     "dw_reach",
 )
-# tests: tests/unit/test_tree.py, tests/unit/test_cost_model.py
-WITHOUT_AN_ENGINE = ("dw_tree_", "dw_cost_model_", "dw_load_", "dw_accepted_log_free", "dw_accepted_log_get")
+# tests: tests/unit/test_tree.py, test_cost_model.py, test_thread_choice.py
+WITHOUT_AN_ENGINE = (
+    *("dw_tree_", "dw_cost_model_", "dw_load_", "dw_thread_choice_"),
+    *("dw_accepted_log_free", "dw_accepted_log_get"),
+)
 STATUS_CALLS = [
     name
     for name, (_, arguments) in {**_capi.SIGNATURES, **testing_api.SIGNATURES}.items()

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import numpy as np
 import pytest
+from draftwood._llama_cpp import llama_cpp as native
 
 from tests.model.texts import STOCK, P, fresh, text
 
@@ -105,3 +106,19 @@ def test_two_objects_side_by_side(llama, off):
     streams = [a.generate(P, temp=0.0), b.generate(P, temp=0.0)]
     pairs = [(next(streams[0]), next(streams[1])) for _ in range(40)]
     assert [x for x, _ in pairs] == [y for _, y in pairs] == expected
+
+
+def test_verifies_try_the_threads_of_plain_steps(llama, off):
+    """They are chosen by time; the text does not depend on them, and the context keeps what it was given."""
+    on = llama(speculation="mtp", draft_tokens=3, n_threads=1, n_threads_batch=2)
+    for temp in (0.0, 0.8):
+        assert text(on, 60, temp=temp) == text(off, 60, temp=temp)
+    stats = on.speculation_stats
+    assert 0 < stats.step_thread_rounds <= stats.rounds
+    ctx = on._ctx.ctx
+    assert (native.llama_n_threads(ctx), native.llama_n_threads_batch(ctx)) == (1, 2)
+
+
+def test_one_thread_count_leaves_nothing_to_try(on):
+    text(on, 60)
+    assert on.speculation_stats.step_thread_rounds == 0

@@ -224,9 +224,9 @@ class CostModel:
         check(_lib.dw_cost_model_get_curve(self._handle, ctypes.byref(raw)))
         return Curve(tuple(raw.draft_us), tuple(raw.verify_us))
 
-    def update(self, *, use_minimum: bool = False) -> None:
+    def update(self, *, at_load: bool = False) -> None:
         """Take new times into the curve."""
-        check(_lib.dw_cost_model_update(self._handle, use_minimum))
+        check(_lib.dw_cost_model_update(self._handle, at_load))
 
     def add_draft(self, n_tokens: int, micros: float) -> None:
         """Add the time of a draft."""

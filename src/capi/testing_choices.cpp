@@ -3,9 +3,9 @@
 #include "draftwood-testing.h"
 
 #include "capi/capi.h"
+#include "llama/thread_choice.h"
 #include "round/cost_model.h"
 #include "round/load_schedule.h"
-#include "llama/thread_choice.h"
 
 #include <algorithm>
 
@@ -69,8 +69,14 @@ dw_status dw_cost_model_get_curve(const dw_cost_model * model, dw_curve * curve)
     });
 }
 
-dw_status dw_cost_model_update(dw_cost_model * model, bool use_minimum) {
-    return with_model(model, "dw_cost_model_update", [&](auto & m) { m.update_curve(use_minimum); });
+dw_status dw_cost_model_update(dw_cost_model * model, bool at_load) {
+    return with_model(model, "dw_cost_model_update", [&](auto & m) {
+        if (at_load) {
+            m.update_curve_at_load();
+        } else {
+            m.update_curve();
+        }
+    });
 }
 
 dw_status dw_cost_model_add_draft_time(dw_cost_model * model, int32_t n_tokens, int64_t us) {

@@ -73,7 +73,7 @@ DW_API void      dw_cost_model_free(dw_cost_model * model);
 
 DW_API dw_status dw_cost_model_set_curve(dw_cost_model * model, const dw_curve * curve);
 DW_API dw_status dw_cost_model_get_curve(const dw_cost_model * model, dw_curve * curve); // without new times
-DW_API dw_status dw_cost_model_update(dw_cost_model * model, bool use_minimum);          // take new times into it
+DW_API dw_status dw_cost_model_update(dw_cost_model * model, bool at_load);              // take new times into it
 
 DW_API dw_status dw_cost_model_add_draft_time(dw_cost_model * model, int32_t n_tokens, int64_t us);
 DW_API dw_status dw_cost_model_add_verify_time(dw_cost_model * model, int32_t n_rows, int64_t us);

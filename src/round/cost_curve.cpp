@@ -3,13 +3,15 @@
 #include "round/cost_curve.h"
 
 #include <algorithm>
-#include <numeric>
+#include <vector>
 
 namespace draftwood {
 
 namespace {
 
-constexpr double new_weight = 0.3; // of new times in a mean that is known
+constexpr double weight_of_one = 0.1; // of one new time in a mean that is known
+constexpr double most_weight   = 0.3; // of three and more
+constexpr double most_change   = 2.0; // of a size against the others at once: more was one round that was held up
 
 } // namespace
 
@@ -57,8 +59,10 @@ double cost_curve::at(int32_t n) const {
 }
 
 void size_group::add_time(int32_t n, int64_t us, int32_t n_warmup) {
-    if (curve_.n_warmed_up[n] >= n_warmup && n <= curve_.largest_known(last_)) {
-        recent_[n_times_++ % n_recent] = (double) us / curve_.at(n);
+    const int32_t largest    = curve_.largest_known(last_);
+    const bool    is_between = largest >= first_ && n <= largest && curve_.largest_known(n) > 0;
+    if (curve_.n_warmed_up[n] >= n_warmup && is_between) {
+        ratios_[n_times_++ % n_kept] = (double) us / curve_.at(n);
     }
     curve_.add_time(n, us, n_warmup);
 }
@@ -67,38 +71,62 @@ bool size_group::has_new_times() const {
     return std::any_of(&curve_.count[first_], &curve_.count[last_] + 1, [](int64_t n) { return n > 0; });
 }
 
-double size_group::ratio() const {
-    double measured = 0.0, expected = 0.0;
-    for (int32_t n = first_; n <= last_; ++n) {
-        const int32_t known = curve_.largest_known(n);
-        if (curve_.count[n] > 0 && known > 0) {
-            measured += curve_.sum[n];
-            expected += curve_.mean[known] * (double) curve_.count[n];
-        }
+double size_group::median(int32_t n) const {
+    std::vector<double> newest;
+    for (int32_t i = n_times_ - n; i < n_times_; ++i) {
+        newest.push_back(ratios_[i % n_kept]);
     }
-    return expected > 0.0 ? measured / expected : 1.0;
+    std::sort(newest.begin(), newest.end());
+    return (newest[(n - 1) / 2] + newest[n / 2]) / 2.0;
+}
+
+double size_group::ratio() const {
+    return n_times_ == 0 ? 1.0 : median(is_slower() ? n_recent : std::min(n_times_, n_kept));
 }
 
 bool size_group::is_slower() const {
-    const double longest = *std::max_element(recent_.begin(), recent_.end());
-    const double others  = (std::accumulate(recent_.begin(), recent_.end(), 0.0) - longest) / (n_recent - 1);
-    return n_times_ >= n_recent && others > 1.0 / load_change;
+    if (n_times_ < n_recent) {
+        return false;
+    }
+    double sum = 0.0, longest = 0.0;
+    for (int32_t i = n_times_ - n_recent; i < n_times_; ++i) {
+        sum += ratios_[i % n_kept];
+        longest = std::max(longest, ratios_[i % n_kept]);
+    }
+    return (sum - longest) / (n_recent - 1) > 1.0 / load_change;
 }
 
-void size_group::update(bool use_minimum, double scale) {
-    is_measured_ = is_measured_ || (has_new_times() && !use_minimum);
+void size_group::forget(int32_t n) {
+    curve_.sum[n]   = 0.0;
+    curve_.count[n] = 0;
+}
+
+void size_group::update(double ratio, double speed) {
+    is_measured_ = is_measured_ || has_new_times();
     n_times_     = 0;
+    speed_ *= speed;
     for (int32_t n = first_; n <= last_; ++n) {
         double & mean = curve_.mean[n];
         if (curve_.count[n] == 0) {
-            mean *= scale;
+            mean *= speed;
             continue;
         }
-        const double measured = use_minimum ? curve_.minimum[n] : curve_.sum[n] / (double) curve_.count[n];
-        const double weight   = use_minimum ? (measured < mean ? 1.0 : 0.0) : new_weight;
-        mean                  = mean == 0.0 || scale != 1.0 ? measured : mean + weight * (measured - mean);
-        curve_.sum[n]         = 0.0;
-        curve_.count[n]       = 0;
+        const double measured = curve_.sum[n] / (double) curve_.count[n] / ratio; // as if at the curve's speed
+        const double weight   = std::min(most_weight, weight_of_one * (double) curve_.count[n]);
+        const double change   = mean == 0.0 ? 1.0 : std::clamp(measured / mean, 1.0 / most_change, most_change);
+        mean                  = speed * (mean == 0.0 ? measured : mean * (1.0 + weight * (change - 1.0)));
+        forget(n);
+    }
+}
+
+void size_group::update_minima() {
+    n_times_ = 0;
+    for (int32_t n = first_; n <= last_; ++n) {
+        double & mean = curve_.mean[n];
+        if (curve_.count[n] > 0) {
+            mean = mean == 0.0 ? curve_.minimum[n] : std::min(mean, curve_.minimum[n]);
+            forget(n);
+        }
     }
 }
 

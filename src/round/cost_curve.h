@@ -30,7 +30,9 @@ struct cost_curve {
     int32_t largest_known(int32_t n) const; // size up to n; 0: none
 };
 
-// Sizes of a curve whose times change together when another program takes the cores: plain steps, verifies, drafts.
+// Sizes of a curve whose times change together: plain steps, verifies, drafts. A machine's speed changes from second to
+// second, so a time says two things: how fast the machine is now, which all sizes share, and how this size compares
+// with the others.
 class size_group {
   public:
     size_group(cost_curve & curve, int32_t first, int32_t last) :
@@ -44,31 +46,45 @@ class size_group {
 
     // Whether requests gave times. Those of model loading and of a stored curve may come from a busier machine.
     bool is_measured() const { return is_measured_; }
-    void set_stored() { is_measured_ = false; }
+    void set_stored() {
+        is_measured_ = false;
+        speed_       = 1.0;
+    }
 
-    // New times over the curve's; 1 without new times. A size without a mean is compared with the next smaller one that
-    // has one; without such a size it is left out.
+    // What the means were multiplied by since then.
+    double speed() const { return speed_; }
+
+    // Median of new times over the curve's: of the newest 8 if is_slower(). 1 without new times. Sizes below the
+    // smallest known one and beyond the largest are left out.
     double ratio() const;
 
     // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.
     bool is_slower() const;
 
-    // Take new times into the means: their mean, or their minimum if it is less. A scale other than 1 replaces means
-    // instead of blending them, and multiplies those of sizes without new times.
-    void update(bool use_minimum, double scale);
+    // Take new times into the means. They were measured while the machine took `ratio` times the curve's; all means
+    // are multiplied by `speed`, and those of sizes with new times also move towards these.
+    void update(double ratio, double speed);
+
+    // Take the least of the new times of a size, if that is less than its mean: for the few of model loading.
+    void update_minima();
 
     // A ratio below which, or whose inverse above which, the machine's load has changed.
     static constexpr double load_change = 0.6;
 
   private:
     static constexpr int32_t n_recent = 8;
+    static constexpr int32_t n_kept   = 64;
+
+    double median(int32_t n) const; // of the newest n ratios
+    void   forget(int32_t n);       // new times of a size
 
     cost_curve & curve_;
     int32_t      first_, last_;
 
-    std::array<double, n_recent> recent_{}; // newest times over the curve's
-    int32_t                      n_times_     = 0;
-    bool                         is_measured_ = false;
+    std::array<double, n_kept> ratios_{}; // of new times to the curve's
+    int32_t                    n_times_     = 0;
+    bool                       is_measured_ = false;
+    double                     speed_       = 1.0;
 };
 
 } // namespace draftwood

@@ -11,6 +11,8 @@ namespace {
 constexpr double  margin                 = 1.02; // drafting and branching must win by this, since times are not exact
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
+constexpr int32_t plain_trial            = 64;   // rounds with drafts, then one without
+constexpr double  drift                  = 0.3;  // of a change in speed that is no change of load
 
 } // namespace
 
@@ -26,23 +28,44 @@ bool cost_model::is_outdated() const {
     return shares_cores_ && (plain_group_.is_slower() || verify_group_.is_slower());
 }
 
-// The ratio of new times if the load has changed, else 1.
-double cost_model::scale_of(const size_group & group) const {
-    const bool is_changed = group.ratio() < size_group::load_change || (shares_cores_ && group.is_slower());
-    return is_changed ? group.ratio() : 1.0;
+bool cost_model::has_changed(const size_group & group) const {
+    return group.ratio() < size_group::load_change || (shares_cores_ && group.is_slower());
+}
+
+// New times of a group. If the load has changed, all its sizes follow at once. Otherwise they follow slowly on a CPU;
+// on a GPU each size has reasons of its own.
+void cost_model::update(size_group & group) {
+    const double ratio = group.ratio();
+    if (has_changed(group)) {
+        group.update(ratio, ratio);
+    } else if (shares_cores_) {
+        group.update(ratio, 1.0 + drift * (std::min(ratio, 1.0 / size_group::load_change) - 1.0));
+    } else {
+        group.update(1.0, 1.0);
+    }
 }
 
 // A group whose times are from model loading or a stored curve follows the others to faster ones: the machine was busy.
-void cost_model::update_curve(bool use_minimum) {
+void cost_model::update_curve() {
     const std::array<size_group *, 3> groups{ &plain_group_, &verify_group_, &draft_group_ };
-    double                            fastest_scale = 1.0;
-    for (const size_group * group : groups) {
-        fastest_scale = std::min(fastest_scale, scale_of(*group));
+    double                            fastest = 1.0;
+    for (size_group * group : groups) {
+        if (group->has_new_times()) {
+            update(*group);
+            fastest = std::min(fastest, group->speed());
+        }
     }
     for (size_group * group : groups) {
-        const double inherited = group->is_measured() ? 1.0 : fastest_scale;
-        const double scale     = group->has_new_times() ? scale_of(*group) : inherited;
-        group->update(use_minimum, use_minimum ? 1.0 : scale);
+        const double behind = fastest / group->speed();
+        if (!group->is_measured() && behind < size_group::load_change) {
+            group->update(1.0, behind);
+        }
+    }
+}
+
+void cost_model::update_curve_at_load() {
+    for (size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
+        group->update_minima();
     }
 }
 
@@ -129,6 +152,11 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
     const draft_choice best     = fastest(longest, is_known);
     if (!is_known) {
         return best;
+    }
+    n_drafts_in_a_row_ = best.n_tokens > 0 ? n_drafts_in_a_row_ + 1 : 0;
+    if (shares_cores_ && n_drafts_in_a_row_ > plain_trial) {
+        n_drafts_in_a_row_ = 0;
+        return { from_drafter, 0 };
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
         const bool is_chosen = best.n_tokens > 0 && best.source == source;

@@ -40,6 +40,7 @@ class cost_model {
 
     // Choose the next draft. longest: tokens that each source could draft.
     // While times are unknown: all that the first source with an unknown time could draft.
+    // On a CPU one round of 64 is a plain step, to know how fast it is now.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
     int32_t n_warmup() const { return n_warmup_; }
@@ -66,9 +67,10 @@ class cost_model {
     // which a verify may use more than a plain step. Then update_curve() should not wait for the next request.
     bool is_outdated() const;
 
-    // Take the times since the last call into the curve: their means, or with use_minimum the minimum of each size, for
-    // the few times that are measured at load.
-    void update_curve(bool use_minimum = false);
+    // Take the times since the last call into the curve.
+    void update_curve();
+    // The same of the few times that are measured at load: the minimum of each size.
+    void update_curve_at_load();
 
     // The curve by size, f64[max_draft + 2] each, 0 if not known. set_curve takes one that another model had.
     void get_curve(double * draft_us, double * verify_us) const;
@@ -84,8 +86,9 @@ class cost_model {
     }
 
   private:
-    double       verify_cost(int32_t n_rows) const; // never less than a plain step
-    double       scale_of(const size_group & group) const;
+    double       verify_cost(int32_t n_rows) const;           // never less than a plain step
+    bool         has_changed(const size_group & group) const; // the machine's load
+    void         update(size_group & group);
     draft_choice fastest(const std::array<int32_t, n_draft_sources> & longest, bool & is_known) const;
 
     int32_t n_warmup_;
@@ -100,6 +103,7 @@ class cost_model {
     std::array<acceptance_record, n_draft_sources> records_{};
     std::array<trial_schedule, n_draft_sources>    trials_{};
     branch_record                                  branches_;
+    int32_t                                        n_drafts_in_a_row_ = 0; // rounds
 };
 
 } // namespace draftwood

@@ -96,7 +96,7 @@ void session::measure() {
         const int64_t start_us = ggml_time_us();
         measure_round(token, schedule.n_tokens());
         if (schedule.add_round(ggml_time_us() - start_us)) {
-            drafting_.costs().update_curve(/*use_minimum*/ true);
+            drafting_.costs().update_curve_at_load();
         }
     }
     reset();

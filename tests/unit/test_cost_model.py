@@ -226,7 +226,7 @@ def test_rounds_without_room_do_not_count():
 )
 def test_recoveries(costs, refused, trials, rounds):
     """Drafts are refused, then all accepted. The trials needed, and the last round without a draft."""
-    model = CostModel(curve=costs)
+    model = CostModel(curve=costs, shares_cores=False)
     rounds_of(model, refused, 0)
     drafts = [n > 0 for n in rounds_of(model, 1200, 8)]
     last_pause = max(i for i, drafted in enumerate(drafts) if not drafted)
@@ -237,12 +237,19 @@ def test_recoveries(costs, refused, trials, rounds):
 
 def test_a_chosen_draft_ends_the_longer_pauses():
     """After a recovery the next pause is 16 rounds again."""
-    model = CostModel(curve=linear(100.0))
+    model = CostModel(curve=linear(100.0), shares_cores=False)
     rounds_of(model, 200, 0)
     rounds_of(model, 600, 8)
     drafted = rounds_of(model, 400, 0)
     first = drafted.index(0)
     assert drafted[first : first + 18] == [0] * 16 + [2, 2]
+
+
+@pytest.mark.parametrize(("shares_cores", "plain"), [(True, [64, 129, 194]), (False, [])])
+def test_plain_steps_among_drafts(shares_cores, plain):
+    """On a CPU they say how fast a plain step is now."""
+    drafted = rounds_of(CostModel(curve=linear(100.0), shares_cores=shares_cores), 200, 8)
+    assert [i for i, n in enumerate(drafted) if n == 0] == plain
 
 
 def test_sources_are_tried_apart():

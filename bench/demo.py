@@ -12,7 +12,6 @@ from __future__ import annotations
 
 import argparse
 import json
-import os
 import statistics
 import sys
 import time
@@ -22,6 +21,7 @@ from typing import Any
 from draftwood import Llama
 from draftwood.bench.rounds import generate_rounds, mean_tokens
 from draftwood.engine.engine import build_info
+from draftwood.load.cores import usable_cores
 from rich.console import Console
 from rich.progress import Progress
 
@@ -70,7 +70,7 @@ def compare(plain: Llama, spec: Llama, prompt: list[int]) -> dict[str, Any]:
 
 def measure(kind: str, draft_tokens: int | None) -> dict[str, Any]:
     """Run every prompt and return the report."""
-    threads = os.cpu_count() or 1
+    threads = usable_cores()
     common = {"n_ctx": 512, "verbose": False, "n_threads": threads, "n_threads_batch": threads}
     drafting = {} if draft_tokens is None else {"draft_tokens": draft_tokens}
     path = str(models.tiny_moe(kind))

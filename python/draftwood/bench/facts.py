@@ -21,6 +21,7 @@ SOURCES = ("src", "patches", "cmake", "vendor", "_build", "python", "CMakeLists.
 
 def machine(build: dict[str, Any]) -> dict[str, Any]:
     """Return what a reader needs to judge a figure; `build` is engine.build_info(). No paths, no names."""
+    from draftwood.load.cores import usable_cores
     from draftwood.load.devices import devices  # loads the library, which the commit does not need
 
     return {
@@ -29,7 +30,7 @@ def machine(build: dict[str, Any]) -> dict[str, Any]:
         **commit(Path(draftwood.__file__).parent),
         "build": build,
         "cpu": cpu_name(),
-        "cores": os.cpu_count(),
+        "cores": usable_cores(),
         "cards": [each["description"] for each in devices() if "GPU" in each["type"]],
         "driver": driver(),
         "load_average": round(os.getloadavg()[0], 2),

@@ -3,12 +3,12 @@
 from __future__ import annotations
 
 import ctypes
-import os
 import platform
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
+from draftwood.load.cores import usable_cores
 
 # enum ggml_backend_dev_type, ggml-backend.h at the pin
 _DEVICE_TYPES = ("CPU", "GPU", "integrated GPU", "accelerator", "meta")
@@ -30,9 +30,7 @@ def devices() -> list[dict[str, Any]]:
 
 def machine() -> list[Any]:
     """Return what tells this machine from others: JSON values."""
-    # cores that this process may use
-    cores = len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count()
-    return [platform.node(), platform.machine(), cores, [each["description"] for each in devices()]]
+    return [platform.node(), platform.machine(), usable_cores(), [each["description"] for each in devices()]]
 
 
 def cards() -> list[int]:

@@ -13,6 +13,7 @@ from typing import Any
 from draftwood.engine.engine import ModelInfo
 from draftwood.errors import OptionError
 from draftwood.load import arguments, cpu, files, overrides, rpc
+from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
 from draftwood.load.placement import embeddings_on_card, tensor_overrides
 from draftwood.options import Options, Plan, fitted, needed_batch, plan
@@ -101,6 +102,7 @@ def _correct(
     arguments.warn_of_unknown(kwargs, known)
     arguments.correct_langchain(kwargs, info.architecture)
     arguments.check(kwargs, on_cards=on_cards, auto_flash=auto_flash)
+    fit_threads(kwargs)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     if n_gpu_layers != 0 and not on_cards:
         arguments.warn_without_cards(n_gpu_layers, gpu_backends())

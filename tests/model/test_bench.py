@@ -97,6 +97,20 @@ def check_figures(found: dict[str, Any]) -> None:
     assert found["tree_budget"] == {"mtp": 0, "ngram": 0, "tree": 7, "auto": 7}
 
 
+def test_stock_kernels_and_loop_beside_ours(bench, gguf, tmp_path):
+    done = bench(
+        gguf("planted-moe"), "--modes", "stock", "--temp", "0", "--json", "out.json", "--plot", "out.png"
+    )
+    assert done.returncode == 0, done.stderr
+    found = json.loads((tmp_path / "out.json").read_text())
+    stock = [figure for figure in found["figures"] if figure["mode"] == "stock"]
+    assert [figure["category"] for figure in stock] == ["code", "prose"]
+    for figure in stock:
+        assert (figure["rounds"], figure["drafted"], figure["tokens_per_round"]) == (0, 0, None)
+        assert figure["tokens_per_second"] > 0
+        assert figure["prompt_low"] <= figure["prompt_ratio"] <= figure["prompt_high"]
+
+
 def test_an_attention_only_model_measures_ngrams(bench, llama_arch, tmp_path):
     done = bench(llama_arch, "--repeats", "1", "--temp", "0", "--json", "out.json")
     assert done.returncode == 0, done.stderr

@@ -47,8 +47,8 @@ def test_a_ratio_is_that_of_pairs_not_of_medians():
     assert (ratio.median, ratio.low, ratio.high) == (2.0, 2.0, 2.0)
     few, _ = paired([1.0, 3.0, 1.0], [1.0, 1.0, 1.0])
     assert (few.median, few.low, few.high) == (1.0, None, None)
-    assert few.figures() == [1.0, None, None]
-    assert Ratio(1.23456, 1.0, 2.0).figures() == [1.235, 1.0, 2.0]
+    assert few.figures() == (1.0, None, None)
+    assert Ratio(1.23456, 1.0, 2.0).figures() == (1.235, 1.0, 2.0)
 
 
 # ---- figures ----
@@ -58,7 +58,9 @@ IDS = list(range(100))
 
 def cell(mode: str, seconds: list[float], **changes) -> Cell:
     values = {"tokens": 60, "texts": [(IDS, [(20, 1), (21, 3)])], **changes}
-    made = Cell("prose", 0.0, mode, seconds)
+    made = Cell(
+        "prose", 0.0, mode, seconds, prompt_seconds=[0.5 * each for each in seconds], prompt_tokens=90
+    )
     for name, value in values.items():
         setattr(made, name, value)
     return made
@@ -79,6 +81,15 @@ def test_figures_of_two_cells():
     assert (drafting.tree_rounds, drafting.padding, drafting.ngram_rounds) == (20, 7, 0)
     assert (drafting.draft_length, drafting.draft_nodes) == (2.5, 3.21)  # rounds without a draft left out
     assert (off.draft_length, off.draft_nodes) == (None, None)
+    assert (drafting.prompt_tokens_per_second, drafting.prompt_ratio) == (180.0, 2.0)
+    assert (drafting.prompt_low, drafting.prompt_high, off.prompt_ratio) == (1.5, 2.0, 1.0)
+
+
+def test_an_engineless_mode_has_speeds_only():
+    """Of stock kernels: no rounds, and its own rounding is no fault."""
+    off, stock = figures([cell("off", [1.0] * 9), cell("stock", [2.0] * 9, texts=[(IDS, [])], differing=3)])
+    assert (stock.ratio, stock.tokens_per_round, stock.rounds, stock.drafted) == (0.5, None, 0, 0)
+    assert faults([off, stock]) == []
 
 
 def test_a_text_of_loops_only_has_no_mean():
@@ -88,7 +99,8 @@ def test_a_text_of_loops_only_has_no_mean():
 
 def figure(**changes) -> Figure:
     base = Figure(
-        "prose", 0.0, "auto", 50.0, 1.0, 0.95, 1.05, [1.0], 2.5, 0.1, 10, 20, 10, 0, 1, 2, 5, 3, 2.25, 4.0, 0
+        "prose", 0.0, "auto", 50.0, 1.0, 0.95, 1.05, [1.0], 2.5, 0.1, 10, 20, 10, 0, 1, 2, 5, 3, 2.25, 4.0, 0,
+        900.0, 1.01, 0.99, 1.02,
     )  # fmt: skip
     return replace(base, **changes)
 
@@ -121,7 +133,9 @@ def test_the_table_shows_every_figure():
     assert "temperature 0" in text
     assert "0.95-1.05" in text
     code = next(line for line in text.splitlines() if "code" in line)
-    assert " ".join(code.split()) == "code auto 50.0 1.26 1.20-1.30 - 10% 10 50% 2.2 4.0 50% 20% 10%"
+    assert " ".join(code.split()) == (
+        "code auto 50.0 1.26 1.20-1.30 900 1.01 0.99-1.02 - 10% 10 50% 2.2 4.0 50% 20% 10%"
+    )
     json = next(line for line in text.splitlines() if "json" in line)
     assert json.split()[-7:] == ["0", *"------"]
     assert "…" not in text
@@ -139,7 +153,7 @@ def test_a_narrow_terminal_gets_fewer_columns_and_whole_ones(width):
     for name in ("mode", "tok/s", "ratio", "95 %", "tok/round"):
         assert name in text
     assert "too narrow for: rounds" in text
-    assert len(table(shown, 0.0).columns) == 14
+    assert len(table(shown, 0.0).columns) == 17
 
 
 # ---- claims ----

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 import pytest
 from click.testing import CliRunner
 from draftwood.bench.claims import Claim
-from draftwood.bench.modes import MODES, choose
+from draftwood.bench.modes import MODES, STOCK, choose
 from draftwood.bench.prompts import OWN, Prompt, encode, read
 from draftwood.bench.run import check_claims
 from draftwood.cli import cli
@@ -95,6 +95,11 @@ def test_modes_are_speculations():
 def test_all_modes_of_a_model_that_runs_them():
     assert choose(MODES, Info(), "drafter.gguf") == (list(MODES), {})
     assert choose(["auto", "ngram"], Info(), None) == (["off", "ngram", "auto"], {})
+
+
+def test_stock_runs_on_any_model_but_only_where_it_is_wanted():
+    assert STOCK not in choose(MODES, Info(), None)[0]
+    assert choose(["ngram", STOCK], Info("llama", 0, False), None) == (["off", "ngram", STOCK], {})
 
 
 def test_modes_that_a_model_cannot_run_are_left_out_with_the_reason():

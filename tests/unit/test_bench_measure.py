@@ -80,11 +80,11 @@ def test_orders_alternate_and_rotate():
         assert sum(turn.index(before) < turn.index(after) for turn in turns) == len(MODES)
 
 
-def test_the_prompt_is_not_timed_and_the_last_commit_is(clock):
+def test_the_prompt_is_timed_apart_and_the_last_commit_too(clock):
     llm = Scripted("mtp", clock, 1.0, [])
-    ids, seconds = timed(llm, [5], 11, {"temp": 0.0})
+    ids, prompt_seconds, seconds = timed(llm, [5], 11, {"temp": 0.0})
     assert ids == list(range(6, 17))
-    assert seconds == 10.5
+    assert (prompt_seconds, seconds) == (100.0, 10.5)
 
 
 def run(clock: Clock, log: list[str], **wrong: int):
@@ -106,6 +106,8 @@ def test_cells_hold_sums_over_a_categorys_prompts(clock):
     assert cells["code", 0.0, "auto"].seconds == [20.5] * 4
     assert cells["prose", 0.0, "off"].tokens == 40
     assert cells["code", 0.0, "off"].tokens == 20
+    assert cells["prose", 0.0, "off"].prompt_seconds == [200.0] * 4
+    assert cells["prose", 0.0, "off"].prompt_tokens == 3
     assert llms["auto"].sampling["temp"] == 0.8
 
 

@@ -17,7 +17,7 @@ def figure(category: str, temp: float, mode: str, ratio: float, spread: float | 
     low, high = (None, None) if spread is None else (ratio - spread, ratio + spread)
     return Figure(
         category, temp, mode, 50.0, ratio, low, high, [ratio], 2.5, 0.1, 10, 20, 10, 0, 0, 0, 0, 0,
-        2.0, 2.0, 0,
+        2.0, 2.0, 0, 900.0, 1.0, 0.9, 1.1,
     )  # fmt: skip
 
 
@@ -25,7 +25,7 @@ FIGURES = [
     figure(category, temp, mode, 0.9 + 0.1 * i + temp / 10)
     for category in ("prose", "code", "json")
     for temp in (0.0, 0.8)
-    for i, mode in enumerate(("off", "mtp", "dflash", "ngram", "tree", "auto"))
+    for i, mode in enumerate(("off", "mtp", "dflash", "ngram", "tree", "auto", "stock"))
 ]
 needs_matplotlib = pytest.mark.skipif(
     importlib.util.find_spec("matplotlib") is None, reason="matplotlib is not installed (draftwood[bench])"
@@ -51,7 +51,7 @@ def test_bars_stand_at_the_ratios_with_their_intervals(monkeypatch, tmp_path):
     bars = [some for some in axis.containers if hasattr(some, "patches")]
     # no bar for plain decode, which is the line at 1
     assert [[round(float(bar.get_height()), 3) for bar in some] for some in bars] == [
-        [height] * 3 for height in (1.08, 1.18, 1.28, 1.38, 1.48)
+        [height] * 3 for height in (1.08, 1.18, 1.28, 1.38, 1.48, 1.58)
     ]
     assert [text.get_text() for text in axis.get_xticklabels()] == ["prose", "code", "json"]
     assert any(list(line.get_ydata()) == [1.0, 1.0] for line in axis.lines)

@@ -15,7 +15,8 @@ from draftwood.errors import OptionError
 
 ROOT = Path(__file__).resolve().parents[2]
 FIGURE = Figure(
-    "prose", 0.0, "auto", 50.0, 1.2, 1.1, 1.3, [1.2] * 9, 2.5, 0.1, 10, 20, 10, 0, 1, 0, 6, 2, 3.5, 4.0, 0
+    "prose", 0.0, "auto", 50.0, 1.2, 1.1, 1.3, [1.2] * 9, 2.5, 0.1, 10, 20, 10, 0, 1, 0, 6, 2, 3.5, 4.0, 0,
+    900.0, 1.01, 0.99, 1.02,
 )  # fmt: skip
 # name -> type of each key; a change of these is a new schema
 ROW = {
@@ -34,15 +35,20 @@ FIGURE_ROW = {
     "tokens_per_round": (*NUMBER, type(None)), "repeated": NUMBER, "rounds": int, "drafted": int,
     "accepted": int, "cold_rounds": int, "paused_rounds": int, "ngram_rounds": int, "differing": int,
     "tree_rounds": int, "padding": int, "draft_length": (*NUMBER, type(None)),
-    "draft_nodes": (*NUMBER, type(None)),
+    "draft_nodes": (*NUMBER, type(None)), "prompt_tokens_per_second": NUMBER, "prompt_ratio": NUMBER,
+    "prompt_low": (*NUMBER, type(None)), "prompt_high": (*NUMBER, type(None)),
 }  # fmt: skip
 ADDED = {2: {"cards", "driver", "ngram_rounds"},
-         3: {"tree_budget", "tree_rounds", "padding", "draft_length", "draft_nodes"}}  # fmt: skip
+         3: {"tree_budget", "tree_rounds", "padding", "draft_length", "draft_nodes"},
+         4: {"prompt_tokens_per_second", "prompt_ratio", "prompt_low", "prompt_high"}}  # fmt: skip
 
 
 def check_row(row: dict) -> None:
-    """Hold a row against its schema: 1 had no cards, no n-grams in "auto"; 2 one draft_tokens for all."""
-    assert row["schema"] in (1, 2, SCHEMA) == (1, 2, 3)
+    """Hold a row against its schema.
+
+    1 had no cards and no n-grams in "auto"; 2 one draft_tokens for all modes; 3 no prompts.
+    """
+    assert row["schema"] in (1, 2, 3, SCHEMA) == (1, 2, 3, 4)
     later = set().union(*(names for schema, names in ADDED.items() if schema > row["schema"]))
     one_length = {"draft_tokens": int} if row["schema"] < 3 else {}
     for keys, found in [({**ROW, **one_length}, row), *((FIGURE_ROW, each) for each in row["figures"])]:

@@ -26,9 +26,10 @@ class Ratio:
     low: float | None
     high: float | None
 
-    def figures(self) -> list[float | None]:
-        """Return median, low and high as a row of results holds them: three decimals."""
-        return [value if value is None else round(value, 3) for value in (self.median, self.low, self.high)]
+    def figures(self, digits: int = 3) -> tuple[float, float | None, float | None]:
+        """Return median, low and high as a row of results holds them."""
+        low, high = (None if each is None else round(each, digits) for each in (self.low, self.high))
+        return round(self.median, digits), low, high
 
 
 def interval(values: Sequence[float]) -> tuple[float, float]:

@@ -42,6 +42,10 @@ class Cell:
     """Per repeat, summed over the category's prompts."""
     tokens: int = 0
     """Generated in those seconds, per repeat."""
+    prompt_seconds: list[float] = field(default_factory=list)
+    """Per repeat, the same of the prompts' evaluation with the first token."""
+    prompt_tokens: int = 0
+    """Evaluated in those seconds, per repeat."""
     texts: list[tuple[list[int], Rounds]] = field(default_factory=list)
     """All ids and the rounds of each prompt, from a pass that is not timed."""
     differing: int = 0
@@ -103,13 +107,14 @@ class _Temperature:
         self._plain: list[list[int]] = []
         categories = dict.fromkeys(prompt.category for prompt in prompts)
         self.cells = {
-            (category, mode): Cell(category, temp, mode, [0.0] * repeats)
+            (category, mode): Cell(category, temp, mode, [0.0] * repeats, prompt_seconds=[0.0] * repeats)
             for category in categories
             for mode in llms
         }
         for prompt in prompts:
             for mode in llms:
                 self.cells[prompt.category, mode].tokens += tokens - 1
+                self.cells[prompt.category, mode].prompt_tokens += len(prompt.ids)
 
     def warm_up(self) -> None:
         """Take texts and rounds, untimed: reading a counter at each token costs something."""
@@ -128,7 +133,8 @@ class _Temperature:
             for mode in order(list(self._llms), repeat + i):
                 llm, cell = self._llms[mode], self.cells[prompt.category, mode]
                 llm.reset_speculation_stats()
-                ids, seconds = timed(llm, prompt.ids, self._tokens, self._sampling)
+                ids, prompt_seconds, seconds = timed(llm, prompt.ids, self._tokens, self._sampling)
+                cell.prompt_seconds[repeat] += prompt_seconds
                 cell.seconds[repeat] += seconds
                 cell.counters.update(counts(llm.speculation_stats))
                 self._compare(cell, i, ids)
@@ -141,7 +147,12 @@ class _Temperature:
 
 
 def counts(stats: Any) -> dict[str, int]:
-    """Return COUNTERS of a SpeculationStats, its rounds with a draft, and the sum of their longest paths."""
+    """Return COUNTERS of a SpeculationStats, its rounds with a draft, and the sum of their longest paths.
+
+    Without an engine there is nothing to count.
+    """
+    if stats is None:
+        return {}
     depths = stats.drafted_by_depth
     return {
         **{name: getattr(stats, name) for name in COUNTERS},
@@ -150,16 +161,16 @@ def counts(stats: Any) -> dict[str, int]:
     }
 
 
-def timed(llm: Llama, prompt: list[int], tokens: int, sampling: Mapping[str, Any]) -> tuple[list[int], float]:
-    """Return `tokens` tokens after the prompt and seconds, from the first one to the end of the last round.
-
-    The prompt's own evaluation is not in them.
-    """
+def timed(
+    llm: Llama, prompt: list[int], tokens: int, sampling: Mapping[str, Any]
+) -> tuple[list[int], float, float]:
+    """Return `tokens` tokens after the prompt, seconds until the first, and from it to the end."""
     llm.reset()
     llm.set_seed(SEED)
+    began = time.perf_counter()
     stream = llm.generate(prompt, **sampling)
     ids = [next(stream)]
-    began = time.perf_counter()
+    first = time.perf_counter()
     ids += islice(stream, tokens - 1)
     stream.close()  # commits what was taken of the round
-    return ids, time.perf_counter() - began
+    return ids, first - began, time.perf_counter() - first

@@ -14,6 +14,9 @@ from draftwood.options import Options, plan
 
 BASELINE = "off"
 MODES = (BASELINE, "mtp", "dflash", "ngram", "tree", "auto")
+STOCK = "stock"
+"""llama-cpp-python's own loop and kernels, without the engine (exact=False). It is not among MODES: on a
+CPU its weights are repacked, and take their memory once more."""
 BRANCHING = ("tree", "auto")
 """Modes that a tree budget is for; the others draft chains."""
 
@@ -37,6 +40,8 @@ def choose(
         for mode in MODES
         if mode in wanted or mode == BASELINE
     }
+    if STOCK in wanted:
+        reasons[STOCK] = ""
     left_out = {mode: reason for mode, reason in reasons.items() if reason}
     runs = [mode for mode in reasons if mode not in left_out]
     if runs == [BASELINE]:
@@ -76,9 +81,14 @@ def load(mode: str, model: str, drafter: str | None, tree_budget: int | None = N
 
     if mode in BRANCHING:
         settings["tree_budget"] = tree_budget
+    if mode == STOCK:
+        settings["exact"] = False
+    speculation = BASELINE if mode == STOCK else mode
     with _own_errors(model):
-        llm = Llama(model, speculation=mode, drafter=_drafter(mode, drafter), verbose=False, **settings)
-    if mode != BASELINE and llm.speculation == BASELINE:
+        llm = Llama(
+            model, speculation=speculation, drafter=_drafter(mode, drafter), verbose=False, **settings
+        )
+    if speculation != BASELINE and llm.speculation == BASELINE:
         llm.close()
         raise DrafterMemoryError(f"{mode} has no drafter to measure: {llm.speculation_reason}")
     return llm
@@ -86,7 +96,7 @@ def load(mode: str, model: str, drafter: str | None, tree_budget: int | None = N
 
 def limits(llms: Mapping[str, Any]) -> dict[str, dict[str, int]]:
     """Return each drafting mode's longest draft and its most rows of a verify (0: its drafts are chains)."""
-    drafting = {mode: llm for mode, llm in llms.items() if mode != BASELINE}
+    drafting = {mode: llm for mode, llm in llms.items() if mode not in (BASELINE, STOCK)}
     return {
         "draft_tokens": {mode: llm._options.draft_tokens for mode, llm in drafting.items()},
         "tree_budget": {mode: llm._plan.tree_budget for mode, llm in drafting.items()},

@@ -12,12 +12,13 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
-from draftwood.bench.modes import BASELINE, MODES
+from draftwood.bench.modes import BASELINE, MODES, STOCK
 from draftwood.bench.report import Figure
 from draftwood.errors import OptionError
 
 # Okabe and Ito's palette, which colour-blind readers can tell apart; a mode keeps its colour in every plot
-_COLOURS = dict(zip(MODES, ("#999999", "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73"), strict=True))
+_PALETTE = ("#999999", "#0072B2", "#E69F00", "#CC79A7", "#D55E00", "#009E73", "#56B4E9")
+_COLOURS = dict(zip((*MODES, STOCK), _PALETTE, strict=True))
 _GROUP = 0.8  # of the distance between two categories
 _LABEL = {"facecolor": "white", "edgecolor": "none", "alpha": 0.8, "pad": 0.8}  # over the bar's colour
 _WIDE = 20  # bars of a panel beside which their labels fit; those of more stand upright

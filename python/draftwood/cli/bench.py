@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import os
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -12,7 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwood.bench.modes import BASELINE, MODES
+from draftwood.bench.modes import BASELINE, MODES, STOCK
 from draftwood.cli import shared
 from draftwood.cli.failure import SLOWER, library_needed
 
@@ -20,14 +19,15 @@ if TYPE_CHECKING:
     from draftwood.bench.run import Outcome, Prepared, Request
 
 _LEAST_TREE = 3  # the newest token and two that may follow it: fewer cannot branch
-_WIDTH = 120  # enough for all columns of the table where no terminal asks for fewer
+_WIDTH = 150  # enough for all columns of the table where no terminal asks for fewer
 
 
 def _modes(_: click.Context, __: click.Parameter, value: str) -> list[str]:
     modes = list(dict.fromkeys(name.strip() for name in value.split(",") if name.strip()))
-    unknown = [name for name in modes if name not in MODES]
+    known = (*MODES, STOCK)
+    unknown = [name for name in modes if name not in known]
     if unknown or not modes:
-        raise click.BadParameter(f"found {', '.join(unknown) or 'none'}; expected some of {','.join(MODES)}")
+        raise click.BadParameter(f"found {', '.join(unknown) or 'none'}; expected some of {','.join(known)}")
     return modes
 
 
@@ -56,7 +56,8 @@ def _file(**settings: Any) -> click.Path:
 @click.argument("model")
 @shared.drafter
 @click.option("--modes", default=",".join(MODES), show_default=True, callback=_modes,
-              help=f"Modes to measure, beside {BASELINE}. What cannot run is left out.")  # fmt: skip
+              help=f"Modes to measure, beside {BASELINE}. What cannot run is left out. {STOCK}: "
+                   "llama-cpp-python's own loop and kernels.")  # fmt: skip
 @click.option("--prompts", type=click.Path(path_type=Path), multiple=True,
               help='A file with one {"text": ...} a line; its name is the category. '
                    "Or a folder of such *.jsonl. May be repeated. Default: a built-in set.")  # fmt: skip
@@ -90,8 +91,8 @@ def command(ctx: click.Context, /, **options: Any) -> None:
 
     All modes run in one process, one text each in turn. Each repeat gives the ratio of a mode's speed to
     plain decode's. The table shows the median ratio and its 95 % interval (order statistics, as in the sign
-    test). Run nothing else beside it. The exit code is 1 if a text differs from plain decode's, 3 if a
-    claim fails.
+    test), and the same of the prompts' evaluation. Run nothing else beside it. The exit code is 1 if a text
+    differs from plain decode's, 3 if a claim fails.
     """
     outputs = {f"--{name}": options[key] for name, key in _OUTPUTS.items() if options[key]}
     _check_outputs(outputs, options["results"])
@@ -134,10 +135,11 @@ def _check_outputs(outputs: dict[str, Path], results: Path | None) -> None:
 def _request(options: dict[str, Any]) -> Request:
     from draftwood.bench.claims import Claim
     from draftwood.bench.run import Request
+    from draftwood.load.cores import usable_cores
 
     given = {name: value for name, value in options.items() if name in Request.__dataclass_fields__}
     given["temps"] = tuple(dict.fromkeys(options["temps"]))
-    given["threads"] = options["threads"] or max(1, (os.cpu_count() or 1) // 2)  # as `draftwood run`
+    given["threads"] = options["threads"] or max(1, usable_cores() // 2)  # as `draftwood run`
     floors = [Claim("floor", mode, ratio) for mode, ratio in options["floors"]]
     bests = [Claim("best", mode, ratio) for mode, ratio in options["bests"]]
     rivals = [Claim("rivals", mode, ratio) for mode, ratio in options["rivals"]]

@@ -187,3 +187,29 @@ def test_what_trees_lack_is_found(what):
     assert (verdict["mismatches"] > 0) == (fault is None)
     if fault is not None:
         assert f"planted-dense, oracle, 4 nodes, 0.0: {fault}" in done.stdout
+
+
+@pytest.mark.model
+def test_the_variants_of_an_installation(tmp_path):
+    """A source install has one. Its parts are summed; lengths that so few texts lack are said."""
+    from draftwood.load import cpu
+
+    (name,) = cpu.variants()
+    results = tmp_path / "rows.json"
+    done = run("--only", "planted-dense", "--budget", "2", "--results", str(results),
+               script=EXACT.with_name("exact_variants.py"))  # fmt: skip
+    assert done.returncode == 1, done.stderr
+    (row,) = json.loads(results.read_text())
+    assert json.loads(done.stdout.splitlines()[-1]) == row
+    assert len(row["commit"]) == 40
+    for kind in ("chains", "trees"):
+        found = row["variants"][name][kind]
+        assert (found["mismatches"], found["excused"]) == (0, 0)
+        assert found["tokens"] > 1000
+    assert all("accepted lengths that never occurred" in fault for fault in row["faults"])
+
+
+def test_a_variant_that_does_not_run():
+    done = run("--variant", "vax", script=EXACT.with_name("exact_variants.py"))
+    assert done.returncode == 2
+    assert "vax; expected some of native" in done.stderr

@@ -7,6 +7,7 @@
 #include "ggml-cpu-impl.h"
 #include "ggml-cpu.h"
 #include "ops/mul-mat-rows/fused.h"
+#include "ops/mul-mat-rows/prefetch.h"
 
 #if defined(__F16C__) || defined(__AVX512F__)
 #include <immintrin.h>
@@ -177,7 +178,7 @@ inline void dots(int64_t n, const char * weights, size_t stride, const char * co
             const vec w = load_weights<type>(weights + r * stride, k);
             // weights come from main memory, and a tile of short rows ends before the hardware sees a pattern
             if (k % per_line == 0) {
-                __builtin_prefetch(weights + (R + r) * stride + k * sizeof(ggml_fp16_t));
+                prefetch_line(weights + (R + r) * stride + k * sizeof(ggml_fp16_t));
             }
             for (int c = 0; c < C; ++c) {
                 acc[c * R + r] = dw::fused(w, load_f32(x[c] + k * sizeof(float)), acc[c * R + r]);

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ops/mul-mat-rows/fused.h"
+#include "ops/mul-mat-rows/prefetch.h"
 #include "ops/mul-mat-rows/quant-blocks.h"
 #include "ops/mul-mat-rows/quant-tile.h"
 
@@ -227,7 +228,7 @@ template <typename type, int C> struct direct_products {
                 const char *           block = rows[r] + b * type::block_bytes;
                 const direct_row<type> row(block);
                 for (int i = 0; i < type::block_bytes; i += 64) {
-                    __builtin_prefetch(block + ahead_bytes + i);
+                    prefetch_line(block + ahead_bytes + i);
                 }
                 for (int c = 0; c < C; ++c) {
                     products[c][b][r] = times(row, columns[c][b]);

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "ops/mul-mat-rows/prefetch.h"
 #include "ops/mul-mat-rows/quant-direct.h"
 #include "ops/mul-mat-rows/quant-dots.h"
 #include "ops/mul-mat-rows/quant-rows.h"
@@ -90,7 +91,7 @@ template <typename type> bool meet_directly(const row_bytes & rows, const quant_
 // The next tile's weights: rows of a tile are many streams, too many for the hardware to foresee.
 inline void prefetch(const char * from, size_t bytes) {
     for (size_t i = 0; i < bytes; i += 64) {
-        __builtin_prefetch(from + i);
+        prefetch_line(from + i);
     }
 }
 

@@ -176,16 +176,16 @@ class ThreadChoice:
     def __del__(self) -> None:
         _lib.dw_thread_choice_free(self._handle)
 
-    def verify(self, n_rows: int, prompts_us: int, steps_us: int) -> tuple[bool, bool]:
-        """Run a verify that takes so long on either threads; return (on steps' threads, is a trial)."""
-        us = (_I64 * 2)(prompts_us, steps_us)
-        on_steps, is_trial = ctypes.c_bool(), ctypes.c_bool()
+    def verify(self, n_rows: int, batch_us: int, few_us: int) -> tuple[bool, bool]:
+        """Run a verify that takes so long on either count; return (on n_threads, is a trial)."""
+        us = (_I64 * 2)(batch_us, few_us)
+        on_n_threads, is_trial = ctypes.c_bool(), ctypes.c_bool()
         check(
             _lib.dw_thread_choice_verify(
-                self._handle, n_rows, us, ctypes.byref(on_steps), ctypes.byref(is_trial)
+                self._handle, n_rows, us, ctypes.byref(on_n_threads), ctypes.byref(is_trial)
             )
         )
-        return on_steps.value, is_trial.value
+        return on_n_threads.value, is_trial.value
 
 
 def load_rounds(

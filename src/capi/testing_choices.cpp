@@ -171,13 +171,14 @@ void dw_thread_choice_free(dw_thread_choice * choice) {
     delete choice;
 }
 
-dw_status dw_thread_choice_verify(dw_thread_choice * choice, int32_t n_rows, const int64_t * us, bool * on_steps,
+dw_status dw_thread_choice_verify(dw_thread_choice * choice, int32_t n_rows, const int64_t * us, bool * on_n_threads,
                                   bool * is_trial) {
     return with_model(choice, "dw_thread_choice_verify", [&](auto & threads) {
-        require("dw_thread_choice_verify", us, on_steps, is_trial);
-        const verify_threads runs_on = threads.choose(n_rows);
-        *on_steps                    = runs_on == of_steps;
-        *is_trial                    = !threads.add_time(us[runs_on]);
+        require("dw_thread_choice_verify", us, on_n_threads, is_trial);
+        require_size("n_rows", n_rows, 1, thread_choice::max_rows);
+        const thread_count runs_on = threads.choose(n_rows);
+        *on_n_threads              = runs_on == n_threads;
+        *is_trial                  = !threads.add_time(us[runs_on]);
     });
 }
 

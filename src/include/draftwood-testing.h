@@ -108,10 +108,10 @@ typedef struct dw_thread_choice dw_thread_choice;
 
 DW_API dw_status dw_thread_choice_new(dw_thread_choice ** choice); // the caller frees it
 DW_API void      dw_thread_choice_free(dw_thread_choice * choice);
-// A verify of n_rows rows took us[0] microseconds if it ran on the threads of prompts, us[1] on those of plain steps.
-// on_steps: where it ran; is_trial: later ones do not run there.
-DW_API dw_status dw_thread_choice_verify(dw_thread_choice * choice, int32_t n_rows, const int64_t * us, bool * on_steps,
-                                         bool * is_trial);
+// A verify of n_rows rows, 1 to DW_MAX_TREE, took us[0] microseconds if it ran on n_threads_batch, us[1] on n_threads.
+// on_n_threads: where it ran; is_trial: on the count that is not chosen.
+DW_API dw_status dw_thread_choice_verify(dw_thread_choice * choice, int32_t n_rows, const int64_t * us,
+                                         bool * on_n_threads, bool * is_trial);
 
 #ifdef __cplusplus
 }

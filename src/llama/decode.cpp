@@ -30,11 +30,31 @@ class handed_over {
     attachment & attached_;
 };
 
+// Batches run on so many threads while it lives. llama_set_n_threads would write a line into the log.
+class threads_of_batches {
+  public:
+    threads_of_batches(llama_context * ctx, int32_t n_threads) :
+        n_threads_(const_cast<llama_cparams &>(ctx->get_cparams()).n_threads_batch),
+        before_(n_threads_) {
+        if (n_threads > 0) {
+            n_threads_ = n_threads;
+        }
+    }
+    ~threads_of_batches() { n_threads_ = before_; }
+    threads_of_batches(const threads_of_batches &)             = delete;
+    threads_of_batches & operator=(const threads_of_batches &) = delete;
+
+  private:
+    int32_t &     n_threads_;
+    const int32_t before_;
+};
+
 } // namespace
 
 int32_t decode(attachment & attached, const decode_request & request, row_batch & batch) {
-    const handed_over until_it_ends(attached, request);
-    const int32_t     rc = batch.decode();
+    const handed_over        until_it_ends(attached, request);
+    const threads_of_batches threads(attached.ctx, request.n_threads);
+    const int32_t            rc = batch.decode();
     if (rc == 0 && !attached.outputs.is_fed) {
         fail(DW_ERR_INTERNAL, "the graph has no input for what was to be copied there");
     }

@@ -67,9 +67,10 @@ struct row_feed {
 };
 
 struct decode_request {
-    verify_graph *        verify = nullptr; // leaves the recurrent state alone; nullptr: llama.cpp's own graph
-    row_mask *            mask   = nullptr; // nullptr: llama.cpp's own mask
-    int32_t               slot   = 0;       // one of several graphs of a size; two that alternate can both be queued
+    verify_graph *        verify    = nullptr; // leaves the recurrent state alone; nullptr: llama.cpp's own graph
+    row_mask *            mask      = nullptr; // nullptr: llama.cpp's own mask
+    int32_t               slot      = 0;       // one of several graphs of a size; two that alternate can both be queued
+    int32_t               n_threads = 0; // of the CPU for a batch of several rows; 0: the context's n_threads_batch
     std::vector<row_feed> feeds;
 };
 

@@ -1,8 +1,7 @@
-// Which of a context's two thread counts a verify runs on: n_threads_batch, as prompts do, until times say that
-// n_threads, as plain steps do, is faster: hyper-threads slow each other down, or another program has some of the
-// cores. Each number of rows is timed on both. The slower one is tried again after 64 verifies, then after 128, up to
-// 1024. Plain arithmetic. Must not know: contexts, rounds. Test: tests/unit/test_thread_choice.py, through
-// draftwood-testing.h.
+// Chooses n_threads or n_threads_batch for each verify. It starts with n_threads_batch, as llama.cpp has it for
+// batches. It changes to n_threads if that was measured to be faster: hyper-threads can slow each other down, and
+// another program can have some of the cores. Each number of rows has times of its own. Plain arithmetic. Must not
+// know: contexts, rounds. Test: tests/unit/test_thread_choice.py, through draftwood-testing.h.
 
 #pragma once
 
@@ -13,45 +12,42 @@
 
 namespace draftwood {
 
-enum verify_threads : int32_t { of_prompts = 0, of_steps = 1, n_verify_threads = 2 };
+enum thread_count : int32_t { n_threads_batch = 0, n_threads = 1 };
 
 class thread_choice {
   public:
-    // Choose for the next verify, of n_rows rows. More than DW_MAX_TREE count as so many.
-    verify_threads choose(int32_t n_rows);
+    static constexpr int32_t max_rows = DW_MAX_TREE;
 
-    // The microseconds of that verify, if it succeeded. Returns false if it was a trial: later ones do not run like it.
+    // Choose for the next verify, of n_rows rows, 1 to max_rows.
+    thread_count choose(int32_t n_rows);
+
+    // The microseconds of that verify, if it succeeded. Returns false if it was a trial of the count that is not
+    // chosen.
     bool add_time(int64_t us);
 
   private:
     static constexpr int32_t n_recent = 5;
 
-    // times of one size on one thread count
-    struct times {
-        std::array<double, n_recent> recent{};
-        int32_t                      n     = 0;
-        double                       least = 0.0;
-
-        void   add(double us);
-        double median() const; // of the newest five; 0: none
-    };
-
     struct size {
-        std::array<times, n_verify_threads> on{};
-        verify_threads                      chosen     = of_prompts;
-        bool                                is_warm    = false; // its graph was built by an untimed verify
-        int32_t                             n_verifies = 0;     // since the last trial
-        int32_t                             interval   = 0;     // verifies until the next trial; 0: not tried yet
+        std::array<double, n_recent> recent{}; // newest times on the chosen count
+        int64_t                      n_times    = 0;
+        thread_count                 chosen     = n_threads_batch;
+        bool                         is_warm    = false; // its graph was built by an untimed verify
+        bool                         is_clear   = false; // the newest trial was much slower
+        double                       trial_us   = 0.0;   // of the newest trial; 0: none yet
+        int32_t                      n_wins     = 0;     // trials in a row that were faster
+        int32_t                      n_verifies = 0;     // since the newest trial
+        int32_t                      interval   = 0;     // verifies until the next one
 
-        verify_threads other() const { return chosen == of_prompts ? of_steps : of_prompts; }
+        double median() const; // of the newest times; 0: none
     };
 
     bool wants_trial(int32_t n_rows) const;
-    bool is_settled_below(int32_t n_rows) const;
+    void judge_trial(size & it, double us);
 
-    std::array<size, DW_MAX_TREE + 1> sizes_{};
-    int32_t                           n_rows_  = 0; // of the next verify
-    verify_threads                    runs_on_ = of_prompts;
+    std::array<size, max_rows + 1> sizes_{};
+    int32_t                        n_rows_   = 0; // of the next verify
+    bool                           is_trial_ = false;
 };
 
 } // namespace draftwood

@@ -15,12 +15,12 @@ constexpr double most_change   = 2.0; // of a size against the others at once: m
 
 } // namespace
 
-void cost_curve::add_time(int32_t n, int64_t us, int32_t n_warmup) {
+void cost_curve::add_time(int32_t n, int64_t us, double speed, int32_t n_warmup) {
     if (n_warmed_up[n] < n_warmup) {
         n_warmed_up[n]++;
         return;
     }
-    sum[n] += (double) us;
+    sum[n] += (double) us / speed;
     minimum[n] = count[n] == 0 ? (double) us : std::min(minimum[n], (double) us);
     count[n]++;
 }
@@ -59,29 +59,35 @@ double cost_curve::at(int32_t n) const {
 }
 
 void size_group::add_time(int32_t n, int64_t us, int32_t n_warmup) {
-    const int32_t largest    = curve_.largest_known(last_);
-    const bool    is_between = largest >= first_ && n <= largest && curve_.largest_known(n) > 0;
+    const bool is_known = curve_.mean[n] > 0.0;
+    const bool is_between =
+        curve_.largest_known(last_) >= first_ && n <= curve_.largest_known(last_) && curve_.largest_known(n) > 0;
     if (curve_.n_warmed_up[n] >= n_warmup && is_between) {
-        ratios_[n_times_++ % n_kept] = (double) us / curve_.at(n);
+        ratios_[n_times_++ % n_kept] = { (double) us / curve_.at(n), is_known };
     }
-    curve_.add_time(n, us, n_warmup);
+    curve_.add_time(n, us, follows_speed_ && is_known ? median(n_recent, /*known_only*/ true) : 1.0, n_warmup);
 }
 
 bool size_group::has_new_times() const {
     return std::any_of(&curve_.count[first_], &curve_.count[last_] + 1, [](int64_t n) { return n > 0; });
 }
 
-double size_group::median(int32_t n) const {
+double size_group::median(int32_t n, bool known_only) const {
     std::vector<double> newest;
-    for (int32_t i = n_times_ - n; i < n_times_; ++i) {
-        newest.push_back(ratios_[i % n_kept]);
+    for (int32_t i = n_times_ - 1; i >= std::max(0, n_times_ - n_kept) && (int32_t) newest.size() < n; --i) {
+        if (ratios_[i % n_kept].is_known || !known_only) {
+            newest.push_back(ratios_[i % n_kept].value);
+        }
+    }
+    if (newest.empty()) {
+        return 1.0;
     }
     std::sort(newest.begin(), newest.end());
-    return (newest[(n - 1) / 2] + newest[n / 2]) / 2.0;
+    return (newest[(newest.size() - 1) / 2] + newest[newest.size() / 2]) / 2.0;
 }
 
 double size_group::ratio() const {
-    return n_times_ == 0 ? 1.0 : median(is_slower() ? n_recent : std::min(n_times_, n_kept));
+    return is_slower() ? median(n_recent, /*known_only*/ false) : median(n_kept, /*known_only*/ true);
 }
 
 bool size_group::is_slower() const {
@@ -90,8 +96,8 @@ bool size_group::is_slower() const {
     }
     double sum = 0.0, longest = 0.0;
     for (int32_t i = n_times_ - n_recent; i < n_times_; ++i) {
-        sum += ratios_[i % n_kept];
-        longest = std::max(longest, ratios_[i % n_kept]);
+        sum += ratios_[i % n_kept].value;
+        longest = std::max(longest, ratios_[i % n_kept].value);
     }
     return (sum - longest) / (n_recent - 1) > 1.0 / load_change;
 }
@@ -101,7 +107,7 @@ void size_group::forget(int32_t n) {
     curve_.count[n] = 0;
 }
 
-void size_group::update(double ratio, double speed) {
+void size_group::update(double speed) {
     is_measured_ = is_measured_ || has_new_times();
     n_times_     = 0;
     speed_ *= speed;
@@ -111,10 +117,14 @@ void size_group::update(double ratio, double speed) {
             mean *= speed;
             continue;
         }
-        const double measured = curve_.sum[n] / (double) curve_.count[n] / ratio; // as if at the curve's speed
-        const double weight   = std::min(most_weight, weight_of_one * (double) curve_.count[n]);
-        const double change   = mean == 0.0 ? 1.0 : std::clamp(measured / mean, 1.0 / most_change, most_change);
-        mean                  = speed * (mean == 0.0 ? measured : mean * (1.0 + weight * (change - 1.0)));
+        const double measured = curve_.sum[n] / (double) curve_.count[n];
+        if (mean == 0.0) {
+            mean = measured;
+        } else {
+            const double weight = std::min(most_weight, weight_of_one * (double) curve_.count[n]);
+            const double change = std::clamp(measured / mean, 1.0 / most_change, most_change);
+            mean *= speed * (1.0 + weight * (change - 1.0));
+        }
         forget(n);
     }
 }

@@ -15,13 +15,14 @@ struct cost_curve {
     static constexpr int32_t n_sizes = max_tree_nodes + 1;
 
     std::array<double, n_sizes>  mean{}; // microseconds; 0: not known
-    std::array<double, n_sizes>  sum{};  // of new times
+    std::array<double, n_sizes>  sum{};  // of new times, each divided by its speed
     std::array<double, n_sizes>  minimum{};
     std::array<int64_t, n_sizes> count{};
     std::array<int32_t, n_sizes> n_warmed_up{}; // discarded rounds of a size
 
-    // Add a time. The first n_warmup times of a size are discarded: graphs are built then, and captured on a GPU.
-    void add_time(int32_t n, int64_t us, int32_t n_warmup);
+    // Add a time, taken while the machine took `speed` times what the curve says. The first n_warmup times of a size
+    // are discarded: graphs are built then, and captured on a GPU.
+    void add_time(int32_t n, int64_t us, double speed, int32_t n_warmup);
 
     // Interpolate between known sizes. Beyond the largest known size, continue the last slope if it is positive.
     // 0 if no size is known.
@@ -35,10 +36,12 @@ struct cost_curve {
 // with the others.
 class size_group {
   public:
-    size_group(cost_curve & curve, int32_t first, int32_t last) :
+    // follows_speed: a time is compared with those around it. False on a GPU, where each size has reasons of its own.
+    size_group(cost_curve & curve, int32_t first, int32_t last, bool follows_speed) :
         curve_(curve),
         first_(first),
-        last_(last) {}
+        last_(last),
+        follows_speed_(follows_speed) {}
 
     void add_time(int32_t n, int64_t us, int32_t n_warmup);
 
@@ -51,19 +54,19 @@ class size_group {
         speed_       = 1.0;
     }
 
-    // What the means were multiplied by since then.
+    // What the means were multiplied by since loading, or since set_stored().
     double speed() const { return speed_; }
 
-    // Median of new times over the curve's: of the newest 8 if is_slower(). 1 without new times. Sizes below the
-    // smallest known one and beyond the largest are left out.
+    // Median of new times over the curve's: of the newest 8 if is_slower(), else of the newest 64 whose sizes have a
+    // mean. 1 without such times.
     double ratio() const;
 
     // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.
     bool is_slower() const;
 
-    // Take new times into the means. They were measured while the machine took `ratio` times the curve's; all means
-    // are multiplied by `speed`, and those of sizes with new times also move towards these.
-    void update(double ratio, double speed);
+    // Multiply all means by `speed`. Those of sizes with new times also move towards these, each of which was compared
+    // with the 8 times up to it. A size without a mean takes the mean of its new times.
+    void update(double speed);
 
     // Take the least of the new times of a size, if that is less than its mean: for the few of model loading.
     void update_minima();
@@ -75,16 +78,23 @@ class size_group {
     static constexpr int32_t n_recent = 8;
     static constexpr int32_t n_kept   = 64;
 
-    double median(int32_t n) const; // of the newest n ratios
-    void   forget(int32_t n);       // new times of a size
+    // A new time over the curve's, which lies between two known sizes if this one has no mean.
+    struct time_ratio {
+        double value;
+        bool   is_known;
+    };
+
+    double median(int32_t n, bool known_only) const; // of the newest n; 1: there are none
+    void   forget(int32_t n);                        // new times of a size
 
     cost_curve & curve_;
     int32_t      first_, last_;
+    bool         follows_speed_;
 
-    std::array<double, n_kept> ratios_{}; // of new times to the curve's
-    int32_t                    n_times_     = 0;
-    bool                       is_measured_ = false;
-    double                     speed_       = 1.0;
+    std::array<time_ratio, n_kept> ratios_{};
+    int32_t                        n_times_     = 0;
+    bool                           is_measured_ = false;
+    double                         speed_       = 1.0;
 };
 
 } // namespace draftwood

@@ -12,7 +12,7 @@ constexpr double  margin                 = 1.02; // drafting and branching must 
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
 constexpr int32_t plain_trial            = 64;   // rounds with drafts, then one without
-constexpr double  drift                  = 0.3;  // of a change in speed that is no change of load
+constexpr double  small_change           = 0.3;  // of a new speed that is taken over at once, below load_change
 
 } // namespace
 
@@ -32,17 +32,13 @@ bool cost_model::has_changed(const size_group & group) const {
     return group.ratio() < size_group::load_change || (shares_cores_ && group.is_slower());
 }
 
-// New times of a group. If the load has changed, all its sizes follow at once. Otherwise they follow slowly on a CPU;
-// on a GPU each size has reasons of its own.
+// If the load has changed, all sizes of a group follow at once, otherwise slowly. On a GPU only sizes with new times
+// do.
 void cost_model::update(size_group & group) {
     const double ratio = group.ratio();
-    if (has_changed(group)) {
-        group.update(ratio, ratio);
-    } else if (shares_cores_) {
-        group.update(ratio, 1.0 + drift * (std::min(ratio, 1.0 / size_group::load_change) - 1.0));
-    } else {
-        group.update(1.0, 1.0);
-    }
+    const double small = std::min(ratio, 1.0 / size_group::load_change);
+    const double slow  = shares_cores_ ? 1.0 + small_change * (small - 1.0) : 1.0;
+    group.update(has_changed(group) ? ratio : slow);
 }
 
 // A group whose times are from model loading or a stored curve follows the others to faster ones: the machine was busy.
@@ -58,7 +54,7 @@ void cost_model::update_curve() {
     for (size_group * group : groups) {
         const double behind = fastest / group->speed();
         if (!group->is_measured() && behind < size_group::load_change) {
-            group->update(1.0, behind);
+            group->update(behind);
         }
     }
 }
@@ -156,7 +152,7 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
     n_drafts_in_a_row_ = best.n_tokens > 0 ? n_drafts_in_a_row_ + 1 : 0;
     if (shares_cores_ && n_drafts_in_a_row_ > plain_trial) {
         n_drafts_in_a_row_ = 0;
-        return { from_drafter, 0 };
+        return { from_drafter, 0, /*is_trial*/ true };
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
         const bool is_chosen = best.n_tokens > 0 && best.source == source;

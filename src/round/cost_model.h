@@ -1,10 +1,9 @@
 // Who drafts in the next round, and how much: the source and length with the most expected tokens per microsecond.
 // Length 0 is a plain step. Parts: cost_curve.h (times), acceptance.h (acceptance, trials).
 // Plain arithmetic on counts and times. Must not know: engines, llama types.
-// A decision depends on the cost curve and on acceptance counts. The curve changes between requests (update_curve), or
-// within one if it is outdated (is_outdated). So a request can be repeated.
-// Tests: tests/unit/test_cost_model.py, test_cost_curve.py, through draftwood-testing.h;
-// tests/model/test_auto_length.py.
+// A decision depends on the cost curve, on acceptance counts and on how many rounds came since a trial. The curve
+// changes between requests (update_curve), or within one if it is outdated (is_outdated). Tests:
+// tests/unit/test_cost_model.py, test_cost_curve.py, through draftwood-testing.h; tests/model/test_auto_length.py.
 
 #pragma once
 
@@ -21,7 +20,8 @@ enum draft_source : int32_t { from_drafter = 0, from_ngrams = 1, n_draft_sources
 
 struct draft_choice {
     draft_source source;
-    int32_t      n_tokens; // 0: a plain step
+    int32_t      n_tokens;         // 0: a plain step
+    bool         is_trial = false; // of a plain step, to know its time
 };
 
 class cost_model {
@@ -40,7 +40,8 @@ class cost_model {
 
     // Choose the next draft. longest: tokens that each source could draft.
     // While times are unknown: all that the first source with an unknown time could draft.
-    // On a CPU one round of 64 is a plain step, to know how fast it is now.
+    // On a CPU a plain step follows 64 rounds with drafts, to know how fast it is now. With many engines on one context
+    // its time is not known, and the round is lost.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
     int32_t n_warmup() const { return n_warmup_; }
@@ -96,9 +97,9 @@ class cost_model {
 
     cost_curve drafts_;   // by tokens
     cost_curve verifies_; // by rows
-    size_group plain_group_{ verifies_, 0, 1 };
-    size_group verify_group_{ verifies_, 2, max_draft + 1 };
-    size_group draft_group_{ drafts_, 0, max_draft + 1 };
+    size_group plain_group_{ verifies_, 0, 1, shares_cores_ };
+    size_group verify_group_{ verifies_, 2, max_draft + 1, shares_cores_ };
+    size_group draft_group_{ drafts_, 0, max_draft + 1, shares_cores_ };
 
     std::array<acceptance_record, n_draft_sources> records_{};
     std::array<trial_schedule, n_draft_sources>    trials_{};

@@ -83,7 +83,7 @@ void drafting::draft_best(proposal & draft, const draft_limits & limits) {
             draft.tree            = select(draft.tree, n_nodes, choice.n_tokens);
         }
     }
-    stats_.n_paused_rounds += choice.n_tokens == 0 ? 1 : 0;
+    stats_.n_paused_rounds += choice.n_tokens == 0 && !choice.is_trial ? 1 : 0;
 }
 
 // Lets the drafter continue the root as requested. N-grams join a tree: what they `found`, if they were asked before.

@@ -11,27 +11,6 @@
 
 namespace draftwood {
 
-namespace {
-
-// decodes of several rows run on so many threads while it lives
-class threads_of_rows {
-  public:
-    threads_of_rows(llama_context * ctx, int32_t n_threads) :
-        ctx_(ctx),
-        before_(llama_n_threads_batch(ctx)) {
-        llama_set_n_threads(ctx_, llama_n_threads(ctx_), n_threads);
-    }
-    ~threads_of_rows() { llama_set_n_threads(ctx_, llama_n_threads(ctx_), before_); }
-    threads_of_rows(const threads_of_rows &)             = delete;
-    threads_of_rows & operator=(const threads_of_rows &) = delete;
-
-  private:
-    llama_context * ctx_;
-    int32_t         before_;
-};
-
-} // namespace
-
 std::shared_ptr<target_context> target_context::of(llama_context * target, int32_t exact_rows, bool always_top) {
     if (const attachment * there = attachment::of(target)) {
         auto * known = dynamic_cast<target_context *>(there->listener);
@@ -183,9 +162,10 @@ void target_context::verify(const std::vector<planned_tree> & members, int32_t n
     }
     const int32_t n = n_rows * (int32_t) members.size();
     is_timed_       = chooses_threads(n);
-    verified_on_    = is_timed_ ? threads_.choose(n) : of_prompts;
-    const threads_of_rows threads(target_,
-                                  verified_on_ == of_steps ? llama_n_threads(target_) : llama_n_threads_batch(target_));
+    verified_on_    = is_timed_ ? threads_.choose(n) : n_threads_batch;
+    if (verified_on_ == n_threads) {
+        request.n_threads = llama_n_threads(target_);
+    }
     if (n_rows == 1 || !on_trees) { // one row stays in any case
         decode(places, n, request, [] {});
         return;
@@ -198,9 +178,10 @@ void target_context::verify(const std::vector<planned_tree> & members, int32_t n
     decode(places, n, request, [&] { trees_->begin(members, n_rows, attached_.exact_rows > 0); });
 }
 
-// A GPU computes on none of them.
+// Not where the model's results come from a GPU: what the CPU does there is little.
 bool target_context::chooses_threads(int32_t n_rows) const {
-    return n_rows > 1 && !results_.on_gpu() && llama_n_threads(target_) != llama_n_threads_batch(target_);
+    return n_rows > 1 && n_rows <= thread_choice::max_rows && !results_.on_gpu() &&
+           llama_n_threads(target_) < llama_n_threads_batch(target_);
 }
 
 bool target_context::took(int64_t us) {

@@ -64,11 +64,11 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // One decode of n_rows rows a tree, none of which is kept until commits say so. on_trees: commits are the tree
     // state's; else the rows are chains', and seq_rm cuts them back. `request` may hold feeds.
     void verify(const std::vector<planned_tree> & members, int32_t n_rows, bool on_trees, decode_request request);
-    // That verify took so many microseconds, until its results were there. Returns false if it tried other threads than
-    // the next ones will have.
+    // That verify took so many microseconds, until its results were there. Returns false if it was a trial of the
+    // thread count that is not chosen.
     bool took(int64_t us);
     // whether it ran on n_threads, as plain steps do
-    bool on_step_threads() const { return verified_on_ == of_steps; }
+    bool on_step_threads() const { return verified_on_ == n_threads; }
 
     // Make sure of a tree state with room for so many rows; `refusal` says why there can be none. Throws failure with
     // DW_ERR_MEMORY, and what there was stays.
@@ -125,8 +125,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     int32_t                     no_memory_ = INT32_MAX; // rows that a larger tree state found no memory for
     int32_t                     row_limit_ = INT32_MAX;
     thread_choice               threads_;
-    bool                        is_timed_    = false;      // the newest verify is for threads_ to learn from
-    verify_threads              verified_on_ = of_prompts; // the newest one
+    bool                        is_timed_    = false;           // the newest verify is for threads_ to learn from
+    thread_count                verified_on_ = n_threads_batch; // the newest one
 };
 
 } // namespace draftwood

@@ -115,7 +115,7 @@ KNOWN = curve({1: 100, 4: 400}, {1: 1000, 2: 1100, 4: 1300, 8: 1700})
             id="a little slower: all, three tenths",
         ),
         pytest.param(
-            True, {4: [1200, 1600]}, {1: 1000, 2: 1125.4, 4: 1330, 8: 1739.2}, id="two times: their median"
+            True, {4: [1200, 1600]}, {1: 1000, 2: 1125.4, 4: 1349, 8: 1739.2}, id="two times: their mean"
         ),
         pytest.param(
             True,
@@ -191,6 +191,26 @@ def test_sizes_come_back_together():
     assert {n: us for n, us in enumerate(model.curve().verify_us) if us} == pytest.approx(
         {1: 1000, 2: 1100, 4: 1300, 8: 1700}
     )
+
+
+@pytest.mark.parametrize(
+    ("at_first", "then"),
+    [
+        pytest.param((500, 2), (200, 1), id="a burst ends within a request"),
+        pytest.param((500, 1), (8, 2), id="a burst begins"),
+        pytest.param((100, 1), (100, 3), id="half of a request"),
+    ],
+)
+def test_one_size_at_two_speeds(at_first, then):
+    """Of rounds of 4 rows alone: sizes that did not run keep their distance from them."""
+    model = CostModel(curve=KNOWN)
+    for rounds, slower in (at_first, then):
+        for _ in range(rounds):
+            model.add_verify(4, slower * 1300)
+    model.update()
+    found = model.curve().verify_us
+    assert found[2] / found[4] == pytest.approx(1100 / 1300, rel=0.02)
+    assert found[8] / found[4] == pytest.approx(1700 / 1300, rel=0.02)
 
 
 def test_the_shape_outlasts_changes_of_speed():

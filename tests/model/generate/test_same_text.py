@@ -108,7 +108,7 @@ def test_two_objects_side_by_side(llama, off):
     assert [x for x, _ in pairs] == [y for _, y in pairs] == expected
 
 
-def test_verifies_try_the_threads_of_plain_steps(llama, off):
+def test_verifies_try_n_threads(llama, off):
     """They are chosen by time; the text does not depend on them, and the context keeps what it was given."""
     on = llama(speculation="mtp", draft_tokens=3, n_threads=1, n_threads_batch=2)
     for temp in (0.0, 0.8):
@@ -117,6 +117,14 @@ def test_verifies_try_the_threads_of_plain_steps(llama, off):
     assert 0 < stats.step_thread_rounds <= stats.rounds
     ctx = on._ctx.ctx
     assert (native.llama_n_threads(ctx), native.llama_n_threads_batch(ctx)) == (1, 2)
+
+
+def test_no_line_of_log_comes_with_a_verify(llama, capfd):
+    on = llama(speculation="mtp", draft_tokens=3, n_threads=1, n_threads_batch=2, verbose=True)
+    capfd.readouterr()
+    text(on, 60)
+    assert on.speculation_stats.step_thread_rounds > 0
+    assert "set_n_threads" not in capfd.readouterr().err
 
 
 def test_one_thread_count_leaves_nothing_to_try(on):

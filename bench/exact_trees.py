@@ -48,7 +48,8 @@ import models
 SCHEMA = 1
 BUDGETS = (1, 2, 3, 4, 8, 12, 16, 24, 32, 48, 64)
 ON_TWO_THREADS = (3, 12, 16, 48)
-"""Budgets whose verifies run on two threads. All else is on one: beside other programs many times as fast."""
+"""Budgets whose verifies run on two threads, or on one where that is faster. All else is on one: beside other
+programs many times as fast."""
 DRAFTERS = ("mtp", "ngram", "dflash", "oracle")
 BRANCHES_FROM = 8
 """Budget from which a drafter has to branch: the most probable of fewer nodes may always be a chain."""

@@ -37,6 +37,8 @@ sys.path.append(str(HERE.parent))  # last: what lies there must not shadow what 
 from bench.gpu import stamp  # noqa: E402
 
 CHAINS, TREES = "chains", "trees"
+KINDS = ("F16", *models.QUANTISED)
+NAMES = (*(f"tiny-moe-{kind}" for kind in KINDS), *exact.RANDOM_SHAPES)
 SCHEMA = 1
 
 
@@ -49,7 +51,7 @@ class Part:
     arguments: tuple[str, ...]
 
     def run(self) -> dict[str, Any]:
-        """Return its sums, and `failed` with the end of its output where it has none or found a fault."""
+        """Return its sums, and `failed` with the end of its output if it has none or found a fault."""
         script = HERE / ("exact.py" if self.kind == CHAINS else "exact_trees.py")
         environment = {**os.environ, cpu.CHOICE: self.variant, "OMP_WAIT_POLICY": "passive"}
         done = subprocess.run(
@@ -59,22 +61,22 @@ class Part:
             text=True,
             check=False,
         )
-        last = done.stdout.splitlines()[-1:] or ["{}"]
-        found: dict[str, Any] = json.loads(last[0]) if last[0].startswith("{") else {}
-        if done.returncode != 0:
+        try:
+            found: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        except (IndexError, ValueError):
+            found = {}
+        if done.returncode != 0 or "tokens" not in found:
             found["failed"] = (done.stdout + done.stderr)[-2000:]
         print(f"{self.variant} {self.kind} {' '.join(self.arguments)}: {json.dumps(found)}", flush=True)
         return found
 
 
-def model_names() -> list[str]:
-    """Make all models, which parts side by side could not, and return their names."""
-    kinds = ("F16", *models.QUANTISED)
-    for kind in kinds:
+def make_models() -> None:
+    """Make all models: parts side by side would write the same files."""
+    for kind in KINDS:
         models.tiny_moe(kind)
     for shape in exact.RANDOM_SHAPES:
         models.synthetic(shape)
-    return [*(f"tiny-moe-{kind}" for kind in kinds), *exact.RANDOM_SHAPES]
 
 
 def parts_of(variant: str, names: Sequence[str], budgets: Sequence[int]) -> list[Part]:
@@ -108,8 +110,8 @@ def faults_of(variant: str, kind: str, found: Sequence[dict[str, Any]]) -> list[
 @click.command(help=(__doc__ or "").splitlines()[0])
 @click.option("--variant", "variants", multiple=True, help="All that run here, unless some are named.")
 @click.option("--jobs", type=click.IntRange(min=1), default=usable_cores, help="Processes at once.")
-@click.option("--only", help="Chains of this model alone.")
-@click.option("--budget", "budgets", type=int, multiple=True, default=exact_trees.BUDGETS)
+@click.option("--only", type=click.Choice(NAMES), help="Chains of this model alone.")
+@click.option("--budget", "budgets", type=click.IntRange(1, 64), multiple=True, default=exact_trees.BUDGETS)
 @click.option("--results", type=click.Path(path_type=Path, dir_okay=False), help="File to add the row to.")
 def main(
     variants: tuple[str, ...], jobs: int, only: str | None, budgets: tuple[int, ...], results: Path | None
@@ -117,11 +119,14 @@ def main(
     """Run all parts and print the row."""
     if results:
         rows.check_writable("--results", results)
+    origin = stamp.origin()  # of what starts now
     runs = [name for name, score in cpu.variants().items() if score > 0]
+    variants = tuple(dict.fromkeys(variants))
     unknown = sorted(set(variants) - set(runs))
     if unknown:
         raise click.BadParameter(f"{', '.join(unknown)}; expected some of {', '.join(runs)}")
-    names = [name for name in model_names() if only in (None, name)]
+    make_models()
+    names = (only,) if only else NAMES
     parts = [part for name in variants or runs for part in parts_of(name, names, budgets)]
     with ThreadPoolExecutor(jobs) as pool:
         found = list(pool.map(Part.run, parts))
@@ -136,7 +141,7 @@ def main(
             ]
             sums.setdefault(variant, {})[kind] = summed(mine)
             faults += faults_of(variant, kind, mine)
-    row = {"schema": SCHEMA, **stamp.origin(), "variants": sums, "faults": faults}
+    row = {"schema": SCHEMA, **origin, "variants": sums, "faults": faults}
     if results:
         rows.append(results, row)
     print(*faults, json.dumps(row), sep="\n")

@@ -70,7 +70,7 @@ def _file(**settings: Any) -> click.Path:
 @click.option("--repeats", type=click.IntRange(min=1), default=9, show_default=True,
               help="Timed passes. An interval needs 6; claims are made with 9.")  # fmt: skip
 @click.option("--threads", type=shared.THREADS,
-              help="CPU threads, the same for all modes. Default: half of the cores.")  # fmt: skip
+              help="CPU threads, the same for all modes. Default: half of the usable cores.")  # fmt: skip
 @shared.n_gpu_layers
 @shared.draft_tokens
 @shared.tree_budget(_LEAST_TREE)

@@ -72,7 +72,7 @@ def _check_sizes(arguments: dict[str, Any]) -> None:
         if name in arguments:
             arguments[name] = _within(name, arguments[name], (least, MAX_SIZE), example)
     for name in ("n_threads", "n_threads_batch"):
-        if arguments.get(name) is not None:  # 0 and None are upstream's default, -1 is llama.cpp's
+        if arguments.get(name) is not None:  # 0 and None: the default (cores.py); -1 is llama.cpp's
             arguments[name] = _within(name, arguments[name], (-1, MAX_THREADS), 4)
 
 

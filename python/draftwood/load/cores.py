@@ -59,6 +59,6 @@ def _cgroups() -> Iterator[Path]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_text(encoding="utf-8").strip()
+        return path.read_text(encoding="utf-8", errors="replace").strip()
     except OSError:
         return ""

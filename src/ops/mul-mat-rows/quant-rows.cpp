@@ -117,8 +117,9 @@ void quantise_row(ggml_type weights, const float * x, char * out, int64_t first,
 void quant_rows(ggml_type type, const quant_product & m, int ith, int nth) {
 #ifdef DW_QUANT_HAS_NARROW
     constexpr int few_cols = 2;
-    if (m.n_cols <= few_cols &&
-        !(is_vnni && type == GGML_TYPE_Q6_K)) { // its direct way takes 16 rows there: quant-direct.h
+    // direct ways of 16 rows: quant-direct.h
+    const bool takes_wide = type == GGML_TYPE_Q4_K || (is_vnni && type == GGML_TYPE_Q6_K);
+    if (m.n_cols <= few_cols && !takes_wide) {
         return quant_products_narrow(type, m, ith, nth);
     }
 #endif

@@ -11,6 +11,8 @@
 
 #ifdef DW_QUANT_LANES
 
+#include <iterator>
+
 namespace dw::DW_QUANT_NAMESPACE {
 
 // rows of activations that a type's weights meet as they lie
@@ -49,6 +51,11 @@ template <typename type, int C> struct direct_products {
     vi products[C][direct_blocks][lanes];
     vi minima[type::has_minima ? C : 1][type::has_minima ? direct_blocks : 1][lanes];
 
+    // F16 numbers of the weights: d, then the one of minima. Kept while their lines are in the first cache.
+    uint16_t scales[type::has_minima ? 2 : 1][direct_blocks][lanes];
+
+    row_bytes scales_of(int which, int b) const { return { (const char *) scales[which][b], sizeof(uint16_t) }; }
+
     direct_products(const row_bytes & rows, int n_blocks, const char * const * x) {
         direct_column<type> columns[C][direct_blocks];
         for (int c = 0; c < C; ++c) {
@@ -62,6 +69,9 @@ template <typename type, int C> struct direct_products {
                 const direct_row<type> row(block);
                 for (int i = 0; i < type::block_bytes; i += 64) {
                     prefetch_line(block + ahead_bytes + i);
+                }
+                for (size_t i = 0; i < std::size(scales); ++i) {
+                    std::memcpy(&scales[i][b][r], block + type::d_at + i * sizeof(uint16_t), sizeof(uint16_t));
                 }
                 for (int c = 0; c < C; ++c) {
                     products[c][b][r] = times(row, columns[c][b]);
@@ -79,9 +89,8 @@ template <typename type, int C>
 void direct_dots(const row_bytes & rows, int n_blocks, const char * const * x, vf * acc) {
     const direct_products<type, C> found(rows, n_blocks, x);
     for (int b = 0; b < n_blocks; ++b) {
-        const row_bytes block = rows.from(b * type::block_bytes);
-        const vf        d     = halves_at(block.from(type::d_at));
-        const vf        min   = type::has_minima ? halves_at(block.from(type::d_at + 2)) : vf{};
+        const vf d   = halves_at(found.scales_of(0, b));
+        const vf min = type::has_minima ? halves_at(found.scales_of(1, b)) : vf{};
         for (int c = 0; c < C; ++c) {
             float dx;
             std::memcpy(&dx, x[c] + b * sizeof(block_q8_K) + offsetof(block_q8_K, d), sizeof(dx));

@@ -87,7 +87,12 @@ double size_group::median(int32_t n, bool known_only) const {
 }
 
 double size_group::ratio() const {
-    return is_slower() ? median(n_recent, /*known_only*/ false) : median(n_kept, /*known_only*/ true);
+    if (is_slower()) {
+        return median(n_recent, /*known_only*/ false);
+    }
+    const bool has_known = std::any_of(ratios_.begin(), ratios_.begin() + std::min(n_times_, n_kept),
+                                       [](const time_ratio & each) { return each.is_known; });
+    return median(n_kept, /*known_only*/ has_known);
 }
 
 bool size_group::is_slower() const {

@@ -57,8 +57,8 @@ class size_group {
     // What the means were multiplied by since loading, or since set_stored().
     double speed() const { return speed_; }
 
-    // Median of new times over the curve's: of the newest 8 if is_slower(), else of the newest 64 whose sizes have a
-    // mean. 1 without such times.
+    // Median of new times over the curve's: of the newest 8 if is_slower(), else of those of the newest 64 whose sizes
+    // have a mean, if there are any. 1 without new times.
     double ratio() const;
 
     // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.

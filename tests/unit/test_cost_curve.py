@@ -161,6 +161,12 @@ KNOWN = curve({1: 100, 4: 400}, {1: 1000, 2: 1100, 4: 1300, 8: 1700})
         ),
         pytest.param(
             True,
+            {3: [600]},
+            {1: 500, 2: 550, 3: 600, 4: 650, 8: 850},
+            id="a new size alone, in half of the time: the others follow",
+        ),
+        pytest.param(
+            True,
             {3: [2400] * 8},
             {1: 1000, 2: 2200, 3: 2400, 4: 2600, 8: 3400},
             id="busy at a new size: twice what lies between its neighbours",

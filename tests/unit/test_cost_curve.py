@@ -161,12 +161,6 @@ KNOWN = curve({1: 100, 4: 400}, {1: 1000, 2: 1100, 4: 1300, 8: 1700})
         ),
         pytest.param(
             True,
-            {3: [600]},
-            {1: 500, 2: 550, 3: 600, 4: 650, 8: 850},
-            id="a new size alone, in half of the time: the others follow",
-        ),
-        pytest.param(
-            True,
             {3: [2400] * 8},
             {1: 1000, 2: 2200, 3: 2400, 4: 2600, 8: 3400},
             id="busy at a new size: twice what lies between its neighbours",
@@ -182,6 +176,15 @@ def test_new_verify_times(shares_cores, times, expected):
     found = model.curve()
     assert {n: us for n, us in enumerate(found.verify_us) if us} == pytest.approx(expected, rel=1e-4)
     assert found.draft_us == KNOWN.draft_us
+
+
+def test_a_new_size_alone_tells_that_the_machine_is_faster():
+    model = CostModel(curve=KNOWN)
+    model.add_verify(3, 600)
+    model.update()
+    found = model.curve()
+    assert [found.verify_us[n] for n in (1, 2, 3, 4, 8)] == pytest.approx([500, 550, 600, 650, 850])
+    assert found.draft_us[4] == pytest.approx(200)
 
 
 def test_sizes_come_back_together():

@@ -34,7 +34,7 @@ class SpeculationStats:
     padding: int
     """Rows beyond the nodes of such drafts, up to a size whose graph is kept."""
     step_thread_rounds: int
-    """Drafts verified on n_threads, as plain steps: faster there than on n_threads_batch, or tried."""
+    """Rounds of several rows that ran on n_threads: faster there than on n_threads_batch, or tried."""
     restored: int
     """Times that a checkpoint took recurrent layers back to a prefix."""
     checkpoints: int

@@ -42,10 +42,10 @@ bool thread_choice::wants_trial(int32_t n_rows) const {
 }
 
 thread_count thread_choice::choose(int32_t n_rows) {
-    n_rows_               = std::clamp(n_rows, 1, max_rows);
-    is_trial_             = wants_trial(n_rows_);
-    const thread_count it = sizes_[n_rows_].chosen;
-    return is_trial_ ? (it == n_threads ? n_threads_batch : n_threads) : it;
+    n_rows_         = std::clamp(n_rows, 1, max_rows);
+    is_trial_       = wants_trial(n_rows_);
+    const size & it = sizes_[n_rows_];
+    return is_trial_ ? it.other() : it.chosen;
 }
 
 void thread_choice::judge_trial(size & it, double us) {
@@ -55,7 +55,7 @@ void thread_choice::judge_trial(size & it, double us) {
     it.is_clear      = us > much_slower * now;
     it.n_wins        = us < faster * now ? it.n_wins + 1 : 0;
     if (it.n_wins == n_needed_wins) {
-        it.chosen   = it.chosen == n_threads ? n_threads_batch : n_threads;
+        it.chosen   = it.other();
         it.trial_us = now;
         it.n_times  = 0;
         it.n_wins   = 0;

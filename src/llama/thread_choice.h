@@ -39,7 +39,8 @@ class thread_choice {
         int32_t                      n_verifies = 0;     // since the newest trial
         int32_t                      interval   = 0;     // verifies until the next one
 
-        double median() const; // of the newest times; 0: none
+        thread_count other() const { return chosen == n_threads ? n_threads_batch : n_threads; }
+        double       median() const; // of the newest times; 0: none
     };
 
     bool wants_trial(int32_t n_rows) const;

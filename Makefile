@@ -86,7 +86,7 @@ compat-table: $(STAMP) ## the compatibility table: runs every row's tests, print
 	$(PY) tests/compat/test_table.py
 
 # a claim about speed that fails (exit status 3) is printed and fails nothing here
-bench: $(STAMP)      ## plain decode and every way of drafting on held-out text; adds a row to ROWS; 5 minutes
+bench: $(STAMP)      ## plain decode and every way of drafting on held-out text; adds a row to ROWS; 5 to 10 minutes
 	model=$$($(PY) -c "import sys; sys.path.insert(0, 'bench'); from models import tiny_moe; print(tiny_moe('$(KIND)'))") && \
 	$(VENV)/bin/draftwood bench $$model --drafter models/tiny-moe/dflash-f16.gguf \
 	  --prompts models/tiny-moe/heldout --per-category 6 --threads $$(nproc) --floor auto:0.97 --best auto:1.15 --rivals auto:0.99 \

@@ -85,6 +85,16 @@ def parts_of(variant: str, names: Sequence[str], budgets: Sequence[int]) -> list
     return [*trees, *(Part(variant, CHAINS, ("--threads", "1", "--only", name)) for name in names)]
 
 
+def grouped(
+    parts: Sequence[Part], found: Sequence[dict[str, Any]]
+) -> dict[tuple[str, str], list[dict[str, Any]]]:
+    """Return what was found by variant and kind."""
+    groups: dict[tuple[str, str], list[dict[str, Any]]] = {}
+    for part, each in zip(parts, found, strict=True):
+        groups.setdefault((part.variant, part.kind), []).append(each)
+    return groups
+
+
 def summed(found: Sequence[dict[str, Any]]) -> dict[str, Any]:
     """Return tokens, mismatches, cells and accepted lengths of all parts."""
     sums: Counter[str] = Counter()
@@ -132,15 +142,9 @@ def main(
         found = list(pool.map(Part.run, parts))
     sums: dict[str, dict[str, Any]] = {}
     faults = []
-    for variant in variants or runs:
-        for kind in (CHAINS, TREES):
-            mine = [
-                each
-                for part, each in zip(parts, found, strict=True)
-                if (part.variant, part.kind) == (variant, kind)
-            ]
-            sums.setdefault(variant, {})[kind] = summed(mine)
-            faults += faults_of(variant, kind, mine)
+    for (variant, kind), mine in grouped(parts, found).items():
+        sums.setdefault(variant, {})[kind] = summed(mine)
+        faults += faults_of(variant, kind, mine)
     row = {"schema": SCHEMA, **origin, "variants": sums, "faults": faults}
     if results:
         rows.append(results, row)

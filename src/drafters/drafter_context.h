@@ -38,6 +38,8 @@ class drafter_context {
     const attachment & attached() const { return attached_; }
     // from now on decodes leave the hidden states of rows with an output
     void      keep_hidden() { attached_.keep_output_hidden(); }
+    // from now on decodes without outputs compute what the KV cache takes and no more: for a drafter of one layer
+    void      skip_unused() { attached_.memory_alone = true; }
     results & left() { return results_; } // by the newest one
     bool      short_of_memory() const;
     llama_pos end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }

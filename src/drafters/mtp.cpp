@@ -11,7 +11,6 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_single_max  = 12;               // pairs that are cheaper one by one than in a batch
 constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // pairs that may wait for a draft
 
 llama_context * make_context(llama_context * target, llama_context_params params) {
@@ -60,6 +59,7 @@ mtp_drafter::mtp_drafter(target_context & target, llama_context_params context_p
     nothing_(n_embd_) {
     target.attached().tap_hidden(true);
     ctx_.keep_hidden();
+    ctx_.skip_unused();
 }
 
 mtp_drafter::~mtp_drafter() {
@@ -157,15 +157,13 @@ void mtp_drafter::feed(int32_t n, bool output) {
     }
 }
 
-// Feed all queued pairs. What a round accepted goes in pair by pair: one shape of graph, and for the few pairs of a
-// round about as fast as a batch that builds its own (bench/LOG.md).
+// Feed all queued pairs. Only the last one is needed with logits; of the others the block's keys and values are.
 void mtp_drafter::catch_up() {
-    while (queue_.size() > 0) {
-        if (queue_.size() <= n_single_max) {
-            feed(1, /*output*/ true);
-        } else {
-            feed(std::min(queue_.size() - 1, n_rows_max_), /*output*/ false); // the last one is needed with logits
-        }
+    while (queue_.size() > 1) {
+        feed(std::min(queue_.size() - 1, n_rows_max_), /*output*/ false);
+    }
+    if (queue_.size() > 0) {
+        feed(1, /*output*/ true);
     }
 }
 

@@ -9,6 +9,7 @@
 #include "llama/graph_store.h"
 #include "llama/inputs.h"
 #include "llama/memory.h"
+#include "llama/memory_writes.h"
 #include "ops/door/custom-op.h"
 #include "ops/top-rows/top-rows.h"
 
@@ -98,6 +99,10 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
 void dw_attachment::add_outputs(llm_graph_context & graph) noexcept {
     ggml_tensor * logits = graph.res->get_logits();
     try {
+        if (memory_alone && graph.n_outputs == 0) {
+            keep_memory_writes(graph);
+            return;
+        }
         forget_tops();
         tops_.erase(graph.gf);
         if (!top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {

@@ -86,6 +86,7 @@ struct dw_attachment {
 
     bool keeps_outputs = false; // what is computed stays where it is until somebody asks the context for it
     bool async_inputs  = false; // inputs are copied to their device without waiting for it
+    bool memory_alone  = false; // a decode without outputs computes what the memory takes and no more
 
     const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows
 

@@ -37,7 +37,7 @@ class drafter_context {
     row_batch &        batch() { return batch_; } // of the next decode, as in sequence.h
     const attachment & attached() const { return attached_; }
     // from now on decodes leave the hidden states of rows with an output
-    void      keep_hidden() { attached_.keep_output_hidden(); }
+    void keep_hidden() { attached_.keep_output_hidden(); }
     // from now on decodes without outputs compute what the KV cache takes and no more: for a drafter of one layer
     void      skip_unused() { attached_.memory_alone = true; }
     results & left() { return results_; } // by the newest one

@@ -114,3 +114,73 @@ class SpeculationStats:
             sample_seconds=raw.t_sample_us * 1e-6,
             commit_seconds=raw.t_commit_us * 1e-6,
         )
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertStats:
+    """Counters of an expert pool since the model was loaded: sums over its layers.
+
+    A step's experts are counted once a layer, however many rows chose them.
+    Test: tests/model/test_expert_pool.py.
+    """
+
+    layers: int
+    experts: int
+    slots: int
+    steps: int
+    """Of one layer: decodes, prompts' batches included."""
+    hits: int
+    """Experts that were in a slot."""
+    misses: int
+    """Experts that were copied into one."""
+    in_place: int
+    """Experts that were read from host memory: in prompts, and where a step has more experts than slots."""
+    bytes_missed: int
+    """That came from host memory for these two."""
+    host_bytes: int
+    """That all experts take in host memory."""
+    device_bytes: int
+    """That the slots take."""
+
+    @property
+    def hit_rate(self) -> float:
+        """The part of experts that were in a slot; 0.0 before the first step."""
+        asked = self.hits + self.misses + self.in_place
+        return self.hits / asked if asked else 0.0
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counters and `hit_rate`, ready for JSON."""
+        return {**asdict(self), "hit_rate": self.hit_rate}
+
+    @classmethod
+    def from_native(cls, raw: Any) -> ExpertStats:
+        """Read a dw_expert_stats."""
+        return cls(
+            raw.n_layers, raw.n_experts, raw.n_slots, raw.n_steps, raw.n_hits, raw.n_misses, raw.n_in_place,
+            raw.bytes_missed, raw.host_bytes, raw.device_bytes,
+        )  # fmt: skip
+
+
+@dataclass(frozen=True, slots=True)
+class ExpertLayer:
+    """What a pool knows of a layer."""
+
+    slots: int
+    expert_bytes: int
+    """Of one expert."""
+    hits: int
+    misses: int
+    in_place: int
+    heat: tuple[int, ...]
+    """By expert: uses of late, in 1/256."""
+    slot_of: tuple[int, ...]
+    """By expert: its slot, or -1 where it is in host memory alone."""
+
+    @classmethod
+    def from_native(cls, raw: Any) -> ExpertLayer:
+        """Read a dw_expert_layer."""
+        n = raw.n_experts
+        return cls(
+            raw.n_slots, raw.expert_bytes, raw.n_hits, raw.n_misses, raw.n_in_place,
+            tuple(raw.heat[:n]), tuple(raw.slot_of[:n]),
+        )  # fmt: skip

@@ -98,6 +98,14 @@ std::vector<std::pair<std::string, ggml_type>> gguf_header::tensors() const {
     return found;
 }
 
+std::vector<std::pair<std::string, int64_t>> gguf_header::tensor_bytes() const {
+    std::vector<std::pair<std::string, int64_t>> found;
+    for (int64_t i = 0; i < n_tensors(); ++i) {
+        found.emplace_back(gguf_get_tensor_name(gguf_.get(), i), (int64_t) gguf_get_tensor_size(gguf_.get(), i));
+    }
+    return found;
+}
+
 std::string gguf_header::text(const std::string & key) const {
     const int64_t id = find(key, GGUF_TYPE_STRING);
     return id >= 0 ? gguf_get_val_str(gguf_.get(), id) : "";

@@ -37,6 +37,7 @@ class gguf_header {
     std::vector<std::pair<std::string, std::string>> scalar_texts() const;
 
     std::vector<std::pair<std::string, ggml_type>> tensors() const;
+    std::vector<std::pair<std::string, int64_t>>   tensor_bytes() const;
 
     // one of several files: the others' tensors are not listed here
     bool is_split() const;

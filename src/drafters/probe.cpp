@@ -6,6 +6,8 @@
 #include "llama/facts.h"
 
 #include <cstdio>
+#include <set>
+#include <string>
 
 namespace draftwood {
 
@@ -32,6 +34,35 @@ bool can_draft_mtp(const gguf_header & header) {
     return true;
 }
 
+// the layer of an expert tensor; -1: the name is another tensor's
+int32_t layer_of_experts(const std::string & name) {
+    const std::string suffix = "_exps.weight";
+    int32_t           il     = -1;
+    const bool        ends =
+        name.size() > suffix.size() && name.compare(name.size() - suffix.size(), suffix.size(), suffix) == 0;
+    return ends && std::sscanf(name.c_str(), "blk.%d.ffn_", &il) == 1 ? il : -1;
+}
+
+// Experts of layers that decode; an MTP block's stay where the model's other weights are.
+void count_experts(const gguf_header & header, dw_model_info & info) {
+    const std::string arch      = header.architecture();
+    const int64_t     n_experts = header.u32(arch + ".expert_count");
+    const int64_t     n_layers  = (int64_t) header.u32(arch + ".block_count") - info.n_layer_nextn;
+    if (n_experts < 2 || header.is_split()) {
+        return;
+    }
+    std::set<int32_t> layers;
+    for (const auto & [name, n_bytes] : header.tensor_bytes()) {
+        const int32_t il = layer_of_experts(name);
+        if (il >= 0 && il < n_layers) {
+            layers.insert(il);
+            info.expert_bytes += n_bytes;
+        }
+    }
+    info.n_experts       = (int32_t) n_experts;
+    info.n_expert_layers = (int32_t) layers.size();
+}
+
 } // namespace
 
 void probe_model(const char * path, dw_model_info & info) {
@@ -45,6 +76,7 @@ void probe_model(const char * path, dw_model_info & info) {
     info.n_tensors     = (int32_t) header.n_tensors();
     info.n_layer_nextn = (int32_t) header.u32(arch + ".nextn_predict_layers");
     info.can_draft_mtp = can_draft_mtp(header) ? 1 : 0;
+    count_experts(header, info);
 }
 
 } // namespace draftwood

@@ -2,7 +2,10 @@
 
 #include "hooks/hooks.h"
 
+#include "experts/product.h"
 #include "llama/attachment.h"
+
+#include <exception>
 
 using namespace draftwood;
 
@@ -92,4 +95,15 @@ ggml_tensor * dw_hook_attn_values(const dw_attachment * dw, ggml_context * ctx, 
                                   ggml_tensor * weights) noexcept {
     verify_graph * verify = verify_of(dw);
     return verify ? verify->attn_values(ctx, values, weights) : ggml_mul_mat(ctx, values, weights);
+}
+
+ggml_tensor * dw_hook_mul_mat_id(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
+                                 ggml_tensor * ids) noexcept {
+    ggml_tensor * product = nullptr;
+    try {
+        product = pooled_product(ctx, graph, weights, x, ids);
+    } catch (const std::exception &) {
+        // no memory for the layer's table: its experts are read from host memory
+    }
+    return product ? product : ggml_mul_mat_id(ctx, weights, x, ids);
 }

@@ -2,10 +2,10 @@
 // include. Those of ggml include hooks/backend-modules.h, llama/sched-inputs.h and ops/door. It declares what those
 // lines call and nothing else; the bodies pass calls on to llama/ and verify/. Must not know: rounds, drafters.
 //
-// Every hook takes the pointer that the patch `llama-cparams-hook-state` adds to llama_cparams. Unless an engine or a
-// drafter is attached (llama/attachment.h) it is nullptr, and each hook returns at once: a build with draftwood
-// switched off computes what a pristine build computes (tests/model/test_inert.py). Hooks never throw and never abort.
-// Graph types of llama-graph.h appear by name only.
+// Every hook but dw_hook_mul_mat_id takes the pointer that the patch `llama-cparams-hook-state` adds to llama_cparams.
+// Unless an engine or a drafter is attached (llama/attachment.h) it is nullptr, and each hook returns at once: a build
+// with draftwood switched off computes what a pristine build computes (tests/model/test_inert.py). Hooks never throw
+// and never abort. Graph types of llama-graph.h appear by name only.
 
 #pragma once
 
@@ -57,6 +57,11 @@ ggml_tensor * dw_hook_conv_state(const dw_attachment * dw, ggml_context * ctx, g
 ggml_tensor * dw_hook_delta_net(const dw_attachment * dw, ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cell,
                                 ggml_tensor * q, ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta,
                                 int il) noexcept;
+
+// llm_graph_context::build_lora_mm_id, in place of the product of chosen experts' weights with x: one that reads a
+// pool's slots if the weights lie in a pool (experts/product.h). It needs no attachment.
+ggml_tensor * dw_hook_mul_mat_id(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
+                                 ggml_tensor * ids) noexcept;
 
 // llm_graph_context::build_attn_mha without flash attention, before the softmax and in place of the product with the
 // values: see verify_graph.

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 10
+#define DW_API_VERSION 11
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -41,6 +41,9 @@ extern "C" {
 
 // sizes 0 to DW_MAX_DRAFT + 1
 #define DW_CURVE_SIZE 65
+
+// experts of a layer
+#define DW_MAX_EXPERTS 1024
 
 typedef struct dw_engine dw_engine;
 
@@ -161,6 +164,9 @@ typedef struct dw_model_info {
     int32_t  n_tensors;
     int64_t  file_bytes;
     char     architecture[64];
+    int32_t  n_experts;       // of a layer; 0: none, or the model is split into several files
+    int32_t  n_expert_layers; // that have some, MTP blocks not counted
+    int64_t  expert_bytes;    // of all experts of these layers
 } dw_model_info;
 
 DW_API int32_t      dw_api_version(void);
@@ -271,6 +277,78 @@ DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);
 // The times of rounds so far, the newest included. Call it between requests: it changes their choices.
 DW_API dw_status dw_get_curve(dw_engine * engine, dw_curve * curve);
 DW_API dw_status dw_stats_reset(dw_engine * engine);
+
+// Experts beyond a card's memory
+//
+// A pool holds all experts of a model in host memory, and of each layer as many as it has slots in the memory of a
+// device, where the layer's products read them. A missing expert is copied into a slot inside the step that needs it.
+// Make the pool, name its buffer type for the expert tensors in llama_model_params.tensor_buft_overrides, load the
+// model. Free the pool after the model. Results do not depend on the number of slots. Test:
+// tests/model/test_expert_pool.py.
+
+typedef struct dw_expert_pool dw_expert_pool;
+
+// Which expert gives its slot to a missing one. Those of the step that runs never do.
+typedef enum dw_expert_policy {
+    DW_EXPERTS_FREQUENCY = 0, // the one used least of late: counts halve every 64 steps
+    DW_EXPERTS_LRU       = 1, // the one used longest ago
+} dw_expert_policy;
+
+typedef struct dw_expert_params {
+    uint32_t     struct_size; // sizeof(dw_expert_params), set by dw_expert_params_init
+    int32_t      n_slots;     // of each layer; 0: experts are read from host memory
+    int32_t      policy;      // dw_expert_policy
+    int32_t      reserved;
+    const char * device; // ggml's name of it: "CUDA0"; "CPU" keeps slots in plain memory, as tests do
+} dw_expert_params;
+
+// Sums over layers since the pool was made. A step's experts are counted once a layer, however many rows chose them.
+typedef struct dw_expert_stats {
+    uint32_t struct_size;
+    int32_t  n_layers; // that entered: a graph was made with them
+    int32_t  n_experts;
+    int32_t  n_slots;
+    int64_t  n_steps;      // of one layer
+    int64_t  n_hits;       // experts that were in a slot
+    int64_t  n_misses;     // that were copied into one
+    int64_t  n_in_place;   // that were read from host memory: in prompts, and where a step has more experts than slots
+    int64_t  bytes_missed; // of both
+    int64_t  host_bytes;   // that the experts take in host memory
+    int64_t  device_bytes; // that the slots take
+} dw_expert_stats;
+
+typedef struct dw_expert_layer {
+    uint32_t struct_size;
+    int32_t  n_experts;
+    int32_t  n_slots;
+    int32_t  reserved;
+    int64_t  expert_bytes; // of one expert
+    int64_t  n_hits;
+    int64_t  n_misses;
+    int64_t  n_in_place;
+    uint32_t heat[DW_MAX_EXPERTS];    // [expert] uses of late, in 1/256
+    int32_t  slot_of[DW_MAX_EXPERTS]; // [expert] -1: in host memory alone
+} dw_expert_layer;
+
+DW_API void dw_expert_params_init(dw_expert_params * params);
+
+// Errors: DW_ERR_ARGUMENT (no such device, a number out of range), DW_ERR_UNSUPPORTED (the device cannot read host
+// memory through its own addresses).
+DW_API dw_status dw_expert_pool_new(const dw_expert_params * params, dw_expert_pool ** pool);
+DW_API void      dw_expert_pool_free(dw_expert_pool * pool);
+
+// The ggml_backend_buffer_type_t for tensor_buft_overrides; the pool owns it. A model that finds too little memory for
+// it fails to load, as with any other type.
+DW_API void * dw_expert_pool_buffer_type(dw_expert_pool * pool);
+
+// What a layer's experts were used before, u32[n_experts]: the most used ones fill its slots at the start. It counts
+// for layers that have not entered. Errors: DW_ERR_ARGUMENT.
+DW_API dw_status dw_expert_set_heat(dw_expert_pool * pool, int32_t il, const uint32_t * heat, int32_t n_experts);
+
+// Read the device's counters, without waiting for what runs there.
+// Errors: DW_ERR_ARGUMENT (il has no experts in the pool, or has not entered).
+DW_API dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * stats);
+DW_API dw_status dw_expert_get_layer(const dw_expert_pool * pool, int32_t il, dw_expert_layer * layer);
 
 #ifdef __cplusplus
 }

@@ -19,7 +19,9 @@ from draftwood._llama_cpp import llama_cpp as native
 from draftwood._llama_cpp._internals import LlamaSampler
 from draftwood._llama_cpp._logger import set_verbose
 from draftwood.engine import _capi
-from draftwood.engine.engine import Engine
+from draftwood.engine.engine import Engine, probe_model
+from draftwood.engine.experts import ExpertPool
+from draftwood.load.placement import pooled_experts
 
 PROMPT = (3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64)
 
@@ -60,10 +62,14 @@ class Rig:
         results: int = 0,
         engine: bool = True,
         cb_eval: Any = None,
+        pool: ExpertPool | None = None,
     ) -> None:
         model_params = native.llama_model_default_params()
         model_params.load_mtp = drafter == _capi.DRAFTER_MTP
         model_params.use_extra_bufts = False
+        self._overrides = pooled_experts(probe_model(str(path)), pool) if pool is not None else None
+        if self._overrides is not None:
+            model_params.tensor_buft_overrides = ctypes.addressof(self._overrides)
         set_verbose(False)
         native.llama_backend_init()
         self.model = native.llama_model_load_from_file(str(path).encode(), model_params)

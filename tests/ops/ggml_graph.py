@@ -47,6 +47,8 @@ for _lib, _name, _result, _arguments in (
         [_p, ctypes.c_int, _i64, _i64, _i64, _i64, ctypes.POINTER(_p), ctypes.c_int, _p, ctypes.c_int, _p],
     ),
     (base, "ggml_set_name", _p, [_p, ctypes.c_char_p]),
+    (base, "ggml_get_name", ctypes.c_char_p, [_p]),
+    (base, "ggml_op_desc", ctypes.c_char_p, [_p]),
     (base, "ggml_nbytes", ctypes.c_size_t, [_p]),
     (base, "ggml_get_data", _p, [_p]),
     (base, "ggml_cpy", _p, [_p, _p, _p]),

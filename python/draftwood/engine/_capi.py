@@ -14,10 +14,11 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 10
+API_VERSION = 11
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
+MAX_EXPERTS = 1024
 
 OK = 0
 ROUND_END = 1
@@ -39,8 +40,12 @@ DRAFTER_GIVEN = 4
 LENGTH_FIXED = 0
 LENGTH_AUTO = 1
 
+EXPERTS_FREQUENCY = 0
+EXPERTS_LRU = 1
+
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p
+PoolHandle = ctypes.c_void_p
 
 
 class Curve(ctypes.Structure):
@@ -146,6 +151,56 @@ class ModelInfo(ctypes.Structure):
         ("n_tensors", ctypes.c_int32),
         ("file_bytes", ctypes.c_int64),
         ("architecture", ctypes.c_char * 64),
+        ("n_experts", ctypes.c_int32),
+        ("n_expert_layers", ctypes.c_int32),
+        ("expert_bytes", ctypes.c_int64),
+    ]
+
+
+class ExpertParams(ctypes.Structure):
+    """dw_expert_params."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("n_slots", ctypes.c_int32),
+        ("policy", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("device", ctypes.c_char_p),
+    ]
+
+
+class ExpertStats(ctypes.Structure):
+    """dw_expert_stats."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("n_layers", ctypes.c_int32),
+        ("n_experts", ctypes.c_int32),
+        ("n_slots", ctypes.c_int32),
+        ("n_steps", ctypes.c_int64),
+        ("n_hits", ctypes.c_int64),
+        ("n_misses", ctypes.c_int64),
+        ("n_in_place", ctypes.c_int64),
+        ("bytes_missed", ctypes.c_int64),
+        ("host_bytes", ctypes.c_int64),
+        ("device_bytes", ctypes.c_int64),
+    ]
+
+
+class ExpertLayer(ctypes.Structure):
+    """dw_expert_layer."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("n_experts", ctypes.c_int32),
+        ("n_slots", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
+        ("expert_bytes", ctypes.c_int64),
+        ("n_hits", ctypes.c_int64),
+        ("n_misses", ctypes.c_int64),
+        ("n_in_place", ctypes.c_int64),
+        ("heat", ctypes.c_uint32 * MAX_EXPERTS),
+        ("slot_of", ctypes.c_int32 * MAX_EXPERTS),
     ]
 
 
@@ -190,6 +245,13 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_get_stats": (_STATUS, [EngineHandle, _P(Stats)]),
     "dw_get_curve": (_STATUS, [EngineHandle, _P(Curve)]),
     "dw_stats_reset": (_STATUS, [EngineHandle]),
+    "dw_expert_params_init": (None, [_P(ExpertParams)]),
+    "dw_expert_pool_new": (_STATUS, [_P(ExpertParams), _P(PoolHandle)]),
+    "dw_expert_pool_free": (None, [PoolHandle]),
+    "dw_expert_pool_buffer_type": (ctypes.c_void_p, [PoolHandle]),
+    "dw_expert_set_heat": (_STATUS, [PoolHandle, ctypes.c_int32, _P(ctypes.c_uint32), ctypes.c_int32]),
+    "dw_expert_get_stats": (_STATUS, [PoolHandle, _P(ExpertStats)]),
+    "dw_expert_get_layer": (_STATUS, [PoolHandle, ctypes.c_int32, _P(ExpertLayer)]),
 }
 
 for _name, (_restype, _argtypes) in SIGNATURES.items():

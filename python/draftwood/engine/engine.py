@@ -31,6 +31,12 @@ class ModelInfo:
     can_draft_mtp: bool
     n_tensors: int
     file_bytes: int
+    n_experts: int = 0
+    """Of a layer; 0 where there are none, or in one of several files."""
+    n_expert_layers: int = 0
+    """That have experts, MTP blocks not counted."""
+    expert_bytes: int = 0
+    """Of all experts of these layers."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,6 +72,9 @@ def probe_model(path: str) -> ModelInfo:
         can_draft_mtp=bool(info.can_draft_mtp),
         n_tensors=info.n_tensors,
         file_bytes=info.file_bytes,
+        n_experts=info.n_experts,
+        n_expert_layers=info.n_expert_layers,
+        expert_bytes=info.expert_bytes,
     )
 
 

@@ -10,6 +10,8 @@ import re
 from collections.abc import Mapping
 from typing import Any
 
+from draftwood.engine.engine import ModelInfo
+from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
 from draftwood.load.devices import buffer_types, cards, describe
 
@@ -60,6 +62,22 @@ def tensor_overrides(
                 hint=_EXAMPLE,
             ) from None
         rows.append(_Override(pattern.encode(), types[name]))
+    return _array(rows)
+
+
+def pooled_experts(info: ModelInfo, pool: ExpertPool) -> Any:
+    """Return the array of tensor_buft_overrides that puts a model's experts into a pool; keep it alive.
+
+    An MTP block's experts stay with the other weights: they are used in every round.
+    """
+    return _array([_pool_row(layer, pool) for layer in range(info.n_expert_layers)])
+
+
+def _pool_row(layer: int, pool: ExpertPool) -> _Override:
+    return _Override(_EXPERTS.format(layer).encode(), pool.buffer_type)
+
+
+def _array(rows: list[_Override]) -> Any:
     return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
 
 

@@ -4,6 +4,8 @@
 
 #include "ggml-impl.h"
 #include "ops/door/custom-op.h"
+#include "ops/expert-slots/expert-slots.h"
+#include "ops/expert-slots/slot-memory.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
 #include "ops/tree-delta-net/tree-ops.h"
@@ -16,6 +18,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::tree_conv_windows::on_cpu, &dw::tree_delta_net::on_cpu,      &dw::tree_commit_state::on_cpu,
     &dw::tree_commit_conv::on_cpu,  &dw::tree_scores::on_cpu,         &dw::tree_values::on_cpu,
     &dw::tree_commit_rows::on_cpu,  &dw::tree_commit_columns::on_cpu, &dw::top_rows::on_cpu,
+    &dw::expert_slots::on_cpu,
 };
 
 static_assert(sizeof(ggml_custom_op_params) <= dw::layer_at, "the layer pointer lies behind ggml's parameters");
@@ -28,6 +31,9 @@ void * dw_cpu_find(const char * name) {
         if (std::strcmp(op->signature.name, name) == 0) {
             return const_cast<dw::op_descriptor *>(op);
         }
+    }
+    if (std::strcmp(name, dw::slot_memory_name) == 0) {
+        return const_cast<dw::slot_memory *>(&dw::slot_memory_on_cpu);
     }
     return std::strcmp(name, "dw_top_rows_layout") == 0 ? (void *) dw::top_rows::layout_of : nullptr;
 }

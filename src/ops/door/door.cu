@@ -4,6 +4,8 @@
 
 #include "common.cuh"
 #include "ops/door/launch.h"
+#include "ops/expert-slots/expert-slots.h"
+#include "ops/expert-slots/slot-memory.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
 #include "ops/tree-delta-net/tree-ops.h"
@@ -16,7 +18,7 @@ namespace {
 const dw::op_descriptor * const ops[] = {
     &dw::tree_conv_windows::on_cuda, &dw::tree_delta_net::on_cuda,   &dw::tree_commit_state::on_cuda,
     &dw::tree_commit_conv::on_cuda,  &dw::tree_commit_rows::on_cuda, &dw::tree_commit_columns::on_cuda,
-    &dw::top_rows::on_cuda,
+    &dw::top_rows::on_cuda,          &dw::expert_slots::on_cuda,
 };
 
 // The node's descriptor; nullptr: the node is not ours, or was made for the CPU. Only addresses are compared, so
@@ -57,6 +59,9 @@ void * dw_cuda_find(const char * name) {
         if (std::strcmp(op->signature.name, name) == 0) {
             return const_cast<dw::op_descriptor *>(op);
         }
+    }
+    if (std::strcmp(name, dw::slot_memory_name) == 0) {
+        return const_cast<dw::slot_memory *>(&dw::slot_memory_on_cuda);
     }
     return std::strcmp(name, "dw_cuda_launches") == 0 ? (void *) launches : nullptr;
 }

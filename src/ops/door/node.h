@@ -34,11 +34,12 @@ inline ggml_tensor * finish_node(ggml_tensor * node, const dw_custom_op & op, co
     return ggml_set_name(node, op.name());
 }
 
-// A node with a result of its own, f32 of shape ne. Its name is the op's.
+// A node with a result of its own, of shape ne. Its name is the op's.
 inline ggml_tensor * new_node(ggml_context * ctx, const dw_custom_op & op, std::array<int64_t, GGML_MAX_DIMS> ne,
-                              std::initializer_list<operand> operands, const void * layer = nullptr) {
+                              std::initializer_list<operand> operands, const void * layer = nullptr,
+                              ggml_type type = GGML_TYPE_F32) {
     auto sources = sources_of(op.reference->signature, operands);
-    return finish_node(ggml_custom_4d(ctx, GGML_TYPE_F32, ne[0], ne[1], ne[2], ne[3], sources.data(),
+    return finish_node(ggml_custom_4d(ctx, type, ne[0], ne[1], ne[2], ne[3], sources.data(),
                                       op.reference->signature.n_operands, op.reference->cpu, GGML_N_TASKS_MAX,
                                       const_cast<op_descriptor *>(op.of_device)),
                        op, layer);

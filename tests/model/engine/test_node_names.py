@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import ctypes
 import re
 
 import pytest
@@ -34,10 +33,6 @@ class Watch:
         """Return the layers of custom nodes whose name is the pattern, a dash and a layer."""
         found = (re.fullmatch(rf"{pattern}-(\d+)", name) for name, op in self.ops.items() if op == "CUSTOM")
         return {int(match[1]) for match in found if match}
-
-
-for _function in (ggml.base.ggml_get_name, ggml.base.ggml_op_desc):
-    _function.restype, _function.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
 
 
 @pytest.fixture

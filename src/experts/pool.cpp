@@ -1,0 +1,173 @@
+// See pool.h.
+
+#include "experts/pool.h"
+
+#include "llama/status.h"
+#include "ops/expert-slots/policy.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <exception>
+#include <numeric>
+
+namespace draftwood {
+
+namespace slots = dw::expert_slots;
+
+struct expert_pool::held {
+    slots::layer                     layer;
+    std::vector<const ggml_tensor *> tensors; // by part
+};
+
+namespace {
+
+// -1: the name says none
+int32_t number_of(const ggml_tensor * tensor) {
+    int32_t il = -1;
+    return std::sscanf(tensor->name, "blk.%d.", &il) == 1 ? il : -1;
+}
+
+// experts, the hottest first
+std::vector<int32_t> ranked(const std::vector<uint32_t> & heat) {
+    std::vector<int32_t> order(heat.size());
+    std::iota(order.begin(), order.end(), 0);
+    std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return heat[a] > heat[b]; });
+    return order;
+}
+
+bool are_one_layer(const std::vector<const ggml_tensor *> & parts) {
+    const auto fits = [&](const ggml_tensor * each) {
+        return each->ne[2] == parts[0]->ne[2] && each->ne[3] == 1 && ggml_is_contiguous(each);
+    };
+    return !parts.empty() && parts.size() <= slots::max_parts && parts[0]->ne[2] <= slots::max_experts &&
+           std::all_of(parts.begin(), parts.end(), fits);
+}
+
+// the plane of a part whose slots begin there
+int32_t plane_for(slots::layer & of, int32_t first_slot) {
+    int32_t plane = 0;
+    while (plane < of.n_planes && of.first_slots[plane] != first_slot) {
+        ++plane;
+    }
+    of.first_slots[plane] = first_slot;
+    of.n_planes           = std::max(of.n_planes, plane + 1);
+    return plane;
+}
+
+} // namespace
+
+expert_pool::expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims) :
+    type_(device, n_slots),
+    victims_(victims) {
+    type_.owner = this;
+}
+
+expert_pool::~expert_pool() {
+    for (const auto & [il, each] : layers_) {
+        if (each) {
+            type_.memory().free(type_.device_number(), each->layer.state);
+        }
+    }
+}
+
+expert_pool * expert_pool::of(const ggml_tensor * tensor) noexcept {
+    slot_buffer_type * type = slot_buffer_type::of(tensor);
+    return type ? (expert_pool *) type->owner : nullptr;
+}
+
+void expert_pool::set_heat(int32_t il, std::vector<uint32_t> heat) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    heat_[il] = std::move(heat);
+}
+
+expert_pool::place expert_pool::place_of(const ggml_tensor * tensor) {
+    const int32_t                     il = number_of(tensor);
+    const std::lock_guard<std::mutex> lock(mutex_);
+    auto                              found = layers_.find(il);
+    if (found == layers_.end()) {
+        found = layers_.emplace(il, il < 0 ? nullptr : make_layer(il)).first;
+    }
+    if (!found->second) {
+        return { nullptr, nullptr };
+    }
+    const std::vector<const ggml_tensor *> & tensors = found->second->tensors;
+    const auto                               part = std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin();
+    return { &found->second->layer, &found->second->layer.parts[part] };
+}
+
+std::unique_ptr<expert_pool::held> expert_pool::make_layer(int32_t il) {
+    auto made = std::make_unique<held>();
+    for (const ggml_tensor * each : type_.tensors()) {
+        if (number_of(each) == il) {
+            made->tensors.push_back(each);
+        }
+    }
+    if (!are_one_layer(made->tensors)) {
+        return nullptr;
+    }
+    slots::layer & of = made->layer;
+    of                = {};
+    of.n_experts      = (int32_t) made->tensors[0]->ne[2];
+    of.victims        = victims_;
+    for (const ggml_tensor * each : made->tensors) {
+        const slot_layout found = type_.layout(each);
+        of.n_slots              = found.n_slots;
+        of.parts[of.n_parts++]  = { (char *) each->data, found.stride, plane_for(of, found.first_slot) };
+    }
+    std::vector<uint32_t> heat = heat_[il];
+    heat.resize(of.n_experts);
+    const std::vector<int32_t> order = ranked(heat);
+    const auto                 first = std::make_unique<slots::table>();
+    for (int32_t rank = 0; rank < of.n_experts; ++rank) {
+        first->entries[order[rank]] = slots::initial(rank, of.n_slots, heat[order[rank]]);
+    }
+    of.state = (slots::table *) type_.memory().allocate(type_.device_number(), sizeof(slots::table));
+    if (!of.state || !fill_slots(of, *first)) {
+        type_.memory().free(type_.device_number(), of.state);
+        return nullptr;
+    }
+    return made;
+}
+
+bool expert_pool::fill_slots(const slots::layer & of, const slots::table & first) const {
+    const auto copy = [&](void * to, const void * from, size_t n_bytes) {
+        return type_.memory().copy(type_.device_number(), to, from, n_bytes);
+    };
+    for (int32_t e = 0; e < of.n_experts; ++e) {
+        for (int32_t p = 0; p < of.n_parts && first.entries[e].slot >= 0; ++p) {
+            const slots::part & part = of.parts[p];
+            if (!copy(part.base + of.slot_offset(part, first.entries[e].slot), part.base + e * part.stride,
+                      (size_t) part.stride)) {
+                return false;
+            }
+        }
+    }
+    return copy(of.state, &first, sizeof(first));
+}
+
+std::vector<expert_pool::seen> expert_pool::look() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    std::vector<seen>                 found;
+    const auto                        table = std::make_unique<slots::table>();
+    slots::table &                    now   = *table;
+    for (const auto & [il, each] : layers_) {
+        if (!each) {
+            continue;
+        }
+        const slots::layer & of = each->layer;
+        if (!type_.memory().copy(type_.device_number(), &now, of.state, sizeof(now))) {
+            fail(DW_ERR_INTERNAL, "the table of layer %d could not be read", il);
+        }
+        seen & layer = found.emplace_back(seen{ il, of.n_slots, 0, now.counted, {}, {} });
+        for (int32_t p = 0; p < of.n_parts; ++p) {
+            layer.expert_bytes += of.parts[p].stride;
+        }
+        for (int32_t e = 0; e < of.n_experts; ++e) {
+            layer.heat.push_back(slots::heat_at(now.entries[e], slots::epoch_of(now.step)));
+            layer.slot_of.push_back(now.entries[e].slot);
+        }
+    }
+    return found;
+}
+
+} // namespace draftwood

@@ -1,0 +1,67 @@
+// See product.h.
+
+#include "experts/product.h"
+
+#include "experts/pool.h"
+#include "ops/door/node.h"
+#include "ops/door/registry.h"
+
+namespace draftwood {
+
+namespace slots = dw::expert_slots;
+
+namespace {
+
+// The nodes of planes 0.. stand together at the end of a graph: [op], or [op, view 0, view 1, ..].
+ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t plane, const ggml_tensor * ids) {
+    const int n_nodes = of.n_planes == 1 ? 1 : 1 + of.n_planes;
+    if (ggml_graph_n_nodes(graph) < n_nodes) {
+        return nullptr;
+    }
+    const ggml_tensor * op    = ggml_graph_node(graph, -n_nodes);
+    const bool          is_it = op->op == GGML_OP_CUSTOM && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
+    return is_it ? ggml_graph_node(graph, plane - of.n_planes) : nullptr;
+}
+
+void add_planes(ggml_context * ctx, ggml_cgraph * graph, const slots::layer & of, ggml_tensor * ids,
+                ggml_backend_dev_t device) {
+    const dw_custom_op op = find_op(device, slots::signature);
+    ggml_tensor *      all =
+        dw::new_node(ctx, op, { ids->ne[0], ids->ne[1], of.n_planes, 1 }, { { slots::ids, ids } }, &of, GGML_TYPE_I32);
+    ggml_build_forward_expand(graph, all);
+    for (int32_t plane = 0; of.n_planes > 1 && plane < of.n_planes; ++plane) {
+        ggml_tensor * view = ggml_view_2d(ctx, all, all->ne[0], all->ne[1], all->nb[1], plane * all->nb[2]);
+        ggml_build_forward_expand(graph, view);
+    }
+}
+
+// The weights with their slots, as one tensor. ggml has no views that reach over the end of what they view.
+ggml_tensor * with_slots(ggml_context * ctx, ggml_tensor * weights, int64_t n_indices) {
+    ggml_tensor * all = ggml_new_tensor_3d(ctx, weights->type, weights->ne[0], weights->ne[1], n_indices);
+    all->data         = weights->data;
+    all->buffer       = weights->buffer;
+    return ggml_format_name(all, "%s (slots)", weights->name);
+}
+
+} // namespace
+
+ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
+                             ggml_tensor * ids) {
+    expert_pool * pool = expert_pool::of(weights);
+    if (!pool) {
+        return nullptr;
+    }
+    const auto [layer, part] = pool->place_of(weights);
+    if (!layer || layer->n_slots == 0) {
+        return nullptr;
+    }
+    ggml_tensor * indices = newest_plane(graph, *layer, part->plane, ids);
+    if (!indices) {
+        add_planes(ctx, graph, *layer, ids, pool->buffer_type().device());
+        indices = newest_plane(graph, *layer, part->plane, ids);
+    }
+    ggml_tensor * all = with_slots(ctx, weights, layer->first_slots[part->plane] + layer->n_slots);
+    return ggml_mul_mat_id(ctx, all, x, indices);
+}
+
+} // namespace draftwood

@@ -1,0 +1,197 @@
+// See slot_buffer.h.
+
+#include "experts/slot_buffer.h"
+
+#include "llama/status.h"
+#include "ops/door/registry.h"
+
+#include <algorithm>
+#include <cstring>
+#include <exception>
+#include <memory>
+#include <vector>
+
+namespace draftwood {
+
+namespace {
+
+constexpr size_t least_tail = 512; // bytes behind the last slot: MMQ reads whole tiles
+
+size_t padded(size_t n_bytes, size_t page) {
+    return (n_bytes + page - 1) / page * page;
+}
+
+// One range of addresses; its tensors' parts are mapped as llama.cpp places them.
+struct slot_buffer {
+    slot_buffer_type & type;
+    char *             base;
+    size_t             n_bytes;
+
+    struct mapping {
+        char * at;
+        size_t n_bytes;
+    };
+
+    std::vector<mapping> mapped;
+
+    slot_buffer(slot_buffer_type & of, void * at, size_t size) :
+        type(of),
+        base((char *) at),
+        n_bytes(size) {}
+
+    ~slot_buffer() {
+        for (const mapping & each : mapped) {
+            type.memory().unmap(type.device_number(), each.at, each.n_bytes);
+        }
+        type.memory().release(type.device_number(), base, n_bytes);
+    }
+
+    bool map(ggml_tensor * tensor) {
+        const slot_layout of     = type.layout(tensor);
+        char *            host   = (char *) tensor->data;
+        char *            device = host + of.host_bytes;
+        mapped.reserve(mapped.size() + 2);
+        if (!type.memory().map_host(type.device_number(), host, of.host_bytes)) {
+            return false;
+        }
+        mapped.push_back({ host, of.host_bytes });
+        if (!type.memory().map_device(type.device_number(), device, of.device_bytes)) {
+            return false;
+        }
+        mapped.push_back({ device, of.device_bytes });
+        type.mapped(tensor);
+        return true;
+    }
+};
+
+slot_buffer & of(ggml_backend_buffer_t buffer) {
+    return *(slot_buffer *) buffer->context;
+}
+
+void free_buffer(ggml_backend_buffer_t buffer) {
+    delete &of(buffer);
+}
+
+void * base_of(ggml_backend_buffer_t buffer) {
+    return of(buffer).base;
+}
+
+ggml_status init_tensor(ggml_backend_buffer_t buffer, ggml_tensor * tensor) {
+    if (tensor->view_src) {
+        return GGML_STATUS_SUCCESS;
+    }
+    try {
+        return of(buffer).map(tensor) ? GGML_STATUS_SUCCESS : GGML_STATUS_ALLOC_FAILED;
+    } catch (const std::exception &) {
+        return GGML_STATUS_ALLOC_FAILED;
+    }
+}
+
+// The experts' half is host memory on every device.
+void fill_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, uint8_t value, size_t offset, size_t size) {
+    std::memset((char *) tensor->data + offset, value, size);
+}
+
+void set_tensor(ggml_backend_buffer_t, ggml_tensor * tensor, const void * data, size_t offset, size_t size) {
+    std::memcpy((char *) tensor->data + offset, data, size);
+}
+
+void get_tensor(ggml_backend_buffer_t, const ggml_tensor * tensor, void * data, size_t offset, size_t size) {
+    std::memcpy(data, (const char *) tensor->data + offset, size);
+}
+
+void clear(ggml_backend_buffer_t, uint8_t) {} // weights; mapped memory begins with zeros
+
+const ggml_backend_buffer_i buffer_interface = {
+    free_buffer, base_of, init_tensor, fill_tensor, set_tensor, get_tensor, nullptr, nullptr, nullptr, clear, nullptr,
+};
+
+const dw::slot_memory & memory_of(ggml_backend_dev_t device) {
+    void * found = find_in_registry(device, dw::slot_memory_name);
+    if (!found) {
+        fail(DW_ERR_UNSUPPORTED, "the device %s has no expert slots; CPUs and CUDA cards of this library have",
+             ggml_backend_dev_name(device));
+    }
+    return *(const dw::slot_memory *) found;
+}
+
+} // namespace
+
+slot_buffer_type::slot_buffer_type(ggml_backend_dev_t device, int32_t n_slots) :
+    context_{ 0, std::string(ggml_backend_dev_name(device)) + "_experts", this },
+    memory_(memory_of(device)),
+    n_slots_(n_slots),
+    type_(*ggml_backend_dev_buffer_type(device)) {
+    const bool on_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    if (!on_cpu) {
+        context_.device = ((const type_context *) type_.context)->device;
+    }
+    if (const char * why = memory_.refusal(context_.device)) {
+        fail(DW_ERR_UNSUPPORTED, "%s cannot hold a part of the experts: %s", ggml_backend_dev_name(device), why);
+    }
+    // llama.cpp tells types by their names. ggml-cuda knows by the function what its kernels can read; that one takes
+    // the name from the context, too.
+    type_.iface.get_name       = on_cpu ? name : type_.iface.get_name;
+    type_.iface.alloc_buffer   = allocate;
+    type_.iface.get_alignment  = alignment;
+    type_.iface.get_max_size   = nullptr;
+    type_.iface.get_alloc_size = alloc_size;
+    type_.device               = device;
+    type_.context              = &context_;
+}
+
+slot_buffer_type * slot_buffer_type::of(const ggml_tensor * tensor) noexcept {
+    const bool ours = tensor && tensor->buffer && tensor->buffer->iface.free_buffer == free_buffer;
+    return ours ? &of(tensor->buffer->buft) : nullptr;
+}
+
+slot_layout slot_buffer_type::layout(const ggml_tensor * tensor) const {
+    ggml_backend_buffer_type_t theirs = ggml_backend_dev_buffer_type(device());
+    const size_t               page   = memory_.page(device_number());
+    const size_t               tail   = ggml_backend_buft_get_alloc_size(theirs, tensor) - ggml_nbytes(tensor);
+
+    slot_layout found;
+    found.stride       = (int64_t) tensor->nb[2];
+    found.n_slots      = (int32_t) std::min<int64_t>(n_slots_, tensor->ne[2]);
+    found.host_bytes   = padded(ggml_nbytes(tensor), page);
+    found.first_slot   = (int32_t) ((found.host_bytes + found.stride - 1) / found.stride);
+    const size_t end   = (size_t) (found.first_slot + found.n_slots) * found.stride + std::max(tail, least_tail);
+    found.device_bytes = padded(end, page) - found.host_bytes;
+    return found;
+}
+
+void slot_buffer_type::mapped(ggml_tensor * tensor) {
+    tensors_.push_back(tensor);
+    const slot_layout of = layout(tensor);
+    host_bytes_ += (int64_t) of.host_bytes;
+    device_bytes_ += (int64_t) of.device_bytes;
+}
+
+const char * slot_buffer_type::name(ggml_backend_buffer_type_t type) {
+    return of(type).context_.name.c_str();
+}
+
+size_t slot_buffer_type::alignment(ggml_backend_buffer_type_t type) {
+    return of(type).memory_.page(of(type).device_number());
+}
+
+size_t slot_buffer_type::alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tensor) {
+    const slot_layout found = of(type).layout(tensor);
+    return found.host_bytes + found.device_bytes;
+}
+
+ggml_backend_buffer_t slot_buffer_type::allocate(ggml_backend_buffer_type_t type, size_t n_bytes) {
+    slot_buffer_type & self = of(type);
+    try {
+        void * at = self.memory_.reserve(self.device_number(), n_bytes);
+        if (!at) {
+            return nullptr;
+        }
+        auto buffer = std::make_unique<slot_buffer>(self, at, n_bytes);
+        return ggml_backend_buffer_init(type, buffer_interface, buffer.release(), n_bytes);
+    } catch (const std::exception &) {
+        return nullptr;
+    }
+}
+
+} // namespace draftwood

@@ -1,0 +1,77 @@
+// A ggml buffer type whose tensors are parts of expert-slots.h: all experts in host memory, and slots in device memory
+// behind them. llama.cpp loads a model's expert tensors into it through tensor_buft_overrides. A tensor in it is an
+// ordinary one that lies in host memory; only experts/moe_graph.h knows of the slots.
+// Must not know: layers, contexts, what is resident. Test: tests/model/test_expert_pool.py.
+
+#pragma once
+
+#include "ggml-backend-impl.h"
+#include "ops/expert-slots/slot-memory.h"
+
+#include <cstdint>
+#include <string>
+#include <vector>
+
+namespace draftwood {
+
+// Where the experts and the slots of a tensor [n, m, E] lie, in bytes from its data.
+struct slot_layout {
+    int64_t stride;       // of an expert
+    int32_t n_slots;      // as the pool has them, at most E
+    int32_t first_slot;   // index of slot 0 in experts: those before it are on the host
+    size_t  host_bytes;   // pages
+    size_t  device_bytes; // pages behind them; the last one ends with zeros, where kernels read over the end
+};
+
+class slot_buffer_type {
+  public:
+    // device: a CPU or a CUDA card; n_slots >= 0 of a tensor. Throws failure with DW_ERR_UNSUPPORTED.
+    slot_buffer_type(ggml_backend_dev_t device, int32_t n_slots);
+    slot_buffer_type(const slot_buffer_type &)             = delete;
+    slot_buffer_type & operator=(const slot_buffer_type &) = delete;
+
+    // the type whose buffer holds `tensor`; nullptr: another one's, or none's
+    static slot_buffer_type * of(const ggml_tensor * tensor) noexcept;
+
+    // for llama_model_tensor_buft_override; models in it must be freed before this
+    ggml_backend_buffer_type_t get() { return &type_; }
+
+    slot_layout layout(const ggml_tensor * tensor) const;
+
+    ggml_backend_dev_t      device() const { return type_.device; }
+    int                     device_number() const { return context_.device; }
+    const dw::slot_memory & memory() const { return memory_; }
+
+    // the tensors in it so far, and the bytes that they have
+    const std::vector<ggml_tensor *> & tensors() const { return tensors_; }
+    int64_t                            host_bytes() const { return host_bytes_; }
+    int64_t                            device_bytes() const { return device_bytes_; }
+
+    void mapped(ggml_tensor * tensor); // by a buffer of this type
+
+    void * owner = nullptr; // the pool
+
+  private:
+    // ggml-cuda reads the context of a buffer type as its own, which is a device and a name.
+    struct type_context {
+        int                device;
+        std::string        name;
+        slot_buffer_type * self;
+    };
+
+    static slot_buffer_type &    of(ggml_backend_buffer_type_t type) { return *((type_context *) type->context)->self; }
+    static const char *          name(ggml_backend_buffer_type_t type);
+    static size_t                alignment(ggml_backend_buffer_type_t type);
+    static size_t                alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tensor);
+    static ggml_backend_buffer_t allocate(ggml_backend_buffer_type_t type, size_t n_bytes);
+
+    type_context               context_;
+    const dw::slot_memory &    memory_;
+    int32_t                    n_slots_;
+    ggml_backend_buffer_type   type_;
+    std::vector<ggml_tensor *> tensors_;
+    int64_t                    host_bytes_   = 0;
+    int64_t                    device_bytes_ = 0;
+};
+
+} // namespace draftwood

@@ -1,0 +1,134 @@
+// dw_expert_slots on CPU, the reference: expert-slots.h. One thread works; the slots are plain memory.
+
+#include "ops/expert-slots/expert-slots.h"
+
+#include "ops/expert-slots/policy.h"
+
+#include <algorithm>
+#include <array>
+#include <cstring>
+#include <vector>
+
+namespace dw::expert_slots {
+
+namespace {
+
+struct picks {
+    const ggml_tensor * ids;
+
+    int64_t n_used() const { return ids->ne[0]; }
+    int64_t n_rows() const { return ids->ne[1]; }
+    int32_t at(int64_t row, int64_t i) const {
+        return *(const int32_t *) ((const char *) ids->data + row * ids->nb[1] + i * ids->nb[0]);
+    }
+};
+
+struct chosen {
+    int32_t last         = -1; // place of the last pick
+    int32_t count        = 0;
+    bool    by_first_row = false;
+};
+
+std::vector<chosen> count(const picks & of, int32_t n_experts) {
+    std::vector<chosen> found(n_experts);
+    for (int64_t row = 0; row < of.n_rows(); ++row) {
+        for (int64_t i = 0; i < of.n_used(); ++i) {
+            chosen & each = found[of.at(row, i)];
+            each.last     = (int32_t) (row * of.n_used() + i);
+            each.count++;
+            each.by_first_row |= row == 0;
+        }
+    }
+    return found;
+}
+
+// the resident expert to go; -1: all are of this step
+int32_t victim(const layer & of, const std::vector<chosen> & now, uint32_t step) {
+    int32_t  found = -1;
+    uint64_t least = no_key;
+    for (int32_t e = 0; e < of.n_experts; ++e) {
+        const entry & each = of.state->entries[e];
+        if (each.slot >= 0 && now[e].count == 0 && key_of(each, of.victims, step) < least) {
+            least = key_of(each, of.victims, step);
+            found = e;
+        }
+    }
+    return found;
+}
+
+void copy(const layer & of, const fill & what) {
+    for (int32_t p = 0; p < of.n_parts; ++p) {
+        const part & each = of.parts[p];
+        std::memcpy(each.base + of.slot_offset(each, what.slot), each.base + what.expert * each.stride, each.stride);
+    }
+}
+
+void fill_missing(const layer & of, const std::vector<chosen> & now, uint32_t step) {
+    table & state = *of.state;
+    for (int32_t e = 0; e < of.n_experts; ++e) {
+        if (now[e].count == 0 || state.entries[e].slot >= 0) {
+            continue;
+        }
+        const int32_t out = victim(of, now, step);
+        if (out < 0) {
+            return;
+        }
+        std::swap(state.entries[e].slot, state.entries[out].slot);
+        state.fills[state.n_fills] = { e, state.entries[e].slot };
+        copy(of, state.fills[state.n_fills++]);
+    }
+}
+
+void resolve(const layer & of, const picks & from) {
+    table &                   state   = *of.state;
+    const std::vector<chosen> now     = count(from, of.n_experts);
+    const bool                looks   = only_looks_up(of, from.n_used(), from.n_rows());
+    const bool                warm_up = from.n_used() >= of.n_experts;
+    int32_t                   n_hits = 0, n_all = 0;
+    for (int32_t e = 0; e < of.n_experts; ++e) {
+        n_all += now[e].count > 0;
+        n_hits += now[e].count > 0 && state.entries[e].slot >= 0;
+    }
+    state.n_fills = 0;
+    if (!looks) {
+        state.step++;
+        fill_missing(of, now, state.step);
+    }
+    for (int32_t e = 0; e < of.n_experts && !warm_up; ++e) {
+        if (now[e].count > 0 && looks) {
+            const uint64_t share = (uint64_t) heat_of_prompt * now[e].count / from.n_rows();
+            add_heat(state.entries[e], epoch_of(state.step), (uint32_t) share);
+        } else if (now[e].count > 0) {
+            use(state.entries[e], state.step, now[e].last, now[e].by_first_row);
+        }
+    }
+    state.counted.n_steps++;
+    state.counted.n_hits += n_hits;
+    state.counted.n_misses += state.n_fills;
+    state.counted.n_in_place += n_all - n_hits - state.n_fills;
+}
+
+void compute(ggml_tensor * dst, int ith, int, void *) {
+    if (ith != 0) {
+        return;
+    }
+    const layer & of = *(const layer *) layer_of(dst);
+    const picks   from{ dst->src[ids] };
+    resolve(of, from);
+    auto * out = (int32_t *) dst->data;
+    for (int32_t plane = 0; plane < of.n_planes; ++plane) {
+        for (int64_t row = 0; row < from.n_rows(); ++row) {
+            for (int64_t i = 0; i < from.n_used(); ++i) {
+                const int32_t expert = from.at(row, i);
+                const int32_t slot   = of.state->entries[expert].slot;
+                *out++               = slot < 0 ? expert : of.first_slots[plane] + slot;
+            }
+        }
+    }
+}
+
+} // namespace
+
+const op_descriptor on_cpu = { signature, compute, nullptr, nullptr, nullptr };
+
+} // namespace dw::expert_slots

@@ -1,0 +1,107 @@
+// Experts of a layer that lie partly in device memory: an op behind the router that makes room for the chosen ones.
+//
+// The weights of a layer's experts are up to max_parts tensors ("parts": gate, up and down, or both in one). Each part
+// is one range of addresses. First comes every expert in host memory, as the file has them; behind it lie the slots, in
+// device memory:
+//
+//     part   | expert 0 | expert 1 | ... | expert E-1 | (up to a page) | slot 0 | slot 1 | ... | slot H-1 |
+//     index  | 0        | 1        | ... | E-1        |                | first_slot ...                    |
+//
+// Products read such a part as one tensor of first_slot + H experts. An index under E reads from the host, in place; an
+// index from first_slot on reads a slot. Parts whose experts differ in size may differ in first_slot. A table says
+// which expert lies in which slot. It lies on the device and changes there, so a captured graph stays valid whatever is
+// resident. Evicting an expert is a write to the table.
+//
+// The op, once a layer and step: the distinct experts of all rows are looked up. A resident one gives its slot. For a
+// missing one the resident expert that is least worth keeping goes (policy.h), and the missing one is copied from the
+// host into its slot. Experts of this step are never evicted in it: with more of them than slots, the rest is read in
+// place. Batches of more than max_fill_rows rows evict nothing: what is not resident is read in place, once for all
+// rows that chose it.
+//
+// Test: tests/ops/test_expert_slots.py (a model in Python, step by step), tests/model/test_expert_pool.py (logits
+// bit-equal to a model that lies in one memory), tests/gpu/test_expert_pool_cuda.py.
+
+#pragma once
+
+#include "ops/door/custom-op.h"
+
+#include <cstdint>
+
+namespace dw::expert_slots {
+
+constexpr int32_t max_parts     = 3;
+constexpr int32_t max_experts   = 1024; // of a layer
+constexpr int32_t max_fill_rows = 64;   // a verify; prompts have more
+constexpr int32_t max_picks     = 2048; // rows times experts a row, of a step that fills
+
+enum class policy : int32_t {
+    frequency, // out goes what was used least of late: a count that halves every 64 steps, then the time of last use
+    lru,       // out goes what was used longest ago
+};
+
+// An expert in the table. One that was never used has heat and recency 0, or what it began with.
+struct entry {
+    uint64_t recency; // of the last use: step * max_picks + the pick's place in its step + 1
+    uint32_t heat;    // uses, in 1/256, as of `epoch`
+    uint32_t epoch;   // steps / 64 when heat was last brought up to date
+    int32_t  slot;    // -1: on the host alone
+    int32_t  reserved;
+};
+
+// Distinct experts of a layer and step, counted since the start.
+struct counters {
+    uint64_t n_steps;
+    uint64_t n_hits;     // that were resident
+    uint64_t n_misses;   // that were copied into a slot
+    uint64_t n_in_place; // that were read from the host
+};
+
+struct fill {
+    int32_t expert, slot;
+};
+
+// Of one layer, on the device that runs it. Launches in one stream change it in order.
+struct table {
+    counters counted;
+    uint32_t step;    // of the newest one that could fill
+    int32_t  n_fills; // of the newest step
+    fill     fills[max_experts];
+    entry    entries[max_experts];
+};
+
+struct part {
+    char *  base;   // expert 0
+    int64_t stride; // bytes of an expert
+    int32_t plane;  // of the op's result, which has its indices
+};
+
+// What a node's layer pointer points to. It belongs to the pool (experts/pool.h), which outlives the model's graphs.
+struct layer {
+    int32_t n_experts, n_slots, n_parts, n_planes;
+    policy  victims;
+    part    parts[max_parts];
+    int32_t first_slots[max_parts]; // index of slot 0, by plane; no two are equal
+    table * state;
+
+#if defined(__CUDACC__)
+    __host__ __device__
+#endif
+        int64_t slot_offset(const part & of, int32_t slot) const {
+        return (first_slots[of.plane] + slot) * of.stride;
+    }
+};
+
+// Finds where each chosen expert is to be read.
+//   dst i32[k, R, n_planes]
+//   ids i32[k, R], rows may be strided: the router's choice
+enum src { ids, n_src };
+constexpr const char *     operands[n_src] = { "ids" };
+constexpr op_signature     signature       = { "dw_expert_slots", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+
+// A batch that looks up and fills nothing: a prompt, or llama.cpp's warm-up, which chooses every expert.
+inline bool only_looks_up(const layer & of, int64_t n_used, int64_t n_rows) {
+    return n_rows > max_fill_rows || n_rows * n_used > max_picks || n_used >= of.n_experts;
+}
+
+} // namespace dw::expert_slots

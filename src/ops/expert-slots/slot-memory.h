@@ -1,0 +1,32 @@
+// Memory for experts on one kind of device: ranges of addresses, parts of which lie in host memory that the device
+// reads, and parts in its own. Found by name in the registries of ggml-cpu and ggml-cuda (door/registry.h).
+// Calls wait for what they do. They may be made on any thread, but not while one captures a CUDA graph.
+// Test: tests/model/test_expert_pool.py, tests/gpu/test_expert_pool_cuda.py.
+
+#pragma once
+
+#include <cstddef>
+
+namespace dw {
+
+constexpr const char * slot_memory_name = "dw_slot_memory";
+
+// device: the backend's number of it. false and nullptr: no memory, unless said otherwise.
+struct slot_memory {
+    const char * (*refusal)(int device); // why it cannot, a text that lives as long as the process; nullptr: it can
+    size_t (*page)(int device);          // bytes that mapped parts are multiples of
+
+    void * (*reserve)(int device, size_t n_bytes); // addresses, aligned to a page
+    bool (*map_host)(int device, void * at, size_t n_bytes);
+    bool (*map_device)(int device, void * at, size_t n_bytes); // zeros
+    void (*unmap)(int device, void * at, size_t n_bytes);      // a part as it was mapped; no launch may use it
+    void (*release)(int device, void * at, size_t n_bytes);    // a range, all of whose parts are unmapped
+
+    void * (*allocate)(int device, size_t n_bytes); // on the device, zeros
+    void (*free)(int device, void * at);
+    bool (*copy)(int device, void * to, const void * from, size_t n_bytes); // any of these memories, or the host's
+};
+
+extern const slot_memory slot_memory_on_cpu, slot_memory_on_cuda;
+
+} // namespace dw

@@ -25,7 +25,7 @@ from draftwood.errors import (
     StateError,
     UnsupportedError,
 )
-from draftwood.stats import SpeculationStats
+from draftwood.stats import ExpertStats, SpeculationStats
 
 if _TYPE_CHECKING:
     from draftwood.llama import Llama
@@ -39,6 +39,7 @@ __all__ = [
     "DecodeError",
     "DrafterMemoryError",
     "DraftwoodError",
+    "ExpertStats",
     "GrammarError",
     "Llama",
     "ModelFileError",

@@ -24,17 +24,18 @@ from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
 from draftwood.api.timings import Latest
 from draftwood.engine.drafting import Target, keep_times, make_engine
+from draftwood.engine.experts import ExpertPool
 from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, in_turn, step_by_step
-from draftwood.load import files, fixes, forks, rpc
+from draftwood.load import experts, files, fixes, forks, rpc
 from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens
-from draftwood.stats import SpeculationStats
+from draftwood.stats import ExpertStats, SpeculationStats
 
 fixes.apply()
 
@@ -64,6 +65,10 @@ class Llama(Intercepts, Generation):
             recurrent layers: a next turn then evaluates its new tokens only. 0 keeps nothing.
         n_cpu_moe: layers, from the first, whose experts stay in host memory.
         tensor_buft_overrides: {regex of tensor names: buffer type}, as llama.cpp's --override-tensor.
+        expert_vram: bytes of the card, such as "6GiB", for experts. All of them lie in host memory, and as
+            many as fit on the card, too; a missing one is copied there in the step that needs it
+            (docs/experts.md).
+        expert_heat: file that keeps which experts were used most, from one run to the next.
         rpc_servers: "host:port,host:port" of ggml-rpc-servers that take layers (n_gpu_layers), before this
             machine's cards. One that goes away while it is in use ends the process.
         chat_template_kwargs, reasoning_format, parse_tool_calls: defaults of `create_chat_completion`.
@@ -89,6 +94,8 @@ class Llama(Intercepts, Generation):
         n_cpu_moe: int = 0,
         tensor_buft_overrides: Mapping[str, str] | str | None = None,
         rpc_servers: str | None = None,
+        expert_vram: int | str | None = None,
+        expert_heat: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         reasoning_format: str | None = None,
         parse_tool_calls: bool | None = None,
@@ -98,6 +105,7 @@ class Llama(Intercepts, Generation):
         self._engine = None
         self._guard = None
         self._servers: rpc.Servers | None = None
+        self._pool: ExpertPool | None = None
         self._pieces: Pieces | None = None
         self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
@@ -118,12 +126,15 @@ class Llama(Intercepts, Generation):
             "n_cpu_moe": n_cpu_moe,
             "tensor_buft_overrides": tensor_buft_overrides,
             "rpc_servers": rpc_servers,
+            "expert_vram": expert_vram,
+            "expert_heat": expert_heat,
         }
         model_path = os.fsdecode(model_path)
         forks.require_usable()
         prepared = prepare(model_path, self._options, self._placement, draft_model, kwargs, _KNOWN)
         self._plan, self._as_given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
         self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
+        self._pool, self._info = prepared.pool, prepared.info
         forks.watch(on_card=kwargs.get("n_gpu_layers", 0) != 0 and bool(cards()))
         try:
             with files.template_in_words(model_path):
@@ -183,7 +194,12 @@ class Llama(Intercepts, Generation):
         if self._engine is not None:
             self._keep_times()
             self._engine = None
+        if self._pool is not None and (heat := experts.heat_path(self._placement["expert_heat"])):
+            experts.write_heat(heat, self._pool, self._info)
         super().close()
+        if self._pool is not None:
+            self._pool.close()
+            self._pool = None
         if self._servers is not None:
             self._servers.close()
         # upstream keeps the freed pointers and would hand them to the library
@@ -209,6 +225,11 @@ class Llama(Intercepts, Generation):
     def speculation_stats(self) -> SpeculationStats | None:
         """Counters of the engine; None where upstream's own loop runs (exact=False without drafting)."""
         return self._engine.stats() if self._engine else None
+
+    @property
+    def expert_stats(self) -> ExpertStats | None:
+        """Counters of the experts on the card; None where all of them lie in one memory."""
+        return self._pool.stats() if self._pool else None
 
     def reset_speculation_stats(self) -> None:
         """Set the counters of `speculation_stats` to zero."""

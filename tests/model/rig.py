@@ -21,7 +21,7 @@ from draftwood._llama_cpp._logger import set_verbose
 from draftwood.engine import _capi
 from draftwood.engine.engine import Engine, probe_model
 from draftwood.engine.experts import ExpertPool
-from draftwood.load.placement import pooled_experts
+from draftwood.load.placement import pooled_layers, tensor_overrides
 
 PROMPT = (3, 141, 59, 26, 53, 58, 97, 93, 23, 84, 62, 64)
 
@@ -67,7 +67,8 @@ class Rig:
         model_params = native.llama_model_default_params()
         model_params.load_mtp = drafter == _capi.DRAFTER_MTP
         model_params.use_extra_bufts = False
-        self._overrides = pooled_experts(probe_model(str(path)), pool) if pool is not None else None
+        pooled = pooled_layers(probe_model(str(path)), pool) if pool is not None else ()
+        self._overrides = tensor_overrides(0, None, pooled=pooled)
         if self._overrides is not None:
             model_params.tensor_buft_overrides = ctypes.addressof(self._overrides)
         set_verbose(False)

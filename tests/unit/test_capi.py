@@ -30,6 +30,9 @@ STRUCTS = {
     "dw_model_info": _capi.ModelInfo,
     "dw_curve": _capi.Curve,
     "dw_tree": _capi.Tree,
+    "dw_expert_params": _capi.ExpertParams,
+    "dw_expert_stats": _capi.ExpertStats,
+    "dw_expert_layer": _capi.ExpertLayer,
 }
 SCALARS = {
     "uint32_t": ctypes.c_uint32,
@@ -45,7 +48,9 @@ SCALARS = {
 }
 POINTERS = {
     "char": ctypes.c_char_p,
+    "void": ctypes.c_void_p,
     "dw_engine": _capi.EngineHandle,
+    "dw_expert_pool": _capi.PoolHandle,
     "dw_cost_model": testing_api.CostModelHandle,
     "dw_accepted_log": testing_api.AcceptedLogHandle,
     "dw_thread_choice": testing_api.ThreadChoiceHandle,

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import ctypes
 import re
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from typing import Any
 
 from draftwood.engine.engine import ModelInfo
@@ -27,13 +27,17 @@ class _Override(ctypes.Structure):
 
 
 def tensor_overrides(
-    n_cpu_moe: int, overrides: Mapping[str, str] | str | None, ours: Mapping[str, str] | None = None
+    n_cpu_moe: int,
+    overrides: Mapping[str, str] | str | None,
+    ours: Mapping[str, str] | None = None,
+    pooled: Sequence[tuple[int, int]] = (),
 ) -> Any:
     """Return the array that `llama_model_params.tensor_buft_overrides` points to, or None; keep it alive.
 
     n_cpu_moe: experts of that many first layers stay in host memory. overrides: {regex of tensor names: type
-    of buffer}, or llama.cpp's "regex=name,regex=name"; they go first, `ours` last. Errors: OptionError for a
-    number, a regex or a name that is none; the message lists the names of this machine.
+    of buffer}, or llama.cpp's "regex=name,regex=name"; they go first, `ours` next. pooled: layers with a type
+    of buffer for their experts (`pooled_layers`). Errors: OptionError for a number, a regex or a name that is
+    none; the message lists the names of this machine.
     """
     if isinstance(n_cpu_moe, bool) or not isinstance(n_cpu_moe, int) or n_cpu_moe < 0:
         raise OptionError(
@@ -43,7 +47,7 @@ def tensor_overrides(
     wanted = list(_pairs(overrides).items())
     wanted += [(_EXPERTS.format(layer), "CPU") for layer in range(n_cpu_moe)]
     wanted += (ours or {}).items()
-    if not wanted:
+    if not wanted and not pooled:
         return None
     types = buffer_types()
     rows = []
@@ -62,23 +66,16 @@ def tensor_overrides(
                 hint=_EXAMPLE,
             ) from None
         rows.append(_Override(pattern.encode(), types[name]))
-    return _array(rows)
+    rows += [_Override(_EXPERTS.format(layer).encode(), buffer_type) for layer, buffer_type in pooled]
+    return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
 
 
-def pooled_experts(info: ModelInfo, pool: ExpertPool) -> Any:
-    """Return the array of tensor_buft_overrides that puts a model's experts into a pool; keep it alive.
+def pooled_layers(info: ModelInfo, pool: ExpertPool) -> list[tuple[int, int]]:
+    """Return the layers whose experts go into a pool, with its buffer type.
 
     An MTP block's experts stay with the other weights: they are used in every round.
     """
-    return _array([_pool_row(layer, pool) for layer in range(info.n_expert_layers)])
-
-
-def _pool_row(layer: int, pool: ExpertPool) -> _Override:
-    return _Override(_EXPERTS.format(layer).encode(), pool.buffer_type)
-
-
-def _array(rows: list[_Override]) -> Any:
-    return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
+    return [(layer, pool.buffer_type) for layer in range(info.n_expert_layers)]
 
 
 def embeddings_on_card(n_gpu_layers: int, file_bytes: int) -> dict[str, str]:

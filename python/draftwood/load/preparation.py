@@ -11,11 +11,12 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.engine.engine import ModelInfo
+from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
-from draftwood.load import arguments, cpu, files, overrides, rpc
+from draftwood.load import arguments, cpu, experts, files, overrides, rpc
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
-from draftwood.load.placement import embeddings_on_card, tensor_overrides
+from draftwood.load.placement import embeddings_on_card, pooled_layers, tensor_overrides
 from draftwood.options import Options, Plan, fitted, needed_batch, plan
 
 _LEAST_CONTEXT = 256  # cells: llama.cpp rounds n_ctx up to a multiple of it. No draft needs more
@@ -35,6 +36,9 @@ class Preparation:
     """Its owner closes them."""
     tensor_overrides: Any
     """For `llama_model_params.tensor_buft_overrides`; must outlive the model."""
+    info: ModelInfo
+    pool: ExpertPool | None
+    """Its owner closes it, after the model."""
 
 
 def prepare(
@@ -47,8 +51,8 @@ def prepare(
 ) -> Preparation:
     """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have.
 
-    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers; known: names of all arguments.
-    To be called from `Llama.__init__`, at whose caller warnings point. Errors: those of `Llama`.
+    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, expert_vram, expert_heat; known: names of all
+    arguments. To be called from `Llama.__init__`, at whose caller warnings point. Errors: those of `Llama`.
     """
     wanted = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
     cpu.check()
@@ -56,6 +60,8 @@ def prepare(
     info = files.checked_model(model_path)
     overrides.check(model_path, kwargs.get("kv_overrides"))
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
+    heat = experts.heat_path(placement["expert_heat"])
+    part = experts.share(info, placement["expert_vram"], kwargs)
     _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)
@@ -65,7 +71,8 @@ def prepare(
         planned = plan(options, info, asked, without_tree_ops=chains_only)
         reads_embeddings = planned.drafter in ("mtp", "dflash")
         on_card = embeddings_on_card(n_gpu_layers, info.file_bytes) if reads_embeddings else None
-        tensors = tensor_overrides(*wanted, on_card)
+        pool = experts.make_pool(part, info, heat) if part else None
+        tensors = tensor_overrides(*wanted, on_card, pooled_layers(info, pool) if pool else ())
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
@@ -74,7 +81,7 @@ def prepare(
         if planned.drafter != "none":
             planned, raised = _fit(planned, options, kwargs)
             given |= raised
-        return Preparation(planned, given, auto_flash, servers, tensors)
+        return Preparation(planned, given, auto_flash, servers, tensors, info, pool)
     except BaseException:
         if servers is not None:
             servers.close()

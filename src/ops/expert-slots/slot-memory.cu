@@ -13,17 +13,22 @@ bool is_ok(CUresult result) {
     return result == CUDA_SUCCESS;
 }
 
+// several of ggml's devices may share a card
+int physical(int device) {
+    return ggml_cuda_info().devices[device].physical_device;
+}
+
 CUmemAllocationProp on_device(int device) {
     CUmemAllocationProp prop = {};
     prop.type                = CU_MEM_ALLOCATION_TYPE_PINNED;
-    prop.location            = { CU_MEM_LOCATION_TYPE_DEVICE, ggml_cuda_get_physical_device(device) };
+    prop.location            = { CU_MEM_LOCATION_TYPE_DEVICE, physical(device) };
     return prop;
 }
 
 int attribute(int device, CUdevice_attribute which) {
     CUdevice found;
     int      value = 0;
-    return is_ok(cuDeviceGet(&found, ggml_cuda_get_physical_device(device))) &&
+    return is_ok(cuDeviceGet(&found, physical(device))) &&
                    is_ok(cuDeviceGetAttribute(&value, which, found))
                ? value
                : 0;

@@ -1,0 +1,141 @@
+"""How many of a model's experts a card holds, and what was learnt of them: expert_vram=, expert_heat=.
+
+Must not know: contexts, requests. Tests: tests/unit/test_experts.py, tests/model/test_api_experts.py.
+"""
+
+from __future__ import annotations
+
+import json
+import os
+import re
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from draftwood.engine import _capi
+from draftwood.engine.engine import ModelInfo
+from draftwood.engine.experts import ExpertPool
+from draftwood.errors import OptionError, UnsupportedError
+from draftwood.load.devices import cards, describe
+from draftwood.warn import warn
+
+_UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
+_SCHEMA = 1
+_NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
+
+
+def to_bytes(value: Any, name: str) -> int:
+    """Return a size: a number of bytes, or text such as "12GiB", "900 MB". Errors: OptionError."""
+    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
+        return value
+    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
+    if match is None or match[2].upper() not in _UNITS:
+        raise OptionError(
+            f"{name} is {value!r}; expected a number of bytes, or text such as '6GiB'", hint=f'{name}="6GiB"'
+        )
+    return int(float(match[1]) * _UNITS[match[2].upper()])
+
+
+@dataclass(frozen=True, slots=True)
+class Share:
+    """The part of a model's experts that a device holds."""
+
+    slots: int
+    """Of each layer."""
+    device: str
+    """ggml's name of it."""
+
+
+def share(info: ModelInfo, expert_vram: Any, kwargs: dict[str, Any]) -> Share | None:
+    """Return what fits into expert_vram bytes; None where all experts do, or nobody asked.
+
+    Errors: OptionError for a size that is none; UnsupportedError for a model or machine without a pool.
+    """
+    if expert_vram is None:
+        return None
+    n_bytes = to_bytes(expert_vram, "expert_vram")
+    if info.n_experts == 0 or info.expert_bytes == 0:
+        raise UnsupportedError(
+            "expert_vram is given, but this file has no experts, or is one of several files of a model",
+            hint="leave expert_vram out; join split files with llama-gguf-split --merge",
+        )
+    if info.n_experts > _capi.MAX_EXPERTS:
+        raise UnsupportedError(
+            f"a layer of this model has {info.n_experts} experts; a pool holds {_capi.MAX_EXPERTS} at most",
+            hint="n_cpu_moe keeps experts of whole layers in host memory",
+        )
+    slots = n_bytes * info.n_experts // info.expert_bytes
+    return None if slots >= info.n_experts else Share(slots, _device(kwargs))
+
+
+def _device(kwargs: dict[str, Any]) -> str:
+    found = cards()
+    if kwargs.get("n_gpu_layers", 0) == 0 or not found:
+        return "CPU"
+    main = kwargs.get("main_gpu", 0)
+    if len(found) > 1 and kwargs.get("split_mode", 1) != _NO_SPLIT:
+        raise UnsupportedError(
+            f"found {len(found)} cards; a pool of experts lies on one",
+            hint="split_mode=0 with main_gpu=N, or CUDA_VISIBLE_DEVICES=N",
+        )
+    if not 0 <= main < len(found):
+        raise OptionError(f"main_gpu is {main}; expected 0 to {len(found) - 1}", hint="main_gpu=0")
+    return str(describe(found[main])["name"])
+
+
+def make_pool(wanted: Share, info: ModelInfo, heat: str | None) -> ExpertPool:
+    """Make the pool, with the heat of a file that an earlier run left."""
+    pool = ExpertPool(wanted.slots, device=wanted.device)
+    pool.set_heat(read_heat(heat, info))
+    return pool
+
+
+def heat_path(given: Any) -> str | None:
+    """Return the path of a heat file. Errors: OptionError for what is no path."""
+    if given is None:
+        return None
+    try:
+        return os.fsdecode(given)
+    except TypeError:
+        raise OptionError(
+            f"expert_heat is {given!r}; expected a path", hint='expert_heat="model.heat.json"'
+        ) from None
+
+
+def read_heat(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
+    """Return heat u32[n_experts] by layer; {} where the file is not there. A file that does not fit warns."""
+    if path is None or not Path(path).exists():
+        return {}
+    try:
+        found = json.loads(Path(path).read_text(encoding="utf-8"))
+        heat = {int(layer): [int(value) for value in values] for layer, values in found["heat"].items()}
+        fits = found["schema"] == _SCHEMA and all(
+            0 <= layer < info.n_expert_layers
+            and len(values) == info.n_experts
+            and all(0 <= value < 1 << 32 for value in values)
+            for layer, values in heat.items()
+        )
+    except (OSError, ValueError, KeyError, TypeError, AttributeError):
+        fits = False
+    if not fits:
+        warn(
+            f"{path} is no heat file of a model with {info.n_expert_layers} layers of "
+            f"{info.n_experts} experts; the pool begins with the first ones"
+        )
+        return {}
+    return heat
+
+
+def write_heat(path: str, pool: ExpertPool, info: ModelInfo) -> None:
+    """Write what the pool has learnt. A file that cannot be written warns."""
+    heat = {}
+    for layer in range(info.n_expert_layers):
+        try:
+            heat[str(layer)] = pool.layer(layer).heat
+        except OptionError:
+            continue  # no graph was made with it
+    text = json.dumps({"schema": _SCHEMA, "n_experts": info.n_experts, "heat": heat})
+    try:
+        Path(path).write_text(text, encoding="utf-8")
+    except OSError as error:
+        warn(f"{path} could not be written ({error.strerror}); what was learnt of experts is lost")

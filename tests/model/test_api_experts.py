@@ -1,0 +1,109 @@
+"""expert_vram= and expert_heat= of `Llama`: the same text at every size, counters, heat files, refusals."""
+
+from __future__ import annotations
+
+import json
+import pickle
+
+import pytest
+from draftwood import ExpertStats
+from draftwood.engine.engine import probe_model
+from draftwood.errors import OptionError, UnsupportedError
+
+PROMPT = b"What experts does a model choose?"
+SHAPE = {"experts": 16, "top_k": 3, "planted": 0.5}
+N = 48
+
+
+@pytest.fixture
+def model(gguf):
+    return gguf("moe-mtp", **SHAPE)
+
+
+@pytest.fixture
+def opened(llama_of, model):
+    """opened(share of the experts, ...) -> a Llama with so many experts in slots; None: no pool."""
+
+    def make(share, **settings):
+        n_bytes = None if share is None else int(share * probe_model(model).expert_bytes)
+        return llama_of("moe-mtp", SHAPE, n_ctx=512, expert_vram=n_bytes, **settings)
+
+    return make
+
+
+def text(llm, seed=None):
+    sampling = {"temp": 0.0} if seed is None else {"temp": 0.8, "top_k": 40}
+    if seed is not None:
+        llm.set_seed(seed)
+    llm.reset()
+    tokens = llm.generate(llm.tokenize(PROMPT), **sampling)
+    return [next(tokens) for _ in range(N)]
+
+
+@pytest.mark.parametrize("speculation", ["off", "mtp", "tree", "auto"])
+@pytest.mark.parametrize("seed", [None, 7], ids=["greedy", "seeded"])
+def test_the_same_text_at_every_size(opened, speculation, seed):
+    plain = text(opened(None, speculation="off"), seed)
+    for share in (0, 0.25, 0.5, 0.95):
+        llm = opened(share, speculation=speculation)
+        assert text(llm, seed) == plain, share
+        stats = llm.expert_stats
+        assert stats.layers == 4
+        assert (stats.misses > 0) == (share > 0)
+
+
+def test_counters(opened):
+    llm = opened(0.5, speculation="off")
+    text(llm)
+    stats = llm.expert_stats
+    assert isinstance(stats, ExpertStats)
+    assert (stats.layers, stats.slots, stats.experts) == (4, 4 * 8, 4 * 16)
+    assert 0.0 < stats.hit_rate < 1.0
+    assert stats.to_dict()["hit_rate"] == stats.hit_rate
+    one = probe_model(llm.model_path).expert_bytes // (4 * 16)
+    assert stats.bytes_missed == (stats.misses + stats.in_place) * one
+    assert stats.host_bytes >= 64 * one
+    assert stats.device_bytes >= 32 * one
+
+
+def test_without_a_pool_there_are_no_counters(opened):
+    assert opened(None).expert_stats is None
+    assert opened(1.0).expert_stats is None
+
+
+def test_heat_goes_from_one_run_to_the_next(opened, tmp_path):
+    heat = tmp_path / "heat.json"
+    first = opened(0.25, speculation="off", expert_heat=str(heat))
+    text(first)
+    learnt = [first._pool.layer(layer).heat for layer in range(4)]
+    first.close()
+    assert [tuple(values) for values in json.loads(heat.read_text())["heat"].values()] == learnt
+    second = opened(0.25, speculation="off", expert_heat=str(heat))
+    for layer in range(4):
+        resident = {e for e, slot in enumerate(second._pool.layer(layer).slot_of) if slot >= 0}
+        assert resident == set(sorted(range(16), key=lambda e: (-learnt[layer][e], e))[:4])
+
+
+def test_a_pickled_one_has_its_pool(opened):
+    llm = opened(0.5, speculation="off")
+    again = pickle.loads(pickle.dumps(llm))
+    assert again.expert_stats.slots == llm.expert_stats.slots
+    assert text(again) == text(llm)
+    again.close()
+
+
+def test_a_dense_model_is_refused(llama):
+    with pytest.raises(UnsupportedError, match="this file has no experts"):
+        llama("dense-mtp", expert_vram="1GiB")
+
+
+def test_sizes_are_checked(llama):
+    with pytest.raises(OptionError, match="expert_vram is '6 apples'"):
+        llama("moe-mtp", expert_vram="6 apples")
+
+
+def test_closing_twice_and_using_afterwards(opened):
+    llm = opened(0.5)
+    llm.close()
+    llm.close()
+    assert llm.expert_stats is None

@@ -69,6 +69,9 @@ class Case:
     threads: int = 0
     """CPU threads; 0: llama.cpp's choice."""
     n_gpu_layers: int = -1
+    experts: float = 1.0
+    """Part of the experts' bytes that the card may hold; 1: all, without a pool. llama-server then keeps the
+    experts of as many layers in host memory (--n-cpu-moe)."""
     seed: int = 1
 
     @property
@@ -140,6 +143,8 @@ def check(case: Case) -> Case:
         raise _wrong(f"{case.name}: depth is {case.depth}; expected less than {case.nodes} nodes")
     if case.auto and case.drafter not in ("mtp", "dflash"):
         raise _wrong(f"{case.name}: found auto with drafter {case.drafter!r}; expected mtp or dflash")
+    if not 0.0 <= case.experts <= 1.0:
+        raise _wrong(f"{case.name}: experts is {case.experts}; expected a part, 0 to 1")
     try:
         rates = case.schedule
     except OptionError as error:

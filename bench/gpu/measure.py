@@ -83,6 +83,10 @@ def _case(
     work: Work, clock: Clock, case: Case, files: Files, ours: Worker, server: Server, seed: int
 ) -> dict[str, Any]:
     with ExitStack() as stack:
+        if case.experts < 1.0:  # the others' holds all experts
+            flags = stock.common_flags(case, files.model, case.n_ctx)
+            server = Server(flags, work.logs / "stock-experts.log")
+            stack.callback(server.close)
         servers = {"stock_plain": server}
         server.ready(clock.limit(LOAD))
         facts = ours.call(clock.limit(LOAD), "open", case.asked)  # alone: "auto" measures the machine there
@@ -121,6 +125,7 @@ def _turns(
         return complete
 
     mine = ["plain"] if case.drafter == "none" else ["plain", "candidate", "parts"]
+    mine += ["resident"] if case.experts < 1.0 else []
     return {**{name: own(name) for name in mine}, **{name: served(name) for name in servers}}
 
 

@@ -19,6 +19,39 @@ from bench.gpu.schedule import accepted
 from bench.gpu.side import Apart, Side, is_chain
 from bench.gpu.work import BenchError
 
+POOLED = ("steps", "hits", "misses", "in_place", "bytes_missed")
+"""Counters of a pool, of a timed segment."""
+
+
+class Weights:
+    """Models that several `Llama`s use: the first one with a key loads it."""
+
+    def __init__(self) -> None:
+        self.key: Any = None
+        """Of the `Llama`s made from now on."""
+        self._loaded: dict[Any, tuple[Any, Callable[[], None]]] = {}  # the model, and its close()
+
+    def load(self, original: Any, given: dict[str, Any]) -> Any:
+        """Return the key's model."""
+        if self.key not in self._loaded:
+            model = original(**given)
+            self._loaded[self.key] = (model, model.close)
+            model.close = lambda: None  # the first Llama that goes would take the others' weights
+        return self._loaded[self.key][0]
+
+    def free(self, key: Any) -> None:
+        """Free a model that no `Llama` uses any more."""
+        _, close = self._loaded.pop(key, (None, lambda: None))
+        close()
+
+    def close(self) -> None:
+        """Free all of them."""
+        for key in list(self._loaded):
+            self.free(key)
+
+
+_weights = Weights()
+
 
 @contextlib.contextmanager
 def shared_weights() -> Iterator[None]:
@@ -26,22 +59,12 @@ def shared_weights() -> Iterator[None]:
     from draftwood._llama_cpp import _internals
 
     original = _internals.LlamaModel
-    loaded: list[Any] = []  # the model, and its close()
-
-    def load(*, params: Any, **given: Any) -> Any:
-        if not loaded:
-            loaded.append(original(params=params, **given))
-            loaded.append(loaded[0].close)
-            loaded[0].close = lambda: None  # the first Llama that goes would take the others' weights
-        return loaded[0]
-
-    _internals.LlamaModel = load
+    _internals.LlamaModel = lambda **given: _weights.load(original, given)
     try:
         yield
     finally:
         _internals.LlamaModel = original
-        if loaded:
-            loaded[1]()
+        _weights.close()
 
 
 def settings(case: Case, drafter: str | None) -> dict[str, Any]:
@@ -71,6 +94,7 @@ class Ours:
         self._model, self._drafter = model, drafter
         self._open: contextlib.ExitStack | None = None
         self._on_card: bool | None = None  # where token embeddings are; None: nothing was loaded
+        self._pool: Any = None  # of the case that is open, if its experts lie in one
 
     def open(self, fields: dict[str, Any]) -> dict[str, Any]:
         """Load both sides of a case, run what graphs need to be captured, and return what they are."""
@@ -79,13 +103,18 @@ class Ours:
         self._load(case)
         stack = contextlib.ExitStack()
         try:
+            pooled = case.experts < 1.0
+            if pooled:
+                self._resident = Side(self._llama(stack, case, {"speculation": "off"}), case, scheduled=False)
+                self._begin_pool(stack, case)
             self._plain = Side(self._llama(stack, case, {"speculation": "off"}), case, scheduled=False)
             drafts = case.drafter != "none"
             own = self._llama(stack, case, settings(case, self._drafter)) if drafts else self._plain.llm
             self._candidate = Side(own, case, scheduled=True) if drafts else self._plain
             self._open = stack
-            self._plain.start()
-            self._plain.rounds([0] * max(case.warm, 4 * case.nodes))
+            for side in [self._plain] + ([self._resident] if pooled else []):
+                side.start()
+                side.rounds([0] * max(case.warm, 4 * case.nodes))
             self._candidate.pieces_of = list(self._plain.text)
             apart = Apart()
             self._parts(apart)
@@ -109,6 +138,10 @@ class Ours:
     def plain(self, _: int) -> dict[str, Any]:
         """Time plain decode."""
         return self._segment(self._plain, [0] * self._case.rounds)
+
+    def resident(self, _: int) -> dict[str, Any]:
+        """Time plain decode of a model that lies on the card alone."""
+        return self._segment(self._resident, [0] * self._case.rounds)
 
     def candidate(self, seed: int) -> dict[str, Any]:
         """Time rounds on the schedule, and return the engine's counters with them."""
@@ -150,10 +183,13 @@ class Ours:
     def _load(self, case: Case) -> None:
         """Load the weights as a drafting `Llama` places them: all sides share them, plain decode too."""
         if self._on_card is None:
-            drafts = probe_model(self._model).can_draft_mtp
-            llm = self._made(case, {"n_ctx": 512, "speculation": "mtp" if drafts else "off"})
+            llm = self._first(case)
             self._on_card = llm._tensor_overrides is not None
             llm.close()
+
+    def _first(self, case: Case) -> Any:
+        drafts = probe_model(self._model).can_draft_mtp
+        return self._made(case, {"n_ctx": 512, "speculation": "mtp" if drafts else "off"})
 
     def _parts(self, apart: Apart) -> None:
         case, side = self._case, self._candidate
@@ -169,7 +205,27 @@ class Ours:
     def _segment(self, side: Side, accepts: Sequence[int]) -> dict[str, Any]:
         self._warm(side)
         side.engine.stats_reset()
-        return {**side.rounds(accepts), "stats": side.engine.stats().to_dict()}
+        before = self._pool.stats().to_dict() if self._pool else {}
+        found = {**side.rounds(accepts), "stats": side.engine.stats().to_dict()}
+        if self._pool:
+            after = self._pool.stats().to_dict()
+            found["experts"] = {name: after[name] - before[name] for name in POOLED}
+            found["experts"]["device_bytes"] = after["device_bytes"]
+        return found
+
+    def _begin_pool(self, stack: contextlib.ExitStack, case: Case) -> None:
+        """Load the weights into a pool, for the `Llama`s made from now on until the stack closes."""
+        _weights.key = case.experts
+        stack.callback(self._end_pool)
+        llm = self._first(case)
+        self._pool, llm._pool = llm._pool, None  # it must outlive the weights, which others use
+        llm.close()
+
+    def _end_pool(self) -> None:
+        _weights.free(_weights.key)
+        if self._pool is not None:
+            self._pool.close()
+        self._pool, _weights.key = None, None
 
     def _llama(self, stack: contextlib.ExitStack, case: Case, own: dict[str, Any]) -> Any:
         llm = self._made(case, {"n_ctx": case.n_ctx, **own})
@@ -188,4 +244,6 @@ class Ours:
             "verbose": False,
             "seed": case.seed,
         }
+        if _weights.key is not None:
+            common["expert_vram"] = int(case.experts * probe_model(self._model).expert_bytes)
         return Llama(self._model, **common, **threads, **own)

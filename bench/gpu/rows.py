@@ -31,6 +31,8 @@ _SPREAD = (
     "ratio",
     "overhead",
     "bound_share",
+    "of_resident",
+    "hit_rate",
 )
 
 
@@ -82,7 +84,17 @@ def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]
         "text": "invalid: drafts were accepted by the schedule" if case.drafter != "none" else "the model's",
         **{
             field: getattr(case, field)
-            for field in ("model", "nodes", "drafter", "shape", "auto", "sampler", "prompt", "warm")
+            for field in (
+                "model",
+                "nodes",
+                "drafter",
+                "shape",
+                "auto",
+                "sampler",
+                "prompt",
+                "warm",
+                "experts",
+            )
         },
         "schedule": {"length": case.length, "rates": [round(rate, 6) for rate in case.schedule]},
         "routing": state.get("models", {}).get(case.model, {}).get("routing"),
@@ -116,6 +128,8 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     }
     got["stock_plain"] = _middle([turn["predicted_per_second"] for turn in found["stock_plain"]])
     got["stock"] = got["stock_plain"]
+    if "resident" in found:
+        got |= _pooled(found, t1)
     if "candidate" in found:
         got |= _drafting(found, t1)
     if "stock" in found:
@@ -131,6 +145,25 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
         got["stock"] = None
     got["ratio"] = got["ours"] / got["stock"] if got["stock"] else None
     return got
+
+
+def _pooled(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
+    """Return what experts beyond the card cost plain decode: beside a model on the card, in the same process.
+
+    bytes_missed: copied to the card a token. hit_rate: of experts that a layer asked for.
+    """
+    resident = [turn["seconds"] / turn["tokens"] for turn in found["resident"]]
+    counted = [turn["experts"] for turn in found["plain"]]
+    asked = sum(one["hits"] + one["misses"] + one["in_place"] for one in counted)
+    return {
+        "resident_ms": 1000 * _middle(resident),
+        "of_resident": _middle([r / own for r, own in zip(resident, t1, strict=True)]),
+        "bytes_missed": sum(one["bytes_missed"] for one in counted)
+        / sum(turn["tokens"] for turn in found["plain"]),
+        "hit_rate": sum(one["hits"] for one in counted) / asked,
+        "in_place": sum(one["in_place"] for one in counted) / asked,
+        "expert_bytes": counted[-1]["device_bytes"],
+    }
 
 
 def _drafting(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:

@@ -18,6 +18,8 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import Any
 
+from draftwood.engine.engine import probe_model
+
 from bench.gpu.cases import SAMPLING, Case
 from bench.gpu.child import tail
 from bench.gpu.work import BenchError
@@ -27,11 +29,18 @@ def common_flags(case: Case, model: Path, n_ctx: int) -> list[str]:
     """Return the flags of a server for plain decode: one slot, all on the card, no copies of states."""
     threads = ["--threads", str(case.threads)] if case.threads else []
     layers = 99 if case.n_gpu_layers < 0 else case.n_gpu_layers
+    moe = ["--n-cpu-moe", str(cpu_layers(case, model))] if case.experts < 1.0 else []
     return [
         *("--model", str(model), "--parallel", "1", "--ctx-size", str(n_ctx), "--gpu-layers", str(layers)),
         *("--flash-attn", "on", "--fit", "off", "--cache-ram", "0", "--ctx-checkpoints", "0", "--no-webui"),
+        *moe,
         *threads,
     ]
+
+
+def cpu_layers(case: Case, model: Path) -> int:
+    """Return how many layers keep their experts in host memory, so that the rest takes the case's bytes."""
+    return round((1.0 - case.experts) * probe_model(str(model)).n_expert_layers)
 
 
 def drafting_flags(case: Case, drafter: Path | None) -> list[str]:

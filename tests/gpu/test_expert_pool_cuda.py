@@ -1,0 +1,125 @@
+"""A pool of experts on a card: the op against its model in Python, rows against a model on the card alone.
+
+`-k smallest` runs the op once: for compute-sanitizer.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+from draftwood import Llama
+from draftwood._llama_cpp import llama_cpp
+from draftwood.engine.engine import build_info, probe_model
+
+from tests.ops.expert_slots import check, memory
+from tests.ops.test_expert_slots import CASES, STEPS
+
+pytestmark = [
+    pytest.mark.gpu,
+    pytest.mark.skipif(not build_info()["cuda"], reason="draftwood was built without -DGGML_CUDA=on"),
+    pytest.mark.skipif(not llama_cpp.llama_supports_gpu_offload(), reason="no GPU that llama.cpp can use"),
+]
+
+E, K, LAYERS = 64, 8, 4
+TYPES = {
+    "q4_k and q6_k": {"types": "*down_exps*=Q6_K,Q4_K"},
+    "q8_0": {"types": "Q8_0"},
+    "f16": {"types": "F16"},
+    "merged": {"types": "Q8_0", "merged_experts": True},
+}
+SHAPE = {"experts": E, "top_k": K, "width": 512, "expert_ff": 256, "head_size": 128, "state_size": 128}
+TEXT = [(7 * i * i + 3 * i) % 380 + 1 for i in range(400)]
+ROWS = 8  # up to which ggml-cuda's kernels do not depend on the number of experts
+
+
+@pytest.fixture
+def draw():
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+@pytest.fixture
+def usable():
+    if why := memory("CUDA").refusal(0):
+        pytest.skip(why.decode())
+
+
+@pytest.mark.parametrize("policy", ["frequency", "lru"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_the_op_is_its_model(usable, draw, case, policy):
+    check("CUDA", draw, **case, policy=policy, steps=STEPS)
+
+
+def test_smallest(usable, draw):
+    check("CUDA", draw, n_experts=16, k=3, n_slots=6, sizes=[96, 34], policy="frequency", steps=[1, 4, 65])
+
+
+def rows_of(llm, batches):
+    """Return rows of logits, f32[n, n_vocab], of TEXT in such batches."""
+    engine, rows, at = llm._engine, [], 0
+    engine.reset()
+    for n in batches:
+        engine.eval(TEXT[at : at + n], at, all_logits=True)
+        for i in range(n):
+            pointer = llama_cpp.llama_get_logits_ith(llm.ctx, i)
+            rows.append(np.ctypeslib.as_array(pointer, shape=(llm.n_vocab(),)).copy())
+        at += n
+    return np.stack(rows)
+
+
+def opened(path, slots, **settings):
+    n_bytes = None if slots is None else slots * probe_model(path).expert_bytes // E
+    return Llama(
+        path, n_ctx=1024, n_gpu_layers=-1, speculation="off", verbose=False, expert_vram=n_bytes, **settings
+    )
+
+
+@pytest.mark.parametrize("changes", TYPES.values(), ids=TYPES)
+def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, gguf, changes):
+    path = gguf("moe-mtp", **SHAPE, **changes)
+    batches = [1, 1, 1, ROWS, 1, 4, *[1] * 40, 2, 2, ROWS]
+    plain = opened(path, None)
+    wanted = rows_of(plain, batches)
+    plain.close()
+    for slots in (0, 1, K, E // 4, E // 2, E - 1):
+        llm = opened(path, slots)
+        found = rows_of(llm, batches)
+        stats = llm.expert_stats
+        llm.close()
+        assert np.array_equal(found, wanted), (slots, np.abs(found - wanted).max())
+        assert (stats.misses > 0) == (slots > 0)
+
+
+@pytest.mark.parametrize("changes", TYPES.values(), ids=TYPES)
+def test_prompts_are_near_those_of_a_model_on_the_card(usable, gguf, changes):
+    path = gguf("moe-mtp", **SHAPE, **changes)
+    plain = opened(path, None)
+    wanted = rows_of(plain, [200])
+    plain.close()
+    for slots in (0, E // 2):
+        llm = opened(path, slots)
+        found = rows_of(llm, [200])
+        llm.close()
+        error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+        assert error < 2e-3, (slots, error)
+
+
+def test_graphs_are_replayed(usable, gguf):
+    path = gguf("moe-mtp", **SHAPE, types="Q4_K")
+    llm = opened(path, E // 2)
+    tokens = llm.generate(TEXT[:32], temp=0.0)
+    for _ in range(16):
+        next(tokens)
+    before = llm.speculation_stats
+    for _ in range(200):
+        next(tokens)
+    after = llm.speculation_stats
+    launches, replays = (
+        after.gpu_launches - before.gpu_launches,
+        after.gpu_replays - before.gpu_replays,
+    )
+    assert launches >= 200
+    assert replays >= 0.98 * launches
+    assert llm.expert_stats.misses > 0
+    llm.close()

@@ -1,0 +1,267 @@
+"""A layer of experts with slots on a device, for tests of dw_expert_slots, and a model of the op in Python.
+
+Must not know: what any test expects. Shapes: ids int32[rows, k].
+"""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Sequence
+from types import TracebackType
+from typing import Any
+
+import numpy as np
+
+from tests.ops import ggml_graph as ggml
+
+MAX_PARTS, MAX_EXPERTS, MAX_FILL_ROWS, MAX_PICKS = 3, 1024, 64, 2048
+POLICIES = {"frequency": 0, "lru": 1}
+_OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
+_NO = -1
+
+ENTRY = np.dtype(
+    [("recency", "u8"), ("heat", "u4"), ("epoch", "u4"), ("slot", "i4"), ("reserved", "i4")], align=True
+)
+TABLE = np.dtype(
+    [
+        ("counted", "u8", 4), ("step", "u4"), ("n_fills", "i4"), ("fills", "i4", (MAX_EXPERTS, 2)),
+        ("entries", ENTRY, MAX_EXPERTS),
+    ],
+    align=True,
+)  # fmt: skip
+_p, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
+
+
+class _Part(ctypes.Structure):
+    _fields_ = [("base", _p), ("stride", ctypes.c_int64), ("plane", ctypes.c_int32)]
+
+
+class _Layer(ctypes.Structure):
+    _fields_ = [
+        *((name, ctypes.c_int32) for name in ("n_experts", "n_slots", "n_parts", "n_planes", "victims")),
+        ("parts", _Part * MAX_PARTS),
+        ("first_slots", ctypes.c_int32 * MAX_PARTS),
+        ("state", _p),
+    ]
+
+
+class _Memory(ctypes.Structure):
+    """dw::slot_memory."""
+
+    _fields_ = [
+        ("refusal", ctypes.CFUNCTYPE(ctypes.c_char_p, _int)),
+        ("page", ctypes.CFUNCTYPE(_size, _int)),
+        ("reserve", ctypes.CFUNCTYPE(_p, _int, _size)),
+        ("map_host", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _size)),
+        ("map_device", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _size)),
+        ("unmap", ctypes.CFUNCTYPE(None, _int, _p, _size)),
+        ("release", ctypes.CFUNCTYPE(None, _int, _p, _size)),
+        ("allocate", ctypes.CFUNCTYPE(_p, _int, _size)),
+        ("free", ctypes.CFUNCTYPE(None, _int, _p)),
+        ("copy", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _p, _size)),
+    ]
+
+
+def memory(backend: str) -> Any:
+    """Return a backend's dw::slot_memory."""
+    ggml.base.ggml_backend_free(ggml.open_backend(backend))  # the backend's module and device are there
+    found = ggml.symbol(backend, "dw_slot_memory")
+    assert found, f"{backend} has no slot memory"
+    return _Memory.from_address(found)
+
+
+def first_table(n_experts: int, n_slots: int) -> np.ndarray:
+    """Return the table of experts 0.. in the slots, as dw::expert_slots::initial makes it."""
+    table = np.zeros((), TABLE)
+    table["entries"]["slot"] = _NO
+    for expert in range(min(n_slots, n_experts)):
+        table["entries"][expert]["slot"] = expert
+        table["entries"][expert]["recency"] = n_slots - expert
+    return table
+
+
+class Layer:
+    """Experts u8[n_experts, size] of each part on a device, `n_slots` of them in slots; a context manager."""
+
+    def __init__(
+        self,
+        backend: str,
+        n_slots: int,
+        parts: Sequence[np.ndarray],
+        *,
+        policy: str = "frequency",
+    ) -> None:
+        self.backend, self.parts, self.n_slots = backend, list(parts), n_slots
+        self._memory = memory(backend)
+        assert self._memory.refusal(0) is None
+        page = self._memory.page(0)
+        self._ranges: list[tuple[int, int, int]] = []
+        self.layer = _Layer(n_experts=len(parts[0]), n_slots=n_slots, n_parts=len(parts))
+        self.layer.victims = POLICIES[policy]
+        firsts: list[int] = []
+        for i, experts in enumerate(parts):
+            stride = experts.shape[1]
+            host = -(-experts.nbytes // page) * page
+            first = -(-host // stride)
+            if first not in firsts:
+                firsts.append(first)
+            device = -(-((first + n_slots) * stride - host + 512) // page) * page
+            at = self._memory.reserve(0, host + device)
+            assert at
+            assert self._memory.map_host(0, at, host)
+            assert self._memory.map_device(0, at + host, device)
+            self._ranges.append((at, host, device))
+            ctypes.memmove(at, experts.ctypes.data, experts.nbytes)  # host memory on every device
+            self.layer.parts[i] = _Part(at, stride, firsts.index(first))
+            for slot in range(n_slots):
+                self._copy(at + (first + slot) * stride, at + slot * stride, stride)
+        self.first_slots = firsts
+        self.layer.n_planes = len(firsts)
+        self.layer.first_slots[: len(firsts)] = firsts
+        self.layer.state = self._memory.allocate(0, TABLE.itemsize)
+        first_state = first_table(self.layer.n_experts, n_slots)
+        self._copy(self.layer.state, first_state.ctypes.data, TABLE.itemsize)
+
+    def _copy(self, to: int, source: int, n_bytes: int) -> None:
+        assert self._memory.copy(0, to, source, n_bytes)
+
+    def run(self, ids: np.ndarray) -> np.ndarray:
+        """Run the op; return int32[n_planes, rows, k]. The rows of ids lie apart, as in a router's choice."""
+        rows, k = ids.shape
+        wide = np.full((rows, k + 5), 7, np.int32)
+        wide[:, :k] = ids
+        shape = (self.layer.n_planes, rows, k)
+
+        def op(context: Any, given: Any) -> Any:
+            narrow = ggml.view(context, given, (rows, k), (wide.strides[0],))
+            name = "dw_expert_slots"
+            userdata = ggml.symbol(self.backend, name)
+            array = (_p * 1)(narrow)
+            function = ggml.descriptor(name).cpu
+            ne = (*reversed(shape), *[1] * (ggml.MAX_DIMS - len(shape)))
+            node = ggml.base.ggml_custom_4d(
+                context, ggml.TYPES["I32"], *ne, array, 1, function, ggml.ALL_THREADS, userdata
+            )
+            where = ctypes.c_uint64.from_address(node + _OP_PARAMS + _LAYER_AT)
+            where.value = ctypes.addressof(self.layer)
+            return node
+
+        return ggml.run(op, [(wide, "I32")], shape, backend=self.backend, dtype=np.int32)
+
+    def table(self) -> np.ndarray:
+        """Return the table: TABLE."""
+        found = np.zeros((), TABLE)
+        self._copy(found.ctypes.data, self.layer.state, TABLE.itemsize)
+        return found
+
+    def expert(self, part: int, index: int) -> np.ndarray:
+        """Return the bytes that a product finds at an index."""
+        stride = self.parts[part].shape[1]
+        found = np.zeros(stride, np.uint8)
+        self._copy(found.ctypes.data, self.layer.parts[part].base + index * stride, stride)
+        return found
+
+    def close(self) -> None:
+        """Give the memory back."""
+        for at, host, device in self._ranges:
+            self._memory.unmap(0, at, host)
+            self._memory.unmap(0, at + host, device)
+            self._memory.release(0, at, host + device)
+        self._memory.free(0, self.layer.state)
+
+    def __enter__(self) -> Layer:
+        return self
+
+    def __exit__(
+        self, kind: type[BaseException] | None, error: BaseException | None, trace: TracebackType | None
+    ) -> None:
+        self.close()
+
+
+class Model:
+    """The op in Python, without a thought for speed: expert-slots.h and policy.h."""
+
+    def __init__(self, n_experts: int, n_slots: int, policy: str) -> None:
+        self.table = first_table(n_experts, n_slots)
+        self.n_experts, self.policy = n_experts, policy
+
+    def heat(self, expert: int, epoch: int) -> int:
+        """Return an expert's heat now."""
+        entry = self.table["entries"][expert]
+        halvings = epoch - int(entry["epoch"])
+        return int(entry["heat"]) >> halvings if halvings < 32 else 0
+
+    def _add(self, expert: int, epoch: int, heat: int) -> None:
+        entry = self.table["entries"][expert]
+        entry["heat"], entry["epoch"] = min(self.heat(expert, epoch) + heat, 65535), epoch
+
+    def _key(self, expert: int, epoch: int) -> tuple[int, int]:
+        recency = int(self.table["entries"][expert]["recency"])
+        return (self.heat(expert, epoch) if self.policy == "frequency" else 0, recency)
+
+    def step(self, ids: np.ndarray) -> None:
+        """Change the table as a step with these choices does."""
+        entries, (rows, k) = self.table["entries"], ids.shape
+        looks = rows > MAX_FILL_ROWS or rows * k > MAX_PICKS or k >= self.n_experts
+        flat = [int(e) for e in ids.reshape(-1)]
+        chosen = sorted(set(flat))
+        hits = [e for e in chosen if entries[e]["slot"] != _NO]
+        missing = [e for e in chosen if entries[e]["slot"] == _NO]
+        self.table["n_fills"] = 0
+        if not looks:
+            self.table["step"] += 1
+        epoch = int(self.table["step"]) // 64
+        for expert in [] if looks else missing:
+            free = [e for e in range(self.n_experts) if entries[e]["slot"] != _NO and e not in set(chosen)]
+            if not free:
+                break
+            out = min(free, key=lambda e: self._key(e, epoch))
+            slot = int(entries[out]["slot"])
+            entries[out]["slot"], entries[expert]["slot"] = _NO, slot
+            self.table["fills"][int(self.table["n_fills"])] = (expert, slot)
+            self.table["n_fills"] += 1
+        for expert in chosen if k < self.n_experts else []:
+            if looks:
+                self._add(expert, epoch, 4096 * flat.count(expert) // rows)
+            else:
+                last = len(flat) - 1 - flat[::-1].index(expert)
+                self._add(expert, epoch, 256 if expert in flat[:k] else 64)
+                entries[expert]["recency"] = int(self.table["step"]) * MAX_PICKS + last + 1
+        n_fills = int(self.table["n_fills"])
+        self.table["counted"] += np.array([1, len(hits), n_fills, len(missing) - n_fills], np.uint64)
+
+
+def random_ids(draw: np.random.Generator, rows: int, k: int, n_experts: int) -> np.ndarray:
+    """Return k different experts a row, int32[rows, k], some of them popular."""
+    weights = 1.0 / np.arange(1, n_experts + 1) ** 1.5
+    weights /= weights.sum()
+    return np.stack(
+        [draw.choice(n_experts, k, replace=False, p=weights).astype(np.int32) for _ in range(rows)]
+    )
+
+
+def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_slots: int, policy: str,
+          sizes: Sequence[int], steps: Sequence[int]) -> None:  # fmt: skip
+    """Run steps of so many rows; hold each result, the table and all slots against the model."""
+    parts = [draw.integers(0, 256, (n_experts, size), np.uint8) for size in sizes]
+    model = Model(n_experts, n_slots, policy)
+    with Layer(backend, n_slots, parts, policy=policy) as layer:
+        for rows in steps:
+            ids = random_ids(draw, rows, k, n_experts)
+            found = layer.run(ids)
+            model.step(ids)
+            table = layer.table()
+            n = int(model.table["n_fills"])
+            assert np.array_equal(table["counted"], model.table["counted"])
+            assert (int(table["step"]), int(table["n_fills"])) == (int(model.table["step"]), n)
+            assert np.array_equal(table["fills"][:n], model.table["fills"][:n])
+            assert np.array_equal(table["entries"][:n_experts], model.table["entries"][:n_experts])
+            slots = model.table["entries"]["slot"][ids]
+            for plane, first in enumerate(layer.first_slots):
+                assert np.array_equal(found[plane], np.where(slots == _NO, ids, first + slots))
+            for part in range(len(parts)):
+                plane = layer.layer.parts[part].plane
+                for expert, index in {
+                    (int(e), int(i)) for e, i in zip(ids.flat, found[plane].flat, strict=True)
+                }:
+                    assert np.array_equal(layer.expert(part, index), parts[part][expert])

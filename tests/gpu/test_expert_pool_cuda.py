@@ -20,7 +20,7 @@ pytestmark = [
     pytest.mark.skipif(not llama_cpp.llama_supports_gpu_offload(), reason="no GPU that llama.cpp can use"),
 ]
 
-E, K, LAYERS = 64, 8, 4
+E, K, LAYERS = 96, 8, 4
 TYPES = {
     "q4_k and q6_k": {"types": "*down_exps*=Q6_K,Q4_K"},
     "q8_0": {"types": "Q8_0"},

@@ -141,6 +141,8 @@ class ExpertStats:
     """That all experts take in host memory."""
     device_bytes: int
     """That the slots take."""
+    stage_bytes: int
+    """That experts of prompts take on their way; 0: prompts read host memory in place."""
 
     @property
     def hit_rate(self) -> float:
@@ -157,7 +159,7 @@ class ExpertStats:
         """Read a dw_expert_stats."""
         return cls(
             raw.n_layers, raw.n_experts, raw.n_slots, raw.n_steps, raw.n_hits, raw.n_misses, raw.n_in_place,
-            raw.bytes_missed, raw.host_bytes, raw.device_bytes,
+            raw.bytes_missed, raw.host_bytes, raw.device_bytes, raw.stage_bytes,
         )  # fmt: skip
 
 

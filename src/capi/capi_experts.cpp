@@ -36,7 +36,7 @@ expert_pool::seen layer_of(const dw_expert_pool & pool, int32_t il) {
 
 void dw_expert_params_init(dw_expert_params * params) {
     if (params) {
-        *params = { sizeof(dw_expert_params), /*n_slots*/ 0, DW_EXPERTS_FREQUENCY, /*reserved*/ 0, "CPU" };
+        *params = { sizeof(dw_expert_params), /*n_slots*/ 0, DW_EXPERTS_FREQUENCY, /*stage*/ 0, "CPU" };
     }
 }
 
@@ -54,7 +54,7 @@ dw_status dw_expert_pool_new(const dw_expert_params * params, dw_expert_pool ** 
         const auto policy =
             params->policy == DW_EXPERTS_LRU ? expert_pool::policy::lru : expert_pool::policy::frequency;
         *pool = nullptr;
-        *pool = new dw_expert_pool{ { device_named(params->device), params->n_slots, policy } };
+        *pool = new dw_expert_pool{ { device_named(params->device), params->n_slots, policy, params->stage != 0 } };
         return DW_OK;
     });
 }
@@ -75,6 +75,7 @@ dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * sta
         sum.struct_size  = sizeof(sum);
         sum.host_bytes   = pool->impl.buffer_type().host_bytes();
         sum.device_bytes = pool->impl.buffer_type().device_bytes();
+        sum.stage_bytes  = pool->impl.stage_bytes();
         for (const expert_pool::seen & each : pool->impl.look()) {
             sum.n_layers++;
             sum.n_experts += (int32_t) each.heat.size();

@@ -60,6 +60,7 @@ void count_experts(const gguf_header & header, dw_model_info & info) {
         }
     }
     info.n_experts       = (int32_t) n_experts;
+    info.n_experts_used  = (int32_t) header.u32(arch + ".expert_used_count");
     info.n_expert_layers = (int32_t) layers.size();
 }
 

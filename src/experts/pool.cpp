@@ -6,6 +6,7 @@
 #include "ops/expert-slots/policy.h"
 
 #include <algorithm>
+#include <array>
 #include <cstdio>
 #include <exception>
 #include <numeric>
@@ -13,11 +14,6 @@
 namespace draftwood {
 
 namespace slots = dw::expert_slots;
-
-struct expert_pool::held {
-    slots::layer                     layer;
-    std::vector<const ggml_tensor *> tensors; // by part
-};
 
 namespace {
 
@@ -43,31 +39,38 @@ bool are_one_layer(const std::vector<const ggml_tensor *> & parts) {
            std::all_of(parts.begin(), parts.end(), fits);
 }
 
-// the plane of a part whose slots begin there
-int32_t plane_for(slots::layer & of, int32_t first_slot) {
+// the plane of a part that lies so
+int32_t plane_for(slots::layer & of, const slot_layout & part) {
+    const auto is_it = [&](int32_t plane) {
+        return of.first_slots[plane] == part.first_slot && of.first_staged[plane] == part.first_staged;
+    };
     int32_t plane = 0;
-    while (plane < of.n_planes && of.first_slots[plane] != first_slot) {
+    while (plane < of.n_planes && !is_it(plane)) {
         ++plane;
     }
-    of.first_slots[plane] = first_slot;
-    of.n_planes           = std::max(of.n_planes, plane + 1);
+    of.first_slots[plane]  = part.first_slot;
+    of.first_staged[plane] = part.first_staged;
+    of.n_planes            = std::max(of.n_planes, plane + 1);
     return plane;
 }
 
 } // namespace
 
-expert_pool::expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims) :
-    type_(device, n_slots),
-    victims_(victims) {
+expert_pool::expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims, bool has_stage) :
+    type_(device, n_slots, has_stage),
+    victims_(victims),
+    has_stage_(has_stage) {
     type_.owner = this;
 }
 
 expert_pool::~expert_pool() {
     for (const auto & [il, each] : layers_) {
-        if (each) {
-            type_.memory().free(type_.device_number(), each->layer.state);
-        }
+        type_.memory().free(type_.device_number(), each->layer.state);
     }
+    for (void * memory : staged_memory_) {
+        type_.memory().destroy(type_.device_number(), memory);
+    }
+    type_.memory().free_stage(type_.device_number(), stage_);
 }
 
 expert_pool * expert_pool::of(const ggml_tensor * tensor) noexcept {
@@ -81,18 +84,81 @@ void expert_pool::set_heat(int32_t il, std::vector<uint32_t> heat) {
 }
 
 expert_pool::place expert_pool::place_of(const ggml_tensor * tensor) {
-    const int32_t                     il = number_of(tensor);
     const std::lock_guard<std::mutex> lock(mutex_);
-    auto                              found = layers_.find(il);
-    if (found == layers_.end()) {
-        found = layers_.emplace(il, il < 0 ? nullptr : make_layer(il)).first;
+    if (!entered_) {
+        enter();
     }
-    if (!found->second) {
+    const auto found = layers_.find(number_of(tensor));
+    if (found == layers_.end()) {
         return { nullptr, nullptr };
     }
     const std::vector<const ggml_tensor *> & tensors = found->second->tensors;
     const auto                               part = std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin();
     return { &found->second->layer, &found->second->layer.parts[part] };
+}
+
+void expert_pool::enter() {
+    entered_ = true;
+    for (const ggml_tensor * each : type_.tensors()) {
+        const int32_t il = number_of(each);
+        if (il < 0 || layers_.count(il) > 0) {
+            continue;
+        }
+        if (std::unique_ptr<held> made = make_layer(il)) {
+            layers_.emplace(il, std::move(made));
+        }
+    }
+    if (has_stage_) {
+        make_stage();
+    }
+}
+
+// Without memory for it, prompts read their experts in place.
+void expert_pool::make_stage() {
+    stage_ = type_.memory().make_stage(type_.device_number());
+    if (!stage_ || !map_stage()) {
+        stage_bytes_ = 0;
+        return;
+    }
+    const slots::layer * next = nullptr;
+    for (auto each = layers_.rbegin(); each != layers_.rend(); ++each) {
+        slots::layer & of = each->second->layer;
+        of.staged         = stage_;
+        of.next           = next;
+        next              = &of;
+    }
+}
+
+// Layers take turns in two places. A place has a piece for each part, as large as the largest layer's.
+bool expert_pool::map_stage() {
+    std::array<std::array<size_t, slots::max_parts>, 2> sizes{};
+    int32_t                                             turn = 0;
+    for (auto & [il, each] : layers_) {
+        each->layer.place = turn++ % 2;
+        for (size_t p = 0; p < each->tensors.size(); ++p) {
+            size_t & size = sizes[each->layer.place][p];
+            size          = std::max(size, type_.layout(each->tensors[p]).staged_bytes);
+        }
+    }
+    std::array<std::array<void *, slots::max_parts>, 2> memory{};
+    for (int32_t place = 0; place < 2; ++place) {
+        for (int32_t p = 0; p < slots::max_parts && sizes[place][p] > 0; ++p) {
+            memory[place][p] = type_.memory().create(type_.device_number(), sizes[place][p]);
+            if (!memory[place][p]) {
+                return false;
+            }
+            staged_memory_.push_back(memory[place][p]);
+            stage_bytes_ += (int64_t) sizes[place][p];
+        }
+    }
+    for (auto & [il, each] : layers_) {
+        for (size_t p = 0; p < each->tensors.size(); ++p) {
+            if (!type_.map_staged(each->tensors[p], memory[each->layer.place][p])) {
+                return false;
+            }
+        }
+    }
+    return true;
 }
 
 std::unique_ptr<expert_pool::held> expert_pool::make_layer(int32_t il) {
@@ -112,7 +178,7 @@ std::unique_ptr<expert_pool::held> expert_pool::make_layer(int32_t il) {
     for (const ggml_tensor * each : made->tensors) {
         const slot_layout found = type_.layout(each);
         of.n_slots              = found.n_slots;
-        of.parts[of.n_parts++]  = { (char *) each->data, found.stride, plane_for(of, found.first_slot) };
+        of.parts[of.n_parts++]  = { (char *) each->data, found.stride, plane_for(of, found) };
     }
     std::vector<uint32_t> heat = heat_[il];
     heat.resize(of.n_experts);
@@ -133,11 +199,16 @@ bool expert_pool::fill_slots(const slots::layer & of, const slots::table & first
     const auto copy = [&](void * to, const void * from, size_t n_bytes) {
         return type_.memory().copy(type_.device_number(), to, from, n_bytes);
     };
-    for (int32_t e = 0; e < of.n_experts; ++e) {
-        for (int32_t p = 0; p < of.n_parts && first.entries[e].slot >= 0; ++p) {
+    for (int32_t e = 0, n = 1; e < of.n_experts; e += n) {
+        const int32_t slot = first.entries[e].slot;
+        n                  = 1;
+        while (slot >= 0 && e + n < of.n_experts && first.entries[e + n].slot == slot + n) {
+            ++n; // neighbours there and here: one copy
+        }
+        for (int32_t p = 0; p < of.n_parts && slot >= 0; ++p) {
             const slots::part & part = of.parts[p];
-            if (!copy(part.base + of.slot_offset(part, first.entries[e].slot), part.base + e * part.stride,
-                      (size_t) part.stride)) {
+            if (!copy(part.base + of.slot_offset(part, slot), part.base + e * part.stride,
+                      (size_t) (n * part.stride))) {
                 return false;
             }
         }
@@ -151,9 +222,6 @@ std::vector<expert_pool::seen> expert_pool::look() const {
     const auto                        table = std::make_unique<slots::table>();
     slots::table &                    now   = *table;
     for (const auto & [il, each] : layers_) {
-        if (!each) {
-            continue;
-        }
         const slots::layer & of = each->layer;
         if (!type_.memory().copy(type_.device_number(), &now, of.state, sizeof(now))) {
             fail(DW_ERR_INTERNAL, "the table of layer %d could not be read", il);

@@ -1,10 +1,10 @@
 // The experts of a model that lie partly in device memory: which layer's are where, and what was counted.
 //
-// A pool is made before its model, which is loaded into its buffer type (slot_buffer.h). A layer enters when a graph is
-// built with it for the first time: its slots are filled with the experts that the heat says, else with the first ones.
-// Tensors are parts of one layer if their names begin with the same "blk.N.".
-// The pool outlives its model. Graphs of several contexts may use it; their decodes must not overlap.
-// Must not know: rounds, drafters, contexts. Test: tests/model/test_expert_pool.py.
+// A pool is made before its model, which is loaded into its buffer type (slot_buffer.h). The layers enter when a graph
+// is built with one of them for the first time: slots are filled with the experts that the heat says, else with the
+// first. Tensors are parts of one layer if their names begin with the same "blk.N.". The pool outlives its model.
+// Graphs of several contexts may use it; their decodes must not overlap. Must not know: rounds, drafters, contexts.
+// Test: tests/model/test_expert_pool.py.
 
 #pragma once
 
@@ -24,8 +24,9 @@ class expert_pool {
     using policy   = dw::expert_slots::policy;
     using counters = dw::expert_slots::counters;
 
-    // n_slots of each layer, at least 0. Throws failure with DW_ERR_UNSUPPORTED.
-    expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims);
+    // n_slots of each layer, at least 0. has_stage: prompts' experts are copied ahead, where the device can; it takes
+    // the bytes of two layers' experts. Throws failure with DW_ERR_UNSUPPORTED.
+    expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims, bool has_stage);
     ~expert_pool();
     expert_pool(const expert_pool &)             = delete;
     expert_pool & operator=(const expert_pool &) = delete;
@@ -44,7 +45,7 @@ class expert_pool {
     };
     place place_of(const ggml_tensor * tensor);
 
-    // Heat u32[n] of a model's layer: how its experts were used before. It counts for layers that have not entered.
+    // Heat u32[n] of a model's layer: how its experts were used before. It counts until layers enter.
     void set_heat(int32_t il, std::vector<uint32_t> heat);
 
     // What is known of a layer that has entered.
@@ -60,17 +61,31 @@ class expert_pool {
     // Reads the device; waits for nothing that runs there. Throws failure with DW_ERR_INTERNAL.
     std::vector<seen> look() const;
 
-  private:
-    struct held;
+    int64_t stage_bytes() const { return stage_bytes_; } // that the stage takes on the device; 0: there is none
 
+  private:
+    struct held {
+        dw::expert_slots::layer          layer;
+        std::vector<const ggml_tensor *> tensors; // by part
+    };
+
+    void                  enter();
     std::unique_ptr<held> make_layer(int32_t il);
+    void                  make_stage();
+    bool                  map_stage();
     bool                  fill_slots(const dw::expert_slots::layer & of, const dw::expert_slots::table & first) const;
 
     slot_buffer_type                         type_;
     policy                                   victims_;
     std::map<int32_t, std::vector<uint32_t>> heat_;   // by number
-    std::map<int32_t, std::unique_ptr<held>> layers_; // by number; nullptr: cannot be one
+    std::map<int32_t, std::unique_ptr<held>> layers_; // by number; those that cannot be one are left out
     mutable std::mutex                       mutex_;
+
+    bool                      has_stage_;
+    dw::expert_slots::stage * stage_ = nullptr;
+    std::vector<void *>       staged_memory_;
+    int64_t                   stage_bytes_ = 0;
+    bool                      entered_     = false;
 };
 
 } // namespace draftwood

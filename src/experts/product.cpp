@@ -52,7 +52,7 @@ ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tenso
         return nullptr;
     }
     const auto [layer, part] = pool->place_of(weights);
-    if (!layer || layer->n_slots == 0) {
+    if (!layer || (layer->n_slots == 0 && !layer->stages(ids->ne[1]))) {
         return nullptr;
     }
     ggml_tensor * indices = newest_plane(graph, *layer, part->plane, ids);
@@ -60,7 +60,7 @@ ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tenso
         add_planes(ctx, graph, *layer, ids, pool->buffer_type().device());
         indices = newest_plane(graph, *layer, part->plane, ids);
     }
-    ggml_tensor * all = with_slots(ctx, weights, layer->first_slots[part->plane] + layer->n_slots);
+    ggml_tensor * all = with_slots(ctx, weights, layer->n_indices(*part, ids->ne[1]));
     return ggml_mul_mat_id(ctx, all, x, indices);
 }
 

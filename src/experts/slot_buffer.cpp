@@ -62,6 +62,15 @@ struct slot_buffer {
         type.mapped(tensor);
         return true;
     }
+
+    bool map_staged(char * at, size_t n, void * shared) {
+        mapped.reserve(mapped.size() + 1);
+        if (!type.memory().map_shared(type.device_number(), at, n, shared)) {
+            return false;
+        }
+        mapped.push_back({ at, n });
+        return true;
+    }
 };
 
 slot_buffer & of(ggml_backend_buffer_t buffer) {
@@ -117,10 +126,11 @@ const dw::slot_memory & memory_of(ggml_backend_dev_t device) {
 
 } // namespace
 
-slot_buffer_type::slot_buffer_type(ggml_backend_dev_t device, int32_t n_slots) :
+slot_buffer_type::slot_buffer_type(ggml_backend_dev_t device, int32_t n_slots, bool has_stage) :
     context_{ 0, std::string(ggml_backend_dev_name(device)) + "_experts", this },
     memory_(memory_of(device)),
     n_slots_(n_slots),
+    has_stage_(has_stage),
     type_(*ggml_backend_dev_buffer_type(device)) {
     const bool on_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!on_cpu) {
@@ -157,6 +167,12 @@ slot_layout slot_buffer_type::layout(const ggml_tensor * tensor) const {
     found.first_slot   = (int32_t) ((found.host_bytes + found.stride - 1) / found.stride);
     const size_t end   = (size_t) (found.first_slot + found.n_slots) * found.stride + std::max(tail, least_tail);
     found.device_bytes = padded(end, page) - found.host_bytes;
+
+    const size_t slots_end = found.host_bytes + found.device_bytes;
+    const size_t rest      = std::max(tail, least_tail);
+    found.first_staged     = (int32_t) ((slots_end + found.stride - 1) / found.stride);
+    const size_t stage_end = (size_t) (found.first_staged + tensor->ne[2]) * found.stride + rest;
+    found.staged_bytes     = has_stage_ ? padded(stage_end, page) - slots_end : 0;
     return found;
 }
 
@@ -177,7 +193,13 @@ size_t slot_buffer_type::alignment(ggml_backend_buffer_type_t type) {
 
 size_t slot_buffer_type::alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tensor) {
     const slot_layout found = of(type).layout(tensor);
-    return found.host_bytes + found.device_bytes;
+    return found.host_bytes + found.device_bytes + found.staged_bytes;
+}
+
+bool slot_buffer_type::map_staged(const ggml_tensor * tensor, void * shared) {
+    const slot_layout found = layout(tensor);
+    char *            at    = (char *) tensor->data + found.host_bytes + found.device_bytes;
+    return draftwood::of(tensor->buffer).map_staged(at, found.staged_bytes, shared);
 }
 
 ggml_backend_buffer_t slot_buffer_type::allocate(ggml_backend_buffer_type_t type, size_t n_bytes) {

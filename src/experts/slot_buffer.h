@@ -21,12 +21,15 @@ struct slot_layout {
     int32_t first_slot;   // index of slot 0 in experts: those before it are on the host
     size_t  host_bytes;   // pages
     size_t  device_bytes; // pages behind them; the last one ends with zeros, where kernels read over the end
+    int32_t first_staged; // index of expert 0 in the stage
+    size_t  staged_bytes; // pages behind the slots, without memory until map_staged()
 };
 
 class slot_buffer_type {
   public:
-    // device: a CPU or a CUDA card; n_slots >= 0 of a tensor. Throws failure with DW_ERR_UNSUPPORTED.
-    slot_buffer_type(ggml_backend_dev_t device, int32_t n_slots);
+    // device: a CPU or a CUDA card; n_slots >= 0 of a tensor; has_stage: whether tensors have addresses for a stage.
+    // Throws failure with DW_ERR_UNSUPPORTED.
+    slot_buffer_type(ggml_backend_dev_t device, int32_t n_slots, bool has_stage);
     slot_buffer_type(const slot_buffer_type &)             = delete;
     slot_buffer_type & operator=(const slot_buffer_type &) = delete;
 
@@ -49,6 +52,9 @@ class slot_buffer_type {
 
     void mapped(ggml_tensor * tensor); // by a buffer of this type
 
+    // Map shared memory where the tensor's stage is; its buffer unmaps it. false: it cannot be mapped.
+    bool map_staged(const ggml_tensor * tensor, void * memory);
+
     void * owner = nullptr; // the pool
 
   private:
@@ -68,6 +74,7 @@ class slot_buffer_type {
     type_context               context_;
     const dw::slot_memory &    memory_;
     int32_t                    n_slots_;
+    bool                       has_stage_;
     ggml_backend_buffer_type   type_;
     std::vector<ggml_tensor *> tensors_;
     int64_t                    host_bytes_   = 0;

@@ -165,8 +165,10 @@ typedef struct dw_model_info {
     int64_t  file_bytes;
     char     architecture[64];
     int32_t  n_experts;       // of a layer; 0: none, or the model is split into several files
+    int32_t  n_experts_used;  // of a layer, by a token
     int32_t  n_expert_layers; // that have some, MTP blocks not counted
-    int64_t  expert_bytes;    // of all experts of these layers
+    int32_t  reserved;
+    int64_t  expert_bytes; // of all experts of these layers
 } dw_model_info;
 
 DW_API int32_t      dw_api_version(void);
@@ -298,7 +300,7 @@ typedef struct dw_expert_params {
     uint32_t     struct_size; // sizeof(dw_expert_params), set by dw_expert_params_init
     int32_t      n_slots;     // of each layer; 0: experts are read from host memory
     int32_t      policy;      // dw_expert_policy
-    int32_t      reserved;
+    int32_t      stage;  // 1: copy the experts of prompts ahead, where the device can; takes two layers' experts there
     const char * device; // ggml's name of it: "CUDA0"; "CPU" keeps slots in plain memory, as tests do
 } dw_expert_params;
 
@@ -315,6 +317,7 @@ typedef struct dw_expert_stats {
     int64_t  bytes_missed; // of both
     int64_t  host_bytes;   // that the experts take in host memory
     int64_t  device_bytes; // that the slots take
+    int64_t  stage_bytes;  // that the stage takes; 0: prompts read in place
 } dw_expert_stats;
 
 typedef struct dw_expert_layer {

@@ -49,7 +49,7 @@ def test_the_same_text_at_every_size(opened, speculation, seed):
         assert text(llm, seed) == plain, share
         stats = llm.expert_stats
         assert stats.layers == 4
-        assert (stats.misses > 0) == (share > 0)
+        assert stats.misses > 0
 
 
 def test_counters(opened):

@@ -41,7 +41,11 @@ class _Layer(ctypes.Structure):
         *((name, ctypes.c_int32) for name in ("n_experts", "n_slots", "n_parts", "n_planes", "victims")),
         ("parts", _Part * MAX_PARTS),
         ("first_slots", ctypes.c_int32 * MAX_PARTS),
+        ("first_staged", ctypes.c_int32 * MAX_PARTS),
         ("state", _p),
+        ("staged", _p),
+        ("place", ctypes.c_int32),
+        ("next", _p),
     ]
 
 
@@ -56,6 +60,9 @@ class _Memory(ctypes.Structure):
         ("map_device", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _size)),
         ("unmap", ctypes.CFUNCTYPE(None, _int, _p, _size)),
         ("release", ctypes.CFUNCTYPE(None, _int, _p, _size)),
+        ("create", ctypes.CFUNCTYPE(_p, _int, _size)),
+        ("map_shared", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _size, _p)),
+        ("destroy", ctypes.CFUNCTYPE(None, _int, _p)),
         ("allocate", ctypes.CFUNCTYPE(_p, _int, _size)),
         ("free", ctypes.CFUNCTYPE(None, _int, _p)),
         ("copy", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _p, _size)),

@@ -10,7 +10,7 @@ from draftwood.errors import OptionError, UnsupportedError
 from draftwood.load import experts
 
 GIB = 1 << 30
-FIELDS = {"n_experts": 256, "n_expert_layers": 40, "expert_bytes": 16 * GIB}
+FIELDS = {"n_experts": 256, "n_experts_used": 8, "n_expert_layers": 40, "expert_bytes": 16 * GIB}
 INFO = ModelInfo("qwen35moe", 1, True, 700, 21 * GIB, **FIELDS)
 
 
@@ -33,7 +33,7 @@ def test_what_is_no_size_is_refused(given):
 
 @pytest.mark.parametrize(
     ("given", "slots"),
-    [("0", 0), ("1GiB", 16), ("8GiB", 128), ("63MiB", 0), ("64MiB", 1)],
+    [("0", 8), ("511MiB", 8), ("576MiB", 9), ("1GiB", 16), ("8GiB", 128), ("16383MiB", 255)],
 )
 def test_slots_are_what_fits(given, slots):
     found = experts.share(INFO, given, {})
@@ -68,7 +68,9 @@ def test_several_cards_need_a_choice(monkeypatch):
     with pytest.raises(UnsupportedError, match="found 2 cards; a pool of experts lies on one"):
         experts.share(INFO, "6GiB", {"n_gpu_layers": -1})
     one = {"n_gpu_layers": -1, "split_mode": 0, "main_gpu": 1}
-    assert experts.share(INFO, "8GiB", one) == experts.Share(128, "CUDA1")
+    assert experts.share(INFO, "1GiB", one) == experts.Share(16, "CUDA1")
+    # a stage of two layers, 0.8 GiB, comes first where as much is left
+    assert experts.share(INFO, "8GiB", one) == experts.Share(115, "CUDA1", stage=True)
     with pytest.raises(OptionError, match="main_gpu is 7; expected 0 to 1"):
         experts.share(INFO, "6GiB", {**one, "main_gpu": 7})
 

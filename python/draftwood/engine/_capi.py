@@ -152,7 +152,9 @@ class ModelInfo(ctypes.Structure):
         ("file_bytes", ctypes.c_int64),
         ("architecture", ctypes.c_char * 64),
         ("n_experts", ctypes.c_int32),
+        ("n_experts_used", ctypes.c_int32),
         ("n_expert_layers", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
         ("expert_bytes", ctypes.c_int64),
     ]
 
@@ -164,7 +166,7 @@ class ExpertParams(ctypes.Structure):
         ("struct_size", ctypes.c_uint32),
         ("n_slots", ctypes.c_int32),
         ("policy", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("stage", ctypes.c_int32),
         ("device", ctypes.c_char_p),
     ]
 
@@ -184,6 +186,7 @@ class ExpertStats(ctypes.Structure):
         ("bytes_missed", ctypes.c_int64),
         ("host_bytes", ctypes.c_int64),
         ("device_bytes", ctypes.c_int64),
+        ("stage_bytes", ctypes.c_int64),
     ]
 
 

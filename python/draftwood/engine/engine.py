@@ -33,6 +33,8 @@ class ModelInfo:
     file_bytes: int
     n_experts: int = 0
     """Of a layer; 0 where there are none, or in one of several files."""
+    n_experts_used: int = 0
+    """Of a layer, by a token."""
     n_expert_layers: int = 0
     """That have experts, MTP blocks not counted."""
     expert_bytes: int = 0
@@ -73,6 +75,7 @@ def probe_model(path: str) -> ModelInfo:
         n_tensors=info.n_tensors,
         file_bytes=info.file_bytes,
         n_experts=info.n_experts,
+        n_experts_used=info.n_experts_used,
         n_expert_layers=info.n_expert_layers,
         expert_bytes=info.expert_bytes,
     )

@@ -22,14 +22,19 @@ _HINT = "docs/experts.md says what a pool needs"
 class ExpertPool:
     """Make it before the model that is loaded into it, and close it after that model."""
 
-    def __init__(self, n_slots: int, *, device: str = "CPU", policy: str = "frequency") -> None:
+    def __init__(
+        self, n_slots: int, *, device: str = "CPU", policy: str = "frequency", stage: bool = False
+    ) -> None:
         """n_slots: of each layer; device: ggml's name; policy: "frequency" or "lru".
+
+        stage: copy the experts of prompts ahead, which takes two layers' experts on the device.
 
         Errors: UnsupportedError for a device that cannot read host memory through its own addresses.
         """
         raw = _capi.ExpertParams()
         _lib.dw_expert_params_init(ctypes.byref(raw))
         raw.n_slots, raw.policy, raw.device = n_slots, _POLICIES[policy], device.encode()
+        raw.stage = int(stage)
         self._handle: Any = _capi.PoolHandle()
         check(_lib.dw_expert_pool_new(ctypes.byref(raw), ctypes.byref(self._handle)), _HINT)
 

@@ -22,6 +22,8 @@ from draftwood.warn import warn
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SCHEMA = 1
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
+_STAGED_LAYERS = 2
+_LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for decoding are worth more
 
 
 def to_bytes(value: Any, name: str) -> int:
@@ -44,11 +46,14 @@ class Share:
     """Of each layer."""
     device: str
     """ggml's name of it."""
+    stage: bool = False
+    """Whether it has room for two layers' experts besides, through which prompts go."""
 
 
 def share(info: ModelInfo, expert_vram: Any, kwargs: dict[str, Any]) -> Share | None:
     """Return what fits into expert_vram bytes; None where all experts do, or nobody asked.
 
+    A layer has slots for a token's experts at least: each then crosses the bus once.
     Errors: OptionError for a size that is none; UnsupportedError for a model or machine without a pool.
     """
     if expert_vram is None:
@@ -64,8 +69,13 @@ def share(info: ModelInfo, expert_vram: Any, kwargs: dict[str, Any]) -> Share | 
             f"a layer of this model has {info.n_experts} experts; a pool holds {_capi.MAX_EXPERTS} at most",
             hint="n_cpu_moe keeps experts of whole layers in host memory",
         )
-    slots = n_bytes * info.n_experts // info.expert_bytes
-    return None if slots >= info.n_experts else Share(slots, _device(kwargs))
+    if n_bytes >= info.expert_bytes:
+        return None
+    device = _device(kwargs)
+    staged = _STAGED_LAYERS * info.expert_bytes // info.n_expert_layers
+    stage = device != "CPU" and n_bytes >= _LEAST_BESIDE * staged
+    slots = (n_bytes - staged * stage) * info.n_experts // info.expert_bytes
+    return Share(max(info.n_experts_used, slots), device, stage)
 
 
 def _device(kwargs: dict[str, Any]) -> str:
@@ -85,7 +95,7 @@ def _device(kwargs: dict[str, Any]) -> str:
 
 def make_pool(wanted: Share, info: ModelInfo, heat: str | None) -> ExpertPool:
     """Make the pool, with the heat of a file that an earlier run left."""
-    pool = ExpertPool(wanted.slots, device=wanted.device)
+    pool = ExpertPool(wanted.slots, device=wanted.device, stage=wanted.stage)
     pool.set_heat(read_heat(heat, info))
     return pool
 

@@ -1,9 +1,11 @@
 // dw_expert_slots on CUDA: expert-slots.h. Two launches: one block finds slots, then many copy what is missing. Their
 // grids depend on shapes alone; how much there is to copy is read on the device.
 
+#include "common.cuh"
 #include "ops/door/launch.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/policy.h"
+#include "ops/expert-slots/stage.h"
 
 namespace slots = dw::expert_slots;
 
@@ -11,6 +13,7 @@ namespace {
 
 constexpr int n_lanes        = 32;
 constexpr int n_fill_blocks  = 64; // 16 x 256 threads with 4 loads of 16 bytes each fill a PCIe 5 link
+constexpr int n_stage_blocks = 16; // beside another layer's products
 constexpr int n_fill_threads = 256;
 constexpr int n_loads        = 4; // of a thread, in flight together
 
@@ -90,7 +93,7 @@ __device__ int rank_in_block(int * by_warp, bool yes, int & n_all) {
 }
 
 // One block, a thread an expert; with `looks` more threads than experts may count picks.
-__global__ void resolve(const slots::layer of, const picks from, int32_t * dst, bool looks, bool warm_up) {
+__global__ void resolve(const slots::layer of, const picks from, int32_t * dst, bool looks, bool warm_up, bool staged) {
     __shared__ shared_state s;
     slots::table &          state = *of.state;
     const int               e     = threadIdx.x;
@@ -145,48 +148,81 @@ __global__ void resolve(const slots::layer of, const picks from, int32_t * dst, 
     for (int i = threadIdx.x; i < from.n(); i += blockDim.x) {
         const int expert = from.at(i);
         for (int plane = 0; plane < of.n_planes; ++plane) {
-            dst[plane * from.n() + i] = s.slot[expert] < 0 ? expert : of.first_slots[plane] + s.slot[expert];
+            const int absent          = staged ? of.first_staged[plane] + expert : expert;
+            dst[plane * from.n() + i] = s.slot[expert] < 0 ? absent : of.first_slots[plane] + s.slot[expert];
         }
     }
 }
 
-// Word: what an expert's bytes are a multiple of. Host memory is read past the first cache: nobody reads it again.
+// An expert's bytes in pieces that a block copies, part after part. Word: what their number is a multiple of.
+template <typename Word> struct pieces {
+    static constexpr int64_t size = (int64_t) n_fill_threads * n_loads; // words
+    int64_t                  n[slots::max_parts];
+    int64_t                  n_all = 0;
+
+    __device__ explicit pieces(const slots::layer & of) {
+#pragma unroll
+        for (int p = 0; p < slots::max_parts; ++p) {
+            n[p] = p < of.n_parts ? (of.parts[p].stride / (int64_t) sizeof(Word) + size - 1) / size : 0;
+            n_all += n[p];
+        }
+    }
+
+    // piece: 0 to n_all - 1. firsts: by plane, the index that `to` counts from
+    __device__ void copy(const slots::layer & of, int64_t piece, int expert, const int32_t * firsts, int to) const {
+#pragma unroll
+        for (int p = 0; p < slots::max_parts; ++p) {
+            if (piece >= 0 && piece < n[p]) {
+                const slots::part & part  = of.parts[p];
+                const int64_t       index = (int64_t) firsts[part.plane] + to;
+                words(part.stride / (int64_t) sizeof(Word), piece, (const Word *) (part.base + expert * part.stride),
+                      (Word *) (part.base + index * part.stride));
+            }
+            piece -= n[p];
+        }
+    }
+
+    // Host memory is read past the first cache: nobody reads it again.
+    static __device__ void words(int64_t n_words, int64_t piece, const Word * from, Word * to) {
+        Word loaded[n_loads];
+#pragma unroll
+        for (int k = 0; k < n_loads; ++k) {
+            const int64_t at = piece * size + k * n_fill_threads + threadIdx.x;
+            if (at < n_words) {
+                loaded[k] = __ldcv(from + at);
+            }
+        }
+#pragma unroll
+        for (int k = 0; k < n_loads; ++k) {
+            const int64_t at = piece * size + k * n_fill_threads + threadIdx.x;
+            if (at < n_words) {
+                to[at] = loaded[k];
+            }
+        }
+    }
+};
+
 template <typename Word> __global__ void fill(const slots::layer of) {
     const slots::table & state   = *of.state;
     const int            n_fills = state.n_fills;
     if (n_fills == 0) {
         return;
     }
-    constexpr int64_t size = (int64_t) n_fill_threads * n_loads; // words of a piece
-    int64_t           n_pieces[slots::max_parts], n_all = 0;
-    for (int p = 0; p < slots::max_parts; ++p) {
-        n_pieces[p] = p < of.n_parts ? (of.parts[p].stride / (int64_t) sizeof(Word) + size - 1) / size : 0;
-        n_all += n_pieces[p];
+    const pieces<Word> all(of);
+    for (int64_t i = blockIdx.x; i < n_fills * all.n_all; i += gridDim.x) {
+        const slots::fill what = state.fills[i / all.n_all];
+        all.copy(of, i % all.n_all, what.expert, of.first_slots, what.slot);
     }
-    for (int64_t i = blockIdx.x; i < n_fills * n_all; i += gridDim.x) {
-        const slots::fill what  = state.fills[i / n_all];
-        int64_t           piece = i % n_all;
-        int               p     = 0;
-        while (piece >= n_pieces[p]) {
-            piece -= n_pieces[p++];
-        }
-        const int64_t n    = of.parts[p].stride / (int64_t) sizeof(Word);
-        const Word *  from = (const Word *) (of.parts[p].base + what.expert * of.parts[p].stride);
-        Word *        to   = (Word *) (of.parts[p].base + of.slot_offset(of.parts[p], what.slot));
-        Word          words[n_loads];
-#pragma unroll
-        for (int k = 0; k < n_loads; ++k) {
-            const int64_t at = piece * size + k * n_fill_threads + threadIdx.x;
-            if (at < n) {
-                words[k] = __ldcv(from + at);
-            }
-        }
-#pragma unroll
-        for (int k = 0; k < n_loads; ++k) {
-            const int64_t at = piece * size + k * n_fill_threads + threadIdx.x;
-            if (at < n) {
-                to[at] = words[k];
-            }
+}
+
+// all experts that are not resident, into the layer's place in the stage
+template <typename Word> __global__ void stage_absent(const slots::layer of) {
+    const slots::table & state = *of.state;
+    const pieces<Word>   all(of);
+    for (int64_t i = blockIdx.x; i < of.n_experts * all.n_all; i += gridDim.x) {
+        const int expert = (int) (i / all.n_all);
+        if (state.entries[expert].slot < 0) {
+            all.copy(of, i % all.n_all, expert, of.first_staged, expert);
         }
     }
 }
@@ -200,6 +236,29 @@ bool in_words_of(const slots::layer & of, size_t size) {
     return true;
 }
 
+void copy_absent(const slots::layer & of, cudaStream_t stream) {
+    const auto copy = in_words_of(of, sizeof(uint4)) ? stage_absent<uint4> : stage_absent<uint16_t>;
+    copy<<<n_stage_blocks, n_fill_threads, 0, stream>>>(of);
+}
+
+// The layer's own experts were queued by the layer before it; the first layer of a graph has to copy its own. Then the
+// next layer's are queued. Their place is free: the layer that used it has computed.
+void copy_ahead(const slots::layer & of, cudaStream_t stream) {
+    slots::stage & stage = *of.staged;
+    if (stage.coming == &of) {
+        CUDA_CHECK(cudaStreamWaitEvent(stream, stage.is_ready[of.place], 0));
+    } else {
+        copy_absent(of, stream);
+    }
+    stage.coming = of.next;
+    if (of.next) {
+        CUDA_CHECK(cudaEventRecord(stage.is_free, stream));
+        CUDA_CHECK(cudaStreamWaitEvent(stage.stream, stage.is_free, 0));
+        copy_absent(*of.next, stage.stream);
+        CUDA_CHECK(cudaEventRecord(stage.is_ready[of.next->place], stage.stream));
+    }
+}
+
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * ids = dst->src[slots::ids];
     return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && ids->type == GGML_TYPE_I32 &&
@@ -207,19 +266,25 @@ bool takes(const ggml_tensor * dst) {
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor *  ids    = dst->src[slots::ids];
-    const slots::layer & of     = *(const slots::layer *) with.layer;
-    const int            n_used = (int) ids->ne[0];
-    const int            n_rows = (int) ids->ne[1];
-    const bool           looks  = slots::only_looks_up(of, n_used, n_rows);
-    const int            n      = looks ? slots::max_experts : (of.n_experts + n_lanes - 1) / n_lanes * n_lanes;
+    const ggml_tensor *  ids     = dst->src[slots::ids];
+    const slots::layer & of      = *(const slots::layer *) with.layer;
+    const int            n_used  = (int) ids->ne[0];
+    const int            n_rows  = (int) ids->ne[1];
+    const bool           looks   = slots::only_looks_up(of, n_used, n_rows);
+    const bool           warm_up = n_used >= of.n_experts;
+    const bool           staged  = of.stages(n_rows) && !warm_up;
+    const int            n       = looks ? slots::max_experts : (of.n_experts + n_lanes - 1) / n_lanes * n_lanes;
     const picks          from = { dw::data_of<int32_t>(ids), (int64_t) (ids->nb[1] / sizeof(int32_t)), n_used, n_rows };
-    resolve<<<1, n, 0, with.stream>>>(of, from, dw::data_of<int32_t>(dst), looks, n_used >= of.n_experts);
-    if (looks) {
-        return;
+    if (staged) {
+        copy_ahead(of, with.stream);
+    } else if (of.staged) {
+        of.staged->coming = nullptr; // residents may change from here on
     }
-    const auto copy = in_words_of(of, sizeof(uint4)) ? fill<uint4> : fill<uint16_t>;
-    copy<<<n_fill_blocks, n_fill_threads, 0, with.stream>>>(of);
+    resolve<<<1, n, 0, with.stream>>>(of, from, dw::data_of<int32_t>(dst), looks, warm_up, staged);
+    if (!looks) {
+        const auto copy = in_words_of(of, sizeof(uint4)) ? fill<uint4> : fill<uint16_t>;
+        copy<<<n_fill_blocks, n_fill_threads, 0, with.stream>>>(of);
+    }
 }
 
 } // namespace

@@ -16,7 +16,8 @@
 // missing one the resident expert that is least worth keeping goes (policy.h), and the missing one is copied from the
 // host into its slot. Experts of this step are never evicted in it: with more of them than slots, the rest is read in
 // place. Batches of more than max_fill_rows rows evict nothing: what is not resident is read in place, once for all
-// rows that chose it.
+// rows that chose it. From least_staged_rows rows on it is copied ahead, if the pool has a stage (stage.h): behind the
+// slots then lie indices of all experts once more, in memory that layers share.
 //
 // Test: tests/ops/test_expert_slots.py (a model in Python, step by step), tests/model/test_expert_pool.py (logits
 // bit-equal to a model that lies in one memory), tests/gpu/test_expert_pool_cuda.py.
@@ -33,6 +34,8 @@ constexpr int32_t max_parts     = 3;
 constexpr int32_t max_experts   = 1024; // of a layer
 constexpr int32_t max_fill_rows = 64;   // a verify; prompts have more
 constexpr int32_t max_picks     = 2048; // rows times experts a row, of a step that fills
+
+constexpr int32_t least_staged_rows = 512; // most experts have a row, so all of them are copied
 
 enum class policy : int32_t {
     frequency, // out goes what was used least of late: a count that halves every 64 steps, then the time of last use
@@ -75,19 +78,28 @@ struct part {
     int32_t plane;  // of the op's result, which has its indices
 };
 
+struct stage;
+
 // What a node's layer pointer points to. It belongs to the pool (experts/pool.h), which outlives the model's graphs.
 struct layer {
     int32_t n_experts, n_slots, n_parts, n_planes;
     policy  victims;
     part    parts[max_parts];
-    int32_t first_slots[max_parts]; // index of slot 0, by plane; no two are equal
+    int32_t first_slots[max_parts];  // index of slot 0, by plane; no two planes are alike
+    int32_t first_staged[max_parts]; // index of expert 0 in the stage, by plane
     table * state;
 
-#if defined(__CUDACC__)
-    __host__ __device__
-#endif
-        int64_t slot_offset(const part & of, int32_t slot) const {
-        return (first_slots[of.plane] + slot) * of.stride;
+    stage *       staged; // nullptr: none
+    int32_t       place;  // of it, 0 or 1
+    const layer * next;   // whose experts are copied while this layer computes; nullptr: none
+
+    int64_t slot_offset(const part & of, int32_t slot) const { return (first_slots[of.plane] + slot) * of.stride; }
+
+    bool stages(int64_t n_rows) const { return staged && n_rows >= least_staged_rows; }
+
+    // indices that a product of so many rows may meet
+    int32_t n_indices(const part & of, int64_t n_rows) const {
+        return stages(n_rows) ? first_staged[of.plane] + n_experts : first_slots[of.plane] + n_slots;
     }
 };
 

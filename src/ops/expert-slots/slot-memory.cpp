@@ -34,6 +34,9 @@ const dw::slot_memory dw::slot_memory_on_cpu = {
     /*map_device*/ [](int, void *, size_t) { return true; },
     /*unmap*/ [](int, void *, size_t) {},
     /*release*/ [](int, void * at, size_t) { release(at); },
+    /*create*/ [](int, size_t) -> void * { return nullptr; },
+    /*map_shared*/ [](int, void *, size_t, void *) { return false; },
+    /*destroy*/ [](int, void *) {},
     /*allocate*/ allocate,
     /*free*/ [](int, void * at) { release(at); },
     /*copy*/
@@ -41,4 +44,6 @@ const dw::slot_memory dw::slot_memory_on_cpu = {
         std::memcpy(to, from, n_bytes);
         return true;
     },
+    /*make_stage*/ [](int) -> dw::expert_slots::stage * { return nullptr; },
+    /*free_stage*/ [](int, dw::expert_slots::stage *) {},
 };

@@ -4,8 +4,10 @@
 #include "ops/expert-slots/slot-memory.h"
 
 #include "common.cuh"
+#include "ops/expert-slots/stage.h"
 
 #include <cuda.h>
+#include <new>
 
 namespace {
 
@@ -28,10 +30,8 @@ CUmemAllocationProp on_device(int device) {
 int attribute(int device, CUdevice_attribute which) {
     CUdevice found;
     int      value = 0;
-    return is_ok(cuDeviceGet(&found, physical(device))) &&
-                   is_ok(cuDeviceGetAttribute(&value, which, found))
-               ? value
-               : 0;
+    return is_ok(cuDeviceGet(&found, physical(device))) && is_ok(cuDeviceGetAttribute(&value, which, found)) ? value
+                                                                                                             : 0;
 }
 
 CUmemAllocationProp on_host(int device) {
@@ -67,16 +67,10 @@ CUmemAccessDesc reader(CUmemLocation location) {
     return { location, CU_MEM_ACCESS_FLAGS_PROT_READWRITE };
 }
 
-bool map(void * at, size_t n_bytes, const CUmemAllocationProp & prop, const CUmemAccessDesc * readers,
-         size_t n_readers) {
-    CUmemGenericAllocationHandle handle;
-    if (!is_ok(cuMemCreate(&handle, n_bytes, &prop, 0))) {
-        return false;
-    }
+bool map_handle(void * at, size_t n_bytes, CUmemGenericAllocationHandle handle, const CUmemAccessDesc * readers,
+                size_t n_readers) {
     const auto address = (CUdeviceptr) at;
-    const bool mapped  = is_ok(cuMemMap(address, n_bytes, 0, handle, 0));
-    cuMemRelease(handle); // the mapping holds the memory
-    if (!mapped) {
+    if (!is_ok(cuMemMap(address, n_bytes, 0, handle, 0))) {
         return false;
     }
     if (!is_ok(cuMemSetAccess(address, n_bytes, readers, n_readers))) {
@@ -84,6 +78,17 @@ bool map(void * at, size_t n_bytes, const CUmemAllocationProp & prop, const CUme
         return false;
     }
     return true;
+}
+
+bool map(void * at, size_t n_bytes, const CUmemAllocationProp & prop, const CUmemAccessDesc * readers,
+         size_t n_readers) {
+    CUmemGenericAllocationHandle handle;
+    if (!is_ok(cuMemCreate(&handle, n_bytes, &prop, 0))) {
+        return false;
+    }
+    const bool mapped = map_handle(at, n_bytes, handle, readers, n_readers);
+    cuMemRelease(handle); // the mapping holds the memory
+    return mapped;
 }
 
 bool map_host(int device, void * at, size_t n_bytes) {
@@ -121,6 +126,58 @@ void release(int, void * at, size_t n_bytes) {
     cuMemAddressFree((CUdeviceptr) at, n_bytes);
 }
 
+void * create(int device, size_t n_bytes) {
+    ggml_cuda_set_device(device);
+    const CUmemAllocationProp    prop = on_device(device);
+    CUmemGenericAllocationHandle handle;
+    return is_ok(cuMemCreate(&handle, n_bytes, &prop, 0)) ? (void *) handle : nullptr;
+}
+
+bool map_shared(int device, void * at, size_t n_bytes, void * memory) {
+    ggml_cuda_set_device(device);
+    const CUmemAccessDesc readers[] = { reader(on_device(device).location) };
+    return map_handle(at, n_bytes, (CUmemGenericAllocationHandle) memory, readers, 1);
+}
+
+void destroy(int device, void * memory) {
+    ggml_cuda_set_device(device);
+    cuMemRelease((CUmemGenericAllocationHandle) memory);
+}
+
+void free_stage(int device, dw::expert_slots::stage * stage) {
+    if (!stage) {
+        return;
+    }
+    ggml_cuda_set_device(device);
+    for (cudaEvent_t event : { stage->is_free, stage->is_ready[0], stage->is_ready[1] }) {
+        if (event) {
+            cudaEventDestroy(event);
+        }
+    }
+    if (stage->stream) {
+        cudaStreamDestroy(stage->stream);
+    }
+    delete stage;
+}
+
+dw::expert_slots::stage * make_stage(int device) {
+    ggml_cuda_set_device(device);
+    auto * stage = new (std::nothrow) dw::expert_slots::stage();
+    if (!stage) {
+        return nullptr;
+    }
+    bool made = cudaStreamCreateWithFlags(&stage->stream, cudaStreamNonBlocking) == cudaSuccess;
+    for (cudaEvent_t * event : { &stage->is_free, &stage->is_ready[0], &stage->is_ready[1] }) {
+        made = made && cudaEventCreateWithFlags(event, cudaEventDisableTiming) == cudaSuccess;
+    }
+    if (!made) {
+        (void) cudaGetLastError();
+        free_stage(device, stage);
+        return nullptr;
+    }
+    return stage;
+}
+
 void * allocate(int device, size_t n_bytes) {
     ggml_cuda_set_device(device);
     void * at = nullptr;
@@ -146,5 +203,6 @@ bool copy(int device, void * to, const void * from, size_t n_bytes) {
 } // namespace
 
 const dw::slot_memory dw::slot_memory_on_cuda = {
-    refusal, page, reserve, map_host, map_device, unmap, release, allocate, free_table, copy,
+    refusal,    page,    reserve,  map_host,   map_device, unmap,      release,    create,
+    map_shared, destroy, allocate, free_table, copy,       make_stage, free_stage,
 };

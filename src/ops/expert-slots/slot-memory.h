@@ -9,6 +9,10 @@
 
 namespace dw {
 
+namespace expert_slots {
+struct stage;
+}
+
 constexpr const char * slot_memory_name = "dw_slot_memory";
 
 // device: the backend's number of it. false and nullptr: no memory, unless said otherwise.
@@ -22,9 +26,18 @@ struct slot_memory {
     void (*unmap)(int device, void * at, size_t n_bytes);      // a part as it was mapped; no launch may use it
     void (*release)(int device, void * at, size_t n_bytes);    // a range, all of whose parts are unmapped
 
+    // Device memory without an address, which may be mapped in several places. nullptr: no memory, or none of this
+    // kind.
+    void * (*create)(int device, size_t n_bytes);
+    bool (*map_shared)(int device, void * at, size_t n_bytes, void * memory); // its first bytes
+    void (*destroy)(int device, void * memory);                               // once it is unmapped everywhere
+
     void * (*allocate)(int device, size_t n_bytes); // on the device, zeros
     void (*free)(int device, void * at);
     bool (*copy)(int device, void * to, const void * from, size_t n_bytes); // any of these memories, or the host's
+
+    expert_slots::stage * (*make_stage)(int device); // stage.h; nullptr: none here
+    void (*free_stage)(int device, expert_slots::stage * stage);
 };
 
 extern const slot_memory slot_memory_on_cpu, slot_memory_on_cuda;

@@ -105,9 +105,12 @@ class Case:
         text = sum(n + 1 for n in accepted(self.schedule, self.rounds, self.seed))
         return self.prompt + max(text, self.rounds) + (self.warm + 1) * self.nodes + 64
 
-    def prompt_of(self, n_vocab: int) -> list[int]:
-        """Return i32[prompt]: random tokens, the same for both sides and for llama-server."""
-        draw = random.Random(self.seed)
+    def prompt_of(self, n_vocab: int, seed: int) -> list[int]:
+        """Return i32[prompt]: random tokens, the same for both sides and for llama-server.
+
+        seed: of the turn. It counts where experts come and go: a text that was seen has its own in the slots.
+        """
+        draw = random.Random(seed if self.experts < 1.0 else self.seed)
         return [draw.randrange(n_vocab) for _ in range(self.prompt)]
 
 

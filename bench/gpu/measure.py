@@ -109,7 +109,6 @@ def _turns(
     case: Case, clock: Clock, ours: Worker, servers: dict[str, Server], n_vocab: int
 ) -> dict[str, Callable[[int], Any]]:
     """Return what is done in a repeat, by name; each takes a seed."""
-    prompt = case.prompt_of(n_vocab)
 
     def own(method: str) -> Callable[[int], Any]:
         return lambda seed: ours.call(clock.limit(TURN), method, seed)
@@ -119,6 +118,7 @@ def _turns(
 
         def complete(seed: int) -> Any:
             for rounds in (case.warm, case.rounds):  # the first captures graphs, as ours does
+                prompt = case.prompt_of(n_vocab, seed)
                 found = servers[name].complete(case, prompt, round(rounds * length), seed, clock.limit(TURN))
             return found
 

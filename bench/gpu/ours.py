@@ -113,11 +113,11 @@ class Ours:
             self._candidate = Side(own, case, scheduled=True) if drafts else self._plain
             self._open = stack
             for side in [self._plain] + ([self._resident] if pooled else []):
-                side.start()
+                side.start(case.seed)
                 side.rounds([0] * max(case.warm, 4 * case.nodes))
             self._candidate.pieces_of = list(self._plain.text)
             apart = Apart()
-            self._parts(apart)
+            self._parts(apart, case.seed)
         except BaseException:
             stack.close()
             raise
@@ -135,28 +135,28 @@ class Ours:
             "mean_nodes": sum(map(len, apart.trees)) / len(apart.trees),
         }
 
-    def plain(self, _: int) -> dict[str, Any]:
+    def plain(self, seed: int) -> dict[str, Any]:
         """Time plain decode."""
-        return self._segment(self._plain, [0] * self._case.rounds)
+        return self._segment(self._plain, [0] * self._case.rounds, seed)
 
-    def resident(self, _: int) -> dict[str, Any]:
+    def resident(self, seed: int) -> dict[str, Any]:
         """Time plain decode of a model that lies on the card alone."""
-        return self._segment(self._resident, [0] * self._case.rounds)
+        return self._segment(self._resident, [0] * self._case.rounds, seed)
 
     def candidate(self, seed: int) -> dict[str, Any]:
         """Time rounds on the schedule, and return the engine's counters with them."""
-        return self._segment(self._candidate, accepted(self._case.schedule, self._case.rounds, seed))
+        return self._segment(self._candidate, accepted(self._case.schedule, self._case.rounds, seed), seed)
 
-    def parts(self, _: int) -> dict[str, list[float]]:
+    def parts(self, seed: int) -> dict[str, list[float]]:
         """Time drafts and forward passes one by one, of rounds as `candidate` runs them; seconds of each."""
         apart = Apart()
-        self._parts(apart)
+        self._parts(apart, seed)
         return {"draft": apart.draft, "forward": apart.forward}
 
     def profiled(self, phase: str, n_rounds: int, start: Callable[[], Any], stop: Callable[[], Any]) -> None:
         """Run n_rounds of one side, "plain" or "round", between start() and stop()."""
         side = self._plain if phase == "plain" else self._candidate
-        self._warm(side)
+        self._warm(side, self._case.seed)
         start()
         side.rounds(
             accepted(self._case.schedule, n_rounds, self._case.seed) if phase == "round" else [0] * n_rounds
@@ -191,19 +191,19 @@ class Ours:
         drafts = probe_model(self._model).can_draft_mtp
         return self._made(case, {"n_ctx": 512, "speculation": "mtp" if drafts else "off"})
 
-    def _parts(self, apart: Apart) -> None:
+    def _parts(self, apart: Apart, seed: int) -> None:
         case, side = self._case, self._candidate
-        self._warm(side)
+        self._warm(side, seed)
         side.rounds(accepted(case.schedule, case.rounds, case.seed)[: case.part_rounds], apart)
 
-    def _warm(self, side: Side) -> None:
+    def _warm(self, side: Side, seed: int) -> None:
         """Start a text, with rounds as they will be: "auto" learns from them too."""
         case = self._case
-        side.start()
+        side.start(seed)
         side.rounds([0] * case.warm if side is self._plain else accepted(case.schedule, case.warm, case.seed))
 
-    def _segment(self, side: Side, accepts: Sequence[int]) -> dict[str, Any]:
-        self._warm(side)
+    def _segment(self, side: Side, accepts: Sequence[int], seed: int) -> dict[str, Any]:
+        self._warm(side, seed)
         side.engine.stats_reset()
         before = self._pool.stats().to_dict() if self._pool else {}
         found = {**side.rounds(accepts), "stats": side.engine.stats().to_dict()}

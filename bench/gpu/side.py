@@ -78,14 +78,16 @@ class Side:
         for name, call in (("propose", self._proposed), ("verify", self._verified), ("next", self._sampled)):
             self._watch(name, call)
 
-    def start(self) -> None:
-        """Evaluate the prompt from nothing and sample the first token."""
+    def start(self, seed: int) -> None:
+        """Evaluate the turn's prompt from nothing and sample the first token."""
         if self._text is not None:
             self._text.close()
         self.llm.reset()
         self._draw.seed(self.case.seed)
         self._accepts, self._round = (), -1
-        self._text = self.llm.generate(self.case.prompt_of(self._n_vocab), **SAMPLING[self.case.sampler])
+        self._text = self.llm.generate(
+            self.case.prompt_of(self._n_vocab, seed), **SAMPLING[self.case.sampler]
+        )
         next(self._text)
 
     def rounds(self, accepts: Sequence[int], apart: Apart | None = None) -> dict[str, Any]:

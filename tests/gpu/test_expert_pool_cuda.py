@@ -10,6 +10,7 @@ import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
 from draftwood.engine.engine import build_info, probe_model
+from draftwood.load import experts
 
 from tests.ops.expert_slots import check, memory
 from tests.ops.test_expert_slots import CASES, STEPS
@@ -28,7 +29,7 @@ TYPES = {
     "merged": {"types": "Q8_0", "merged_experts": True},
 }
 SHAPE = {"experts": E, "top_k": K, "width": 512, "expert_ff": 256, "head_size": 128, "state_size": 128}
-TEXT = [(7 * i * i + 3 * i) % 380 + 1 for i in range(400)]
+TEXT = [(7 * i * i + 3 * i) % 380 + 1 for i in range(1500)]
 ROWS = 8  # up to which ggml-cuda's kernels do not depend on the number of experts
 
 
@@ -103,6 +104,22 @@ def test_prompts_are_near_those_of_a_model_on_the_card(usable, gguf, changes):
         llm.close()
         error = np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
         assert error < 2e-3, (slots, error)
+
+
+@pytest.mark.parametrize("slots", [K, E // 2])
+def test_staged_prompts_are_those_read_in_place(usable, gguf, slots, monkeypatch):
+    """Long prompts, a decode between them that changes what is resident, and a last part that is short."""
+    path = gguf("moe-mtp", **SHAPE, types="*down_exps*=Q6_K,Q4_K")
+    batches = [700, 1, 1, 600, 1, 100, 1]
+    found = []
+    for stage in (False, True):
+        monkeypatch.setattr(experts, "share", lambda *_, stage=stage: experts.Share(slots, "CUDA0", stage))
+        llm = Llama(path, n_ctx=2048, n_batch=1024, n_ubatch=1024, n_gpu_layers=-1, speculation="off",
+                    verbose=False, expert_vram=1)  # fmt: skip
+        found.append(rows_of(llm, batches))
+        assert (llm.expert_stats.stage_bytes > 0) == stage
+        llm.close()
+    assert np.array_equal(*found)
 
 
 def test_graphs_are_replayed(usable, gguf):

@@ -190,7 +190,7 @@ def test_plain_decode_is_that_of_users(our, known):
     case = known["plain"]
     opened(our, case)
     side = our._plain
-    side.start()
+    side.start(1)
     side.rounds([0] * 5)
     ids = side.llm.input_ids[case.prompt : side.llm.n_tokens].tolist()
     llm = Llama(
@@ -208,7 +208,7 @@ def test_parts_are_of_the_rounds_that_are_timed(our, known):
     side, accepts = our._candidate, [3, 0, 5, 2]
     texts = []
     for apart in (None, Apart()):
-        side.start()
+        side.start(1)
         side.rounds(accepts, apart)
         texts.append(side.llm.input_ids[: side.llm.n_tokens].tolist())
     assert texts[0] == texts[1]

@@ -60,7 +60,7 @@ def test_committed_cases_can_be_measured():
     for case in known.values():
         assert len(case.schedule) == case.drafts
         assert len(case.stock_schedule) == case.nodes - 1
-        assert len(case.prompt_of(50)) == case.prompt
+        assert len(case.prompt_of(50, case.seed)) == case.prompt
         assert case.n_ctx > case.prompt + sum(n + 1 for n in accepted(case.schedule, case.rounds, case.seed))
 
 

@@ -65,6 +65,8 @@ class Llama(Intercepts, Generation):
             recurrent layers: a next turn then evaluates its new tokens only. 0 keeps nothing.
         n_cpu_moe: layers, from the first, whose experts stay in host memory.
         tensor_buft_overrides: {regex of tensor names: buffer type}, as llama.cpp's --override-tensor.
+        vram: bytes of the card, such as "12GiB", for everything: what other weights, caches and drafts leave
+            is for experts, as expert_vram says. Left out, a model larger than its one card gets what is free.
         expert_vram: bytes of the card, such as "6GiB", for experts. All of them lie in host memory, and as
             many as fit on the card, too; a missing one is copied there in the step that needs it
             (docs/experts.md).
@@ -94,6 +96,7 @@ class Llama(Intercepts, Generation):
         n_cpu_moe: int = 0,
         tensor_buft_overrides: Mapping[str, str] | str | None = None,
         rpc_servers: str | None = None,
+        vram: int | str | None = None,
         expert_vram: int | str | None = None,
         expert_heat: str | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
@@ -126,6 +129,7 @@ class Llama(Intercepts, Generation):
             "n_cpu_moe": n_cpu_moe,
             "tensor_buft_overrides": tensor_buft_overrides,
             "rpc_servers": rpc_servers,
+            "vram": vram,
             "expert_vram": expert_vram,
             "expert_heat": expert_heat,
         }

@@ -106,6 +106,20 @@ std::vector<std::pair<std::string, int64_t>> gguf_header::tensor_bytes() const {
     return found;
 }
 
+int64_t gguf_header::n_values(const std::string & tensor) const {
+    const int64_t id = gguf_find_tensor(gguf_.get(), tensor.c_str());
+    if (id < 0) {
+        return 0;
+    }
+    const ggml_type type = gguf_get_tensor_type(gguf_.get(), id);
+    return (int64_t) (gguf_get_tensor_size(gguf_.get(), id) / ggml_type_size(type)) * ggml_blck_size(type);
+}
+
+int64_t gguf_header::n_texts(const std::string & key) const {
+    const int64_t id = find(key, GGUF_TYPE_ARRAY);
+    return id >= 0 ? (int64_t) gguf_get_arr_n(gguf_.get(), id) : 0;
+}
+
 std::string gguf_header::text(const std::string & key) const {
     const int64_t id = find(key, GGUF_TYPE_STRING);
     return id >= 0 ? gguf_get_val_str(gguf_.get(), id) : "";

@@ -38,6 +38,8 @@ class gguf_header {
 
     std::vector<std::pair<std::string, ggml_type>> tensors() const;
     std::vector<std::pair<std::string, int64_t>>   tensor_bytes() const;
+    int64_t n_values(const std::string & tensor) const; // 0: there is none of this name
+    int64_t n_texts(const std::string & key) const;     // of an array
 
     // one of several files: the others' tensors are not listed here
     bool is_split() const;

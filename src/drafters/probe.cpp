@@ -64,6 +64,22 @@ void count_experts(const gguf_header & header, dw_model_info & info) {
     info.n_expert_layers = (int32_t) layers.size();
 }
 
+// outputs of keys' and values' projections
+int64_t count_kv(const gguf_header & header) {
+    const int64_t n_embd = header.u32(header.architecture() + ".embedding_length");
+    int64_t       n_all  = 0;
+    for (const auto & [name, type] : header.tensors()) {
+        int32_t    il   = -1;
+        char       part = 0;
+        const bool is_it =
+            std::sscanf(name.c_str(), "blk.%d.attn_%c.weight", &il, &part) == 2 && (part == 'k' || part == 'v');
+        if (is_it && name == "blk." + std::to_string(il) + ".attn_" + part + ".weight" && n_embd > 0) {
+            n_all += header.n_values(name) / n_embd;
+        }
+    }
+    return n_all;
+}
+
 } // namespace
 
 void probe_model(const char * path, dw_model_info & info) {
@@ -78,6 +94,8 @@ void probe_model(const char * path, dw_model_info & info) {
     info.n_layer_nextn = (int32_t) header.u32(arch + ".nextn_predict_layers");
     info.can_draft_mtp = can_draft_mtp(header) ? 1 : 0;
     count_experts(header, info);
+    info.n_vocab   = (int32_t) header.n_texts("tokenizer.ggml.tokens");
+    info.kv_values = count_kv(header);
 }
 
 } // namespace draftwood

@@ -167,8 +167,9 @@ typedef struct dw_model_info {
     int32_t  n_experts;       // of a layer; 0: none, or the model is split into several files
     int32_t  n_experts_used;  // of a layer, by a token
     int32_t  n_expert_layers; // that have some, MTP blocks not counted
-    int32_t  reserved;
+    int32_t  n_vocab;
     int64_t  expert_bytes; // of all experts of these layers
+    int64_t  kv_values;    // that a token adds to the KV caches of all layers, MTP blocks included
 } dw_model_info;
 
 DW_API int32_t      dw_api_version(void);

@@ -10,39 +10,45 @@ from draftwood.errors import OptionError, UnsupportedError
 from draftwood.load import experts
 
 GIB = 1 << 30
-FIELDS = {"n_experts": 256, "n_experts_used": 8, "n_expert_layers": 40, "expert_bytes": 16 * GIB}
+FIELDS = {
+    "n_vocab": 250_000,
+    "kv_values": 11_000,
+    "n_experts": 256,
+    "n_experts_used": 8,
+    "n_expert_layers": 40,
+    "expert_bytes": 16 * GIB,
+}
 INFO = ModelInfo("qwen35moe", 1, True, 700, 21 * GIB, **FIELDS)
 
 
 @pytest.mark.parametrize(
-    ("given", "n_bytes"),
+    ("text", "n_bytes"),
     [
         (0, 0), (7, 7), ("7", 7), ("7B", 7), ("6GiB", 6 * GIB), ("6 gib", 6 * GIB), ("1.5GiB", 3 * GIB // 2),
         ("900 MB", 900_000_000), ("2KB", 2000), (" 3MiB ", 3 << 20),
     ],
 )  # fmt: skip
-def test_sizes(given, n_bytes):
-    assert experts.to_bytes(given, "expert_vram") == n_bytes
+def test_sizes(text, n_bytes):
+    assert experts.to_bytes(text, "expert_vram") == n_bytes
 
 
-@pytest.mark.parametrize("given", [-1, True, 1.5, "", "6 apples", "GiB", "-6GiB", "6GiB6", [], "1e9", "nan"])
-def test_what_is_no_size_is_refused(given):
+@pytest.mark.parametrize("size", [-1, True, 1.5, "", "6 apples", "GiB", "-6GiB", "6GiB6", [], "1e9", "nan"])
+def test_what_is_no_size_is_refused(size):
     with pytest.raises(OptionError, match=r"expert_vram is .*; expected a number of bytes"):
-        experts.to_bytes(given, "expert_vram")
+        experts.to_bytes(size, "expert_vram")
 
 
 @pytest.mark.parametrize(
-    ("given", "slots"),
-    [("0", 8), ("511MiB", 8), ("576MiB", 9), ("1GiB", 16), ("8GiB", 128), ("16383MiB", 255)],
+    ("mib", "slots"), [(0, 8), (511, 8), (576, 9), (1024, 16), (8192, 128), (16383, 255)]
 )
-def test_slots_are_what_fits(given, slots):
-    found = experts.share(INFO, given, {})
+def test_slots_are_what_fits(mib, slots):
+    found = experts.share(INFO, mib << 20, {})
     assert found == experts.Share(slots, "CPU")
 
 
-@pytest.mark.parametrize("given", ["16GiB", "1000GiB"])
-def test_a_card_that_holds_all_needs_no_pool(given):
-    assert experts.share(INFO, given, {}) is None
+@pytest.mark.parametrize("gib", [16, 1000])
+def test_a_card_that_holds_all_needs_no_pool(gib):
+    assert experts.share(INFO, gib * GIB, {}) is None
 
 
 def test_nobody_asked():
@@ -59,26 +65,107 @@ def test_nobody_asked():
 def test_models_without_a_pool_are_refused(changes, text):
     fields = {name: getattr(INFO, name) for name in INFO.__slots__} | changes
     with pytest.raises(UnsupportedError, match=text):
-        experts.share(ModelInfo(**fields), "6GiB", {})
+        experts.share(ModelInfo(**fields), 6 * GIB, {})
 
 
 def test_several_cards_need_a_choice(monkeypatch):
     monkeypatch.setattr(experts, "cards", lambda: [1, 2])
     monkeypatch.setattr(experts, "describe", lambda card: {"name": f"CUDA{card - 1}"})
     with pytest.raises(UnsupportedError, match="found 2 cards; a pool of experts lies on one"):
-        experts.share(INFO, "6GiB", {"n_gpu_layers": -1})
+        experts.share(INFO, 6 * GIB, {"n_gpu_layers": -1})
     one = {"n_gpu_layers": -1, "split_mode": 0, "main_gpu": 1}
-    assert experts.share(INFO, "1GiB", one) == experts.Share(16, "CUDA1")
+    assert experts.share(INFO, GIB, one) == experts.Share(16, "CUDA1")
     # a stage of two layers, 0.8 GiB, comes first where as much is left
-    assert experts.share(INFO, "8GiB", one) == experts.Share(115, "CUDA1", stage=True)
+    assert experts.share(INFO, 8 * GIB, one) == experts.Share(115, "CUDA1", stage=True)
     with pytest.raises(OptionError, match="main_gpu is 7; expected 0 to 1"):
-        experts.share(INFO, "6GiB", {**one, "main_gpu": 7})
+        experts.share(INFO, 6 * GIB, {**one, "main_gpu": 7})
 
 
-@pytest.mark.parametrize("given", [7, object(), ["a"]])
-def test_what_is_no_path_is_refused(given):
+@pytest.mark.parametrize("path", [7, object(), ["a"]])
+def test_what_is_no_path_is_refused(path):
     with pytest.raises(OptionError, match=r"expert_heat is .*; expected a path"):
-        experts.heat_path(given)
+        experts.heat_path(path)
+
+
+NOTHING = {
+    "vram": None,
+    "expert_vram": None,
+    "n_cpu_moe": 0,
+    "tensor_buft_overrides": None,
+    "rpc_servers": None,
+}
+
+
+def given(**changes):
+    return {**NOTHING, **changes}
+
+
+def test_room_is_what_was_asked_for():
+    assert experts.room(INFO, given(expert_vram="6GiB"), {}) == 6 * GIB
+    assert experts.room(INFO, given(), {}) is None
+
+
+def test_of_vram_experts_get_what_is_left():
+    rest = experts.beside(INFO, {"n_ctx": 32768})
+    assert rest > 5 * GIB + 2 * 11_000 * 32768 + 4 * 512 * 250_000
+    assert experts.room(INFO, given(vram="12GiB"), {"n_ctx": 32768}) == 12 * GIB - rest
+    assert experts.beside(INFO, {"n_ctx": 65536}) > rest
+    assert experts.beside(INFO, {"n_ctx": 32768, "n_ubatch": 256}) < rest
+
+
+def test_vram_that_is_too_small_is_refused():
+    with pytest.raises(
+        OptionError, match=r"vram is 4.0 GiB; expected \d\.\d GiB or more: .* with n_ctx=2048"
+    ):
+        experts.room(INFO, given(vram="4GiB"), {"n_ctx": 2048})
+
+
+def test_one_size_is_enough():
+    with pytest.raises(OptionError, match="found vram and expert_vram; expected one"):
+        experts.room(INFO, given(vram="12GiB", expert_vram="6GiB"), {})
+
+
+@pytest.fixture
+def card(monkeypatch):
+    """card(free bytes): the one that is found."""
+
+    def make(*free, backend="CUDA"):
+        monkeypatch.setattr(experts, "cards", lambda: list(range(len(free))))
+        monkeypatch.setattr(
+            experts,
+            "describe",
+            lambda i: {"name": f"CUDA{i}", "backend": backend, "memory_free": free[i]},
+        )
+
+    return make
+
+
+ALL = {"n_gpu_layers": -1, "n_ctx": 4096}
+
+
+def test_a_model_larger_than_its_card_gets_what_is_free(card):
+    card(16 * GIB)
+    with pytest.warns(
+        UserWarning, match=r"takes 2\d\.\d GiB and CUDA0 has 16.0 GiB free: \d\d% of its experts"
+    ):
+        assert experts.room(INFO, given(), ALL) == 16 * GIB - experts.beside(INFO, ALL)
+
+
+@pytest.mark.parametrize(
+    ("free", "kwargs", "placement"),
+    [
+        ([80 * GIB], ALL, {}),  # all of it fits
+        ([16 * GIB], {**ALL, "n_gpu_layers": 20}, {}),  # the caller has placed layers
+        ([16 * GIB], ALL, {"n_cpu_moe": 8}),
+        ([16 * GIB], ALL, {"rpc_servers": "host:1"}),
+        ([16 * GIB, 16 * GIB], ALL, {}),
+        ([3 * GIB], ALL, {}),  # not even the rest fits: llama.cpp says so
+        ([], ALL, {}),
+    ],
+)
+def test_else_nothing_is_placed(card, free, kwargs, placement):
+    card(*free)
+    assert experts.room(INFO, given(**placement), kwargs) is None
 
 
 def heat_file(path, **changes):

@@ -41,14 +41,15 @@ _MODEL: tuple[shared.Option, ...] = (
                  help="CPU threads of single tokens. Default: half of the usable cores."),
     click.option("--threads-batch", type=shared.THREADS,
                  help="CPU threads of prompts and verifies. Default: --threads, or all usable cores."),
-    *(shared.n_gpu_layers, shared.rpc, shared.drafter, shared.draft_tokens, shared.tree_budget()),
+    *(shared.n_gpu_layers, shared.vram, shared.expert_vram, shared.expert_heat),
+    *(shared.rpc, shared.drafter, shared.draft_tokens, shared.tree_budget()),
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
                  help="End a draft when its path is less probable than this."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
 _SETTINGS = (
     *("n_ctx", "n_gpu_layers", "rpc_servers", "drafter", "draft_tokens", "tree_budget", "draft_p_min"),
-    "verbose",
+    *("vram", "expert_vram", "expert_heat", "verbose"),
 )
 
 

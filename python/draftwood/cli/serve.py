@@ -36,12 +36,16 @@ _DFLASH = f"{_TYPE} draft-dflash -md DRAFTER.gguf"
 _CHAINS = "llama-server drafts chains; for trees use draftwood run or Llama"
 _NOT_IN_LLAMA_SERVER = {"dflash": _DFLASH, "tree": _CHAINS}
 # options of `draftwood run` that llama-server has by another name, or not at all
+_EXPERTS = "--n-cpu-moe N keeps the experts of N layers in host memory; `draftwood run` has a pool of them"
 _OTHERWISE = {
     "--drafter": _DFLASH,
     "--draft-tokens": "--spec-draft-n-max N",
     "--n-ctx": "-c N",
     "--max-tokens": "-n N, or max_tokens in a request",
     "--tree-budget": _CHAINS,
+    "--vram": _EXPERTS,
+    "--expert-vram": _EXPERTS,
+    "--expert-heat": _EXPERTS,
     "--exact": "its kernels are llama.cpp's own",
     "--no-exact": "its kernels are llama.cpp's own: leave it out",
 }

@@ -24,6 +24,16 @@ drafter = click.option(
 )
 n_gpu_layers = click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
                             help="Layers on GPUs; -1: all.")  # fmt: skip
+vram = click.option("--vram", metavar="SIZE",
+                    help="Bytes of the card for everything, such as 12GiB: experts that do not fit stay in "
+                    "host memory.")  # fmt: skip
+expert_vram = click.option("--expert-vram", metavar="SIZE", help="Bytes of the card for experts alone.")
+expert_heat = click.option(
+    "--expert-heat",
+    type=click.Path(dir_okay=False),
+    metavar="FILE",
+    help="Keep which experts are used most in this file, to begin with them.",
+)
 rpc = click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
                    help="RPC servers that get layers (--n-gpu-layers says how many).")  # fmt: skip
 draft_tokens = click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),

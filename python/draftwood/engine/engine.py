@@ -39,6 +39,9 @@ class ModelInfo:
     """That have experts, MTP blocks not counted."""
     expert_bytes: int = 0
     """Of all experts of these layers."""
+    n_vocab: int = 0
+    kv_values: int = 0
+    """That a token adds to the KV caches of all layers, MTP blocks included."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,6 +81,8 @@ def probe_model(path: str) -> ModelInfo:
         n_experts_used=info.n_experts_used,
         n_expert_layers=info.n_expert_layers,
         expert_bytes=info.expert_bytes,
+        n_vocab=info.n_vocab,
+        kv_values=info.kv_values,
     )
 
 

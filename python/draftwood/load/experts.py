@@ -23,6 +23,7 @@ _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "M
 _SCHEMA = 1
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
 _STAGED_LAYERS = 2
+_SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees
 _LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for decoding are worth more
 
 
@@ -50,19 +51,74 @@ class Share:
     """Whether it has room for two layers' experts besides, through which prompts go."""
 
 
-def share(info: ModelInfo, expert_vram: Any, kwargs: dict[str, Any]) -> Share | None:
-    """Return what fits into expert_vram bytes; None where all experts do, or nobody asked.
+def room(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> int | None:
+    """Return the bytes of the card that experts may take; None where all of them may lie there.
+
+    `vram` is for everything: what the experts do not need is estimated from the file's header. With neither
+    `vram` nor `expert_vram`, a model larger than what its one card has free gets what is left there.
+    Errors: OptionError for both, and for a `vram` that is too small for the rest of the model.
+    """
+    vram, own = placement["vram"], placement["expert_vram"]
+    if vram is not None and own is not None:
+        raise OptionError("found vram and expert_vram; expected one of them", hint="leave expert_vram out")
+    if own is not None:
+        return to_bytes(own, "expert_vram")
+    if vram is not None:
+        n_bytes = to_bytes(vram, "vram")
+        if n_bytes < (rest := beside(info, kwargs)):
+            raise OptionError(
+                f"vram is {_gib(n_bytes)}; expected {_gib(rest)} or more: that much takes what is no expert, "
+                f"with n_ctx={kwargs.get('n_ctx', 512)}",
+                hint="a smaller n_ctx or n_ubatch, or n_gpu_layers=N for layers that stay in host memory",
+            )
+        return n_bytes - rest
+    return _left_over(info, placement, kwargs)
+
+
+def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> int | None:
+    elsewhere = placement["n_cpu_moe"] or placement["tensor_buft_overrides"] or placement["rpc_servers"]
+    found = [describe(card) for card in cards()] if kwargs.get("n_gpu_layers", 0) == -1 else []
+    if elsewhere or len(found) != 1 or found[0]["backend"] != "CUDA" or info.expert_bytes == 0:
+        return None
+    rest, free = beside(info, kwargs), int(found[0]["memory_free"])
+    if rest + info.expert_bytes <= free or free <= rest:
+        return None
+    part = (free - rest) / info.expert_bytes
+    warn(
+        f"this model takes {_gib(rest + info.expert_bytes)} and {found[0]['name']} has {_gib(free)} free: "
+        f"{part:.0%} of its experts lie on the card, all of them in host memory (docs/experts.md)"
+    )
+    return free - rest
+
+
+def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
+    """Return an estimate of the card's bytes that a model takes without its experts.
+
+    Weights, a KV cache of f16 values, logits of a batch, and _SPARE for what else is computed and kept.
+    """
+    n_ctx: int = kwargs.get("n_ctx", 512) or 4096  # 0: the model's own, which the header need not say
+    n_rows: int = min(kwargs.get("n_ubatch", 512), kwargs.get("n_batch", 512))
+    cache = 2 * info.kv_values * n_ctx
+    logits = 4 * info.n_vocab * n_rows
+    return info.file_bytes - info.expert_bytes + cache + logits + _SPARE
+
+
+def _gib(n_bytes: int) -> str:
+    return f"{n_bytes / 2**30:.1f} GiB"
+
+
+def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share | None:
+    """Return what fits into so many bytes; None where all experts do, or nobody asked.
 
     A layer has slots for a token's experts at least: each then crosses the bus once.
-    Errors: OptionError for a size that is none; UnsupportedError for a model or machine without a pool.
+    Errors: UnsupportedError for a model or machine without a pool.
     """
-    if expert_vram is None:
+    if n_bytes is None:
         return None
-    n_bytes = to_bytes(expert_vram, "expert_vram")
     if info.n_experts == 0 or info.expert_bytes == 0:
         raise UnsupportedError(
-            "expert_vram is given, but this file has no experts, or is one of several files of a model",
-            hint="leave expert_vram out; join split files with llama-gguf-split --merge",
+            "vram or expert_vram is given, but this file has no experts, or is one of several of a model",
+            hint="leave both out; join split files with llama-gguf-split --merge",
         )
     if info.n_experts > _capi.MAX_EXPERTS:
         raise UnsupportedError(

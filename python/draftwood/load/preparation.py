@@ -51,7 +51,7 @@ def prepare(
 ) -> Preparation:
     """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have.
 
-    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, expert_vram, expert_heat; known: names of all
+    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, vram, expert_vram, expert_heat. known: names of
     arguments. To be called from `Llama.__init__`, at whose caller warnings point. Errors: those of `Llama`.
     """
     wanted = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
@@ -61,7 +61,7 @@ def prepare(
     overrides.check(model_path, kwargs.get("kv_overrides"))
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
     heat = experts.heat_path(placement["expert_heat"])
-    part = experts.share(info, placement["expert_vram"], kwargs)
+    part = experts.share(info, experts.room(info, placement, kwargs), kwargs)
     _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)

@@ -13,7 +13,7 @@ namespace {
 
 constexpr int n_lanes        = 32;
 constexpr int n_fill_blocks  = 64; // 16 x 256 threads with 4 loads of 16 bytes each fill a PCIe 5 link
-constexpr int n_stage_blocks = 16; // beside another layer's products
+constexpr int n_stage_blocks = 32; // beside another layer's products
 constexpr int n_fill_threads = 256;
 constexpr int n_loads        = 4; // of a thread, in flight together
 

@@ -160,8 +160,8 @@ def _pooled(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
         "of_resident": _middle([r / own for r, own in zip(resident, t1, strict=True)]),
         "bytes_missed": sum(one["bytes_missed"] for one in counted)
         / sum(turn["tokens"] for turn in found["plain"]),
-        "hit_rate": sum(one["hits"] for one in counted) / asked,
-        "in_place": sum(one["in_place"] for one in counted) / asked,
+        "hit_rate": sum(one["hits"] for one in counted) / asked if asked else 0.0,
+        "in_place": sum(one["in_place"] for one in counted) / asked if asked else 0.0,
         "expert_bytes": counted[-1]["device_bytes"],
     }
 

@@ -12,9 +12,6 @@ from pathlib import Path
 import pytest
 
 from tests.gpu.recorder import FIGURES, TEXT, Recorder
-from tests.model.conftest import gguf
-
-__all__ = ["gguf"]
 
 
 def pytest_configure(config):

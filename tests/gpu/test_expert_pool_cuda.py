@@ -5,12 +5,15 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
 from draftwood.engine.engine import build_info, probe_model
 from draftwood.load import experts
+from synth_gguf import PRESETS, write
 
 from tests.ops.expert_slots import check, memory
 from tests.ops.test_expert_slots import CASES, STEPS
@@ -38,6 +41,20 @@ def draw():
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
     return np.random.default_rng(seed)
+
+
+@pytest.fixture(scope="module")
+def model(tmp_path_factory):
+    """model(types="Q4_K") -> path of a random model of SHAPE with these fields changed."""
+    folder = tmp_path_factory.mktemp("models")
+
+    def make(**changes):
+        path = folder / f"{abs(hash(tuple(changes.items())))}.gguf"
+        if not path.exists():
+            write(replace(PRESETS["moe-mtp"], **SHAPE, **changes), path)
+        return str(path)
+
+    return make
 
 
 @pytest.fixture
@@ -77,8 +94,8 @@ def opened(path, slots, **settings):
 
 
 @pytest.mark.parametrize("changes", TYPES.values(), ids=TYPES)
-def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, gguf, changes, monkeypatch):
-    path = gguf("moe-mtp", **SHAPE, **changes)
+def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, model, changes, monkeypatch):
+    path = model(**changes)
     batches = [1, 1, 1, ROWS, 1, 4, *[1] * 40, 2, 2, ROWS]
     plain = opened(path, None)
     wanted = rows_of(plain, batches)
@@ -94,14 +111,14 @@ def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, gguf, changes, mo
 
 
 @pytest.mark.parametrize("changes", TYPES.values(), ids=TYPES)
-def test_prompts_are_near_those_of_a_model_on_the_card(usable, gguf, changes, keep_figures):
+def test_prompts_are_near_those_of_a_model_on_the_card(usable, model, changes, keep_figures):
     """MMQ divides its sums by the number of indices. Where that turns a near tie, all later rows change.
 
     A wrong index would change the rows of every model; a near tie changes those of some.
     """
     errors = []
     for seed in range(4):
-        path = gguf("moe-mtp", **SHAPE, **changes, seed=seed)
+        path = model(**changes, seed=seed)
         plain = opened(path, None)
         wanted = rows_of(plain, [80])
         plain.close()
@@ -116,9 +133,9 @@ def test_prompts_are_near_those_of_a_model_on_the_card(usable, gguf, changes, ke
 
 
 @pytest.mark.parametrize("slots", [K, E // 2])
-def test_staged_prompts_are_those_read_in_place(usable, gguf, slots, monkeypatch):
+def test_staged_prompts_are_those_read_in_place(usable, model, slots, monkeypatch):
     """Long prompts, a decode between them that changes what is resident, and a last part that is short."""
-    path = gguf("moe-mtp", **SHAPE, types="*down_exps*=Q6_K,Q4_K")
+    path = model(types="*down_exps*=Q6_K,Q4_K")
     batches = [700, 1, 1, 600, 1, 100, 1]
     found = []
     for stage in (False, True):
@@ -131,8 +148,8 @@ def test_staged_prompts_are_those_read_in_place(usable, gguf, slots, monkeypatch
     assert np.array_equal(*found)
 
 
-def test_graphs_are_replayed(usable, gguf):
-    path = gguf("moe-mtp", **SHAPE, types="Q4_K")
+def test_graphs_are_replayed(usable, model):
+    path = model(types="Q4_K")
     llm = opened(path, E // 2)
     tokens = llm.generate(TEXT[:32], temp=0.0)
     for _ in range(16):

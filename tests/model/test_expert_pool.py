@@ -15,6 +15,7 @@ from draftwood.engine import _capi
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
 
+from tests.model.engine.calls import error_of, lib
 from tests.model.rig import PROMPT, Rig, follow
 from tests.ops import ggml_graph as ggml
 
@@ -253,9 +254,64 @@ def test_a_layer_that_is_not_there_is_refused(pooled):
         pool.layer(99)
 
 
-def test_policies_are_known():
-    pool = ctypes.c_void_p()
+def native_params(**changes):
     raw = _capi.ExpertParams()
-    _capi.lib.dw_expert_params_init(ctypes.byref(raw))
-    raw.policy = 7
-    assert _capi.lib.dw_expert_pool_new(ctypes.byref(raw), ctypes.byref(pool)) == _capi.ERR_ARGUMENT
+    lib.dw_expert_params_init(ctypes.byref(raw))
+    for name, value in changes.items():
+        setattr(raw, name, value)
+    return raw
+
+
+@pytest.mark.parametrize(
+    ("changes", "text"),
+    [
+        ({"policy": 7}, "policy is 7"),
+        ({"struct_size": 3}, "dw_expert_params has struct_size 3"),
+        ({"device": None}, "dw_expert_pool_new was given a null pointer"),
+        ({"device": b""}, "there is no device"),
+    ],
+)
+def test_what_is_no_pool_is_refused(changes, text):
+    pool = _capi.PoolHandle()
+    raw = native_params(**changes)
+    assert text in error_of(lib.dw_expert_pool_new(ctypes.byref(raw), ctypes.byref(pool)), _capi.ERR_ARGUMENT)
+    assert not pool
+
+
+def test_null_pointers():
+    pool, raw = ExpertPool(2), native_params()
+    heat = (ctypes.c_uint32 * 4)()
+    stats, layer = _capi.ExpertStats(), _capi.ExpertLayer()
+    calls = {
+        "dw_expert_pool_new": [ctypes.byref(raw), ctypes.byref(_capi.PoolHandle())],
+        "dw_expert_set_heat": [pool._handle, 0, heat, 4],
+        "dw_expert_get_stats": [pool._handle, ctypes.byref(stats)],
+        "dw_expert_get_layer": [pool._handle, 0, ctypes.byref(layer)],
+    }
+    for name, good in calls.items():
+        for i, value in enumerate(good):
+            if not isinstance(value, int):
+                status = getattr(lib, name)(*good[:i], None, *good[i + 1 :])
+                assert f"{name} was given a null pointer" in error_of(status, _capi.ERR_ARGUMENT)
+    assert lib.dw_expert_pool_buffer_type(None) is None
+    lib.dw_expert_params_init(None)
+    lib.dw_expert_pool_free(None)
+
+
+@pytest.mark.parametrize(("layer", "n"), [(-1, 4), (0, 0), (0, 1025), (0, -3)])
+def test_heat_has_a_range(layer, n):
+    pool = ExpertPool(2)
+    status = lib.dw_expert_set_heat(pool._handle, layer, (ctypes.c_uint32 * 4)(), n)
+    assert "expected a layer of 1 to 1024 experts" in error_of(status, _capi.ERR_ARGUMENT)
+
+
+def test_structs_of_another_size_are_refused(pooled):
+    _, pool = pooled(2)
+    for call, struct in (
+        ("dw_expert_get_stats", _capi.ExpertStats),
+        ("dw_expert_get_layer", _capi.ExpertLayer),
+    ):
+        raw = struct()
+        between = [0] if struct is _capi.ExpertLayer else []
+        status = getattr(lib, call)(pool._handle, *between, ctypes.byref(raw))
+        assert "has struct_size 0" in error_of(status, _capi.ERR_ARGUMENT)

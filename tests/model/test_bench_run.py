@@ -185,6 +185,34 @@ def test_auto_may_pause(our, known):
     assert 1 <= found["tokens"] / case.rounds <= case.nodes
 
 
+@pytest.mark.parametrize("name", ["expert0", "expert25", "expert50"])
+def test_a_pool_writes_what_the_model_on_the_card_writes(our, known, name):
+    case = known[name]
+    opened(our, case)
+    pooled, resident = our.plain(5), our.resident(5)
+    assert our._plain.text == our._resident.text
+    assert pooled["tokens"] == resident["tokens"] == case.rounds
+    assert pooled["experts"]["steps"] == case.rounds
+    assert 0 < pooled["experts"]["misses"] < pooled["experts"]["hits"] + pooled["experts"]["misses"]
+    before = our._plain.text
+    our.plain(6)
+    assert our._plain.text != before, "another turn has another text"
+
+
+def test_drafts_over_a_pool(our, known):
+    case = known["expert50-length4"]
+    opened(our, case)
+    found = our.candidate(5)
+    assert found["stats"]["rounds"] == case.rounds
+    assert found["experts"]["misses"] > 0
+
+
+def test_a_case_after_one_with_a_pool_has_its_own_weights(our, known):
+    opened(our, known["expert50"])
+    opened(our, known["plain"])
+    assert "experts" not in our.plain(5)
+
+
 def test_plain_decode_is_that_of_users(our, known):
     """The watched engine changes no text: a plain side generates what Llama(speculation="off") does."""
     case = known["plain"]
@@ -196,7 +224,7 @@ def test_plain_decode_is_that_of_users(our, known):
     llm = Llama(
         MODEL, n_ctx=256, flash_attn=True, speculation="off", verbose=False, n_threads=1, n_threads_batch=1
     )
-    stream = llm.generate(case.prompt_of(llm.n_vocab()), temp=0.0)
+    stream = llm.generate(case.prompt_of(llm.n_vocab(), 1), temp=0.0)
     assert [next(stream) for _ in range(5)] == ids
     llm.close()
 
@@ -288,7 +316,7 @@ def test_a_server_that_cannot_load_or_answer_is_an_error(tmp_path, known):
     server.ready(60)
     with pytest.raises(BenchError, match="failed in a request"):
         server.complete(case, [10**9], 4, 1, 30)
-    found = server.complete(case, case.prompt_of(4096), 8, 1, 30)
+    found = server.complete(case, case.prompt_of(4096, 1), 8, 1, 30)
     assert found["predicted_n"] == 8
     assert "draft_n" not in found
     server.close()

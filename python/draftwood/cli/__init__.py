@@ -1,4 +1,4 @@
-"""The command line: `draftwood run | tree | serve | bench | doctor`.
+"""The command line: `draftwood run | tree | serve | bench | experts | doctor`.
 
 Holds the group, the exit codes and how errors are shown. Must not import the library, numpy or rich: `--help`
 and `--version` are instant, and each command imports what it needs when it runs.
@@ -15,7 +15,7 @@ from typing import Any, NoReturn
 
 import click
 
-from draftwood.cli import bench, doctor, run, serve, tree
+from draftwood.cli import bench, doctor, experts, run, serve, tree
 from draftwood.cli.failure import INTERRUPTED, in_options, said
 from draftwood.errors import DraftwoodError
 
@@ -63,7 +63,7 @@ def cli() -> None:
     """
 
 
-for _module in (run, tree, serve, bench, doctor):
+for _module in (run, tree, serve, bench, experts, doctor):
     cli.add_command(_module.command)
 
 

@@ -80,6 +80,7 @@ test-gpu: $(STAMP)   ## what needs a CUDA device, with CUDA graphs and without; 
 
 exact: $(STAMP)      ## text with drafting = text without, chains and trees, token for token; 10 minutes, the last line is JSON
 	$(PY) bench/exact.py
+	$(PY) bench/exact_experts.py
 	$(PY) bench/exact_trees.py --results build/exact-trees.json
 
 compat-table: $(STAMP) ## the compatibility table: runs every row's tests, prints row, test, result

@@ -1,6 +1,6 @@
 """What the runs that hold text with drafting against text without have in common: prompts, texts, verdict.
 
-Used by exact.py and exact_trees.py. Must not know: who drafts.
+Used by exact.py, exact_experts.py and exact_trees.py. Must not know: who drafts.
 """
 
 from __future__ import annotations

@@ -5,7 +5,7 @@
 Plain decode of the model in one memory is generated once per prompt and sampling. Every way over a pool must
 repeat it. Pools: as few slots as a pool may have, so that verifies read most experts in place; one more than
 a verify of 9 rows can choose; a quarter and a half of the experts. Ways: plain decode, MTP chains, trees,
-n-grams, an oracle whose drafts are right up to a chosen depth, and "auto". On a CPU the slots are plain memory.
+n-grams, an oracle whose drafts are right up to a chosen depth, "auto". On a CPU the slots are plain memory.
 Every cell must have filled slots. Nothing is excused. The last line is one JSON object; the exit status is 1
 if a single token differs.
 """

@@ -89,9 +89,7 @@ def run_model(
                 wrong += sum(a != b for a, b in zip(tokens, plain[kind, i], strict=True))
             lengths, experts = accepted_lengths(llm), llm.expert_stats
             if experts is None or experts.slots != slots * info.n_expert_layers or experts.misses == 0:
-                raise SystemExit(
-                    f"{name}, {pool}, {way.name}: found {experts}; expected {slots} slots a layer"
-                )
+                raise SystemExit(f"{name}, {way.name}: found {experts}; expected {slots} slots a layer")
             llm.close()
             tally.add(len(keys) * n_tokens, wrong, lengths)
             print(

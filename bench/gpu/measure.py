@@ -83,7 +83,7 @@ def _case(
     work: Work, clock: Clock, case: Case, files: Files, ours: Worker, server: Server, seed: int
 ) -> dict[str, Any]:
     with ExitStack() as stack:
-        if case.experts < 1.0:  # the others' holds all experts
+        if case.experts < 1.0:  # the shared server keeps all experts on the card
             flags = stock.common_flags(case, files.model, case.n_ctx)
             server = Server(flags, work.logs / "stock-experts.log")
             stack.callback(server.close)

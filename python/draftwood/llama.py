@@ -165,7 +165,9 @@ class Llama(Intercepts, Generation):
                     hint="leave draft_model out",
                 )
             return
-        target = Target(self.ctx, self.context_params, model_of(self), self.__getstate__(), machine())
+        slots = self._pool.n_slots if self._pool else None
+        arguments = {**self.__getstate__(), "expert_slots": slots}
+        target = Target(self.ctx, self.context_params, model_of(self), arguments, machine())
         self._engine, self._plan = make_engine(target, self._plan, self._options)
         self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
@@ -201,7 +203,7 @@ class Llama(Intercepts, Generation):
         if self._pool is not None and (heat := experts.heat_path(self._placement["expert_heat"])):
             experts.write_heat(heat, self._pool, self._info)
         super().close()
-        if self._pool is not None:
+        if self._pool is not None:  # behind the model in it
             self._pool.close()
             self._pool = None
         if self._servers is not None:

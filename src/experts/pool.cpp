@@ -64,18 +64,31 @@ expert_pool::expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy vict
 }
 
 expert_pool::~expert_pool() {
+    model_goes();
+}
+
+void expert_pool::model_goes() noexcept {
     for (const auto & [il, each] : layers_) {
         type_.memory().free(type_.device_number(), each->layer.state);
     }
+    layers_.clear();
+    free_stage();
+    entered_ = false;
+}
+
+void expert_pool::free_stage() noexcept {
     for (void * memory : staged_memory_) {
         type_.memory().destroy(type_.device_number(), memory);
     }
+    staged_memory_.clear();
     type_.memory().free_stage(type_.device_number(), stage_);
+    stage_       = nullptr;
+    stage_bytes_ = 0;
 }
 
 expert_pool * expert_pool::of(const ggml_tensor * tensor) noexcept {
     slot_buffer_type * type = slot_buffer_type::of(tensor);
-    return type ? (expert_pool *) type->owner : nullptr;
+    return type ? type->owner : nullptr;
 }
 
 void expert_pool::set_heat(int32_t il, std::vector<uint32_t> heat) {
@@ -93,7 +106,10 @@ expert_pool::place expert_pool::place_of(const ggml_tensor * tensor) {
         return { nullptr, nullptr };
     }
     const std::vector<const ggml_tensor *> & tensors = found->second->tensors;
-    const auto                               part = std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin();
+    const size_t part = (size_t) (std::find(tensors.begin(), tensors.end(), tensor) - tensors.begin());
+    if (part == tensors.size()) {
+        return { nullptr, nullptr };
+    }
     return { &found->second->layer, &found->second->layer.parts[part] };
 }
 
@@ -117,7 +133,7 @@ void expert_pool::enter() {
 void expert_pool::make_stage() {
     stage_ = type_.memory().make_stage(type_.device_number());
     if (!stage_ || !map_stage()) {
-        stage_bytes_ = 0;
+        free_stage(); // what is mapped stays with the buffer and is never read
         return;
     }
     const slots::layer * next = nullptr;

@@ -45,7 +45,7 @@ class expert_pool {
     };
     place place_of(const ggml_tensor * tensor);
 
-    // Heat u32[n] of a model's layer: how its experts were used before. It counts until layers enter.
+    // Heat u32[n] of a model's layer: how its experts were used before. Ignored for layers that have entered.
     void set_heat(int32_t il, std::vector<uint32_t> heat);
 
     // What is known of a layer that has entered.
@@ -61,6 +61,8 @@ class expert_pool {
     // Reads the device; waits for nothing that runs there. Throws failure with DW_ERR_INTERNAL.
     std::vector<seen> look() const;
 
+    void model_goes() noexcept; // its tensors and graphs are gone or about to go
+
     int64_t stage_bytes() const { return stage_bytes_; } // that the stage takes on the device; 0: there is none
 
   private:
@@ -73,6 +75,7 @@ class expert_pool {
     std::unique_ptr<held> make_layer(int32_t il);
     void                  make_stage();
     bool                  map_stage();
+    void                  free_stage() noexcept;
     bool                  fill_slots(const dw::expert_slots::layer & of, const dw::expert_slots::table & first) const;
 
     slot_buffer_type                         type_;

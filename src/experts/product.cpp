@@ -6,11 +6,18 @@
 #include "ops/door/node.h"
 #include "ops/door/registry.h"
 
+#include <cstring>
+
 namespace draftwood {
 
 namespace slots = dw::expert_slots;
 
 namespace {
+
+bool is_slots_op(const ggml_tensor * node) {
+    return node->op == GGML_OP_CUSTOM &&
+           std::strncmp(node->name, slots::signature.name, std::strlen(slots::signature.name)) == 0;
+}
 
 // The nodes of planes 0.. stand together at the end of a graph: [op], or [op, view 0, view 1, ..].
 ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t plane, const ggml_tensor * ids) {
@@ -19,7 +26,7 @@ ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t
         return nullptr;
     }
     const ggml_tensor * op    = ggml_graph_node(graph, -n_nodes);
-    const bool          is_it = op->op == GGML_OP_CUSTOM && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
+    const bool          is_it = is_slots_op(op) && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
     return is_it ? ggml_graph_node(graph, plane - of.n_planes) : nullptr;
 }
 
@@ -32,6 +39,20 @@ void add_planes(ggml_context * ctx, ggml_cgraph * graph, const slots::layer & of
     for (int32_t plane = 0; of.n_planes > 1 && plane < of.n_planes; ++plane) {
         ggml_tensor * view = ggml_view_2d(ctx, all, all->ne[0], all->ne[1], all->nb[1], plane * all->nb[2]);
         ggml_build_forward_expand(graph, view);
+    }
+}
+
+// The layer before this one, if it is in the graph with as many rows, may copy this one's experts ahead.
+void tell_layer_before(ggml_cgraph * graph, const slots::layer & of, const ggml_tensor * ids) {
+    constexpr int most = 512; // nodes of a layer
+    const int     end  = ggml_graph_n_nodes(graph);
+    for (int i = end - 1; i >= 0 && i > end - most; --i) {
+        ggml_tensor *        node  = ggml_graph_node(graph, i);
+        const slots::layer * other = is_slots_op(node) ? (const slots::layer *) dw::layer_of(node) : nullptr;
+        if (other && other->next == &of && node->src[slots::ids]->ne[1] == ids->ne[1]) {
+            slots::set_has_next(node);
+            return;
+        }
     }
 }
 
@@ -57,6 +78,9 @@ ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tenso
     }
     ggml_tensor * indices = newest_plane(graph, *layer, part->plane, ids);
     if (!indices) {
+        if (layer->stages(ids->ne[1])) {
+            tell_layer_before(graph, *layer, ids);
+        }
         add_planes(ctx, graph, *layer, ids, pool->buffer_type().device());
         indices = newest_plane(graph, *layer, part->plane, ids);
     }

@@ -11,7 +11,7 @@ struct ggml_tensor;
 namespace draftwood {
 
 // The product of `weights` [n, m, E] with x [n, k or 1, R], of the experts ids i32[k, R]; ggml_mul_mat_id's node.
-// nullptr: the weights lie in no pool. Throws std::bad_alloc, having changed nothing.
+// nullptr: the weights lie in no pool. Throws std::bad_alloc; a plain product is right then, too.
 ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
                              ggml_tensor * ids);
 

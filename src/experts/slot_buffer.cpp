@@ -2,6 +2,7 @@
 
 #include "experts/slot_buffer.h"
 
+#include "experts/pool.h"
 #include "llama/status.h"
 #include "ops/door/registry.h"
 
@@ -9,6 +10,7 @@
 #include <cstring>
 #include <exception>
 #include <memory>
+#include <string_view>
 #include <vector>
 
 namespace draftwood {
@@ -16,6 +18,12 @@ namespace draftwood {
 namespace {
 
 constexpr size_t least_tail = 512; // bytes behind the last slot: MMQ reads whole tiles
+
+bool is_part(const ggml_tensor * tensor) {
+    const std::string_view name   = tensor->name;
+    const std::string_view suffix = "_exps.weight";
+    return tensor->ne[2] > 1 && name.size() > suffix.size() && name.substr(name.size() - suffix.size()) == suffix;
+}
 
 size_t padded(size_t n_bytes, size_t page) {
     return (n_bytes + page - 1) / page * page;
@@ -40,6 +48,7 @@ struct slot_buffer {
         n_bytes(size) {}
 
     ~slot_buffer() {
+        type.freed(base, n_bytes);
         for (const mapping & each : mapped) {
             type.memory().unmap(type.device_number(), each.at, each.n_bytes);
         }
@@ -130,7 +139,7 @@ slot_buffer_type::slot_buffer_type(ggml_backend_dev_t device, int32_t n_slots, b
     context_{ 0, std::string(ggml_backend_dev_name(device)) + "_experts", this },
     memory_(memory_of(device)),
     n_slots_(n_slots),
-    has_stage_(has_stage),
+    has_stage_(has_stage && ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU),
     type_(*ggml_backend_dev_buffer_type(device)) {
     const bool on_cpu = ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU;
     if (!on_cpu) {
@@ -160,9 +169,11 @@ slot_layout slot_buffer_type::layout(const ggml_tensor * tensor) const {
     const size_t               page   = memory_.page(device_number());
     const size_t               tail   = ggml_backend_buft_get_alloc_size(theirs, tensor) - ggml_nbytes(tensor);
 
+    const bool has_slots = is_part(tensor);
+
     slot_layout found;
     found.stride       = (int64_t) tensor->nb[2];
-    found.n_slots      = (int32_t) std::min<int64_t>(n_slots_, tensor->ne[2]);
+    found.n_slots      = has_slots ? (int32_t) std::min<int64_t>(n_slots_, tensor->ne[2]) : 0;
     found.host_bytes   = padded(ggml_nbytes(tensor), page);
     found.first_slot   = (int32_t) ((found.host_bytes + found.stride - 1) / found.stride);
     const size_t end   = (size_t) (found.first_slot + found.n_slots) * found.stride + std::max(tail, least_tail);
@@ -172,12 +183,15 @@ slot_layout slot_buffer_type::layout(const ggml_tensor * tensor) const {
     const size_t rest      = std::max(tail, least_tail);
     found.first_staged     = (int32_t) ((slots_end + found.stride - 1) / found.stride);
     const size_t stage_end = (size_t) (found.first_staged + tensor->ne[2]) * found.stride + rest;
-    found.staged_bytes     = has_stage_ ? padded(stage_end, page) - slots_end : 0;
+    found.staged_bytes     = has_stage_ && has_slots ? padded(stage_end, page) - slots_end : 0;
     return found;
 }
 
 void slot_buffer_type::mapped(ggml_tensor * tensor) {
-    tensors_.push_back(tensor);
+    if (is_part(tensor)) {
+        tensors_.push_back(tensor);
+        data_.push_back((const char *) tensor->data);
+    }
     const slot_layout of = layout(tensor);
     host_bytes_ += (int64_t) of.host_bytes;
     device_bytes_ += (int64_t) of.device_bytes;
@@ -194,6 +208,16 @@ size_t slot_buffer_type::alignment(ggml_backend_buffer_type_t type) {
 size_t slot_buffer_type::alloc_size(ggml_backend_buffer_type_t type, const ggml_tensor * tensor) {
     const slot_layout found = of(type).layout(tensor);
     return found.host_bytes + found.device_bytes + found.staged_bytes;
+}
+
+void slot_buffer_type::freed(const char * base, size_t n_bytes) {
+    const auto lay_there = [&](const char * each) { return each >= base && each < base + n_bytes; };
+    if (std::any_of(data_.begin(), data_.end(), lay_there)) {
+        owner->model_goes(); // of whose tensors some lay there
+        tensors_.clear();
+        data_.clear();
+        host_bytes_ = device_bytes_ = 0;
+    }
 }
 
 bool slot_buffer_type::map_staged(const ggml_tensor * tensor, void * shared) {

@@ -1,7 +1,9 @@
 // A ggml buffer type whose tensors are parts of expert-slots.h: all experts in host memory, and slots in device memory
 // behind them. llama.cpp loads a model's expert tensors into it through tensor_buft_overrides. A tensor in it is an
-// ordinary one that lies in host memory; only experts/moe_graph.h knows of the slots.
-// Must not know: layers, contexts, what is resident. Test: tests/model/test_expert_pool.py.
+// ordinary one that lies in host memory; only experts/product.h knows of the slots. Slots have tensors of three
+// dimensions whose name ends with "_exps.weight"; others that llama.cpp puts here, such as a LoRA adapter's, lie on the
+// host alone. A ggml-cuda built with asserts refuses any type but its own. Must not know: layers, contexts, what is
+// resident. Test: tests/model/test_expert_pool.py.
 
 #pragma once
 
@@ -13,6 +15,8 @@
 #include <vector>
 
 namespace draftwood {
+
+class expert_pool;
 
 // Where the experts and the slots of a tensor [n, m, E] lie, in bytes from its data.
 struct slot_layout {
@@ -50,12 +54,13 @@ class slot_buffer_type {
     int64_t                            host_bytes() const { return host_bytes_; }
     int64_t                            device_bytes() const { return device_bytes_; }
 
-    void mapped(ggml_tensor * tensor); // by a buffer of this type
+    void mapped(ggml_tensor * tensor);             // by a buffer of this type
+    void freed(const char * base, size_t n_bytes); // a buffer with what lay in it
 
     // Map shared memory where the tensor's stage is; its buffer unmaps it. false: it cannot be mapped.
     bool map_staged(const ggml_tensor * tensor, void * memory);
 
-    void * owner = nullptr; // the pool
+    expert_pool * owner = nullptr; // hears when a model goes
 
   private:
     // ggml-cuda reads the context of a buffer type as its own, which is a device and a name.
@@ -77,6 +82,7 @@ class slot_buffer_type {
     bool                       has_stage_;
     ggml_backend_buffer_type   type_;
     std::vector<ggml_tensor *> tensors_;
+    std::vector<const char *>  data_; // theirs: they may be gone before their memory
     int64_t                    host_bytes_   = 0;
     int64_t                    device_bytes_ = 0;
 };

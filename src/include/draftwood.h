@@ -167,7 +167,9 @@ typedef struct dw_model_info {
     int32_t  n_experts;       // of a layer; 0: none, or the model is split into several files
     int32_t  n_experts_used;  // of a layer, by a token
     int32_t  n_expert_layers; // that have some, MTP blocks not counted
+    int32_t  n_layers;        // with and without, MTP blocks not counted
     int32_t  n_vocab;
+    int32_t  reserved;
     int64_t  expert_bytes; // of all experts of these layers
     int64_t  kv_values;    // that a token adds to the KV caches of all layers, MTP blocks included
 } dw_model_info;
@@ -286,8 +288,10 @@ DW_API dw_status dw_stats_reset(dw_engine * engine);
 // A pool holds all experts of a model in host memory, and of each layer as many as it has slots in the memory of a
 // device, where the layer's products read them. A missing expert is copied into a slot inside the step that needs it.
 // Make the pool, name its buffer type for the expert tensors in llama_model_params.tensor_buft_overrides, load the
-// model. Free the pool after the model. Results do not depend on the number of slots. Test:
-// tests/model/test_expert_pool.py.
+// model. Free the pool after the model. It holds one model at a time. On
+// a CPU results do not depend on the slots. On CUDA those of up to 8 rows do not; larger batches round by how many
+// indices there are. Two contexts on one model must not decode at the same time: synchronise one before the other
+// decodes. Test: tests/model/test_expert_pool.py.
 
 typedef struct dw_expert_pool dw_expert_pool;
 
@@ -315,7 +319,7 @@ typedef struct dw_expert_stats {
     int64_t  n_hits;       // experts that were in a slot
     int64_t  n_misses;     // that were copied into one
     int64_t  n_in_place;   // that were read from host memory: in prompts, and where a step has more experts than slots
-    int64_t  bytes_missed; // of both
+    int64_t  bytes_missed; // of misses and in_place
     int64_t  host_bytes;   // that the experts take in host memory
     int64_t  device_bytes; // that the slots take
     int64_t  stage_bytes;  // that the stage takes; 0: prompts read in place
@@ -350,7 +354,7 @@ DW_API void * dw_expert_pool_buffer_type(dw_expert_pool * pool);
 DW_API dw_status dw_expert_set_heat(dw_expert_pool * pool, int32_t il, const uint32_t * heat, int32_t n_experts);
 
 // Read the device's counters, without waiting for what runs there.
-// Errors: DW_ERR_ARGUMENT (il has no experts in the pool, or has not entered).
+// Errors: DW_ERR_ARGUMENT (il has no experts in the pool, or has not entered), DW_ERR_INTERNAL (the device failed).
 DW_API dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * stats);
 DW_API dw_status dw_expert_get_layer(const dw_expert_pool * pool, int32_t il, dw_expert_layer * layer);
 

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections import OrderedDict
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -227,6 +228,33 @@ def test_drafts_give_the_plain_text(pooled, gguf, slots):
         done = follow(ours, run, done, accept % 6)
         accept += 1
     assert pool.stats().misses > 0
+
+
+def test_a_pool_takes_a_second_model_after_the_first(gguf, rig):
+    """Other tensors at other places, of another size: nothing of the first model is left."""
+    pool = ExpertPool(E // 2)
+    for changes in ({}, {"types": "Q8_0"}, {"layers": 5, "experts": 2 * E}):
+        path = gguf("moe-mtp", **{**SHAPE, **changes})
+        plain, ours = rig(path), Rig(path, pool=pool)
+        assert np.array_equal(rows_of(ours, TEXT, [1, 5, 1]), rows_of(plain, TEXT, [1, 5, 1]))
+        assert pool.stats().layers == changes.get("layers", LAYERS)
+        assert pool.stats().misses > 0
+        ours.close()
+        assert (pool.stats().layers, pool.stats().host_bytes, pool.stats().device_bytes) == (0, 0, 0)
+    pool.close()
+
+
+def test_a_load_that_fails_leaves_a_pool_that_works(gguf, rig, tmp_path):
+    pool = ExpertPool(E // 2)
+    whole = gguf("moe-mtp", **SHAPE)
+    broken = tmp_path / "broken.gguf"
+    broken.write_bytes(Path(whole).read_bytes().replace(b"blk.2.attn_gate.weight", b"blk.2.attn_gatx.weight"))
+    with pytest.raises(AssertionError):
+        Rig(str(broken), pool=pool)
+    plain, ours = rig(whole), Rig(whole, pool=pool)
+    assert np.array_equal(rows_of(ours, TEXT, [1, 5, 1]), rows_of(plain, TEXT, [1, 5, 1]))
+    ours.close()
+    pool.close()
 
 
 def test_without_a_pool_no_graph_has_the_op(rig, gguf):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from types import SimpleNamespace
 
 import pytest
 from draftwood.engine.engine import ModelInfo
@@ -11,6 +12,7 @@ from draftwood.load import experts
 
 GIB = 1 << 30
 FIELDS = {
+    "n_layers": 40,
     "n_vocab": 250_000,
     "kv_values": 11_000,
     "n_experts": 256,
@@ -32,7 +34,9 @@ def test_sizes(text, n_bytes):
     assert experts.to_bytes(text, "expert_vram") == n_bytes
 
 
-@pytest.mark.parametrize("size", [-1, True, 1.5, "", "6 apples", "GiB", "-6GiB", "6GiB6", [], "1e9", "nan"])
+@pytest.mark.parametrize(
+    "size", [-1, True, 1.5, "9" * 400, "", "6 apples", "GiB", "-6GiB", "6GiB6", [], "1e9", "nan"]
+)
 def test_what_is_no_size_is_refused(size):
     with pytest.raises(OptionError, match=r"expert_vram is .*; expected a number of bytes"):
         experts.to_bytes(size, "expert_vram")
@@ -81,7 +85,7 @@ def test_several_cards_need_a_choice(monkeypatch):
         experts.share(INFO, 6 * GIB, {**one, "main_gpu": 7})
 
 
-@pytest.mark.parametrize("path", [7, object(), ["a"]])
+@pytest.mark.parametrize("path", [7, object(), ["a"], "", "a\0b"])
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(OptionError, match=r"expert_heat is .*; expected a path"):
         experts.heat_path(path)
@@ -118,6 +122,12 @@ def test_vram_that_is_too_small_is_refused():
         OptionError, match=r"vram is 4.0 GiB; expected \d\.\d GiB or more: .* with n_ctx=2048"
     ):
         experts.room(INFO, given(vram="4GiB"), {"n_ctx": 2048})
+
+
+@pytest.mark.parametrize("size", [{"vram": "12GiB"}, {"expert_vram": "6GiB"}])
+def test_layers_in_host_memory_and_a_pool_are_two_ways(size):
+    with pytest.raises(OptionError, match="found n_cpu_moe beside vram or expert_vram"):
+        experts.room(INFO, given(n_cpu_moe=8, **size), {})
 
 
 def test_one_size_is_enough():
@@ -203,3 +213,55 @@ def test_what_is_no_heat_file_warns(tmp_path, text):
     path.write_bytes(text.encode("latin-1"))
     with pytest.warns(UserWarning, match="is no heat file"):
         assert experts.read_heat(str(path), INFO) == {}
+
+
+class Pool:
+    """What write_heat asks a pool."""
+
+    def __init__(self, heat):
+        self._heat = heat
+
+    def layer(self, number):
+        if number not in self._heat:
+            raise OptionError(f"layer {number} has no experts in this pool")
+        return SimpleNamespace(heat=tuple(self._heat[number]))
+
+
+def test_what_was_learnt_is_written(tmp_path):
+    path = tmp_path / "heat.json"
+    experts.write_heat(str(path), Pool({3: [5] * 256}), INFO)
+    assert experts.read_heat(str(path), INFO) == {3: [5] * 256}
+    experts.write_heat(str(path), Pool({3: [6] * 256}), INFO)
+    assert experts.read_heat(str(path), INFO) == {3: [6] * 256}
+    assert list(tmp_path.iterdir()) == [path]
+
+
+@pytest.mark.parametrize("heat", [{}, {3: [0] * 256}])
+def test_nothing_learnt_leaves_the_file(tmp_path, heat):
+    path = heat_file(tmp_path / "heat.json")
+    experts.write_heat(path, Pool(heat), INFO)
+    assert experts.read_heat(path, INFO) == {3: [5] * 256}
+
+
+def test_another_file_is_never_overwritten(tmp_path):
+    path = tmp_path / "model.gguf"
+    path.write_bytes(b"GGUF and much more")
+    experts.write_heat(str(path), Pool({3: [5] * 256}), INFO)
+    assert path.read_bytes() == b"GGUF and much more"
+
+
+def test_a_file_that_cannot_be_written_warns(tmp_path):
+    with pytest.warns(UserWarning, match="could not be written"):
+        experts.write_heat(str(tmp_path / "none" / "heat.json"), Pool({3: [5] * 256}), INFO)
+
+
+def test_a_card_without_a_pool_is_no_error_unless_asked_for(monkeypatch):
+    def refuse(*_, **__):
+        raise UnsupportedError("CUDA0 cannot hold a part of the experts")
+
+    monkeypatch.setattr(experts, "ExpertPool", refuse)
+    wanted = experts.Share(8, "CUDA0")
+    with pytest.warns(UserWarning, match=r"CUDA0 cannot hold .*; all experts are loaded to the card"):
+        assert experts.make_pool(wanted, INFO, None, asked_for=False) is None
+    with pytest.raises(UnsupportedError):
+        experts.make_pool(wanted, INFO, None)

@@ -154,7 +154,9 @@ class ModelInfo(ctypes.Structure):
         ("n_experts", ctypes.c_int32),
         ("n_experts_used", ctypes.c_int32),
         ("n_expert_layers", ctypes.c_int32),
+        ("n_layers", ctypes.c_int32),
         ("n_vocab", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
         ("expert_bytes", ctypes.c_int64),
         ("kv_values", ctypes.c_int64),
     ]

@@ -28,7 +28,7 @@ _DRAFTERS = {
 _TIMED = {
     *("n_gpu_layers", "split_mode", "main_gpu", "tensor_split", "n_ctx", "n_ubatch", "n_threads"),
     *("n_threads_batch", "offload_kqv", "flash_attn", "op_offload", "type_k", "type_v"),
-    *("n_cpu_moe", "tensor_buft_overrides", "rpc_servers", "vram", "expert_vram"),
+    *("n_cpu_moe", "tensor_buft_overrides", "rpc_servers", "expert_slots"),
 }
 
 

@@ -39,6 +39,8 @@ class ModelInfo:
     """That have experts, MTP blocks not counted."""
     expert_bytes: int = 0
     """Of all experts of these layers."""
+    n_layers: int = 0
+    """With experts and without, MTP blocks not counted."""
     n_vocab: int = 0
     kv_values: int = 0
     """That a token adds to the KV caches of all layers, MTP blocks included."""
@@ -81,6 +83,7 @@ def probe_model(path: str) -> ModelInfo:
         n_experts_used=info.n_experts_used,
         n_expert_layers=info.n_expert_layers,
         expert_bytes=info.expert_bytes,
+        n_layers=info.n_layers,
         n_vocab=info.n_vocab,
         kv_values=info.kv_values,
     )

@@ -31,6 +31,7 @@ class ExpertPool:
 
         Errors: UnsupportedError for a device that cannot read host memory through its own addresses.
         """
+        self.n_slots = n_slots
         raw = _capi.ExpertParams()
         _lib.dw_expert_params_init(ctypes.byref(raw))
         raw.n_slots, raw.policy, raw.device = n_slots, _POLICIES[policy], device.encode()

@@ -5,6 +5,7 @@ Must not know: contexts, requests. Tests: tests/unit/test_experts.py, tests/mode
 
 from __future__ import annotations
 
+import contextlib
 import json
 import os
 import re
@@ -15,7 +16,7 @@ from typing import Any
 from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
-from draftwood.errors import OptionError, UnsupportedError
+from draftwood.errors import DraftwoodError, OptionError, UnsupportedError
 from draftwood.load.devices import cards, describe
 from draftwood.warn import warn
 
@@ -31,10 +32,13 @@ def to_bytes(value: Any, name: str) -> int:
     """Return a size: a number of bytes, or text such as "12GiB", "900 MB". Errors: OptionError."""
     if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
         return value
-    match = re.fullmatch(r"\s*(\d+(?:\.\d*)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
+    match = (
+        re.fullmatch(r"\s*(\d{1,18}(?:\.\d*)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
+    )
     if match is None or match[2].upper() not in _UNITS:
         raise OptionError(
-            f"{name} is {value!r}; expected a number of bytes, or text such as '6GiB'", hint=f'{name}="6GiB"'
+            f"{name} is {value!r}; expected a number of bytes, or text such as '6GiB'",
+            hint=f'{name}="6GiB"; units are B, KB, MB, GB and KiB, MiB, GiB',
         )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
@@ -61,6 +65,11 @@ def room(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> 
     vram, own = placement["vram"], placement["expert_vram"]
     if vram is not None and own is not None:
         raise OptionError("found vram and expert_vram; expected one of them", hint="leave expert_vram out")
+    if placement["n_cpu_moe"] and (vram is not None or own is not None):
+        raise OptionError(
+            "found n_cpu_moe beside vram or expert_vram; expected one way to place experts",
+            hint="leave n_cpu_moe out: the pool keeps all experts in host memory",
+        )
     if own is not None:
         return to_bytes(own, "expert_vram")
     if vram is not None:
@@ -149,9 +158,20 @@ def _device(kwargs: dict[str, Any]) -> str:
     return str(describe(found[main])["name"])
 
 
-def make_pool(wanted: Share, info: ModelInfo, heat: str | None) -> ExpertPool:
-    """Make the pool, with the heat of a file that an earlier run left."""
-    pool = ExpertPool(wanted.slots, device=wanted.device, stage=wanted.stage)
+def make_pool(
+    wanted: Share, info: ModelInfo, heat: str | None, *, asked_for: bool = True
+) -> ExpertPool | None:
+    """Make the pool, with the heat of a file that an earlier run left.
+
+    asked_for: by the caller; else a device that cannot have one is said in a warning, and the result is None.
+    """
+    try:
+        pool = ExpertPool(wanted.slots, device=wanted.device, stage=wanted.stage)
+    except UnsupportedError as error:
+        if asked_for:
+            raise
+        warn(f"{error.message}; all experts are loaded to the card")
+        return None
     pool.set_heat(read_heat(heat, info))
     return pool
 
@@ -161,47 +181,55 @@ def heat_path(given: Any) -> str | None:
     if given is None:
         return None
     try:
-        return os.fsdecode(given)
+        path = os.fsdecode(given)
     except TypeError:
-        raise OptionError(
-            f"expert_heat is {given!r}; expected a path", hint='expert_heat="model.heat.json"'
-        ) from None
+        path = "\0"
+    if not path or "\0" in path:
+        raise OptionError(f"expert_heat is {given!r}; expected a path", hint='expert_heat="model.heat.json"')
+    return path
 
 
 def read_heat(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
     """Return heat u32[n_experts] by layer; {} where the file is not there. A file that does not fit warns."""
     if path is None or not Path(path).exists():
         return {}
+    heat = _heat_in(path, info)
+    if heat is None:
+        warn(
+            f"{path} is no heat file of a model with {info.n_layers} layers of "
+            f"{info.n_experts} experts; the pool begins with the first ones, and the file stays as it is"
+        )
+    return heat or {}
+
+
+def _heat_in(path: str, info: ModelInfo) -> dict[int, list[int]] | None:
+    """Return what a heat file of this model holds; None for any other file."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         heat = {int(layer): [int(value) for value in values] for layer, values in found["heat"].items()}
         fits = found["schema"] == _SCHEMA and all(
-            0 <= layer < info.n_expert_layers
+            0 <= layer < info.n_layers
             and len(values) == info.n_experts
             and all(0 <= value < 1 << 32 for value in values)
             for layer, values in heat.items()
         )
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        fits = False
-    if not fits:
-        warn(
-            f"{path} is no heat file of a model with {info.n_expert_layers} layers of "
-            f"{info.n_experts} experts; the pool begins with the first ones"
-        )
-        return {}
-    return heat
+        return None
+    return heat if fits else None
 
 
 def write_heat(path: str, pool: ExpertPool, info: ModelInfo) -> None:
-    """Write what the pool has learnt. A file that cannot be written warns."""
+    """Write what the pool has learnt, unless that is nothing or the file is another's. Never raises."""
     heat = {}
-    for layer in range(info.n_expert_layers):
-        try:
+    for layer in range(info.n_layers):
+        with contextlib.suppress(DraftwoodError):  # no experts, or no graph was made with it
             heat[str(layer)] = pool.layer(layer).heat
-        except OptionError:
-            continue  # no graph was made with it
+    if not any(map(any, heat.values())) or (Path(path).exists() and _heat_in(path, info) is None):
+        return
     text = json.dumps({"schema": _SCHEMA, "n_experts": info.n_experts, "heat": heat})
+    new = Path(f"{path}.new")
     try:
-        Path(path).write_text(text, encoding="utf-8")
+        new.write_text(text, encoding="utf-8")
+        new.replace(path)
     except OSError as error:
         warn(f"{path} could not be written ({error.strerror}); what was learnt of experts is lost")

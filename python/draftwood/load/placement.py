@@ -16,6 +16,7 @@ from draftwood.errors import OptionError
 from draftwood.load.devices import buffer_types, cards, describe
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
+_POOLED = r"blk\.{}\.ffn_(up|down|gate|gate_up)_exps\.weight$"
 _EXAMPLE = 'tensor_buft_overrides={r"ffn_.*_exps": "CPU"} keeps experts in host memory'
 _SPARE = 3 << 30  # bytes of a card, for what comes beside the weights
 
@@ -66,7 +67,7 @@ def tensor_overrides(
                 hint=_EXAMPLE,
             ) from None
         rows.append(_Override(pattern.encode(), types[name]))
-    rows += [_Override(_EXPERTS.format(layer).encode(), buffer_type) for layer, buffer_type in pooled]
+    rows += [_Override(_POOLED.format(layer).encode(), buffer_type) for layer, buffer_type in pooled]
     return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
 
 
@@ -75,7 +76,7 @@ def pooled_layers(info: ModelInfo, pool: ExpertPool) -> list[tuple[int, int]]:
 
     An MTP block's experts stay with the other weights: they are used in every round.
     """
-    return [(layer, pool.buffer_type) for layer in range(info.n_expert_layers)]
+    return [(layer, pool.buffer_type) for layer in range(info.n_layers)]
 
 
 def embeddings_on_card(n_gpu_layers: int, file_bytes: int) -> dict[str, str]:

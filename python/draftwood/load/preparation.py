@@ -61,7 +61,6 @@ def prepare(
     overrides.check(model_path, kwargs.get("kv_overrides"))
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
     heat = experts.heat_path(placement["expert_heat"])
-    part = experts.share(info, experts.room(info, placement, kwargs), kwargs)
     _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)
@@ -71,12 +70,12 @@ def prepare(
         planned = plan(options, info, asked, without_tree_ops=chains_only)
         reads_embeddings = planned.drafter in ("mtp", "dflash")
         on_card = embeddings_on_card(n_gpu_layers, info.file_bytes) if reads_embeddings else None
-        pool = experts.make_pool(part, info, heat) if part else None
-        tensors = tensor_overrides(*wanted, on_card, pooled_layers(info, pool) if pool else ())
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
+        pool = _pool(info, placement, heat, kwargs)
+        tensors = tensor_overrides(*wanted, on_card, pooled_layers(info, pool) if pool else ())
         given: dict[str, Any] = {} if kwargs.get("flash_attn") is not None else {"flash_attn": None}
         if planned.drafter != "none":
             planned, raised = _fit(planned, options, kwargs)
@@ -86,6 +85,14 @@ def prepare(
         if servers is not None:
             servers.close()
         raise
+
+
+def _pool(
+    info: ModelInfo, placement: dict[str, Any], heat: str | None, kwargs: dict[str, Any]
+) -> ExpertPool | None:
+    asked_for = placement["vram"] is not None or placement["expert_vram"] is not None
+    part = experts.share(info, experts.room(info, placement, kwargs), kwargs)
+    return experts.make_pool(part, info, heat, asked_for=asked_for) if part else None
 
 
 def _check_draft_model(given: Any) -> None:

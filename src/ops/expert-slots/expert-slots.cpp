@@ -7,7 +7,6 @@
 #include <algorithm>
 #include <array>
 #include <cstring>
-#include <vector>
 
 namespace dw::expert_slots {
 
@@ -29,8 +28,10 @@ struct chosen {
     bool    by_first_row = false;
 };
 
-std::vector<chosen> count(const picks & of, int32_t n_experts) {
-    std::vector<chosen> found(n_experts);
+using chosen_experts = std::array<chosen, max_experts>;
+
+chosen_experts count(const picks & of) {
+    chosen_experts found;
     for (int64_t row = 0; row < of.n_rows(); ++row) {
         for (int64_t i = 0; i < of.n_used(); ++i) {
             chosen & each = found[of.at(row, i)];
@@ -43,7 +44,7 @@ std::vector<chosen> count(const picks & of, int32_t n_experts) {
 }
 
 // the resident expert to go; -1: all are of this step
-int32_t victim(const layer & of, const std::vector<chosen> & now, uint32_t step) {
+int32_t victim(const layer & of, const chosen_experts & now, uint32_t step) {
     int32_t  found = -1;
     uint64_t least = no_key;
     for (int32_t e = 0; e < of.n_experts; ++e) {
@@ -63,7 +64,7 @@ void copy(const layer & of, const fill & what) {
     }
 }
 
-void fill_missing(const layer & of, const std::vector<chosen> & now, uint32_t step) {
+void fill_missing(const layer & of, const chosen_experts & now, uint32_t step) {
     table & state = *of.state;
     for (int32_t e = 0; e < of.n_experts; ++e) {
         if (now[e].count == 0 || state.entries[e].slot >= 0) {
@@ -80,11 +81,11 @@ void fill_missing(const layer & of, const std::vector<chosen> & now, uint32_t st
 }
 
 void resolve(const layer & of, const picks & from) {
-    table &                   state   = *of.state;
-    const std::vector<chosen> now     = count(from, of.n_experts);
-    const bool                looks   = only_looks_up(of, from.n_used(), from.n_rows());
-    const bool                warm_up = from.n_used() >= of.n_experts;
-    int32_t                   n_hits = 0, n_all = 0;
+    table &              state   = *of.state;
+    const chosen_experts now     = count(from);
+    const bool           looks   = only_looks_up(of, from.n_used(), from.n_rows());
+    const bool           warm_up = from.n_used() >= of.n_experts;
+    int32_t              n_hits = 0, n_all = 0;
     for (int32_t e = 0; e < of.n_experts; ++e) {
         n_all += now[e].count > 0;
         n_hits += now[e].count > 0 && state.entries[e].slot >= 0;

@@ -93,7 +93,8 @@ __device__ int rank_in_block(int * by_warp, bool yes, int & n_all) {
 }
 
 // One block, a thread an expert; with `looks` more threads than experts may count picks.
-__global__ void resolve(const slots::layer of, const picks from, int32_t * dst, bool looks, bool warm_up, bool staged) {
+__global__ void __launch_bounds__(slots::max_experts)
+    resolve(const slots::layer of, const picks from, int32_t * dst, bool looks, bool warm_up, bool staged) {
     __shared__ shared_state s;
     slots::table &          state = *of.state;
     const int               e     = threadIdx.x;
@@ -241,17 +242,34 @@ void copy_absent(const slots::layer & of, cudaStream_t stream) {
     copy<<<n_stage_blocks, n_fill_threads, 0, stream>>>(of);
 }
 
+bool is_captured(cudaStream_t stream) {
+    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
+    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
+    return status != cudaStreamCaptureStatusNone;
+}
+
+// Copies that were queued ahead are done before what `stream` gets next. Returns whose they were; nullptr: none.
+const slots::layer * join(slots::stage & stage, cudaStream_t stream) {
+    const slots::layer * coming = stage.coming;
+    stage.coming                = nullptr;
+    if (coming && is_captured(stream)) {
+        CUDA_CHECK(cudaStreamSynchronize(stage.stream)); // queued outside of the graph
+    } else if (coming) {
+        CUDA_CHECK(cudaStreamWaitEvent(stream, stage.is_ready[coming->place], 0));
+    }
+    return coming;
+}
+
 // The layer's own experts were queued by the layer before it; the first layer of a graph has to copy its own. Then the
-// next layer's are queued. Their place is free: the layer that used it has computed.
-void copy_ahead(const slots::layer & of, cudaStream_t stream) {
+// next layer's are queued, if this graph has it with as many rows. Their place is free: the layer that used it has
+// computed. A captured graph copies each layer's in turn: what is queued ahead would have to be joined in it.
+void copy_ahead(const slots::layer & of, bool has_next, bool is_here, cudaStream_t stream) {
     slots::stage & stage = *of.staged;
-    if (stage.coming == &of) {
-        CUDA_CHECK(cudaStreamWaitEvent(stream, stage.is_ready[of.place], 0));
-    } else {
+    if (!is_here) {
         copy_absent(of, stream);
     }
-    stage.coming = of.next;
-    if (of.next) {
+    if (of.next && has_next && !is_captured(stream)) {
+        stage.coming = of.next;
         CUDA_CHECK(cudaEventRecord(stage.is_free, stream));
         CUDA_CHECK(cudaStreamWaitEvent(stage.stream, stage.is_free, 0));
         copy_absent(*of.next, stage.stream);
@@ -275,10 +293,9 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const bool           staged  = of.stages(n_rows) && !warm_up;
     const int            n       = looks ? slots::max_experts : (of.n_experts + n_lanes - 1) / n_lanes * n_lanes;
     const picks          from = { dw::data_of<int32_t>(ids), (int64_t) (ids->nb[1] / sizeof(int32_t)), n_used, n_rows };
+    const bool           is_here = of.staged && join(*of.staged, with.stream) == &of;
     if (staged) {
-        copy_ahead(of, with.stream);
-    } else if (of.staged) {
-        of.staged->coming = nullptr; // residents may change from here on
+        copy_ahead(of, slots::has_next(dst), is_here, with.stream);
     }
     resolve<<<1, n, 0, with.stream>>>(of, from, dw::data_of<int32_t>(dst), looks, warm_up, staged);
     if (!looks) {

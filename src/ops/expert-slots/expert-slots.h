@@ -38,8 +38,8 @@ constexpr int32_t max_picks     = 2048; // rows times experts a row, of a step t
 constexpr int32_t least_staged_rows = 512; // most experts have a row, so all of them are copied
 
 enum class policy : int32_t {
-    frequency, // out goes what was used least of late: a count that halves every 64 steps, then the time of last use
-    lru,       // out goes what was used longest ago
+    frequency, // evicts the expert used least of late: a count that halves every 64 steps, then the time of last use
+    lru,       // evicts the expert used longest ago
 };
 
 // An expert in the table. One that was never used has heat and recency 0, or what it began with.
@@ -110,6 +110,18 @@ enum src { ids, n_src };
 constexpr const char *     operands[n_src] = { "ids" };
 constexpr op_signature     signature       = { "dw_expert_slots", operands, n_src };
 extern const op_descriptor on_cpu, on_cuda;
+
+// Whether the node's graph has the next layer with as many rows, so that its experts can be copied ahead. Behind the
+// layer pointer. Set by whoever builds the graph (experts/product.cpp).
+constexpr size_t next_at = layer_at + sizeof(void *);
+
+inline bool has_next(const ggml_tensor * node) {
+    return ((const char *) node->op_params)[next_at] != 0;
+}
+
+inline void set_has_next(ggml_tensor * node) {
+    ((char *) node->op_params)[next_at] = 1;
+}
 
 // A batch that looks up and fills nothing: a prompt, or llama.cpp's warm-up, which chooses every expert.
 inline bool only_looks_up(const layer & of, int64_t n_used, int64_t n_rows) {

@@ -136,7 +136,7 @@ void * create(int device, size_t n_bytes) {
 bool map_shared(int device, void * at, size_t n_bytes, void * memory) {
     ggml_cuda_set_device(device);
     const CUmemAccessDesc readers[] = { reader(on_device(device).location) };
-    return map_handle(at, n_bytes, (CUmemGenericAllocationHandle) memory, readers, 1);
+    return map_handle(at, n_bytes, (CUmemGenericAllocationHandle) memory, readers, 1) && zero(at, n_bytes);
 }
 
 void destroy(int device, void * memory) {

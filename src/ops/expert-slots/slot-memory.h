@@ -29,7 +29,7 @@ struct slot_memory {
     // Device memory without an address, which may be mapped in several places. nullptr: no memory, or none of this
     // kind.
     void * (*create)(int device, size_t n_bytes);
-    bool (*map_shared)(int device, void * at, size_t n_bytes, void * memory); // its first bytes
+    bool (*map_shared)(int device, void * at, size_t n_bytes, void * memory); // its first bytes, zeros
     void (*destroy)(int device, void * memory);                               // once it is unmapped everywhere
 
     void * (*allocate)(int device, size_t n_bytes); // on the device, zeros

@@ -187,7 +187,7 @@ def test_json_holds_text_figures_and_counters(planted):
     took = time.monotonic() - began
     assert found.keys() == {
         "text", "tokens", "seconds", "tokens_per_second", "prompt_tokens", "prompt_seconds", "finish", "chat",
-        "seed", "speculation", "speculation_reason", "chains_because", "stats",
+        "seed", "speculation", "speculation_reason", "chains_because", "stats", "experts",
     }  # fmt: skip
     assert (found["tokens"], found["finish"], found["speculation"]) == (N, "length", "mtp")
     assert 0 < found["seconds"] + found["prompt_seconds"] < took

@@ -28,6 +28,16 @@ def run(*arguments):
     return CliRunner().invoke(cli, ["experts", *arguments], catch_exceptions=False)
 
 
+def test_a_run_says_what_the_pool_did(model):
+    done = CliRunner().invoke(
+        cli, ["run", model, "abc", "--raw", "-n", "16", "--json", "--expert-vram", "1MiB", "--threads", "1"]
+    )
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.stdout)["experts"]
+    assert found["layers"] == LAYERS
+    assert found["misses"] > 0
+
+
 def plan(model, *arguments):
     done = run("plan", model, "--json", *arguments)
     assert done.exit_code == 0, done.output

@@ -342,10 +342,17 @@ def report(**changes: Any) -> Any:
     )
     values = {
         "tokens": 31, "tokens_per_second": 12.34, "finish": "length", "speculation": "mtp",
-        "speculation_reason": "", "chains_because": "", "stats": stats, "prompt_tokens": 7,
-        "prompt_seconds": 0.5,
+        "speculation_reason": "", "chains_because": "", "stats": stats, "experts": None,
+        "prompt_tokens": 7, "prompt_seconds": 0.5,
     }  # fmt: skip
     return SimpleNamespace(**{**values, **changes})
+
+
+def test_summary_says_what_the_card_holds_of_the_experts():
+    experts = SimpleNamespace(slots=512, experts=1024, hit_rate=0.912)
+    assert "50% of the experts on the card, 91% hits" in summary(
+        report(experts=experts), templated=False, marked=False
+    )
 
 
 def test_summary_is_one_line_with_all_figures():

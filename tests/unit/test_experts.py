@@ -130,6 +130,11 @@ def test_layers_in_host_memory_and_a_pool_are_two_ways(size):
         experts.room(INFO, given(n_cpu_moe=8, **size), {})
 
 
+def test_a_size_is_shown_in_its_unit():
+    with pytest.raises(OptionError, match=r"vram is 100 MiB; expected \d\.\d GiB or more"):
+        experts.room(INFO, given(vram="100MiB"), {})
+
+
 def test_one_size_is_enough():
     with pytest.raises(OptionError, match="found vram and expert_vram; expected one"):
         experts.room(INFO, given(vram="12GiB", expert_vram="6GiB"), {})

@@ -185,6 +185,7 @@ def _as_dict(report: Report, text: str, seed: int, templated: bool) -> dict[str,
         "speculation_reason": report.speculation_reason,
         "chains_because": report.chains_because,
         "stats": report.stats.to_dict() if report.stats else None,
+        "experts": report.experts.to_dict() if report.experts else None,
     }
 
 
@@ -212,6 +213,9 @@ def summary(report: Report, *, templated: bool, marked: bool) -> str:
         parts.append(f"{rate:.0%} of {report.stats.drafted} {report.speculation} drafts accepted")
         parts[-1] += " (marked)" if marked else ""
         parts += _trees(report.stats, report.chains_because)
+    if report.experts is not None:
+        share = report.experts.slots / max(1, report.experts.experts)
+        parts.append(f"{share:.0%} of the experts on the card, {report.experts.hit_rate:.0%} hits")
     kind = "chat prompt" if templated else "raw prompt"
     parts.append(f"{kind} {report.prompt_tokens} tokens in {report.prompt_seconds:.2f} s")
     return " | ".join(parts)

@@ -17,7 +17,7 @@ from draftwood.cli.progress import Bar, Interrupt
 from draftwood.engine.tree import Tree
 from draftwood.errors import ContextFullError, OptionError, UnsupportedError
 from draftwood.llama import Llama
-from draftwood.stats import SpeculationStats
+from draftwood.stats import ExpertStats, SpeculationStats
 
 Finish = Literal["stop", "length", "context", "interrupt"]
 
@@ -41,6 +41,8 @@ class Report:
     chains_because: str = ""
     """Why drafts are chains although trees were asked for."""
     stats: SpeculationStats | None = None
+    experts: ExpertStats | None = None
+    """Of the pool since the model was loaded; None without one."""
 
     @property
     def tokens_per_second(self) -> float:
@@ -216,6 +218,7 @@ class Session(Llama):
         report.prompt_seconds = self.prompt_seconds - before
         report.seconds = time.perf_counter() - began - report.prompt_seconds
         report.stats = self.speculation_stats
+        report.experts = self.expert_stats
         return report
 
     def rounds(self, prompt: list[int], n: int, **sampling: Any) -> Iterator[Round]:

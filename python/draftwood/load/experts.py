@@ -113,7 +113,7 @@ def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
 
 
 def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB"
+    return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share | None:

@@ -24,12 +24,11 @@ ggml_backend_dev_t device_named(const char * name) {
 }
 
 expert_pool::seen layer_of(const dw_expert_pool & pool, int32_t il) {
-    for (expert_pool::seen & each : pool.impl.look()) {
-        if (each.il == il) {
-            return each;
-        }
+    std::optional<expert_pool::seen> found = pool.impl.look(il);
+    if (!found) {
+        fail(DW_ERR_ARGUMENT, "layer %d has no experts in this pool, or no context was made yet", il);
     }
-    fail(DW_ERR_ARGUMENT, "layer %d has no experts in this pool, or no context was made yet", il);
+    return *found;
 }
 
 } // namespace

@@ -232,26 +232,37 @@ bool expert_pool::fill_slots(const slots::layer & of, const slots::table & first
     return copy(of.state, &first, sizeof(first));
 }
 
+expert_pool::seen expert_pool::read(int32_t il, const held & layer) const {
+    const slots::layer & of    = layer.layer;
+    const auto           table = std::make_unique<slots::table>();
+    const slots::table & now   = *table;
+    if (!type_.memory().copy(type_.device_number(), table.get(), of.state, sizeof(now))) {
+        fail(DW_ERR_INTERNAL, "the table of layer %d could not be read", il);
+    }
+    seen found{ il, of.n_slots, 0, now.counted, {}, {} };
+    for (int32_t p = 0; p < of.n_parts; ++p) {
+        found.expert_bytes += of.parts[p].stride;
+    }
+    for (int32_t e = 0; e < of.n_experts; ++e) {
+        found.heat.push_back(slots::heat_at(now.entries[e], slots::epoch_of(now.step)));
+        found.slot_of.push_back(now.entries[e].slot);
+    }
+    return found;
+}
+
 std::vector<expert_pool::seen> expert_pool::look() const {
     const std::lock_guard<std::mutex> lock(mutex_);
     std::vector<seen>                 found;
-    const auto                        table = std::make_unique<slots::table>();
-    slots::table &                    now   = *table;
     for (const auto & [il, each] : layers_) {
-        const slots::layer & of = each->layer;
-        if (!type_.memory().copy(type_.device_number(), &now, of.state, sizeof(now))) {
-            fail(DW_ERR_INTERNAL, "the table of layer %d could not be read", il);
-        }
-        seen & layer = found.emplace_back(seen{ il, of.n_slots, 0, now.counted, {}, {} });
-        for (int32_t p = 0; p < of.n_parts; ++p) {
-            layer.expert_bytes += of.parts[p].stride;
-        }
-        for (int32_t e = 0; e < of.n_experts; ++e) {
-            layer.heat.push_back(slots::heat_at(now.entries[e], slots::epoch_of(now.step)));
-            layer.slot_of.push_back(now.entries[e].slot);
-        }
+        found.push_back(read(il, *each));
     }
     return found;
+}
+
+std::optional<expert_pool::seen> expert_pool::look(int32_t il) const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    const auto                        found = layers_.find(il);
+    return found == layers_.end() ? std::nullopt : std::optional(read(il, *found->second));
 }
 
 } // namespace draftwood

@@ -15,6 +15,7 @@
 #include <map>
 #include <memory>
 #include <mutex>
+#include <optional>
 #include <vector>
 
 namespace draftwood {
@@ -59,7 +60,8 @@ class expert_pool {
     };
 
     // Reads the device; waits for nothing that runs there. Throws failure with DW_ERR_INTERNAL.
-    std::vector<seen> look() const;
+    std::vector<seen>   look() const;
+    std::optional<seen> look(int32_t il) const; // nothing: no such layer has entered
 
     void model_goes() noexcept; // its tensors and graphs are gone or about to go
 
@@ -71,6 +73,7 @@ class expert_pool {
         std::vector<const ggml_tensor *> tensors; // by part
     };
 
+    seen                  read(int32_t il, const held & layer) const;
     void                  enter();
     std::unique_ptr<held> make_layer(int32_t il);
     void                  make_stage();

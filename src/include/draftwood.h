@@ -288,10 +288,10 @@ DW_API dw_status dw_stats_reset(dw_engine * engine);
 // A pool holds all experts of a model in host memory, and of each layer as many as it has slots in the memory of a
 // device, where the layer's products read them. A missing expert is copied into a slot inside the step that needs it.
 // Make the pool, name its buffer type for the expert tensors in llama_model_params.tensor_buft_overrides, load the
-// model. Free the pool after the model. It holds one model at a time. On
-// a CPU results do not depend on the slots. On CUDA those of up to 8 rows do not; larger batches round by how many
-// indices there are. Two contexts on one model must not decode at the same time: synchronise one before the other
-// decodes. Test: tests/model/test_expert_pool.py.
+// model. Free the pool after the model. It holds one model at a time. Two contexts on one model must not decode at the
+// same time: synchronise one before the other decodes.
+// On a CPU results do not depend on the slots. On CUDA those of up to 8 rows do not; the rounding of larger batches
+// depends on the number of slots. Test: tests/model/test_expert_pool.py.
 
 typedef struct dw_expert_pool dw_expert_pool;
 

@@ -27,13 +27,10 @@ from same_text import (
     SAMPLING,
     Tally,
     accepted_lengths,
+    cases,
     generate,
-    random_prompts,
     settings,
-    trained_prompts,
 )
-
-import models
 
 RANDOM_SHAPES = ("moe-mtp", "planted-moe")
 
@@ -107,23 +104,10 @@ def main() -> int:
     parser.add_argument("--only", help="run only the models whose name holds this")
     args = parser.parse_args()
 
-    cases = [
-        (f"tiny-moe-{kind}", lambda kind=kind: models.tiny_moe(kind)) for kind in ("F16", *models.QUANTISED)
-    ]
-    cases += [(shape, lambda shape=shape: models.synthetic(shape)) for shape in RANDOM_SHAPES]
     tally = Tally()
-    for name, make in cases:
-        if args.only and args.only not in name:
-            continue
-        path = make()
-        trained = name.startswith("tiny-moe")
-        prompts = trained_prompts(path) if trained else random_prompts(2)
-        run_model(name, path, prompts, args.tokens if trained else args.tokens // 2, tally, args.threads)
-
-    lengths = range(0 if args.only else LONGEST + 1)
-    missing = [depth for depth in lengths if tally.accepted_lengths[depth] == 0]
-    faults = [f"accepted lengths that never occurred: {', '.join(map(str, missing))}"] if missing else []
-    return tally.print_verdict(faults)
+    for name, path, _, prompts, n_tokens in cases(RANDOM_SHAPES, args.only, args.tokens):
+        run_model(name, path, prompts, n_tokens, tally, args.threads)
+    return tally.print_verdict_of_all(args.only)
 
 
 if __name__ == "__main__":

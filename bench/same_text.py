@@ -8,8 +8,9 @@ from __future__ import annotations
 import json
 import random
 from collections import Counter
-from collections.abc import Callable, Generator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -50,6 +51,13 @@ class Tally:
         self.mismatches += mismatches
         self.cells += 1
         self.accepted_lengths += lengths
+
+    def print_verdict_of_all(self, only: str | None) -> int:
+        """The same, where every accepted length must have occurred; one model alone need not have all."""
+        lengths = range(0 if only else LONGEST + 1)
+        missing = [depth for depth in lengths if self.accepted_lengths[depth] == 0]
+        words = f"accepted lengths that never occurred: {', '.join(map(str, missing))}"
+        return self.print_verdict([words] if missing else [])
 
     def print_verdict(self, faults: Sequence[str] = ()) -> int:
         """Print what is wrong and, last, the sums as JSON; return the exit status."""
@@ -95,6 +103,27 @@ def generate(
     tokens = [token for _, token in zip(range(n_tokens), stream, strict=False)]
     stream.close()
     return tokens
+
+
+def cases(
+    shapes: Sequence[str], only: str | None, n_tokens: int
+) -> Iterator[tuple[str, Path, bool, list[list[int]], int]]:
+    """Yield name, path, whether it is trained, prompts, tokens a text: tiny-moe's forms, then random shapes.
+
+    only: what a name must hold; None: any. Random models write half of `n_tokens`.
+    """
+    made: dict[str, Callable[[], Path]] = {
+        f"tiny-moe-{kind}": partial(models.tiny_moe, kind) for kind in ("F16", *models.QUANTISED)
+    }
+    made |= {shape: partial(models.synthetic, shape) for shape in shapes}
+    for name, make in made.items():
+        if only and only not in name:
+            continue
+        path = make()
+        if name.startswith("tiny-moe"):
+            yield name, path, True, trained_prompts(path), n_tokens
+        else:
+            yield name, path, False, random_prompts(2), n_tokens // 2
 
 
 def trained_prompts(path: Path) -> list[list[int]]:

@@ -130,6 +130,11 @@ def test_layers_in_host_memory_and_a_pool_are_two_ways(size):
         experts.room(INFO, given(n_cpu_moe=8, **size), {})
 
 
+def test_a_card_keeps_room_for_prompts_and_a_cpu_does_not():
+    assert experts.fitting(INFO, 8 * GIB, "card") == experts.Share(115, "card", stage=True)
+    assert experts.fitting(INFO, 8 * GIB, "CPU") == experts.Share(128, "CPU")
+
+
 def test_a_size_is_shown_in_its_unit():
     with pytest.raises(OptionError, match=r"vram is 100 MiB; expected \d\.\d GiB or more"):
         experts.room(INFO, given(vram="100MiB"), {})

@@ -1,12 +1,11 @@
 """`draftwood experts`: what a card holds of a model's experts by its memory, and which ones were used.
 
 Reads the header of a GGUF and heat files; loads no model. Must not know: pools.
-Test: tests/unit/test_cli_experts.py.
+Test: tests/model/test_cli_experts.py.
 """
 
 from __future__ import annotations
 
-import importlib.util
 import json
 from pathlib import Path
 from typing import Any
@@ -15,7 +14,9 @@ import click
 
 from draftwood.cli import shared
 from draftwood.cli.failure import library_needed
+from draftwood.errors import OptionError
 
+_CARD = "card"  # any: a plan is made where there need be none
 _SIZES = ("6GiB", "8GiB", "12GiB", "16GiB", "24GiB")
 
 
@@ -41,17 +42,22 @@ def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None
         from draftwood.load import experts, files
 
     info = files.checked_model(model)
+    experts.require_experts(info)
     heat = experts.read_heat(expert_heat, info)
-    rows = []
-    for size in sizes:
+    rest = experts.beside(info, {"n_ctx": n_ctx})
+
+    def row(size: str) -> dict[str, Any]:
         n_bytes = experts.to_bytes(size, "vram")
-        rest = experts.beside(info, {"n_ctx": n_ctx})
-        found = experts.share(info, max(0, n_bytes - rest), {}) if n_bytes >= rest else None
-        held = info.n_experts if n_bytes >= rest + info.expert_bytes else found.slots if found else 0
-        rows.append({"vram": n_bytes, "fits": n_bytes >= rest, "slots": held, "experts": info.n_experts,
-                     "uses": _uses(heat, held) if heat else None})  # fmt: skip
+        left = n_bytes - rest
+        if left >= info.expert_bytes:
+            held = info.n_experts
+        else:
+            held = experts.fitting(info, left, _CARD).slots if left >= 0 else 0
+        uses = _uses(heat, held) if heat else None
+        return {"vram": n_bytes, "fits": left >= 0, "slots": held, "experts": info.n_experts, "uses": uses}
+
     facts = {"layers": info.n_expert_layers, "experts": info.n_experts, "expert_bytes": info.expert_bytes,
-             "beside": experts.beside(info, {"n_ctx": n_ctx}), "n_ctx": n_ctx, "plan": rows}  # fmt: skip
+             "beside": rest, "n_ctx": n_ctx, "plan": [row(size) for size in sizes]}  # fmt: skip
     click.echo(json.dumps(facts) if as_json else _described(facts))
 
 
@@ -62,21 +68,19 @@ def _uses(heat: dict[int, list[int]], held: int) -> float:
 
 
 def _described(facts: dict[str, Any]) -> str:
+    from draftwood.load.experts import gib
+
     lines = [
-        f"{facts['layers']} layers of {facts['experts']} experts, {_gib(facts['expert_bytes'])}; the rest "
-        f"takes about {_gib(facts['beside'])} with n_ctx={facts['n_ctx']}",
+        f"{facts['layers']} layers of {facts['experts']} experts, {gib(facts['expert_bytes'])}; the rest "
+        f"takes about {gib(facts['beside'])} with n_ctx={facts['n_ctx']}",
         f"{'vram':>10}  {'experts on the card':>20}  of each layer",
     ]
     for row in facts["plan"]:
         part = row["slots"] / facts["experts"] if facts["experts"] else 0.0
         uses = "" if row["uses"] is None else f", {row['uses']:.0%} of the uses counted"
         words = f"{row['slots']} of {facts['experts']}{uses}" if row["fits"] else "too small for the rest"
-        lines.append(f"{_gib(row['vram']):>10}  {part:>20.0%}  {words}")
+        lines.append(f"{gib(row['vram']):>10}  {part:>20.0%}  {words}")
     return "\n".join(lines)
-
-
-def _gib(n_bytes: int) -> str:
-    return f"{n_bytes / 2**30:.1f} GiB"
 
 
 @command.command("heat")
@@ -85,9 +89,18 @@ def _gib(n_bytes: int) -> str:
               help="Draw it into this PNG (needs draftwood[bench]).")  # fmt: skip
 def heat(file: Path, plot: Path | None) -> None:
     """Show how a heat file's uses spread over the experts, layer by layer."""
-    if plot is not None and importlib.util.find_spec("matplotlib") is None:
-        raise click.ClickException('found no matplotlib\n\nhint: pip install "draftwood[bench]"')
-    layers = _layers(file)
+    with library_needed():
+        from draftwood.bench.plot import check_available
+        from draftwood.load.experts import parse_heat
+
+    if plot is not None:
+        check_available("--plot")
+    layers = parse_heat(file)
+    if layers is None:
+        raise OptionError(
+            f"{file} is no heat file; expected one",
+            hint="expert_heat= of Llama, or --expert-heat, writes one",
+        )
     click.echo("layer  experts used  most used half has")
     for layer, values in sorted(layers.items()):
         used = sum(value > 0 for value in values)
@@ -96,16 +109,6 @@ def heat(file: Path, plot: Path | None) -> None:
         )
     if plot is not None:
         _draw(plot, layers)
-
-
-def _layers(file: Path) -> dict[int, list[int]]:
-    try:
-        found = json.loads(file.read_text(encoding="utf-8"))["heat"]
-        return {int(layer): [int(value) for value in values] for layer, values in found.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        raise click.ClickException(
-            f"{file} is no heat file\n\nhint: expert_heat= of Llama, or --expert-heat, writes one"
-        ) from None
 
 
 def _draw(path: Path, layers: dict[int, list[int]]) -> None:

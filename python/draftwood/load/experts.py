@@ -76,7 +76,7 @@ def room(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> 
         n_bytes = to_bytes(vram, "vram")
         if n_bytes < (rest := beside(info, kwargs)):
             raise OptionError(
-                f"vram is {_gib(n_bytes)}; expected {_gib(rest)} or more: that much takes what is no expert, "
+                f"vram is {gib(n_bytes)}; expected {gib(rest)} or more: that much takes what is no expert, "
                 f"with n_ctx={kwargs.get('n_ctx', 512)}",
                 hint="a smaller n_ctx or n_ubatch, or n_gpu_layers=N for layers that stay in host memory",
             )
@@ -94,7 +94,7 @@ def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any
         return None
     part = (free - rest) / info.expert_bytes
     warn(
-        f"this model takes {_gib(rest + info.expert_bytes)} and {found[0]['name']} has {_gib(free)} free: "
+        f"this model takes {gib(rest + info.expert_bytes)} and {found[0]['name']} has {gib(free)} free: "
         f"{part:.0%} of its experts lie on the card, all of them in host memory (docs/experts.md)"
     )
     return free - rest
@@ -112,7 +112,8 @@ def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
     return info.file_bytes - info.expert_bytes + cache + logits + _SPARE
 
 
-def _gib(n_bytes: int) -> str:
+def gib(n_bytes: int) -> str:
+    """Return a size as messages show it."""
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
@@ -124,6 +125,12 @@ def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share
     """
     if n_bytes is None:
         return None
+    require_experts(info)
+    return None if n_bytes >= info.expert_bytes else fitting(info, n_bytes, _device(kwargs))
+
+
+def require_experts(info: ModelInfo) -> None:
+    """Refuse a model that no pool can hold. Errors: UnsupportedError."""
     if info.n_experts == 0 or info.expert_bytes == 0:
         raise UnsupportedError(
             "vram or expert_vram is given, but this file has no experts, or is one of several of a model",
@@ -134,9 +141,10 @@ def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share
             f"a layer of this model has {info.n_experts} experts; a pool holds {_capi.MAX_EXPERTS} at most",
             hint="n_cpu_moe keeps experts of whole layers in host memory",
         )
-    if n_bytes >= info.expert_bytes:
-        return None
-    device = _device(kwargs)
+
+
+def fitting(info: ModelInfo, n_bytes: int, device: str) -> Share:
+    """Return what a device holds in so many bytes, less than all experts take."""
     staged = _STAGED_LAYERS * info.expert_bytes // info.n_expert_layers
     stage = device != "CPU" and n_bytes >= _LEAST_BESIDE * staged
     slots = (n_bytes - staged * stage) * info.n_experts // info.expert_bytes
@@ -202,19 +210,25 @@ def read_heat(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
     return heat or {}
 
 
-def _heat_in(path: str, info: ModelInfo) -> dict[int, list[int]] | None:
-    """Return what a heat file of this model holds; None for any other file."""
+def parse_heat(path: str | Path) -> dict[int, list[int]] | None:
+    """Return what a heat file holds, by layer; None for any other file."""
     try:
         found = json.loads(Path(path).read_text(encoding="utf-8"))
         heat = {int(layer): [int(value) for value in values] for layer, values in found["heat"].items()}
-        fits = found["schema"] == _SCHEMA and all(
-            0 <= layer < info.n_layers
-            and len(values) == info.n_experts
-            and all(0 <= value < 1 << 32 for value in values)
-            for layer, values in heat.items()
-        )
+        return heat if found["schema"] == _SCHEMA else None
     except (OSError, ValueError, KeyError, TypeError, AttributeError):
         return None
+
+
+def _heat_in(path: str, info: ModelInfo) -> dict[int, list[int]] | None:
+    """Return what a heat file of this model holds; None for any other file."""
+    heat = parse_heat(path)
+    fits = heat is not None and all(
+        0 <= layer < info.n_layers
+        and len(values) == info.n_experts
+        and all(0 <= value < 1 << 32 for value in values)
+        for layer, values in heat.items()
+    )
     return heat if fits else None
 
 

@@ -12,7 +12,8 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // tokens whose features may wait for a draft
+constexpr int32_t n_waiting_max = 256; // tokens whose features may wait for a draft
+constexpr int32_t n_newest      = 128; // of these, which are left when there are too many
 
 // of the probability that a position's distribution gives, beside the path that the block was made for
 constexpr float beside = 0.3f;
@@ -124,7 +125,8 @@ dflash_drafter::~dflash_drafter() {
     }
 }
 
-// Features wait until a draft needs them, so that a pause costs no decodes; a prompt is fed at once.
+// Features wait until a draft needs them, and in a long pause the older ones are given up, so that it costs no decodes:
+// the block then sees the text up to the pause and the newest of it. A long prompt is fed at once.
 void dflash_drafter::observe(const kept_rows & kept) {
     trim(kept.pos);
     if (end() != kept.pos) { // behind a gap (a loaded state, an image) the block sees less of the text
@@ -141,8 +143,12 @@ void dflash_drafter::observe(const kept_rows & kept) {
     }
     n_waiting_ += kept.n;
     target_.left().taken_by(features_.backend());
-    if (n_waiting_ > n_waiting_max) {
+    if (n_waiting_ > n_waiting_max && kept.n > n_newest) {
         feed();
+    } else if (n_waiting_ > n_waiting_max) {
+        features_.copy(0, features_.tensor(), n_waiting_ - n_newest, n_newest);
+        n_fed_ += n_waiting_ - n_newest;
+        n_waiting_ = n_newest;
     }
 }
 
@@ -218,8 +224,10 @@ void dflash_drafter::trim(llama_pos n_keep) {
     if (n_keep < end()) {
         n_waiting_ = std::max(n_keep - n_fed_, 0);
     }
-    ctx_.remove_from(n_keep);
-    n_fed_ = std::min(n_fed_, n_keep);
+    if (n_keep < n_fed_) {
+        ctx_.remove_from(n_keep);
+        n_fed_ = n_keep;
+    }
 }
 
 void dflash_drafter::reset() {

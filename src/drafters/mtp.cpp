@@ -11,7 +11,7 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_waiting_max = DW_MAX_DRAFT + 1; // pairs that may wait for a draft
+constexpr int32_t n_waiting_max = 256; // pairs that may wait for a draft
 
 llama_context * make_context(llama_context * target, llama_context_params params) {
     params               = drafter_context::params_for(target, params);
@@ -109,7 +109,7 @@ void mtp_drafter::observe(const kept_rows & kept) {
     hidden_pos_ = kept.pos + kept.n - 1;
     target_.left().taken_by(waiting_.backend());
 
-    // a prompt is fed at once; what a round accepted waits and rides along with the next draft
+    // a long prompt is fed at once; what a round accepted waits for the next draft
     while (queue_.size() > std::min(n_rows_max_, n_waiting_max)) {
         feed(std::min(queue_.size(), n_rows_max_), /*output*/ false);
     }

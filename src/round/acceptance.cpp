@@ -15,23 +15,24 @@ constexpr double branch_prior = 2.0;  // branches, accepted as often as expected
 
 } // namespace
 
-void acceptance_record::add(int32_t n_judged, int32_t n_accepted) {
-    const int32_t n_reached = std::min({ n_judged, max_draft, n_accepted + 1 });
-    for (int32_t depth = 0; depth < n_reached; ++depth) {
+void acceptance_record::add(int32_t n_judged, int32_t n_accepted, int32_t first) {
+    const int32_t end = std::min(first + std::min(n_judged, n_accepted + 1), max_draft + 1);
+    for (int32_t depth = first; depth < end; ++depth) {
         reached_[depth]  = decay * reached_[depth] + 1.0;
-        accepted_[depth] = decay * accepted_[depth] + (depth < n_accepted ? 1.0 : 0.0);
+        accepted_[depth] = decay * accepted_[depth] + (depth < first + n_accepted ? 1.0 : 0.0);
     }
 }
 
 double acceptance_record::rate(int32_t depth) const {
-    return (accepted_[depth] + prior_rate * prior_count) / (reached_[depth] + prior_count);
+    const int32_t at = std::min(depth, max_draft);
+    return (accepted_[at] + prior_rate * prior_count) / (reached_[at] + prior_count);
 }
 
-double acceptance_record::expected_tokens(int32_t n) const {
+double acceptance_record::expected_tokens(int32_t n, int32_t first) const {
     double expected = 1.0;
     double path     = 1.0;
     for (int32_t depth = 0; depth < n; ++depth) {
-        path *= rate(depth);
+        path *= rate(first + depth);
         expected += path;
     }
     return expected;

@@ -16,14 +16,15 @@ class acceptance_record {
   public:
     static constexpr int32_t max_draft = max_tree_nodes - 1;
 
-    // A round judged the first n_judged tokens of a draft, and accepted the first n_accepted of these.
-    void add(int32_t n_judged, int32_t n_accepted);
+    // A round judged the first n_judged tokens of a draft, and accepted the first n_accepted of these. first: depth of
+    // the first one, more than 0 if tokens before the draft count as accepted ones.
+    void add(int32_t n_judged, int32_t n_accepted, int32_t first);
 
     // Probability that the token at this depth, 0 the first, is accepted if those before it are.
     double rate(int32_t depth) const;
 
-    // Expected tokens of a round with a draft of n tokens, the bonus token included.
-    double expected_tokens(int32_t n) const;
+    // Expected tokens of a round with a draft of n tokens from this depth on, the bonus token included.
+    double expected_tokens(int32_t n, int32_t first) const;
 
   private:
     std::array<double, max_draft + 1> reached_{}; // by depth
@@ -45,7 +46,7 @@ class branch_record {
 };
 
 // When a drafter that is not chosen gets a trial of two rounds, since the text may have changed: after more than 16
-// rounds, then 32, 64, 128 and 256. A round that chooses the drafter resets this.
+// rounds, then 32, 64, 128, 256 and 512. A round that chooses the drafter resets this.
 class trial_schedule {
   public:
     // Count a round. Returns true if it is a trial.
@@ -54,7 +55,7 @@ class trial_schedule {
 
   private:
     static constexpr int32_t first_pause = 16; // rounds
-    static constexpr int32_t last_pause  = 256;
+    static constexpr int32_t last_pause  = 512;
     static constexpr int32_t n_trial     = 2; // the first one also catches up with what the drafter missed
 
     int32_t n_idle_ = 0;

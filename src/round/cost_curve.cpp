@@ -3,6 +3,7 @@
 #include "round/cost_curve.h"
 
 #include <algorithm>
+#include <numeric>
 #include <vector>
 
 namespace draftwood {
@@ -68,8 +69,8 @@ void size_group::add_time(int32_t n, int64_t us, int32_t n_warmup) {
     curve_.add_time(n, us, follows_speed_ && is_known ? median(n_recent, /*known_only*/ true) : 1.0, n_warmup);
 }
 
-bool size_group::has_new_times() const {
-    return std::any_of(&curve_.count[first_], &curve_.count[last_] + 1, [](int64_t n) { return n > 0; });
+int64_t size_group::n_new_times() const {
+    return std::accumulate(&curve_.count[first_], &curve_.count[last_] + 1, (int64_t) 0);
 }
 
 double size_group::median(int32_t n, bool known_only) const {

@@ -45,7 +45,8 @@ class size_group {
 
     void add_time(int32_t n, int64_t us, int32_t n_warmup);
 
-    bool has_new_times() const;
+    bool    has_new_times() const { return n_new_times() > 0; }
+    int64_t n_new_times() const;
 
     // Whether requests gave times. Those of model loading and of a stored curve may come from a busier machine.
     bool is_measured() const { return is_measured_; }

@@ -3,6 +3,7 @@
 #include "round/cost_model.h"
 
 #include <algorithm>
+#include <limits>
 
 namespace draftwood {
 
@@ -11,8 +12,9 @@ namespace {
 constexpr double  margin                 = 1.02; // drafting and branching must win by this, since times are not exact
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
-constexpr int32_t plain_trial            = 64;   // rounds with drafts, then one without
-constexpr double  small_change           = 0.3;  // of a new speed that is taken over at once, below load_change
+constexpr int32_t plain_trial            = 128;  // rounds with drafts, then n_plain_trial without
+constexpr int32_t n_plain_trial          = 2;
+constexpr double  small_change           = 0.3; // of a new speed that is taken over at once, below load_change
 
 } // namespace
 
@@ -32,22 +34,44 @@ bool cost_model::has_changed(const size_group & group) const {
     return group.ratio() < size_group::load_change || (shares_cores_ && group.is_slower());
 }
 
-// If the load has changed, all sizes of a group follow at once, otherwise slowly. On a GPU only sizes with new times
-// do.
-void cost_model::update(size_group & group) {
+// How fast the machine has become for all groups, by the one with the most new times. Not if only verifies have
+// changed: a program that takes one of their cores leaves plain steps alone.
+double cost_model::common_change() const {
+    const size_group * lead = nullptr;
+    for (const size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
+        const bool speaks_for_all = group == &plain_group_ || !has_changed(*group);
+        if (speaks_for_all && group->n_new_times() > (lead ? lead->n_new_times() : 0)) {
+            lead = group;
+        }
+    }
+    if (!lead) {
+        return 1.0;
+    }
+    return lead == &plain_group_ ? lead->ratio() : std::min(lead->ratio(), 1.0 / size_group::load_change);
+}
+
+// If the load of a group has changed, all of its sizes follow at once. Otherwise they follow the machine, and beside it
+// their own times slowly. On a GPU only sizes with new times do.
+void cost_model::update(size_group & group, double common) {
     const double ratio = group.ratio();
-    const double small = std::min(ratio, 1.0 / size_group::load_change);
-    const double slow  = shares_cores_ ? 1.0 + small_change * (small - 1.0) : 1.0;
-    group.update(has_changed(group) ? ratio : slow);
+    if (has_changed(group)) {
+        group.update(ratio);
+    } else {
+        const double beside = std::min(ratio, 1.0 / size_group::load_change) / common;
+        group.update(shares_cores_ ? common * (1.0 + small_change * (beside - 1.0)) : 1.0);
+    }
 }
 
 // A group whose times are from model loading or a stored curve follows the others to faster ones: the machine was busy.
 void cost_model::update_curve() {
     const std::array<size_group *, 3> groups{ &plain_group_, &verify_group_, &draft_group_ };
-    double                            fastest = 1.0;
+    const double                      common  = shares_cores_ ? common_change() : 1.0;
+    double                            fastest = std::numeric_limits<double>::infinity();
     for (size_group * group : groups) {
-        if (group->has_new_times()) {
-            update(*group);
+        if (!group->has_new_times()) {
+            group->update(common);
+        } else {
+            update(*group, common);
             fastest = std::min(fastest, group->speed());
         }
     }
@@ -151,7 +175,7 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
     }
     n_drafts_in_a_row_ = best.n_tokens > 0 ? n_drafts_in_a_row_ + 1 : 0;
     if (shares_cores_ && n_drafts_in_a_row_ > plain_trial) {
-        n_drafts_in_a_row_ = 0;
+        n_drafts_in_a_row_ %= plain_trial + n_plain_trial;
         return { from_drafter, 0, /*is_trial*/ true };
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
@@ -164,7 +188,8 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
 }
 
 void cost_model::add_acceptance(draft_source source, int32_t n_judged, int32_t n_accepted) {
-    records_[source].add(n_judged, n_accepted);
+    records_[source].add(n_judged, n_accepted, known_before(source));
+    is_copying_ = source == from_ngrams && n_judged > 0 && n_accepted == n_judged;
 }
 
 void cost_model::add_branch_acceptance(const std::vector<double> & probabilities, int32_t n_accepted) {

@@ -40,8 +40,8 @@ class cost_model {
 
     // Choose the next draft. longest: tokens that each source could draft.
     // While times are unknown: all that the first source with an unknown time could draft.
-    // On a CPU a plain step follows 64 rounds with drafts, to know how fast it is now. With many engines on one context
-    // its time is not known, and the round is lost.
+    // On a CPU two plain steps follow 128 rounds with drafts, to know how fast they are now: the second one tells. With
+    // many engines on one context their times are not known, and the rounds are lost.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
     int32_t n_warmup() const { return n_warmup_; }
@@ -58,11 +58,14 @@ class cost_model {
     int32_t choose_tree_size(const draft_choice & chosen, const std::vector<double> & probabilities) const;
 
     // A round judged the first n_judged tokens of a draft's most probable path, and accepted the first n_accepted.
+    // Plain steps count, too: n-grams that were right to the end tend to go on so.
     void add_acceptance(draft_source source, int32_t n_judged, int32_t n_accepted);
     // A round had branches with these probabilities, of which n_accepted were accepted.
     void add_branch_acceptance(const std::vector<double> & probabilities, int32_t n_accepted);
     // Probability that the token at this depth, 0 the first, is accepted if those before it are.
-    double acceptance(draft_source source, int32_t depth) const { return records_[source].rate(depth); }
+    double acceptance(draft_source source, int32_t depth) const {
+        return records_[source].rate(known_before(source) + depth);
+    }
 
     // Whether plain steps or verifies have become much slower than the curve says: other programs have the cores, of
     // which a verify may use more than a plain step. Then update_curve() should not wait for the next request.
@@ -82,14 +85,19 @@ class cost_model {
     } // microseconds by the drafter; 0: unknown
     double round_cost(draft_source source,
                       int32_t      n_tokens) const; // expected microseconds, verify included; 0: unknown
+    // of a round with a draft of n_tokens, the bonus token included
     double expected_tokens(draft_source source, int32_t n_tokens) const {
-        return records_[source].expected_tokens(n_tokens);
+        return records_[source].expected_tokens(n_tokens, known_before(source));
     }
 
   private:
+    // depth at which a draft of the source begins: behind one that was right to the end it is no first token
+    int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
+
     double       verify_cost(int32_t n_rows) const;           // never less than a plain step
     bool         has_changed(const size_group & group) const; // the machine's load
-    void         update(size_group & group);
+    double       common_change() const;
+    void         update(size_group & group, double common);
     draft_choice fastest(const std::array<int32_t, n_draft_sources> & longest, bool & is_known) const;
 
     int32_t n_warmup_;
@@ -102,6 +110,7 @@ class cost_model {
     size_group draft_group_{ drafts_, 0, max_draft + 1, shares_cores_ };
 
     std::array<acceptance_record, n_draft_sources> records_{};
+    bool                                           is_copying_ = false; // the last draft was of n-grams, and all right
     std::array<trial_schedule, n_draft_sources>    trials_{};
     branch_record                                  branches_;
     int32_t                                        n_drafts_in_a_row_ = 0; // rounds

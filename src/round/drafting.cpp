@@ -17,6 +17,10 @@ namespace {
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
 constexpr int32_t n_warmup_on_gpu = 2;
 
+// A draft's time includes catching up with so many rounds that others drafted. Behind a pause it says nothing of
+// drafts.
+constexpr int32_t most_rounds_between = 8;
+
 } // namespace
 
 drafting::drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
@@ -68,9 +72,6 @@ void drafting::draft_best(proposal & draft, const draft_limits & limits) {
     const token_tree   found  = look_up(draft, limits.pos, n_max);
     const draft_choice choice = costs_.choose({ n_max, found.n_drafts() });
     draft.source              = choice.source;
-    if (choice.source == from_ngrams || choice.n_tokens == 0) {
-        caught_up_ = false;
-    }
     if (choice.source == from_ngrams) {
         draft.tree = select(found, choice.n_tokens + 1, choice.n_tokens);
         stats_.n_ngram_rounds++;
@@ -103,10 +104,10 @@ void drafting::draft(proposal & draft, const draft_request & request, const toke
     const int64_t took = ggml_time_us() - draft.draft_start_us;
     stats_.t_draft_us += took;
     const bool whole = request.budget == 0 && draft.tree.n_drafts() == request.depth && draft.tokens == tokens_at::host;
-    if (drafted && caught_up_ && whole) {
+    if (drafted && n_since_draft_ <= most_rounds_between && whole) {
         costs_.add_draft_time(request.depth, took);
     }
-    caught_up_ = drafted;
+    draft.by_drafter = drafted;
 }
 
 bool drafting::ask(proposal & draft, const draft_request & request) {
@@ -184,6 +185,15 @@ void drafting::learn(const proposal & draft, const std::vector<int32_t> & path, 
     if (ended && !draft.tree.is_chain()) {
         costs_.add_branch_acceptance(beside_spine(draft.tree, (int32_t) spine.size() - 1), n_path - n_spine);
     }
+}
+
+// A plain step right after a draft finds its weights gone from the CPU's caches: a pause's steps are faster.
+void drafting::add_round_time(const proposal & draft, int32_t n_rows, int64_t us) {
+    const bool as_in_a_pause = n_rows > 1 || n_since_draft_ > 0;
+    if (us > 0 && as_in_a_pause) {
+        costs_.add_verify_time(n_rows, us);
+    }
+    n_since_draft_ = draft.by_drafter ? 0 : n_since_draft_ + 1;
 }
 
 void drafting::observe(const kept_rows & kept) {

@@ -47,6 +47,8 @@ class drafting {
 
     // A round took this path through the tree, root included. ended: its last token was no draft.
     void learn(const proposal & draft, const std::vector<int32_t> & path, bool ended);
+    // Its verify of n_rows and its commit took `us`; 0: not known. Once a round.
+    void add_round_time(const proposal & draft, int32_t n_rows, int64_t us);
 
     // what happened to the sequence, for all drafters
     void               observe(const kept_rows & kept);
@@ -72,7 +74,7 @@ class drafting {
     cost_model               costs_;
     std::unique_ptr<drafter> drafter_;           // the one asked for; nullptr: plain steps only
     std::unique_ptr<drafter> ngram_;             // beside it
-    bool                     caught_up_ = false; // drafter_ drafted in the last round: else its next takes longer
+    int32_t                  n_since_draft_ = 0; // rounds that went by since drafter_ drafted
     dw_stats &               stats_;
 };
 

@@ -31,6 +31,7 @@ struct proposal {
     token_tree   tree;
     tokens_at    tokens         = tokens_at::host;
     draft_source source         = from_drafter;
+    bool         by_drafter     = false; // it drafted, whatever it found
     int64_t      draft_start_us = 0;
 };
 

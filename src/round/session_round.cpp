@@ -250,9 +250,7 @@ void session::commit() {
         { sequence_.target(), sequence_.id(), all.tokens, all.rows, all.n, all.pos });
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
-    if (round_.verify_us() > 0) {
-        drafting_.costs().add_verify_time(round_.n_rows(), round_.verify_us() + took);
-    }
+    drafting_.add_round_time(round_.draft(), round_.n_rows(), round_.verify_us() > 0 ? round_.verify_us() + took : 0);
 }
 
 // Somebody cleared the memory, and the round went with it; or changed it, and nobody knows what is left.

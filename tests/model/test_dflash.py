@@ -107,6 +107,31 @@ def test_going_back_and_on(llama):
         assert texts[0] == texts[1]
 
 
+def test_a_long_pause(llama):
+    """Older features are given up while others draft. It drafts from the newest ones, and as well."""
+    on = llama(speculation="dflash", drafter=DRAFTER, n_ctx=1024)
+    story = text(on, 600, temp=0.0)
+    engine = on._engine
+    on.reset()
+    engine.eval(story[:100], 0)
+    for token in story[100:500]:
+        engine.propose_given(token, [])
+        engine.verify()
+        engine.commit()
+    on.reset_speculation_stats()
+    at = 500
+    while at < 590:
+        engine.propose(story[at])
+        engine.verify()
+        while engine.row() is not None:
+            assert engine.next(on._sampler.sampler) == story[at + 1]
+            at += 1
+        engine.commit()
+    stats = on.speculation_stats
+    assert (stats.cold_rounds, stats.failed_drafts) == (0, 0)
+    assert stats.tokens_per_round > 1.8
+
+
 def test_a_loaded_state_is_drafted_from(llama):
     """The drafter has not seen that text: it drafts from what follows."""
     off, on = llama(speculation="off"), llama(speculation="dflash", drafter=DRAFTER)

@@ -50,6 +50,34 @@ def decode(make: Callable[..., Rig], row: float, tokens: int = 60, tree_budget: 
     return stats
 
 
+def test_a_plain_step_right_behind_a_draft_says_nothing(rig):
+    """The drafter has the caches then. A second plain step is as in a pause, and counts."""
+    r = rig("planted-moe", drafter=MTP, engine=False)
+    nothing = Curve(*((0.0,) * _capi.CURVE_SIZE,) * 2)
+    r.engine = Engine(
+        r.ctx, r.params, **{**r.settings, "drafter": MTP}, length=_capi.LENGTH_AUTO, curve=nothing
+    )
+    token = r.start()
+
+    def step(drafted):
+        nonlocal token
+        if drafted:
+            assert r.engine.propose(token, 1) == 1
+        else:
+            r.engine.propose_given(token, [])
+        r.engine.verify()
+        token = r.engine.next(r.sampler)
+        r.engine.commit()
+
+    for _ in range(5):
+        step(True)
+        step(False)
+    assert r.engine.curve().verify_us[1] == 0.0
+    step(False)
+    step(False)
+    assert r.engine.curve().verify_us[1] > 0.0
+
+
 def test_rows_that_cost_nothing_are_filled_with_branches(rig):
     stats = decode(rig, row=0.1)
     assert stats.tree_rounds > stats.rounds / 2

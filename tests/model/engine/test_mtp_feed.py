@@ -62,10 +62,10 @@ def test_pairs_that_wait_are_fed_together(rig, prompt, waiting):
 
 def test_a_prompt_leaves_the_blocks_attention_and_experts_out(rig, prompt):
     watch = Watch()
-    r = rig(drafter=MTP, cb_eval=watch.callback)
+    r = rig(drafter=MTP, cb_eval=watch.callback, n_ctx=512, n_ubatch=512)
     r.engine.reset()
     watch.ops.clear()
-    r.engine.eval(prompt + prompt, 0)  # more than may wait for a draft
+    r.engine.eval(prompt * 7, 0)  # more than may wait for a draft
     seen = blocks(watch.ops)
     assert "mtp_eh_proj" in seen, seen
     assert not AFTER_KEYS & seen

@@ -101,9 +101,9 @@ def test_a_drafter_goes_back_after_an_aborted_verify(started, rig):
     assert r.engine.draft() == other.engine.draft() != draft
 
 
-def failing_drafter(rig):
+def failing_drafter(rig, **settings):
     """A rig whose MTP drafter fails each decode while the list that comes with it holds something."""
-    r, fails = rig(drafter=MTP, engine=False), []
+    r, fails = rig(drafter=MTP, engine=False, **settings), []
     r.params.abort_callback = native.ggml_abort_callback(lambda _: bool(fails))
     r.attach()
     return r, fails
@@ -136,8 +136,8 @@ def test_drafts_that_fail_are_counted_apart_from_cold_rounds(rig, run_of):
 
 def test_a_prompt_that_a_drafter_cannot_read_is_counted(rig):
     """A long one is read at once. Only the round after it has no draft, which lacks the hidden state then."""
-    r, fails = failing_drafter(rig)
-    prompt = range(2, 102)
+    r, fails = failing_drafter(rig, n_ctx=512, n_ubatch=512)
+    prompt = [2 + i % 100 for i in range(300)]
     run = r.reference(40, prompt)
     r.engine.stats_reset()
     fails.append(1)

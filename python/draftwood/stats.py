@@ -143,6 +143,8 @@ class ExpertStats:
     """That the slots take."""
     stage_bytes: int
     """That experts of prompts take on their way; 0: prompts read host memory in place."""
+    layers_beside: int
+    """Layers whose missing experts are copied beside their other work, as a graph on a card does it."""
 
     @property
     def hit_rate(self) -> float:
@@ -159,7 +161,7 @@ class ExpertStats:
         """Read a dw_expert_stats."""
         return cls(
             raw.n_layers, raw.n_experts, raw.n_slots, raw.n_steps, raw.n_hits, raw.n_misses, raw.n_in_place,
-            raw.bytes_missed, raw.host_bytes, raw.device_bytes, raw.stage_bytes,
+            raw.bytes_missed, raw.host_bytes, raw.device_bytes, raw.stage_bytes, raw.n_beside,
         )  # fmt: skip
 
 

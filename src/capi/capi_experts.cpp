@@ -75,6 +75,7 @@ dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * sta
         sum.host_bytes   = pool->impl.buffer_type().host_bytes();
         sum.device_bytes = pool->impl.buffer_type().device_bytes();
         sum.stage_bytes  = pool->impl.stage_bytes();
+        sum.n_beside     = pool->impl.n_beside();
         for (const expert_pool::seen & each : pool->impl.look()) {
             sum.n_layers++;
             sum.n_experts += (int32_t) each.heat.size();

@@ -73,6 +73,8 @@ void expert_pool::model_goes() noexcept {
     }
     layers_.clear();
     free_stage();
+    type_.memory().free_beside(type_.device_number(), copies_);
+    copies_  = nullptr;
     entered_ = false;
 }
 
@@ -124,9 +126,26 @@ void expert_pool::enter() {
             layers_.emplace(il, std::move(made));
         }
     }
+    copies_ = type_.memory().make_beside(type_.device_number()); // nullptr: they run in the step's own queue
+    for (const auto & [il, each] : layers_) {
+        each->layer.copies = copies_;
+    }
     if (has_stage_) {
         make_stage();
     }
+}
+
+void expert_pool::computes_beside(const slots::layer & of) {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    for (const auto & [il, each] : layers_) {
+        each->computes_beside = each->computes_beside || &each->layer == &of;
+    }
+}
+
+int32_t expert_pool::n_beside() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return (int32_t) std::count_if(layers_.begin(), layers_.end(),
+                                   [](const auto & each) { return each.second->computes_beside; });
 }
 
 // Without memory for it, prompts read their experts in place.

@@ -65,12 +65,17 @@ class expert_pool {
 
     void model_goes() noexcept; // its tensors and graphs are gone or about to go
 
+    // The layer's copies run beside other work in the graphs built from now on.
+    void    computes_beside(const dw::expert_slots::layer & of);
+    int32_t n_beside() const; // such layers
+
     int64_t stage_bytes() const { return stage_bytes_; } // that the stage takes on the device; 0: there is none
 
   private:
     struct held {
         dw::expert_slots::layer          layer;
         std::vector<const ggml_tensor *> tensors; // by part
+        bool                             computes_beside = false;
     };
 
     seen                  read(int32_t il, const held & layer) const;
@@ -86,6 +91,8 @@ class expert_pool {
     std::map<int32_t, std::vector<uint32_t>> heat_;   // by number
     std::map<int32_t, std::unique_ptr<held>> layers_; // by number; those that cannot be one are left out
     mutable std::mutex                       mutex_;
+
+    dw::expert_slots::beside * copies_ = nullptr; // on a device with queues
 
     bool                      has_stage_;
     dw::expert_slots::stage * stage_ = nullptr;

@@ -2,6 +2,7 @@
 
 #include "experts/product.h"
 
+#include "experts/beside.h"
 #include "experts/pool.h"
 #include "ops/door/node.h"
 #include "ops/door/registry.h"
@@ -14,19 +15,18 @@ namespace slots = dw::expert_slots;
 
 namespace {
 
-bool is_slots_op(const ggml_tensor * node) {
-    return node->op == GGML_OP_CUSTOM &&
-           std::strncmp(node->name, slots::signature.name, std::strlen(slots::signature.name)) == 0;
+bool is_op(const ggml_tensor * node, const dw::op_signature & op) {
+    return node->op == GGML_OP_CUSTOM && std::strncmp(node->name, op.name, std::strlen(op.name)) == 0;
 }
 
-// The nodes of planes 0.. stand together at the end of a graph: [op], or [op, view 0, view 1, ..].
+// The nodes of planes 0.. stand together at the end of a graph: [slots, ready], or [slots, ready, view 0, view 1, ..].
 ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t plane, const ggml_tensor * ids) {
-    const int n_nodes = of.n_planes == 1 ? 1 : 1 + of.n_planes;
+    const int n_nodes = of.n_planes == 1 ? 2 : 2 + of.n_planes;
     if (ggml_graph_n_nodes(graph) < n_nodes) {
         return nullptr;
     }
     const ggml_tensor * op    = ggml_graph_node(graph, -n_nodes);
-    const bool          is_it = is_slots_op(op) && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
+    const bool          is_it = is_op(op, slots::signature) && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
     return is_it ? ggml_graph_node(graph, plane - of.n_planes) : nullptr;
 }
 
@@ -35,24 +35,49 @@ void add_planes(ggml_context * ctx, ggml_cgraph * graph, const slots::layer & of
     const dw_custom_op op = find_op(device, slots::signature);
     ggml_tensor *      all =
         dw::new_node(ctx, op, { ids->ne[0], ids->ne[1], of.n_planes, 1 }, { { slots::ids, ids } }, &of, GGML_TYPE_I32);
-    ggml_build_forward_expand(graph, all);
+    ggml_tensor * ready =
+        dw::node_in_place(ctx, find_op(device, slots::ready_signature), { { slots::indices, all } }, &of);
+    ggml_build_forward_expand(graph, ready);
     for (int32_t plane = 0; of.n_planes > 1 && plane < of.n_planes; ++plane) {
-        ggml_tensor * view = ggml_view_2d(ctx, all, all->ne[0], all->ne[1], all->nb[1], plane * all->nb[2]);
+        ggml_tensor * view = ggml_view_2d(ctx, ready, all->ne[0], all->ne[1], all->nb[1], plane * all->nb[2]);
         ggml_build_forward_expand(graph, view);
     }
 }
 
-// The layer before this one, if it is in the graph with as many rows, may copy this one's experts ahead.
-void tell_layer_before(ggml_cgraph * graph, const slots::layer & of, const ggml_tensor * ids) {
+// the newest node of that op; nullptr: the last layer has none
+ggml_tensor * newest(ggml_cgraph * graph, const dw::op_signature & op) {
     constexpr int most = 512; // nodes of a layer
     const int     end  = ggml_graph_n_nodes(graph);
     for (int i = end - 1; i >= 0 && i > end - most; --i) {
-        ggml_tensor *        node  = ggml_graph_node(graph, i);
-        const slots::layer * other = is_slots_op(node) ? (const slots::layer *) dw::layer_of(node) : nullptr;
-        if (other && other->next == &of && node->src[slots::ids]->ne[1] == ids->ne[1]) {
-            slots::set_has_next(node);
-            return;
+        if (is_op(ggml_graph_node(graph, i), op)) {
+            return ggml_graph_node(graph, i);
         }
+    }
+    return nullptr;
+}
+
+// The layer before this one, if it is in the graph with as many rows, may copy this one's experts ahead.
+void tell_layer_before(ggml_cgraph * graph, const slots::layer & of, const ggml_tensor * ids) {
+    ggml_tensor * node = newest(graph, slots::signature);
+    if (node && ((const slots::layer *) dw::layer_of(node))->next == &of &&
+        node->src[slots::ids]->ne[1] == ids->ne[1]) {
+        slots::set_has_next(node);
+    }
+}
+
+// The layer before this one is whole now: its copies can run beside what needs none of them.
+void let_layer_before_compute(ggml_cgraph * graph, expert_pool & pool) {
+    ggml_tensor * ready = newest(graph, slots::ready_signature);
+    if (!ready) {
+        return;
+    }
+    ggml_tensor *        node = ready->src[slots::indices];
+    const slots::layer & of   = *(const slots::layer *) dw::layer_of(node);
+    const bool           only_looks_up =
+        slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1]);
+    if (!only_looks_up && move_in_front(graph, ready, pool.buffer_type().device()) > 0) {
+        slots::set_copies_beside(node);
+        pool.computes_beside(of);
     }
 }
 
@@ -67,7 +92,7 @@ ggml_tensor * with_slots(ggml_context * ctx, ggml_tensor * weights, int64_t n_in
 } // namespace
 
 ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
-                             ggml_tensor * ids) {
+                             ggml_tensor * ids, bool watched) {
     expert_pool * pool = expert_pool::of(weights);
     if (!pool) {
         return nullptr;
@@ -80,6 +105,9 @@ ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tenso
     if (!indices) {
         if (layer->stages(ids->ne[1])) {
             tell_layer_before(graph, *layer, ids);
+        }
+        if (!watched) {
+            let_layer_before_compute(graph, *pool);
         }
         add_planes(ctx, graph, *layer, ids, pool->buffer_type().device());
         indices = newest_plane(graph, *layer, part->plane, ids);

@@ -98,10 +98,10 @@ ggml_tensor * dw_hook_attn_values(const dw_attachment * dw, ggml_context * ctx, 
 }
 
 ggml_tensor * dw_hook_mul_mat_id(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
-                                 ggml_tensor * ids) noexcept {
+                                 ggml_tensor * ids, bool watched) noexcept {
     ggml_tensor * product = nullptr;
     try {
-        product = pooled_product(ctx, graph, weights, x, ids);
+        product = pooled_product(ctx, graph, weights, x, ids, watched);
     } catch (const std::exception &) {
         // no memory for the layer's table: its experts are read from host memory
     }

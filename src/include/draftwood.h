@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 11
+#define DW_API_VERSION 12
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -323,6 +323,8 @@ typedef struct dw_expert_stats {
     int64_t  host_bytes;   // that the experts take in host memory
     int64_t  device_bytes; // that the slots take
     int64_t  stage_bytes;  // that the stage takes; 0: prompts read in place
+    int32_t  n_beside;     // layers whose copies run beside their other work
+    int32_t  reserved;
 } dw_expert_stats;
 
 typedef struct dw_expert_layer {

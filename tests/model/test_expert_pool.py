@@ -102,6 +102,15 @@ def test_rows_are_those_of_a_model_in_one_memory(pooled, rig, gguf, slots, chang
     assert (stats.misses > 0) == (slots < E)
     assert (stats.in_place > 0) == (slots < E)
     assert stats.steps == len(batches)
+    assert stats.layers_beside == LAYERS - 1, "the last one has no layer behind it that would tell"
+
+
+def test_a_graph_that_is_watched_keeps_its_order(pooled):
+    """It runs in pieces, so a copy could be left without what waits for it."""
+    choices = Choices()
+    watched, pool = pooled(E // 2, settings={"cb_eval": choices.callback})
+    rows_of(watched, TEXT, [1])
+    assert pool.stats().layers_beside == 0
 
 
 class Lru:

@@ -43,6 +43,7 @@ class _Layer(ctypes.Structure):
         ("first_slots", ctypes.c_int32 * MAX_PARTS),
         ("first_staged", ctypes.c_int32 * MAX_PARTS),
         ("state", _p),
+        ("copies", _p),
         ("staged", _p),
         ("place", ctypes.c_int32),
         ("next", _p),

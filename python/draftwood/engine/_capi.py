@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 11
+API_VERSION = 12
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -190,6 +190,8 @@ class ExpertStats(ctypes.Structure):
         ("host_bytes", ctypes.c_int64),
         ("device_bytes", ctypes.c_int64),
         ("stage_bytes", ctypes.c_int64),
+        ("n_beside", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
     ]
 
 

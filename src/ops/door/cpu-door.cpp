@@ -18,7 +18,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::tree_conv_windows::on_cpu, &dw::tree_delta_net::on_cpu,      &dw::tree_commit_state::on_cpu,
     &dw::tree_commit_conv::on_cpu,  &dw::tree_scores::on_cpu,         &dw::tree_values::on_cpu,
     &dw::tree_commit_rows::on_cpu,  &dw::tree_commit_columns::on_cpu, &dw::top_rows::on_cpu,
-    &dw::expert_slots::on_cpu,
+    &dw::expert_slots::on_cpu,      &dw::expert_slots::ready_on_cpu,
 };
 
 static_assert(sizeof(ggml_custom_op_params) <= dw::layer_at, "the layer pointer lies behind ggml's parameters");

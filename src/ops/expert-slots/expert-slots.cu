@@ -3,6 +3,7 @@
 
 #include "common.cuh"
 #include "ops/door/launch.h"
+#include "ops/expert-slots/beside.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/policy.h"
 #include "ops/expert-slots/stage.h"
@@ -277,6 +278,21 @@ void copy_ahead(const slots::layer & of, bool has_next, bool is_here, cudaStream
     }
 }
 
+// Copies what is missing, beside the nodes that stand before dw_expert_ready.
+void copy_missing(const slots::layer & of, bool beside, cudaStream_t stream) {
+    const auto copy = in_words_of(of, sizeof(uint4)) ? fill<uint4> : fill<uint16_t>;
+    if (!beside) {
+        copy<<<n_fill_blocks, n_fill_threads, 0, stream>>>(of);
+        return;
+    }
+    slots::beside & copies = *of.copies;
+    CUDA_CHECK(cudaEventRecord(copies.is_chosen, stream));
+    CUDA_CHECK(cudaStreamWaitEvent(copies.stream, copies.is_chosen, 0));
+    copy<<<n_fill_blocks, n_fill_threads, 0, copies.stream>>>(of);
+    CUDA_CHECK(cudaEventRecord(copies.is_filled, copies.stream));
+    copies.is_open = true;
+}
+
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * ids = dst->src[slots::ids];
     return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && ids->type == GGML_TYPE_I32 &&
@@ -299,11 +315,25 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     }
     resolve<<<1, n, 0, with.stream>>>(of, from, dw::data_of<int32_t>(dst), looks, warm_up, staged);
     if (!looks) {
-        const auto copy = in_words_of(of, sizeof(uint4)) ? fill<uint4> : fill<uint16_t>;
-        copy<<<n_fill_blocks, n_fill_threads, 0, with.stream>>>(of);
+        copy_missing(of, of.copies && slots::copies_beside(dst), with.stream);
+    }
+}
+
+bool takes_ready(const ggml_tensor * dst) {
+    return dst->type == GGML_TYPE_I32;
+}
+
+void launch_ready(const dw::launch_context & with, ggml_tensor *) {
+    const slots::layer & of = *(const slots::layer *) with.layer;
+    if (of.copies && of.copies->is_open) {
+        CUDA_CHECK(cudaStreamWaitEvent(with.stream, of.copies->is_filled, 0));
+        of.copies->is_open = false;
     }
 }
 
 } // namespace
+
+const dw::op_descriptor dw::expert_slots::ready_on_cuda = { dw::expert_slots::ready_signature, nullptr, takes_ready,
+                                                            nullptr, launch_ready };
 
 const dw::op_descriptor dw::expert_slots::on_cuda = { dw::expert_slots::signature, nullptr, takes, nullptr, launch };

@@ -19,6 +19,9 @@
 // rows that chose it. From least_staged_rows rows on it is copied ahead, if the pool has a stage (stage.h): behind the
 // slots then lie indices of all experts once more, in memory that layers share.
 //
+// The copies into slots run beside what stands between the op and a second one, dw_expert_ready, which waits for them
+// and gives the indices to the products. Whoever builds the graph says whether anything stands there (beside.h).
+//
 // Test: tests/ops/test_expert_slots.py (a model in Python, step by step), tests/model/test_expert_pool.py (logits
 // bit-equal to a model that lies in one memory), tests/gpu/test_expert_pool_cuda.py.
 
@@ -79,6 +82,7 @@ struct part {
 };
 
 struct stage;
+struct beside;
 
 // What a node's layer pointer points to. It belongs to the pool (experts/pool.h), which outlives the model's graphs.
 struct layer {
@@ -88,6 +92,8 @@ struct layer {
     int32_t first_slots[max_parts];  // index of slot 0, by plane; no two planes are alike
     int32_t first_staged[max_parts]; // index of expert 0 in the stage, by plane
     table * state;
+
+    beside * copies; // beside.h; nullptr: the device has one queue, and copies run in it
 
     stage *       staged; // nullptr: none
     int32_t       place;  // of it, 0 or 1
@@ -111,6 +117,13 @@ constexpr const char *     operands[n_src] = { "ids" };
 constexpr op_signature     signature       = { "dw_expert_slots", operands, n_src };
 extern const op_descriptor on_cpu, on_cuda;
 
+// Waits for the copies. In place: what reads its result stands behind it.
+//   indices i32[k, R, n_planes], of dw_expert_slots
+enum ready_src { indices, n_ready_src };
+constexpr const char *     ready_operands[n_ready_src] = { "indices" };
+constexpr op_signature     ready_signature             = { "dw_expert_ready", ready_operands, n_ready_src };
+extern const op_descriptor ready_on_cpu, ready_on_cuda;
+
 // Whether the node's graph has the next layer with as many rows, so that its experts can be copied ahead. Behind the
 // layer pointer. Set by whoever builds the graph (experts/product.cpp).
 constexpr size_t next_at = layer_at + sizeof(void *);
@@ -121,6 +134,17 @@ inline bool has_next(const ggml_tensor * node) {
 
 inline void set_has_next(ggml_tensor * node) {
     ((char *) node->op_params)[next_at] = 1;
+}
+
+// Whether nodes stand between dw_expert_slots, whose flag this is, and its dw_expert_ready.
+constexpr size_t beside_at = next_at + 1;
+
+inline bool copies_beside(const ggml_tensor * node) {
+    return ((const char *) node->op_params)[beside_at] != 0;
+}
+
+inline void set_copies_beside(ggml_tensor * node) {
+    ((char *) node->op_params)[beside_at] = 1;
 }
 
 // A batch that looks up and fills nothing: a prompt, or llama.cpp's warm-up, which chooses every expert.

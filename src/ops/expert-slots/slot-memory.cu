@@ -4,6 +4,7 @@
 #include "ops/expert-slots/slot-memory.h"
 
 #include "common.cuh"
+#include "ops/expert-slots/beside.h"
 #include "ops/expert-slots/stage.h"
 
 #include <cuda.h>
@@ -178,6 +179,38 @@ dw::expert_slots::stage * make_stage(int device) {
     return stage;
 }
 
+void free_beside(int device, dw::expert_slots::beside * copies) {
+    if (!copies) {
+        return;
+    }
+    ggml_cuda_set_device(device);
+    for (cudaEvent_t event : { copies->is_chosen, copies->is_filled }) {
+        if (event) {
+            cudaEventDestroy(event);
+        }
+    }
+    if (copies->stream) {
+        cudaStreamDestroy(copies->stream);
+    }
+    delete copies;
+}
+
+dw::expert_slots::beside * make_beside(int device) {
+    ggml_cuda_set_device(device);
+    auto * copies = new (std::nothrow) dw::expert_slots::beside();
+    if (!copies) {
+        return nullptr;
+    }
+    if (cudaStreamCreateWithFlags(&copies->stream, cudaStreamNonBlocking) != cudaSuccess ||
+        cudaEventCreateWithFlags(&copies->is_chosen, cudaEventDisableTiming) != cudaSuccess ||
+        cudaEventCreateWithFlags(&copies->is_filled, cudaEventDisableTiming) != cudaSuccess) {
+        (void) cudaGetLastError();
+        free_beside(device, copies);
+        return nullptr;
+    }
+    return copies;
+}
+
 void * allocate(int device, size_t n_bytes) {
     ggml_cuda_set_device(device);
     void * at = nullptr;
@@ -204,5 +237,6 @@ bool copy(int device, void * to, const void * from, size_t n_bytes) {
 
 const dw::slot_memory dw::slot_memory_on_cuda = {
     refusal,    page,    reserve,  map_host,   map_device, unmap,      release,    create,
-    map_shared, destroy, allocate, free_table, copy,       make_stage, free_stage,
+    map_shared, destroy, allocate, free_table, copy,       make_stage, free_stage, make_beside,
+    free_beside,
 };

@@ -11,6 +11,7 @@ namespace dw {
 
 namespace expert_slots {
 struct stage;
+struct beside;
 }
 
 constexpr const char * slot_memory_name = "dw_slot_memory";
@@ -38,6 +39,9 @@ struct slot_memory {
 
     expert_slots::stage * (*make_stage)(int device); // stage.h; nullptr: none here
     void (*free_stage)(int device, expert_slots::stage * stage);
+
+    expert_slots::beside * (*make_beside)(int device); // beside.h; nullptr: none here
+    void (*free_beside)(int device, expert_slots::beside * copies);
 };
 
 extern const slot_memory slot_memory_on_cpu, slot_memory_on_cuda;

@@ -45,6 +45,7 @@ class cost_model {
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
     int32_t n_warmup() const { return n_warmup_; }
+    bool    shares_cores() const { return shares_cores_; }
 
     // Times of a round, microseconds: a draft of n tokens by the drafter (n-grams cost nothing), a verify of n_rows.
     // They enter the curve at update_curve().

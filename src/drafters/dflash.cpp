@@ -12,8 +12,8 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_waiting_max = 256; // tokens whose features may wait for a draft
-constexpr int32_t n_newest      = 128; // of these, which are left when there are too many
+constexpr int32_t n_waiting_max = 128; // tokens whose features may wait for a draft
+constexpr int32_t n_newest      = 64;  // of these, which are left when there are too many
 
 // of the probability that a position's distribution gives, beside the path that the block was made for
 constexpr float beside = 0.3f;

@@ -111,26 +111,25 @@ def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, model, changes, m
         assert stats.layers_beside == (LAYERS - 1 if slots > 0 else 0)
 
 
-@pytest.mark.parametrize("changes", TYPES.values(), ids=TYPES)
-def test_prompts_are_near_those_of_a_model_on_the_card(usable, model, changes, keep_figures):
-    """MMQ divides its sums by the number of indices. Where that turns a near tie, all later rows change.
+@pytest.mark.parametrize("kind", TYPES)
+def test_prompts_are_near_those_of_a_model_on_the_card(usable, model, kind, keep_figures):
+    """F16 has the same kernel for any number of indices. MMQ divides its sums by that number.
 
-    A wrong index would change the rows of every model; a near tie changes those of some.
+    Where that turns a router's near tie, all later rows change: errors of 0.007 to 0.045 were seen. Indices
+    that are off by one in one tensor of one layer give 0.37 and more.
     """
+    path = model(**TYPES[kind])
+    plain = opened(path, None)
+    wanted = rows_of(plain, [80])
+    plain.close()
     errors = []
-    for seed in range(4):
-        path = model(**changes, seed=seed)
-        plain = opened(path, None)
-        wanted = rows_of(plain, [80])
-        plain.close()
-        for slots in (K, E // 2):
-            llm = opened(path, slots)
-            found = rows_of(llm, [80])
-            llm.close()
-            errors.append(float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)))
-    keep_figures(least=min(errors), most=max(errors))
-    assert min(errors[::2]) < 2e-3, errors
-    assert min(errors[1::2]) < 2e-3, errors
+    for slots in (K, E // 2):
+        llm = opened(path, slots)
+        found = rows_of(llm, [80])
+        llm.close()
+        errors.append(float(np.linalg.norm(found - wanted) / np.linalg.norm(wanted)))
+    keep_figures(most=max(errors))
+    assert max(errors) < (2e-3 if kind == "f16" else 0.1), errors
 
 
 @pytest.mark.parametrize("slots", [K, E // 2])

@@ -9,7 +9,8 @@ the room for copies ahead included; llama.cpp's own way with experts of whole la
 each repeat. What is compared are the ratios within a repeat. The first token of all three is compared, too:
 quantised prompts are not bit-equal (docs/experts.md), so unequal ones are counted and not refused.
 
-A line a side; the last line is one JSON object, also added to --results. Test: tests/model/test_expert_prompts.py.
+A line a side; the last line is one JSON object, also added to --results.
+Test: tests/model/test_expert_prompts.py.
 """
 
 from __future__ import annotations

@@ -73,8 +73,7 @@ void let_layer_before_compute(ggml_cgraph * graph, expert_pool & pool) {
     }
     ggml_tensor *        node = ready->src[slots::indices];
     const slots::layer & of   = *(const slots::layer *) dw::layer_of(node);
-    const bool           only_looks_up =
-        slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1]);
+    const bool only_looks_up  = slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1]);
     if (!only_looks_up && move_in_front(graph, ready, pool.buffer_type().device()) > 0) {
         slots::set_copies_beside(node);
         pool.computes_beside(of);

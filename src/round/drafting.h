@@ -73,9 +73,9 @@ class drafting {
     int32_t                  tree_budget_;
     float                    temperature_ = 0.0f;
     cost_model               costs_;
-    std::unique_ptr<drafter> drafter_;           // the one asked for; nullptr: plain steps only
-    std::unique_ptr<drafter> ngram_;             // beside it
-    int32_t                  n_since_draft_ = 0; // rounds that went by since drafter_ drafted
+    std::unique_ptr<drafter> drafter_;             // the one asked for; nullptr: plain steps only
+    std::unique_ptr<drafter> ngram_;               // beside it
+    int32_t                  n_since_draft_ = 0;   // rounds that went by since drafter_ drafted
     double                   after_us_      = 0.0; // that a draft costs the round after it, on a CPU
     dw_stats &               stats_;
 };

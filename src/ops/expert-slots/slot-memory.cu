@@ -236,7 +236,6 @@ bool copy(int device, void * to, const void * from, size_t n_bytes) {
 } // namespace
 
 const dw::slot_memory dw::slot_memory_on_cuda = {
-    refusal,    page,    reserve,  map_host,   map_device, unmap,      release,    create,
-    map_shared, destroy, allocate, free_table, copy,       make_stage, free_stage, make_beside,
-    free_beside,
+    refusal, page,     reserve,    map_host, map_device, unmap,      release,     create,      map_shared,
+    destroy, allocate, free_table, copy,     make_stage, free_stage, make_beside, free_beside,
 };

@@ -12,7 +12,7 @@ namespace dw {
 namespace expert_slots {
 struct stage;
 struct beside;
-}
+} // namespace expert_slots
 
 constexpr const char * slot_memory_name = "dw_slot_memory";
 

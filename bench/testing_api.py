@@ -57,6 +57,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_cost_model_add_draft_time": (_STATUS, [_MODEL, _I32, _I64]),
     "dw_cost_model_add_verify_time": (_STATUS, [_MODEL, _I32, _I64]),
     "dw_cost_model_add_acceptance": (_STATUS, [_MODEL, _I32, _I32, _I32]),
+    "dw_cost_model_add_draft": (_STATUS, [_MODEL, _I32, _I64]),
+    "dw_cost_model_add_round": (_STATUS, [_MODEL, _BOOL, _I32, _I32, _I64]),
+    "dw_cost_model_add_prompt": (_STATUS, [_MODEL, _I32]),
+    "dw_cost_model_cost_behind_draft": (_STATUS, [_MODEL, _P(_F64)]),
     "dw_cost_model_add_branches": (_STATUS, [_MODEL, _P(_F64), _I32, _I32]),
     "dw_cost_model_is_outdated": (_STATUS, [_MODEL, _P(_BOOL)]),
     "dw_cost_model_choose": (_STATUS, [_MODEL, _I32, _I32, _P(_I32), _P(_I32)]),
@@ -239,6 +243,24 @@ class CostModel:
     def add_acceptance(self, n_judged: int, n_accepted: int, source: int = SOURCE_DRAFTER) -> None:
         """Add what became of a draft's most probable path."""
         check(_lib.dw_cost_model_add_acceptance(self._handle, source, n_judged, n_accepted))
+
+    def session_draft(self, n_tokens: int, micros: float) -> None:
+        """Add a draft as a session does."""
+        check(_lib.dw_cost_model_add_draft(self._handle, n_tokens, round(micros)))
+
+    def session_round(self, n_rows: int, micros: float, *, drafted: bool = False, n_tokens: int = 1) -> None:
+        """Add a round as a session does. drafted: by the drafter. n_tokens: that it accepted."""
+        check(_lib.dw_cost_model_add_round(self._handle, drafted, n_rows, n_tokens, round(micros)))
+
+    def session_prompt(self, n_tokens: int) -> None:
+        """Add a prompt as a session does."""
+        check(_lib.dw_cost_model_add_prompt(self._handle, n_tokens))
+
+    def cost_behind_draft(self) -> float:
+        """Return the microseconds that a draft costs the round behind it."""
+        micros = ctypes.c_double()
+        check(_lib.dw_cost_model_cost_behind_draft(self._handle, ctypes.byref(micros)))
+        return micros.value
 
     def add_branches(self, probabilities: Sequence[float], n_accepted: int) -> None:
         """Add what became of a tree's branches."""

@@ -101,6 +101,37 @@ dw_status dw_cost_model_add_acceptance(dw_cost_model * model, int32_t source, in
     });
 }
 
+dw_status dw_cost_model_add_draft(dw_cost_model * model, int32_t n_tokens, int64_t us) {
+    return with_model(model, "dw_cost_model_add_draft", [&](auto & m) {
+        require_size("n_tokens", n_tokens, 1, cost_model::max_draft);
+        m.add_draft(n_tokens, us);
+    });
+}
+
+dw_status dw_cost_model_add_round(dw_cost_model * model, bool drafted, int32_t n_rows, int32_t n_tokens, int64_t us) {
+    return with_model(model, "dw_cost_model_add_round", [&](auto & m) {
+        require_size("n_rows", n_rows, 1, cost_model::max_draft + 1);
+        require_size("n_tokens", n_tokens, 1, n_rows);
+        m.add_tokens(n_tokens);
+        m.add_round(drafted, n_rows, us);
+    });
+}
+
+dw_status dw_cost_model_add_prompt(dw_cost_model * model, int32_t n_tokens) {
+    return with_model(model, "dw_cost_model_add_prompt", [&](auto & m) {
+        require_size("n_tokens", n_tokens, 1, INT32_MAX);
+        m.add_tokens(n_tokens);
+        m.begin_text();
+    });
+}
+
+dw_status dw_cost_model_cost_behind_draft(const dw_cost_model * model, double * microseconds) {
+    return with_model(model, "dw_cost_model_cost_behind_draft", [&](auto & m) {
+        require("dw_cost_model_cost_behind_draft", microseconds);
+        *microseconds = m.cost_behind_draft();
+    });
+}
+
 dw_status dw_cost_model_add_branches(dw_cost_model * model, const double * probabilities, int32_t n,
                                      int32_t n_accepted) {
     return with_model(model, "dw_cost_model_add_branches", [&](auto & m) {

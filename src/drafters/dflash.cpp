@@ -12,7 +12,7 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_waiting_max = 128; // tokens whose features may wait for a draft
+constexpr int32_t n_waiting_max = 128; // tokens whose features may wait: a copy of this many is cheaper than a decode
 constexpr int32_t n_newest      = 64;  // of these, which are left when there are too many
 
 // of the probability that a position's distribution gives, beside the path that the block was made for
@@ -93,6 +93,12 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
+// of a token: time and place, as M-RoPE has them
+bool has_several_positions(const llama_model * model) {
+    const llama_rope_type type = llama_model_rope_type(model);
+    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
+}
+
 } // namespace
 
 dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
@@ -111,6 +117,7 @@ dflash_drafter::dflash_drafter(target_context & target, llama_context_params con
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
     block_size_(file.block_size),
     mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))),
+    takes_gaps_(has_several_positions(model_.get())),
     features_(ctx_.left().backend(), (int64_t) layers_.size() * n_embd_, llama_n_ubatch(target.get()) + n_waiting_max),
     nothing_(layers_.size() * n_embd_) {
     for (const int32_t layer : layers_) {
@@ -125,13 +132,13 @@ dflash_drafter::~dflash_drafter() {
     }
 }
 
-// Features wait until a draft needs them, and in a long pause the older ones are given up, so that it costs no decodes:
-// the block then sees the text up to the pause and the newest of it. A long prompt is fed at once.
+// Features wait until a draft needs them. A prompt's are fed when there are too many. In a long pause the older ones
+// are given up, so that it costs no decodes: the block then sees the prompt and the newest of the text.
 void dflash_drafter::observe(const kept_rows & kept) {
     trim(kept.pos);
-    if (end() != kept.pos) { // behind a gap (a loaded state, an image) the block sees less of the text
+    if (end() != kept.pos) { // a loaded state, an image
         feed();
-        n_fed_ = kept.pos;
+        leave_gap(kept.pos);
     }
     target_.left().wait_for(features_.backend());
     for (size_t k = 0; k < layers_.size(); ++k) {
@@ -142,14 +149,24 @@ void dflash_drafter::observe(const kept_rows & kept) {
         features_.copy_columns(n_waiting_, (int64_t) k * n_embd_, n_embd_, inputs, kept.rows, kept.n);
     }
     n_waiting_ += kept.n;
+    has_prompt_ = has_prompt_ || kept.is_prompt;
     target_.left().taken_by(features_.backend());
-    if (n_waiting_ > n_waiting_max && kept.n > n_newest) {
+    if (n_waiting_ > n_waiting_max && has_prompt_) {
         feed();
     } else if (n_waiting_ > n_waiting_max) {
         features_.copy(0, features_.tensor(), n_waiting_ - n_newest, n_newest);
-        n_fed_ += n_waiting_ - n_newest;
+        leave_gap(end() - n_newest);
         n_waiting_ = n_newest;
     }
+}
+
+// The block sees nothing of the positions up to `pos` that were not fed. Where a token has one position, llama.cpp
+// takes none behind a gap, so that the block then sees nothing of those before it either.
+void dflash_drafter::leave_gap(llama_pos pos) {
+    if (!takes_gaps_) {
+        ctx_.clear();
+    }
+    n_fed_ = pos;
 }
 
 // What a round accepted goes in as one of a few sizes, so that its graph is kept: rows beyond it stand for nothing and
@@ -175,7 +192,8 @@ void dflash_drafter::feed() {
         n_fed_ += n;
         ctx_.remove_from(n_fed_);
     }
-    n_waiting_ = 0;
+    n_waiting_  = 0;
+    has_prompt_ = false;
 }
 
 draft_result dflash_drafter::draft(const draft_request & request, token_tree & tree) {
@@ -232,8 +250,9 @@ void dflash_drafter::trim(llama_pos n_keep) {
 
 void dflash_drafter::reset() {
     ctx_.clear();
-    n_waiting_ = 0;
-    n_fed_     = 0;
+    n_waiting_  = 0;
+    n_fed_      = 0;
+    has_prompt_ = false;
 }
 
 } // namespace draftwood

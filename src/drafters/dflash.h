@@ -38,6 +38,7 @@ class dflash_drafter : public drafter {
 
     llama_pos end() const { return n_fed_ + n_waiting_; }
     void      feed();
+    void      leave_gap(llama_pos pos);
     void      read_chain(const draft_request & request, int32_t n, token_tree & tree);
     void      read_tree(const draft_request & request, int32_t n, token_tree & tree);
 
@@ -52,10 +53,12 @@ class dflash_drafter : public drafter {
     int32_t                                  n_embd_; // of the target
     int32_t                                  block_size_;
     llama_token                              mask_;
+    bool                                     takes_gaps_; // its cache does, between positions
 
     device_rows features_; // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache
-    int32_t     n_waiting_ = 0; // of them
-    llama_pos   n_fed_     = 0; // the position behind the newest features in the drafter's cache
+    int32_t     n_waiting_  = 0;     // of them
+    bool        has_prompt_ = false; // some of them are a prompt's
+    llama_pos   n_fed_      = 0;     // position of the first one; those before it are in the cache, but for gaps
 
     std::vector<float>
         nothing_; // f32[layers * n_embd], where llama.cpp wants a host's copy of what it is fed otherwise

@@ -39,6 +39,7 @@ struct kept_rows {
     const int32_t *     rows;
     int32_t             n;
     llama_pos           pos;
+    bool                is_prompt; // or a part of one; else a round accepted them
 };
 
 // Order of calls. observe() comes after each part of a prompt and after each commit, in the order of the text; draft()

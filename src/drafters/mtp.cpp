@@ -11,7 +11,7 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_waiting_max = 256; // pairs that may wait for a draft
+constexpr int32_t n_waiting_max = 256; // pairs that may wait for a draft: fed in few decodes, and in pauses in none
 
 llama_context * make_context(llama_context * target, llama_context_params params) {
     params               = drafter_context::params_for(target, params);

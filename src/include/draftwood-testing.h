@@ -62,7 +62,7 @@ DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t sp
 DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
 
 // --- the cost model of DW_LENGTH_AUTO: src/round/cost_model.h
-// Tests: tests/unit/test_cost_model.py, test_cost_curve.py. Times are microseconds. Sizes are tokens drafted or rows
+// Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py. Times are microseconds. Sizes are tokens drafted or rows
 // verified. Errors: DW_ERR_ARGUMENT for a value out of range.
 
 typedef struct dw_cost_model dw_cost_model;
@@ -79,6 +79,13 @@ DW_API dw_status dw_cost_model_add_draft_time(dw_cost_model * model, int32_t n_t
 DW_API dw_status dw_cost_model_add_verify_time(dw_cost_model * model, int32_t n_rows, int64_t us);
 DW_API dw_status dw_cost_model_add_acceptance(dw_cost_model * model, int32_t source, int32_t n_judged,
                                               int32_t n_accepted);
+// What a session adds: a draft; a round that accepted n_tokens (0 microseconds: its time is not known); a prompt.
+DW_API dw_status dw_cost_model_add_draft(dw_cost_model * model, int32_t n_tokens, int64_t us);
+DW_API dw_status dw_cost_model_add_round(dw_cost_model * model, bool drafted, int32_t n_rows, int32_t n_tokens,
+                                         int64_t us);
+DW_API dw_status dw_cost_model_add_prompt(dw_cost_model * model, int32_t n_tokens);
+// microseconds that a draft costs the round behind it
+DW_API dw_status dw_cost_model_cost_behind_draft(const dw_cost_model * model, double * microseconds);
 // probabilities f64[n]
 DW_API dw_status dw_cost_model_add_branches(dw_cost_model * model, const double * probabilities, int32_t n,
                                             int32_t n_accepted);

@@ -62,6 +62,9 @@ class size_group {
     // have a mean, if there are any. 1 without new times.
     double ratio() const;
 
+    // The same of the newest 8 whose sizes have a mean: how fast the machine is now.
+    double newest_ratio() const { return median(n_recent, /*known_only*/ true); }
+
     // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.
     bool is_slower() const;
 

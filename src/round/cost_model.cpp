@@ -3,6 +3,7 @@
 #include "round/cost_model.h"
 
 #include <algorithm>
+#include <cmath>
 #include <limits>
 
 namespace draftwood {
@@ -12,7 +13,7 @@ namespace {
 constexpr double  margin                 = 1.02; // drafting and branching must win by this, since times are not exact
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
-constexpr int32_t plain_trial            = 128;  // rounds with drafts, then n_plain_trial without
+constexpr int32_t plain_trial            = 128;  // rounds with drafts, then n_plain_trial without: 1.5 % of rounds
 constexpr int32_t n_plain_trial          = 2;
 constexpr double  small_change           = 0.3; // of a new speed that is taken over at once, below load_change
 
@@ -26,6 +27,26 @@ void cost_model::add_verify_time(int32_t n_rows, int64_t us) {
     (n_rows > 1 ? verify_group_ : plain_group_).add_time(std::min(n_rows, max_draft + 1), us, n_warmup_);
 }
 
+void cost_model::add_draft(int32_t n_tokens, int64_t us) {
+    if (!aftermath_.catches_up()) {
+        add_draft_time(n_tokens, us + std::llround(aftermath_.cost()));
+    }
+}
+
+// A machine that is slow now is no cost of drafting, so a round is compared with those before it. Where the drafter
+// drafts again, that draft's own times have what this one cost.
+void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
+    const double expected = verify_cost(n_rows) * (n_rows > 1 ? verify_group_ : plain_group_).newest_ratio();
+    const bool   is_cold  = shares_cores_ && aftermath_.is_behind_draft();
+    if (is_cold && us > 0 && expected > 0.0) {
+        aftermath_.add_excess(drafted ? expected : (double) us, expected);
+    }
+    if (us > 0 && (n_rows > 1 || !is_cold)) {
+        add_verify_time(n_rows, us);
+    }
+    aftermath_.end_round(drafted);
+}
+
 bool cost_model::is_outdated() const {
     return shares_cores_ && (plain_group_.is_slower() || verify_group_.is_slower());
 }
@@ -34,8 +55,8 @@ bool cost_model::has_changed(const size_group & group) const {
     return group.ratio() < size_group::load_change || (shares_cores_ && group.is_slower());
 }
 
-// How fast the machine has become for all groups, by the one with the most new times. Not if only verifies have
-// changed: a program that takes one of their cores leaves plain steps alone.
+// The change of speed that all groups take over: that of the group with the most new times. Verifies or drafts whose
+// load has changed are left out: a program that takes one of their cores leaves plain steps alone.
 double cost_model::common_change() const {
     const size_group * lead = nullptr;
     for (const size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
@@ -47,7 +68,7 @@ double cost_model::common_change() const {
     if (!lead) {
         return 1.0;
     }
-    return lead == &plain_group_ ? lead->ratio() : std::min(lead->ratio(), 1.0 / size_group::load_change);
+    return has_changed(*lead) ? lead->ratio() : std::min(lead->ratio(), 1.0 / size_group::load_change);
 }
 
 // If the load of a group has changed, all of its sizes follow at once. Otherwise they follow the machine, and beside it
@@ -57,8 +78,8 @@ void cost_model::update(size_group & group, double common) {
     if (has_changed(group)) {
         group.update(ratio);
     } else {
-        const double beside = std::min(ratio, 1.0 / size_group::load_change) / common;
-        group.update(shares_cores_ ? common * (1.0 + small_change * (beside - 1.0)) : 1.0);
+        const double own = std::min(ratio, 1.0 / size_group::load_change) / common;
+        group.update(shares_cores_ ? common * (1.0 + small_change * (own - 1.0)) : 1.0);
     }
 }
 
@@ -168,6 +189,7 @@ draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & lo
 }
 
 draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & longest) {
+    is_trial_                   = false;
     bool               is_known = false;
     const draft_choice best     = fastest(longest, is_known);
     if (!is_known) {
@@ -176,7 +198,8 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
     n_drafts_in_a_row_ = best.n_tokens > 0 ? n_drafts_in_a_row_ + 1 : 0;
     if (shares_cores_ && n_drafts_in_a_row_ > plain_trial) {
         n_drafts_in_a_row_ %= plain_trial + n_plain_trial;
-        return { from_drafter, 0, /*is_trial*/ true };
+        is_trial_ = true;
+        return { from_drafter, 0, is_trial_ };
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
         const bool is_chosen = best.n_tokens > 0 && best.source == source;
@@ -189,7 +212,7 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
 
 void cost_model::add_acceptance(draft_source source, int32_t n_judged, int32_t n_accepted) {
     records_[source].add(n_judged, n_accepted, known_before(source));
-    is_copying_ = source == from_ngrams && n_judged > 0 && n_accepted == n_judged;
+    is_copying_ = is_trial_ ? is_copying_ : source == from_ngrams && n_judged > 0 && n_accepted == n_judged;
 }
 
 void cost_model::add_branch_acceptance(const std::vector<double> & probabilities, int32_t n_accepted) {

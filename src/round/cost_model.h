@@ -1,14 +1,16 @@
 // Who drafts in the next round, and how much: the source and length with the most expected tokens per microsecond.
-// Length 0 is a plain step. Parts: cost_curve.h (times), acceptance.h (acceptance, trials).
+// Length 0 is a plain step. Parts: cost_curve.h (times), acceptance.h (acceptance, trials), draft_aftermath.h.
 // Plain arithmetic on counts and times. Must not know: engines, llama types.
-// A decision depends on the cost curve, on acceptance counts and on how many rounds came since a trial. The curve
-// changes between requests (update_curve), or within one if it is outdated (is_outdated). Tests:
-// tests/unit/test_cost_model.py, test_cost_curve.py, through draftwood-testing.h; tests/model/test_auto_length.py.
+// A decision depends on the cost curve, on acceptance counts, on whether the last draft of n-grams was accepted whole,
+// and on how many rounds came since a trial. The curve changes between requests (update_curve), or within one if it is
+// outdated (is_outdated). Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py, through
+// draftwood-testing.h; tests/model/test_auto_length.py.
 
 #pragma once
 
 #include "round/acceptance.h"
 #include "round/cost_curve.h"
+#include "round/draft_aftermath.h"
 
 #include <array>
 #include <cstdint>
@@ -40,15 +42,25 @@ class cost_model {
 
     // Choose the next draft. longest: tokens that each source could draft.
     // While times are unknown: all that the first source with an unknown time could draft.
-    // On a CPU two plain steps follow 128 rounds with drafts, to know how fast they are now: the second one tells. With
-    // many engines on one context their times are not known, and the rounds are lost.
+    // On a CPU two plain steps follow 128 rounds with drafts, to know how fast they are now. Only the second one is
+    // timed. With many engines on one context their times are not known, and the rounds are lost.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
     int32_t n_warmup() const { return n_warmup_; }
     bool    shares_cores() const { return shares_cores_; }
 
-    // Times of a round, microseconds: a draft of n tokens by the drafter (n-grams cost nothing), a verify of n_rows.
-    // They enter the curve at update_curve().
+    // A draft of n tokens by the drafter took so many microseconds (n-grams cost nothing). Not counted if it first had
+    // to catch up with many tokens. On a CPU it is charged with what it costs the round behind it.
+    void add_draft(int32_t n_tokens, int64_t us);
+    // A round verified n_rows; the verify and the commit took `us`; 0: not known. drafted: by the drafter. On a CPU a
+    // plain step behind a draft is not counted: it takes longer than those of a pause.
+    void add_round(bool drafted, int32_t n_rows, int64_t us);
+    // Where the text grew: by a round's tokens before add_round, or by a prompt's.
+    void add_tokens(int32_t n) { aftermath_.add_tokens(n); }
+    // A prompt was evaluated: what n-grams were right about may be another text.
+    void begin_text() { is_copying_ = false; }
+
+    // Times as they are. They enter the curve at update_curve().
     void add_draft_time(int32_t n_tokens, int64_t us);
     void add_verify_time(int32_t n_rows, int64_t us);
 
@@ -59,7 +71,7 @@ class cost_model {
     int32_t choose_tree_size(const draft_choice & chosen, const std::vector<double> & probabilities) const;
 
     // A round judged the first n_judged tokens of a draft's most probable path, and accepted the first n_accepted.
-    // Plain steps count, too: n-grams that were right to the end tend to go on so.
+    // A plain step ends a draft of n-grams that was right to its end, unless it was a trial.
     void add_acceptance(draft_source source, int32_t n_judged, int32_t n_accepted);
     // A round had branches with these probabilities, of which n_accepted were accepted.
     void add_branch_acceptance(const std::vector<double> & probabilities, int32_t n_accepted);
@@ -84,6 +96,7 @@ class cost_model {
     double draft_cost(int32_t n_tokens) const {
         return drafts_.at(n_tokens);
     } // microseconds by the drafter; 0: unknown
+    double cost_behind_draft() const { return aftermath_.cost(); } // microseconds, of the draft's cost
     double round_cost(draft_source source,
                       int32_t      n_tokens) const; // expected microseconds, verify included; 0: unknown
     // of a round with a draft of n_tokens, the bonus token included
@@ -114,7 +127,9 @@ class cost_model {
     bool                                           is_copying_ = false; // the last draft was of n-grams, and all right
     std::array<trial_schedule, n_draft_sources>    trials_{};
     branch_record                                  branches_;
-    int32_t                                        n_drafts_in_a_row_ = 0; // rounds
+    int32_t                                        n_drafts_in_a_row_ = 0;     // rounds
+    bool                                           is_trial_          = false; // of a plain step: the newest choice
+    draft_aftermath                                aftermath_;
 };
 
 } // namespace draftwood

@@ -17,13 +17,6 @@ namespace {
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
 constexpr int32_t n_warmup_on_gpu = 2;
 
-// A draft's time includes catching up with so many rounds that others drafted. Behind a pause it says nothing of
-// drafts.
-constexpr int32_t most_rounds_between = 8;
-
-constexpr double weight_of_newest = 0.05; // in the mean of what drafts cost the rounds after them
-constexpr double most_over        = 0.2;  // of a round's time: what is more has other reasons
-
 } // namespace
 
 drafting::drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
@@ -107,8 +100,8 @@ void drafting::draft(proposal & draft, const draft_request & request, const toke
     const int64_t took = ggml_time_us() - draft.draft_start_us;
     stats_.t_draft_us += took;
     const bool whole = request.budget == 0 && draft.tree.n_drafts() == request.depth && draft.tokens == tokens_at::host;
-    if (drafted && n_since_draft_ <= most_rounds_between && whole) {
-        costs_.add_draft_time(request.depth, took + std::max<int64_t>(0, std::lround(after_us_)));
+    if (drafted && whole) {
+        costs_.add_draft(request.depth, took);
     }
     draft.by_drafter = drafted;
 }
@@ -190,28 +183,15 @@ void drafting::learn(const proposal & draft, const std::vector<int32_t> & path, 
     }
 }
 
-// The round after a draft finds its weights gone from the CPU's caches. If the drafter drafts again, its own times have
-// that already. Else a draft is charged with it, a mean over the newest drafts.
-void drafting::learn_aftermath(const proposal & draft, int32_t n_rows, int64_t us) {
-    const double expected = costs_.round_cost(from_ngrams, n_rows - 1);
-    if (n_since_draft_ > 0 || us == 0 || expected <= 0.0 || !costs_.shares_cores()) {
-        return;
-    }
-    const double over = draft.by_drafter ? 0.0 : std::clamp((double) us / expected - 1.0, -most_over, most_over);
-    after_us_ += weight_of_newest * (over * expected - after_us_);
-}
-
-// A plain step right after a draft takes longer than those of a pause.
 void drafting::add_round_time(const proposal & draft, int32_t n_rows, int64_t us) {
-    learn_aftermath(draft, n_rows, us);
-    const bool as_in_a_pause = n_rows > 1 || n_since_draft_ > 0;
-    if (us > 0 && as_in_a_pause) {
-        costs_.add_verify_time(n_rows, us);
-    }
-    n_since_draft_ = draft.by_drafter ? 0 : n_since_draft_ + 1;
+    costs_.add_round(draft.by_drafter, n_rows, us);
 }
 
 void drafting::observe(const kept_rows & kept) {
+    costs_.add_tokens(kept.n);
+    if (kept.is_prompt) {
+        costs_.begin_text();
+    }
     each_drafter([&](drafter & d) {
         try {
             d.observe(kept);

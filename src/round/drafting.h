@@ -59,7 +59,6 @@ class drafting {
     bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
 
   private:
-    void          learn_aftermath(const proposal & draft, int32_t n_rows, int64_t us);
     void          draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
     void          draft_best(proposal & draft, const draft_limits & limits);
     bool          ask(proposal & draft, const draft_request & request);
@@ -73,10 +72,8 @@ class drafting {
     int32_t                  tree_budget_;
     float                    temperature_ = 0.0f;
     cost_model               costs_;
-    std::unique_ptr<drafter> drafter_;             // the one asked for; nullptr: plain steps only
-    std::unique_ptr<drafter> ngram_;               // beside it
-    int32_t                  n_since_draft_ = 0;   // rounds that went by since drafter_ drafted
-    double                   after_us_      = 0.0; // that a draft costs the round after it, on a CPU
+    std::unique_ptr<drafter> drafter_; // the one asked for; nullptr: plain steps only
+    std::unique_ptr<drafter> ngram_;   // beside it
     dw_stats &               stats_;
 };
 

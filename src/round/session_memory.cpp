@@ -67,7 +67,7 @@ void session::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past,
     round_.evaluated(tokens[n_tokens - 1], n_tokens - 1, n_past_ - 1);
     std::vector<int32_t> rows(n_tokens);
     std::iota(rows.begin(), rows.end(), 0);
-    drafting_.observe({ tokens, rows.data(), n_tokens, n_past });
+    drafting_.observe({ tokens, rows.data(), n_tokens, n_past, /*is_prompt*/ true });
 }
 
 void session::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {

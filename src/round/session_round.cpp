@@ -244,7 +244,7 @@ void session::commit() {
         kept.push_back(tree().tokens[node]);
         rows.push_back(round_.first_row() + node);
     }
-    const kept_rows all{ kept.data(), rows.data(), (int32_t) path.size(), round_.pos() };
+    const kept_rows all{ kept.data(), rows.data(), (int32_t) path.size(), round_.pos(), /*is_prompt*/ false };
     drafting_.observe(all);
     sequence_.context().attached().model->accepted(
         { sequence_.target(), sequence_.id(), all.tokens, all.rows, all.n, all.pos });

@@ -12,6 +12,7 @@ from draftwood import Llama, ModelFileError, OptionError, UnsupportedError
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
 
+from bench.models import heldout_prompts
 from tests.model.rig import Rig
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
@@ -107,29 +108,65 @@ def test_going_back_and_on(llama):
         assert texts[0] == texts[1]
 
 
-def test_a_long_pause(llama):
-    """Older features are given up while others draft. It drafts from the newest ones, and as well."""
-    on = llama(speculation="dflash", drafter=DRAFTER, n_ctx=1024)
-    story = text(on, 600, temp=0.0)
-    engine = on._engine
-    on.reset()
-    engine.eval(story[:100], 0)
-    for token in story[100:500]:
-        engine.propose_given(token, [])
+def without_sections(folder):
+    """Return the drafter as a file whose tokens have one position each, so that its cache takes no gaps."""
+    return rewrite(DRAFTER, folder / "plain.gguf", drop=("dflash.rope.dimension_sections",))
+
+
+def heldout(llm, n):
+    """Return n tokens of a text that does not repeat itself."""
+    return next(ids for category, ids in heldout_prompts(llm, 8, n) if category == "python")
+
+
+def drafts(engine, story, first, last):
+    """Return what the engine drafts after each of these positions of a text, as the text goes on."""
+    found = []
+    for at in range(first, last):
+        engine.propose(story[at], 4)
+        found.append(engine.draft())
+        engine.propose_given(story[at], [])
         engine.verify()
         engine.commit()
-    on.reset_speculation_stats()
-    at = 500
-    while at < 590:
-        engine.propose(story[at])
-        engine.verify()
-        while engine.row() is not None:
-            assert engine.next(on._sampler.sampler) == story[at + 1]
-            at += 1
-        engine.commit()
-    stats = on.speculation_stats
+    return found
+
+
+def same_first_tokens(one, other):
+    return np.mean([a[:1] == b[:1] for a, b in zip(one, other, strict=True)])
+
+
+@pytest.mark.parametrize("sections", [True, False], ids=["gaps", "no gaps"])
+@pytest.mark.parametrize("prompt", [100, 180])
+def test_a_long_pause(llama, tmp_path, prompt, sections):
+    """Older features are given up while others draft. Drafts from the newest ones are much the same."""
+    drafter = DRAFTER if sections else without_sections(tmp_path)
+    paused, steady = (llama(speculation="dflash", drafter=drafter) for _ in range(2))
+    story = heldout(paused, 380)  # the drafter was trained up to 384
+    for llm in (paused, steady):
+        llm._engine.eval(story[:prompt], 0)
+    for token in story[prompt:340]:
+        paused._engine.propose_given(token, [])
+        paused._engine.verify()
+        paused._engine.commit()
+    drafts(steady._engine, story, prompt, 340)
+    behind, expected = (drafts(llm._engine, story, 340, 379) for llm in (paused, steady))
+    assert same_first_tokens(behind, expected) > 0.6
+    assert same_first_tokens(behind, expected[1:] + expected[:1]) < 0.4, "else any drafts would do"
+    stats = paused.speculation_stats
     assert (stats.cold_rounds, stats.failed_drafts) == (0, 0)
-    assert stats.tokens_per_round > 1.8
+
+
+@pytest.mark.parametrize("pieces", [[128, 1], [110, 20], [64] * 4])
+def test_a_prompt_in_pieces(llama, pieces):
+    """All of it is drafted from, however it came."""
+    llms = [llama(speculation="dflash", drafter=DRAFTER) for _ in range(2)]
+    story = heldout(llms[0], sum(pieces) + 1)
+    at = 0
+    for n in pieces:
+        llms[0]._engine.eval(story[at : at + n], at)
+        at += n
+    llms[1]._engine.eval(story[:at], 0)
+    found = [drafts(llm._engine, story, at, at + 1) for llm in llms]
+    assert found[0] == found[1]
 
 
 def test_a_loaded_state_is_drafted_from(llama):

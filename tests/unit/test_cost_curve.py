@@ -1,4 +1,4 @@
-"""src/round/cost_curve.*, load_schedule.*: what "auto" makes of the times of rounds, by tables.
+"""src/round/cost_curve.*: what "auto" makes of the times of rounds, by tables.
 
 A row names its case. The model runs without an engine: bench/testing_api.py, draftwood-testing.h.
 """
@@ -9,7 +9,7 @@ import random
 
 import pytest
 
-from bench.testing_api import SOURCE_DRAFTER, SOURCE_NGRAM, CostModel, load_rounds
+from bench.testing_api import SOURCE_DRAFTER, SOURCE_NGRAM, CostModel
 from tests.unit.cost_curves import PLAIN, TWO_CORES, accept, curve, linear
 
 # --- the curve
@@ -181,6 +181,28 @@ def test_new_verify_times(shares_cores, times, expected):
     assert {n: us for n, us in enumerate(found.verify_us) if us} == pytest.approx(expected, rel=1e-4)
     follows = found.verify_us[1] / KNOWN.verify_us[1] if shares_cores else 1.0
     assert found.draft_us == pytest.approx([us * follows for us in KNOWN.draft_us])
+
+
+def test_one_held_up_step_leaves_the_other_groups_alone():
+    """It is taken over up to 1.67 times, and a quick step after it takes all of that back."""
+    model = CostModel(curve=KNOWN)
+    for micros in (10_000, 1000):
+        model.add_verify(1, micros)
+        model.update()
+    found = model.curve()
+    assert found.verify_us == pytest.approx(KNOWN.verify_us, rel=0.02)
+    assert found.draft_us == pytest.approx(KNOWN.draft_us, rel=0.02)
+
+
+def test_drafts_tell_how_fast_the_machine_is_where_verifies_cannot():
+    """Verifies take twice as long: another program has one of their cores. Drafts take 1.2 times."""
+    model = CostModel(curve=KNOWN)
+    for _ in range(8):
+        model.add_verify(4, 2600)
+    for _ in range(3):
+        model.add_draft(4, 480)
+    model.update()
+    assert model.curve().verify_us[1] == pytest.approx(1200)
 
 
 def test_a_new_size_alone_tells_that_the_machine_is_faster():
@@ -367,44 +389,3 @@ def test_busy_verifies_end_drafting_at_once():
     assert model.is_outdated()
     model.update()
     assert model.choose(8) == PLAIN
-
-
-# --- the load
-
-QUICK = (0, 0)
-
-
-@pytest.mark.parametrize(
-    ("longest", "n_warmup", "slow", "fast_us", "expected"),
-    [
-        pytest.param(8, 1, QUICK, 1000, {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="CPU"),
-        pytest.param(8, 2, QUICK, 1000, {0: 6, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: a third warm-up round"),
-        pytest.param(
-            8, 2, (2, 400_000), 1000, {0: 6, 8: 6, 1: 6, 3: 6, 7: 6}, id="GPU: loading kernels does not count"
-        ),
-        pytest.param(4, 1, QUICK, 1000, {0: 5, 4: 5, 1: 5, 3: 5}, id="drafts up to 4"),
-        pytest.param(1, 1, QUICK, 1000, {0: 5, 1: 5}, id="drafts of one"),
-        pytest.param(8, 1, QUICK, 26_000, {0: 4, 8: 5, 1: 5, 3: 5}, id="26 ms a round: no drafts of 7"),
-        pytest.param(8, 1, QUICK, 120_000, {0: 4, 8: 3}, id="0.12 s a round: one timed draft"),
-        pytest.param(8, 1, QUICK, 10_000_000, {0: 2, 8: 3}, id="10 s a round: one of each"),
-        pytest.param(8, 1, QUICK, 50_000, {0: 4, 8: 5, 1: 3}, id="300 ms are within the budget"),
-    ],
-)
-def test_rounds_of_a_load(longest, n_warmup, slow, fast_us, expected):
-    assert load_rounds(longest, n_warmup, slow=slow, fast_us=fast_us) == expected
-
-
-@pytest.mark.parametrize(
-    ("fast_us", "busy", "expected"),
-    [
-        pytest.param(1000, (0, 1), {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="a quiet machine"),
-        pytest.param(1000, (20, 2), {0: 9, 8: 10, 1: 10, 3: 10, 7: 10}, id="another program ends: all again"),
-        pytest.param(
-            1000, (1000, 2), {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="it never ends: its load is the load"
-        ),
-        pytest.param(1000, (3, 2), {0: 5, 8: 5, 1: 5, 3: 5, 7: 5}, id="it ended within the plain steps"),
-        pytest.param(26_000, (20, 2), {0: 4, 8: 5}, id="past the budget: as it is"),
-    ],
-)
-def test_a_load_beside_another_program(fast_us, busy, expected):
-    assert load_rounds(8, 1, slow=QUICK, fast_us=fast_us, busy=busy) == expected

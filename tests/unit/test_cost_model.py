@@ -72,6 +72,24 @@ def test_ngrams_that_were_right_go_on_to_be(before, expected):
     assert model.expect(1, SOURCE_NGRAM)[1] == pytest.approx(1 + expected, abs=0.06)
 
 
+def test_a_draft_behind_a_right_one_counts_one_depth_further():
+    model = CostModel()
+    for _ in range(2):
+        model.add_acceptance(1, 1, SOURCE_NGRAM)
+    model.add_acceptance(0, 0)  # a plain step
+    assert model.expect(1, SOURCE_NGRAM)[1] == pytest.approx(1 + 2.5 / 3), "one draft was a first token"
+
+
+def test_a_prompt_ends_what_n_grams_were_right_about():
+    model = CostModel()
+    for accepted in [0, 4] * 100:
+        model.add_acceptance(4, accepted, SOURCE_NGRAM)
+        model.add_acceptance(0, 0)
+    model.add_acceptance(4, 4, SOURCE_NGRAM)
+    model.session_prompt(1)
+    assert model.expect(1, SOURCE_NGRAM)[1] == pytest.approx(1.5, abs=0.06)
+
+
 def test_older_rounds_weigh_less():
     """50 refusals after 200 acceptances: 36 % of the weight is left of these, 0.98 a round."""
     model = CostModel()

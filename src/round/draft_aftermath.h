@@ -1,0 +1,47 @@
+// How long ago the drafter drafted, and what a draft costs the round behind it: on a CPU that round finds its weights
+// gone from the caches. Plain arithmetic. Must not know: curves, engines. Test: tests/unit/test_draft_aftermath.py.
+
+#pragma once
+
+#include <algorithm>
+#include <cstdint>
+
+namespace draftwood {
+
+class draft_aftermath {
+  public:
+    // the text grew by n tokens, in a round or by a prompt
+    void add_tokens(int32_t n) { n_tokens_ += std::min(n, most_tokens + 1 - n_tokens_); }
+
+    // A round has ended. drafted: by the drafter.
+    void end_round(bool drafted) {
+        is_behind_draft_ = drafted;
+        n_tokens_        = drafted ? 0 : n_tokens_;
+    }
+
+    // no round came between the newest draft and now
+    bool is_behind_draft() const { return is_behind_draft_; }
+
+    // A draft first catches up with the tokens since the last one. Behind many its time says nothing of drafts.
+    bool catches_up() const { return n_tokens_ > most_tokens; }
+
+    // A round behind a draft took `us`, and such rounds take `expected`.
+    void add_excess(double us, double expected) {
+        const double excess = std::clamp(us / expected - 1.0, -most_excess, most_excess);
+        mean_ += weight_of_newest * (excess * expected - mean_);
+    }
+
+    // microseconds that a draft costs the round behind it
+    double cost() const { return std::max(0.0, mean_); }
+
+  private:
+    static constexpr int32_t most_tokens      = 16;   // what a few rounds of drafts accept
+    static constexpr double  most_excess      = 0.2;  // of a round: what is more has other reasons
+    static constexpr double  weight_of_newest = 0.05; // single rounds differ by more than the mean
+
+    bool    is_behind_draft_ = false;
+    int32_t n_tokens_        = 0;
+    double  mean_            = 0.0;
+};
+
+} // namespace draftwood

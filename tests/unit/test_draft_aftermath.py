@@ -1,0 +1,100 @@
+"""src/round/draft_aftermath.h: what a draft costs the round behind it, and which drafts count. By tables.
+
+Through draftwood-testing.h: bench/testing_api.py.
+"""
+
+from __future__ import annotations
+
+import pytest
+
+from bench.testing_api import CostModel
+from tests.unit.cost_curves import curve
+
+KNOWN = curve({1: 100, 4: 400}, {1: 1000, 2: 1100, 4: 1300, 8: 1700})
+
+
+def drafts_and_steps(model: CostModel, n: int, behind: float, pace: float = 1.0) -> None:
+    """Add n times: a round with a draft, a plain step behind it, two more. Times of KNOWN by `pace`."""
+    for _ in range(n):
+        model.session_draft(4, pace * 400)
+        model.session_round(5, pace * 1400, drafted=True, n_tokens=3)
+        model.session_round(1, pace * behind * 1000)
+        model.session_round(1, pace * 1000)
+        model.session_round(1, pace * 1000)
+
+
+@pytest.mark.parametrize(
+    ("shares_cores", "behind", "pace", "expected"),
+    [
+        pytest.param(True, 1.1, 1.0, 100, id="10 % longer: a tenth of a step"),
+        pytest.param(True, 1.0, 1.0, 0, id="as long as others: nothing"),
+        pytest.param(True, 0.9, 1.0, 0, id="shorter: nothing"),
+        pytest.param(True, 3.0, 1.0, 200, id="held up: a fifth at most"),
+        pytest.param(True, 1.0, 1.3, 0, id="the whole machine is slower: nothing"),
+        pytest.param(True, 1.1, 1.3, 130, id="10 % longer on a slower machine"),
+        pytest.param(False, 1.1, 1.0, 0, id="a GPU has no such caches"),
+    ],
+)
+def test_what_a_draft_costs_the_round_behind_it(shares_cores, behind, pace, expected):
+    model = CostModel(curve=KNOWN, shares_cores=shares_cores)
+    drafts_and_steps(model, 200, behind, pace)
+    assert model.cost_behind_draft() == pytest.approx(expected, rel=0.02, abs=5)
+
+
+def test_a_draft_is_charged_with_it():
+    model = CostModel(curve=KNOWN)
+    drafts_and_steps(model, 200, 1.1)
+    model.update()
+    drafts_and_steps(model, 64, 1.1)
+    model.update()
+    assert model.curve().draft_us[4] > 440
+    assert model.curve().verify_us[1] == pytest.approx(1000, rel=0.02)
+
+
+def test_where_the_drafter_drafts_again_its_own_times_have_it():
+    model = CostModel(curve=KNOWN)
+    drafts_and_steps(model, 200, 1.1)
+    for _ in range(200):
+        model.session_draft(4, 400)
+        model.session_round(5, 1700, drafted=True, n_tokens=3)
+    assert model.cost_behind_draft() < 1
+
+
+@pytest.mark.parametrize(
+    ("rounds", "prompt", "counts"),
+    [
+        pytest.param(16, 0, True, id="16 tokens since the last draft"),
+        pytest.param(17, 0, False, id="17 tokens: it catches up"),
+        pytest.param(0, 15, True, id="a prompt of 15 and 1"),
+        pytest.param(0, 16, False, id="a prompt of 16 and 1"),
+        pytest.param(0, 1 << 30, False, id="a long prompt"),
+    ],
+)
+def test_which_drafts_times_count(rounds, prompt, counts):
+    model = CostModel()
+    model.session_round(5, 1400, drafted=True)
+    for _ in range(rounds):
+        model.session_round(1, 1000)
+    if prompt:
+        model.session_prompt(prompt)
+        model.session_prompt(1)
+    model.session_draft(1, 100)
+    model.update()
+    assert (model.curve().draft_us[1] > 0) is counts
+
+
+@pytest.mark.parametrize(("shares_cores", "counts"), [(True, False), (False, True)])
+def test_a_plain_step_behind_a_draft(shares_cores, counts):
+    """On a CPU it says nothing of those of a pause."""
+    model = CostModel(shares_cores=shares_cores)
+    model.session_round(5, 1400, drafted=True)
+    model.session_round(1, 1000)
+    model.update()
+    assert (model.curve().verify_us[1] > 0) is counts
+
+
+def test_the_first_plain_step_is_behind_no_draft():
+    model = CostModel()
+    model.session_round(1, 1000)
+    model.update()
+    assert model.curve().verify_us[1] == 1000

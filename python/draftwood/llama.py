@@ -53,8 +53,8 @@ class Llama(Intercepts, Generation):
             "mtp", "dflash", "ngram" (what followed the last tokens where they stood before in the text), or
             "tree" (as "auto" drafts, always in trees).
         drafter: path of a DFlash drafter's GGUF, made for this model.
-        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 8 with "auto" and with trees, 16 with a
-            draft_model of the caller's own).
+        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 2 with "mtp" on a CPU, 8 with "auto" and
+            with trees, 16 with a draft_model of the caller's own).
         tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
         draft_p_min: end a draft where the drafter gives its path less than this probability.
@@ -113,7 +113,8 @@ class Llama(Intercepts, Generation):
         self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         if draft_tokens is None:
-            draft_tokens = default_draft_tokens(speculation, tree_budget, given=draft_model is not None)
+            given, on_cpu = draft_model is not None, kwargs.get("n_gpu_layers", 0) == 0 or not cards()
+            draft_tokens = default_draft_tokens(speculation, tree_budget, given=given, on_cpu=on_cpu)
         self._options = Options(
             speculation,  # type: ignore[arg-type]
             draft_tokens,

@@ -17,6 +17,7 @@ Speculation = Literal["auto", "off", "mtp", "dflash", "ngram", "tree"]
 SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "dflash", "ngram", "tree")
 HYBRID_ARCHITECTURES = ("qwen35", "qwen35moe")
 DEFAULT_DRAFT_TOKENS = 4
+CPU_DRAFT_TOKENS = 2  # of MTP on a CPU, where each further row of a verify costs more
 GIVEN_DRAFT_TOKENS = 16  # where the caller's own draft_model says how long drafts are
 TREE_DRAFT_TOKENS = 8  # longest path of a tree, and most that "auto" chooses
 MAX_DRAFT_TOKENS = 63
@@ -129,12 +130,18 @@ class Plan:
 _NO_GENERATION = ("embedding", "vocab_only")
 
 
-def default_draft_tokens(speculation: str, tree_budget: int | None, *, given: bool = False) -> int:
-    """Return the longest draft where nobody says. given: a draft_model drafts."""
+def default_draft_tokens(
+    speculation: str, tree_budget: int | None, *, given: bool = False, on_cpu: bool = False
+) -> int:
+    """Return the longest draft where nobody says.
+
+    given: a draft_model drafts. on_cpu: no layer is on a card.
+    """
     if given:
         return GIVEN_DRAFT_TOKENS
-    in_trees = speculation in ("auto", "tree") or tree_budget is not None
-    return TREE_DRAFT_TOKENS if in_trees else DEFAULT_DRAFT_TOKENS
+    if speculation in ("auto", "tree") or tree_budget is not None:
+        return TREE_DRAFT_TOKENS
+    return CPU_DRAFT_TOKENS if on_cpu and speculation == "mtp" else DEFAULT_DRAFT_TOKENS
 
 
 def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree_ops: bool = False) -> Plan:

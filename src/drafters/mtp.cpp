@@ -11,7 +11,8 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_waiting_max = 256; // pairs that may wait for a draft: fed in few decodes, and in pauses in none
+constexpr int32_t n_waiting_max     = 256; // pairs that may wait for a draft: in a pause it may never come
+constexpr int32_t n_waiting_if_sure = 64;  // if it comes for certain: a prompt's pairs belong to the prompt's time
 
 llama_context * make_context(llama_context * target, llama_context_params params) {
     params               = drafter_context::params_for(target, params);
@@ -51,6 +52,7 @@ mtp_drafter::mtp_drafter(target_context & target, llama_context_params context_p
     ctx_(make_context(target.get(), context_params), block_.head, params, target.attached().model),
     n_embd_(llama_model_n_embd_out(llama_get_model(target.get()))),
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
+    most_waiting_(std::min(n_rows_max_, params.length == DW_LENGTH_AUTO ? n_waiting_max : n_waiting_if_sure)),
     ahead_(drafts_ahead(llama_get_model(target.get()), ctx_.attached(), target.attached())),
     waiting_(ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
     newest_(ctx_.left().backend(), n_embd_, 1),
@@ -110,7 +112,7 @@ void mtp_drafter::observe(const kept_rows & kept) {
     target_.left().taken_by(waiting_.backend());
 
     // a long prompt is fed at once; what a round accepted waits for the next draft
-    while (queue_.size() > std::min(n_rows_max_, n_waiting_max)) {
+    while (queue_.size() > most_waiting_) {
         feed(std::min(queue_.size(), n_rows_max_), /*output*/ false);
     }
 }

@@ -77,8 +77,9 @@ class mtp_drafter : public drafter {
     mtp_block        block_;
     drafter_context  ctx_;
     int32_t          n_embd_;
-    int32_t          n_rows_max_; // pairs per decode
-    bool             ahead_;      // drafted tokens need not come to the host before they are verified
+    int32_t          n_rows_max_;   // pairs per decode
+    int32_t          most_waiting_; // pairs
+    bool             ahead_;        // drafted tokens need not come to the host before they are verified
 
     beams       beams_; // rows of the last draft, if it was a tree
     pair_queue  queue_;

@@ -62,8 +62,8 @@ DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t sp
 DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
 
 // --- the cost model of DW_LENGTH_AUTO: src/round/cost_model.h
-// Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py. Times are microseconds. Sizes are tokens drafted or rows
-// verified. Errors: DW_ERR_ARGUMENT for a value out of range.
+// Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py. Times are microseconds. Sizes are
+// tokens drafted or rows verified. Errors: DW_ERR_ARGUMENT for a value out of range.
 
 typedef struct dw_cost_model dw_cost_model;
 

@@ -8,6 +8,7 @@ from draftwood.options import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,
     Options,
+    default_draft_tokens,
     fitted,
     needed_batch,
     plan,
@@ -140,6 +141,22 @@ def test_a_budget_of_one_row_drafts_nothing_and_says_so(speculation):
     chosen = plan(Options(speculation, tree_budget=1), Info(), {})
     assert chosen.drafter == "none"
     assert "tree_budget=1" in chosen.reason
+
+
+@pytest.mark.parametrize(
+    ("speculation", "tree_budget", "where", "expected"),
+    [
+        ("mtp", None, {}, 4),
+        ("mtp", None, {"on_cpu": True}, 2),
+        ("mtp", 16, {"on_cpu": True}, 8),
+        ("dflash", None, {"on_cpu": True}, 4),
+        ("ngram", None, {"on_cpu": True}, 4),
+        ("auto", None, {"on_cpu": True}, 8),
+        ("auto", None, {"given": True, "on_cpu": True}, 16),
+    ],
+)
+def test_the_longest_draft_where_nobody_says(speculation, tree_budget, where, expected):
+    assert default_draft_tokens(speculation, tree_budget, **where) == expected
 
 
 def test_a_default_budget_holds_the_longest_draft():

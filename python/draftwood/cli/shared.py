@@ -9,6 +9,7 @@ import click
 
 from draftwood.load.arguments import MAX_THREADS
 from draftwood.options import (
+    CPU_DRAFT_TOKENS,
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,
     MAX_DRAFT_TOKENS,
@@ -38,8 +39,8 @@ rpc = click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
                    help="RPC servers that get layers (--n-gpu-layers says how many).")  # fmt: skip
 draft_tokens = click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),
                             help="Longest draft of a round; in a tree, its longest path. Default: "
-                            f"{TREE_DRAFT_TOKENS} with auto and in trees, else "
-                            f"{DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
+                            f"{TREE_DRAFT_TOKENS} with auto and in trees, {CPU_DRAFT_TOKENS} with "
+                            f"mtp on a CPU, else {DEFAULT_DRAFT_TOKENS}.")  # fmt: skip
 
 
 def tree_budget(least: int = 1) -> Option:

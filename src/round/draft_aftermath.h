@@ -22,7 +22,8 @@ class draft_aftermath {
     // no round came between the newest draft and now
     bool is_behind_draft() const { return is_behind_draft_; }
 
-    // A draft first catches up with the tokens since the last one. Behind many its time says nothing of drafts.
+    // A draft first catches up with the tokens since the last one. Behind a prompt or a pause its time says nothing of
+    // drafts.
     bool catches_up() const { return n_tokens_ > most_tokens; }
 
     // A round behind a draft took `us`, and such rounds take `expected`.
@@ -35,7 +36,7 @@ class draft_aftermath {
     double cost() const { return std::max(0.0, mean_); }
 
   private:
-    static constexpr int32_t most_tokens      = 16;   // what a few rounds of drafts accept
+    static constexpr int32_t most_tokens      = 64; // of rounds by n-grams between two drafts, whose catching up counts
     static constexpr double  most_excess      = 0.2;  // of a round: what is more has other reasons
     static constexpr double  weight_of_newest = 0.05; // single rounds differ by more than the mean
 

@@ -63,10 +63,10 @@ def test_where_the_drafter_drafts_again_its_own_times_have_it():
 @pytest.mark.parametrize(
     ("rounds", "prompt", "counts"),
     [
-        pytest.param(16, 0, True, id="16 tokens since the last draft"),
-        pytest.param(17, 0, False, id="17 tokens: it catches up"),
-        pytest.param(0, 15, True, id="a prompt of 15 and 1"),
-        pytest.param(0, 16, False, id="a prompt of 16 and 1"),
+        pytest.param(64, 0, True, id="64 tokens since the last draft"),
+        pytest.param(65, 0, False, id="65 tokens: it catches up"),
+        pytest.param(0, 63, True, id="a prompt of 63 and 1"),
+        pytest.param(0, 64, False, id="a prompt of 64 and 1"),
         pytest.param(0, 1 << 30, False, id="a long prompt"),
     ],
 )

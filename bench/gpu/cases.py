@@ -72,6 +72,8 @@ class Case:
     experts: float = 1.0
     """Part of the experts' bytes that the card may hold; 1: all, without a pool. llama-server then keeps the
     experts of as many layers in host memory (--n-cpu-moe)."""
+    guess: bool = True
+    """Whether experts are fetched before their router has chosen."""
     seed: int = 1
 
     @property

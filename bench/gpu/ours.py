@@ -19,7 +19,7 @@ from bench.gpu.schedule import accepted
 from bench.gpu.side import Apart, Side, is_chain
 from bench.gpu.work import BenchError
 
-POOLED = ("steps", "hits", "misses", "in_place", "bytes_missed")
+POOLED = ("steps", "hits", "misses", "in_place", "bytes_missed", "guessed", "right")
 """Counters of a pool, of a timed segment."""
 
 
@@ -246,4 +246,5 @@ class Ours:
         }
         if _weights.key is not None:
             common["expert_vram"] = int(case.experts * probe_model(self._model).expert_bytes)
+            common["expert_guess"] = case.guess
         return Llama(self._model, **common, **threads, **own)

@@ -94,6 +94,7 @@ def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]
                 "prompt",
                 "warm",
                 "experts",
+                "guess",
             )
         },
         "schedule": {"length": case.length, "rates": [round(rate, 6) for rate in case.schedule]},
@@ -150,7 +151,8 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 def _pooled(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
     """Return what experts beyond the card cost plain decode: beside a model on the card, in the same process.
 
-    bytes_missed: copied to the card a token. hit_rate: of experts that a layer asked for.
+    bytes_missed: copied to the card a token. hit_rate: of experts that a layer asked for. guessed: experts a
+    token that were fetched before their router had chosen. guess_rate: of these, those that it then chose.
     """
     resident = [turn["seconds"] / turn["tokens"] for turn in found["resident"]]
     counted = [turn["experts"] for turn in found["plain"]]
@@ -162,6 +164,8 @@ def _pooled(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
         / sum(turn["tokens"] for turn in found["plain"]),
         "hit_rate": sum(one["hits"] for one in counted) / asked if asked else 0.0,
         "in_place": sum(one["in_place"] for one in counted) / asked if asked else 0.0,
+        "guess_rate": sum(one["right"] for one in counted) / max(1, sum(one["guessed"] for one in counted)),
+        "guessed": sum(one["guessed"] for one in counted) / sum(turn["tokens"] for turn in found["plain"]),
         "expert_bytes": counted[-1]["device_bytes"],
     }
 

@@ -71,6 +71,7 @@ class Llama(Intercepts, Generation):
             many as fit on the card, too; a missing one is copied there in the step that needs it
             (docs/experts.md).
         expert_heat: file that keeps which experts were used most, from one run to the next.
+        expert_guess: fetch a layer's experts while the layer before it computes (None: on a card).
         rpc_servers: "host:port,host:port" of ggml-rpc-servers that take layers (n_gpu_layers), before this
             machine's cards. One that goes away while it is in use ends the process.
         chat_template_kwargs, reasoning_format, parse_tool_calls: defaults of `create_chat_completion`.
@@ -99,6 +100,7 @@ class Llama(Intercepts, Generation):
         vram: int | str | None = None,
         expert_vram: int | str | None = None,
         expert_heat: str | None = None,
+        expert_guess: bool | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         reasoning_format: str | None = None,
         parse_tool_calls: bool | None = None,
@@ -133,6 +135,7 @@ class Llama(Intercepts, Generation):
             "vram": vram,
             "expert_vram": expert_vram,
             "expert_heat": expert_heat,
+            "expert_guess": expert_guess,
         }
         model_path = os.fsdecode(model_path)
         forks.require_usable()

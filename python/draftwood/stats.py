@@ -136,7 +136,7 @@ class ExpertStats:
     in_place: int
     """Experts that were read from host memory: in prompts, and where a step has more experts than slots."""
     bytes_missed: int
-    """That came from host memory for these two."""
+    """That came from host memory for these two, and for guesses."""
     host_bytes: int
     """That all experts take in host memory."""
     device_bytes: int
@@ -145,6 +145,10 @@ class ExpertStats:
     """That experts of prompts take on their way; 0: prompts read host memory in place."""
     layers_beside: int
     """Layers whose missing experts are copied beside their other work, as a graph on a card does it."""
+    guessed: int
+    """Experts that were fetched before their router had chosen."""
+    right: int
+    """Of these, those that it then chose; they are hits."""
 
     @property
     def hit_rate(self) -> float:
@@ -162,6 +166,7 @@ class ExpertStats:
         return cls(
             raw.n_layers, raw.n_experts, raw.n_slots, raw.n_steps, raw.n_hits, raw.n_misses, raw.n_in_place,
             raw.bytes_missed, raw.host_bytes, raw.device_bytes, raw.stage_bytes, raw.n_beside,
+            raw.n_guessed, raw.n_right,
         )  # fmt: skip
 
 

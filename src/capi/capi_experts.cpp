@@ -35,7 +35,7 @@ expert_pool::seen layer_of(const dw_expert_pool & pool, int32_t il) {
 
 void dw_expert_params_init(dw_expert_params * params) {
     if (params) {
-        *params = { sizeof(dw_expert_params), /*n_slots*/ 0, DW_EXPERTS_FREQUENCY, /*stage*/ 0, "CPU" };
+        *params = { sizeof(dw_expert_params), /*n_slots*/ 0, DW_EXPERTS_FREQUENCY, /*stage*/ 0, /*guess*/ 0, 0, "CPU" };
     }
 }
 
@@ -53,7 +53,8 @@ dw_status dw_expert_pool_new(const dw_expert_params * params, dw_expert_pool ** 
         const auto policy =
             params->policy == DW_EXPERTS_LRU ? expert_pool::policy::lru : expert_pool::policy::frequency;
         *pool = nullptr;
-        *pool = new dw_expert_pool{ { device_named(params->device), params->n_slots, policy, params->stage != 0 } };
+        *pool = new dw_expert_pool{ { device_named(params->device), params->n_slots, policy, params->stage != 0,
+                                      params->guess != 0 } };
         return DW_OK;
     });
 }
@@ -84,7 +85,10 @@ dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * sta
             sum.n_hits += (int64_t) each.counted.n_hits;
             sum.n_misses += (int64_t) each.counted.n_misses;
             sum.n_in_place += (int64_t) each.counted.n_in_place;
-            sum.bytes_missed += (int64_t) (each.counted.n_misses + each.counted.n_in_place) * each.expert_bytes;
+            sum.n_guessed += (int64_t) each.counted.n_guessed;
+            sum.n_right += (int64_t) each.counted.n_right;
+            const uint64_t n_missed = each.counted.n_misses + each.counted.n_in_place + each.counted.n_guessed;
+            sum.bytes_missed += (int64_t) n_missed * each.expert_bytes;
         }
         *stats = sum;
         return DW_OK;

@@ -56,9 +56,10 @@ int32_t plane_for(slots::layer & of, const slot_layout & part) {
 
 } // namespace
 
-expert_pool::expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims, bool has_stage) :
+expert_pool::expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims, bool has_stage, bool guesses) :
     type_(device, n_slots, has_stage),
     victims_(victims),
+    guesses_(guesses),
     has_stage_(has_stage) {
     type_.owner = this;
 }

@@ -26,8 +26,9 @@ class expert_pool {
     using counters = dw::expert_slots::counters;
 
     // n_slots of each layer, at least 0. has_stage: prompts' experts are copied ahead, where the device can; it takes
-    // the bytes of two layers' experts. Throws failure with DW_ERR_UNSUPPORTED.
-    expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims, bool has_stage);
+    // the bytes of two layers' experts. guesses: experts are fetched before their router has chosen (guess.h). Throws
+    // failure with DW_ERR_UNSUPPORTED.
+    expert_pool(ggml_backend_dev_t device, int32_t n_slots, policy victims, bool has_stage, bool guesses);
     ~expert_pool();
     expert_pool(const expert_pool &)             = delete;
     expert_pool & operator=(const expert_pool &) = delete;
@@ -69,6 +70,7 @@ class expert_pool {
     void    computes_beside(const dw::expert_slots::layer & of);
     int32_t n_beside() const; // such layers
 
+    bool    guesses() const { return guesses_; }
     int64_t stage_bytes() const { return stage_bytes_; } // that the stage takes on the device; 0: there is none
 
   private:
@@ -94,6 +96,7 @@ class expert_pool {
 
     dw::expert_slots::beside * copies_ = nullptr; // on a device with queues
 
+    bool                      guesses_;
     bool                      has_stage_;
     dw::expert_slots::stage * stage_ = nullptr;
     std::vector<void *>       staged_memory_;

@@ -3,6 +3,7 @@
 #include "experts/product.h"
 
 #include "experts/beside.h"
+#include "experts/guess.h"
 #include "experts/pool.h"
 #include "ops/door/node.h"
 #include "ops/door/registry.h"
@@ -57,26 +58,38 @@ ggml_tensor * newest(ggml_cgraph * graph, const dw::op_signature & op) {
 }
 
 // The layer before this one, if it is in the graph with as many rows, may copy this one's experts ahead.
-void tell_layer_before(ggml_cgraph * graph, const slots::layer & of, const ggml_tensor * ids) {
+void tell_layer_before(ggml_cgraph * graph, const slots::layer & of, const ggml_tensor * ids, ggml_backend_dev_t device,
+                       bool watched) {
     ggml_tensor * node = newest(graph, slots::signature);
     if (node && ((const slots::layer *) dw::layer_of(node))->next == &of &&
         node->src[slots::ids]->ne[1] == ids->ne[1]) {
         slots::set_has_next(node);
+        if (!watched && stays_on(graph, node, device)) {
+            slots::set_next_is_joined(node);
+        }
     }
 }
 
-// The layer before this one is whole now: its copies can run beside what needs none of them.
-void let_layer_before_compute(ggml_cgraph * graph, expert_pool & pool) {
+// The layer before this one is whole now: its copies can run beside what needs none of them, and what its input says of
+// this one's experts can be fetched.
+void let_layer_before_compute(ggml_context * ctx, ggml_cgraph * graph, expert_pool & pool, const slots::layer & next,
+                              const ggml_tensor * ids) {
     ggml_tensor * ready = newest(graph, slots::ready_signature);
     if (!ready) {
         return;
     }
-    ggml_tensor *        node = ready->src[slots::indices];
-    const slots::layer & of   = *(const slots::layer *) dw::layer_of(node);
-    const bool only_looks_up  = slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1]);
-    if (!only_looks_up && move_in_front(graph, ready, pool.buffer_type().device()) > 0) {
+    ggml_tensor *            node   = ready->src[slots::indices];
+    const slots::layer &     of     = *(const slots::layer *) dw::layer_of(node);
+    const ggml_backend_dev_t device = pool.buffer_type().device();
+    if (slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1])) {
+        return;
+    }
+    if (move_in_front(graph, ready, device) > 0) {
         slots::set_copies_beside(node);
         pool.computes_beside(of);
+    }
+    if (pool.guesses() && stays_on(graph, node, device)) {
+        add_guess(ctx, graph, node, ids, next, device);
     }
 }
 
@@ -103,10 +116,10 @@ ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tenso
     ggml_tensor * indices = newest_plane(graph, *layer, part->plane, ids);
     if (!indices) {
         if (layer->stages(ids->ne[1])) {
-            tell_layer_before(graph, *layer, ids);
+            tell_layer_before(graph, *layer, ids, pool->buffer_type().device(), watched);
         }
         if (!watched) {
-            let_layer_before_compute(graph, *pool);
+            let_layer_before_compute(ctx, graph, *pool, *layer, ids);
         }
         add_planes(ctx, graph, *layer, ids, pool->buffer_type().device());
         indices = newest_plane(graph, *layer, part->plane, ids);

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 12
+#define DW_API_VERSION 13
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -305,7 +305,9 @@ typedef struct dw_expert_params {
     uint32_t     struct_size; // sizeof(dw_expert_params), set by dw_expert_params_init
     int32_t      n_slots;     // of each layer; 0: experts are read from host memory
     int32_t      policy;      // dw_expert_policy
-    int32_t      stage;  // 1: copy the experts of prompts ahead, where the device can; takes two layers' experts there
+    int32_t      stage; // 1: copy the experts of prompts ahead, where the device can; takes two layers' experts there
+    int32_t      guess; // 1: fetch a layer's experts while the layer before it computes, by what its input says of them
+    int32_t      reserved;
     const char * device; // ggml's name of it: "CUDA0"; "CPU" keeps slots in plain memory, as tests do
 } dw_expert_params;
 
@@ -319,12 +321,14 @@ typedef struct dw_expert_stats {
     int64_t  n_hits;       // experts that were in a slot
     int64_t  n_misses;     // that were copied into one
     int64_t  n_in_place;   // that were read from host memory: in prompts, and where a step has more experts than slots
-    int64_t  bytes_missed; // of misses and in_place
+    int64_t  bytes_missed; // of misses, in_place and guessed
     int64_t  host_bytes;   // that the experts take in host memory
     int64_t  device_bytes; // that the slots take
     int64_t  stage_bytes;  // that the stage takes; 0: prompts read in place
     int32_t  n_beside;     // layers whose copies run beside their other work
     int32_t  reserved;
+    int64_t  n_guessed; // experts that were fetched before their router had chosen; bytes_missed has them
+    int64_t  n_right;   // of these, that it then chose
 } dw_expert_stats;
 
 typedef struct dw_expert_layer {

@@ -69,6 +69,12 @@ def test_the_op_is_its_model(usable, draw, case, policy):
     check("CUDA", draw, **case, policy=policy, steps=STEPS)
 
 
+@pytest.mark.parametrize("policy", ["frequency", "lru"])
+@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
+def test_guesses_are_their_model(usable, draw, case, policy):
+    check("CUDA", draw, **case, policy=policy, steps=[8, *STEPS], guess=True)
+
+
 def test_smallest(usable, draw):
     check("CUDA", draw, n_experts=16, k=3, n_slots=6, sizes=[96, 34], policy="frequency", steps=[1, 4, 65])
 
@@ -93,8 +99,9 @@ def opened(path, slots, **settings):
     )
 
 
+@pytest.mark.parametrize("guess", [False, True], ids=["", "guesses"])
 @pytest.mark.parametrize("changes", TYPES.values(), ids=TYPES)
-def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, model, changes, monkeypatch):
+def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, model, changes, guess, monkeypatch):
     path = model(**changes)
     batches = [1, 1, 1, ROWS, 1, 4, *[1] * 40, 2, 2, ROWS]
     plain = opened(path, None)
@@ -102,13 +109,14 @@ def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, model, changes, m
     plain.close()
     for slots in (0, 1, K, E // 4, E // 2, E - 1):
         monkeypatch.setattr(experts, "share", lambda *_, slots=slots: experts.Share(slots, "CUDA0"))
-        llm = opened(path, 1)
+        llm = opened(path, 1, expert_guess=guess)
         found = rows_of(llm, batches)
         stats = llm.expert_stats
         llm.close()
         assert np.array_equal(found, wanted), (slots, np.abs(found - wanted).max())
         assert (stats.misses > 0) == (slots > 0)
         assert stats.layers_beside == (LAYERS - 1 if slots > 0 else 0)
+        assert (stats.guessed > 0) == (guess and slots > 0)
 
 
 @pytest.mark.parametrize("kind", TYPES)
@@ -134,7 +142,10 @@ def test_prompts_are_near_those_of_a_model_on_the_card(usable, model, kind, keep
 
 @pytest.mark.parametrize("slots", [K, E // 2])
 def test_staged_prompts_are_those_read_in_place(usable, model, slots, monkeypatch):
-    """Long prompts, a decode between them that changes what is resident, and a last part that is short."""
+    """Long prompts, a decode between them that changes what is resident, and a last part that is short.
+
+    Again and again, so that their graphs are captured and replayed.
+    """
     path = model(types="*down_exps*=Q6_K,Q4_K")
     batches = [700, 1, 1, 600, 1, 100, 1]
     found = []
@@ -142,7 +153,7 @@ def test_staged_prompts_are_those_read_in_place(usable, model, slots, monkeypatc
         monkeypatch.setattr(experts, "share", lambda *_, stage=stage: experts.Share(slots, "CUDA0", stage))
         llm = Llama(path, n_ctx=2048, n_batch=1024, n_ubatch=1024, n_gpu_layers=-1, speculation="off",
                     verbose=False, expert_vram=1)  # fmt: skip
-        found.append(rows_of(llm, batches))
+        found.append(np.stack([rows_of(llm, batches) for _ in range(4)]))
         assert (llm.expert_stats.stage_bytes > 0) == stage
         llm.close()
     assert np.array_equal(*found)

@@ -31,8 +31,8 @@ def pooled(gguf):
     """pooled(slots, policy=..., **fields of the model) -> a rig whose experts lie in a pool, and the pool."""
     made = []
 
-    def make(n_slots, policy="frequency", heat=None, settings=None, **changes):
-        pool = ExpertPool(n_slots, policy=policy)
+    def make(n_slots, policy="frequency", heat=None, settings=None, guess=False, **changes):
+        pool = ExpertPool(n_slots, policy=policy, guess=guess)
         pool.set_heat(heat or {})
         rig = Rig(gguf("moe-mtp", **{**SHAPE, **changes}), pool=pool, **(settings or {}))
         made.append((rig, pool))
@@ -86,12 +86,13 @@ TYPES = {
 }
 
 
+@pytest.mark.parametrize("guess", [False, True], ids=["", "guesses"])
 @pytest.mark.parametrize("changes", TYPES.values(), ids=TYPES)
 @pytest.mark.parametrize("slots", SLOTS)
-def test_rows_are_those_of_a_model_in_one_memory(pooled, rig, gguf, slots, changes):
+def test_rows_are_those_of_a_model_in_one_memory(pooled, rig, gguf, slots, changes, guess):
     batches = [1, 1, 5, 1, 16, 40, 70, 1, 1, 2]
     plain = rig(gguf("moe-mtp", **{**SHAPE, **changes}))
-    ours, pool = pooled(slots, **changes)
+    ours, pool = pooled(slots, guess=guess, **changes)
     assert np.array_equal(rows_of(ours, TEXT, batches), rows_of(plain, TEXT, batches))
     stats = pool.stats()
     if slots == 0:
@@ -103,6 +104,17 @@ def test_rows_are_those_of_a_model_in_one_memory(pooled, rig, gguf, slots, chang
     assert (stats.in_place > 0) == (slots < E)
     assert stats.steps == len(batches)
     assert stats.layers_beside == LAYERS - 1, "the last one has no layer behind it that would tell"
+    assert (stats.guessed > 0) == (guess and slots < E)
+    assert stats.right <= stats.guessed
+
+
+def test_guesses_are_often_right(pooled):
+    """The next router's choice from this layer's input: more often right than chance, which is K of E."""
+    ours, pool = pooled(E // 2, guess=True)
+    rows_of(ours, TEXT, [1] * 120)
+    stats = pool.stats()
+    assert stats.guessed > 100
+    assert stats.right / stats.guessed > 1.5 * K / E
 
 
 def test_a_graph_that_is_watched_keeps_its_order(pooled):

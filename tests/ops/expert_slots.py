@@ -14,21 +14,24 @@ import numpy as np
 
 from tests.ops import ggml_graph as ggml
 
-MAX_PARTS, MAX_EXPERTS, MAX_FILL_ROWS, MAX_PICKS = 3, 1024, 64, 2048
+MAX_PARTS, MAX_EXPERTS, MAX_FILL_ROWS, MAX_PICKS, MAX_GUESSES = 3, 1024, 64, 2048, 64
 POLICIES = {"frequency": 0, "lru": 1}
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
+_N_USED_AT = _LAYER_AT + 8 + 1 + 4  # dw::expert_slots::n_used_at
 _NO = -1
 
 ENTRY = np.dtype(
-    [("recency", "u8"), ("heat", "u4"), ("epoch", "u4"), ("slot", "i4"), ("reserved", "i4")], align=True
+    [("recency", "u8"), ("heat", "u4"), ("epoch", "u4"), ("slot", "i4"), ("guessed", "u4")], align=True
 )
 TABLE = np.dtype(
     [
-        ("counted", "u8", 4), ("step", "u4"), ("n_fills", "i4"), ("fills", "i4", (MAX_EXPERTS, 2)),
+        ("counted", "u8", 6), ("step", "u4"), ("n_fills", "i4"), ("n_guesses", "i4"), ("reserved", "i4"),
+        ("fills", "i4", (MAX_EXPERTS, 2)), ("guesses", "i4", (MAX_GUESSES, 2)),
         ("entries", ENTRY, MAX_EXPERTS),
     ],
     align=True,
 )  # fmt: skip
+MAX_GUESS_ROWS = 8
 _p, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
 
@@ -67,6 +70,10 @@ class _Memory(ctypes.Structure):
         ("allocate", ctypes.CFUNCTYPE(_p, _int, _size)),
         ("free", ctypes.CFUNCTYPE(None, _int, _p)),
         ("copy", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _p, _size)),
+        ("make_stage", ctypes.CFUNCTYPE(_p, _int)),
+        ("free_stage", ctypes.CFUNCTYPE(None, _int, _p)),
+        ("make_beside", ctypes.CFUNCTYPE(_p, _int)),
+        ("free_beside", ctypes.CFUNCTYPE(None, _int, _p)),
     ]
 
 
@@ -127,6 +134,7 @@ class Layer:
         self.layer.n_planes = len(firsts)
         self.layer.first_slots[: len(firsts)] = firsts
         self.layer.state = self._memory.allocate(0, TABLE.itemsize)
+        self.layer.copies = self._memory.make_beside(0)
         first_state = first_table(self.layer.n_experts, n_slots)
         self._copy(self.layer.state, first_state.ctypes.data, TABLE.itemsize)
 
@@ -156,6 +164,27 @@ class Layer:
 
         return ggml.run(op, [(wide, "I32")], shape, backend=self.backend, dtype=np.int32)
 
+    def guess(self, hidden: np.ndarray, norm: np.ndarray, router: np.ndarray, k: int) -> None:
+        """Run dw_expert_guess for this layer, from hidden f32[rows, n] as if a layer before it had them.
+
+        On a card the queue of the copies has it: it is done when the next `run` is.
+        """
+
+        def op(context: Any, *given: Any) -> Any:
+            name = "dw_expert_guess"
+            userdata = ggml.symbol(self.backend, name)
+            function = ggml.descriptor(name).cpu
+            ne, array, n = (1,) * ggml.MAX_DIMS, (_p * len(given))(*given), len(given)
+            node = ggml.base.ggml_custom_4d(
+                context, ggml.TYPES["I32"], *ne, array, n, function, ggml.ALL_THREADS, userdata
+            )
+            ctypes.c_uint64.from_address(node + _OP_PARAMS + _LAYER_AT).value = ctypes.addressof(self.layer)
+            ctypes.memmove(node + _OP_PARAMS + _N_USED_AT, ctypes.byref(ctypes.c_int32(k)), 4)
+            return node
+
+        operands = [(hidden, "F32"), (norm, "F32"), (router, "F32")]
+        ggml.run(op, operands, (1, 1, 1, 1), backend=self.backend, dtype=np.int32)
+
     def table(self) -> np.ndarray:
         """Return the table: TABLE."""
         found = np.zeros((), TABLE)
@@ -176,6 +205,7 @@ class Layer:
             self._memory.unmap(0, at + host, device)
             self._memory.release(0, at, host + device)
         self._memory.free(0, self.layer.state)
+        self._memory.free_beside(0, self.layer.copies)
 
     def __enter__(self) -> Layer:
         return self
@@ -236,7 +266,27 @@ class Model:
                 self._add(expert, epoch, 256 if expert in flat[:k] else 64)
                 entries[expert]["recency"] = int(self.table["step"]) * MAX_PICKS + last + 1
         n_fills = int(self.table["n_fills"])
-        self.table["counted"] += np.array([1, len(hits), n_fills, len(missing) - n_fills], np.uint64)
+        step = int(self.table["step"])
+        right = 0 if looks else sum(int(entries[e]["guessed"]) == step for e in chosen)
+        counted = [1, len(hits), n_fills, len(missing) - n_fills, 0, right]
+        self.table["counted"] += np.array(counted, np.uint64)
+
+    def guess(self, hidden: np.ndarray, norm: np.ndarray, router: np.ndarray, k: int) -> None:
+        """Change the table as guesses from rows hidden f32[rows, n] do."""
+        entries, step = self.table["entries"], int(self.table["step"]) + 1
+        logits = hidden.astype(np.float64) * norm @ router.T.astype(np.float64)
+        chosen = sorted({int(e) for row in np.argsort(-logits, axis=1, kind="stable")[:, :k] for e in row})
+        self.table["n_guesses"] = 0
+        for expert in [e for e in chosen if entries[e]["slot"] == _NO][:MAX_GUESSES]:
+            free = [e for e in range(self.n_experts) if entries[e]["slot"] != _NO and e not in set(chosen)]
+            if not free:
+                break
+            out = min(free, key=lambda e: self._key(e, step // 64))
+            slot = int(entries[out]["slot"])
+            entries[out]["slot"], entries[expert]["slot"], entries[expert]["guessed"] = _NO, slot, step
+            self.table["guesses"][int(self.table["n_guesses"])] = (expert, slot)
+            self.table["n_guesses"] += 1
+        self.table["counted"][4] += np.uint64(self.table["n_guesses"])
 
 
 def random_ids(draw: np.random.Generator, rows: int, k: int, n_experts: int) -> np.ndarray:
@@ -248,14 +298,36 @@ def random_ids(draw: np.random.Generator, rows: int, k: int, n_experts: int) -> 
     )
 
 
+def random_router(
+    draw: np.random.Generator, rows: int, n_experts: int
+) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    """Return hidden f32[rows, 64], norm f32[64], router f32[n_experts, 64] of small whole numbers.
+
+    So sums are exact in any order, and many logits are equal.
+    """
+    hidden, router = (draw.integers(-3, 4, (n, 64)).astype(np.float32) for n in (rows, n_experts))
+    return hidden, draw.integers(1, 4, 64).astype(np.float32), router
+
+
 def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_slots: int, policy: str,
-          sizes: Sequence[int], steps: Sequence[int]) -> None:  # fmt: skip
-    """Run steps of so many rows; hold each result, the table and all slots against the model."""
+          sizes: Sequence[int], steps: Sequence[int], guess: bool = False) -> None:  # fmt: skip
+    """Run steps of so many rows; hold each result, the table and all slots against the model.
+
+    guess: experts are guessed before each step of up to 8 rows; every second one chooses what was guessed.
+    """
     parts = [draw.integers(0, 256, (n_experts, size), np.uint8) for size in sizes]
     model = Model(n_experts, n_slots, policy)
     with Layer(backend, n_slots, parts, policy=policy) as layer:
         for rows in steps:
             ids = random_ids(draw, rows, k, n_experts)
+            if guess and rows <= MAX_GUESS_ROWS:
+                hidden, norm, router = random_router(draw, rows, n_experts)
+                layer.guess(hidden, norm, router, k)
+                model.guess(hidden, norm, router, k)
+                if draw.integers(2):
+                    ids = np.argsort(-(hidden * norm @ router.T), axis=1, kind="stable")[:, :k].astype(
+                        np.int32
+                    )
             found = layer.run(ids)
             model.step(ids)
             table = layer.table()
@@ -263,6 +335,9 @@ def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_
             assert np.array_equal(table["counted"], model.table["counted"])
             assert (int(table["step"]), int(table["n_fills"])) == (int(model.table["step"]), n)
             assert np.array_equal(table["fills"][:n], model.table["fills"][:n])
+            n_guesses = int(model.table["n_guesses"])
+            assert int(table["n_guesses"]) == n_guesses
+            assert np.array_equal(table["guesses"][:n_guesses], model.table["guesses"][:n_guesses])
             assert np.array_equal(table["entries"][:n_experts], model.table["entries"][:n_experts])
             slots = model.table["entries"]["slot"][ids]
             for plane, first in enumerate(layer.first_slots):

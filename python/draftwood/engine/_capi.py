@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 12
+API_VERSION = 13
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -170,6 +170,8 @@ class ExpertParams(ctypes.Structure):
         ("n_slots", ctypes.c_int32),
         ("policy", ctypes.c_int32),
         ("stage", ctypes.c_int32),
+        ("guess", ctypes.c_int32),
+        ("reserved", ctypes.c_int32),
         ("device", ctypes.c_char_p),
     ]
 
@@ -192,6 +194,8 @@ class ExpertStats(ctypes.Structure):
         ("stage_bytes", ctypes.c_int64),
         ("n_beside", ctypes.c_int32),
         ("reserved", ctypes.c_int32),
+        ("n_guessed", ctypes.c_int64),
+        ("n_right", ctypes.c_int64),
     ]
 
 

@@ -23,11 +23,18 @@ class ExpertPool:
     """Make it before the model that is loaded into it, and close it after that model."""
 
     def __init__(
-        self, n_slots: int, *, device: str = "CPU", policy: str = "frequency", stage: bool = False
+        self,
+        n_slots: int,
+        *,
+        device: str = "CPU",
+        policy: str = "frequency",
+        stage: bool = False,
+        guess: bool = False,
     ) -> None:
         """n_slots: of each layer; device: ggml's name; policy: "frequency" or "lru".
 
         stage: copy the experts of prompts ahead, which takes two layers' experts on the device.
+        guess: fetch a layer's experts while the layer before it computes, by what its input says of them.
 
         Errors: UnsupportedError for a device that cannot read host memory through its own addresses.
         """
@@ -35,7 +42,7 @@ class ExpertPool:
         raw = _capi.ExpertParams()
         _lib.dw_expert_params_init(ctypes.byref(raw))
         raw.n_slots, raw.policy, raw.device = n_slots, _POLICIES[policy], device.encode()
-        raw.stage = int(stage)
+        raw.stage, raw.guess = int(stage), int(guess)
         self._handle: Any = _capi.PoolHandle()
         check(_lib.dw_expert_pool_new(ctypes.byref(raw), ctypes.byref(self._handle)), _HINT)
 

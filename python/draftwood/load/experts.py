@@ -22,6 +22,7 @@ from draftwood.warn import warn
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SCHEMA = 1
+_CPU = "CPU"  # ggml's name of it
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
 _STAGED_LAYERS = 2
 _SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees
@@ -146,7 +147,7 @@ def require_experts(info: ModelInfo) -> None:
 def fitting(info: ModelInfo, n_bytes: int, device: str) -> Share:
     """Return what a device holds in so many bytes, less than all experts take."""
     staged = _STAGED_LAYERS * info.expert_bytes // info.n_expert_layers
-    stage = device != "CPU" and n_bytes >= _LEAST_BESIDE * staged
+    stage = device != _CPU and n_bytes >= _LEAST_BESIDE * staged
     slots = (n_bytes - staged * stage) * info.n_experts // info.expert_bytes
     return Share(max(info.n_experts_used, slots), device, stage)
 
@@ -154,7 +155,7 @@ def fitting(info: ModelInfo, n_bytes: int, device: str) -> Share:
 def _device(kwargs: dict[str, Any]) -> str:
     found = cards()
     if kwargs.get("n_gpu_layers", 0) == 0 or not found:
-        return "CPU"
+        return _CPU
     main = kwargs.get("main_gpu", 0)
     if len(found) > 1 and kwargs.get("split_mode", 1) != _NO_SPLIT:
         raise UnsupportedError(
@@ -166,15 +167,25 @@ def _device(kwargs: dict[str, Any]) -> str:
     return str(describe(found[main])["name"])
 
 
+def guesses(given: Any, wanted: Share | None) -> bool:
+    """Return whether experts are fetched before their router has chosen. Errors: OptionError for no bool."""
+    if given is not None and not isinstance(given, bool):
+        raise OptionError(
+            f"expert_guess is {given!r}; expected True, False or None", hint="leave expert_guess out"
+        )
+    return wanted is not None and (wanted.device != _CPU if given is None else given)
+
+
 def make_pool(
-    wanted: Share, info: ModelInfo, heat: str | None, *, asked_for: bool = True
+    wanted: Share, info: ModelInfo, heat: str | None, *, guess: bool = False, asked_for: bool = True
 ) -> ExpertPool | None:
     """Make the pool, with the heat of a file that an earlier run left.
 
+    guess: as `guesses` says.
     asked_for: by the caller; else a device that cannot have one is said in a warning, and the result is None.
     """
     try:
-        pool = ExpertPool(wanted.slots, device=wanted.device, stage=wanted.stage)
+        pool = ExpertPool(wanted.slots, device=wanted.device, stage=wanted.stage, guess=guess)
     except UnsupportedError as error:
         if asked_for:
             raise

@@ -51,8 +51,9 @@ def prepare(
 ) -> Preparation:
     """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have.
 
-    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, vram, expert_vram, expert_heat. known: names of
-    arguments. To be called from `Llama.__init__`, at whose caller warnings point. Errors: those of `Llama`.
+    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, vram, expert_vram, expert_heat, expert_guess.
+    known: names of arguments. To be called from `Llama.__init__`, at whose caller warnings point.
+    Errors: those of `Llama`.
     """
     wanted = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
     cpu.check()
@@ -92,7 +93,8 @@ def _pool(
 ) -> ExpertPool | None:
     asked_for = placement["vram"] is not None or placement["expert_vram"] is not None
     part = experts.share(info, experts.room(info, placement, kwargs), kwargs)
-    return experts.make_pool(part, info, heat, asked_for=asked_for) if part else None
+    guess = experts.guesses(placement["expert_guess"], part)
+    return experts.make_pool(part, info, heat, guess=guess, asked_for=asked_for) if part else None
 
 
 def _check_draft_model(given: Any) -> None:

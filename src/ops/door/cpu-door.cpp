@@ -5,6 +5,7 @@
 #include "ggml-impl.h"
 #include "ops/door/custom-op.h"
 #include "ops/expert-slots/expert-slots.h"
+#include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/slot-memory.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
@@ -18,7 +19,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::tree_conv_windows::on_cpu, &dw::tree_delta_net::on_cpu,      &dw::tree_commit_state::on_cpu,
     &dw::tree_commit_conv::on_cpu,  &dw::tree_scores::on_cpu,         &dw::tree_values::on_cpu,
     &dw::tree_commit_rows::on_cpu,  &dw::tree_commit_columns::on_cpu, &dw::top_rows::on_cpu,
-    &dw::expert_slots::on_cpu,      &dw::expert_slots::ready_on_cpu,
+    &dw::expert_slots::on_cpu,      &dw::expert_slots::ready_on_cpu,  &dw::expert_slots::guess_on_cpu,
 };
 
 static_assert(sizeof(ggml_custom_op_params) <= dw::layer_at, "the layer pointer lies behind ggml's parameters");

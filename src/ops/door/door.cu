@@ -5,6 +5,7 @@
 #include "common.cuh"
 #include "ops/door/launch.h"
 #include "ops/expert-slots/expert-slots.h"
+#include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/slot-memory.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
@@ -16,9 +17,10 @@
 namespace {
 
 const dw::op_descriptor * const ops[] = {
-    &dw::tree_conv_windows::on_cuda, &dw::tree_delta_net::on_cuda,   &dw::tree_commit_state::on_cuda,
-    &dw::tree_commit_conv::on_cuda,  &dw::tree_commit_rows::on_cuda, &dw::tree_commit_columns::on_cuda,
-    &dw::top_rows::on_cuda,          &dw::expert_slots::on_cuda,     &dw::expert_slots::ready_on_cuda,
+    &dw::tree_conv_windows::on_cuda,  &dw::tree_delta_net::on_cuda,   &dw::tree_commit_state::on_cuda,
+    &dw::tree_commit_conv::on_cuda,   &dw::tree_commit_rows::on_cuda, &dw::tree_commit_columns::on_cuda,
+    &dw::top_rows::on_cuda,           &dw::expert_slots::on_cuda,     &dw::expert_slots::ready_on_cuda,
+    &dw::expert_slots::guess_on_cuda,
 };
 
 // The node's descriptor; nullptr: the node is not ours, or was made for the CPU. Only addresses are compared, so

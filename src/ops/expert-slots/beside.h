@@ -5,6 +5,8 @@
 
 #pragma once
 
+#include "ops/expert-slots/guess.h"
+
 #include <cuda_runtime.h>
 
 namespace dw::expert_slots {
@@ -14,6 +16,13 @@ struct beside {
     cudaEvent_t  is_chosen = nullptr; // what is to be copied
     cudaEvent_t  is_filled = nullptr;
     bool         is_open   = false; // copies were queued and not waited for yet
+
+    // of guesses (guess.h), which follow this layer's copies in the same queue
+    cudaEvent_t   is_hidden  = nullptr; // what they are made from
+    cudaEvent_t   is_guessed = nullptr; // the next layer's table has them
+    cudaEvent_t   is_fetched = nullptr;
+    float *       logits     = nullptr; // f32[max_guess_rows, max_experts], on the device
+    const layer * guessed    = nullptr; // whose experts were fetched ahead and are not waited for yet
 };
 
 } // namespace dw::expert_slots

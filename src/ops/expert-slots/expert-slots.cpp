@@ -1,12 +1,16 @@
-// dw_expert_slots on CPU, the reference: expert-slots.h. One thread works; the slots are plain memory.
+// dw_expert_slots and dw_expert_guess on CPU, the reference: expert-slots.h, guess.h. One thread works; the slots are
+// plain memory.
 
 #include "ops/expert-slots/expert-slots.h"
 
+#include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/policy.h"
 
 #include <algorithm>
 #include <array>
 #include <cstring>
+#include <numeric>
+#include <vector>
 
 namespace dw::expert_slots {
 
@@ -85,14 +89,15 @@ void resolve(const layer & of, const picks & from) {
     const chosen_experts now     = count(from);
     const bool           looks   = only_looks_up(of, from.n_used(), from.n_rows());
     const bool           warm_up = from.n_used() >= of.n_experts;
-    int32_t              n_hits = 0, n_all = 0;
+    int32_t              n_hits = 0, n_all = 0, n_right = 0;
+    state.n_fills = 0;
+    state.step += looks ? 0 : 1;
     for (int32_t e = 0; e < of.n_experts; ++e) {
         n_all += now[e].count > 0;
         n_hits += now[e].count > 0 && state.entries[e].slot >= 0;
+        n_right += now[e].count > 0 && !looks && state.entries[e].guessed == state.step;
     }
-    state.n_fills = 0;
     if (!looks) {
-        state.step++;
         fill_missing(of, now, state.step);
     }
     for (int32_t e = 0; e < of.n_experts && !warm_up; ++e) {
@@ -107,6 +112,7 @@ void resolve(const layer & of, const picks & from) {
     state.counted.n_hits += n_hits;
     state.counted.n_misses += state.n_fills;
     state.counted.n_in_place += n_all - n_hits - state.n_fills;
+    state.counted.n_right += n_right;
 }
 
 void compute(ggml_tensor * dst, int ith, int, void *) {
@@ -128,10 +134,65 @@ void compute(ggml_tensor * dst, int ith, int, void *) {
     }
 }
 
+// the experts that each row would choose
+chosen_experts guess(const layer & of, const ggml_tensor * node) {
+    const ggml_tensor *  x      = node->src[hidden];
+    const ggml_tensor *  w      = node->src[router];
+    const auto *         scale  = (const float *) node->src[norm]->data;
+    const int32_t        n_used = n_used_of(node);
+    chosen_experts       found;
+    std::vector<float>   logits(of.n_experts);
+    std::vector<int32_t> order(of.n_experts);
+    for (int64_t row = 0; row < x->ne[1]; ++row) {
+        const auto * in = (const float *) ((const char *) x->data + row * x->nb[1]);
+        for (int32_t e = 0; e < of.n_experts; ++e) {
+            const auto * weights = (const float *) ((const char *) w->data + e * w->nb[1]);
+            float        sum     = 0.0f;
+            for (int64_t i = 0; i < x->ne[0]; ++i) {
+                sum += weights[i] * scale[i] * in[i];
+            }
+            logits[e] = sum;
+        }
+        std::iota(order.begin(), order.end(), 0);
+        std::stable_sort(order.begin(), order.end(), [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+        for (int32_t i = 0; i < n_used; ++i) {
+            found[order[i]].count++;
+        }
+    }
+    return found;
+}
+
+void compute_guess(ggml_tensor * dst, int ith, int, void *) {
+    if (ith != 0) {
+        return;
+    }
+    const layer &        of    = *(const layer *) layer_of(dst);
+    table &              state = *of.state;
+    const chosen_experts now   = guess(of, dst);
+    const uint32_t       step  = state.step + 1;
+    state.n_guesses            = 0;
+    for (int32_t e = 0; e < of.n_experts && state.n_guesses < max_guesses; ++e) {
+        if (now[e].count == 0 || state.entries[e].slot >= 0) {
+            continue;
+        }
+        const int32_t out = victim(of, now, step);
+        if (out < 0) {
+            break;
+        }
+        std::swap(state.entries[e].slot, state.entries[out].slot);
+        state.entries[e].guessed         = step;
+        state.guesses[state.n_guesses++] = { e, state.entries[e].slot };
+        copy(of, { e, state.entries[e].slot });
+    }
+    state.counted.n_guessed += (uint64_t) state.n_guesses;
+}
+
 // the copies are done
 void compute_ready(ggml_tensor *, int, int, void *) {}
 
 } // namespace
+
+const op_descriptor guess_on_cpu = { guess_signature, compute_guess, nullptr, nullptr, nullptr };
 
 const op_descriptor ready_on_cpu = { ready_signature, compute_ready, nullptr, nullptr, nullptr };
 

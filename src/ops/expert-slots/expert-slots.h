@@ -19,6 +19,8 @@
 // rows that chose it. From least_staged_rows rows on it is copied ahead, if the pool has a stage (stage.h): behind the
 // slots then lie indices of all experts once more, in memory that layers share.
 //
+// An op in the layer before may have fetched experts ahead (guess.h).
+//
 // The copies into slots run beside what stands between the op and a second one, dw_expert_ready, which waits for them
 // and gives the indices to the products. Whoever builds the graph says whether anything stands there (beside.h).
 //
@@ -37,6 +39,7 @@ constexpr int32_t max_parts     = 3;
 constexpr int32_t max_experts   = 1024; // of a layer
 constexpr int32_t max_fill_rows = 64;   // a verify; prompts have more
 constexpr int32_t max_picks     = 2048; // rows times experts a row, of a step that fills
+constexpr int32_t max_guesses   = 64;   // experts of a layer that are fetched ahead of a step
 
 constexpr int32_t least_staged_rows = 512; // most experts have a row, so all of them are copied
 
@@ -51,7 +54,7 @@ struct entry {
     uint32_t heat;    // uses, in 1/256, as of `epoch`
     uint32_t epoch;   // steps / 64 when heat was last brought up to date
     int32_t  slot;    // -1: on the host alone
-    int32_t  reserved;
+    uint32_t guessed; // step that it was fetched for before its router had chosen (guess.h); 0: none
 };
 
 // Distinct experts of a layer and step, counted since the start.
@@ -60,6 +63,8 @@ struct counters {
     uint64_t n_hits;     // that were resident
     uint64_t n_misses;   // that were copied into a slot
     uint64_t n_in_place; // that were read from the host
+    uint64_t n_guessed;  // that were fetched ahead
+    uint64_t n_right;    // of these, that the next step chose
 };
 
 struct fill {
@@ -69,9 +74,12 @@ struct fill {
 // Of one layer, on the device that runs it. Launches in one stream change it in order.
 struct table {
     counters counted;
-    uint32_t step;    // of the newest one that could fill
-    int32_t  n_fills; // of the newest step
+    uint32_t step;      // of the newest one that could fill
+    int32_t  n_fills;   // of the newest step
+    int32_t  n_guesses; // for the step that comes
+    int32_t  reserved;
     fill     fills[max_experts];
+    fill     guesses[max_guesses];
     entry    entries[max_experts];
 };
 
@@ -134,6 +142,17 @@ inline bool has_next(const ggml_tensor * node) {
 
 inline void set_has_next(ggml_tensor * node) {
     ((char *) node->op_params)[next_at] = 1;
+}
+
+// Whether nothing between the two can run on another device, so that both are captured into one CUDA graph.
+constexpr size_t joined_at = next_at + 2;
+
+inline bool next_is_joined(const ggml_tensor * node) {
+    return ((const char *) node->op_params)[joined_at] != 0;
+}
+
+inline void set_next_is_joined(ggml_tensor * node) {
+    ((char *) node->op_params)[joined_at] = 1;
 }
 
 // Whether nodes stand between dw_expert_slots, whose flag this is, and its dw_expert_ready.

@@ -54,7 +54,7 @@ constexpr uint64_t no_key = ~(uint64_t) 0;
 inline entry initial(int32_t rank, int32_t n_slots, uint32_t heat) {
     const bool resident = rank < n_slots;
     return { resident ? (uint64_t) (n_slots - rank) : 0, heat < most_heat ? heat : most_heat, 0, resident ? rank : -1,
-             0 };
+             /*guessed*/ 0 };
 }
 
 } // namespace dw::expert_slots

@@ -184,7 +184,9 @@ void free_beside(int device, dw::expert_slots::beside * copies) {
         return;
     }
     ggml_cuda_set_device(device);
-    for (cudaEvent_t event : { copies->is_chosen, copies->is_filled }) {
+    cudaFree(copies->logits);
+    for (cudaEvent_t event :
+         { copies->is_chosen, copies->is_filled, copies->is_hidden, copies->is_guessed, copies->is_fetched }) {
         if (event) {
             cudaEventDestroy(event);
         }
@@ -201,9 +203,14 @@ dw::expert_slots::beside * make_beside(int device) {
     if (!copies) {
         return nullptr;
     }
-    if (cudaStreamCreateWithFlags(&copies->stream, cudaStreamNonBlocking) != cudaSuccess ||
-        cudaEventCreateWithFlags(&copies->is_chosen, cudaEventDisableTiming) != cudaSuccess ||
-        cudaEventCreateWithFlags(&copies->is_filled, cudaEventDisableTiming) != cudaSuccess) {
+    constexpr size_t n_logits = dw::expert_slots::max_guess_rows * dw::expert_slots::max_experts;
+    bool             made     = cudaStreamCreateWithFlags(&copies->stream, cudaStreamNonBlocking) == cudaSuccess &&
+                cudaMalloc(&copies->logits, n_logits * sizeof(float)) == cudaSuccess;
+    for (cudaEvent_t * event :
+         { &copies->is_chosen, &copies->is_filled, &copies->is_hidden, &copies->is_guessed, &copies->is_fetched }) {
+        made = made && cudaEventCreateWithFlags(event, cudaEventDisableTiming) == cudaSuccess;
+    }
+    if (!made) {
         (void) cudaGetLastError();
         free_beside(device, copies);
         return nullptr;

@@ -17,6 +17,7 @@ struct stage {
     cudaEvent_t   is_free     = nullptr; // the place to copy into
     cudaEvent_t   is_ready[2] = {};      // by place
     const layer * coming      = nullptr; // whose copies were queued last and are not waited for yet
+    bool          is_captured = false;   // they were, into a graph
 };
 
 } // namespace dw::expert_slots

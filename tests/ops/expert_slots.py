@@ -233,9 +233,9 @@ class Model:
         entry = self.table["entries"][expert]
         entry["heat"], entry["epoch"] = min(self.heat(expert, epoch) + heat, 65535), epoch
 
-    def _key(self, expert: int, epoch: int) -> tuple[int, int]:
+    def _key(self, expert: int, epoch: int) -> tuple[int, int, int]:
         recency = int(self.table["entries"][expert]["recency"])
-        return (self.heat(expert, epoch) if self.policy == "frequency" else 0, recency)
+        return (self.heat(expert, epoch) if self.policy == "frequency" else 0, recency, expert)
 
     def step(self, ids: np.ndarray) -> None:
         """Change the table as a step with these choices does."""

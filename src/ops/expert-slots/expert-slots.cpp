@@ -53,8 +53,8 @@ int32_t victim(const layer & of, const chosen_experts & now, uint32_t step) {
     uint64_t least = no_key;
     for (int32_t e = 0; e < of.n_experts; ++e) {
         const entry & each = of.state->entries[e];
-        if (each.slot >= 0 && now[e].count == 0 && key_of(each, of.victims, step) < least) {
-            least = key_of(each, of.victims, step);
+        if (each.slot >= 0 && now[e].count == 0 && key_of(each, e, of.victims, step) < least) {
+            least = key_of(each, e, of.victims, step);
             found = e;
         }
     }

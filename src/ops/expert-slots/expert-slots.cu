@@ -120,7 +120,21 @@ template <typename Word> __global__ void stage_absent(const slots::layer of) {
     }
 }
 
+// Copy engines leave the multiprocessors to the products, but know nothing of the table: with less than half of the
+// experts in slots, they copy all of them.
+void copy_all(const slots::layer & of, cudaStream_t stream) {
+    for (int p = 0; p < of.n_parts; ++p) {
+        const slots::part & part = of.parts[p];
+        char * const        to   = part.base + of.first_staged[part.plane] * part.stride;
+        CUDA_CHECK(cudaMemcpyAsync(to, part.base, of.n_experts * part.stride, cudaMemcpyDefault, stream));
+    }
+}
+
 void copy_absent(const slots::layer & of, cudaStream_t stream) {
+    if (2 * of.n_slots < of.n_experts) {
+        copy_all(of, stream);
+        return;
+    }
     const auto copy = slots::in_words_of(of, sizeof(uint4)) ? stage_absent<uint4> : stage_absent<uint16_t>;
     copy<<<n_stage_blocks, slots::n_fill_threads, 0, stream>>>(of);
 }

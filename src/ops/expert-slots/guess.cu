@@ -106,8 +106,10 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                         (int) hidden->ne[1] };
     const auto copy = slots::in_words_of(of, sizeof(uint4)) ? fetch<uint4> : fetch<uint16_t>;
     const dim3 grid((of.n_experts + n_logit_warps - 1) / n_logit_warps, from.n);
-    CUDA_CHECK(cudaEventRecord(copies.is_hidden, with.stream));
-    CUDA_CHECK(cudaStreamWaitEvent(copies.stream, copies.is_hidden, 0));
+    if (!copies.is_open) { // else what it reads was there before this layer's copies were queued
+        CUDA_CHECK(cudaEventRecord(copies.is_hidden, with.stream));
+        CUDA_CHECK(cudaStreamWaitEvent(copies.stream, copies.is_hidden, 0));
+    }
     guess_logits<<<grid, n_logit_warps * n_lanes, 0, copies.stream>>>(from, dw::data_of<float>(dst->src[slots::norm]),
                                                                       dw::data_of<float>(dst->src[slots::router]),
                                                                       of.n_experts, copies.logits);

@@ -67,7 +67,7 @@ __device__ inline int rank_in_block(int * by_warp, bool yes, int & n_all) {
 // one.
 __device__ inline int give_slots(room & s, const layer & of, entry & mine, bool needed, bool missing, int rank,
                                  int n_wanted, uint32_t step, fill * fills) {
-    uint64_t key     = !needed && mine.slot >= 0 ? key_of(mine, of.victims, step) : no_key;
+    uint64_t key     = !needed && mine.slot >= 0 ? key_of(mine, (int) threadIdx.x, of.victims, step) : no_key;
     int      n_given = 0;
     for (; n_given < n_wanted; ++n_given) {
         const uint64_t least = least_of_block(s, key);

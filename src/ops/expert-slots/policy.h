@@ -40,12 +40,14 @@ DW_BOTH void use(entry & of, uint32_t step, int32_t pick, bool by_first_row) {
     of.recency = (uint64_t) step * max_picks + pick + 1;
 }
 
-// The resident expert with the least key goes. No two keys are equal, since no two uses have one recency, and experts
-// that were never used begin with different ones (initial()).
-DW_BOTH uint64_t key_of(const entry & of, policy by, uint32_t step) {
-    constexpr uint64_t recency_bits = 48;
-    const uint64_t     recency      = of.recency & (((uint64_t) 1 << recency_bits) - 1);
-    return by == policy::lru ? recency : (uint64_t) heat_at(of, epoch_of(step)) << recency_bits | recency;
+// The resident expert with the least key goes. Guesses bring in experts that were never used, so the expert's number is
+// in its key: no two are equal. 38 bits hold the recency of 134 million steps.
+DW_BOTH uint64_t key_of(const entry & of, int32_t expert, policy by, uint32_t step) {
+    constexpr uint64_t expert_bits = 10, recency_bits = 38;
+    static_assert(max_experts <= 1 << expert_bits, "a number fits");
+    const uint64_t recency = of.recency & (((uint64_t) 1 << recency_bits) - 1);
+    const uint64_t heat    = by == policy::lru ? 0 : heat_at(of, epoch_of(step));
+    return heat << (expert_bits + recency_bits) | recency << expert_bits | (uint64_t) expert;
 }
 
 constexpr uint64_t no_key = ~(uint64_t) 0;

@@ -204,7 +204,9 @@ dw::expert_slots::beside * make_beside(int device) {
         return nullptr;
     }
     constexpr size_t n_logits = dw::expert_slots::max_guess_rows * dw::expert_slots::max_experts;
-    bool             made     = cudaStreamCreateWithFlags(&copies->stream, cudaStreamNonBlocking) == cudaSuccess &&
+    int              lowest = 0, highest = 0; // a copy waits for the bus, not for what the step has queued
+    cudaDeviceGetStreamPriorityRange(&lowest, &highest);
+    bool made = cudaStreamCreateWithPriority(&copies->stream, cudaStreamNonBlocking, highest) == cudaSuccess &&
                 cudaMalloc(&copies->logits, n_logits * sizeof(float)) == cudaSuccess;
     for (cudaEvent_t * event :
          { &copies->is_chosen, &copies->is_filled, &copies->is_hidden, &copies->is_guessed, &copies->is_fetched }) {

@@ -45,21 +45,24 @@ class branch_record {
     double accepted_ = 0.0;
 };
 
-// When a drafter that is not chosen gets a trial of two rounds, since the text may have changed: after more than 16
-// rounds, then 32, 64, 128, 256 and 512. A round that chooses the drafter resets this.
+// When a drafter that is not chosen gets a trial of two rounds, since the text may have changed: after more rounds than
+// first_pause, then twice as many, up to 512. A round that chooses the drafter resets this.
 class trial_schedule {
   public:
+    explicit trial_schedule(int32_t first_pause) :
+        first_pause_(first_pause) {}
+
     // Count a round. Returns true if it is a trial.
     // is_available: the drafter could draft in this round. Other rounds do not count.
     bool next_round(bool is_chosen, bool is_available);
 
   private:
-    static constexpr int32_t first_pause = 16; // rounds
-    static constexpr int32_t last_pause  = 512;
-    static constexpr int32_t n_trial     = 2; // the first one also catches up with what the drafter missed
+    static constexpr int32_t last_pause = 512; // rounds
+    static constexpr int32_t n_trial    = 2;   // the first one also catches up with what the drafter missed
 
+    int32_t first_pause_;
     int32_t n_idle_ = 0;
-    int32_t pause_  = first_pause;
+    int32_t pause_  = first_pause_;
     int32_t n_left_ = 0; // rounds of the trial
 };
 

@@ -13,11 +13,19 @@ namespace {
 constexpr double  margin                 = 1.02; // drafting and branching must win by this, since times are not exact
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
+constexpr int32_t first_pause            = 16;   // rounds until the first trial
+constexpr int32_t first_pause_on_cpu     = 64;   // catching up costs a trial several steps there
 constexpr int32_t plain_trial            = 128;  // rounds with drafts, then n_plain_trial without: 1.5 % of rounds
 constexpr int32_t n_plain_trial          = 2;
 constexpr double  small_change           = 0.3; // of a new speed that is taken over at once, below load_change
 
 } // namespace
+
+cost_model::cost_model(int32_t n_warmup, bool shares_cores) :
+    n_warmup_(n_warmup),
+    shares_cores_(shares_cores),
+    trials_{ trial_schedule(shares_cores ? first_pause_on_cpu : first_pause),
+             trial_schedule(shares_cores ? first_pause_on_cpu : first_pause) } {}
 
 void cost_model::add_draft_time(int32_t n_tokens, int64_t us) {
     draft_group_.add_time(std::min(n_tokens, max_draft), us, n_warmup_);

@@ -33,9 +33,7 @@ class cost_model {
     // n_warmup: rounds of a size whose times are discarded.
     // shares_cores: verifies run on cores that other programs may take. False on a GPU, whose rounds are slow for other
     // reasons: where attention grows by a step, graphs of all sizes are built and captured again.
-    cost_model(int32_t n_warmup, bool shares_cores) :
-        n_warmup_(n_warmup),
-        shares_cores_(shares_cores) {}
+    cost_model(int32_t n_warmup, bool shares_cores);
 
     cost_model(const cost_model &)             = delete; // its groups refer to its curves
     cost_model & operator=(const cost_model &) = delete;
@@ -125,7 +123,7 @@ class cost_model {
 
     std::array<acceptance_record, n_draft_sources> records_{};
     bool                                           is_copying_ = false; // the last draft was of n-grams, and all right
-    std::array<trial_schedule, n_draft_sources>    trials_{};
+    std::array<trial_schedule, n_draft_sources>    trials_;
     branch_record                                  branches_;
     int32_t                                        n_drafts_in_a_row_ = 0;     // rounds
     bool                                           is_trial_          = false; // of a plain step: the newest choice

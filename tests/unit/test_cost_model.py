@@ -223,29 +223,34 @@ def rounds_of(model: CostModel, n: int, accepted: int, longest: int = 8) -> list
     ],
 )
 def test_rounds_until_a_pause_if_nothing_is_accepted(costs, drafts_before):
-    drafted = rounds_of(CostModel(curve=costs), drafts_before + 17, 0)
+    drafted = rounds_of(CostModel(curve=costs, shares_cores=False), drafts_before + 17, 0)
     assert all(n > 0 for n in drafted[:drafts_before])
     assert drafted[drafts_before : drafts_before + 16] == [0] * 16
     assert drafted[drafts_before + 16] > 0, "the first trial"
 
 
-def test_trials_of_a_pause():
+@pytest.mark.parametrize(
+    ("shares_cores", "expected"),
+    [(False, [17, 50, 115, 244, 501, 1014]), (True, [65, 194, 451, 964])],
+    ids=["GPU", "CPU"],
+)
+def test_trials_of_a_pause(shares_cores, expected):
     """A trial has two rounds of two tokens. Pauses double, up to 512 rounds."""
-    drafted = rounds_of(CostModel(curve=linear(1000.0)), 1020, 0)
+    drafted = rounds_of(CostModel(curve=linear(1000.0), shares_cores=shares_cores), 1020, 0)
     trials = [i for i, n in enumerate(drafted) if n > 0]
     first = [i for i in trials if i - 1 not in trials]
-    assert [i + 1 for i in first] == [17, 50, 115, 244, 501, 1014]
+    assert [i + 1 for i in first] == expected
     assert trials == [j for i in first for j in (i, i + 1)]
     assert {drafted[i] for i in trials} == {2}
 
 
 def test_a_trial_is_no_longer_than_the_room():
-    assert max(rounds_of(CostModel(curve=linear(1000.0)), 40, 0, longest=1)) == 1
+    assert max(rounds_of(CostModel(curve=linear(1000.0)), 80, 0, longest=1)) == 1
 
 
 def test_rounds_without_room_do_not_count():
     """Not for the pause, and not for the trial."""
-    model = CostModel(curve=linear(1000.0))
+    model = CostModel(curve=linear(1000.0), shares_cores=False)
     assert rounds_of(model, 10, 0) == [0] * 10
     assert rounds_of(model, 30, 0, longest=0) == [0] * 30
     assert rounds_of(model, 7, 0) == [0] * 6 + [2]
@@ -292,7 +297,7 @@ def test_plain_steps_among_drafts(shares_cores, plain):
 
 def test_sources_are_tried_apart():
     """The drafter's trial comes first, the n-grams' own one a round later."""
-    model = CostModel(curve=linear(1000.0))
+    model = CostModel(curve=linear(1000.0), shares_cores=False)
     accept(model, [NEVER] * 4, source=SOURCE_NGRAM)
     chosen = [model.choose(4, 4) for _ in range(20)]
     assert chosen[:16] == [PLAIN] * 16

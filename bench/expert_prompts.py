@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import random
+import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
@@ -24,10 +25,14 @@ from typing import Any
 
 import click
 from draftwood import Llama
-from draftwood.bench import facts
 from draftwood.bench import results as rows_of_results
 from draftwood.bench.intervals import paired
-from draftwood.engine.engine import build_info, probe_model
+from draftwood.engine.engine import probe_model
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # last: what lies there must not shadow what is installed
+from bench.gpu.stamp import origin  # noqa: E402
 
 SCHEMA = 1
 SIDES = ("resident", "pool", "stock")
@@ -116,8 +121,7 @@ def main(
         click.echo(f"{side:8} {speed:10.1f} tok/s")
     row = {
         "schema": SCHEMA,
-        **facts.machine(build_info()),
-        **facts.commit(Path(__file__).parent, "expert_prompts.py"),
+        **origin(),
         "model": model.name,
         "tokens": tokens,
         "ubatch": ubatch,

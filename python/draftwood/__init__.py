@@ -25,7 +25,7 @@ from draftwood.errors import (
     StateError,
     UnsupportedError,
 )
-from draftwood.stats import ExpertStats, SpeculationStats
+from draftwood.stats import ExpertStats, ReadaheadStats, SpeculationStats
 
 if _TYPE_CHECKING:
     from draftwood.llama import Llama
@@ -44,6 +44,7 @@ __all__ = [
     "Llama",
     "ModelFileError",
     "OptionError",
+    "ReadaheadStats",
     "ServerError",
     "SpeculationStats",
     "StateError",

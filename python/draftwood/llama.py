@@ -25,17 +25,18 @@ from draftwood.api.detokenize import Pieces
 from draftwood.api.timings import Latest
 from draftwood.engine.drafting import Target, keep_times, make_engine
 from draftwood.engine.experts import ExpertPool
+from draftwood.engine.readahead import ExpertReadahead
 from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, in_turn, step_by_step
-from draftwood.load import experts, files, fixes, forks, rpc
+from draftwood.load import experts, files, fixes, forks, readahead, rpc
 from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens
-from draftwood.stats import ExpertStats, SpeculationStats
+from draftwood.stats import ExpertStats, ReadaheadStats, SpeculationStats
 
 fixes.apply()
 
@@ -72,6 +73,8 @@ class Llama(Intercepts, Generation):
             (docs/experts.md).
         expert_heat: file that keeps which experts were used most, from one run to the next.
         expert_guess: fetch a layer's experts while the layer before it computes (None: on a card).
+        expert_readahead: read the experts that a step chose together from the model's file, for a model that
+            is larger than memory (docs/experts.md). Left out, it is on for such a model alone.
         rpc_servers: "host:port,host:port" of ggml-rpc-servers that take layers (n_gpu_layers), before this
             machine's cards. One that goes away while it is in use ends the process.
         chat_template_kwargs, reasoning_format, parse_tool_calls: defaults of `create_chat_completion`.
@@ -101,6 +104,7 @@ class Llama(Intercepts, Generation):
         expert_vram: int | str | None = None,
         expert_heat: str | None = None,
         expert_guess: bool | None = None,
+        expert_readahead: bool | None = None,
         chat_template_kwargs: dict[str, Any] | None = None,
         reasoning_format: str | None = None,
         parse_tool_calls: bool | None = None,
@@ -111,6 +115,7 @@ class Llama(Intercepts, Generation):
         self._guard = None
         self._servers: rpc.Servers | None = None
         self._pool: ExpertPool | None = None
+        self._readahead: ExpertReadahead | None = None
         self._pieces: Pieces | None = None
         self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
@@ -136,6 +141,7 @@ class Llama(Intercepts, Generation):
             "expert_vram": expert_vram,
             "expert_heat": expert_heat,
             "expert_guess": expert_guess,
+            "expert_readahead": expert_readahead,
         }
         model_path = os.fsdecode(model_path)
         forks.require_usable()
@@ -147,6 +153,7 @@ class Llama(Intercepts, Generation):
         try:
             with files.template_in_words(model_path):
                 super().__init__(model_path, **kwargs)
+            self._readahead = readahead.begin(self.model, prepared.read_ahead)  # before graphs are built
             # not given to upstream, which would store the logits of the whole context
             self.draft_model = draft_model if self._plan.drafter == "given" else None
             self._pieces = Pieces(self._model.vocab)
@@ -207,6 +214,9 @@ class Llama(Intercepts, Generation):
         if self._pool is not None and (heat := experts.heat_path(self._placement["expert_heat"])):
             experts.write_heat(heat, self._pool, self._info)
         super().close()
+        if self._readahead is not None:  # behind the model and its contexts
+            self._readahead.close()
+            self._readahead = None
         if self._pool is not None:  # behind the model in it
             self._pool.close()
             self._pool = None
@@ -240,6 +250,11 @@ class Llama(Intercepts, Generation):
     def expert_stats(self) -> ExpertStats | None:
         """Counters of the experts on the card; None where all of them lie in one memory."""
         return self._pool.stats() if self._pool else None
+
+    @property
+    def readahead_stats(self) -> ReadaheadStats | None:
+        """Counters of the experts that are read ahead from the model's file; None where none are."""
+        return self._readahead.stats() if self._readahead else None
 
     def reset_speculation_stats(self) -> None:
         """Set the counters of `speculation_stats` to zero."""

@@ -171,6 +171,38 @@ class ExpertStats:
 
 
 @dataclass(frozen=True, slots=True)
+class ReadaheadStats:
+    """Counters of experts that are read ahead from a mapped file, since the load: sums over layers.
+
+    A step's experts are counted once a layer, however many rows chose them.
+    Test: tests/model/test_expert_readahead.py.
+    """
+
+    layers: int
+    """That have experts in a mapped file, an MTP block included."""
+    steps: int
+    """Of one layer: decodes, prompts' batches included."""
+    experts_used: int
+    """Experts that steps chose."""
+    experts_read: int
+    """Of these, experts with pages that were not in memory."""
+    bytes_read: int
+    """Such pages. Both are 0 where Linux hides it: the process neither owns the file nor may write it."""
+    expert_bytes: int
+    """That all experts of these layers take."""
+
+    def to_dict(self) -> dict[str, Any]:
+        """Return the counters, ready for JSON."""
+        return asdict(self)
+
+    @classmethod
+    def from_native(cls, raw: Any) -> ReadaheadStats:
+        """Read a dw_readahead_stats."""
+        counted = (raw.n_steps, raw.n_experts_used, raw.n_experts_read, raw.bytes_read)
+        return cls(raw.n_layers, *counted, raw.expert_bytes)
+
+
+@dataclass(frozen=True, slots=True)
 class ExpertLayer:
     """What a pool knows of a layer."""
 

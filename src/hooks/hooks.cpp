@@ -3,6 +3,7 @@
 #include "hooks/hooks.h"
 
 #include "experts/product.h"
+#include "experts/readahead.h"
 #include "llama/attachment.h"
 
 #include <exception>
@@ -100,10 +101,14 @@ ggml_tensor * dw_hook_attn_values(const dw_attachment * dw, ggml_context * ctx, 
 ggml_tensor * dw_hook_mul_mat_id(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
                                  ggml_tensor * ids, bool watched) noexcept {
     ggml_tensor * product = nullptr;
+    ggml_tensor * chosen  = ids;
     try {
         product = pooled_product(ctx, graph, weights, x, ids, watched);
+        if (!product) {
+            chosen = read_ahead(ctx, graph, weights, ids);
+        }
     } catch (const std::exception &) {
-        // no memory for the layer's table: its experts are read from host memory
+        // no memory for the layer's table, or for a node: its experts are read from where they lie
     }
-    return product ? product : ggml_mul_mat_id(ctx, weights, x, ids);
+    return product ? product : ggml_mul_mat_id(ctx, weights, x, chosen);
 }

@@ -60,8 +60,9 @@ ggml_tensor * dw_hook_delta_net(const dw_attachment * dw, ggml_context * ctx, gg
                                 int il) noexcept;
 
 // llm_graph_context::build_lora_mm_id, in place of the product of chosen experts' weights with x: one that reads a
-// pool's slots if the weights lie in a pool (experts/product.h). watched: somebody sees each node's result. It needs no
-// attachment.
+// pool's slots if the weights lie in a pool (experts/product.h), or one behind an op that reads them ahead if they lie
+// in a mapped file and somebody asked for it (experts/readahead.h). watched: somebody sees each node's result. It needs
+// no attachment.
 ggml_tensor * dw_hook_mul_mat_id(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
                                  ggml_tensor * ids, bool watched) noexcept;
 

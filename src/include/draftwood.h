@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 13
+#define DW_API_VERSION 14
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -363,6 +363,34 @@ DW_API dw_status dw_expert_set_heat(dw_expert_pool * pool, int32_t il, const uin
 // Errors: DW_ERR_ARGUMENT (il has no experts in the pool, or has not entered), DW_ERR_INTERNAL (the device failed).
 DW_API dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * stats);
 DW_API dw_status dw_expert_get_layer(const dw_expert_pool * pool, int32_t il, dw_expert_layer * layer);
+
+// Experts beyond memory
+//
+// A model that is larger than memory lies in a mapped file, and the kernel reads the pages that products meet. With a
+// dw_expert_readahead, an op behind each router asks for all pages of all chosen experts at once, in batches of up to
+// 64 rows. Results do not change. It works on Linux, for experts that a CPU reads from a mapped file (use_mmap, in no
+// pool). Make it behind the model and before its contexts decode. Free it after the model's contexts and the model. Two
+// of one model must not be there at the same time. Test: tests/model/test_expert_readahead.py.
+
+typedef struct dw_expert_readahead dw_expert_readahead;
+
+// Sums over layers since it was made. A step's experts are counted once a layer, however many rows chose them.
+typedef struct dw_readahead_stats {
+    uint32_t struct_size;
+    int32_t  n_layers;       // with experts in a mapped file
+    int64_t  n_steps;        // of one layer
+    int64_t  n_experts_used; // that steps chose
+    int64_t  n_experts_read; // of these, with pages that were not in memory
+    int64_t  bytes_read;     // such pages. Both 0 if the process neither owns the file nor may write it: Linux hides it
+    int64_t  expert_bytes;   // all experts of these layers
+} dw_readahead_stats;
+
+// A model without such experts gives one with n_layers 0, which has no effect. Errors: DW_ERR_ARGUMENT.
+DW_API dw_status dw_expert_readahead_new(const struct llama_model * model, dw_expert_readahead ** readahead);
+DW_API void      dw_expert_readahead_free(dw_expert_readahead * readahead);
+
+// Errors: DW_ERR_ARGUMENT.
+DW_API dw_status dw_expert_readahead_get_stats(const dw_expert_readahead * readahead, dw_readahead_stats * stats);
 
 #ifdef __cplusplus
 }

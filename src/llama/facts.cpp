@@ -24,6 +24,14 @@ const ggml_tensor * token_embeddings(const llama_model * model) {
     return model->tok_embd;
 }
 
+std::vector<const ggml_tensor *> tensors_of(const llama_model * model) {
+    std::vector<const ggml_tensor *> found;
+    for (const auto & [name, tensor] : llama_internal_get_tensor_map(model)) {
+        found.push_back(tensor);
+    }
+    return found;
+}
+
 std::vector<ggml_backend_dev_t> devices_of(const llama_model * model) {
     const int32_t                   n = model->n_gpu_layers() == 0 ? 0 : llama_model_n_devices(model);
     std::vector<ggml_backend_dev_t> devices(n);

@@ -22,6 +22,8 @@ bool is_qwen35(std::string_view architecture);
 const ggml_tensor * output_head(const llama_model * model);      // nullptr: it has none
 const ggml_tensor * token_embeddings(const llama_model * model); // nullptr: it has none
 
+std::vector<const ggml_tensor *> tensors_of(const llama_model * model);
+
 // devices that the model's layers may be on, besides the CPU
 std::vector<ggml_backend_dev_t> devices_of(const llama_model * model);
 

@@ -33,6 +33,7 @@ STRUCTS = {
     "dw_expert_params": _capi.ExpertParams,
     "dw_expert_stats": _capi.ExpertStats,
     "dw_expert_layer": _capi.ExpertLayer,
+    "dw_readahead_stats": _capi.ReadaheadStats,
 }
 SCALARS = {
     "uint32_t": ctypes.c_uint32,
@@ -51,10 +52,12 @@ POINTERS = {
     "void": ctypes.c_void_p,
     "dw_engine": _capi.EngineHandle,
     "dw_expert_pool": _capi.PoolHandle,
+    "dw_expert_readahead": _capi.ReadaheadHandle,
     "dw_cost_model": testing_api.CostModelHandle,
     "dw_accepted_log": testing_api.AcceptedLogHandle,
     "dw_thread_choice": testing_api.ThreadChoiceHandle,
     "llama_context": ctypes.c_void_p,
+    "llama_model": ctypes.c_void_p,
     "llama_sampler": ctypes.c_void_p,
     "llama_context_params": ctypes.POINTER(_capi._llama.llama_context_params),
     **{name: ctypes.POINTER(struct) for name, struct in STRUCTS.items()},

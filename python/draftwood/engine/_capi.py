@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 13
+API_VERSION = 14
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -46,6 +46,7 @@ EXPERTS_LRU = 1
 Token = ctypes.c_int32
 EngineHandle = ctypes.c_void_p
 PoolHandle = ctypes.c_void_p
+ReadaheadHandle = ctypes.c_void_p
 
 
 class Curve(ctypes.Structure):
@@ -216,6 +217,20 @@ class ExpertLayer(ctypes.Structure):
     ]
 
 
+class ReadaheadStats(ctypes.Structure):
+    """dw_readahead_stats."""
+
+    _fields_ = [
+        ("struct_size", ctypes.c_uint32),
+        ("n_layers", ctypes.c_int32),
+        ("n_steps", ctypes.c_int64),
+        ("n_experts_used", ctypes.c_int64),
+        ("n_experts_read", ctypes.c_int64),
+        ("bytes_read", ctypes.c_int64),
+        ("expert_bytes", ctypes.c_int64),
+    ]
+
+
 _P = ctypes.POINTER
 _STATUS = ctypes.c_int
 _I32P = _P(ctypes.c_int32)
@@ -264,6 +279,9 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_expert_set_heat": (_STATUS, [PoolHandle, ctypes.c_int32, _P(ctypes.c_uint32), ctypes.c_int32]),
     "dw_expert_get_stats": (_STATUS, [PoolHandle, _P(ExpertStats)]),
     "dw_expert_get_layer": (_STATUS, [PoolHandle, ctypes.c_int32, _P(ExpertLayer)]),
+    "dw_expert_readahead_new": (_STATUS, [ctypes.c_void_p, _P(ReadaheadHandle)]),
+    "dw_expert_readahead_free": (None, [ReadaheadHandle]),
+    "dw_expert_readahead_get_stats": (_STATUS, [ReadaheadHandle, _P(ReadaheadStats)]),
 }
 
 for _name, (_restype, _argtypes) in SIGNATURES.items():

@@ -13,7 +13,7 @@ from typing import Any
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
-from draftwood.load import arguments, cpu, experts, files, overrides, rpc
+from draftwood.load import arguments, cpu, experts, files, overrides, readahead, rpc
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
 from draftwood.load.placement import embeddings_on_card, pooled_layers, tensor_overrides
@@ -39,6 +39,7 @@ class Preparation:
     info: ModelInfo
     pool: ExpertPool | None
     """Its owner closes it, after the model."""
+    read_ahead: readahead.Wanted | None
 
 
 def prepare(
@@ -51,9 +52,9 @@ def prepare(
 ) -> Preparation:
     """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have.
 
-    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, vram, expert_vram, expert_heat, expert_guess.
-    known: names of arguments. To be called from `Llama.__init__`, at whose caller warnings point.
-    Errors: those of `Llama`.
+    placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, vram, expert_vram, expert_heat, expert_guess,
+    expert_readahead. known: names of arguments. To be called from `Llama.__init__`, at whose caller warnings
+    point. Errors: those of `Llama`.
     """
     wanted = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
     cpu.check()
@@ -62,6 +63,7 @@ def prepare(
     overrides.check(model_path, kwargs.get("kv_overrides"))
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
     heat = experts.heat_path(placement["expert_heat"])
+    read_ahead = readahead.wanted(placement["expert_readahead"], info, kwargs)
     _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)
@@ -81,7 +83,7 @@ def prepare(
         if planned.drafter != "none":
             planned, raised = _fit(planned, options, kwargs)
             given |= raised
-        return Preparation(planned, given, auto_flash, servers, tensors, info, pool)
+        return Preparation(planned, given, auto_flash, servers, tensors, info, pool, read_ahead)
     except BaseException:
         if servers is not None:
             servers.close()

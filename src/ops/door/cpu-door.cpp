@@ -4,6 +4,7 @@
 
 #include "ggml-impl.h"
 #include "ops/door/custom-op.h"
+#include "ops/expert-readahead/expert-readahead.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/slot-memory.h"
@@ -20,6 +21,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::tree_commit_conv::on_cpu,  &dw::tree_scores::on_cpu,         &dw::tree_values::on_cpu,
     &dw::tree_commit_rows::on_cpu,  &dw::tree_commit_columns::on_cpu, &dw::top_rows::on_cpu,
     &dw::expert_slots::on_cpu,      &dw::expert_slots::ready_on_cpu,  &dw::expert_slots::guess_on_cpu,
+    &dw::expert_readahead::on_cpu,
 };
 
 static_assert(sizeof(ggml_custom_op_params) <= dw::layer_at, "the layer pointer lies behind ggml's parameters");

@@ -1,0 +1,206 @@
+"""expert_readahead=: the same text, what is counted, and a model that is larger than its memory cgroup."""
+
+from __future__ import annotations
+
+import ctypes
+import gc
+import os
+import pickle
+import sys
+from pathlib import Path
+
+import gguf as gguf_files
+import pytest
+from draftwood import ReadaheadStats
+from draftwood.engine.engine import probe_model
+from draftwood.engine.readahead import ExpertReadahead
+from draftwood.errors import OptionError, UnsupportedError
+from draftwood.load import memory
+
+sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
+
+import short_memory
+from memory_group import NoGroupError, forget
+
+PROMPT = b"What experts does a model choose?"
+SHAPE = {"experts": 16, "top_k": 3}
+NO_MTP = {**SHAPE, "mtp": False}  # a block that is not loaded is not mapped
+LAYERS = 4
+N = 40
+
+
+def text(llm, seed=None):
+    sampling = {"temp": 0.0} if seed is None else {"temp": 0.8, "top_k": 40}
+    if seed is not None:
+        llm.set_seed(seed)
+    llm.reset()
+    tokens = llm.generate(llm.tokenize(PROMPT), **sampling)
+    return [next(tokens) for _ in range(N)]
+
+
+@pytest.mark.parametrize("changes", [{}, {"types": "Q8_0"}, {"merged_experts": True}], ids=str)
+@pytest.mark.parametrize("speculation", ["off", "mtp", "tree", "auto"])
+@pytest.mark.parametrize("seed", [None, 7], ids=["greedy", "seeded"])
+def test_the_same_text(llama_of, speculation, seed, changes):
+    plain = text(llama_of("moe-mtp", {**SHAPE, **changes}, speculation="off"), seed)
+    llm = llama_of("moe-mtp", {**SHAPE, **changes}, speculation=speculation, expert_readahead=True)
+    assert text(llm, seed) == plain
+    assert llm.readahead_stats.steps > 0
+
+
+def test_what_is_counted(llama_of, gguf):
+    llm = llama_of("moe-mtp", SHAPE, speculation="off", expert_readahead=True)
+    tokens = llm.generate(llm.tokenize(PROMPT), temp=0.0)
+    next(tokens)
+    prompt = llm.readahead_stats
+    assert isinstance(prompt, ReadaheadStats)
+    assert prompt.layers == LAYERS, "the MTP block is not loaded"
+    assert prompt.steps > 0
+    assert LAYERS * SHAPE["top_k"] < prompt.experts_used <= prompt.steps * LAYERS * SHAPE["experts"]
+    for _ in range(N):
+        next(tokens)
+    stats = llm.readahead_stats
+    assert stats.steps == prompt.steps + N
+    assert stats.experts_used == prompt.experts_used + N * LAYERS * SHAPE["top_k"]
+    assert (stats.experts_read, stats.bytes_read) == (0, 0), "the file was read when it was mapped"
+    assert stats.expert_bytes == probe_model(gguf("moe-mtp", **SHAPE)).expert_bytes
+    assert stats.to_dict()["steps"] == stats.steps
+
+
+def test_an_mtp_block_is_a_layer(llama_of):
+    llm = llama_of("moe-mtp", SHAPE, speculation="mtp", expert_readahead=True)
+    text(llm)
+    assert llm.readahead_stats.layers == LAYERS + 1
+
+
+MADV_PAGEOUT = 21
+
+
+def page_out(path):
+    """Take the experts' pages out of memory, as Linux does where it is short. Skips where it does not."""
+    forget(Path(path))  # dirty pages stay
+    maps = Path("/proc/self/maps").read_text().splitlines()
+    addresses, _, offset, *_ = next(line for line in maps if line.endswith(path)).split()
+    base = int(addresses.split("-")[0], 16) - int(offset, 16)
+    libc, page = ctypes.CDLL(None, use_errno=True), os.sysconf("SC_PAGESIZE")
+    for tensor in gguf_files.GGUFReader(path).tensors:
+        if "_exps." in tensor.name:
+            first = -(-(base + tensor.data_offset) // page) * page  # a neighbour's page would bring more
+            last = (base + tensor.data_offset + tensor.n_bytes) // page * page
+            if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_PAGEOUT) != 0:
+                pytest.skip(f"this kernel pages nothing out: {os.strerror(ctypes.get_errno())}")
+            there = (ctypes.c_ubyte * ((last - first) // page))()
+            libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(last - first), there)
+            if any(each & 1 for each in there):
+                pytest.skip("this kernel keeps pages of this file in memory")
+
+
+def test_what_is_missing_is_read(llama_of, gguf):
+    """Each chosen expert of a step is asked for whole, and once."""
+    llm = llama_of("moe-mtp", NO_MTP, speculation="off", expert_readahead=True)
+    expected = text(llm)
+    llm.reset()
+    tokens = llm.generate(llm.tokenize(PROMPT), temp=0.0)
+    assert [next(tokens) for _ in range(5)] == expected[:5]
+    page_out(gguf("moe-mtp", **NO_MTP))
+    before = llm.readahead_stats
+    assert next(tokens) == expected[5]
+    after = llm.readahead_stats
+    used = after.experts_used - before.experts_used
+    assert used == LAYERS * SHAPE["top_k"]
+    assert after.experts_read - before.experts_read == used
+    one = after.expert_bytes // (after.layers * SHAPE["experts"])
+    n_read = after.bytes_read - before.bytes_read
+    ends = used * 3 * 2 * os.sysconf("SC_PAGESIZE")  # of an expert's parts; neighbours share pages
+    assert used * one - ends <= n_read <= used * one + ends
+    assert next(tokens) == expected[6]
+
+
+@pytest.mark.skipif(
+    os.name != "posix" or os.geteuid() != 0, reason="only root can be another user for a while"
+)
+def test_of_a_file_that_is_anothers(llama_of, gguf):
+    """Linux does not say which of its pages are in memory: all are asked for, and none is counted."""
+    plain = llama_of("moe-mtp", NO_MTP, speculation="off")
+    expected = text(plain)
+    plain.close()  # a page that is mapped twice stays
+    llm = llama_of("moe-mtp", NO_MTP, speculation="off")
+    os.seteuid(65534)
+    try:
+        llm._readahead = ExpertReadahead(llm._model.model)
+    finally:
+        os.seteuid(0)
+    page_out(gguf("moe-mtp", **NO_MTP))
+    assert text(llm) == expected
+    assert llm.readahead_stats.experts_used > 0
+    assert llm.readahead_stats.experts_read == llm.readahead_stats.bytes_read == 0
+
+
+def test_two_models_and_one_that_goes(llama_of):
+    """A layer is found by its tensors: those of a model that is gone must not be."""
+    first, second = (
+        llama_of("moe-mtp", SHAPE, speculation="off", expert_readahead=True, seed=seed) for seed in (1, 2)
+    )
+    expected = text(first)
+    first.close()
+    assert first.readahead_stats is None
+    assert text(second) == expected
+    third = llama_of("moe-mtp", SHAPE, speculation="off")
+    assert text(third) == expected
+    assert third.readahead_stats is None
+    assert second.readahead_stats.steps >= N
+
+
+def test_without_a_mapped_file(llama_of):
+    with pytest.raises(UnsupportedError, match="no experts in a mapped file"):
+        llama_of("moe-mtp", SHAPE, expert_readahead=True, use_mmap=False)
+    with pytest.raises(UnsupportedError, match="no experts in a mapped file"):
+        llama_of("dense-plain", {}, expert_readahead=True)
+
+
+@pytest.mark.parametrize("given", ["yes", 1, 0.5, []])
+def test_no_bool(llama_of, given):
+    with pytest.raises(OptionError, match="expected True, False or None"):
+        llama_of("moe-mtp", SHAPE, expert_readahead=given)
+
+
+@pytest.mark.parametrize(("free", "on"), [(1 << 10, True), (1 << 50, False), (None, False)])
+def test_by_itself(llama_of, monkeypatch, free, on, recwarn):
+    """Where the model is larger than the memory that is left."""
+    monkeypatch.setattr(memory, "available", lambda: free)
+    llm = llama_of("moe-mtp", SHAPE, speculation="off")
+    assert (llm.readahead_stats is not None) is on
+    assert any("read from its file as they are chosen" in str(w.message) for w in recwarn) is on
+    off = llama_of("moe-mtp", SHAPE, speculation="off", expert_readahead=False)
+    assert off.readahead_stats is None
+
+
+def test_a_pickled_one_reads_ahead(llama_of):
+    llm = llama_of("moe-mtp", SHAPE, speculation="off", expert_readahead=True)
+    again = pickle.loads(pickle.dumps(llm))
+    assert text(again) == text(llm)
+    assert again.readahead_stats.steps > 0
+    again.close()
+    assert again.readahead_stats is None
+
+
+def test_one_that_goes_unclosed(llama_of):
+    llm = llama_of("moe-mtp", SHAPE, speculation="off", expert_readahead=True)
+    again = pickle.loads(pickle.dumps(llm))
+    expected = text(again)
+    del again
+    gc.collect()
+    assert text(llm) == expected
+
+
+def test_a_model_larger_than_memory(gguf):
+    """190 MB of experts in 200 MiB: steps find some missing, and have them read together."""
+    model = Path(gguf("moe-mtp", experts=64, top_k=4, width=256, expert_ff=480, types="F16", mtp=False))
+    limit = 200 << 20
+    try:
+        found = [short_memory.turn(model, on, limit, 24, seed=1) for on in (False, True)]
+    except NoGroupError as error:
+        pytest.skip(str(error))
+    assert found[0]["tokens"] == found[1]["tokens"]
+    assert found[0]["bytes_read"] is None
+    assert found[1]["bytes_read"] > 0

@@ -6,6 +6,7 @@ import ctypes
 import gc
 import os
 import pickle
+import resource
 import sys
 from pathlib import Path
 
@@ -76,36 +77,64 @@ def test_an_mtp_block_is_a_layer(llama_of):
 MADV_PAGEOUT = 21
 
 
+def in_single_pages(path):
+    """Have a file in memory page by page, before it is mapped: Linux pages out no part of a larger piece."""
+    forget(Path(path))
+    with Path(path).open("rb", buffering=0) as file:
+        os.posix_fadvise(file.fileno(), 0, 0, os.POSIX_FADV_RANDOM)
+        while file.read(os.sysconf("SC_PAGESIZE")):
+            pass
+    return path
+
+
 def page_out(path):
     """Take the experts' pages out of memory, as Linux does where it is short. Skips where it does not."""
-    forget(Path(path))  # dirty pages stay
     maps = Path("/proc/self/maps").read_text().splitlines()
     addresses, _, offset, *_ = next(line for line in maps if line.endswith(path)).split()
     base = int(addresses.split("-")[0], 16) - int(offset, 16)
-    libc, page = ctypes.CDLL(None, use_errno=True), os.sysconf("SC_PAGESIZE")
-    for tensor in gguf_files.GGUFReader(path).tensors:
-        if "_exps." in tensor.name:
-            first = -(-(base + tensor.data_offset) // page) * page  # a neighbour's page would bring more
-            last = (base + tensor.data_offset + tensor.n_bytes) // page * page
-            if libc.madvise(ctypes.c_void_p(first), ctypes.c_size_t(last - first), MADV_PAGEOUT) != 0:
+    page = os.sysconf("SC_PAGESIZE")
+    for begin, n_bytes in experts_in(path):
+        first = -(-(base + begin) // page) * page  # a neighbour's page would bring more
+        last = (base + begin + n_bytes) // page * page
+        page_out_range(first, (last - first) // page)
+
+
+def experts_in(path):
+    """Return where a file's experts are. No mapping of it is left."""
+    tensors = gguf_files.GGUFReader(path).tensors
+    return [(t.data_offset, t.n_bytes) for t in tensors if "_exps." in t.name]
+
+
+def page_out_range(first, n_pages):
+    libc, usable = ctypes.CDLL(None, use_errno=True), os.sched_getaffinity(0)
+    there = (ctypes.c_ubyte * n_pages)()
+    where = (ctypes.c_void_p(first), ctypes.c_size_t(n_pages * os.sysconf("SC_PAGESIZE")))
+    try:
+        for cpu in 2 * [*usable]:
+            os.sched_setaffinity(0, {cpu})  # each keeps a list of pages that were touched just now
+            if libc.madvise(*where, MADV_PAGEOUT) != 0:
                 pytest.skip(f"this kernel pages nothing out: {os.strerror(ctypes.get_errno())}")
-            there = (ctypes.c_ubyte * ((last - first) // page))()
-            libc.mincore(ctypes.c_void_p(first), ctypes.c_size_t(last - first), there)
-            if any(each & 1 for each in there):
-                pytest.skip("this kernel keeps pages of this file in memory")
+            libc.mincore(*where, there)
+            if not any(each & 1 for each in there):
+                return
+    finally:
+        os.sched_setaffinity(0, usable)
+    pytest.skip("this kernel keeps pages of this file in memory")
 
 
 def test_what_is_missing_is_read(llama_of, gguf):
     """Each chosen expert of a step is asked for whole, and once."""
+    path = in_single_pages(gguf("moe-mtp", **NO_MTP))
     llm = llama_of("moe-mtp", NO_MTP, speculation="off", expert_readahead=True)
     expected = text(llm)
     llm.reset()
     tokens = llm.generate(llm.tokenize(PROMPT), temp=0.0)
     assert [next(tokens) for _ in range(5)] == expected[:5]
-    page_out(gguf("moe-mtp", **NO_MTP))
-    before = llm.readahead_stats
+    page_out(path)
+    before, waited = llm.readahead_stats, resource.getrusage(resource.RUSAGE_SELF).ru_majflt
     assert next(tokens) == expected[5]
     after = llm.readahead_stats
+    waited = resource.getrusage(resource.RUSAGE_SELF).ru_majflt - waited
     used = after.experts_used - before.experts_used
     assert used == LAYERS * SHAPE["top_k"]
     assert after.experts_read - before.experts_read == used
@@ -113,24 +142,39 @@ def test_what_is_missing_is_read(llama_of, gguf):
     n_read = after.bytes_read - before.bytes_read
     ends = used * 3 * 2 * os.sysconf("SC_PAGESIZE")  # of an expert's parts; neighbours share pages
     assert used * one - ends <= n_read <= used * one + ends
+    assert waited < used, "products found pages on their way, and began to read none themselves"
     assert next(tokens) == expected[6]
 
 
-@pytest.mark.skipif(
-    os.name != "posix" or os.geteuid() != 0, reason="only root can be another user for a while"
-)
+def test_long_prompts_are_left_to_linux(llama_of, gguf):
+    path = in_single_pages(gguf("moe-mtp", **NO_MTP))
+    llm = llama_of("moe-mtp", NO_MTP, speculation="off", expert_readahead=True)
+    prompt = [5 + i % 200 for i in range(128)]
+    llm.eval(prompt)
+    llm.reset()
+    page_out(path)
+    before = llm.readahead_stats
+    llm.eval(prompt)
+    after = llm.readahead_stats
+    assert after.steps == before.steps + 1
+    assert after.experts_used > before.experts_used
+    assert after.experts_read == before.experts_read
+
+
+@pytest.mark.skipif(os.name != "posix" or os.geteuid() != 0, reason="only root can be another user")
 def test_of_a_file_that_is_anothers(llama_of, gguf):
     """Linux does not say which of its pages are in memory: all are asked for, and none is counted."""
     plain = llama_of("moe-mtp", NO_MTP, speculation="off")
     expected = text(plain)
     plain.close()  # a page that is mapped twice stays
+    path = in_single_pages(gguf("moe-mtp", **NO_MTP))
     llm = llama_of("moe-mtp", NO_MTP, speculation="off")
     os.seteuid(65534)
     try:
         llm._readahead = ExpertReadahead(llm._model.model)
     finally:
         os.seteuid(0)
-    page_out(gguf("moe-mtp", **NO_MTP))
+    page_out(path)
     assert text(llm) == expected
     assert llm.readahead_stats.experts_used > 0
     assert llm.readahead_stats.experts_read == llm.readahead_stats.bytes_read == 0

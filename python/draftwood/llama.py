@@ -120,7 +120,8 @@ class Llama(Intercepts, Generation):
         self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         if draft_tokens is None:
-            given, on_cpu = draft_model is not None, kwargs.get("n_gpu_layers", 0) == 0 or not cards()
+            given = draft_model is not None
+            on_cpu = kwargs.get("n_gpu_layers", 0) == 0 or not (rpc_servers or cards())
             draft_tokens = default_draft_tokens(speculation, tree_budget, given=given, on_cpu=on_cpu)
         self._options = Options(
             speculation,  # type: ignore[arg-type]

@@ -93,7 +93,7 @@ def check_figures(found: dict[str, Any]) -> None:
         if mode == "tree":
             assert figure["tree_rounds"] > 0
             assert figure["draft_length"] < figure["draft_nodes"] <= 6
-    assert found["draft_tokens"] == {"mtp": 4, "ngram": 4, "tree": 8, "auto": 8}
+    assert found["draft_tokens"] == {"mtp": 2, "ngram": 4, "tree": 8, "auto": 8}
     assert found["tree_budget"] == {"mtp": 0, "ngram": 0, "tree": 7, "auto": 7}
 
 

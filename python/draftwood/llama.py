@@ -155,6 +155,8 @@ class Llama(Intercepts, Generation):
             with files.template_in_words(model_path):
                 super().__init__(model_path, **kwargs)
             self._readahead = readahead.begin(self.model, prepared.read_ahead)  # before graphs are built
+            if self._readahead is not None:
+                self._stack.callback(self._readahead.close)  # behind the engine, which is made later
             # not given to upstream, which would store the logits of the whole context
             self.draft_model = draft_model if self._plan.drafter == "given" else None
             self._pieces = Pieces(self._model.vocab)
@@ -215,9 +217,7 @@ class Llama(Intercepts, Generation):
         if self._pool is not None and (heat := experts.heat_path(self._placement["expert_heat"])):
             experts.write_heat(heat, self._pool, self._info)
         super().close()
-        if self._readahead is not None:  # behind the model and its contexts
-            self._readahead.close()
-            self._readahead = None
+        self._readahead = None  # closed by the stack, in front of the contexts and the model
         if self._pool is not None:  # behind the model in it
             self._pool.close()
             self._pool = None

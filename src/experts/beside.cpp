@@ -87,8 +87,10 @@ int32_t move_in_front(ggml_cgraph * graph, const ggml_tensor * wait, ggml_backen
 
 bool stays_on(const ggml_cgraph * graph, const ggml_tensor * first, ggml_backend_dev_t device) {
     ggml_tensor ** const end = graph->nodes + graph->n_nodes;
-    return std::none_of(std::find(graph->nodes, end, first), end,
-                        [&](const ggml_tensor * node) { return has_weights_elsewhere(node, device); });
+    return std::none_of(std::find(graph->nodes, end, first), end, [&](const ggml_tensor * node) {
+        return has_weights_elsewhere(node, device) ||
+               (!only_names_memory(node) && !ggml_backend_dev_supports_op(device, node));
+    });
 }
 
 } // namespace draftwood

@@ -16,7 +16,7 @@ namespace draftwood {
 // Throws std::bad_alloc; the graph is then as it was.
 int32_t move_in_front(ggml_cgraph * graph, const ggml_tensor * wait, ggml_backend_dev_t device);
 
-// Whether nothing from `first` to the end of the graph has weights that lie on another device.
+// Whether all from `first` to the end of the graph runs on the device: no weights lie elsewhere, and it has each op.
 bool stays_on(const ggml_cgraph * graph, const ggml_tensor * first, ggml_backend_dev_t device);
 
 } // namespace draftwood

@@ -15,12 +15,12 @@ namespace slots = dw::expert_slots;
 
 namespace {
 
-bool only_names_memory(const ggml_tensor * node) {
+bool passes_values_on(const ggml_tensor * node) {
     return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_CONT;
 }
 
 const ggml_tensor * behind_views(const ggml_tensor * node) {
-    while (node && only_names_memory(node)) {
+    while (node && passes_values_on(node)) {
         node = node->src[0];
     }
     return node;
@@ -66,8 +66,8 @@ bool add_guess(ggml_context * ctx, ggml_cgraph * graph, const ggml_tensor * choi
         !has_op(device, slots::guess_signature) || next.n_slots == 0) {
         return false;
     }
-    ggml_tensor ** const place = std::find(graph->nodes, graph->nodes + graph->n_nodes, choice) + 1;
-    if (place > graph->nodes + graph->n_nodes) {
+    ggml_tensor ** const place = std::find(graph->nodes, graph->nodes + graph->n_nodes, choice);
+    if (place == graph->nodes + graph->n_nodes) {
         return false;
     }
     ggml_tensor * node = dw::new_node(
@@ -75,7 +75,7 @@ bool add_guess(ggml_context * ctx, ggml_cgraph * graph, const ggml_tensor * choi
         { { slots::hidden, before.hidden }, { slots::norm, coming.norm }, { slots::router, coming.router } }, &next,
         GGML_TYPE_I32);
     slots::set_n_used(node, (int32_t) ids->ne[0]);
-    const int at = (int) (place - graph->nodes);
+    const int at = (int) (place - graph->nodes) + 1;
     ggml_build_forward_expand(graph, node);
     ggml_tensor ** const end = graph->nodes + graph->n_nodes;
     std::rotate(graph->nodes + at, end - 1, end);

@@ -13,8 +13,9 @@ struct ggml_tensor;
 namespace draftwood {
 
 // Puts the op behind `choice`, a layer's dw_expert_slots in this graph. next: the layer behind it, whose router chose
-// `ids`; its nodes up to these are the newest of the graph, which must not be allocated yet. false: routers that are no
-// products of a norm's result, too many rows, or an op that the device does not have. Throws std::bad_alloc.
+// `ids`; its nodes up to these are the newest of the graph, which must not be allocated yet. false if a router is not a
+// plain product of an RMS-normed input, if there are too many rows, or if the device does not have the op. Throws
+// std::bad_alloc.
 bool add_guess(ggml_context * ctx, ggml_cgraph * graph, const ggml_tensor * choice, const ggml_tensor * ids,
                const dw::expert_slots::layer & next, ggml_backend_dev_t device);
 

@@ -81,7 +81,7 @@ void let_layer_before_compute(ggml_context * ctx, ggml_cgraph * graph, expert_po
     ggml_tensor *            node   = ready->src[slots::indices];
     const slots::layer &     of     = *(const slots::layer *) dw::layer_of(node);
     const ggml_backend_dev_t device = pool.buffer_type().device();
-    if (slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1])) {
+    if (&of == &next || slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1])) {
         return;
     }
     if (move_in_front(graph, ready, device) > 0) {

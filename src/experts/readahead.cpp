@@ -4,6 +4,7 @@
 
 #include "ggml-backend.h"
 #include "llama/facts.h"
+#include "llama/status.h"
 #include "ops/door/node.h"
 #include "ops/door/registry.h"
 
@@ -125,6 +126,9 @@ expert_readahead::expert_readahead(const llama_model * model) {
     }
     known_layers &                    all = known();
     const std::lock_guard<std::mutex> lock(all.mutex);
+    if (!tensors_.empty() && all.by_tensor.count(tensors_[0]) > 0) {
+        fail(DW_ERR_ARGUMENT, "the model's experts are read ahead already; expected one dw_expert_readahead a model");
+    }
     found.insert(all.by_tensor.begin(), all.by_tensor.end());
     all.by_tensor.swap(found); // nothing throws from here on
     all.n = (int32_t) all.by_tensor.size();

@@ -21,7 +21,8 @@ namespace draftwood {
 
 class expert_readahead {
   public:
-    // Finds the model's experts in mapped files; there may be none. Must be freed after the model's contexts.
+    // Finds the model's experts in mapped files; there may be none. Must be freed before the model, when its contexts
+    // decode no more. Throws failure with DW_ERR_ARGUMENT if the model has one.
     explicit expert_readahead(const llama_model * model);
     ~expert_readahead();
     expert_readahead(const expert_readahead &)             = delete;

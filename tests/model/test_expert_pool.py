@@ -120,9 +120,17 @@ def test_guesses_are_often_right(pooled):
 def test_a_graph_that_is_watched_keeps_its_order(pooled):
     """It runs in pieces, so a copy could be left without what waits for it."""
     choices = Choices()
-    watched, pool = pooled(E // 2, settings={"cb_eval": choices.callback})
+    watched, pool = pooled(E // 2, guess=True, settings={"cb_eval": choices.callback})
     rows_of(watched, TEXT, [1])
     assert pool.stats().layers_beside == 0
+    assert pool.stats().guessed == 0
+
+
+@pytest.mark.parametrize(("rows", "guesses"), [(8, True), (9, False)])
+def test_how_many_rows_guess(pooled, rows, guesses):
+    ours, pool = pooled(E // 2, guess=True)
+    rows_of(ours, TEXT, [rows, rows])
+    assert (pool.stats().guessed > 0) is guesses
 
 
 class Lru:

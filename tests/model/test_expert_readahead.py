@@ -180,6 +180,14 @@ def test_of_a_file_that_is_anothers(llama_of, gguf):
     assert llm.readahead_stats.experts_read == llm.readahead_stats.bytes_read == 0
 
 
+def test_a_second_one_of_a_model(llama_of):
+    llm = llama_of("moe-mtp", SHAPE, speculation="off", expert_readahead=True)
+    with pytest.raises(OptionError, match="read ahead already"):
+        ExpertReadahead(llm.model)
+    text(llm)
+    assert llm.readahead_stats.steps > 0
+
+
 def test_two_models_and_one_that_goes(llama_of):
     """A layer is found by its tensors: those of a model that is gone must not be."""
     first, second = (

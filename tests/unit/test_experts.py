@@ -275,3 +275,26 @@ def test_a_card_without_a_pool_is_no_error_unless_asked_for(monkeypatch):
         assert experts.make_pool(wanted, INFO, None, asked_for=False) is None
     with pytest.raises(UnsupportedError):
         experts.make_pool(wanted, INFO, None)
+
+
+@pytest.mark.parametrize(
+    ("given", "device", "expected"),
+    [
+        (None, None, False),
+        (True, None, False),
+        (None, "CPU", False),
+        (True, "CPU", True),
+        (None, "CUDA0", True),
+        (True, "CUDA0", True),
+        (False, "CUDA0", False),
+    ],
+)
+def test_where_experts_are_guessed(given, device, expected):
+    share = None if device is None else experts.Share(4, device)
+    assert experts.guesses(given, share) is expected
+
+
+@pytest.mark.parametrize("given", [1, 0, "yes", []])
+def test_a_guess_that_is_no_bool(given):
+    with pytest.raises(OptionError, match="expected True, False or None"):
+        experts.guesses(given, experts.Share(4, "CUDA0"))

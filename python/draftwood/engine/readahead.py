@@ -17,7 +17,7 @@ _lib = _capi.lib
 
 
 class ExpertReadahead:
-    """Make it behind the model, and close it after that model and its contexts."""
+    """Make it behind the model, and close it before that model, when its contexts decode no more."""
 
     def __init__(self, model: int) -> None:
         """model: a llama_model pointer. One without experts in a mapped file has 0 layers in `stats`."""

@@ -64,7 +64,7 @@ def begin(model: int, wish: Wanted | None) -> ExpertReadahead | None:
     if not wish.warning:
         raise UnsupportedError(
             "expert_readahead is True, but this model has no experts in a mapped file",
-            hint="leave it out, unless a mixture of experts lies in host memory on Linux with use_mmap=True, "
-            "without vram or expert_vram",
+            hint="leave it out, unless a mixture of experts lies in host memory on Linux with use_mmap=True "
+            "and exact=True, without vram, expert_vram or lora_path",
         )
     return None

@@ -5,7 +5,7 @@
 
 #pragma once
 
-#include "ops/expert-slots/guess.h"
+#include "ops/expert-slots/expert-slots.h"
 
 #include <cuda_runtime.h>
 

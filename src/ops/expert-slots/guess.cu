@@ -1,5 +1,6 @@
 // dw_expert_guess on CUDA: guess.h. All of it runs in the queue of the copies: what the next router makes of this
-// layer's input, the experts that it would choose, their copies. The step goes on meanwhile.
+// layer's input, the experts that it would choose, their copies. The step goes on meanwhile. If it writes over that
+// input before it was read, the guesses are wrong, and nothing else is: waiting would cost each layer more.
 
 #include "ops/door/launch.h"
 #include "ops/expert-slots/beside.h"

@@ -1,9 +1,10 @@
 // Experts that the next layer's router will choose, fetched while this layer computes. A residual stream changes little
 // from layer to layer: what the next router makes of this layer's input names 86 % of the experts that it then chooses
-// (tiny-moe; others published 91 %). Rows are those of a verify; each has its guesses.
+// (tiny-moe, bench/LOG.md). Rows are those of a verify; each has its guesses.
 //
 // The op stands behind dw_expert_slots of this layer and changes the table of the next one. Missing guesses take slots
-// as missing experts do, but no use is counted: a wrong one is among the first to go. Results do not depend on guesses.
+// as missing experts do, but no use is counted: a wrong one is worth what it was before. Results depend on guesses as
+// they do on what is resident: on a CPU never, on CUDA where a product's rounding depends on the slot (docs/experts.md).
 //
 // Test: tests/ops/test_expert_guess.py, tests/model/test_expert_pool.py, tests/gpu/test_expert_pool_cuda.py.
 

@@ -5,6 +5,7 @@
 
 #include "common.cuh"
 #include "ops/expert-slots/beside.h"
+#include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/stage.h"
 
 #include <cuda.h>

@@ -369,8 +369,8 @@ DW_API dw_status dw_expert_get_layer(const dw_expert_pool * pool, int32_t il, dw
 // A model that is larger than memory lies in a mapped file, and the kernel reads the pages that products meet. With a
 // dw_expert_readahead, an op behind each router asks for all pages of all chosen experts at once, in batches of up to
 // 64 rows. Results do not change. It works on Linux, for experts that a CPU reads from a mapped file (use_mmap, in no
-// pool). Make it behind the model and before its contexts decode. Free it when they decode no more and before the model.
-// Test: tests/model/test_expert_readahead.py.
+// pool). Make it behind the model and before its contexts decode. Free it when they decode no more and before the
+// model. Test: tests/model/test_expert_readahead.py.
 
 typedef struct dw_expert_readahead dw_expert_readahead;
 

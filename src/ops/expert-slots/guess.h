@@ -4,7 +4,8 @@
 //
 // The op stands behind dw_expert_slots of this layer and changes the table of the next one. Missing guesses take slots
 // as missing experts do, but no use is counted: a wrong one is worth what it was before. Results depend on guesses as
-// they do on what is resident: on a CPU never, on CUDA where a product's rounding depends on the slot (docs/experts.md).
+// they do on what is resident: on a CPU never, on CUDA where a product's rounding depends on the slot
+// (docs/experts.md).
 //
 // Test: tests/ops/test_expert_guess.py, tests/model/test_expert_pool.py, tests/gpu/test_expert_pool_cuda.py.
 

@@ -6,8 +6,9 @@ Plain decode of the model in one memory is generated once per prompt and samplin
 repeat it. Pools: as few slots as a pool may have, so that verifies read most experts in place; one more than
 a verify of 9 rows can choose; a quarter and a half of the experts. Ways: plain decode, MTP chains, trees,
 n-grams, an oracle whose drafts are right up to a chosen depth, "auto". On a CPU the slots are plain memory.
-Every cell must have filled slots. Nothing is excused. The last line is one JSON object; the exit status is 1
-if a single token differs.
+All but the smallest pool guess the next layer's experts, too. Every cell must have filled slots, and guessed
+where it should. Nothing is excused. The last line is one JSON object; the exit status is 1 if a single token
+differs.
 """
 
 from __future__ import annotations
@@ -73,11 +74,10 @@ def run_model(
     llm.close()
     for slots in pools(info):
         n_bytes = -(-slots * info.expert_bytes // info.n_experts)
+        pool = {"expert_vram": n_bytes, "expert_guess": slots > info.n_experts_used}
         for way in WAYS:
             started = time.perf_counter()
-            llm = way.llama(
-                str(path), speculation=way.speculation, expert_vram=n_bytes, **dict(way.options), **common
-            )
+            llm = way.llama(str(path), speculation=way.speculation, **pool, **dict(way.options), **common)
             wrong = 0
             for kind, i in keys:
                 if isinstance(llm, OracleLlama):
@@ -87,11 +87,14 @@ def run_model(
             lengths, experts = accepted_lengths(llm), llm.expert_stats
             if experts is None or experts.slots != slots * info.n_expert_layers or experts.misses == 0:
                 raise SystemExit(f"{name}, {way.name}: found {experts}; expected {slots} slots a layer")
+            if (experts.guessed > 0) is not pool["expert_guess"]:
+                raise SystemExit(f"{name}, {way.name}: found {experts.guessed} guesses")
             llm.close()
             tally.add(len(keys) * n_tokens, wrong, lengths)
             print(
                 f"{name:16} {slots:3} slots {way.name:7} {len(keys) * n_tokens:5} tokens {wrong:4} differ  "
-                f"hits {experts.hit_rate:.2f}  {time.perf_counter() - started:5.1f} s",
+                f"hits {experts.hit_rate:.2f}  right {experts.right:6} of {experts.guessed:6} guesses  "
+                f"{time.perf_counter() - started:5.1f} s",
                 flush=True,
             )
 

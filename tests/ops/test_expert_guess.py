@@ -5,7 +5,8 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ops.expert_slots import Layer, Model, check
+from tests.ops.expert_model import Model
+from tests.ops.expert_slots import Layer, check
 from tests.ops.test_expert_slots import CASES, STEPS, draw  # noqa: F401 (a fixture)
 
 MORE = {**CASES, "more than are fetched": {"n_experts": 256, "k": 10, "n_slots": 200, "sizes": [32]}}

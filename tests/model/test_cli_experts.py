@@ -38,6 +38,26 @@ def test_a_run_says_what_the_pool_did(model):
     assert found["misses"] > 0
 
 
+def test_a_text_and_what_its_experts_cost(model):
+    done = run("show", model, "abc", "--expert-vram", "1MiB", "-n", "16", "--n-ctx", "256", "--json")
+    assert done.exit_code == 0, done.output
+    found = json.loads(done.output)
+    layers = found["by_layer"].values()
+    assert len(layers) == LAYERS
+    for name in ("hits", "misses", "in_place"):
+        assert sum(each[name] for each in layers) == found[name]
+    assert 0 < found["bytes_missed_a_token"] < found["bytes_missed"]
+    done = run("show", model, "abc", "--expert-vram", "1MiB", "-n", "4", "--n-ctx", "256")
+    assert len(done.output.splitlines()) == LAYERS + 2
+    assert "hit rate" in done.output
+
+
+def test_a_text_without_a_pool(model):
+    done = CliRunner().invoke(cli, ["experts", "show", model, "abc", "--n-ctx", "256"])
+    assert done.exit_code == 1
+    assert "fit; expected less memory" in done.output
+
+
 def plan(model, *arguments):
     done = run("plan", model, "--json", *arguments)
     assert done.exit_code == 0, done.output

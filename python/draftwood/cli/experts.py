@@ -1,12 +1,14 @@
 """`draftwood experts`: what a card holds of a model's experts by its memory, and which ones were used.
 
-Reads the header of a GGUF and heat files; loads no model. Must not know: pools.
+`plan` reads the header of a GGUF, `heat` a heat file; `show` loads the model and writes a text.
 Test: tests/model/test_cli_experts.py.
 """
 
 from __future__ import annotations
 
 import json
+from contextlib import closing
+from itertools import islice
 from pathlib import Path
 from typing import Any
 
@@ -80,6 +82,66 @@ def _described(facts: dict[str, Any]) -> str:
         uses = "" if row["uses"] is None else f", {row['uses']:.0%} of the uses counted"
         words = f"{row['slots']} of {facts['experts']}{uses}" if row["fits"] else "too small for the rest"
         lines.append(f"{gib(row['vram']):>10}  {part:>20.0%}  {words}")
+    return "\n".join(lines)
+
+
+@command.command("show")
+@click.argument("model", type=click.Path(dir_okay=False))
+@click.argument("prompt", default="What experts does a model choose while it writes?")
+@shared.n_gpu_layers
+@shared.vram
+@shared.expert_vram
+@shared.expert_heat
+@click.option("-n", "--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="To write.")
+@click.option("--n-ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context size.")
+@click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
+def show(model: str, prompt: str, n_gpu_layers: int, vram: str | None, expert_vram: str | None,
+         expert_heat: str | None, tokens: int, n_ctx: int, as_json: bool) -> None:  # fmt: skip
+    """Write a text behind PROMPT with MODEL's experts in a pool; show each layer's hits."""
+    with library_needed():
+        from draftwood import Llama
+
+    sizes = {"vram": vram, "expert_vram": expert_vram, "expert_heat": expert_heat}
+    with closing(Llama(model, n_gpu_layers=n_gpu_layers, n_ctx=n_ctx, verbose=False, **sizes)) as llm:
+        facts = _written(llm, prompt, tokens)
+    click.echo(json.dumps(facts) if as_json else _shown(facts))
+
+
+def _written(llm: Any, prompt: str, n_tokens: int) -> dict[str, Any]:
+    """Return the pool's counters behind a text, with bytes a token of it and a row a layer."""
+    from draftwood.load import experts
+
+    if llm._pool is None:
+        raise OptionError(
+            "all of the model's experts fit; expected less memory than they take",
+            hint="--expert-vram SIZE, or a smaller --vram; draftwood experts plan lists sizes",
+        )
+    with closing(llm.generate(llm.tokenize(prompt.encode()), temp=0.0)) as text:
+        next(text)
+        before, steps = llm.expert_stats, sum(1 for _ in islice(text, n_tokens))
+    after = llm.expert_stats
+    return {
+        **after.to_dict(),
+        "bytes_missed_a_token": (after.bytes_missed - before.bytes_missed) // max(1, steps),
+        "by_layer": {
+            number: {"slots": each.slots, "hits": each.hits, "misses": each.misses, "in_place": each.in_place}
+            for number, each in experts.pooled(llm._pool, llm._info).items()
+        },
+    }
+
+
+def _shown(facts: dict[str, Any]) -> str:
+    lines = ["layer  slots      hits    misses  in place  hit rate"]
+    for number, each in facts["by_layer"].items():
+        asked = each["hits"] + each["misses"] + each["in_place"]
+        rate = each["hits"] / asked if asked else 0.0
+        lines.append(f"{number:5d}  {each['slots']:5d}  {each['hits']:8d}  {each['misses']:8d}  "
+                     f"{each['in_place']:8d}  {rate:8.0%}")  # fmt: skip
+    lines.append(
+        f"all layers: hit rate {facts['hit_rate']:.1%}, prompt included; "
+        f"{facts['bytes_missed_a_token'] / 1e6:.2f} MB copied a token behind it; "
+        f"{facts['right']} of {facts['guessed']} guesses were right"
+    )
     return "\n".join(lines)
 
 

@@ -18,6 +18,7 @@ from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import DraftwoodError, OptionError, UnsupportedError
 from draftwood.load.devices import cards, describe
+from draftwood.stats import ExpertLayer
 from draftwood.warn import warn
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
@@ -243,12 +244,18 @@ def _heat_in(path: str, info: ModelInfo) -> dict[int, list[int]] | None:
     return heat if fits else None
 
 
+def pooled(pool: ExpertPool, info: ModelInfo) -> dict[int, ExpertLayer]:
+    """Return what the pool knows of each layer with experts in it, by number."""
+    found = {}
+    for number in range(info.n_layers):
+        with contextlib.suppress(DraftwoodError):  # no experts, or no graph was made with it
+            found[number] = pool.layer(number)
+    return found
+
+
 def write_heat(path: str, pool: ExpertPool, info: ModelInfo) -> None:
     """Write what the pool has learnt, unless that is nothing or the file is another's. Never raises."""
-    heat = {}
-    for layer in range(info.n_layers):
-        with contextlib.suppress(DraftwoodError):  # no experts, or no graph was made with it
-            heat[str(layer)] = pool.layer(layer).heat
+    heat = {str(number): layer.heat for number, layer in pooled(pool, info).items()}
     if not any(map(any, heat.values())) or (Path(path).exists() and _heat_in(path, info) is None):
         return
     text = json.dumps({"schema": _SCHEMA, "n_experts": info.n_experts, "heat": heat})

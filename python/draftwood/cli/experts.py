@@ -101,7 +101,7 @@ def show(model: str, prompt: str, n_gpu_layers: int, vram: str | None, expert_vr
     with library_needed():
         from draftwood import Llama
 
-    sizes = {"vram": vram, "expert_vram": expert_vram, "expert_heat": expert_heat}
+    sizes: dict[str, Any] = {"vram": vram, "expert_vram": expert_vram, "expert_heat": expert_heat}
     with closing(Llama(model, n_gpu_layers=n_gpu_layers, n_ctx=n_ctx, verbose=False, **sizes)) as llm:
         facts = _written(llm, prompt, tokens)
     click.echo(json.dumps(facts) if as_json else _shown(facts))

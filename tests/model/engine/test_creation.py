@@ -173,7 +173,7 @@ def test_probe_statuses(gguf, tmp_path):
 
 @pytest.mark.parametrize(("draft_tokens", "rows"), [(1, 2), (3, 4 + 2), (8, 9 + 2 + 4 + 8)])
 def test_each_length_is_measured_once(rig, draft_tokens, rows):
-    """At most: on a slow machine the time is over earlier. Beside another program all is measured again, once."""
+    """At most: on a slow machine the time is over earlier. Beside another program all is measured twice."""
     r = rig(drafter=MTP, draft_tokens=draft_tokens, engine=False)
     engine = Engine(r.ctx, r.params, **r.settings, length=_capi.LENGTH_AUTO)
     verified = native.llama_perf_context(r.ctx).n_p_eval

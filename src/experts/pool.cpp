@@ -2,12 +2,12 @@
 
 #include "experts/pool.h"
 
+#include "experts/names.h"
 #include "llama/status.h"
 #include "ops/expert-slots/policy.h"
 
 #include <algorithm>
 #include <array>
-#include <cstdio>
 #include <exception>
 #include <numeric>
 
@@ -16,12 +16,6 @@ namespace draftwood {
 namespace slots = dw::expert_slots;
 
 namespace {
-
-// -1: the name says none
-int32_t number_of(const ggml_tensor * tensor) {
-    int32_t il = -1;
-    return std::sscanf(tensor->name, "blk.%d.", &il) == 1 ? il : -1;
-}
 
 // experts, the hottest first
 std::vector<int32_t> ranked(const std::vector<uint32_t> & heat) {
@@ -104,7 +98,7 @@ expert_pool::place expert_pool::place_of(const ggml_tensor * tensor) {
     if (!entered_) {
         enter();
     }
-    const auto found = layers_.find(number_of(tensor));
+    const auto found = layers_.find(layer_named(tensor));
     if (found == layers_.end()) {
         return { nullptr, nullptr };
     }
@@ -119,7 +113,7 @@ expert_pool::place expert_pool::place_of(const ggml_tensor * tensor) {
 void expert_pool::enter() {
     entered_ = true;
     for (const ggml_tensor * each : type_.tensors()) {
-        const int32_t il = number_of(each);
+        const int32_t il = layer_named(each);
         if (il < 0 || layers_.count(il) > 0) {
             continue;
         }
@@ -200,7 +194,7 @@ bool expert_pool::map_stage() {
 std::unique_ptr<expert_pool::held> expert_pool::make_layer(int32_t il) {
     auto made = std::make_unique<held>();
     for (const ggml_tensor * each : type_.tensors()) {
-        if (number_of(each) == il) {
+        if (layer_named(each) == il) {
             made->tensors.push_back(each);
         }
     }

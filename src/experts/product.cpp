@@ -8,17 +8,11 @@
 #include "ops/door/node.h"
 #include "ops/door/registry.h"
 
-#include <cstring>
-
 namespace draftwood {
 
 namespace slots = dw::expert_slots;
 
 namespace {
-
-bool is_op(const ggml_tensor * node, const dw::op_signature & op) {
-    return node->op == GGML_OP_CUSTOM && std::strncmp(node->name, op.name, std::strlen(op.name)) == 0;
-}
 
 // The nodes of planes 0.. stand together at the end of a graph: [slots, ready], or [slots, ready, view 0, view 1, ..].
 ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t plane, const ggml_tensor * ids) {
@@ -27,7 +21,7 @@ ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t
         return nullptr;
     }
     const ggml_tensor * op    = ggml_graph_node(graph, -n_nodes);
-    const bool          is_it = is_op(op, slots::signature) && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
+    const bool          is_it = dw::is_node_of(op, slots::signature) && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
     return is_it ? ggml_graph_node(graph, plane - of.n_planes) : nullptr;
 }
 
@@ -50,7 +44,7 @@ ggml_tensor * newest(ggml_cgraph * graph, const dw::op_signature & op) {
     constexpr int most = 512; // nodes of a layer
     const int     end  = ggml_graph_n_nodes(graph);
     for (int i = end - 1; i >= 0 && i > end - most; --i) {
-        if (is_op(ggml_graph_node(graph, i), op)) {
+        if (dw::is_node_of(ggml_graph_node(graph, i), op)) {
             return ggml_graph_node(graph, i);
         }
     }
@@ -63,9 +57,9 @@ void tell_layer_before(ggml_cgraph * graph, const slots::layer & of, const ggml_
     ggml_tensor * node = newest(graph, slots::signature);
     if (node && ((const slots::layer *) dw::layer_of(node))->next == &of &&
         node->src[slots::ids]->ne[1] == ids->ne[1]) {
-        slots::set_has_next(node);
+        slots::set(node, slots::has_next);
         if (!watched && stays_on(graph, node, device)) {
-            slots::set_next_is_joined(node);
+            slots::set(node, slots::next_is_joined);
         }
     }
 }
@@ -85,7 +79,7 @@ void let_layer_before_compute(ggml_context * ctx, ggml_cgraph * graph, expert_po
         return;
     }
     if (move_in_front(graph, ready, device) > 0) {
-        slots::set_copies_beside(node);
+        slots::set(node, slots::copies_beside);
         pool.computes_beside(of);
     }
     if (pool.guesses() && stays_on(graph, node, device)) {

@@ -2,6 +2,7 @@
 
 #include "experts/readahead.h"
 
+#include "experts/names.h"
 #include "ggml-backend.h"
 #include "llama/facts.h"
 #include "llama/status.h"
@@ -14,7 +15,6 @@
 #include <cstring>
 #include <mutex>
 #include <string>
-#include <string_view>
 #include <unordered_map>
 
 #if defined(__linux__)
@@ -105,13 +105,9 @@ bool may_look(const void *) {
 
 // -1: no tensor of experts, or none in a mapped file
 int32_t mapped_layer(const ggml_tensor * tensor) {
-    constexpr std::string_view ending = "_exps.weight";
-    const std::string_view     name   = tensor->name;
-    int32_t                    il     = -1;
-    const bool fits = name.size() > ending.size() && name.substr(name.size() - ending.size()) == ending &&
-                      std::sscanf(tensor->name, "blk.%d.", &il) == 1 && tensor->ne[2] <= op::max_experts &&
-                      tensor->ne[3] == 1 && ggml_is_contiguous(tensor);
-    return fits && is_mapped(tensor) ? il : -1;
+    const bool fits = names_experts(tensor) && tensor->ne[2] <= op::max_experts && tensor->ne[3] == 1 &&
+                      ggml_is_contiguous(tensor);
+    return fits && is_mapped(tensor) ? layer_named(tensor) : -1;
 }
 
 } // namespace
@@ -178,8 +174,7 @@ ggml_tensor * read_ahead(ggml_context * ctx, ggml_cgraph * graph, const ggml_ten
     }
     const int     n_nodes = ggml_graph_n_nodes(graph);
     ggml_tensor * newest  = n_nodes > 0 ? ggml_graph_node(graph, n_nodes - 1) : nullptr;
-    const bool    is_it   = newest && newest->op == GGML_OP_CUSTOM && newest->src[op::ids] == ids &&
-                       std::strncmp(newest->name, op::signature.name, std::strlen(op::signature.name)) == 0 &&
+    const bool    is_it   = newest && dw::is_node_of(newest, op::signature) && newest->src[op::ids] == ids &&
                        dw::layer_of(newest) == of;
     if (is_it) { // another product of the layer asked for it
         return newest;

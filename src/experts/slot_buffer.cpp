@@ -2,6 +2,7 @@
 
 #include "experts/slot_buffer.h"
 
+#include "experts/names.h"
 #include "experts/pool.h"
 #include "llama/status.h"
 #include "ops/door/registry.h"
@@ -10,7 +11,6 @@
 #include <cstring>
 #include <exception>
 #include <memory>
-#include <string_view>
 #include <vector>
 
 namespace draftwood {
@@ -20,9 +20,7 @@ namespace {
 constexpr size_t least_tail = 512; // bytes behind the last slot: MMQ reads whole tiles
 
 bool is_part(const ggml_tensor * tensor) {
-    const std::string_view name   = tensor->name;
-    const std::string_view suffix = "_exps.weight";
-    return tensor->ne[2] > 1 && name.size() > suffix.size() && name.substr(name.size() - suffix.size()) == suffix;
+    return tensor->ne[2] > 1 && names_experts(tensor);
 }
 
 size_t padded(size_t n_bytes, size_t page) {

@@ -10,6 +10,8 @@ from draftwood import ExpertStats
 from draftwood.engine.engine import probe_model
 from draftwood.errors import OptionError, UnsupportedError
 
+from tests.model.texts import seeded
+
 PROMPT = b"What experts does a model choose?"
 SHAPE = {"experts": 16, "top_k": 3, "planted": 0.5}
 N = 48
@@ -32,12 +34,7 @@ def opened(llama_of, model):
 
 
 def text(llm, seed=None):
-    sampling = {"temp": 0.0} if seed is None else {"temp": 0.8, "top_k": 40}
-    if seed is not None:
-        llm.set_seed(seed)
-    llm.reset()
-    tokens = llm.generate(llm.tokenize(PROMPT), **sampling)
-    return [next(tokens) for _ in range(N)]
+    return seeded(llm, N, llm.tokenize(PROMPT), seed)
 
 
 @pytest.mark.parametrize("speculation", ["off", "mtp", "tree", "auto"])

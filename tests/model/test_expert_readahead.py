@@ -23,6 +23,8 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[2] / "bench"))
 import short_memory
 from memory_group import NoGroupError, forget
 
+from tests.model.texts import seeded
+
 PROMPT = b"What experts does a model choose?"
 SHAPE = {"experts": 16, "top_k": 3}
 NO_MTP = {**SHAPE, "mtp": False}  # a block that is not loaded is not mapped
@@ -31,12 +33,7 @@ N = 40
 
 
 def text(llm, seed=None):
-    sampling = {"temp": 0.0} if seed is None else {"temp": 0.8, "top_k": 40}
-    if seed is not None:
-        llm.set_seed(seed)
-    llm.reset()
-    tokens = llm.generate(llm.tokenize(PROMPT), **sampling)
-    return [next(tokens) for _ in range(N)]
+    return seeded(llm, N, llm.tokenize(PROMPT), seed)
 
 
 @pytest.mark.parametrize("changes", [{}, {"types": "Q8_0"}, {"merged_experts": True}], ids=str)

@@ -31,6 +31,14 @@ def fresh(llm: Llama, n: int = 20, prompt: Sequence[int] = PROMPT, **settings: A
     return text(llm, n, prompt, **settings)
 
 
+def seeded(llm: Llama, n: int, prompt: Sequence[int], seed: int | None) -> list[int]:
+    """Return them drawn with a seed, or greedy without one."""
+    if seed is None:
+        return fresh(llm, n, prompt)
+    llm.set_seed(seed)
+    return fresh(llm, n, prompt, temp=0.8, top_k=40)
+
+
 class Boom(Exception):
     """What a callback raises and nobody else does."""
 

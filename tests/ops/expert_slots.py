@@ -16,7 +16,7 @@ from tests.ops import ggml_graph as ggml
 from tests.ops.expert_model import MAX_PARTS, NO, TABLE, Model, first_table, random_ids, random_router
 
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
-_N_USED_AT = _LAYER_AT + 8 + 1 + 4  # dw::expert_slots::n_used_at
+_N_USED_AT = _LAYER_AT + 8 + 3  # dw::expert_slots::n_used_at
 MAX_GUESS_ROWS = 8
 POLICIES = {"frequency": 0, "lru": 1}
 _p, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int

@@ -34,6 +34,10 @@ inline ggml_tensor * finish_node(ggml_tensor * node, const dw_custom_op & op, co
     return ggml_set_name(node, op.name());
 }
 
+inline bool is_node_of(const ggml_tensor * node, const op_signature & op) {
+    return node->op == GGML_OP_CUSTOM && std::strncmp(node->name, op.name, std::strlen(op.name)) == 0;
+}
+
 // A node with a result of its own, of shape ne. Its name is the op's.
 inline ggml_tensor * new_node(ggml_context * ctx, const dw_custom_op & op, std::array<int64_t, GGML_MAX_DIMS> ne,
                               std::initializer_list<operand> operands, const void * layer = nullptr,

@@ -68,20 +68,24 @@ void copy(const layer & of, const fill & what) {
     }
 }
 
-void fill_missing(const layer & of, const chosen_experts & now, uint32_t step) {
-    table & state = *of.state;
-    for (int32_t e = 0; e < of.n_experts; ++e) {
+// Missing experts of `now`, `most` at most, get the slots of victims, are copied there and listed in `fills`. Returns how
+// many there was room for.
+int32_t give_slots(const layer & of, const chosen_experts & now, uint32_t step, fill * fills, int32_t most) {
+    table & state   = *of.state;
+    int32_t n_given = 0;
+    for (int32_t e = 0; e < of.n_experts && n_given < most; ++e) {
         if (now[e].count == 0 || state.entries[e].slot >= 0) {
             continue;
         }
         const int32_t out = victim(of, now, step);
         if (out < 0) {
-            return;
+            break;
         }
         std::swap(state.entries[e].slot, state.entries[out].slot);
-        state.fills[state.n_fills] = { e, state.entries[e].slot };
-        copy(of, state.fills[state.n_fills++]);
+        fills[n_given] = { e, state.entries[e].slot };
+        copy(of, fills[n_given++]);
     }
+    return n_given;
 }
 
 void resolve(const layer & of, const picks & from) {
@@ -98,7 +102,7 @@ void resolve(const layer & of, const picks & from) {
         n_right += now[e].count > 0 && !looks && state.entries[e].guessed == state.step;
     }
     if (!looks) {
-        fill_missing(of, now, state.step);
+        state.n_fills = give_slots(of, now, state.step, state.fills, max_experts);
     }
     for (int32_t e = 0; e < of.n_experts && !warm_up; ++e) {
         if (now[e].count > 0 && looks) {
@@ -170,19 +174,9 @@ void compute_guess(ggml_tensor * dst, int ith, int, void *) {
     table &              state = *of.state;
     const chosen_experts now   = guess(of, dst);
     const uint32_t       step  = state.step + 1;
-    state.n_guesses            = 0;
-    for (int32_t e = 0; e < of.n_experts && state.n_guesses < max_guesses; ++e) {
-        if (now[e].count == 0 || state.entries[e].slot >= 0) {
-            continue;
-        }
-        const int32_t out = victim(of, now, step);
-        if (out < 0) {
-            break;
-        }
-        std::swap(state.entries[e].slot, state.entries[out].slot);
-        state.entries[e].guessed         = step;
-        state.guesses[state.n_guesses++] = { e, state.entries[e].slot };
-        copy(of, { e, state.entries[e].slot });
+    state.n_guesses            = give_slots(of, now, step, state.guesses, max_guesses);
+    for (int32_t i = 0; i < state.n_guesses; ++i) {
+        state.entries[state.guesses[i].expert].guessed = step;
     }
     state.counted.n_guessed += (uint64_t) state.n_guesses;
 }

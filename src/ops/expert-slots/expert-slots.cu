@@ -166,7 +166,7 @@ void copy_ahead(const slots::layer & of, const ggml_tensor * node, bool is_here,
         copy_absent(of, stream);
     }
     const bool captured = is_captured(stream);
-    if (of.next && slots::has_next(node) && (!captured || slots::next_is_joined(node))) {
+    if (of.next && slots::has(node, slots::has_next) && (!captured || slots::has(node, slots::next_is_joined))) {
         stage.coming      = of.next;
         stage.is_captured = captured;
         CUDA_CHECK(cudaEventRecord(stage.is_free, stream));
@@ -225,7 +225,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     }
     resolve<<<1, n, 0, with.stream>>>(of, from, dw::data_of<int32_t>(dst), looks, warm_up, staged);
     if (!looks) {
-        copy_missing(of, of.copies && slots::copies_beside(dst), with.stream);
+        copy_missing(of, of.copies && slots::has(dst, slots::copies_beside), with.stream);
     }
 }
 

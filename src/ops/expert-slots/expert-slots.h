@@ -132,38 +132,21 @@ constexpr const char *     ready_operands[n_ready_src] = { "indices" };
 constexpr op_signature     ready_signature             = { "dw_expert_ready", ready_operands, n_ready_src };
 extern const op_descriptor ready_on_cpu, ready_on_cuda;
 
-// Whether the node's graph has the next layer with as many rows, so that its experts can be copied ahead. Behind the
-// layer pointer. Set by whoever builds the graph (experts/product.cpp).
-constexpr size_t next_at = layer_at + sizeof(void *);
+// What the builder of a graph says of a dw_expert_slots node (experts/product.cpp). Behind the layer pointer, a byte each.
+enum flag : size_t {
+    has_next,       // the graph has the next layer with as many rows, so that its experts can be copied ahead
+    next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph
+    copies_beside,  // nodes stand between this one and its dw_expert_ready
+    n_flags,
+};
+constexpr size_t flags_at = layer_at + sizeof(void *);
 
-inline bool has_next(const ggml_tensor * node) {
-    return ((const char *) node->op_params)[next_at] != 0;
+inline bool has(const ggml_tensor * node, flag which) {
+    return ((const char *) node->op_params)[flags_at + which] != 0;
 }
 
-inline void set_has_next(ggml_tensor * node) {
-    ((char *) node->op_params)[next_at] = 1;
-}
-
-// Whether nothing between the two can run on another device, so that both are captured into one CUDA graph.
-constexpr size_t joined_at = next_at + 2;
-
-inline bool next_is_joined(const ggml_tensor * node) {
-    return ((const char *) node->op_params)[joined_at] != 0;
-}
-
-inline void set_next_is_joined(ggml_tensor * node) {
-    ((char *) node->op_params)[joined_at] = 1;
-}
-
-// Whether nodes stand between dw_expert_slots, whose flag this is, and its dw_expert_ready.
-constexpr size_t beside_at = next_at + 1;
-
-inline bool copies_beside(const ggml_tensor * node) {
-    return ((const char *) node->op_params)[beside_at] != 0;
-}
-
-inline void set_copies_beside(ggml_tensor * node) {
-    ((char *) node->op_params)[beside_at] = 1;
+inline void set(ggml_tensor * node, flag which) {
+    ((char *) node->op_params)[flags_at + which] = 1;
 }
 
 // A batch that looks up and fills nothing: a prompt, or llama.cpp's warm-up, which chooses every expert.

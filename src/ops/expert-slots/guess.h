@@ -28,7 +28,7 @@ constexpr op_signature     guess_signature             = { "dw_expert_guess", gu
 extern const op_descriptor guess_on_cpu, guess_on_cuda;
 
 // experts of a row, behind the flags of dw_expert_slots
-constexpr size_t n_used_at = beside_at + 4;
+constexpr size_t n_used_at = flags_at + n_flags;
 static_assert(n_used_at + sizeof(int32_t) <= GGML_MAX_OP_PARAMS, "it fits");
 
 inline int32_t n_used_of(const ggml_tensor * node) {

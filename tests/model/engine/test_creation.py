@@ -173,9 +173,14 @@ def test_probe_statuses(gguf, tmp_path):
 
 @pytest.mark.parametrize(("draft_tokens", "rows"), [(1, 2), (3, 4 + 2), (8, 9 + 2 + 4 + 8)])
 def test_each_length_is_measured_once(rig, draft_tokens, rows):
-    """At most: on a slow machine the time is over earlier. Beside another program all is measured twice."""
+    """At most: on a slow machine the time is over earlier.
+
+    A load during which another program ends measures all again: that one is not looked at.
+    """
     r = rig(drafter=MTP, draft_tokens=draft_tokens, engine=False)
-    engine = Engine(r.ctx, r.params, **r.settings, length=_capi.LENGTH_AUTO)
-    verified = native.llama_perf_context(r.ctx).n_p_eval
-    engine.close()
-    assert 0 < verified <= 2 * 5 * rows  # of each length two rounds that do not count and three that do
+    found = []
+    while not found or (found[-1] > 5 * rows and len(found) < 5):
+        native.llama_perf_context_reset(r.ctx)
+        Engine(r.ctx, r.params, **r.settings, length=_capi.LENGTH_AUTO).close()
+        found.append(native.llama_perf_context(r.ctx).n_p_eval)
+    assert 0 < found[-1] <= 5 * rows  # of each length two rounds that do not count and three that do

@@ -20,8 +20,8 @@ ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t
     if (ggml_graph_n_nodes(graph) < n_nodes) {
         return nullptr;
     }
-    const ggml_tensor * op    = ggml_graph_node(graph, -n_nodes);
-    const bool          is_it = dw::is_node_of(op, slots::signature) && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
+    const ggml_tensor * op = ggml_graph_node(graph, -n_nodes);
+    const bool is_it = dw::is_node_of(op, slots::signature) && op->src[slots::ids] == ids && dw::layer_of(op) == &of;
     return is_it ? ggml_graph_node(graph, plane - of.n_planes) : nullptr;
 }
 

@@ -105,8 +105,8 @@ bool may_look(const void *) {
 
 // -1: no tensor of experts, or none in a mapped file
 int32_t mapped_layer(const ggml_tensor * tensor) {
-    const bool fits = names_experts(tensor) && tensor->ne[2] <= op::max_experts && tensor->ne[3] == 1 &&
-                      ggml_is_contiguous(tensor);
+    const bool fits =
+        names_experts(tensor) && tensor->ne[2] <= op::max_experts && tensor->ne[3] == 1 && ggml_is_contiguous(tensor);
     return fits && is_mapped(tensor) ? layer_named(tensor) : -1;
 }
 
@@ -174,8 +174,8 @@ ggml_tensor * read_ahead(ggml_context * ctx, ggml_cgraph * graph, const ggml_ten
     }
     const int     n_nodes = ggml_graph_n_nodes(graph);
     ggml_tensor * newest  = n_nodes > 0 ? ggml_graph_node(graph, n_nodes - 1) : nullptr;
-    const bool    is_it   = newest && dw::is_node_of(newest, op::signature) && newest->src[op::ids] == ids &&
-                       dw::layer_of(newest) == of;
+    const bool    is_it =
+        newest && dw::is_node_of(newest, op::signature) && newest->src[op::ids] == ids && dw::layer_of(newest) == of;
     if (is_it) { // another product of the layer asked for it
         return newest;
     }

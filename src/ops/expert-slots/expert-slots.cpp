@@ -68,8 +68,8 @@ void copy(const layer & of, const fill & what) {
     }
 }
 
-// Missing experts of `now`, `most` at most, get the slots of victims, are copied there and listed in `fills`. Returns how
-// many there was room for.
+// Missing experts of `now`, `most` at most, get the slots of victims, are copied there and listed in `fills`. Returns
+// how many there was room for.
 int32_t give_slots(const layer & of, const chosen_experts & now, uint32_t step, fill * fills, int32_t most) {
     table & state   = *of.state;
     int32_t n_given = 0;

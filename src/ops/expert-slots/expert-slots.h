@@ -132,7 +132,8 @@ constexpr const char *     ready_operands[n_ready_src] = { "indices" };
 constexpr op_signature     ready_signature             = { "dw_expert_ready", ready_operands, n_ready_src };
 extern const op_descriptor ready_on_cpu, ready_on_cuda;
 
-// What the builder of a graph says of a dw_expert_slots node (experts/product.cpp). Behind the layer pointer, a byte each.
+// What the builder of a graph says of a dw_expert_slots node (experts/product.cpp). Behind the layer pointer, a byte
+// each.
 enum flag : size_t {
     has_next,       // the graph has the next layer with as many rows, so that its experts can be copied ahead
     next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph

@@ -61,6 +61,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_cost_model_add_round": (_STATUS, [_MODEL, _BOOL, _I32, _I32, _I64]),
     "dw_cost_model_add_prompt": (_STATUS, [_MODEL, _I32]),
     "dw_cost_model_cost_behind_draft": (_STATUS, [_MODEL, _P(_F64)]),
+    "dw_cost_model_cost_of_return": (_STATUS, [_MODEL, _P(_F64)]),
     "dw_cost_model_add_branches": (_STATUS, [_MODEL, _P(_F64), _I32, _I32]),
     "dw_cost_model_is_outdated": (_STATUS, [_MODEL, _P(_BOOL)]),
     "dw_cost_model_choose": (_STATUS, [_MODEL, _I32, _I32, _P(_I32), _P(_I32)]),
@@ -260,6 +261,12 @@ class CostModel:
         """Return the microseconds that a draft costs the round behind it."""
         micros = ctypes.c_double()
         check(_lib.dw_cost_model_cost_behind_draft(self._handle, ctypes.byref(micros)))
+        return micros.value
+
+    def cost_of_return(self) -> float:
+        """Return the microseconds that the next draft takes longer than one behind a draft."""
+        micros = ctypes.c_double()
+        check(_lib.dw_cost_model_cost_of_return(self._handle, ctypes.byref(micros)))
         return micros.value
 
     def add_branches(self, probabilities: Sequence[float], n_accepted: int) -> None:

@@ -132,6 +132,13 @@ dw_status dw_cost_model_cost_behind_draft(const dw_cost_model * model, double * 
     });
 }
 
+dw_status dw_cost_model_cost_of_return(const dw_cost_model * model, double * microseconds) {
+    return with_model(model, "dw_cost_model_cost_of_return", [&](auto & m) {
+        require("dw_cost_model_cost_of_return", microseconds);
+        *microseconds = m.cost_of_return();
+    });
+}
+
 dw_status dw_cost_model_add_branches(dw_cost_model * model, const double * probabilities, int32_t n,
                                      int32_t n_accepted) {
     return with_model(model, "dw_cost_model_add_branches", [&](auto & m) {

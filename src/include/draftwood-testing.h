@@ -86,6 +86,8 @@ DW_API dw_status dw_cost_model_add_round(dw_cost_model * model, bool drafted, in
 DW_API dw_status dw_cost_model_add_prompt(dw_cost_model * model, int32_t n_tokens);
 // microseconds that a draft costs the round behind it
 DW_API dw_status dw_cost_model_cost_behind_draft(const dw_cost_model * model, double * microseconds);
+// microseconds that the next draft takes longer than one behind a draft
+DW_API dw_status dw_cost_model_cost_of_return(const dw_cost_model * model, double * microseconds);
 // probabilities f64[n]
 DW_API dw_status dw_cost_model_add_branches(dw_cost_model * model, const double * probabilities, int32_t n,
                                             int32_t n_accepted);

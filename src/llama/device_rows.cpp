@@ -5,6 +5,8 @@
 #include "llama/inputs.h"
 #include "llama/status.h"
 
+#include <cstring>
+
 namespace draftwood {
 
 namespace {
@@ -76,6 +78,10 @@ bool device_rows::same_device(const ggml_tensor * from) const {
 
 // Who owns the values may write over them as soon as this returns.
 void device_rows::set_from_host(size_t to, const void * values, size_t bytes) {
+    if (ggml_backend_buffer_is_host(rows_->buffer)) { // a round has twenty such copies: the calls take longer than they
+        std::memcpy((char *) rows_->data + to, values, bytes);
+        return;
+    }
     ggml_backend_tensor_set_async(backend_, rows_, values, to, bytes);
     ggml_backend_synchronize(backend_);
 }

@@ -53,10 +53,10 @@ double branch_record::ratio() const {
 bool trial_schedule::next_round(bool is_chosen, bool is_available) {
     if (is_chosen) {
         n_idle_ = 0;
-        pause_  = first_pause_;
+        pause_  = std::max(first_pause_, pause_ - first_pause_);
     } else if (is_available && ++n_idle_ > pause_) {
         n_idle_ = 0;
-        pause_  = std::min(2 * pause_, last_pause);
+        pause_  = std::min(2 * pause_, last_pause_);
         n_left_ = n_trial;
     }
     if (is_available && n_left_ > 0) {

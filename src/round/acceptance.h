@@ -46,21 +46,24 @@ class branch_record {
 };
 
 // When a drafter that is not chosen gets a trial of two rounds, since the text may have changed: after more rounds than
-// first_pause, then twice as many, up to 512. A round that chooses the drafter resets this.
+// first_pause, then twice as many, up to last_pause. Each round that chooses the drafter takes first_pause off, down to
+// the first one: where it is chosen now and then its acceptance is known, and a trial is no use.
 class trial_schedule {
   public:
-    explicit trial_schedule(int32_t first_pause) :
-        first_pause_(first_pause) {}
+    // pauses in rounds
+    trial_schedule(int32_t first_pause, int32_t last_pause) :
+        first_pause_(first_pause),
+        last_pause_(last_pause) {}
 
     // Count a round. Returns true if it is a trial.
     // is_available: the drafter could draft in this round. Other rounds do not count.
     bool next_round(bool is_chosen, bool is_available);
 
   private:
-    static constexpr int32_t last_pause = 512; // rounds
-    static constexpr int32_t n_trial    = 2;   // the first one also catches up with what the drafter missed
+    static constexpr int32_t n_trial = 2; // the first one also catches up with what the drafter missed
 
     int32_t first_pause_;
+    int32_t last_pause_;
     int32_t n_idle_ = 0;
     int32_t pause_  = first_pause_;
     int32_t n_left_ = 0; // rounds of the trial

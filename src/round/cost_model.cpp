@@ -11,21 +11,27 @@ namespace draftwood {
 namespace {
 
 constexpr double  margin                 = 1.02; // drafting and branching must win by this, since times are not exact
+constexpr double  catch_up_margin        = 1.08; // a drafter must win by this that first reads a prompt or a pause
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
 constexpr int32_t first_pause            = 16;   // rounds until the first trial
+constexpr int32_t last_pause             = 512;  // and until later ones
 constexpr int32_t first_pause_on_cpu     = 64;   // catching up costs a trial several steps there
-constexpr int32_t plain_trial            = 128;  // rounds with drafts, then n_plain_trial without: 1.5 % of rounds
+constexpr int32_t last_pause_on_cpu      = 1024;
+constexpr int32_t plain_trial            = 128; // rounds with drafts, then n_plain_trial without: 1.5 % of rounds
 constexpr int32_t n_plain_trial          = 2;
 constexpr double  small_change           = 0.3; // of a new speed that is taken over at once, below load_change
+
+trial_schedule trials_on(bool is_cpu) {
+    return is_cpu ? trial_schedule(first_pause_on_cpu, last_pause_on_cpu) : trial_schedule(first_pause, last_pause);
+}
 
 } // namespace
 
 cost_model::cost_model(int32_t n_warmup, bool shares_cores) :
     n_warmup_(n_warmup),
     shares_cores_(shares_cores),
-    trials_{ trial_schedule(shares_cores ? first_pause_on_cpu : first_pause),
-             trial_schedule(shares_cores ? first_pause_on_cpu : first_pause) } {}
+    trials_{ trials_on(shares_cores), trials_on(shares_cores) } {}
 
 void cost_model::add_draft_time(int32_t n_tokens, int64_t us) {
     draft_group_.add_time(std::min(n_tokens, max_draft), us, n_warmup_);
@@ -36,8 +42,15 @@ void cost_model::add_verify_time(int32_t n_rows, int64_t us) {
 }
 
 void cost_model::add_draft(int32_t n_tokens, int64_t us) {
-    if (!aftermath_.catches_up()) {
-        add_draft_time(n_tokens, us + std::llround(aftermath_.cost()));
+    if (aftermath_.catches_up()) {
+        return;
+    }
+    const int64_t whole    = us + std::llround(aftermath_.cost());
+    const double  expected = drafts_.at(n_tokens) * draft_group_.newest_ratio();
+    if (shares_cores_ && !aftermath_.is_behind_draft() && expected > 0.0) {
+        aftermath_.add_return((double) whole, expected);
+    } else {
+        add_draft_time(n_tokens, whole);
     }
 }
 
@@ -137,7 +150,7 @@ double cost_model::verify_cost(int32_t n_rows) const {
 
 double cost_model::round_cost(draft_source source, int32_t n_tokens) const {
     const double drafting = source == from_drafter && n_tokens > 0 ? drafts_.at(n_tokens) : 0.0;
-    return verify_cost(n_tokens + 1) + drafting;
+    return verify_cost(n_tokens + 1) + drafting + (drafting > 0.0 ? aftermath_.cost_of_return() : 0.0);
 }
 
 bool cost_model::pays_to_branch(const draft_choice & chosen) const {
@@ -185,7 +198,8 @@ draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & lo
             if (micros <= 0.0) {
                 return { source, longest[source] };
             }
-            const double here = expected_tokens(source, n) / micros;
+            const bool   catches_up = source == from_drafter && n > 0 && shares_cores_ && aftermath_.catches_up();
+            const double here       = expected_tokens(source, n) / micros / (catches_up ? catch_up_margin : 1.0);
             if (here > speed) {
                 speed = here * (n == 0 ? margin : 1.0);
                 best  = { source, n };

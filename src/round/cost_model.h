@@ -38,7 +38,8 @@ class cost_model {
     cost_model(const cost_model &)             = delete; // its groups refer to its curves
     cost_model & operator=(const cost_model &) = delete;
 
-    // Choose the next draft. longest: tokens that each source could draft.
+    // Choose the next draft. longest: tokens that each source could draft. On a CPU a drafter that would first have to
+    // catch up with many tokens must win by more than what it drafts costs.
     // While times are unknown: all that the first source with an unknown time could draft.
     // On a CPU two plain steps follow 128 rounds with drafts, to know how fast they are now. Only the second one is
     // timed. With many engines on one context their times are not known, and the rounds are lost.
@@ -48,7 +49,8 @@ class cost_model {
     bool    shares_cores() const { return shares_cores_; }
 
     // A draft of n tokens by the drafter took so many microseconds (n-grams cost nothing). Not counted if it first had
-    // to catch up with many tokens. On a CPU it is charged with what it costs the round behind it.
+    // to catch up with many tokens. On a CPU it is charged with what it costs the round behind it; and where it is not
+    // behind another draft, what it takes more is kept apart (draft_aftermath.h).
     void add_draft(int32_t n_tokens, int64_t us);
     // A round verified n_rows; the verify and the commit took `us`; 0: not known. drafted: by the drafter. On a CPU a
     // plain step behind a draft is not counted: it takes longer than those of a pause.
@@ -94,7 +96,8 @@ class cost_model {
     double draft_cost(int32_t n_tokens) const {
         return drafts_.at(n_tokens);
     } // microseconds by the drafter; 0: unknown
-    double cost_behind_draft() const { return aftermath_.cost(); } // microseconds, of the draft's cost
+    double cost_behind_draft() const { return aftermath_.cost(); }        // microseconds, of the draft's cost
+    double cost_of_return() const { return aftermath_.cost_of_return(); } // microseconds, of the next draft
     double round_cost(draft_source source,
                       int32_t      n_tokens) const; // expected microseconds, verify included; 0: unknown
     // of a round with a draft of n_tokens, the bonus token included

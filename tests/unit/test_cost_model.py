@@ -231,12 +231,12 @@ def test_rounds_until_a_pause_if_nothing_is_accepted(costs, drafts_before):
 
 @pytest.mark.parametrize(
     ("shares_cores", "expected"),
-    [(False, [17, 50, 115, 244, 501, 1014]), (True, [65, 194, 451, 964])],
-    ids=["GPU", "CPU"],
+    [(False, [17, 50, 115, 244, 501, 1014, 1527, 2040, 2553]), (True, [65, 194, 451, 964, 1989])],
+    ids=["GPU: up to 512 rounds", "CPU: up to 1024 rounds"],
 )
 def test_trials_of_a_pause(shares_cores, expected):
-    """A trial has two rounds of two tokens. Pauses double, up to 512 rounds."""
-    drafted = rounds_of(CostModel(curve=linear(1000.0), shares_cores=shares_cores), 1020, 0)
+    """A trial has two rounds of two tokens. Pauses double."""
+    drafted = rounds_of(CostModel(curve=linear(1000.0), shares_cores=shares_cores), 2560, 0)
     trials = [i for i, n in enumerate(drafted) if n > 0]
     first = [i for i in trials if i - 1 not in trials]
     assert [i + 1 for i in first] == expected
@@ -286,6 +286,20 @@ def test_a_chosen_draft_ends_the_longer_pauses():
     drafted = rounds_of(model, 400, 0)
     first = drafted.index(0)
     assert drafted[first : first + 18] == [0] * 16 + [2, 2]
+
+
+def test_a_draft_now_and_then_shortens_the_pauses():
+    """Each chosen round takes 16 rounds off."""
+    model = CostModel(curve=linear(1000.0), shares_cores=False)
+    rounds_of(model, 245, 0)  # four trials: the next pause is 256 rounds
+    model.set_curve(linear(100.0))
+    for _ in range(16):
+        model.add_acceptance(8, 8)
+    assert rounds_of(model, 3, 8) == [8, 8, 8]
+    model.set_curve(linear(1000.0))
+    for _ in range(16):
+        model.add_acceptance(1, 0)
+    assert rounds_of(model, 300, 0).index(2) == 256 - 3 * 16
 
 
 @pytest.mark.parametrize(("shares_cores", "plain"), [(True, [128, 129, 258, 259]), (False, [])])

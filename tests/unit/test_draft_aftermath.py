@@ -42,12 +42,11 @@ def test_what_a_draft_costs_the_round_behind_it(shares_cores, behind, pace, expe
 
 
 def test_a_draft_is_charged_with_it():
+    """Where drafts are behind other rounds, it is in what they take more."""
     model = CostModel(curve=KNOWN)
     drafts_and_steps(model, 200, 1.1)
     model.update()
-    drafts_and_steps(model, 64, 1.1)
-    model.update()
-    assert model.curve().draft_us[4] > 440
+    assert model.cost_of_return() == pytest.approx(100, rel=0.02)
     assert model.curve().verify_us[1] == pytest.approx(1000, rel=0.02)
 
 
@@ -98,3 +97,69 @@ def test_the_first_plain_step_is_behind_no_draft():
     model.session_round(1, 1000)
     model.update()
     assert model.curve().verify_us[1] == 1000
+
+
+def returns(model: CostModel, n: int, us: int) -> None:
+    """Add n times: a plain step, a draft behind it, another one behind that."""
+    for _ in range(n):
+        model.session_round(1, 1000)
+        model.session_draft(4, us)
+        model.session_round(5, 1400, drafted=True, n_tokens=3)
+        model.session_draft(4, 400)
+        model.session_round(5, 1400, drafted=True, n_tokens=3)
+
+
+@pytest.mark.parametrize(
+    ("shares_cores", "us", "expected"),
+    [
+        pytest.param(True, 650, 250, id="longer by 250"),
+        pytest.param(True, 400, 0, id="as long"),
+        pytest.param(True, 300, 0, id="shorter"),
+        pytest.param(True, 90000, 1200, id="held up: three drafts at most"),
+        pytest.param(False, 650, 0, id="a GPU has no such caches"),
+    ],
+)
+def test_what_a_draft_behind_other_rounds_takes_more(shares_cores, us, expected):
+    model = CostModel(curve=KNOWN, shares_cores=shares_cores)
+    returns(model, 100, us)
+    assert model.cost_of_return() == 0, "the next draft is behind a draft"
+    model.session_round(1, 1000)
+    assert model.cost_of_return() == pytest.approx(expected, rel=0.02, abs=1)
+
+
+def test_it_is_not_in_the_curve():
+    model = CostModel(curve=KNOWN)
+    returns(model, 100, 650)
+    model.update()
+    assert model.curve().draft_us[4] == pytest.approx(400, rel=0.01)
+
+
+def test_it_is_in_the_choice():
+    """A draft of four pays behind a draft and not behind a plain step."""
+    model = CostModel(curve=curve({1: 100, 4: 400}, {1: 1000, 2: 1300, 4: 1900, 8: 3100}))
+    for _ in range(100):
+        model.add_acceptance(4, 2)
+    assert model.choose(4)[1] > 0
+    returns(model, 100, 1600)
+    assert model.choose(4)[1] > 0
+    model.session_round(1, 1000)
+    assert model.choose(4)[1] == 0
+
+
+@pytest.mark.parametrize(
+    ("shares_cores", "prompt", "drafts"),
+    [(True, 0, True), (True, 65, False), (False, 65, True)],
+    ids=["none", "on a CPU", "on a GPU"],
+)
+def test_a_drafter_that_would_read_a_prompt_first_must_win_by_more(shares_cores, prompt, drafts):
+    """A draft that is better than a plain step by 5 %."""
+    model = CostModel(curve=curve({1: 100}, {1: 1000, 2: 1000}), shares_cores=shares_cores)
+    for _ in range(1000):
+        model.add_acceptance(1, 0)
+    for _ in range(7):
+        model.add_acceptance(1, 1)
+    micros, tokens = model.expect(1)
+    assert 1.03 < tokens / micros * 1000 < 1.07
+    if prompt:
+        model.session_prompt(prompt)
+    assert (model.choose(1)[1] > 0) is drafts

@@ -13,8 +13,8 @@ namespace draftwood {
 namespace {
 
 constexpr int32_t n_waiting_max = 256; // tokens whose features may wait: a copy of this many is cheaper than a decode
-constexpr int32_t n_round_max   = 128; // of these, where all are of rounds
-constexpr int32_t n_newest      = 64;  // of rounds, which are left when there are too many
+constexpr int32_t n_round_max   = 64;  // of these, where all are of rounds: twice as many leave a core's cache
+constexpr int32_t n_newest      = 32;  // of rounds, which are left when there are too many
 
 // of the probability that a position's distribution gives, beside the path that the block was made for
 constexpr float beside = 0.3f;

@@ -12,6 +12,7 @@ namespace {
 
 constexpr double  margin                 = 1.02; // drafting and branching must win by this, since times are not exact
 constexpr double  catch_up_margin        = 1.08; // a drafter must win by this that first reads a prompt or a pause
+constexpr double  dear_margin            = 1.3;  // and by this if that has taken much time of late
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
 constexpr int32_t first_pause            = 16;   // rounds until the first trial
@@ -42,12 +43,11 @@ void cost_model::add_verify_time(int32_t n_rows, int64_t us) {
 }
 
 void cost_model::add_draft(int32_t n_tokens, int64_t us) {
-    if (aftermath_.catches_up()) {
-        return;
-    }
     const int64_t whole    = us + std::llround(aftermath_.cost());
-    const double  expected = drafts_.at(n_tokens) * draft_group_.newest_ratio();
-    if (shares_cores_ && !aftermath_.is_behind_draft() && expected > 0.0) {
+    const double  expected = draft_cost(n_tokens) * draft_group_.newest_ratio();
+    if (aftermath_.catches_up()) {
+        aftermath_.add_catch_up((double) us - expected);
+    } else if (shares_cores_ && !aftermath_.is_behind_draft() && expected > 0.0) {
         aftermath_.add_return((double) whole, expected);
     } else {
         add_draft_time(n_tokens, whole);
@@ -65,11 +65,12 @@ void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
     if (us > 0 && (n_rows > 1 || !is_cold)) {
         add_verify_time(n_rows, us);
     }
+    aftermath_.add_time((double) us);
     aftermath_.end_round(drafted);
 }
 
 bool cost_model::is_outdated() const {
-    return shares_cores_ && (plain_group_.is_slower() || verify_group_.is_slower());
+    return shares_cores_ && (plain_group_.is_slower() || verify_group_.is_slower() || draft_group_.is_slower());
 }
 
 bool cost_model::has_changed(const size_group & group) const {
@@ -148,8 +149,17 @@ double cost_model::verify_cost(int32_t n_rows) const {
     return std::max(verifies_.at(1), verifies_.at(n_rows));
 }
 
+// On a CPU a size that was timed while the machine was fast must not look cheaper than shorter ones.
+double cost_model::draft_cost(int32_t n_tokens) const {
+    double most = drafts_.at(n_tokens);
+    for (int32_t n = 1; shares_cores_ && most > 0.0 && n < n_tokens; ++n) {
+        most = std::max(most, drafts_.at(n));
+    }
+    return most;
+}
+
 double cost_model::round_cost(draft_source source, int32_t n_tokens) const {
-    const double drafting = source == from_drafter && n_tokens > 0 ? drafts_.at(n_tokens) : 0.0;
+    const double drafting = source == from_drafter && n_tokens > 0 ? draft_cost(n_tokens) : 0.0;
     return verify_cost(n_tokens + 1) + drafting + (drafting > 0.0 ? aftermath_.cost_of_return() : 0.0);
 }
 
@@ -188,6 +198,13 @@ int32_t cost_model::choose_tree_size(const draft_choice & chosen, const std::vec
 
 // What gives the most expected tokens per microsecond; a plain step wins by the margin. Not known: a time is missing,
 // and the first request measures with all that the source could draft.
+double cost_model::return_margin() const {
+    if (!shares_cores_ || !aftermath_.catches_up()) {
+        return 1.0;
+    }
+    return aftermath_.may_catch_up() ? catch_up_margin : dear_margin;
+}
+
 draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & longest, bool & is_known) const {
     draft_choice best{ from_drafter, 0 };
     double       speed = 0.0;
@@ -198,8 +215,8 @@ draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & lo
             if (micros <= 0.0) {
                 return { source, longest[source] };
             }
-            const bool   catches_up = source == from_drafter && n > 0 && shares_cores_ && aftermath_.catches_up();
-            const double here       = expected_tokens(source, n) / micros / (catches_up ? catch_up_margin : 1.0);
+            const double drafter = source == from_drafter && n > 0 ? return_margin() : 1.0;
+            const double here    = expected_tokens(source, n) / micros / drafter;
             if (here > speed) {
                 speed = here * (n == 0 ? margin : 1.0);
                 best  = { source, n };
@@ -225,7 +242,8 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
         const bool is_chosen = best.n_tokens > 0 && best.source == source;
-        if (trials_[source].next_round(is_chosen, longest[source] > 0)) {
+        const bool is_dear   = source == from_drafter && return_margin() == dear_margin;
+        if (trials_[source].next_round(is_chosen, longest[source] > 0 && !is_dear)) {
             return { source, std::min(trial_draft, longest[source]) };
         }
     }

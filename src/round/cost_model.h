@@ -39,7 +39,8 @@ class cost_model {
     cost_model & operator=(const cost_model &) = delete;
 
     // Choose the next draft. longest: tokens that each source could draft. On a CPU a drafter that would first have to
-    // catch up with many tokens must win by more than what it drafts costs.
+    // catch up with many tokens must win by 8 %. If that has taken more than 0.5 % of the time of late, it must win by
+    // 30 %, and has no trials.
     // While times are unknown: all that the first source with an unknown time could draft.
     // On a CPU two plain steps follow 128 rounds with drafts, to know how fast they are now. Only the second one is
     // timed. With many engines on one context their times are not known, and the rounds are lost.
@@ -80,8 +81,8 @@ class cost_model {
         return records_[source].rate(known_before(source) + depth);
     }
 
-    // Whether plain steps or verifies have become much slower than the curve says: other programs have the cores, of
-    // which a verify may use more than a plain step. Then update_curve() should not wait for the next request.
+    // Whether plain steps, verifies or drafts have become much slower than the curve says: other programs have the cores,
+    // of which a verify may use more than a plain step. Then update_curve() should not wait for the next request.
     bool is_outdated() const;
 
     // Take the times since the last call into the curve.
@@ -93,9 +94,7 @@ class cost_model {
     void get_curve(double * draft_us, double * verify_us) const;
     void set_curve(const double * draft_us, const double * verify_us);
 
-    double draft_cost(int32_t n_tokens) const {
-        return drafts_.at(n_tokens);
-    } // microseconds by the drafter; 0: unknown
+    double draft_cost(int32_t n_tokens) const; // microseconds by the drafter; 0: unknown
     double cost_behind_draft() const { return aftermath_.cost(); }        // microseconds, of the draft's cost
     double cost_of_return() const { return aftermath_.cost_of_return(); } // microseconds, of the next draft
     double round_cost(draft_source source,
@@ -110,6 +109,7 @@ class cost_model {
     int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
 
     double       verify_cost(int32_t n_rows) const;           // never less than a plain step
+    double       return_margin() const;                       // by which a draft must win now
     bool         has_changed(const size_group & group) const; // the machine's load
     double       common_change() const;
     void         update(size_group & group, double common);

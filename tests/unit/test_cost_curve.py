@@ -32,9 +32,28 @@ EVEN = {1: 1000.0, 4: 1600.0, 8: 3200.0}
 )
 def test_draft_times_between_known_sizes(known, size, expected):
     flat = {1: 1e6, 64: 1e6}
-    model = CostModel(curve=curve({n: t for n, t in known.items() if n < 64}, flat))
+    model = CostModel(curve=curve({n: t for n, t in known.items() if n < 64}, flat), shares_cores=False)
     micros, _ = model.expect(min(size, 63))
     assert micros - 1e6 == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("shares_cores", "expected"), [(True, 500), (False, 240)], ids=["CPU", "GPU"])
+def test_a_longer_draft_is_never_cheaper_on_a_cpu(shares_cores, expected):
+    """One of four tokens was timed while the machine was fast."""
+    model = CostModel(
+        curve=curve({1: 200, 2: 500, 4: 240}, {1: 1000, 64: 1000}), shares_cores=shares_cores
+    )
+    micros, _ = model.expect(4)
+    assert micros - 1000 == pytest.approx(expected)
+
+
+@pytest.mark.parametrize(("shares_cores", "expected"), [(True, True), (False, False)], ids=["CPU", "GPU"])
+def test_drafts_that_take_much_longer_outdate_the_curve(shares_cores, expected):
+    model = CostModel(curve=curve({1: 200, 4: 240}, {1: 1000, 8: 1700}), shares_cores=shares_cores)
+    for _ in range(8):
+        model.session_round(5, 1400, drafted=True)
+        model.session_draft(4, 640)
+    assert model.is_outdated() is expected
 
 
 @pytest.mark.parametrize(

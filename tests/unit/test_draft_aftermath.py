@@ -163,3 +163,44 @@ def test_a_drafter_that_would_read_a_prompt_first_must_win_by_more(shares_cores,
     if prompt:
         model.session_prompt(prompt)
     assert (model.choose(1)[1] > 0) is drafts
+
+
+@pytest.mark.parametrize(
+    ("us", "trials"),
+    [
+        pytest.param(100, [64, 65, 193, 194], id="catching up costs little"),
+        pytest.param(3000, [64, 65], id="3 % of the rounds so far: no further trial"),
+    ],
+)
+def test_trials_end_where_catching_up_took_much_time(us, trials):
+    """65 rounds by another source, a trial of two rounds, 128 rounds more."""
+    model = CostModel(curve=curve({1: 100, 4: 400}, {1: 1000, 2: 3000, 4: 6000, 8: 12000}))
+    found = []
+    for i in range(200):
+        _, n_tokens = model.choose(4)
+        if n_tokens > 0:
+            found.append(i)
+            model.session_draft(n_tokens, us)
+        model.session_round(1 + n_tokens, 1000, drafted=n_tokens > 0)
+    assert found == trials
+
+
+def test_a_dear_drafter_must_win_by_more():
+    """One that is better than a plain step by 15 % is asked behind a prompt, until that has taken too much time."""
+    model = CostModel(curve=curve({1: 100}, {1: 1000, 2: 1000}))
+    for _ in range(1000):
+        model.add_acceptance(1, 0)
+    for _ in range(16):
+        model.add_acceptance(1, 1)
+    micros, tokens = model.expect(1)
+    assert 1.12 < tokens / micros * 1000 < 1.25
+    model.session_prompt(100)
+    assert model.choose(1)[1] == 1
+    model.session_draft(1, 2000)
+    model.session_round(2, 1000, drafted=True)
+    model.session_prompt(100)
+    assert model.choose(1)[1] == 0
+    for _ in range(1000):
+        model.session_round(1, 1000)
+    model.session_prompt(100)
+    assert model.choose(1)[1] == 1

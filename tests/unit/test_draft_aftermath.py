@@ -173,8 +173,9 @@ def test_a_drafter_that_would_read_a_prompt_first_must_win_by_more(shares_cores,
     ],
 )
 def test_trials_end_where_catching_up_took_much_time(us, trials):
-    """65 rounds by another source, a trial of two rounds, 128 rounds more."""
+    """A prompt, 64 plain steps, a trial of two rounds, 127 plain steps more."""
     model = CostModel(curve=curve({1: 100, 4: 400}, {1: 1000, 2: 3000, 4: 6000, 8: 12000}))
+    model.session_prompt(100)
     found = []
     for i in range(200):
         _, n_tokens = model.choose(4)
@@ -186,7 +187,7 @@ def test_trials_end_where_catching_up_took_much_time(us, trials):
 
 
 def test_a_dear_drafter_must_win_by_more():
-    """One that is better than a plain step by 15 % is asked behind a prompt, until that has taken too much time."""
+    """One that is better than a plain step by 15 %: behind a prompt, until prompts have taken too much time."""
     model = CostModel(curve=curve({1: 100}, {1: 1000, 2: 1000}))
     for _ in range(1000):
         model.add_acceptance(1, 0)

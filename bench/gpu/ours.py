@@ -246,5 +246,5 @@ class Ours:
         }
         if _weights.key is not None:
             common["expert_vram"] = int(case.experts * probe_model(self._model).expert_bytes)
-            common["expert_guess"] = case.guess
+            common["expert_guess"] = {"on": True, "off": False}.get(case.guess)
         return Llama(self._model, **common, **threads, **own)

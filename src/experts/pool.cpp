@@ -121,7 +121,9 @@ void expert_pool::enter() {
             layers_.emplace(il, std::move(made));
         }
     }
-    copies_ = type_.memory().make_beside(type_.device_number()); // nullptr: they run in the step's own queue
+    if (guesses_) { // nullptr: they run in the step's own queue
+        copies_ = type_.memory().make_beside(type_.device_number());
+    }
     for (const auto & [il, each] : layers_) {
         each->layer.copies = copies_;
     }

@@ -81,8 +81,9 @@ class cost_model {
         return records_[source].rate(known_before(source) + depth);
     }
 
-    // Whether plain steps, verifies or drafts have become much slower than the curve says: other programs have the cores,
-    // of which a verify may use more than a plain step. Then update_curve() should not wait for the next request.
+    // Whether plain steps, verifies or drafts have become much slower than the curve says: other programs have the
+    // cores, of which a verify may use more than a plain step. Then update_curve() should not wait for the next
+    // request.
     bool is_outdated() const;
 
     // Take the times since the last call into the curve.
@@ -94,7 +95,7 @@ class cost_model {
     void get_curve(double * draft_us, double * verify_us) const;
     void set_curve(const double * draft_us, const double * verify_us);
 
-    double draft_cost(int32_t n_tokens) const; // microseconds by the drafter; 0: unknown
+    double draft_cost(int32_t n_tokens) const;                            // microseconds by the drafter; 0: unknown
     double cost_behind_draft() const { return aftermath_.cost(); }        // microseconds, of the draft's cost
     double cost_of_return() const { return aftermath_.cost_of_return(); } // microseconds, of the next draft
     double round_cost(draft_source source,

@@ -40,9 +40,7 @@ def test_draft_times_between_known_sizes(known, size, expected):
 @pytest.mark.parametrize(("shares_cores", "expected"), [(True, 500), (False, 240)], ids=["CPU", "GPU"])
 def test_a_longer_draft_is_never_cheaper_on_a_cpu(shares_cores, expected):
     """One of four tokens was timed while the machine was fast."""
-    model = CostModel(
-        curve=curve({1: 200, 2: 500, 4: 240}, {1: 1000, 64: 1000}), shares_cores=shares_cores
-    )
+    model = CostModel(curve=curve({1: 200, 2: 500, 4: 240}, {1: 1000, 64: 1000}), shares_cores=shares_cores)
     micros, _ = model.expect(4)
     assert micros - 1000 == pytest.approx(expected)
 

@@ -187,7 +187,7 @@ def test_trials_end_where_catching_up_took_much_time(us, trials):
 
 
 def test_a_dear_drafter_must_win_by_more():
-    """One that is better than a plain step by 15 %: behind a prompt, until prompts have taken too much time."""
+    """One that is better than a plain step by 15 %: behind a prompt, until these took too long."""
     model = CostModel(curve=curve({1: 100}, {1: 1000, 2: 1000}))
     for _ in range(1000):
         model.add_acceptance(1, 0)

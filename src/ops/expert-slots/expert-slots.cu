@@ -1,5 +1,7 @@
 // dw_expert_slots on CUDA: expert-slots.h. Two launches: one block finds slots, then many copy what is missing. Their
-// grids depend on shapes alone; how much there is to copy is read on the device.
+// grids depend on shapes alone; how much there is to copy is read on the device. Both are launched as ggml's kernels
+// are, before the one in front of them has ended (ggml_cuda_kernel_launch): with all experts resident a step is then no
+// longer than without a pool.
 
 #include "ops/door/launch.h"
 #include "ops/expert-slots/beside.h"
@@ -57,11 +59,13 @@ __device__ void count_picks(shared_state & s, const picks & from, int n_experts,
 __global__ void __launch_bounds__(slots::max_experts)
     resolve(const slots::layer of, const picks from, int32_t * dst, bool looks, bool warm_up, bool staged) {
     __shared__ shared_state s;
-    slots::table &          state = *of.state;
-    const int               e     = threadIdx.x;
-    const bool              is    = e < of.n_experts;
-    slots::entry            mine  = is ? state.entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
-    const uint32_t          step  = state.step + (looks ? 0 : 1);
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    slots::table & state = *of.state;
+    const int      e     = threadIdx.x;
+    const bool     is    = e < of.n_experts;
+    slots::entry   mine  = is ? state.entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
+    const uint32_t step  = state.step + (looks ? 0 : 1);
     count_picks(s, from, of.n_experts, looks);
 
     const bool needed = is && s.last[e] > 0;
@@ -105,6 +109,8 @@ __global__ void __launch_bounds__(slots::max_experts)
 }
 
 template <typename Word> __global__ void fill_slots(const slots::layer of) {
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
     slots::copy_listed<Word>(of, of.state->fills, of.state->n_fills);
 }
 
@@ -181,23 +187,20 @@ bool is_guessed(const slots::layer & of) {
     return of.copies && of.copies->guessed == &of;
 }
 
-// Copies what is missing, beside the nodes that stand before dw_expert_ready.
-void copy_missing(const slots::layer & of, bool beside, cudaStream_t stream) {
+ggml_cuda_kernel_launch_params grid(int n_blocks, int n_threads, cudaStream_t stream) {
+    return { dim3(n_blocks), dim3(n_threads), (size_t) 0, stream };
+}
+
+void copy_missing(const slots::layer & of, cudaStream_t stream) {
     const auto copy = slots::in_words_of(of, sizeof(uint4)) ? fill_slots<uint4> : fill_slots<uint16_t>;
-    if (!beside) {
-        if (is_guessed(of)) { // into slots that may be given away again
-            CUDA_CHECK(cudaStreamWaitEvent(stream, of.copies->is_fetched, 0));
-            of.copies->guessed = nullptr;
-        }
-        copy<<<slots::n_fill_blocks, slots::n_fill_threads, 0, stream>>>(of);
-        return;
-    }
-    slots::beside & copies = *of.copies;
+    ggml_cuda_kernel_launch(copy, grid(slots::n_fill_blocks, slots::n_fill_threads, stream), of);
+}
+
+// The queue that finds slots and copies. The step goes on with the nodes that stand before dw_expert_ready.
+cudaStream_t fork(slots::beside & copies, cudaStream_t stream) {
     CUDA_CHECK(cudaEventRecord(copies.is_chosen, stream));
     CUDA_CHECK(cudaStreamWaitEvent(copies.stream, copies.is_chosen, 0));
-    copy<<<slots::n_fill_blocks, slots::n_fill_threads, 0, copies.stream>>>(of);
-    CUDA_CHECK(cudaEventRecord(copies.is_filled, copies.stream));
-    copies.is_open = true;
+    return copies.stream;
 }
 
 bool takes(const ggml_tensor * dst) {
@@ -217,15 +220,22 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const int            n       = looks ? slots::max_experts : slots::threads_for(of);
     const picks          from = { dw::data_of<int32_t>(ids), (int64_t) (ids->nb[1] / sizeof(int32_t)), n_used, n_rows };
     const bool           is_here = of.staged && join(*of.staged, with.stream) == &of;
-    if (is_guessed(of)) {
-        CUDA_CHECK(cudaStreamWaitEvent(with.stream, of.copies->is_guessed, 0)); // the table is as guesses left it
+    const bool           beside  = of.copies && !looks && slots::has(dst, slots::copies_beside);
+    if (!beside && is_guessed(of)) { // into slots that may be given away again
+        CUDA_CHECK(cudaStreamWaitEvent(with.stream, of.copies->is_fetched, 0));
+        of.copies->guessed = nullptr;
     }
     if (staged) {
         copy_ahead(of, dst, is_here, with.stream);
     }
-    resolve<<<1, n, 0, with.stream>>>(of, from, dw::data_of<int32_t>(dst), looks, warm_up, staged);
+    cudaStream_t stream = beside ? fork(*of.copies, with.stream) : with.stream;
+    ggml_cuda_kernel_launch(resolve, grid(1, n, stream), of, from, dw::data_of<int32_t>(dst), looks, warm_up, staged);
     if (!looks) {
-        copy_missing(of, of.copies && slots::has(dst, slots::copies_beside), with.stream);
+        copy_missing(of, stream);
+    }
+    if (beside) {
+        CUDA_CHECK(cudaEventRecord(of.copies->is_filled, stream));
+        of.copies->is_open = true;
     }
 }
 

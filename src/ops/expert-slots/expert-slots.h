@@ -21,8 +21,9 @@
 //
 // An op in the layer before may have fetched experts ahead (guess.h).
 //
-// The copies into slots run beside what stands between the op and a second one, dw_expert_ready, which waits for them
-// and gives the indices to the products. Whoever builds the graph says whether anything stands there (beside.h).
+// A second op, dw_expert_ready, gives the indices to the products. Where experts are fetched ahead, the first op runs
+// beside what stands between the two, and the second one waits for it. Whoever builds the graph says whether anything
+// stands there (beside.h).
 //
 // Test: tests/ops/test_expert_slots.py (a model in Python, step by step), tests/model/test_expert_pool.py (logits
 // bit-equal to a model that lies in one memory), tests/gpu/test_expert_pool_cuda.py.
@@ -127,8 +128,9 @@ extern const op_descriptor on_cpu, on_cuda;
 
 // Waits for the copies. In place: what reads its result stands behind it.
 //   indices i32[k, R, n_planes], of dw_expert_slots
-enum ready_src { indices, n_ready_src };
-constexpr const char *     ready_operands[n_ready_src] = { "indices" };
+//   choice  its ids: their memory must not be used again before they were read
+enum ready_src { indices, choice, n_ready_src };
+constexpr const char *     ready_operands[n_ready_src] = { "indices", "choice" };
 constexpr op_signature     ready_signature             = { "dw_expert_ready", ready_operands, n_ready_src };
 extern const op_descriptor ready_on_cpu, ready_on_cuda;
 

@@ -115,7 +115,6 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                                                                       dw::data_of<float>(dst->src[slots::router]),
                                                                       of.n_experts, copies.logits);
     guess_choice<<<1, slots::threads_for(of), 0, copies.stream>>>(of, copies.logits, from.n, slots::n_used_of(dst));
-    CUDA_CHECK(cudaEventRecord(copies.is_guessed, copies.stream));
     copy<<<slots::n_fill_blocks, slots::n_fill_threads, 0, copies.stream>>>(of);
     CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
     copies.guessed = &of;

@@ -186,8 +186,7 @@ void free_beside(int device, dw::expert_slots::beside * copies) {
     }
     ggml_cuda_set_device(device);
     cudaFree(copies->logits);
-    for (cudaEvent_t event :
-         { copies->is_chosen, copies->is_filled, copies->is_hidden, copies->is_guessed, copies->is_fetched }) {
+    for (cudaEvent_t event : { copies->is_chosen, copies->is_filled, copies->is_hidden, copies->is_fetched }) {
         if (event) {
             cudaEventDestroy(event);
         }
@@ -209,8 +208,7 @@ dw::expert_slots::beside * make_beside(int device) {
     cudaDeviceGetStreamPriorityRange(&lowest, &highest);
     bool made = cudaStreamCreateWithPriority(&copies->stream, cudaStreamNonBlocking, highest) == cudaSuccess &&
                 cudaMalloc(&copies->logits, n_logits * sizeof(float)) == cudaSuccess;
-    for (cudaEvent_t * event :
-         { &copies->is_chosen, &copies->is_filled, &copies->is_hidden, &copies->is_guessed, &copies->is_fetched }) {
+    for (cudaEvent_t * event : { &copies->is_chosen, &copies->is_filled, &copies->is_hidden, &copies->is_fetched }) {
         made = made && cudaEventCreateWithFlags(event, cudaEventDisableTiming) == cudaSuccess;
     }
     if (!made) {

@@ -14,6 +14,14 @@
 
 namespace dw::DW_QUANT_NAMESPACE {
 
+#ifndef DW_DOT4
+// The sum so far is computed here. Else the compiler adds eight products as a tree, which takes more registers than
+// there are: Q4_K takes 1.4 times as long with AVX2.
+inline void in_order(vi & sum) {
+    asm("" : "+x"(sum));
+}
+#endif
+
 // sums[c] += factor * (weights . x[c]) over `steps` dwords from w on; x[c] points at the first of its bytes.
 // has_factor: else 1, and x is what blocks of 32 have. n_safe: see quant-tile.h.
 template <int C, int steps, bool has_factor, bool is_signed, int n_safe>
@@ -42,6 +50,9 @@ inline void add_products(const vi * w, const char * const * x, int at, const vi 
                 const vi y = broadcast(x[c] + at + 4 * i);
                 const vi p = products16(a, is_signed ? with_sign(y, w[i]) : y);
                 part[c]    = i == first ? p : add16(part[c], p);
+                if (has_factor) {
+                    in_order(part[c]);
+                }
             }
         }
         for (int c = 0; c < C; ++c) {

@@ -67,7 +67,7 @@ class Options:
         if not is_number or not 0.0 <= self.draft_p_min <= 1.0:
             raise OptionError(
                 f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1",
-                hint="draft_p_min=0.0, the default, ends no draft early",
+                hint="draft_p_min=0.0 ends no draft early",
             )
         if self.exact not in (True, False):
             raise OptionError(

@@ -144,7 +144,7 @@ class ExpertStats:
     stage_bytes: int
     """That experts of prompts take on their way; 0: prompts read host memory in place."""
     layers_beside: int
-    """Layers whose missing experts are copied beside their other work, as a graph on a card does it."""
+    """Layers whose missing experts are copied beside their other work, as a card does it with guesses."""
     guessed: int
     """Experts that were fetched before their router had chosen."""
     right: int

@@ -13,8 +13,8 @@ namespace draftwood {
 namespace {
 
 constexpr int32_t n_waiting_max = 256; // tokens whose features may wait: a copy of this many is cheaper than a decode
-constexpr int32_t n_round_max   = 64;  // of these, where all are of rounds: twice as many leave a core's cache
-constexpr int32_t n_newest      = 32;  // of rounds, which are left when there are too many
+constexpr int32_t n_round_max   = 128; // of these, where all are of rounds
+constexpr int32_t n_on_cpu      = 64;  // the same: more leave a core's cache, and a draft reads them all
 
 // of the probability that a position's distribution gives, beside the path that the block was made for
 constexpr float beside = 0.3f;
@@ -154,7 +154,9 @@ void dflash_drafter::observe(const kept_rows & kept) {
     target_.left().taken_by(features_.backend());
     if (n_waiting_ > n_waiting_max && has_prompt_) {
         feed();
-    } else if (n_waiting_ > n_round_max && !has_prompt_) {
+    } else if (const int32_t most = target_.left().on_gpu() ? n_round_max : n_on_cpu;
+               n_waiting_ > most && !has_prompt_) {
+        const int32_t n_newest = most / 2;
         features_.copy(0, features_.tensor(), n_waiting_ - n_newest, n_newest);
         leave_gap(end() - n_newest);
         n_waiting_ = n_newest;

@@ -121,8 +121,8 @@ void expert_pool::enter() {
             layers_.emplace(il, std::move(made));
         }
     }
-    if (guesses_) { // nullptr: they run in the step's own queue
-        copies_ = type_.memory().make_beside(type_.device_number());
+    if (guesses_) {
+        copies_ = type_.memory().make_beside(type_.device_number()); // nullptr: all runs in the step's queue
     }
     for (const auto & [il, each] : layers_) {
         each->layer.copies = copies_;

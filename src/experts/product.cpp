@@ -79,12 +79,12 @@ void let_layer_before_compute(ggml_context * ctx, ggml_cgraph * graph, expert_po
     if (&of == &next || slots::only_looks_up(of, node->src[slots::ids]->ne[0], node->src[slots::ids]->ne[1])) {
         return;
     }
+    if (!stays_on(graph, node, device) || !add_guess(ctx, graph, node, ids, next, device)) {
+        return;
+    }
     if (move_in_front(graph, ready, device) > 0) {
         slots::set(node, slots::copies_beside);
         pool.computes_beside(of);
-    }
-    if (stays_on(graph, node, device)) {
-        add_guess(ctx, graph, node, ids, next, device);
     }
 }
 

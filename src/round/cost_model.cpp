@@ -12,7 +12,7 @@ namespace {
 
 constexpr double  margin                 = 1.02; // drafting and branching must win by this, since times are not exact
 constexpr double  catch_up_margin        = 1.08; // a drafter must win by this that first reads a prompt or a pause
-constexpr double  dear_margin            = 1.3;  // and by this if that has taken much time of late
+constexpr double  dear_margin            = 1.3;  // and by this if that took much time for nothing of late
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t trial_draft            = 2;    // tokens
 constexpr int32_t first_pause            = 16;   // rounds until the first trial
@@ -42,15 +42,20 @@ void cost_model::add_verify_time(int32_t n_rows, int64_t us) {
     (n_rows > 1 ? verify_group_ : plain_group_).add_time(std::min(n_rows, max_draft + 1), us, n_warmup_);
 }
 
-void cost_model::add_draft(int32_t n_tokens, int64_t us) {
-    const int64_t whole    = us + std::llround(aftermath_.cost());
-    const double  expected = draft_cost(n_tokens) * draft_group_.newest_ratio();
+void cost_model::add_draft(int32_t n_tokens, int64_t us, bool is_whole) {
+    const double whole    = (double) us + aftermath_.cost();
+    const double expected = draft_cost(n_tokens) * draft_group_.newest_ratio();
+    catch_ups_.add_draft((double) us);
     if (aftermath_.catches_up()) {
-        aftermath_.add_catch_up((double) us - expected);
-    } else if (shares_cores_ && !aftermath_.is_behind_draft() && expected > 0.0) {
-        aftermath_.add_return((double) whole, expected);
-    } else {
-        add_draft_time(n_tokens, whole);
+        catch_ups_.add_catch_up((double) us - expected);
+        return;
+    }
+    const bool returns = shares_cores_ && !aftermath_.is_behind_draft() && expected > 0.0;
+    if (is_whole && returns) {
+        aftermath_.add_return(whole, expected);
+    }
+    if (is_whole && (!returns || whole < expected)) {
+        add_draft_time(n_tokens, std::llround(whole));
     }
 }
 
@@ -65,7 +70,7 @@ void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
     if (us > 0 && (n_rows > 1 || !is_cold)) {
         add_verify_time(n_rows, us);
     }
-    aftermath_.add_time((double) us);
+    catch_ups_.add_round(drafted, us > 0 ? (double) us : expected);
     aftermath_.end_round(drafted);
 }
 
@@ -196,18 +201,24 @@ int32_t cost_model::choose_tree_size(const draft_choice & chosen, const std::vec
     return best;
 }
 
-// What gives the most expected tokens per microsecond; a plain step wins by the margin. Not known: a time is missing,
-// and the first request measures with all that the source could draft.
+bool cost_model::is_dear() const {
+    return shares_cores_ && aftermath_.catches_up() && !catch_ups_.is_left();
+}
+
+// by which a draft of the drafter must win over other drafts
 double cost_model::return_margin() const {
     if (!shares_cores_ || !aftermath_.catches_up()) {
         return 1.0;
     }
-    return aftermath_.may_catch_up() ? catch_up_margin : dear_margin;
+    return is_dear() ? dear_margin : catch_up_margin;
 }
 
+// What gives the most expected tokens per microsecond; a plain step wins by the margin. Not known: a time is missing,
+// and the first request measures with all that the source could draft.
 draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & longest, bool & is_known) const {
     draft_choice best{ from_drafter, 0 };
     double       speed = 0.0;
+    const double dear  = return_margin();
     is_known           = false;
     for (const draft_source source : { from_drafter, from_ngrams }) {
         for (int32_t n = 0; n <= std::min(longest[source], max_draft); ++n) {
@@ -215,8 +226,7 @@ draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & lo
             if (micros <= 0.0) {
                 return { source, longest[source] };
             }
-            const double drafter = source == from_drafter && n > 0 ? return_margin() : 1.0;
-            const double here    = expected_tokens(source, n) / micros / drafter;
+            const double here = expected_tokens(source, n) / micros / (source == from_drafter && n > 0 ? dear : 1.0);
             if (here > speed) {
                 speed = here * (n == 0 ? margin : 1.0);
                 best  = { source, n };
@@ -242,8 +252,8 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
         const bool is_chosen = best.n_tokens > 0 && best.source == source;
-        const bool is_dear   = source == from_drafter && return_margin() == dear_margin;
-        if (trials_[source].next_round(is_chosen, longest[source] > 0 && !is_dear)) {
+        const bool may_try   = source != from_drafter || !is_dear();
+        if (trials_[source].next_round(is_chosen, longest[source] > 0 && may_try)) {
             return { source, std::min(trial_draft, longest[source]) };
         }
     }

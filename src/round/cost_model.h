@@ -3,12 +3,14 @@
 // Plain arithmetic on counts and times. Must not know: engines, llama types.
 // A decision depends on the cost curve, on acceptance counts, on whether the last draft of n-grams was accepted whole,
 // and on how many rounds came since a trial. The curve changes between requests (update_curve), or within one if it is
-// outdated (is_outdated). Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py, through
+// outdated (is_outdated). On a CPU it also depends on what drafts cost of late beyond the curve, which changes with
+// each round. Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py, through
 // draftwood-testing.h; tests/model/test_auto_length.py.
 
 #pragma once
 
 #include "round/acceptance.h"
+#include "round/catch_up_budget.h"
 #include "round/cost_curve.h"
 #include "round/draft_aftermath.h"
 
@@ -39,8 +41,8 @@ class cost_model {
     cost_model & operator=(const cost_model &) = delete;
 
     // Choose the next draft. longest: tokens that each source could draft. On a CPU a drafter that would first have to
-    // catch up with many tokens must win by 8 %. If that has taken more than 0.5 % of the time of late, it must win by
-    // 30 %, and has no trials.
+    // catch up with many tokens must win by 8 % over n-grams, by 10 over a plain step. If that took more than 0.5 % of
+    // the time of late without 16 rounds of drafts behind it, it must win by 30 %, and has no trials.
     // While times are unknown: all that the first source with an unknown time could draft.
     // On a CPU two plain steps follow 128 rounds with drafts, to know how fast they are now. Only the second one is
     // timed. With many engines on one context their times are not known, and the rounds are lost.
@@ -52,7 +54,8 @@ class cost_model {
     // A draft of n tokens by the drafter took so many microseconds (n-grams cost nothing). Not counted if it first had
     // to catch up with many tokens. On a CPU it is charged with what it costs the round behind it; and where it is not
     // behind another draft, what it takes more is kept apart (draft_aftermath.h).
-    void add_draft(int32_t n_tokens, int64_t us);
+    // is_whole: it has as many tokens as were asked for. The time of another one is no time of n_tokens.
+    void add_draft(int32_t n_tokens, int64_t us, bool is_whole = true);
     // A round verified n_rows; the verify and the commit took `us`; 0: not known. drafted: by the drafter. On a CPU a
     // plain step behind a draft is not counted: it takes longer than those of a pause.
     void add_round(bool drafted, int32_t n_rows, int64_t us);
@@ -109,8 +112,9 @@ class cost_model {
     // depth at which a draft of the source begins: behind one that was right to the end it is no first token
     int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
 
-    double       verify_cost(int32_t n_rows) const;           // never less than a plain step
-    double       return_margin() const;                       // by which a draft must win now
+    double       verify_cost(int32_t n_rows) const; // never less than a plain step
+    bool         is_dear() const;
+    double       return_margin() const;
     bool         has_changed(const size_group & group) const; // the machine's load
     double       common_change() const;
     void         update(size_group & group, double common);
@@ -132,6 +136,7 @@ class cost_model {
     int32_t                                        n_drafts_in_a_row_ = 0;     // rounds
     bool                                           is_trial_          = false; // of a plain step: the newest choice
     draft_aftermath                                aftermath_;
+    catch_up_budget                                catch_ups_;
 };
 
 } // namespace draftwood

@@ -39,15 +39,6 @@ class draft_aftermath {
         return_mean_ += weight_of_return * (excess - return_mean_);
     }
 
-    // A draft that caught up took `us` longer than others; a round took `us`. Whether catching up took so small a part
-    // of all time that another one is worth its chance. Older rounds weigh less.
-    void add_catch_up(double us) { caught_up_ += std::max(0.0, us); }
-    void add_time(double us) {
-        caught_up_ *= weight_of_older;
-        all_ = weight_of_older * all_ + us;
-    }
-    bool may_catch_up() const { return caught_up_ <= most_of_all * all_; }
-
     // microseconds that a draft costs the round behind it
     double cost() const { return std::max(0.0, mean_); }
 
@@ -56,19 +47,15 @@ class draft_aftermath {
 
   private:
     static constexpr int32_t most_tokens      = 64; // of rounds by n-grams between two drafts, whose catching up counts
-    static constexpr double  most_excess      = 0.2;   // of a round: what is more has other reasons
-    static constexpr double  weight_of_newest = 0.05;  // single rounds differ by more than the mean
-    static constexpr double  most_of_return   = 3.0;   // of a draft: a small drafter's decode of tokens takes as long
-    static constexpr double  weight_of_return = 0.1;   // there are few, and they differ less from draft to draft
-    static constexpr double  weight_of_older  = 0.999; // of a round, against the one behind it
-    static constexpr double  most_of_all      = 0.005;
+    static constexpr double  most_excess      = 0.2;  // of a round: what is more has other reasons
+    static constexpr double  weight_of_newest = 0.05; // single rounds differ by more than the mean
+    static constexpr double  most_of_return   = 3.0;  // of a draft: a small drafter's decode of tokens takes as long
+    static constexpr double  weight_of_return = 0.1;  // there are few, and they differ less from draft to draft
 
     bool    is_behind_draft_ = false;
     int32_t n_tokens_        = 0;
     double  mean_            = 0.0;
     double  return_mean_     = 0.0;
-    double  caught_up_       = 0.0;
-    double  all_             = 0.0;
 };
 
 } // namespace draftwood

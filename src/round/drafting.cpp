@@ -100,8 +100,8 @@ void drafting::draft(proposal & draft, const draft_request & request, const toke
     const int64_t took = ggml_time_us() - draft.draft_start_us;
     stats_.t_draft_us += took;
     const bool whole = request.budget == 0 && draft.tree.n_drafts() == request.depth && draft.tokens == tokens_at::host;
-    if (drafted && whole) {
-        costs_.add_draft(request.depth, took);
+    if (drafted) {
+        costs_.add_draft(request.depth, took, whole);
     }
     draft.by_drafter = drafted;
 }

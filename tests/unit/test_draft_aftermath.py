@@ -50,6 +50,17 @@ def test_a_draft_is_charged_with_it():
     assert model.curve().verify_us[1] == pytest.approx(1000, rel=0.02)
 
 
+def test_so_is_a_draft_behind_a_draft():
+    """The first of a row, while the cost is still known."""
+    model = CostModel(curve=curve({1: 100}, {1: 1000, 64: 1400}))
+    drafts_and_steps(model, 200, 1.1)
+    model.update()
+    model.session_round(5, 1400, drafted=True, n_tokens=3)
+    model.session_draft(8, 400)
+    model.update()
+    assert model.curve().draft_us[8] == pytest.approx(400 + 100, rel=0.06)
+
+
 def test_where_the_drafter_drafts_again_its_own_times_have_it():
     model = CostModel(curve=KNOWN)
     drafts_and_steps(model, 200, 1.1)
@@ -169,7 +180,7 @@ def test_a_drafter_that_would_read_a_prompt_first_must_win_by_more(shares_cores,
     ("us", "trials"),
     [
         pytest.param(100, [64, 65, 193, 194], id="catching up costs little"),
-        pytest.param(3000, [64, 65], id="3 % of the rounds so far: no further trial"),
+        pytest.param(3000, [64, 65], id="2 % of the rounds up to the next trial: there is none"),
     ],
 )
 def test_trials_end_where_catching_up_took_much_time(us, trials):
@@ -186,22 +197,54 @@ def test_trials_end_where_catching_up_took_much_time(us, trials):
     assert found == trials
 
 
-def test_a_dear_drafter_must_win_by_more():
-    """One that is better than a plain step by 15 %: behind a prompt, until these took too long."""
-    model = CostModel(curve=curve({1: 100}, {1: 1000, 2: 1000}))
-    for _ in range(1000):
-        model.add_acceptance(1, 0)
-    for _ in range(16):
-        model.add_acceptance(1, 1)
+def better_by(ratio: float) -> CostModel:
+    """Return a model whose draft of one token is better than a plain step by this ratio."""
+    model = CostModel(curve=curve({1: 100}, {1: 1000, 2: round(1000 * 1.75 / ratio) - 100}))
     micros, tokens = model.expect(1)
-    assert 1.12 < tokens / micros * 1000 < 1.25
-    model.session_prompt(100)
+    assert tokens / micros * 1000 == pytest.approx(ratio, rel=0.001)
+    return model
+
+
+@pytest.mark.parametrize(("ratio", "drafts"), [(1.09, 0), (1.11, 1)])
+def test_behind_a_prompt_the_margin_is_ten_percent_over_a_plain_step(ratio, drafts):
+    model = better_by(ratio)
     assert model.choose(1)[1] == 1
-    model.session_draft(1, 2000)
+    model.session_prompt(100)
+    assert model.choose(1)[1] == drafts
+
+
+@pytest.mark.parametrize(("ratio", "drafts"), [(1.31, 0), (1.34, 1)])
+def test_a_dear_drafter_must_win_by_a_third(ratio, drafts):
+    """One that read a prompt for a single round. Its draft took 60 ms longer, of 100 rounds of 1 ms."""
+    model = better_by(ratio)
+    for _ in range(100):
+        model.session_round(1, 1000)
+    model.session_draft(1, 60000)
     model.session_round(2, 1000, drafted=True)
     model.session_prompt(100)
+    assert model.choose(1)[1] == drafts
+
+
+@pytest.mark.parametrize(("rounds", "drafts"), [(14, 0), (15, 1)])
+def test_sixteen_rounds_of_drafts_earn_a_prompt(rounds, drafts):
+    model = better_by(1.2)
+    model.session_prompt(100)
+    for i in range(1 + rounds):
+        model.session_draft(1, 100 if i else 2000)
+        model.session_round(2, 1000, drafted=True)
+    model.session_prompt(100)
+    assert model.choose(1)[1] == drafts
+
+
+def test_what_catching_up_cost_is_forgotten_where_rounds_are_not_timed():
+    """With many engines on one context no round has a time of its own."""
+    model = better_by(1.2)
+    model.session_prompt(100)
+    model.session_draft(1, 2000)
+    model.session_round(2, 0, drafted=True)
+    model.session_prompt(100)
     assert model.choose(1)[1] == 0
-    for _ in range(1000):
-        model.session_round(1, 1000)
+    for _ in range(600):
+        model.session_round(1, 0)
     model.session_prompt(100)
     assert model.choose(1)[1] == 1

@@ -1,7 +1,7 @@
 // dw_expert_slots on CUDA: expert-slots.h. Two launches: one block finds slots, then many copy what is missing. Their
 // grids depend on shapes alone; how much there is to copy is read on the device. Both are launched as ggml's kernels
-// are, before the one in front of them has ended (ggml_cuda_kernel_launch): with all experts resident a step is then no
-// longer than without a pool.
+// are, before the one in front of them has ended (ggml_cuda_kernel_launch). Products that read slots wait for them
+// before they read anything.
 
 #include "ops/door/launch.h"
 #include "ops/expert-slots/beside.h"

@@ -102,7 +102,7 @@ struct layer {
     int32_t first_staged[max_parts]; // index of expert 0 in the stage, by plane
     table * state;
 
-    beside * copies; // beside.h; nullptr: the device has one queue, and copies run in it
+    beside * copies; // beside.h; nullptr: all runs in the queue of the step
 
     stage *       staged; // nullptr: none
     int32_t       place;  // of it, 0 or 1

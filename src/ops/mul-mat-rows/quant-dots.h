@@ -15,10 +15,12 @@
 namespace dw::DW_QUANT_NAMESPACE {
 
 #ifndef DW_DOT4
-// The sum so far is computed here. Else the compiler adds eight products as a tree, which takes more registers than
-// there are: Q4_K takes 1.4 times as long with AVX2.
-inline void in_order(vi & sum) {
-    asm("" : "+x"(sum));
+// The sum so far is computed here. Else gcc adds eight products as a tree, which takes more registers than AVX2 has:
+// Q4_K takes 1.4 times as long. Blocks of 32, with fewer sums, are faster without (bench/LOG.md).
+template <bool has_factor> inline void in_order(vi & sum) {
+    if constexpr (has_factor && lanes == 8) {
+        asm("" : "+x"(sum));
+    }
 }
 #endif
 
@@ -50,9 +52,7 @@ inline void add_products(const vi * w, const char * const * x, int at, const vi 
                 const vi y = broadcast(x[c] + at + 4 * i);
                 const vi p = products16(a, is_signed ? with_sign(y, w[i]) : y);
                 part[c]    = i == first ? p : add16(part[c], p);
-                if (has_factor) {
-                    in_order(part[c]);
-                }
+                in_order<has_factor>(part[c]);
             }
         }
         for (int c = 0; c < C; ++c) {

@@ -35,7 +35,7 @@ from draftwood.load import experts, files, fixes, forks, readahead, rpc
 from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
-from draftwood.options import Options, default_draft_p_min, default_draft_tokens
+from draftwood.options import Options, default_draft_tokens
 from draftwood.stats import ExpertStats, ReadaheadStats, SpeculationStats
 
 fixes.apply()
@@ -54,12 +54,11 @@ class Llama(Intercepts, Generation):
             "mtp", "dflash", "ngram" (what followed the last tokens where they stood before in the text), or
             "tree" (as "auto" drafts, always in trees).
         drafter: path of a DFlash drafter's GGUF, made for this model.
-        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 6 with "mtp" on a CPU, 8 with "auto" and
+        draft_tokens: longest draft of a round, 1 to 63 tokens (4; 2 with "mtp" on a CPU, 8 with "auto" and
             with trees, 16 with a draft_model of the caller's own).
         tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
-        draft_p_min: end a draft where the drafter gives its path less than this probability (0; 0.5 with
-            "mtp" on a CPU without draft_tokens).
+        draft_p_min: end a draft where the drafter gives its path less than this probability.
         exact: on CPU, run kernels whose rows do not depend on each other's number, so that text is the same
             with drafting on and off, and after a prompt in one piece or in several. False takes llama.cpp's
             stock kernels.
@@ -95,7 +94,7 @@ class Llama(Intercepts, Generation):
         draft_tokens: int | None = None,
         tree_budget: int | None = None,
         draft_model: Any = None,
-        draft_p_min: float | None = None,
+        draft_p_min: float = _DEFAULTS.draft_p_min,
         exact: bool = _DEFAULTS.exact,
         checkpoint_bytes: int = _DEFAULTS.checkpoint_bytes,
         n_cpu_moe: int = 0,
@@ -121,17 +120,13 @@ class Llama(Intercepts, Generation):
         self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
         if draft_tokens is None:
-            where = {
-                "given": draft_model is not None,
-                "on_cpu": kwargs.get("n_gpu_layers", 0) == 0 or not (rpc_servers or cards()),
-            }
-            draft_tokens = default_draft_tokens(speculation, tree_budget, **where)
-            if draft_p_min is None:
-                draft_p_min = default_draft_p_min(speculation, tree_budget, **where)
+            given = draft_model is not None
+            on_cpu = kwargs.get("n_gpu_layers", 0) == 0 or not (rpc_servers or cards())
+            draft_tokens = default_draft_tokens(speculation, tree_budget, given=given, on_cpu=on_cpu)
         self._options = Options(
             speculation,  # type: ignore[arg-type]
             draft_tokens,
-            _DEFAULTS.draft_p_min if draft_p_min is None else draft_p_min,
+            draft_p_min,
             exact,
             files.drafter_path(drafter),
             checkpoint_bytes,

@@ -17,8 +17,7 @@ Speculation = Literal["auto", "off", "mtp", "dflash", "ngram", "tree"]
 SPECULATIONS: tuple[str, ...] = ("auto", "off", "mtp", "dflash", "ngram", "tree")
 HYBRID_ARCHITECTURES = ("qwen35", "qwen35moe")
 DEFAULT_DRAFT_TOKENS = 4
-CPU_DRAFT_TOKENS = 6  # of MTP on a CPU, where each further row of a verify costs more:
-CPU_DRAFT_P_MIN = 0.5  # so its drafts end where the block is not sure
+CPU_DRAFT_TOKENS = 2  # of MTP on a CPU, where each further row of a verify costs more
 GIVEN_DRAFT_TOKENS = 16  # where the caller's own draft_model says how long drafts are
 TREE_DRAFT_TOKENS = 8  # longest path of a tree, and most that "auto" chooses
 MAX_DRAFT_TOKENS = 63
@@ -67,7 +66,7 @@ class Options:
         if not is_number or not 0.0 <= self.draft_p_min <= 1.0:
             raise OptionError(
                 f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1",
-                hint="draft_p_min=0.0 ends no draft early",
+                hint="draft_p_min=0.0, the default, ends no draft early",
             )
         if self.exact not in (True, False):
             raise OptionError(
@@ -143,14 +142,6 @@ def default_draft_tokens(
     if speculation in ("auto", "tree") or tree_budget is not None:
         return TREE_DRAFT_TOKENS
     return CPU_DRAFT_TOKENS if on_cpu and speculation == "mtp" else DEFAULT_DRAFT_TOKENS
-
-
-def default_draft_p_min(
-    speculation: str, tree_budget: int | None, *, given: bool = False, on_cpu: bool = False
-) -> float:
-    """Return where a draft ends if nobody says that or how long it is. Arguments: default_draft_tokens."""
-    is_chain = speculation == "mtp" and tree_budget is None and not given
-    return CPU_DRAFT_P_MIN if on_cpu and is_chain else DEFAULT_DRAFT_P_MIN
 
 
 def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree_ops: bool = False) -> Plan:

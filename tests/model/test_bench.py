@@ -89,11 +89,11 @@ def check_figures(found: dict[str, Any]) -> None:
             assert figure["accepted"] > 0
             assert figure["rounds"] < 9 * 2 * 23
             assert (figure["tree_rounds"], figure["padding"]) == (0, 0)
-            assert figure["draft_length"] == figure["draft_nodes"] <= 6
+            assert figure["draft_length"] == figure["draft_nodes"] <= 4
         if mode == "tree":
             assert figure["tree_rounds"] > 0
             assert figure["draft_length"] < figure["draft_nodes"] <= 6
-    assert found["draft_tokens"] == {"mtp": 6, "ngram": 4, "tree": 8, "auto": 8}
+    assert found["draft_tokens"] == {"mtp": 2, "ngram": 4, "tree": 8, "auto": 8}
     assert found["tree_budget"] == {"mtp": 0, "ngram": 0, "tree": 7, "auto": 7}
 
 

@@ -8,7 +8,6 @@ from draftwood.options import (
     DEFAULT_DRAFT_TOKENS,
     DEFAULT_TREE_BUDGET,
     Options,
-    default_draft_p_min,
     default_draft_tokens,
     fitted,
     needed_batch,
@@ -148,7 +147,7 @@ def test_a_budget_of_one_row_drafts_nothing_and_says_so(speculation):
     ("speculation", "tree_budget", "where", "expected"),
     [
         ("mtp", None, {}, 4),
-        ("mtp", None, {"on_cpu": True}, 6),
+        ("mtp", None, {"on_cpu": True}, 2),
         ("mtp", 16, {"on_cpu": True}, 8),
         ("dflash", None, {"on_cpu": True}, 4),
         ("ngram", None, {"on_cpu": True}, 4),
@@ -158,21 +157,6 @@ def test_a_budget_of_one_row_drafts_nothing_and_says_so(speculation):
 )
 def test_the_longest_draft_where_nobody_says(speculation, tree_budget, where, expected):
     assert default_draft_tokens(speculation, tree_budget, **where) == expected
-
-
-@pytest.mark.parametrize(
-    ("speculation", "tree_budget", "where", "expected"),
-    [
-        ("mtp", None, {}, 0.0),
-        ("mtp", None, {"on_cpu": True}, 0.5),
-        ("mtp", None, {"given": True, "on_cpu": True}, 0.0),
-        ("mtp", 16, {"on_cpu": True}, 0.0),
-        ("dflash", None, {"on_cpu": True}, 0.0),
-        ("auto", None, {"on_cpu": True}, 0.0),
-    ],
-)
-def test_where_a_draft_ends_if_nobody_says(speculation, tree_budget, where, expected):
-    assert default_draft_p_min(speculation, tree_budget, **where) == expected
 
 
 def test_a_default_budget_holds_the_longest_draft():

@@ -13,7 +13,7 @@ import click
 from draftwood.cli import shared
 from draftwood.cli.failure import library_needed
 from draftwood.errors import DraftwoodError
-from draftwood.options import CPU_DRAFT_P_MIN
+from draftwood.options import DEFAULT_DRAFT_P_MIN
 
 if TYPE_CHECKING:
     from draftwood.cli.progress import Interrupt
@@ -43,9 +43,8 @@ _MODEL: tuple[shared.Option, ...] = (
                  help="CPU threads of prompts and verifies. Default: --threads, or all usable cores."),
     *(shared.n_gpu_layers, shared.vram, shared.expert_vram, shared.expert_heat),
     *(shared.rpc, shared.drafter, shared.draft_tokens, shared.tree_budget()),
-    click.option("--draft-p-min", type=click.FloatRange(0, 1),
-                 help="End a draft when its path is less probable than this. "
-                 f"Default: {CPU_DRAFT_P_MIN} with mtp on a CPU without --draft-tokens, else 0."),
+    click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
+                 help="End a draft when its path is less probable than this."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
 _SETTINGS = (

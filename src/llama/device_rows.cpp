@@ -78,8 +78,8 @@ bool device_rows::same_device(const ggml_tensor * from) const {
 
 // Who owns the values may write over them as soon as this returns.
 void device_rows::set_from_host(size_t to, const void * values, size_t bytes) {
-    if (ggml_backend_buffer_is_host(rows_->buffer)) { // a round has twenty such copies: the calls take longer than they
-        std::memmove((char *) rows_->data + to, values, bytes); // they may be rows of these
+    if (ggml_backend_buffer_is_host(rows_->buffer)) { // a round makes twenty copies, and a backend's call takes longer
+        std::memmove((char *) rows_->data + to, values, bytes); // the values may lie in these rows, too
         return;
     }
     ggml_backend_tensor_set_async(backend_, rows_, values, to, bytes);

@@ -156,11 +156,11 @@ double cost_model::verify_cost(int32_t n_rows) const {
 
 // On a CPU a size that was timed while the machine was fast must not look cheaper than shorter ones.
 double cost_model::draft_cost(int32_t n_tokens) const {
-    double most = drafts_.at(n_tokens);
-    for (int32_t n = 1; shares_cores_ && most > 0.0 && n < n_tokens; ++n) {
-        most = std::max(most, drafts_.at(n));
+    const double here = drafts_.at(n_tokens);
+    if (!shares_cores_ || here <= 0.0) {
+        return here;
     }
-    return most;
+    return std::max(here, *std::max_element(drafts_.mean.begin(), drafts_.mean.begin() + n_tokens + 1));
 }
 
 double cost_model::round_cost(draft_source source, int32_t n_tokens) const {
@@ -201,32 +201,29 @@ int32_t cost_model::choose_tree_size(const draft_choice & chosen, const std::vec
     return best;
 }
 
-bool cost_model::is_dear() const {
-    return shares_cores_ && aftermath_.catches_up() && !catch_ups_.is_left();
+bool cost_model::must_catch_up() const {
+    return shares_cores_ && aftermath_.catches_up();
 }
 
-// by which a draft of the drafter must win over other drafts
-double cost_model::return_margin() const {
-    if (!shares_cores_ || !aftermath_.catches_up()) {
-        return 1.0;
-    }
-    return is_dear() ? dear_margin : catch_up_margin;
+bool cost_model::is_dear() const {
+    return must_catch_up() && !catch_ups_.is_left();
 }
 
 // What gives the most expected tokens per microsecond; a plain step wins by the margin. Not known: a time is missing,
 // and the first request measures with all that the source could draft.
 draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & longest, bool & is_known) const {
     draft_choice best{ from_drafter, 0 };
-    double       speed = 0.0;
-    const double dear  = return_margin();
-    is_known           = false;
+    double       speed       = 0.0;
+    is_known                 = false;
+    const double must_win_by = is_dear() ? dear_margin : must_catch_up() ? catch_up_margin : 1.0; // the drafter
     for (const draft_source source : { from_drafter, from_ngrams }) {
         for (int32_t n = 0; n <= std::min(longest[source], max_draft); ++n) {
             const double micros = round_cost(source, n);
             if (micros <= 0.0) {
                 return { source, longest[source] };
             }
-            const double here = expected_tokens(source, n) / micros / (source == from_drafter && n > 0 ? dear : 1.0);
+            const double here =
+                expected_tokens(source, n) / micros / (source == from_drafter && n > 0 ? must_win_by : 1.0);
             if (here > speed) {
                 speed = here * (n == 0 ? margin : 1.0);
                 best  = { source, n };

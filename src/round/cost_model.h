@@ -112,9 +112,9 @@ class cost_model {
     // depth at which a draft of the source begins: behind one that was right to the end it is no first token
     int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
 
-    double       verify_cost(int32_t n_rows) const; // never less than a plain step
-    bool         is_dear() const;
-    double       return_margin() const;
+    double       verify_cost(int32_t n_rows) const;           // never less than a plain step
+    bool         must_catch_up() const;                       // the drafter, before its next draft
+    bool         is_dear() const;                             // and that took much time for nothing of late
     bool         has_changed(const size_group & group) const; // the machine's load
     double       common_change() const;
     void         update(size_group & group, double common);

@@ -176,11 +176,13 @@ def test_each_length_is_measured_once(rig, draft_tokens, rows):
     """At most: on a slow machine the time is over earlier.
 
     A load during which another program ends measures all again: that one is not looked at.
+    From the second load on, llama.cpp counts the first two plain steps as one batch: nothing waits between.
     """
     r = rig(drafter=MTP, draft_tokens=draft_tokens, engine=False)
+    most = 5 * rows  # of each length two rounds that do not count and three that do
     found = []
-    while not found or (found[-1] > 5 * rows and len(found) < 5):
+    while not found or (found[-1] > most + 2 and len(found) < 5):
         native.llama_perf_context_reset(r.ctx)
         Engine(r.ctx, r.params, **r.settings, length=_capi.LENGTH_AUTO).close()
         found.append(native.llama_perf_context(r.ctx).n_p_eval)
-    assert 0 < found[-1] <= 5 * rows  # of each length two rounds that do not count and three that do
+    assert 0 < found[-1] <= most + 2, found

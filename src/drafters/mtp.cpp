@@ -126,25 +126,26 @@ row_feed mtp_drafter::hidden_feed(int32_t to, const device_rows & from, int64_t 
     return from.feed(row_feed::hidden, to, row, n, block_.hidden_norm);
 }
 
-// decode the batch; the block's own hidden states of its n_outputs rows go to outputs_
-bool mtp_drafter::decode(const decode_request & request, int32_t n_outputs) {
+// Decode the batch. The block's own hidden states of its rows with an output, n of them from row `first` on, go to
+// outputs_.
+bool mtp_drafter::decode(const decode_request & request, int32_t first, int32_t n) {
     const int32_t rc = ctx_.decode(request);
-    if (rc == 0 && n_outputs > 0) {
-        outputs_.copy(0, ctx_.left().hidden(), 0, n_outputs);
+    if (rc == 0 && n > 0) {
+        outputs_.copy(0, ctx_.left().hidden(), first, n);
     }
     return rc == 0;
 }
 
-// Decode the first n queued pairs, with output only for a single one: a masked context copies the first rows of
-// its hidden states, not those asked for (llama-context.cpp, decode), so a batch would hand back a wrong one.
+// Decode the first n queued pairs, the last one with or without an output.
 void mtp_drafter::feed(int32_t n, bool output) {
     ctx_.batch().clear();
     for (int32_t i = 0; i < n; ++i) {
-        add_row(queue_.tokens[i], queue_.pos + i, output);
+        add_row(queue_.tokens[i], queue_.pos + i, output && i == n - 1);
     }
     decode_request request;
+    request.slot = output && n > 1 ? 1 : 0; // a level of a tree has an output in each of as many rows
     request.feeds.push_back(hidden_feed(0, waiting_, queue_.first, n));
-    if (!decode(request, output ? n : 0)) {
+    if (!decode(request, n - 1, output ? 1 : 0)) {
         fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
     }
     queue_.tokens.erase(queue_.tokens.begin(), queue_.tokens.begin() + n);
@@ -159,13 +160,17 @@ void mtp_drafter::feed(int32_t n, bool output) {
     }
 }
 
-// Feed all queued pairs. Only the last one is needed with logits; of the others the block's keys and values are.
+// Feed all queued pairs. Only the last one is needed with logits; of the others the block's keys and values are, which
+// a decode without outputs computes alone. Two pairs, as accepted drafts leave them, go in one decode. Its last hidden
+// state is read where it was computed: to the host a masked context copies the first rows of its hidden states, not
+// those with an output (llama-context.cpp, decode).
 void mtp_drafter::catch_up() {
-    while (queue_.size() > 1) {
-        feed(std::min(queue_.size() - 1, n_rows_max_), /*output*/ false);
+    const int32_t n_last = queue_.size() == 2 && ctx_.left().stay() ? 2 : 1;
+    while (queue_.size() > n_last) {
+        feed(std::min(queue_.size() - n_last, n_rows_max_), /*output*/ false);
     }
     if (queue_.size() > 0) {
-        feed(1, /*output*/ true);
+        feed(n_last, /*output*/ true);
     }
 }
 
@@ -204,7 +209,7 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
         add_row(best.token, request.pos + 1 + i, true);
         decode_request next;
         next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
-        if (!decode(next, 1)) {
+        if (!decode(next, 0, 1)) {
             break; // the context's end: what is drafted so far stands
         }
     }
@@ -227,7 +232,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         next.slot = 1 + i % 2;
         next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, block_.embeddings));
         next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
-        if (!decode(next, 1)) {
+        if (!decode(next, 0, 1)) {
             break;
         }
     }

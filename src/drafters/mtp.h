@@ -66,7 +66,7 @@ class mtp_drafter : public drafter {
     bool     decode_level(const std::vector<leaf> & level, const draft_request & request, const token_tree & tree);
     void     add_row(llama_token token, llama_pos pos, bool output);
     row_feed hidden_feed(int32_t to, const device_rows & from, int64_t row, int32_t n) const;
-    bool     decode(const decode_request & request, int32_t n_outputs);
+    bool     decode(const decode_request & request, int32_t first, int32_t n);
     void     feed(int32_t n, bool output);
     void     catch_up();
     void     push(const llama_token * tokens, int32_t n, llama_pos pos, const result_rows & hidden, int32_t row);

@@ -53,6 +53,9 @@ class results {
     // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
 
+    // whether those of a decode of one ubatch stay where they were computed
+    bool stay() const { return attached_.keeps_outputs; }
+
     // the backend that computes the logits, if that is a CUDA device; else the CPU's
     ggml_backend_t backend() const { return backend_; }
     bool           on_gpu() const { return on_gpu_; }

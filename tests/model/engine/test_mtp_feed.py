@@ -60,6 +60,20 @@ def test_pairs_that_wait_are_fed_together(rig, prompt, waiting):
     assert some.engine.draft() == single.engine.draft()
 
 
+@pytest.mark.parametrize(("waiting", "decodes"), [(0, 1), (1, 1), (2, 2), (9, 2)])
+def test_the_pair_that_an_accepted_draft_leaves_goes_in_with_the_next(rig, prompt, waiting, decodes):
+    """More of them go before, for keys and values alone."""
+    watch = Watch()
+    r = rig(drafter=MTP, cb_eval=watch.callback)
+    n = N - 1 - waiting
+    one_by_one(r, prompt[: n + 1])
+    if waiting > 0:
+        r.engine.eval(prompt[n:-1], n)
+    watch.times.clear()
+    assert r.engine.propose(prompt[-1], 1) == 1
+    assert {times for name, times in watch.times.items() if name.startswith("mtp_eh_proj")} == {decodes}
+
+
 def test_a_prompt_leaves_the_blocks_attention_and_experts_out(rig, prompt):
     watch = Watch()
     r = rig(drafter=MTP, cb_eval=watch.callback, n_ctx=512, n_ubatch=512)

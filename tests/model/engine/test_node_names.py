@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from collections import Counter
 
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
@@ -18,14 +19,16 @@ CALLBACK = native.ggml_backend_sched_eval_callback
 
 
 class Watch:
-    """An eval callback that notes names and ops of all nodes, and asks for no data."""
+    """An eval callback that notes names, ops and times of all nodes, and asks for no data."""
 
     def __init__(self):
         self.ops = {}
+        self.times = Counter()
         self.callback = CALLBACK(self.see)
 
     def see(self, tensor, ask, _user):
         name = ggml.base.ggml_get_name(tensor).decode()
+        self.times[name] += ask
         self.ops[name] = ggml.base.ggml_op_desc(tensor).decode()
         return not ask
 

@@ -3,12 +3,12 @@
     make exact        (or: python bench/exact.py [--tokens N] [--only NAME])
 
 Plain decode (speculation="off", the same exact kernels) is generated once per model, prompt and sampling;
-each way must then repeat it. Ways: the model's own MTP block at several draft lengths; a DFlash drafter
-(tiny-moe); n-grams; an oracle that knows the plain text and plants a wrong token at a chosen depth, so
-that every accepted length occurs also where random weights accept nothing; "auto", whose draft lengths
-depend on measured times; a context that held another text and went back to a checkpoint; and
-llama-cpp-python's own loop (its `generate`, one `eval` and `sample` per token) on a Llama without and with
-a drafter attached.
+each way must then repeat it. Ways: the model's own MTP block at several draft lengths, and choosing among
+few tokens; a DFlash drafter (tiny-moe); n-grams; an oracle that knows the plain text and plants a wrong
+token at a chosen depth, so that every accepted length occurs also where random weights accept nothing;
+"auto", whose draft lengths depend on measured times; a context that held another text and went back to a
+checkpoint; and llama-cpp-python's own loop (its `generate`, one `eval` and `sample` per token) on a Llama
+without and with a drafter attached.
 Sampling: greedy, temperature 0.8, penalties, and on trained models a grammar. Nothing is excused. The
 last line is one JSON object; the exit status is 1 if a single token differs.
 """
@@ -51,6 +51,7 @@ class Way:
     speculation: str = "mtp"
     drafter: Path | None = None
     draft_tokens: int = LONGEST
+    draft_vocab: int | None = None
     llama: type[Llama] = Llama
     goes_back: bool = False
     """The context does not start empty: it holds the prompt, and another text behind it."""
@@ -61,6 +62,7 @@ WAYS = (
     Way("mtp-1", draft_tokens=1),
     Way("mtp-3", draft_tokens=3),
     Way(f"mtp-{LONGEST}"),
+    Way("mtp-few", draft_tokens=3, draft_vocab=64),
     Way("ngram", "ngram"),
     Way("auto", "auto"),
     Way("back", "off", goes_back=True),
@@ -98,7 +100,7 @@ def run_model(
 
     for way in (*WAYS, *TRAINED_WAYS) if trained else WAYS:
         drafting = {"speculation": way.speculation, "draft_tokens": way.draft_tokens, "drafter": way.drafter}
-        llm = way.llama(str(path), **drafting, **common)
+        llm = way.llama(str(path), **drafting, draft_vocab=way.draft_vocab, **common)
         wrong, started = 0, time.perf_counter()
         for kind, i in keys:
             if isinstance(llm, OracleLlama):

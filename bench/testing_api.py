@@ -46,6 +46,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_tree_merge": (_STATUS, [_P(_capi.Tree), _P(_capi.Tree)]),
     "dw_tree_select": (_STATUS, [_P(_capi.Tree), _I32, _I32, _P(_capi.Tree)]),
     "dw_tree_bucket": (_I32, [_I32]),
+    "dw_recent_vocab": (
+        _STATUS,
+        [_I32, _I32, _P(_capi.Token), _I32, _P(_I32), _P(_capi.Token)],
+    ),
     "dw_thread_choice_new": (_STATUS, [_P(ThreadChoiceHandle)]),
     "dw_thread_choice_free": (None, [ThreadChoiceHandle]),
     "dw_thread_choice_verify": (_STATUS, [ThreadChoiceHandle, _I32, _P(_I64), _P(_BOOL), _P(_BOOL)]),
@@ -84,6 +88,14 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
     """
     check(_lib.dw_next_scheduled(engine._handle, sampler, accept, ctypes.byref(engine._token)))
     return engine._token.value
+
+
+def recent_vocab(size: int, n_vocab: int, tokens: Sequence[int]) -> tuple[list[int], list[int]]:
+    """Return the places that the tokens of a text are given, and the tokens held in the end."""
+    places, held = (_I32 * len(tokens))(), (_capi.Token * max(size, 1))()
+    text = (_capi.Token * len(tokens))(*tokens)
+    check(_lib.dw_recent_vocab(size, n_vocab, text, len(tokens), places, held))
+    return list(places), list(held)
 
 
 def replay(engine: Engine, n_times: int) -> float:

@@ -59,6 +59,8 @@ class Llama(Intercepts, Generation):
         tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
         draft_p_min: end a draft where the drafter gives its path less than this probability.
+        draft_vocab: on a CPU, choose drafts among so many tokens, those that the text used last (None: an
+            eighth of the vocabulary).
         exact: on CPU, run kernels whose rows do not depend on each other's number, so that text is the same
             with drafting on and off, and after a prompt in one piece or in several. False takes llama.cpp's
             stock kernels.
@@ -95,6 +97,7 @@ class Llama(Intercepts, Generation):
         tree_budget: int | None = None,
         draft_model: Any = None,
         draft_p_min: float = _DEFAULTS.draft_p_min,
+        draft_vocab: int | None = None,
         exact: bool = _DEFAULTS.exact,
         checkpoint_bytes: int = _DEFAULTS.checkpoint_bytes,
         n_cpu_moe: int = 0,
@@ -131,6 +134,7 @@ class Llama(Intercepts, Generation):
             files.drafter_path(drafter),
             checkpoint_bytes,
             tree_budget,
+            draft_vocab,
         )
         self._shortage = Shortage()
         self._chat_options = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)

@@ -24,6 +24,8 @@ MAX_DRAFT_TOKENS = 63
 DEFAULT_TREE_BUDGET = 16
 MAX_TREE_BUDGET = 64
 DEFAULT_DRAFT_P_MIN = 0.0
+MIN_DRAFT_VOCAB = 64
+MAX_DRAFT_VOCAB = (1 << 31) - 1
 DEFAULT_CHECKPOINT_BYTES = 512 << 20
 EXACT_ROWS = (1 << 31) - 1  # batches of any size
 
@@ -45,6 +47,8 @@ class Options:
     """Host memory for copies of recurrent state that later prompts go back to; 0 keeps none."""
     tree_budget: int | None = None
     """Rows of a verify where drafts are trees, the newest token's included; None: as `speculation` has it."""
+    draft_vocab: int | None = None
+    """Tokens that drafts are chosen from on a CPU, those that the text used last; None: an eighth of all."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -81,6 +85,8 @@ class Options:
             )
         if self.tree_budget is not None:
             self._check_tree_budget(self.tree_budget)
+        if self.draft_vocab is not None:
+            _check_draft_vocab(self.draft_vocab)
         if self.speculation == "dflash" and self.drafter is None:
             raise OptionError(
                 'found speculation="dflash" without a drafter; expected the path of its GGUF',
@@ -105,6 +111,15 @@ class Options:
                 f'found tree_budget={budget} beside speculation="off"; expected a drafter',
                 hint="leave one of them out",
             )
+
+
+def _check_draft_vocab(size: Any) -> None:
+    whole = isinstance(size, int) and not isinstance(size, bool)
+    if not whole or not MIN_DRAFT_VOCAB <= size <= MAX_DRAFT_VOCAB:
+        raise OptionError(
+            f"draft_vocab is {size!r}; expected a number of tokens, {MIN_DRAFT_VOCAB} or more",
+            hint="leave it out for an eighth of the vocabulary",
+        )
 
 
 def _meant(speculation: Any) -> str:

@@ -36,7 +36,7 @@ dw_status dw_probe_drafter(const char * drafter_path, const char * target_path) 
 void dw_params_init(dw_params * params) {
     if (params) {
         *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0,
-                    /*results*/ 0 };
+                    /*draft_vocab*/ 0, /*results*/ 0 };
     }
 }
 

@@ -3,6 +3,7 @@
 #include "draftwood-testing.h"
 
 #include "capi/capi.h"
+#include "drafters/recent_vocab.h"
 #include "tree/build.h"
 
 #include <algorithm>
@@ -146,4 +147,25 @@ dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw
 
 int32_t dw_tree_bucket(int32_t n_nodes) {
     return bucket(n_nodes);
+}
+
+dw_status dw_recent_vocab(int32_t size, int32_t n_vocab, const llama_token * tokens, int32_t n, int32_t * places,
+                          llama_token * held) {
+    return guard([&]() -> dw_status {
+        require("dw_recent_vocab", tokens, places, held);
+        if (size < 1 || size > n_vocab) {
+            fail(DW_ERR_ARGUMENT, "a part of %d tokens; expected 1 to n_vocab, which is %d", size, n_vocab);
+        }
+        recent_vocab vocab(size, n_vocab);
+        for (int32_t i = 0; i < n; ++i) {
+            if (tokens[i] < 0 || tokens[i] >= n_vocab) {
+                fail(DW_ERR_ARGUMENT, "tokens[%d] is %d; expected 0 to %d", i, tokens[i], n_vocab - 1);
+            }
+            places[i] = vocab.use(tokens[i]);
+        }
+        for (int32_t place = 0; place < size; ++place) {
+            held[place] = vocab.token(place);
+        }
+        return DW_OK;
+    });
 }

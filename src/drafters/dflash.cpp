@@ -137,6 +137,7 @@ dflash_drafter::~dflash_drafter() {
 // are given up, so that it costs no decodes: the block then sees the prompt and the newest of the text.
 void dflash_drafter::observe(const kept_rows & kept) {
     trim(kept.pos);
+    ctx_.see(kept.tokens, kept.n);
     if (end() != kept.pos) { // a loaded state, an image
         feed();
         leave_gap(kept.pos);

@@ -3,6 +3,7 @@
 #include "drafters/drafter_context.h"
 
 #include "draftwood-testing.h"
+#include "llama/backends.h"
 #include "llama/decode.h"
 #include "llama/facts.h"
 #include "llama/graph_store.h"
@@ -52,24 +53,46 @@ drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, 
     attached_(ctx, params.exact_rows, /*listener*/ nullptr, std::move(model)),
     memory_(attached_.model->budget().drafter, context_bytes(ctx)),
     batch_(ctx),
-    results_(attached_, head, params.results == DW_RESULTS_TOP),
-    n_vocab_(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx)))) {}
+    results_(attached_, head, params.results == DW_RESULTS_TOP) {
+    // where a GPU takes part, the scheduler may compute logits on it whose head is on the host
+    if (!results_.on_gpu() && n_gpus(ctx) == 0) {
+        short_head_ = short_head::make(head, params.draft_vocab, attached_.model->budget().drafter);
+    }
+    if (short_head_) {
+        attached_.head = { head, short_head_->rows() };
+    }
+}
+
+void drafter_context::see(const llama_token * tokens, int32_t n) {
+    if (short_head_) {
+        short_head_->see(tokens, n);
+    }
+}
+
+llama_token drafter_context::token_of(int32_t place) const {
+    return results_.is_short() ? short_head_->token(place) : place;
+}
 
 std::vector<candidate> drafter_context::candidates(int32_t i, float temperature) {
-    const float t = temperature > 0.0f ? temperature : greedy_temperature;
-    if (!results_.has_top()) {
-        return most_probable(llama_get_logits_ith(ctx_.get(), i), n_vocab_, n_candidates, t);
-    }
-    const top_row row = results_.top(i);
-    // at other temperatures the sum over all is not known; what is not among the best hardly counts
-    float sum = 0.0f;
-    for (int64_t k = 0; k < dw_n_top; ++k) {
-        sum += std::exp((row.logits[k] - row.logits[0]) / t);
-    }
-    const float            log_sum = t == 1.0f ? row.log_sum : row.logits[0] / t + std::log(sum);
+    const float            t = temperature > 0.0f ? temperature : greedy_temperature;
     std::vector<candidate> found;
-    for (int32_t k = 0; k < n_candidates; ++k) {
-        found.push_back({ row.tokens[k], row.logits[k] / t - log_sum });
+    if (!results_.has_top()) {
+        const logit_row row = results_.logits(i);
+        found               = most_probable(row.values, row.n, n_candidates, t);
+    } else {
+        const top_row row = results_.top(i);
+        // at other temperatures the sum over all is not known; what is not among the best hardly counts
+        float sum = 0.0f;
+        for (int64_t k = 0; k < dw_n_top; ++k) {
+            sum += std::exp((row.logits[k] - row.logits[0]) / t);
+        }
+        const float log_sum = t == 1.0f ? row.log_sum : row.logits[0] / t + std::log(sum);
+        for (int32_t k = 0; k < n_candidates; ++k) {
+            found.push_back({ row.tokens[k], row.logits[k] / t - log_sum });
+        }
+    }
+    for (candidate & each : found) {
+        each.token = token_of(each.token);
     }
     return found;
 }
@@ -77,18 +100,18 @@ std::vector<candidate> drafter_context::candidates(int32_t i, float temperature)
 likeliest drafter_context::best(int32_t i, float path, float p_min) {
     if (results_.has_top()) {
         const top_row row = results_.top(i);
-        return { row.tokens[0], p_min > 0.0f ? path * std::exp(row.logits[0] - row.log_sum) : path };
+        return { token_of(row.tokens[0]), p_min > 0.0f ? path * std::exp(row.logits[0] - row.log_sum) : path };
     }
-    const float * logits = llama_get_logits_ith(ctx_.get(), i);
-    const float * best   = std::max_element(logits, logits + n_vocab_);
+    const logit_row row  = results_.logits(i);
+    const float *   best = std::max_element(row.values, row.values + row.n);
     if (p_min > 0.0f) {
         float sum = 0.0f;
-        for (int32_t token = 0; token < n_vocab_; ++token) {
-            sum += std::exp(logits[token] - *best);
+        for (int32_t k = 0; k < row.n; ++k) {
+            sum += std::exp(row.values[k] - *best);
         }
         path /= sum;
     }
-    return { (llama_token) (best - logits), path };
+    return { token_of((int32_t) (best - row.values)), path };
 }
 
 } // namespace draftwood

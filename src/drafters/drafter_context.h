@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "drafters/short_head.h"
 #include "llama/attachment.h"
 #include "llama/batch.h"
 #include "llama/results.h"
@@ -41,6 +42,8 @@ class drafter_context {
     // from now on decodes without outputs compute what the KV cache takes and no more: for a drafter of one layer
     void      skip_unused() { attached_.memory_alone = true; }
     results & left() { return results_; } // by the newest one
+    // the text has these tokens: drafts may be of them
+    void      see(const llama_token * tokens, int32_t n);
     bool      short_of_memory() const;
     llama_pos end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
     void      remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
@@ -61,6 +64,7 @@ class drafter_context {
         void operator()(llama_context * ctx) const { llama_free(ctx); }
     };
 
+    llama_token    token_of(int32_t place) const; // in the newest decode's rows of logits
     llama_memory_t memory() const { return llama_get_memory(ctx_.get()); }
 
     std::unique_ptr<llama_context, deleter> ctx_;
@@ -68,7 +72,7 @@ class drafter_context {
     budget_lease                            memory_; // of its KV cache and compute buffers
     row_batch                               batch_;
     results                                 results_;
-    int32_t                                 n_vocab_;
+    std::unique_ptr<short_head>             short_head_; // nullptr: drafts are of the whole vocabulary
 };
 
 } // namespace draftwood

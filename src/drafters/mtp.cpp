@@ -35,11 +35,12 @@ bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
                        [&](const ggml_tensor * each) { return place(each) == place(tensors[0]); });
 }
 
-// Tokens need not come to the host if all who look them up are on the device that finds them.
+// Tokens need not come to the host if all who look them up are on the device that finds them. What a short head finds
+// are places, which the host knows the tokens of.
 bool drafts_ahead(const llama_model * model, const attachment & drafter, const attachment & target) {
     const mtp_block block  = mtp_block_of(model);
     const bool      queued = drafter.async_inputs && target.async_inputs;
-    return drafter.top_rows && target.top_rows && block.head->ne[1] >= dw_n_top &&
+    return !drafter.head.few && drafter.top_rows && target.top_rows && block.head->ne[1] >= dw_n_top &&
            (queued || ggml_backend_buffer_is_host(block.head->buffer)) &&
            on_one_device({ block.head, block.projection, block.embeddings, token_embeddings(model) });
 }
@@ -100,6 +101,7 @@ void mtp_drafter::push_kept(const kept_rows & kept, const result_rows & hidden) 
 
 void mtp_drafter::observe(const kept_rows & kept) {
     const result_rows hidden = target_.left().hidden();
+    ctx_.see(kept.tokens, kept.n);
     target_.left().wait_for(waiting_.backend());
     if (!beams_.empty()) {
         n_fed_ += beams_.keep(ctx_.get(), kept.tokens + 1, kept.n - 1);

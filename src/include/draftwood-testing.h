@@ -111,6 +111,13 @@ DW_API dw_status dw_cost_model_expect(const dw_cost_model * model, int32_t sourc
 DW_API dw_status dw_load_rounds(int32_t longest_draft, int32_t n_warmup, int32_t n_slow, int64_t slow_us,
                                 int64_t fast_us, int32_t n_busy, int32_t busy, int32_t * rounds);
 
+// --- the tokens that drafts are chosen from: src/drafters/recent_vocab.h; test: tests/unit/test_recent_vocab.py
+
+// A part of `size` of n_vocab tokens, 1 <= size <= n_vocab, is made and sees n tokens of 0..n_vocab-1. Of each it gives
+// the place that the token was given, -1: it has one. held: llama_token[size], in the end.
+DW_API dw_status dw_recent_vocab(int32_t size, int32_t n_vocab, const llama_token * tokens, int32_t n, int32_t * places,
+                                 llama_token * held);
+
 // --- threads of a verify: src/llama/thread_choice.h; test: tests/unit/test_thread_choice.py
 
 typedef struct dw_thread_choice dw_thread_choice;

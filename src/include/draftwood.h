@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 14
+#define DW_API_VERSION 15
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -95,6 +95,7 @@ typedef struct dw_params {
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
     int32_t tree_budget;    // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
     int32_t seq_id;         // of the context, 0..n_seq_max-1; each may have an engine of its own
+    int32_t draft_vocab;    // tokens that drafts are chosen from on a CPU: the text's newest; 0: an eighth of all
     int32_t results;        // 0; tests set another value: draftwood-testing.h
 } dw_params;
 

@@ -97,30 +97,31 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
 }
 
 void dw_attachment::add_outputs(llm_graph_context & graph) noexcept {
-    ggml_tensor * logits = graph.res->get_logits();
     try {
+        forget_tails();
+        tails_.erase(graph.gf);
         if (memory_alone && graph.n_outputs == 0) {
             keep_memory_writes(graph);
             return;
         }
-        forget_tops();
-        tops_.erase(graph.gf);
+        graph_tail & tail    = tails_[graph.gf];
+        tail.few_logits      = shorten_logits(graph, head);
+        ggml_tensor * logits = tail.few_logits ? tail.few_logits : graph.res->get_logits();
         if (!top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {
             return;
         }
-        ggml_tensor *& top = tops_[graph.gf];
-        top                = dw::top_rows::build(graph.ctx0, logits, dw_n_top, *top_rows);
-        ggml_set_output(top);
-        ggml_build_forward_expand(graph.gf, top);
+        tail.top = dw::top_rows::build(graph.ctx0, logits, dw_n_top, *top_rows);
+        ggml_set_output(tail.top);
+        ggml_build_forward_expand(graph.gf, tail.top);
     } catch (const std::exception &) {
         // no memory to remember it: such rows are sampled from their logits
     }
 }
 
 // Graphs that are gone leave their entries.
-void dw_attachment::forget_tops() {
-    for (auto it = tops_.begin(); it != tops_.end();) {
-        it = graphs->holds(it->first) ? std::next(it) : tops_.erase(it);
+void dw_attachment::forget_tails() {
+    for (auto it = tails_.begin(); it != tails_.end();) {
+        it = graphs->holds(it->first) ? std::next(it) : tails_.erase(it);
     }
 }
 
@@ -133,8 +134,8 @@ void dw_attachment::before_compute(ggml_backend_t backend_cpu, int64_t n_rows, l
     outputs.graph = &graph;
     outputs.n_ubatches++;
     graphs->allocated();
-    const auto top = tops_.find(graph.get_gf());
-    outputs.top    = top == tops_.end() ? nullptr : top->second;
+    const auto tail = tails_.find(graph.get_gf());
+    outputs.tail    = tail == tails_.end() ? graph_tail{} : tail->second;
     try {
         outputs.is_fed = fill_inputs(*this, graph) && outputs.is_fed;
     } catch (const std::exception &) {

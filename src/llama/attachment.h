@@ -7,6 +7,7 @@
 #include "llama/decode_outputs.h"
 #include "llama/decode_request.h"
 #include "llama/model_attachment.h"
+#include "llama/short_logits.h"
 
 #include <cstdint>
 #include <map>
@@ -89,6 +90,7 @@ struct dw_attachment {
     bool memory_alone  = false; // a decode without outputs computes what the memory takes and no more
 
     const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows
+    draftwood::head_rows head;               // of logits for few tokens
 
     // of the decode that runs (llama/decode.h); nullptr: none runs, or somebody else's
     const draftwood::decode_request * request = nullptr;
@@ -99,12 +101,12 @@ struct dw_attachment {
     draftwood::verify_graph * verify() const { return in_ubatch_ && request ? request->verify : nullptr; }
 
   private:
-    void forget_tops();
+    void forget_tails();
 
-    bool                                         in_ubatch_      = false; // from its choice of graph to its compute
-    int32_t                                      n_hidden_users_ = 0;
-    std::map<uint32_t, int32_t>                  n_layer_users_;
-    std::map<const ggml_cgraph *, ggml_tensor *> tops_; // results of top_rows, by graph
+    bool                                                 in_ubatch_ = false; // from its choice of graph to its compute
+    int32_t                                              n_hidden_users_ = 0;
+    std::map<uint32_t, int32_t>                          n_layer_users_;
+    std::map<const ggml_cgraph *, draftwood::graph_tail> tails_;
 };
 
 namespace draftwood {

@@ -27,11 +27,17 @@ struct fed_input {
     ggml_tensor * input;
 };
 
+// What was added to a graph behind its hidden states.
+struct graph_tail {
+    ggml_tensor * few_logits = nullptr; // f32[n, rows] of few tokens (short_logits.h); nullptr: llama.cpp's, of all
+    ggml_tensor * top        = nullptr; // f32[2 dw_n_top + 2, rows], op dw_top_rows; nullptr: not computed
+};
+
 struct decode_outputs {
     llm_graph_result *       graph      = nullptr; // the last one; owned by the context or the graph store
     int32_t                  n_ubatches = 0;       // graphs that the decode took
     bool                     is_fed     = true;    // all feeds of the request went into their inputs
-    ggml_tensor *            top        = nullptr; // f32[2 dw_n_top + 2, rows], op dw_top_rows; nullptr: not computed
+    graph_tail               tail;
     std::vector<kept_output> kept;
     std::vector<fed_input>   fed;
 

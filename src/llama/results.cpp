@@ -61,7 +61,8 @@ results::results(attachment & attached, const ggml_tensor * head, bool always) :
 
 void results::decoded() {
     host_.clear();
-    top_ = in_one_graph() ? attached_.outputs.top : nullptr;
+    top_        = in_one_graph() ? attached_.outputs.tail.top : nullptr;
+    few_logits_ = attached_.outputs.tail.few_logits;
     if (on_gpu_) {
         ready_.record(backend_);
     }
@@ -82,7 +83,8 @@ void results::taken_by(ggml_backend_t reader) {
 
 void results::forget() {
     host_.clear();
-    top_ = nullptr;
+    top_        = nullptr;
+    few_logits_ = nullptr;
 }
 
 result_rows results::hidden() const {
@@ -121,6 +123,18 @@ top_row results::top(int32_t i) {
     const int64_t                  at   = i < 0 ? last : std::min<int64_t>(i, last);
     const dw::top_rows::row_reader row(host_.data() + at * top_->ne[0], dw_n_top);
     return { ids_.data() + at * dw_n_top, row.logits(), row.log_sum() };
+}
+
+// A short head's are read where they were computed, which is the host.
+logit_row results::logits(int32_t i) {
+    if (!few_logits_) {
+        const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(attached_.ctx)));
+        return { llama_get_logits_ith(attached_.ctx, i), n_vocab };
+    }
+    llama_synchronize(attached_.ctx);
+    const int64_t last = few_logits_->ne[1] - 1;
+    const int64_t at   = i < 0 ? last : std::min<int64_t>(i, last);
+    return { (const float *) few_logits_->data + at * few_logits_->ne[0], (int32_t) few_logits_->ne[0] };
 }
 
 } // namespace draftwood

@@ -20,6 +20,12 @@ struct top_row {
     float           log_sum; // of exp over the whole vocabulary
 };
 
+// f32[n]: of a token each, or of a row of a short head (short_logits.h)
+struct logit_row {
+    const float * values;
+    int32_t       n;
+};
+
 // Rows of f32 values of a decode, in the order of its batch, either where they were computed or on the host.
 struct result_rows {
     const ggml_tensor * tensor; // nullptr: on the host
@@ -49,9 +55,13 @@ class results {
     // whether the newest decode has its rows' best tokens; those of row i of its batch (-1: the last), copied with all
     // others once. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
+    bool    is_short() const { return few_logits_ != nullptr; } // the best are of rows of a short head
     top_row top(int32_t i);
     // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
+
+    // Logits of row i, as top() counts rows, of all tokens or of the few that the attachment's head has.
+    logit_row logits(int32_t i);
 
     // whether those of a decode of one ubatch stay where they were computed
     bool stay() const { return attached_.keeps_outputs; }
@@ -72,7 +82,8 @@ class results {
     attachment &         attached_;
     ggml_backend_t       backend_;
     bool                 on_gpu_;
-    ggml_tensor *        top_ = nullptr;
+    ggml_tensor *        top_        = nullptr;
+    ggml_tensor *        few_logits_ = nullptr;
     std::vector<float>   host_; // copy of top_; empty: not made yet
     std::vector<int32_t> ids_;  // of all its rows, dw_n_top each
     fence                ready_, taken_;

@@ -22,6 +22,10 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     if (!(params.draft_p_min >= 0.0f && params.draft_p_min <= 1.0f)) {
         fail(DW_ERR_ARGUMENT, "draft_p_min is %g; expected a probability from 0 to 1", params.draft_p_min);
     }
+    if (params.draft_vocab < 0 || (params.draft_vocab > 0 && params.draft_vocab < dw_n_top)) {
+        fail(DW_ERR_ARGUMENT, "draft_vocab is %d; expected 0 (by the vocabulary) or at least %d tokens",
+             params.draft_vocab, (int) dw_n_top);
+    }
     if (params.draft_tokens < 1 || params.draft_tokens > DW_MAX_DRAFT) {
         fail(DW_ERR_ARGUMENT, "draft_tokens is %d; expected 1 to %d", params.draft_tokens, DW_MAX_DRAFT);
     }

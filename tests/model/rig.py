@@ -55,6 +55,7 @@ class Rig:
         draft_p_min: float = 0.0,
         n_threads: int = 1,
         tree_budget: int = 0,
+        draft_vocab: int = 0,
         flash: bool = False,
         type_kv: int | None = None,
         n_seq_max: int = 1,
@@ -99,6 +100,7 @@ class Rig:
             "exact_rows": exact_rows,
             "draft_p_min": draft_p_min,
             "tree_budget": tree_budget,
+            "draft_vocab": draft_vocab,
             "results": results,
         }
         self.engine: Any = None

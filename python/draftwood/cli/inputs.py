@@ -13,7 +13,7 @@ import click
 from draftwood.cli import shared
 from draftwood.cli.failure import library_needed
 from draftwood.errors import DraftwoodError
-from draftwood.options import DEFAULT_DRAFT_P_MIN
+from draftwood.options import DEFAULT_DRAFT_P_MIN, MAX_DRAFT_VOCAB, MIN_DRAFT_VOCAB
 
 if TYPE_CHECKING:
     from draftwood.cli.progress import Interrupt
@@ -45,11 +45,13 @@ _MODEL: tuple[shared.Option, ...] = (
     *(shared.rpc, shared.drafter, shared.draft_tokens, shared.tree_budget()),
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
                  help="End a draft when its path is less probable than this."),
+    click.option("--draft-vocab", type=click.IntRange(MIN_DRAFT_VOCAB, MAX_DRAFT_VOCAB),
+                 help="On a CPU, draft from so many tokens, the newest. Default: an eighth of all."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
 _SETTINGS = (
     *("n_ctx", "n_gpu_layers", "rpc_servers", "drafter", "draft_tokens", "tree_budget", "draft_p_min"),
-    *("vram", "expert_vram", "expert_heat", "verbose"),
+    *("draft_vocab", "vram", "expert_vram", "expert_heat", "verbose"),
 )
 
 

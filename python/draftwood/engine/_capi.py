@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 14
+API_VERSION = 15
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -75,6 +75,7 @@ class Params(ctypes.Structure):
         ("curve", ctypes.POINTER(Curve)),
         ("tree_budget", ctypes.c_int32),
         ("seq_id", ctypes.c_int32),
+        ("draft_vocab", ctypes.c_int32),
         ("results", ctypes.c_int32),
     ]
 

@@ -95,6 +95,7 @@ def _make(target: Target, plan: Plan, options: Options) -> Engine:
         checkpoint_bytes=options.checkpoint_bytes,
         curve=known,
         tree_budget=plan.tree_budget,
+        draft_vocab=options.draft_vocab or 0,
     )
     engine.curve_name = name
     if name is not None and known is None:
@@ -109,7 +110,7 @@ def _key(target: Target, plan: Plan, options: Options) -> str:
     return curves.key(
         model=target.model,
         drafter=[plan.drafter, path and [os.path.abspath(path), probe_model(path).file_bytes]],
-        options=[options.exact, options.draft_tokens],
+        options=[options.exact, options.draft_tokens, options.draft_vocab],
         arguments=arguments,
         build=build_info(),
         machine=target.machine,

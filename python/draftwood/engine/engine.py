@@ -130,6 +130,7 @@ class Engine:
         curve: Curve | None = None,
         tree_budget: int = 0,
         seq_id: int = 0,
+        draft_vocab: int = 0,
         results: int = 0,
     ) -> None:
         params = _capi.Params()
@@ -142,6 +143,7 @@ class Engine:
         params.checkpoint_bytes = checkpoint_bytes
         params.tree_budget = tree_budget
         params.seq_id = seq_id
+        params.draft_vocab = draft_vocab
         params.results = results
         raw = None if curve is None else curve.to_native()  # kept until the call is over
         params.curve = None if raw is None else ctypes.pointer(raw)

@@ -66,9 +66,11 @@ NO_STATUS = (
     "dw_draft_tokens",
     "dw_reach",
 )
-# tests: tests/unit/test_tree.py, test_cost_model.py, test_thread_choice.py, tests/model/test_expert_pool.py
+# tests: tests/unit/test_tree.py, test_cost_model.py, test_thread_choice.py, test_recent_vocab.py,
+# tests/model/test_expert_pool.py
 WITHOUT_AN_ENGINE = (
     *("dw_tree_", "dw_cost_model_", "dw_load_", "dw_thread_choice_", "dw_expert_"),
+    "dw_recent_vocab",
     *("dw_accepted_log_free", "dw_accepted_log_get"),
 )
 STATUS_CALLS = [

@@ -1,4 +1,4 @@
-"""Send random requests to a model whose experts do not fit, for minutes: text right, memory flat, nothing lost.
+"""Send random requests to a model over a pool of experts: text right, memory flat, nothing lost.
 
     python bench/expert_soak.py [--minutes 30] [--seed 1] [--kind F16|Q8_0|Q4_K_M] [--n-gpu-layers 0]
 
@@ -87,7 +87,8 @@ class Beside:
         params = native.llama_context_default_params()
         params.n_ctx = N_CTX
         params.n_batch = params.n_ubatch = 128
-        params.n_threads = params.n_threads_batch = 2
+        params.n_threads = params.n_threads_batch = 1
+        params.flash_attn_type = llm.context_params.flash_attn_type  # it rounds otherwise
         self._model = llm.model
         self._ctx = native.llama_init_from_model(self._model, params)
         if self._ctx is None:
@@ -133,7 +134,8 @@ class Found:
         self.counts[kind] += 1
         self.counts["tokens"] += len(found)
         if found != expected:
-            at = next((i for i, pair in enumerate(zip(found, expected, strict=False)) if pair[0] != pair[1]), -1)
+            pairs = enumerate(zip(found, expected, strict=False))
+            at = next((i for i, (mine, theirs) in pairs if mine != theirs), -1)
             self.wrong.append(f"{kind}: token {at} of {len(found)} (expected {len(expected)}) differs")
 
     def look(self, seconds: float) -> None:
@@ -164,7 +166,7 @@ class Soak:
         self._path, self._info = path, probe_model(str(path))
         self._dice = random.Random(seed)
         self._on_card = n_gpu_layers != 0
-        self._common = {"n_ctx": N_CTX, "n_threads": 2, "n_threads_batch": 2, "verbose": False}
+        self._common = {"n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
         self._common["n_gpu_layers"] = n_gpu_layers
         self.plain = Llama(str(path), speculation="off", **self._common)
         self._prompts = [ids for _, ids in models.heldout_prompts(self.plain, 8, 300)]
@@ -194,8 +196,11 @@ class Soak:
     def run_load(self, ends: float) -> None:
         """Load a model, send it requests, and free it."""
         llm = self.pooled()
-        drafter = _capi.DRAFTER_NONE if self._on_card else _capi.DRAFTER_MTP
-        beside = Beside(llm, drafter) if self._dice.random() < 0.5 else None
+        loaded = llm.speculation in ("mtp", "tree", "auto")  # with its MTP block
+        drafter = _capi.DRAFTER_MTP if loaded else _capi.DRAFTER_NGRAM
+        beside = None
+        if self._dice.random() < 0.5:
+            beside = Beside(llm, _capi.DRAFTER_NONE if self._on_card else drafter)
         for _ in range(REQUESTS_OF_A_LOAD):
             if time.monotonic() >= ends:
                 break

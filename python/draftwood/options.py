@@ -48,7 +48,7 @@ class Options:
     tree_budget: int | None = None
     """Rows of a verify where drafts are trees, the newest token's included; None: as `speculation` has it."""
     draft_vocab: int | None = None
-    """Tokens that drafts are chosen from on a CPU, those that the text used last; None: an eighth of all."""
+    """Tokens that drafts are chosen from on a CPU; None: an eighth of the vocabulary."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -117,7 +117,7 @@ def _check_draft_vocab(size: Any) -> None:
     whole = isinstance(size, int) and not isinstance(size, bool)
     if not whole or not MIN_DRAFT_VOCAB <= size <= MAX_DRAFT_VOCAB:
         raise OptionError(
-            f"draft_vocab is {size!r}; expected a number of tokens, {MIN_DRAFT_VOCAB} or more",
+            f"draft_vocab is {size!r}; expected {MIN_DRAFT_VOCAB} to {MAX_DRAFT_VOCAB} tokens",
             hint="leave it out for an eighth of the vocabulary",
         )
 

@@ -47,6 +47,8 @@ class SpeculationStats:
     tree_bytes: int
     row_limit: int
     """Rows that a verify may have since a larger one found no memory for its graph; 0: as many as asked."""
+    draft_vocab: int
+    """Tokens that the drafter's output head has on a CPU; 0: the whole vocabulary."""
     shared_rounds: int
     """Rounds since a graph found no memory of its own: all take turns in one place, built each time."""
     ahead_rounds: int
@@ -101,6 +103,7 @@ class SpeculationStats:
             graph_bytes=raw.graph_bytes,
             tree_bytes=raw.tree_bytes,
             row_limit=raw.row_limit,
+            draft_vocab=raw.draft_vocab,
             shared_rounds=raw.n_shared_rounds,
             ahead_rounds=raw.n_ahead_rounds,
             logits_rows=raw.n_logits_rows,

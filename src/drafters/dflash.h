@@ -29,6 +29,7 @@ class dflash_drafter : public drafter {
     void         observe(const kept_rows & kept) override;
     draft_result draft(const draft_request & request, token_tree & tree) override;
     bool         short_of_memory() const override { return ctx_.short_of_memory(); }
+    int32_t      draft_vocab() const override { return ctx_.draft_vocab(); }
     void         trim(llama_pos n_keep) override;
     void         reset() override;
 

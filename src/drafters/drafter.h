@@ -64,9 +64,13 @@ class drafter {
     // whether its graphs take turns in one place since one found no memory (graph_store.h)
     virtual bool short_of_memory() const { return false; }
 
+    // tokens that it chooses among; 0: the whole vocabulary
+    virtual int32_t draft_vocab() const { return 0; }
+
     // The sequence has n_keep positions: it was cut, or leaves a gap behind what was observed.
     virtual void trim(llama_pos n_keep) = 0;
 
+    // Drafts may still go by what was observed before: tokens that texts used are more likely to be drafted.
     virtual void reset() = 0;
 
     // What the drafter knows at position `pos`, the end of what was observed, beside what trim() leaves; and back to

@@ -3,7 +3,6 @@
 #include "drafters/drafter_context.h"
 
 #include "draftwood-testing.h"
-#include "llama/backends.h"
 #include "llama/decode.h"
 #include "llama/facts.h"
 #include "llama/graph_store.h"
@@ -17,6 +16,7 @@ namespace draftwood {
 namespace {
 
 constexpr int32_t n_candidates     = 8;    // a ninth is hardly ever right
+constexpr int32_t rows_lost        = -4;   // beside llama_decode's
 constexpr float greedy_temperature = 1.0f; // at which a drafter's probability says how often the best token is this one
 
 } // namespace
@@ -31,7 +31,7 @@ int32_t drafter_context::decode(const decode_request & request) {
     if (rc == 0) {
         results_.decoded();
     }
-    return rc;
+    return results_.is_lost() ? rows_lost : rc;
 }
 
 bool drafter_context::short_of_memory() const {
@@ -54,12 +54,22 @@ drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, 
     memory_(attached_.model->budget().drafter, context_bytes(ctx)),
     batch_(ctx),
     results_(attached_, head, params.results == DW_RESULTS_TOP) {
-    // where a GPU takes part, the scheduler may compute logits on it whose head is on the host
-    if (!results_.on_gpu() && n_gpus(ctx) == 0) {
-        short_head_ = short_head::make(head, params.draft_vocab, attached_.model->budget().drafter);
-    }
+    short_head_ = short_head::make(head, params.draft_vocab, attached_.model->budget().drafter);
     if (short_head_) {
         attached_.head = { head, short_head_->rows() };
+        see_control_tokens();
+    }
+}
+
+// They lie at the end of a vocabulary, and each comes once before it is seen: the end of a turn, of thoughts, a call.
+void drafter_context::see_control_tokens() {
+    const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_.get()));
+    int32_t             left  = short_head_->size() / 4;
+    for (llama_token token = 0; token < llama_vocab_n_tokens(vocab) && left > 0; ++token) {
+        if (llama_vocab_get_attr(vocab, token) & (LLAMA_TOKEN_ATTR_CONTROL | LLAMA_TOKEN_ATTR_USER_DEFINED)) {
+            see(&token, 1);
+            --left;
+        }
     }
 }
 

@@ -49,14 +49,18 @@ class drafter_context {
     void      remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
     void      clear() { llama_memory_clear(memory(), false); }
 
-    // The best token of row i of the newest decode (-1: its last), the first of equals as greedy picks it. Its
-    // probability, which may be a pass over the vocabulary, is only found where p_min > 0 lets it decide something.
+    // The best token of row i of the newest decode (-1: its last). Its probability among the tokens that drafts are
+    // chosen from may take a pass over their logits: it is only found where p_min > 0 lets it decide something.
     likeliest best(int32_t i, float path, float p_min);
 
     // The few that a tree may branch into, with their probabilities for a request that samples at `temperature`.
     std::vector<candidate> candidates(int32_t i, float temperature);
 
-    // decode the batch's rows as `request` says; llama_decode's return value
+    // tokens that drafts are chosen from; 0: the whole vocabulary
+    int32_t draft_vocab() const { return short_head_ ? short_head_->size() : 0; }
+
+    // Decode the batch's rows as `request` says. Returns what llama_decode does, or another number than 0 where the
+    // rows' logits are lost.
     int32_t decode(const decode_request & request);
 
   private:
@@ -64,6 +68,7 @@ class drafter_context {
         void operator()(llama_context * ctx) const { llama_free(ctx); }
     };
 
+    void           see_control_tokens();
     llama_token    token_of(int32_t place) const; // in the newest decode's rows of logits
     llama_memory_t memory() const { return llama_get_memory(ctx_.get()); }
 

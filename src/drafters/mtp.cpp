@@ -128,12 +128,13 @@ row_feed mtp_drafter::hidden_feed(int32_t to, const device_rows & from, int64_t 
     return from.feed(row_feed::hidden, to, row, n, block_.hidden_norm);
 }
 
-// Decode the batch. The block's own hidden states of its rows with an output, n of them from row `first` on, go to
-// outputs_.
-bool mtp_drafter::decode(const decode_request & request, int32_t first, int32_t n) {
+// Decode the batch. The block's own hidden states of its last n rows, those with an output, go to outputs_. Where they
+// were computed, those of all rows may lie, or of these alone.
+bool mtp_drafter::decode(const decode_request & request, int32_t n) {
     const int32_t rc = ctx_.decode(request);
     if (rc == 0 && n > 0) {
-        outputs_.copy(0, ctx_.left().hidden(), first, n);
+        const result_rows hidden = ctx_.left().hidden();
+        outputs_.copy(0, hidden, hidden.tensor ? hidden.tensor->ne[1] - n : 0, n);
     }
     return rc == 0;
 }
@@ -147,7 +148,7 @@ void mtp_drafter::feed(int32_t n, bool output) {
     decode_request request;
     request.slot = output && n > 1 ? 1 : 0; // a level of a tree has an output in each of as many rows
     request.feeds.push_back(hidden_feed(0, waiting_, queue_.first, n));
-    if (!decode(request, n - 1, output ? 1 : 0)) {
+    if (!decode(request, output ? 1 : 0)) {
         fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
     }
     queue_.tokens.erase(queue_.tokens.begin(), queue_.tokens.begin() + n);
@@ -167,7 +168,7 @@ void mtp_drafter::feed(int32_t n, bool output) {
 // state is read where it was computed: to the host a masked context copies the first rows of its hidden states, not
 // those with an output (llama-context.cpp, decode).
 void mtp_drafter::catch_up() {
-    const int32_t n_last = queue_.size() == 2 && ctx_.left().stay() ? 2 : 1;
+    const int32_t n_last = queue_.size() == 2 && n_rows_max_ >= 2 && ctx_.left().stay() ? 2 : 1;
     while (queue_.size() > n_last) {
         feed(std::min(queue_.size() - n_last, n_rows_max_), /*output*/ false);
     }
@@ -211,7 +212,7 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
         add_row(best.token, request.pos + 1 + i, true);
         decode_request next;
         next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
-        if (!decode(next, 0, 1)) {
+        if (!decode(next, 1)) {
             break; // the context's end: what is drafted so far stands
         }
     }
@@ -234,7 +235,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         next.slot = 1 + i % 2;
         next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, block_.embeddings));
         next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
-        if (!decode(next, 0, 1)) {
+        if (!decode(next, 1)) {
             break;
         }
     }

@@ -28,6 +28,7 @@ class mtp_drafter : public drafter {
     void         observe(const kept_rows & kept) override;
     draft_result draft(const draft_request & request, token_tree & tree) override;
     bool         short_of_memory() const override { return ctx_.short_of_memory(); }
+    int32_t      draft_vocab() const override { return ctx_.draft_vocab(); }
     void         trim(llama_pos n_keep) override;
     void         reset() override;
 
@@ -66,7 +67,7 @@ class mtp_drafter : public drafter {
     bool     decode_level(const std::vector<leaf> & level, const draft_request & request, const token_tree & tree);
     void     add_row(llama_token token, llama_pos pos, bool output);
     row_feed hidden_feed(int32_t to, const device_rows & from, int64_t row, int32_t n) const;
-    bool     decode(const decode_request & request, int32_t first, int32_t n);
+    bool     decode(const decode_request & request, int32_t n);
     void     feed(int32_t n, bool output);
     void     catch_up();
     void     push(const llama_token * tokens, int32_t n, llama_pos pos, const result_rows & hidden, int32_t row);

@@ -79,7 +79,7 @@ bool mtp_drafter::decode_level(const std::vector<leaf> & level, const draft_requ
         add_row(tree.tokens[level[i].node], request.pos + tree.depths[level[i].node], true);
         next.feeds.push_back(hidden_feed(i, outputs_, level[i].output, 1));
     }
-    const bool decoded = decode(next, 0, (int32_t) level.size());
+    const bool decoded = decode(next, (int32_t) level.size());
     if (!decoded) {
         drop_cells_from(request.pos + 1);
     }

@@ -1,5 +1,6 @@
-// A part of the vocabulary that drafts are chosen from: the tokens that the text used last. It begins with the
-// vocabulary's first tokens, which in a BPE vocabulary are the most frequent ones. Must not know: models, tensors.
+// A part of the vocabulary that drafts are chosen from. It begins with the vocabulary's first tokens, which in a BPE
+// vocabulary are the most frequent ones. Each token of the text that is missing replaces one that the text has not used
+// of late. Must not know: models, tensors.
 // Test: tests/unit/test_recent_vocab.py.
 
 #pragma once

@@ -2,9 +2,8 @@
 
 #include "drafters/short_head.h"
 
-#include "llama/status.h"
-
 #include <cstring>
+#include <utility>
 
 namespace draftwood {
 
@@ -29,19 +28,28 @@ std::unique_ptr<short_head> short_head::make(const ggml_tensor * head, int32_t n
         return nullptr;
     }
     const int32_t size = size_for(n_asked, (int32_t) head->ne[1]);
-    return size > 0 ? std::unique_ptr<short_head>(new short_head(head, size, share)) : nullptr;
+    if (size == 0 || !share.has_room(size * (int64_t) head->nb[1])) {
+        return nullptr;
+    }
+    ggml_context_ptr        tensors(ggml_init({ ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
+    ggml_tensor *           rows = ggml_new_tensor_2d(tensors.get(), head->type, head->ne[0], size);
+    ggml_backend_buffer_ptr buffer(
+        ggml_backend_alloc_ctx_tensors_from_buft(tensors.get(), ggml_backend_cpu_buffer_type()));
+    if (!buffer) {
+        return nullptr;
+    }
+    return std::unique_ptr<short_head>(
+        new short_head(head, rows, std::move(tensors), std::move(buffer), budget_lease(share, ggml_nbytes(rows))));
 }
 
-short_head::short_head(const ggml_tensor * head, int32_t size, budget_share & share) :
+short_head::short_head(const ggml_tensor * head, ggml_tensor * rows, ggml_context_ptr tensors,
+                       ggml_backend_buffer_ptr buffer, budget_lease memory) :
     head_(head),
-    vocab_(size, (int32_t) head->ne[1]),
-    tensors_(ggml_init({ ggml_tensor_overhead(), nullptr, /*no_alloc*/ true })),
-    rows_(ggml_new_tensor_2d(tensors_.get(), head->type, head->ne[0], size)),
-    buffer_(ggml_backend_alloc_ctx_tensors_from_buft(tensors_.get(), ggml_backend_cpu_buffer_type())),
-    memory_(share, (int64_t) ggml_nbytes(rows_)) {
-    if (!buffer_) {
-        fail(DW_ERR_MEMORY, "no memory for the output rows of %d tokens, %zu bytes", size, ggml_nbytes(rows_));
-    }
+    vocab_((int32_t) rows->ne[1], (int32_t) head->ne[1]),
+    tensors_(std::move(tensors)),
+    rows_(rows),
+    buffer_(std::move(buffer)),
+    memory_(std::move(memory)) {
     ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
     ggml_set_name(rows_, "dw_short_head");
     memcpy(rows_->data, head->data, ggml_nbytes(rows_));

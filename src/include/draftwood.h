@@ -95,8 +95,11 @@ typedef struct dw_params {
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
     int32_t tree_budget;    // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
     int32_t seq_id;         // of the context, 0..n_seq_max-1; each may have an engine of its own
-    int32_t draft_vocab;    // tokens that drafts are chosen from on a CPU: the text's newest; 0: an eighth of all
-    int32_t results;        // 0; tests set another value: draftwood-testing.h
+    // Tokens that drafts are chosen from where the output head lies in plain host memory, at least 64: the vocabulary's
+    // first, and those that texts used of late (src/drafters/short_head.h). 0: an eighth of a vocabulary of at least
+    // 2048 tokens, else all of it; n_vocab or more: all of it
+    int32_t draft_vocab;
+    int32_t results; // 0; tests set another value: draftwood-testing.h
 } dw_params;
 
 // What drafting and sampling know of the next requests.
@@ -139,10 +142,11 @@ typedef struct dw_stats {
     int64_t  n_restored;       // cuts that a checkpoint made possible
     int64_t  n_checkpoints;    // held now
     int64_t  checkpoint_bytes; // that they take
-    int64_t  drafter_bytes;    // held now by all engines of this llama_model: KV caches and buffers of drafters
+    int64_t  drafter_bytes;    // held now by all engines of this llama_model: KV caches, buffers and short heads
     int64_t  graph_bytes;      // the same, by kept graphs of verifies and drafts; at most 512 MiB
     int64_t  tree_bytes;       // the same, by state factors of draft tokens, from which a commit makes the state
     int64_t  row_limit;        // rows that a verify may have since a larger one found no memory; 0: as asked
+    int64_t  draft_vocab;      // tokens that the drafter's output head has on a CPU (dw_params); 0: all
     int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it

@@ -23,7 +23,7 @@ struct budget_share {
 
 // One of these for each llama_model: all contexts on it share the devices.
 struct device_budget {
-    budget_share drafter{ "drafter contexts" };                    // their memory and compute buffers
+    budget_share drafter{ "drafter contexts" };                    // their memory, compute buffers and short heads
     budget_share graphs{ "kept graphs", int64_t(512) << 20 };      // graph_store.h; the least recently used give way
     budget_share tree_state{ "factors of verified draft tokens" }; // tree_state.h
 

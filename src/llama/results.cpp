@@ -63,6 +63,7 @@ void results::decoded() {
     host_.clear();
     top_        = in_one_graph() ? attached_.outputs.tail.top : nullptr;
     few_logits_ = attached_.outputs.tail.few_logits;
+    is_lost_    = few_logits_ && attached_.outputs.n_ubatches > 1;
     if (on_gpu_) {
         ready_.record(backend_);
     }
@@ -85,6 +86,7 @@ void results::forget() {
     host_.clear();
     top_        = nullptr;
     few_logits_ = nullptr;
+    is_lost_    = false;
 }
 
 result_rows results::hidden() const {
@@ -125,16 +127,22 @@ top_row results::top(int32_t i) {
     return { ids_.data() + at * dw_n_top, row.logits(), row.log_sum() };
 }
 
-// A short head's are read where they were computed, which is the host.
+// A short head's are read where they were computed.
 logit_row results::logits(int32_t i) {
     if (!few_logits_) {
         const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(attached_.ctx)));
         return { llama_get_logits_ith(attached_.ctx, i), n_vocab };
     }
-    llama_synchronize(attached_.ctx);
+    const int64_t n    = few_logits_->ne[0];
     const int64_t last = few_logits_->ne[1] - 1;
     const int64_t at   = i < 0 ? last : std::min<int64_t>(i, last);
-    return { (const float *) few_logits_->data + at * few_logits_->ne[0], (int32_t) few_logits_->ne[0] };
+    llama_synchronize(attached_.ctx);
+    if (ggml_backend_buffer_is_host(few_logits_->buffer)) {
+        return { (const float *) few_logits_->data + at * n, (int32_t) n };
+    }
+    few_row_.resize(n);
+    ggml_backend_tensor_get(few_logits_, few_row_.data(), at * few_logits_->nb[1], few_logits_->nb[1]);
+    return { few_row_.data(), (int32_t) n };
 }
 
 } // namespace draftwood

@@ -13,11 +13,12 @@
 
 namespace draftwood {
 
-// The best tokens of a row of logits: i32[dw_n_top], f32[dw_n_top], best first.
+// The best tokens of a row of logits: i32[dw_n_top], f32[dw_n_top], best first. With a short head (short_logits.h) its
+// rows instead of tokens.
 struct top_row {
     const int32_t * tokens;
     const float *   logits;
-    float           log_sum; // of exp over the whole vocabulary
+    float           log_sum; // of exp over the vocabulary, or over what a short head has of it
 };
 
 // f32[n]: of a token each, or of a row of a short head (short_logits.h)
@@ -55,7 +56,8 @@ class results {
     // whether the newest decode has its rows' best tokens; those of row i of its batch (-1: the last), copied with all
     // others once. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
-    bool    is_short() const { return few_logits_ != nullptr; } // the best are of rows of a short head
+    bool    is_short() const { return few_logits_ != nullptr; } // its tokens are rows of a short head
+    bool    is_lost() const { return is_lost_; }                // of a short head, computed in several graphs
     top_row top(int32_t i);
     // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
@@ -84,8 +86,10 @@ class results {
     bool                 on_gpu_;
     ggml_tensor *        top_        = nullptr;
     ggml_tensor *        few_logits_ = nullptr;
-    std::vector<float>   host_; // copy of top_; empty: not made yet
-    std::vector<int32_t> ids_;  // of all its rows, dw_n_top each
+    bool                 is_lost_    = false;
+    std::vector<float>   few_row_; // copy of a row of few_logits_
+    std::vector<float>   host_;    // copy of top_; empty: not made yet
+    std::vector<int32_t> ids_;     // of all its rows, dw_n_top each
     fence                ready_, taken_;
 };
 

@@ -4,25 +4,40 @@
 
 #include "llama-graph.h"
 
-#include <algorithm>
-#include <iterator>
-
 namespace draftwood {
+
+namespace {
+
+bool is_read(ggml_cgraph * graph, const ggml_tensor * tensor) {
+    for (int i = 0; i < ggml_graph_n_nodes(graph); ++i) {
+        for (const ggml_tensor * source : ggml_graph_node(graph, i)->src) {
+            if (source == tensor) {
+                return true;
+            }
+        }
+    }
+    return false;
+}
+
+} // namespace
 
 ggml_tensor * shorten_logits(llm_graph_context & graph, const head_rows & head) {
     ggml_tensor * logits = graph.res->get_logits();
-    if (!head.few || !logits || logits->op != GGML_OP_MUL_MAT || logits->src[0] != head.whole) {
+    if (!head.few || !logits || logits->op != GGML_OP_MUL_MAT || logits->src[0] != head.whole ||
+        is_read(graph.gf, logits)) {
         return nullptr;
     }
-    ggml_tensor * few = ggml_mul_mat(graph.ctx0, head.few, logits->src[1]);
-    ggml_set_name(few, "dw_few_logits");
-    ggml_set_output(few);
-    ggml_build_forward_expand(graph.gf, few);
-    // ggml takes no node out of a graph: the product becomes one that computes nothing
-    logits->op = GGML_OP_NONE;
-    std::fill(std::begin(logits->src), std::end(logits->src), nullptr);
+    // in place: ggml takes no node out of a graph
+    ggml_build_forward_expand(graph.gf, head.few);
+    logits->src[0] = head.few;
+    logits->ne[0]  = head.few->ne[1];
+    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+        logits->nb[i] = logits->nb[i - 1] * logits->ne[i - 1];
+    }
+    ggml_set_name(logits, "dw_few_logits");
+    ggml_set_output(logits);
     graph.res->t_logits = nullptr;
-    return few;
+    return logits;
 }
 
 } // namespace draftwood

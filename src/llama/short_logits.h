@@ -8,15 +8,14 @@ struct llm_graph_context;
 
 namespace draftwood {
 
-// The product of the head and its rows in a new graph that nobody has allocated.
 struct head_rows {
     const ggml_tensor * whole = nullptr; // [n_embd, n_vocab]
     ggml_tensor *       few   = nullptr; // [n_embd, n]; nullptr: the whole head is used
 };
 
-// Replaces the product with the whole head by one with the few rows, and returns its result f32[n, n_outputs], which
-// llama.cpp then does not know as logits. nullptr: the graph computes its logits in another way (a LoRA adapter, a
-// scale) and stays as it is.
+// Lets the product with the whole head read the few rows instead, in a new graph that nobody has allocated. Returns its
+// result f32[n, n_outputs], which llama.cpp then does not know as logits. nullptr: the logits are no such product, or
+// the graph goes on from them. It stays as it is.
 ggml_tensor * shorten_logits(llm_graph_context & graph, const head_rows & head);
 
 } // namespace draftwood

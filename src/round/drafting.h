@@ -56,6 +56,7 @@ class drafting {
     void               reset();
     std::vector<float> mark(llama_pos pos) const;
     void               resume(llama_pos pos, const std::vector<float> & mark);
+    int32_t            draft_vocab() const { return drafter_ ? drafter_->draft_vocab() : 0; }
     bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
 
   private:

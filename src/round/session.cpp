@@ -128,6 +128,7 @@ dw_stats session::stats() const {
     stats.tree_bytes       = budget().tree_state.held;
     const int32_t limit    = sequence_.context().row_limit();
     stats.row_limit        = limit == INT32_MAX ? 0 : limit;
+    stats.draft_vocab      = drafting_.draft_vocab();
     stats.n_launches       = gpu_launches().all - launches_.all;
     stats.n_replays        = gpu_launches().replayed - launches_.replayed;
     return stats;

@@ -336,6 +336,8 @@ ARGUMENTS = {
     ),
     "draft_p_min=-1": ({"draft_p_min": -1}, OptionError, "draft_p_min is -1", "expected a probability"),
     "draft_p_min=2": ({"draft_p_min": 2}, OptionError, "draft_p_min is 2", "expected a probability"),
+    "draft_vocab=63": ({"draft_vocab": 63}, OptionError, "draft_vocab is 63", "expected 64 to"),
+    "draft_vocab=all": ({"draft_vocab": "all"}, OptionError, "draft_vocab is 'all'", "expected 64 to"),
     "n_ctx=-1": ({"n_ctx": -1}, OptionError, "n_ctx is -1", "expected a whole number of at least 0"),
     "n_batch=-5": ({"n_batch": -5}, OptionError, "n_batch is -5", "expected a whole number of at least 1"),
     "n_batch=0": ({"n_batch": 0, "speculation": "off"}, OptionError, "n_batch is 0", "at least 1"),

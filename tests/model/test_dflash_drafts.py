@@ -78,6 +78,7 @@ def test_drafts_are_accepted(native: Drafter, prompts: list[tuple[str, list[int]
 def test_the_engine_drafts_the_same(native: Drafter, prompts: list[tuple[str, list[int]]]) -> None:
     """Rounds of `Llama` are those of the feeding in Python, but for near ties of other kernels."""
     drafting = {"speculation": "dflash", "drafter": DRAFTER, "draft_tokens": 8}
+    drafting["draft_vocab"] = native.n_vocab  # the drafter in Python chooses among all tokens
     llm = Llama(str(TARGET), **drafting, n_ctx=256, n_threads=1, verbose=False)
     same = total = 0
     for _, prompt in prompts[::2]:
@@ -89,6 +90,21 @@ def test_the_engine_drafts_the_same(native: Drafter, prompts: list[tuple[str, li
     llm.close()
     assert total > 20
     assert same >= 0.95 * total
+
+
+def test_a_short_head_accepts_as_much(prompts: list[tuple[str, list[int]]]) -> None:
+    """An eighth of the vocabulary, as by default, beside all of it."""
+    found = {}
+    for size in (512, None, 4096):
+        drafting = {"speculation": "dflash", "drafter": DRAFTER, "draft_tokens": 8, "draft_vocab": size}
+        llm = Llama(str(TARGET), **drafting, n_ctx=256, n_threads=1, verbose=False)
+        texts = [generate_rounds(llm, prompt, NEW, temp=0.0) for _, prompt in prompts]
+        stats = llm.speculation_stats
+        found[size] = ([ids for ids, _ in texts], stats.tokens_per_round, stats.draft_vocab)
+        llm.close()
+    assert [found[size][2] for size in found] == [512, 512, 0]
+    assert found[512][0] == found[None][0] == found[4096][0]
+    assert found[512][1] >= 0.97 * found[4096][1]
 
 
 def test_drafting_needs_the_features(native: Drafter, prompts: list[tuple[str, list[int]]]) -> None:

@@ -162,6 +162,7 @@ def test_interrupts_end_with_130_and_file_errors_with_one_line():
         ["m.gguf", "hi", "--draft-tokens", "64"],
         ["m.gguf", "hi", "--draft-tokens", "0"],
         ["m.gguf", "hi", "--draft-p-min", "1.5"],
+        ["m.gguf", "hi", "--draft-vocab", "63"],
         ["m.gguf", "hi", "--speculation", "trees"],
         ["m.gguf", "hi", "--tree-budget", "0"],
         ["m.gguf", "hi", "--tree-budget", "65"],

@@ -54,7 +54,7 @@ def test_defaults():
         ({"draft_p_min": True}, "draft_p_min is True"),
         ({"draft_p_min": "0.5"}, "draft_p_min is '0.5'"),
         ({"draft_p_min": None}, "draft_p_min is None"),
-        ({"draft_vocab": 0}, "draft_vocab is 0; expected a number of tokens, 64 or more"),
+        ({"draft_vocab": 0}, "draft_vocab is 0; expected 64 to 2147483647 tokens"),
         ({"draft_vocab": 63}, "draft_vocab is 63"),
         ({"draft_vocab": -1}, "draft_vocab is -1"),
         ({"draft_vocab": 1 << 31}, "draft_vocab is 2147483648"),

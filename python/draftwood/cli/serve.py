@@ -46,6 +46,7 @@ _OTHERWISE = {
     "--vram": _EXPERTS,
     "--expert-vram": _EXPERTS,
     "--expert-heat": _EXPERTS,
+    "--draft-vocab": "llama-server drafts from the whole vocabulary: leave it out",
     "--exact": "its kernels are llama.cpp's own",
     "--no-exact": "its kernels are llama.cpp's own: leave it out",
 }

@@ -128,6 +128,7 @@ class Stats(ctypes.Structure):
         ("graph_bytes", ctypes.c_int64),
         ("tree_bytes", ctypes.c_int64),
         ("row_limit", ctypes.c_int64),
+        ("draft_vocab", ctypes.c_int64),
         ("n_shared_rounds", ctypes.c_int64),
         ("n_ahead_rounds", ctypes.c_int64),
         ("n_logits_rows", ctypes.c_int64),

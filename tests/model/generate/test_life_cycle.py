@@ -19,10 +19,11 @@ def test_auto_picks_what_the_file_has(llama):
 
 
 def test_pickle(llama, off):
-    llm = llama(speculation="mtp", draft_tokens=3, draft_p_min=0.25, exact=True)
+    llm = llama(speculation="mtp", draft_tokens=3, draft_p_min=0.25, exact=True, draft_vocab=99)
     copy = pickle.loads(pickle.dumps(llm))
     assert (copy.speculation, copy._options) == ("mtp", llm._options)
     assert text(copy, 30) == text(off, 30)
+    assert copy.speculation_stats.draft_vocab == 99
     copy.close()
     plain = pickle.loads(pickle.dumps(off))
     assert plain.speculation == "off"

@@ -16,6 +16,7 @@ from draftwood import Llama
 from draftwood.bench.claims import Claim
 from draftwood.bench.run import Request, prepare
 from draftwood.cli import cli
+from draftwood.engine.engine import probe_model
 from draftwood.errors import OptionError
 
 from tests.unit.test_bench_results import check_row
@@ -128,6 +129,21 @@ def refused(*arguments: str) -> str:
     return result.stderr
 
 
+def test_over_a_pool_of_experts(bench, gguf, tmp_path):
+    """Each mode has a pool of its own; the text is the same, or the exit status would say so."""
+    model = gguf("planted-moe")
+    info = probe_model(model)
+    size = f"{info.expert_bytes // 2}B"
+    done = bench(model, "--expert-vram", size, "--modes", "mtp,ngram", "--repeats", "1", "--json", "out.json")
+    assert done.returncode == 0, done.stderr
+    document = json.loads((tmp_path / "out.json").read_text())
+    assert set(document["expert_pools"]) == {"off", "mtp", "ngram"}
+    for stats in document["expert_pools"].values():
+        assert 0 < stats["slots"] <= stats["experts"] // 2
+        assert stats["misses"] > 0
+    assert "expert_vram is '6 apples'" in refused(model, "--expert-vram", "6 apples", "--modes", "mtp")
+
+
 def test_refusals(gguf, llama_arch, tmp_path, prompts):
     assert "Model path does not exist: no-such.gguf\n\nhint: check the path\n" in refused("no-such.gguf")
     assert f"{tmp_path} is a directory; expected a GGUF file" in refused(str(tmp_path))
@@ -146,8 +162,8 @@ def test_a_prompt_longer_than_the_context_is_refused(gguf, tmp_path):
     file.write_text(json.dumps({"text": "a b c d " * 40000}))
     request = Request(
         model=gguf("planted-moe"), drafter=None, modes=["mtp"], prompts=[file], per_category=1, tokens=16,
-        prompt_tokens=10**6, repeats=9, threads=1, n_gpu_layers=0, draft_tokens=None, tree_budget=None,
-        temps=[0.0], claims=[Claim("floor", "mtp", 0.9)],
+        prompt_tokens=10**6, repeats=9, threads=1, n_gpu_layers=0, expert_vram=None, draft_tokens=None,
+        tree_budget=None, temps=[0.0], claims=[Claim("floor", "mtp", 0.9)],
     )  # fmt: skip
     with pytest.raises(
         OptionError, match=r"found a prompt of \d+ tokens and 16 to generate; .* into the \d+"

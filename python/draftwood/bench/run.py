@@ -40,6 +40,7 @@ class Request:
     repeats: int
     threads: int
     n_gpu_layers: int
+    expert_vram: str | None
     draft_tokens: int | None
     tree_budget: int | None
     temps: Sequence[float]
@@ -150,6 +151,9 @@ def execute(prepared: Prepared, step: Callable[[], None] = lambda: None) -> Outc
         cells = measure(
             llms, prepared.prompts, request.temps, tokens=request.tokens, repeats=request.repeats, step=step
         )
+        pools = {mode: llm.expert_stats.to_dict() for mode, llm in llms.items() if llm.expert_stats}
+        if pools:
+            known["expert_pools"] = pools
     found = figures(cells)
     verdicts = [judge(claim, found) for claim in request.claims]
     wrong = faults(found, on_cpu=prepared.request.n_gpu_layers == 0)
@@ -184,6 +188,7 @@ def _load(prepared: Prepared, mode: str) -> Any:
         request.tree_budget,
         n_ctx=longest + request.tokens + beyond,
         n_gpu_layers=request.n_gpu_layers,
+        expert_vram=request.expert_vram,
         draft_tokens=request.draft_tokens,
         n_threads=request.threads,
         n_threads_batch=request.threads,  # a verify counts as a batch: the same threads for all modes

@@ -72,6 +72,8 @@ def _file(**settings: Any) -> click.Path:
 @click.option("--threads", type=shared.THREADS,
               help="CPU threads, the same for all modes. Default: half of the usable cores.")  # fmt: skip
 @shared.n_gpu_layers
+@click.option("--expert-vram", metavar="SIZE",
+              help="Bytes of the card for experts, of each mode: all are loaded side by side.")  # fmt: skip
 @shared.draft_tokens
 @shared.tree_budget(_LEAST_TREE)
 @click.option("--temp", "temps", type=click.FloatRange(min=0), multiple=True, default=(0.0, 0.8),

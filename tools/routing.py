@@ -219,8 +219,10 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("--gpu-layers", type=int, default=0, metavar="N", help="-1: all")
     args = parser.parse_args(arguments)
     from draftwood import Llama
+    from draftwood.options import MAX_DRAFT_VOCAB
 
     drafting = {"drafter": args.drafter, "speculation": "dflash" if args.drafter else "mtp"}
+    drafting["draft_vocab"] = MAX_DRAFT_VOCAB  # text of random weights uses all tokens alike
     began = time.perf_counter()
     llm = Llama(
         args.model,

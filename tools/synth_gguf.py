@@ -5,7 +5,8 @@
     python tools/synth_gguf.py 35b-a3b build/a3b.gguf --dflash build/a3b-dflash.gguf
     python tools/synth_gguf.py --list
 
-With routing=text (35b-a3b) experts are chosen as on real text; tools/routing.py measures it.
+With routing=text (35b-a3b) experts are chosen as on real text, with routing=loose less locally;
+tools/routing.py measures it.
 From Python: `from synth_gguf import PRESETS, SynthSpec, measure, write`. The work is done in tools/synth/.
 """
 
@@ -109,7 +110,7 @@ def main(arguments: list[str] | None = None) -> int:
     except (SynthError, OSError) as error:
         print(f"synth_gguf: {error}", file=sys.stderr)
         return 2
-    if args.out and spec.routing == "text":
+    if args.out and spec.routing != "even":
         print(f"how it routes: python tools/routing.py {args.out}")
     return 0
 

@@ -102,16 +102,15 @@ def test_the_mtp_block_passes_the_marks_of_its_token_and_no_others(tensors):
 
 
 def test_shares_of_a_router_add_up(tensors):
-    assert routing.POPULAR + routing.TOKEN + routing.CONTEXT + sum(
-        c.share for c in routing.CIRCLES
-    ) == pytest.approx(1.0)
+    for shares in routing.SHARES.values():
+        assert shares.popular + shares.token + shares.context + sum(shares.topics) == pytest.approx(1.0)
     marks = tensors["token_embd.weight"][:N, :32]
     for block in range(4):
         router = tensors[f"blk.{block}.ffn_gate_inp.weight"]
         scores = marks @ router[:, :32].T / np.sqrt(2 * block + 1)  # as loud as the stream is there
         context = router[:, 32:].std() * np.sqrt(SPEC.width - 32)
         assert np.hypot(scores.std(), context) == pytest.approx(routing.SCORE, rel=0.1), block
-        assert context == pytest.approx(routing.SCORE * routing.CONTEXT**0.5, rel=0.1)
+        assert context == pytest.approx(routing.SCORE * routing.SHARES["text"].context ** 0.5, rel=0.1)
 
 
 # ---- how it routes ----
@@ -184,7 +183,7 @@ def test_35b_a3b_keeps_its_types_and_size_with_marks(tmp_path):
 @pytest.mark.parametrize(
     ("change", "said"),
     [
-        ({"routing": "real"}, "routing is 'real', expected even or text."),
+        ({"routing": "real"}, "routing is 'real', expected even or text or loose."),
         ({"arch": "qwen35"}, "routing is text for a dense model, expected a mixture of experts."),
         ({"tied": True}, "routing is text for a tied model, expected a head of its own."),
         ({"width": 96}, "routing is text and width is 96, expected at least 128"),

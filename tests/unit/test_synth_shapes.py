@@ -12,7 +12,7 @@ from synth import blocks
 from synth.vocab import builtin, byte_letters
 from synth_gguf import PRESETS, SynthError, SynthSpec, changed, main, measure, write
 
-SMALL = [name for name in PRESETS if name != "35b-a3b"]
+SMALL = [name for name in PRESETS if not name.startswith("35b-a3b")]
 FALL_BACK = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0, Type.IQ4_XS: Type.IQ4_NL}
 
 

@@ -79,7 +79,7 @@ def check(spec: DrafterSpec) -> None:
     if spec.heads % spec.kv_heads:
         found = f"drafter: heads is {spec.heads} and kv_heads is {spec.kv_heads}"
         raise SynthError(found, "kv_heads to divide heads", "--set dflash.kv_heads=1")
-    if spec.kv_heads < 2 and spec.target.routing == "text":
+    if spec.kv_heads < 2 and spec.target.routing != "even":
         found = "drafter: kv_heads is 1 and its target routes as on text"
         raise SynthError(found, "at least 2: one reads topics", "--set dflash.kv_heads=2")
     if spec.head_size % 2:
@@ -131,7 +131,7 @@ class Drafter:
     def data(self, t: Tensor) -> np.ndarray:
         """Draw the data of one tensor; the first block reads topics where the target has them."""
         data = blocks.draw(t.type, t.shape, self.spec.seed, "dflash " + t.name, mean=t.mean, std=t.std)
-        if self.spec.target.routing == "text":
+        if self.spec.target.routing != "even":
             self._plant(t, data)
         return data
 

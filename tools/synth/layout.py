@@ -163,7 +163,7 @@ class Layout:
         kind = asked(self.rules, name)
         if self.spec.planted and role in ("head", "joint") and kind not in FLOATS:
             kind = Type.Q8_0  # there is no encoder of whole K-quants here
-        return plantable(kind, row) if self.spec.routing == "text" and role else fitting(kind, row)
+        return plantable(kind, row) if self.spec.routing != "even" and role else fitting(kind, row)
 
 
 def asked(rules: list[tuple[str, Type]], name: str) -> Type:

@@ -15,8 +15,9 @@ context's part hangs on how loud the stream has become.
 
 Shares and steps were fitted to what was measured of Qwen3.6-35B-A3B (40 layers, 256 experts, top-8): 22.1,
 35.9, 56.3 distinct experts in 4, 8, 16 tokens of code (20.7, 32.8, 51.0 of prose), 49 % hits of an LRU cache
-of 21. Must not know: files, the other weights. Test: tests/unit/test_synth_routing.py,
-tests/model/test_synth_routing.py; on a real model: tools/routing.py.
+of 21. With routing=loose tokens have less in common: 70 % hits of an LRU cache of half of the experts, as in
+text that changes its subject all the time. Must not know: files, the other weights.
+Test: tests/unit/test_synth_routing.py, tests/model/test_synth_routing.py; on a real model: tools/routing.py.
 """
 
 from __future__ import annotations
@@ -35,11 +36,10 @@ ONE, TEXT, OWN = 0, 1, 6
 
 @dataclass(frozen=True, slots=True)
 class Circle:
-    """Describe one topic: how far a token's step goes along it (radians), and its share of router scores."""
+    """Describe one topic: how far a token's step goes along it (radians)."""
 
     first: int  # its two marks
     step: float
-    share: float
 
     @property
     def marks(self) -> slice:
@@ -56,9 +56,26 @@ class Circle:
         return 0.8 / self.step**2
 
 
-CIRCLES = (Circle(2, 0.47, 0.44), Circle(4, 0.12, 0.12))
+CIRCLES = (Circle(2, 0.47), Circle(4, 0.12))
 TOPICS = slice(2, 6)
-POPULAR, TOKEN, CONTEXT = 0.10, 0.25, 0.09  # shares of the other parts; all shares add up to one
+
+
+@dataclass(frozen=True, slots=True)
+class Shares:
+    """Say what router scores consist of; all shares add up to one."""
+
+    popular: float
+    topics: tuple[float, float]
+    """Of each circle."""
+    token: float
+    context: float
+
+
+SHARES = {
+    "text": Shares(popular=0.10, topics=(0.44, 0.12), token=0.25, context=0.09),
+    "loose": Shares(popular=0.03, topics=(0.09, 0.07), token=0.43, context=0.38),
+}
+"""By what SynthSpec.routing says."""
 SCORE = 1.5  # standard deviation of router scores
 LOUD = 3.8  # marks within +-this, in standard deviations of the other elements of an embedding
 OWN_SQUARE = 1 / 3  # mean square of an own mark
@@ -114,9 +131,17 @@ class TextRouting:
     """
 
     def __init__(
-        self, values: np.ndarray, n_layers: int, embedding: float, stream: Stream, head: float, seed: int
+        self,
+        values: np.ndarray,
+        shares: Shares,
+        n_layers: int,
+        embedding: float,
+        stream: Stream,
+        head: float,
+        seed: int,
     ) -> None:
         self.values, self.n_layers, self.stream, self.seed = values, n_layers, stream, seed
+        self.shares = shares
         self.embedding, self.head, self.loudest = embedding, head, LOUD * embedding
         self.quiet = np.flatnonzero(values[:, TEXT] == 0)
 
@@ -158,18 +183,17 @@ class TextRouting:
         data[:MARKS] = last_norm(self._end() / self.loudest)
 
     def _router(self, data: np.ndarray, name: str, block: int) -> None:
-        n, at = len(data), self.stream.rms(2 * block + 1)
+        n, at, shares = len(data), self.stream.rms(2 * block + 1), self.shares
         if block >= self.n_layers:  # see _joint
             at = self._end() * self._mtp_rms(1) / self._mtp_rms(2)
         columns = np.zeros((n, MARKS), np.float32)
-        columns[:, ONE] = blocks.normal((n,), self.seed, name + " popular") * sqrt(POPULAR)
-        for circle in CIRCLES:
-            columns[:, circle.marks] = blocks.normal((n, 2), self.seed, f"{name} {circle.first}") * sqrt(
-                circle.share
-            )
+        columns[:, ONE] = blocks.normal((n,), self.seed, name + " popular") * sqrt(shares.popular)
+        for circle, share in zip(CIRCLES, shares.topics, strict=True):
+            drawn = blocks.normal((n, 2), self.seed, f"{name} {circle.first}")
+            columns[:, circle.marks] = drawn * sqrt(share)
         own = blocks.uniform((n, MARKS - OWN), self.seed, name + " own")
-        columns[:, OWN:] = own * sqrt(TOKEN / (OWN_SQUARE * (MARKS - OWN)))
-        data *= np.float32(SCORE * sqrt(CONTEXT))
+        columns[:, OWN:] = own * sqrt(shares.token / (OWN_SQUARE * (MARKS - OWN)))
+        data *= np.float32(SCORE * sqrt(shares.context))
         data[:, :MARKS] = columns * np.float32(SCORE * at / self.loudest)
 
     def _joint(self, kind: Type, data: np.ndarray) -> None:

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass, fields, replace
 
 ARCHS = ("qwen35moe", "qwen35")
-ROUTINGS = ("even", "text")
+ROUTINGS = ("even", "text", "loose")
 MIN_TEXT_WIDTH = 128
 
 
@@ -60,7 +60,7 @@ class SynthSpec:
     context: int = 4096           # trained context that the file claims
     planted: float = 0.0          # 0: off; to 1: how much of the next token the current one decides, so that
                                   # MTP drafts are accepted (0.5: about two of three)
-    routing: str = "even"         # "text": experts are chosen as on real text, see routing.py
+    routing: str = "even"         # "text": experts as on real text; "loose": less local; routing.py
     seed: int = 0                 # of every weight; same spec, same bytes
     # fmt: on
 
@@ -149,15 +149,16 @@ def _relations(spec: SynthSpec) -> Iterator[tuple[str, str, str]]:
 def _of_routing(spec: SynthSpec) -> Iterator[tuple[str, str, str]]:
     if spec.routing not in ROUTINGS:
         yield f"routing is {spec.routing!r}", " or ".join(ROUTINGS), f"--set routing={ROUTINGS[0]}"
-    if spec.routing != "text":
+    if spec.routing == "even":
         return
     if not spec.is_moe:
-        yield "routing is text for a dense model", "a mixture of experts", "--set arch=qwen35moe"
+        yield f"routing is {spec.routing} for a dense model", "a mixture of experts", "--set arch=qwen35moe"
     if spec.tied:
-        yield "routing is text for a tied model", "a head of its own", "--set tied=false"
+        yield f"routing is {spec.routing} for a tied model", "a head of its own", "--set tied=false"
     if spec.width < MIN_TEXT_WIDTH:
         expected = f"at least {MIN_TEXT_WIDTH}: 32 elements of the stream are taken"
-        yield f"routing is text and width is {spec.width}", expected, f"--set width={MIN_TEXT_WIDTH}"
+        found = f"routing is {spec.routing} and width is {spec.width}"
+        yield found, expected, f"--set width={MIN_TEXT_WIDTH}"
 
 
 _DENSE = SynthSpec(arch="qwen35", mtp=False)
@@ -171,6 +172,11 @@ _A3B = (
     "output.weight=Q6_K,*attn_v.weight=Q6_K,*ffn_down_shexp.weight=Q6_K,"
     "blk.*[13579].ffn_down_exps.weight=Q6_K,*ssm_alpha.weight=Q8_0,*ssm_beta.weight=Q8_0,*eh_proj.weight=Q8_0,Q4_K"
 )
+_35B = SynthSpec(  # 20.1 GiB
+    layers=40, width=2048, heads=16, kv_heads=2, head_size=256, state_size=128, key_heads=16,
+    value_heads=32, experts=256, top_k=8, expert_ff=512, shared_ff=512, types=_A3B, vocab=248320,
+    context=262144, routing="text",
+)  # fmt: skip
 
 PRESETS: dict[str, SynthSpec] = {
     "moe-mtp": replace(_MOE, mtp=True),
@@ -209,9 +215,6 @@ PRESETS: dict[str, SynthSpec] = {
         experts=256, top_k=8, expert_ff=32, vocab=8192, types="output.weight=Q6_K,*eh_proj.weight=Q8_0,Q4_K",
         routing="text",
     ),
-    "35b-a3b": SynthSpec(  # 20.1 GiB
-        layers=40, width=2048, heads=16, kv_heads=2, head_size=256, state_size=128, key_heads=16,
-        value_heads=32, experts=256, top_k=8, expert_ff=512, shared_ff=512, types=_A3B, vocab=248320,
-        context=262144, routing="text",
-    ),
+    "35b-a3b": _35B,
+    "35b-a3b-loose": replace(_35B, routing="loose"),
 }  # fmt: skip

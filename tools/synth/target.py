@@ -9,7 +9,7 @@ from gguf import GGUFWriter
 
 from synth import blocks
 from synth.layout import SPREAD, Layout, Tensor
-from synth.routing import QUIET, Stream, TextRouting, token_marks
+from synth.routing import QUIET, SHARES, Stream, TextRouting, token_marks
 from synth.spec import SynthSpec, check
 from synth.vocab import Vocab, builtin, copied
 
@@ -34,9 +34,10 @@ class Target:
     def prepare(self) -> None:
         """Make what several tensors share, before they are drawn side by side."""
         spec = self.spec
-        if spec.routing == "text":
+        if spec.routing in SHARES:
             self._routing = TextRouting(
                 token_marks(self.vocab.is_text, spec.seed, self._ring() if spec.planted else None),
+                SHARES[spec.routing],
                 n_layers=spec.layers,
                 embedding=self.embedding.std,
                 head=SPREAD / sqrt(spec.width),

@@ -20,13 +20,12 @@ Test: tests/unit/test_synth_routing.py, tests/model/test_synth_routing.py.
 from __future__ import annotations
 
 import argparse
-import ctypes
 import json
 import sys
 import time
 from collections import Counter, OrderedDict
-from collections.abc import Iterator, Sequence
-from contextlib import closing, contextmanager
+from collections.abc import Sequence
+from contextlib import closing
 from itertools import islice
 from typing import Any
 
@@ -91,82 +90,25 @@ def lru_hits(choices: np.ndarray, size: int) -> float:
     return hits / total
 
 
-class Recorder:
-    """Read the experts that a model chooses: `choices(tokens)` decodes them in a context of its own."""
+def recorder_of(llm: Any) -> Any:
+    """Return what reads the choices of a Llama's model. Errors: SystemExit for a dense one."""
+    from draftwood.engine.routing import RoutingRecorder
 
-    def __init__(self, llm: Any) -> None:
-        from draftwood._llama_cpp import llama_cpp
-
-        self._api, self._llm = llama_cpp, llm
-        self._ggml = _ggml_of(llama_cpp)
-        self.n_experts, self._top_k = self._number("expert_count"), self._number("expert_used_count")
-        self._seen: dict[int, list[np.ndarray]] = {}
-        self._callback = llama_cpp.ggml_backend_sched_eval_callback(self._read)
-
-    def _number(self, key: str) -> int:
-        arch = self._llm.metadata["general.architecture"]
-        try:
-            return int(self._llm.metadata[f"{arch}.{key}"])
-        except KeyError:
-            raise SystemExit(
-                f"the model's metadata has no {arch}.{key}: expected a mixture of experts"
-            ) from None
-
-    def choices(self, tokens: Sequence[int]) -> np.ndarray:
-        """Return int32 [n_layers, n_tokens, top_k]."""
-        self._seen = {}
-        with self._context(len(tokens)) as context:
-            for start in range(0, len(tokens), BATCH):
-                part = tokens[start : start + BATCH]
-                array = (self._api.llama_token * len(part))(*part)
-                status = self._api.llama_decode(context, self._api.llama_batch_get_one(array, len(part)))
-                if status != 0:
-                    raise SystemExit(f"llama_decode returned {status} for tokens {start}..")
-        layers = [np.concatenate(self._seen[layer]) for layer in sorted(self._seen)]
-        found = {len(layer) for layer in layers}
-        if found != {len(tokens)}:
-            raise SystemExit(f"the choices of {found} tokens were seen, expected those of {len(tokens)}")
-        return np.stack(layers)
-
-    @contextmanager
-    def _context(self, n_tokens: int) -> Iterator[Any]:
-        params = self._api.llama_context_default_params()
-        params.n_ctx, params.n_batch, params.n_ubatch = n_tokens + BATCH, BATCH, BATCH
-        params.n_threads = params.n_threads_batch = self._llm.n_threads
-        params.cb_eval = self._callback
-        context = self._api.llama_init_from_model(self._llm.model, params)
-        if not context:
-            raise SystemExit("no second context could be made: is there enough memory?")
-        try:
-            yield context
-        finally:
-            self._api.llama_free(context)
-
-    def _read(self, tensor: int, ask: bool, _user: Any) -> bool:
-        name, _, layer = self._ggml.ggml_get_name(tensor).decode().rpartition("-")
-        if name != "ffn_moe_argsort":
-            return not ask  # when asked: leave it out; else go on
-        if not ask:
-            n_bytes = self._ggml.ggml_nbytes(tensor)
-            order = np.empty((n_bytes // 4 // self.n_experts, self.n_experts), np.int32)
-            self._ggml.ggml_backend_tensor_get(tensor, order.ctypes.data_as(ctypes.c_void_p), 0, n_bytes)
-            self._seen.setdefault(int(layer), []).append(order[:, : self._top_k].copy())
-        return True
+    return RoutingRecorder(
+        llm.model,
+        n_experts=number(llm, "expert_count"),
+        n_experts_used=number(llm, "expert_used_count"),
+        n_threads=llm.n_threads,
+    )
 
 
-def _ggml_of(api: Any) -> Any:
-    """Return ggml's functions, which the library that was loaded brings along, with their signatures."""
-    lib = api._lib
-    lib.ggml_get_name.restype, lib.ggml_get_name.argtypes = ctypes.c_char_p, [ctypes.c_void_p]
-    lib.ggml_nbytes.restype, lib.ggml_nbytes.argtypes = ctypes.c_size_t, [ctypes.c_void_p]
-    lib.ggml_backend_tensor_get.restype = None
-    lib.ggml_backend_tensor_get.argtypes = [
-        ctypes.c_void_p,
-        ctypes.c_void_p,
-        ctypes.c_size_t,
-        ctypes.c_size_t,
-    ]
-    return lib
+def number(llm: Any, key: str) -> int:
+    """Return a number of the model's metadata. Errors: SystemExit where it has none."""
+    arch = llm.metadata["general.architecture"]
+    try:
+        return int(llm.metadata[f"{arch}.{key}"])
+    except KeyError:
+        raise SystemExit(f"the model's metadata has no {arch}.{key}: expected a mixture of experts") from None
 
 
 def plain_text(llm: Any, n_tokens: int, temp: float) -> list[int]:
@@ -240,8 +182,7 @@ def main(arguments: list[str] | None = None) -> int:
         else:
             tokens = plain_text(llm, args.tokens, args.temp)
         written = time.perf_counter()
-        recorder = Recorder(llm)
-        found = figures(recorder.choices(tokens), recorder.n_experts, args.draft + 1)
+        found = figures(recorder_of(llm).choices(tokens), number(llm, "expert_count"), args.draft + 1)
     ended = time.perf_counter()
     text = {"tokens": len(tokens), "kinds": len(set(tokens)), "repeats": round(repeats(tokens), 3)}
     took = {"load": loaded - began, "write": written - loaded, "record": ended - written}

@@ -12,6 +12,7 @@ from pathlib import Path
 import numpy as np
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.bench.expert_replay import Slots
 from draftwood.engine import _capi
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
@@ -175,39 +176,11 @@ def test_hits_are_those_of_an_lru_cache(pooled, slots):
         assert {e for e, slot in enumerate(found.slot_of) if slot >= 0} == set(model.cache)
 
 
-class Frequency:
-    """The policy of policy.h for steps of one row."""
-
-    def __init__(self, slots):
-        self.heat = [0] * E
-        self.epoch = [0] * E
-        self.last = [slots - e if e < slots else 0 for e in range(E)]
-        self.resident = set(range(slots))
-        self.hits = self.misses = self.step_ = 0
-
-    def hot(self, e):
-        return self.heat[e] >> (self.step_ // 64 - self.epoch[e])
-
-    def step(self, chosen):
-        self.step_ += 1
-        missing = sorted(set(chosen) - self.resident)
-        self.hits += len(chosen) - len(missing)
-        self.misses += len(missing)
-        for expert in missing:
-            free = self.resident - set(chosen)
-            self.resident.remove(min(free, key=lambda e: (self.hot(e), self.last[e])))
-            self.resident.add(expert)
-        for place, expert in enumerate(chosen):
-            self.heat[expert] = min(self.hot(expert) + 256, 65535)
-            self.epoch[expert] = self.step_ // 64
-            self.last[expert] = self.step_ * 2048 + place + 1
-
-
 @pytest.mark.parametrize("slots", [E // 4, E // 2])
 def test_the_least_used_expert_goes(pooled, slots):
     pool, choices = run_one_by_one(pooled, slots, "frequency", 150)  # two epochs
     for layer in range(LAYERS):
-        model = Frequency(slots)
+        model = Slots(E, slots)
         for token in choices[layer]:
             model.step(token)
         found = pool.layer(layer)

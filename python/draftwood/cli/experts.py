@@ -19,6 +19,7 @@ from draftwood.cli.failure import library_needed
 from draftwood.errors import OptionError
 
 _CARD = "card"  # any: a plan is made where there need be none
+_PROMPT = "What experts does a model choose while it writes?"
 _SIZES = ("6GiB", "8GiB", "12GiB", "16GiB", "24GiB")
 
 
@@ -33,12 +34,19 @@ def command() -> None:
               help="Bytes of the card for everything. May be repeated.")  # fmt: skip
 @click.option("--n-ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context size.")
 @shared.expert_heat
+@click.option("--measure", is_flag=True,
+              help="Load the model twice, write a text, and predict the speed of each size.")  # fmt: skip
+@click.option("--prompt", default=_PROMPT, show_default=True, help="Of the text that is written.")
+@click.option("-n", "--tokens", type=click.IntRange(min=16), default=128, show_default=True, help="To write.")
+@shared.n_gpu_layers
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None, as_json: bool) -> None:
+def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None, measure: bool, prompt: str,
+         tokens: int, n_gpu_layers: int, as_json: bool) -> None:  # fmt: skip
     """Show which part of MODEL's experts a card holds, for cards of several sizes.
 
     With a heat file also how many of the uses that it counts fell on the experts that would be held: experts
-    that come and go do better than that.
+    that come and go do better than that. With --measure also hits and speed, plainly decoded: two pools are
+    timed on this machine, and what the text chose is replayed for the others.
     """
     with library_needed():
         from draftwood.load import experts, files
@@ -58,9 +66,36 @@ def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None
         uses = _uses(heat, held) if heat else None
         return {"vram": n_bytes, "fits": left >= 0, "slots": held, "experts": info.n_experts, "uses": uses}
 
+    rows = [row(size) for size in sizes]
     facts = {"layers": info.n_expert_layers, "experts": info.n_experts, "expert_bytes": info.expert_bytes,
-             "beside": rest, "n_ctx": n_ctx, "plan": [row(size) for size in sizes]}  # fmt: skip
+             "beside": rest, "n_ctx": n_ctx, "plan": rows}  # fmt: skip
+    if measure:
+        from draftwood.bench.expert_plan import predict
+
+        pools = _measured(rows, info, rest, n_gpu_layers)
+        found = predict(model, pools, prompt.encode(), tokens, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
+        for each in rows:
+            each |= found.row(each["slots"]) if each["fits"] else {}
     click.echo(json.dumps(facts) if as_json else _described(facts))
+
+
+def _measured(rows: list[dict[str, Any]], info: Any, rest: int, n_gpu_layers: int) -> tuple[int, int]:
+    """Return the bytes of the two pools to time: the largest that this card can hold, and a smaller one."""
+    from draftwood.load.devices import cards, describe
+
+    room = int(describe(cards()[0])["memory_total"]) if n_gpu_layers != 0 and cards() else None
+    pools = sorted(
+        row["vram"] - rest
+        for row in rows
+        if row["fits"] and row["slots"] < row["experts"] and (room is None or row["vram"] <= room)
+    )
+    if not pools:
+        raise OptionError(
+            "found no size at which a part of the experts fits on this card; expected one to measure",
+            hint="--vram SIZE, less than the model takes and more than the rest without its experts",
+        )
+    least = info.n_experts_used * info.expert_bytes // info.n_experts
+    return max(pools), min(pools) if len(set(pools)) > 1 else max(least, pools[0] // 2)
 
 
 def _uses(heat: dict[int, list[int]], held: int) -> float:
@@ -81,13 +116,18 @@ def _described(facts: dict[str, Any]) -> str:
         part = row["slots"] / facts["experts"] if facts["experts"] else 0.0
         uses = "" if row["uses"] is None else f", {row['uses']:.0%} of the uses counted"
         words = f"{row['slots']} of {facts['experts']}{uses}" if row["fits"] else "too small for the rest"
+        if "token_ms" in row:
+            words += (
+                f": {row['hit_rate']:.0%} hits, {row['bytes_missed'] / 1e6:.1f} MB a token, "
+                f"about {row['tokens_per_second']:.3g} tok/s"
+            )
         lines.append(f"{gib(row['vram']):>10}  {part:>20.0%}  {words}")
     return "\n".join(lines)
 
 
 @command.command("show")
 @click.argument("model", type=click.Path(dir_okay=False))
-@click.argument("prompt", default="What experts does a model choose while it writes?")
+@click.argument("prompt", default=_PROMPT)
 @shared.n_gpu_layers
 @shared.vram
 @shared.expert_vram

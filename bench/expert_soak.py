@@ -269,6 +269,7 @@ def main(minutes: float, seed: int, kind: str, n_gpu_layers: int, results: Path 
     """Run for so many minutes and print the row."""
     if results:
         rows_of_results.check_writable("--results", results)
+    machine = facts.machine(build_info())  # of what runs: the tree may change meanwhile
     soak = Soak(models.tiny_moe(kind), seed, n_gpu_layers)
     begin = time.monotonic()
     ends = begin + 60 * minutes
@@ -282,7 +283,7 @@ def main(minutes: float, seed: int, kind: str, n_gpu_layers: int, results: Path 
         print(fault)
     row = {
         "schema": SCHEMA,
-        **facts.machine(build_info()),
+        **machine,
         "model": f"tiny-moe {kind}",
         "minutes": minutes,
         "seed": seed,

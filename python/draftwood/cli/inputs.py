@@ -42,6 +42,7 @@ _MODEL: tuple[shared.Option, ...] = (
     click.option("--threads-batch", type=shared.THREADS,
                  help="CPU threads of prompts and verifies. Default: --threads, or all usable cores."),
     *(shared.n_gpu_layers, shared.vram, shared.expert_vram, shared.expert_heat),
+    *(shared.expert_guess, shared.expert_readahead),
     *(shared.rpc, shared.drafter, shared.draft_tokens, shared.tree_budget()),
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
                  help="End a draft when its path is less probable than this."),
@@ -51,7 +52,8 @@ _MODEL: tuple[shared.Option, ...] = (
 )  # fmt: skip
 _SETTINGS = (
     *("n_ctx", "n_gpu_layers", "rpc_servers", "drafter", "draft_tokens", "tree_budget", "draft_p_min"),
-    *("draft_vocab", "vram", "expert_vram", "expert_heat", "verbose"),
+    *("draft_vocab", "vram", "expert_vram", "expert_heat"),
+    *("expert_guess", "expert_readahead", "verbose"),
 )
 
 

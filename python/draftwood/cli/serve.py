@@ -37,6 +37,7 @@ _CHAINS = "llama-server drafts chains; for trees use draftwood run or Llama"
 _NOT_IN_LLAMA_SERVER = {"dflash": _DFLASH, "tree": _CHAINS}
 # options of `draftwood run` that llama-server has by another name, or not at all
 _EXPERTS = "--n-cpu-moe N keeps the experts of N layers in host memory; `draftwood run` has a pool of them"
+_READS = "llama-server reads a mapped file as Linux does: leave it out"
 _OTHERWISE = {
     "--drafter": _DFLASH,
     "--draft-tokens": "--spec-draft-n-max N",
@@ -46,6 +47,8 @@ _OTHERWISE = {
     "--vram": _EXPERTS,
     "--expert-vram": _EXPERTS,
     "--expert-heat": _EXPERTS,
+    **dict.fromkeys(("--expert-guess", "--no-expert-guess"), _EXPERTS),
+    **dict.fromkeys(("--expert-readahead", "--no-expert-readahead"), _READS),
     "--draft-vocab": "llama-server drafts from the whole vocabulary: leave it out",
     "--exact": "its kernels are llama.cpp's own",
     "--no-exact": "its kernels are llama.cpp's own: leave it out",

@@ -35,6 +35,12 @@ expert_heat = click.option(
     metavar="FILE",
     help="Keep which experts are used most in this file, to begin with them.",
 )
+expert_guess = click.option("--expert-guess/--no-expert-guess", default=None,
+                            help="Fetch experts while the layer before theirs computes. "
+                            "Default: on a card.")  # fmt: skip
+expert_readahead = click.option("--expert-readahead/--no-expert-readahead", default=None,
+                                help="Read chosen experts of a mapped file together. "
+                                "Default: for a model larger than memory.")  # fmt: skip
 rpc = click.option("--rpc", "rpc_servers", metavar="HOST:PORT,...",
                    help="RPC servers that get layers (--n-gpu-layers says how many).")  # fmt: skip
 draft_tokens = click.option("--draft-tokens", type=click.IntRange(1, MAX_DRAFT_TOKENS),

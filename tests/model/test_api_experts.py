@@ -94,6 +94,18 @@ def test_a_dense_model_is_refused(llama):
         llama("dense-mtp", expert_vram="1GiB")
 
 
+@pytest.mark.parametrize("pattern", ["exps", r"blk\..*\.ffn_(gate|up|down)_exps"])
+def test_overrides_that_leave_the_pool_nothing_are_refused(opened, pattern):
+    with pytest.raises(OptionError, match="found tensor_buft_overrides that place all experts beside vram"):
+        opened(0.5, tensor_buft_overrides={pattern: "CPU"})
+
+
+def test_overrides_of_a_few_experts_leave_the_others(opened):
+    some = opened(0.5, speculation="off", tensor_buft_overrides={r"blk\.1\..*_exps": "CPU"})
+    assert text(some) == text(opened(None, speculation="off"))
+    assert some.expert_stats.layers == 3
+
+
 def test_sizes_are_checked(llama):
     with pytest.raises(OptionError, match="expert_vram is '6 apples'"):
         llama("moe-mtp", expert_vram="6 apples")

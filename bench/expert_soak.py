@@ -8,7 +8,7 @@ its own on the same model, with an engine of its own, a token here and a token t
 against that of the model in one memory, decoded plainly. After some requests the model is loaded anew, with
 another number of slots and another way of drafting.
 
-Memory is read between requests, after each load of a model. Flat: the most of the last third is not over the
+Memory is read each time a model was freed. Flat: the most of the last third is not over the
 most of the second third by more than 32 MiB, and as many files are open in the end as after the first load.
 The last line is one JSON object, also added to --results; exit status 1 for a wrong text or growing memory.
 On a card kernels round by the number of rows: there prompts have up to 8 tokens, and nothing is drafted.
@@ -180,8 +180,10 @@ class Soak:
         guess = dice.random() < 0.5
         way = WAYS[0] if self._on_card else dice.choice(WAYS)
         llm = Llama(str(self._path), expert_vram=n_bytes, expert_guess=guess, **way, **self._common)
-        if llm.expert_stats is None or llm.expert_stats.slots != slots * info.n_expert_layers:
-            raise SystemExit(f"found {llm.expert_stats}; expected {slots} slots a layer")
+        stats, layers = llm.expert_stats, info.n_expert_layers
+        # on a card copies ahead take a part of the bytes
+        if stats is None or not info.n_experts_used * layers <= stats.slots <= slots * layers:
+            raise SystemExit(f"found {stats}; expected up to {slots} slots a layer")
         return llm
 
     def request(self) -> Request:
@@ -243,7 +245,7 @@ class Soak:
         stream = asked.stream(llm, logits_processor=[processor])
         with contextlib.suppress(CancelledError):
             tokens.extend(islice(stream, asked.n_tokens))
-        return tokens, expected[: len(tokens)]
+        return tokens, expected[:left]
 
     def _two(self, llm: Llama, beside: Beside, asked: Request, expected: list[int]) -> None:
         other = Request(self.request().prompt[:128], SAMPLING["greedy"], 0, self._dice.randint(1, 64))

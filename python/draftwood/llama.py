@@ -165,6 +165,8 @@ class Llama(Intercepts, Generation):
             self.draft_model = draft_model if self._plan.drafter == "given" else None
             self._pieces = Pieces(self._model.vocab)
             self._model.detokenize = self._pieces.join  # below every tokenizer of this model
+            if not self.model_params.vocab_only:
+                experts.check_filled(self._pool, self._placement)
             self._attach_engine()
         except BaseException:
             self.close()

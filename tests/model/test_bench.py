@@ -137,10 +137,14 @@ def test_over_a_pool_of_experts(bench, gguf, tmp_path):
     done = bench(model, "--expert-vram", size, "--modes", "mtp,ngram", "--repeats", "1", "--json", "out.json")
     assert done.returncode == 0, done.stderr
     document = json.loads((tmp_path / "out.json").read_text())
-    assert set(document["expert_pools"]) == {"off", "mtp", "ngram"}
-    for stats in document["expert_pools"].values():
+    pools = document["expert_pools"]
+    assert pools.pop("expert_vram") == size
+    assert set(pools) == {"off", "mtp", "ngram"}
+    for stats in pools.values():
         assert 0 < stats["slots"] <= stats["experts"] // 2
         assert stats["misses"] > 0
+    stock = refused(model, "--expert-vram", size, "--modes", "stock")
+    assert "beside the mode stock, which has no pool" in stock
     assert "expert_vram is '6 apples'" in refused(model, "--expert-vram", "6 apples", "--modes", "mtp")
 
 

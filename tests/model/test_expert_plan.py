@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 from click.testing import CliRunner
 from draftwood import Llama
-from draftwood.bench.expert_plan import Prediction, Run, fit
+from draftwood.bench.expert_plan import Text, fit, row
 from draftwood.bench.expert_replay import misses
 from draftwood.cli import cli
 from draftwood.engine.engine import probe_model
@@ -46,49 +46,41 @@ def test_the_replay_counts_what_a_pool_counts(model, slots):
     assert misses(choices, E, slots, warm=100) < misses(choices, E, slots)
 
 
-def made(choices, *runs):
-    return fit(probe_model_of(), choices, 8, [Run(slots, ms, []) for slots, ms in runs])
-
-
-def probe_model_of():
-    class Info:
-        n_experts, n_expert_layers, expert_bytes = E, LAYERS, E * LAYERS * 1000
-
-    return Info()
-
-
 @pytest.fixture
-def choices():
+def text():
     draw = np.random.default_rng(3)
-    return np.stack([[draw.permutation(E)[:K] for _ in range(200)] for _ in range(LAYERS)])
+    choices = np.stack([[draw.permutation(E)[:K] for _ in range(200)] for _ in range(LAYERS)])
+    return Text(E, 1000.0, choices, 8)
 
 
-def test_two_sizes_give_a_step_and_a_miss(choices):
-    missing = {slots: Prediction(probe_model_of(), choices, 8, 0, 0).missing(slots) for slots in (4, 8, 12)}
+def test_two_sizes_give_a_step_and_a_miss(text):
+    missing = {slots: text.missing(slots) for slots in (4, 8, 12)}
     assert missing[4] > missing[8] > missing[12] > 0
     times = {slots: 2.0 + 0.25 * n for slots, n in missing.items()}
-    for runs in ([(4, times[4]), (12, times[12])], [(12, times[12]), (4, times[4])]):
-        found = made(choices, *runs)
+    for timed in ([(4, times[4]), (12, times[12])], [(12, times[12]), (4, times[4])]):
+        found = fit(text, timed)
         assert (found.step_ms, found.miss_ms) == (pytest.approx(2.0), pytest.approx(0.25))
-        assert found.row(8)["token_ms"] == pytest.approx(times[8])
-    row = found.row(8)
-    assert row["bytes_missed"] == round(1000 * missing[8])
-    assert row["hit_rate"] == pytest.approx(1 - missing[8] / (LAYERS * K))
-    assert row["tokens_per_second"] == pytest.approx(1000 / times[8])
-    whole = {"hit_rate": 1.0, "bytes_missed": 0, "token_ms": pytest.approx(2.0)}
-    assert found.row(E) | whole == found.row(E)
+        assert row(text, found, 8)["token_ms"] == pytest.approx(times[8])
+    each = row(text, found, 8)
+    assert each["bytes_missed_a_token"] == round(1000 * missing[8])
+    assert each["hit_rate_without_guesses"] == pytest.approx(1 - missing[8] / (LAYERS * K))
+    assert each["tokens_per_second"] == pytest.approx(1000 / times[8])
+    assert row(text, found, E)["token_ms"] == pytest.approx(2.0)
+    assert row(text, found, E)["hit_rate_without_guesses"] == 1.0
 
 
-@pytest.mark.parametrize("slow", [1.0, 0.9])
-def test_misses_that_cost_nothing(choices, slow):
-    """A faster run with more misses was another program's doing."""
-    found = made(choices, (4, slow), (12, 1.0))
-    assert found.miss_ms == 0.0
-    assert found.row(4)["token_ms"] == found.row(12)["token_ms"] == pytest.approx(1.0)
-
-
-def test_one_size_alone(choices):
-    assert made(choices, (8, 3.0), (8, 3.0)).row(12)["token_ms"] == pytest.approx(3.0)
+@pytest.mark.parametrize(
+    "times",
+    [
+        pytest.param([(4, 0.9), (12, 1.0)], id="the smaller was faster"),
+        pytest.param([(4, 1.01), (12, 1.0)], id="as fast"),
+        pytest.param([(8, 3.0), (8, 2.0)], id="one size twice"),
+        pytest.param([(4, 100.0), (12, 1.0)], id="a step would take less than nothing"),
+    ],
+)
+def test_times_that_do_not_tell(text, times):
+    assert fit(text, times) is None
+    assert set(row(text, None, 8)) == {"hit_rate_without_guesses", "bytes_missed_a_token"}
 
 
 def sizes(model, *slots):
@@ -104,26 +96,56 @@ def test_the_command(model):
     assert result.exit_code == 0, result.output
     rows = json.loads(result.stdout)["plan"]
     assert [row["slots"] for row in rows] == [4, 8, 12, 16, 0]
-    rates = [row["hit_rate"] for row in rows[:4]]
+    rates = [each["hit_rate_without_guesses"] for each in rows[:4]]
     assert 0 < rates[0] < rates[1] < rates[2] < rates[3] == 1.0
-    speeds = [row["tokens_per_second"] for row in rows[:4]]
-    assert 0 < speeds[0] <= speeds[1] <= speeds[2] <= speeds[3]
-    assert "hit_rate" not in rows[4]
+    assert "hit_rate_without_guesses" not in rows[4]
+    measured = json.loads(result.stdout)["measured"]
+    assert (measured["device"], measured["n_gpu_layers"]) == ("CPU", 0)
+    assert [each["slots"] for each in measured["timed"]] == [4, E - 1]
+    assert all(("token_ms" in each) == (measured["step_ms"] is not None) for each in rows[:4])
     shown = CliRunner().invoke(cli, [*given, "--measure", "--tokens", "16"]).stdout
-    assert shown.count(" MB a token, about ") == 4
-    assert "tok/s" not in CliRunner().invoke(cli, given).stdout
+    assert shown.count(" MB a token") == 4
+    assert "timed on CPU, without guesses: " in shown
+    assert "hits" not in CliRunner().invoke(cli, given).stdout
+
+
+def test_speeds_are_said_to_two_digits_where_times_tell(model, monkeypatch):
+    def measured(*_arguments, **_settings):
+        choices = np.stack([[[(t + 3 * k) % E for k in range(K)] for t in range(60)]] * LAYERS)
+        return Text(E, 1e6, choices, 4), [(4, 5.0), (12, 2.5)]
+
+    monkeypatch.setattr("draftwood.bench.expert_plan.measure", measured)
+    given = ["experts", "plan", model, "--n-ctx", "512", *sizes(model, 4, 12), "--measure"]
+    shown = CliRunner().invoke(cli, given).stdout
+    assert " MB a token, about 200 tok/s" in shown
+    assert " MB a token, about 400 tok/s" in shown
 
 
 def test_one_size_is_measured_beside_half_of_it(model):
     given = ["experts", "plan", model, "--n-ctx", "512", *sizes(model, 8), "--measure", "--json"]
     result = CliRunner().invoke(cli, [*given, "--tokens", "16"])
     assert result.exit_code == 0, result.output
-    assert 0 < json.loads(result.stdout)["plan"][0]["hit_rate"] < 1
+    assert [each["slots"] for each in json.loads(result.stdout)["measured"]["timed"]] == [4, 8]
 
 
-@pytest.mark.parametrize("slots", [[16], []])
-def test_nothing_to_measure(model, slots):
-    given = ["experts", "plan", model, "--n-ctx", "512", *(sizes(model, *slots) or ["--vram=1MiB"])]
-    result = CliRunner().invoke(cli, [*given, "--measure"])
+@pytest.mark.parametrize(
+    ("given", "said"),
+    [
+        (["--vram=1MiB", "--measure"], "with room for more than a token's experts; expected "),
+        (["--vram=9GiB", "--measure", "--tokens=600"], "16 + 600 to write; expected them to fit into 512"),
+        (["--vram=9GiB", "--measure", "--prompt="], "--prompt is empty; expected a text"),
+    ],
+)
+def test_refused_before_anything_is_loaded(model, monkeypatch, given, said):
+    monkeypatch.setattr("draftwood.bench.expert_plan.measure", None)
+    result = CliRunner().invoke(cli, ["experts", "plan", model, "--n-ctx", "512", *given])
     assert result.exit_code == 1
-    assert "found no size at which a part of the experts fits on this card" in result.stderr
+    assert said in result.stderr
+    assert "hint: " in result.stderr
+
+
+@pytest.mark.parametrize("option", ["--prompt=a", "--tokens=20", "--n-gpu-layers=0"])
+def test_options_of_measuring_alone(model, option):
+    result = CliRunner().invoke(cli, ["experts", "plan", model, option])
+    assert result.exit_code == 2
+    assert f"found {option.partition('=')[0]} without --measure" in result.stderr

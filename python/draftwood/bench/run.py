@@ -19,7 +19,7 @@ from draftwood.bench import facts
 from draftwood.bench.claims import Claim, Verdict, judge
 from draftwood.bench.intervals import LEAST_PAIRS
 from draftwood.bench.measure import SAMPLING, SEED, measure, passes
-from draftwood.bench.modes import BASELINE, choose, limits, load, vocabulary
+from draftwood.bench.modes import BASELINE, STOCK, choose, limits, load, vocabulary
 from draftwood.bench.prompts import Prompt, encode, read
 from draftwood.bench.report import Figure, document, faults, figures
 from draftwood.errors import OptionError
@@ -89,6 +89,11 @@ def prepare(request: Request) -> Prepared:
         request.modes, info, request.drafter, request.n_gpu_layers, without_tree_ops=bool(without_tree_ops())
     )
     check_claims(request.claims, modes, left_out, request.repeats)
+    if request.expert_vram is not None and STOCK in modes:
+        raise OptionError(
+            f"found --expert-vram beside the mode {STOCK}, which has no pool; expected one of them",
+            hint=f"leave {STOCK} out of --modes",
+        )
     prompts = _prompts(request, texts, f"{info.architecture}.context_length")
     return Prepared(request, modes, left_out, prompts)
 
@@ -153,7 +158,7 @@ def execute(prepared: Prepared, step: Callable[[], None] = lambda: None) -> Outc
         )
         pools = {mode: llm.expert_stats.to_dict() for mode, llm in llms.items() if llm.expert_stats}
         if pools:
-            known["expert_pools"] = pools
+            known["expert_pools"] = {"expert_vram": request.expert_vram, **pools}
     found = figures(cells)
     verdicts = [judge(claim, found) for claim in request.claims]
     wrong = faults(found, on_cpu=prepared.request.n_gpu_layers == 0)

@@ -73,7 +73,8 @@ def _file(**settings: Any) -> click.Path:
               help="CPU threads, the same for all modes. Default: half of the usable cores.")  # fmt: skip
 @shared.n_gpu_layers
 @click.option("--expert-vram", metavar="SIZE",
-              help="Bytes of the card for experts, of each mode: all are loaded side by side.")  # fmt: skip
+              help="Bytes of the card for experts of each mode. All modes are loaded side by side, each "
+                   "with all experts in host memory.")  # fmt: skip
 @shared.draft_tokens
 @shared.tree_budget(_LEAST_TREE)
 @click.option("--temp", "temps", type=click.FloatRange(min=0), multiple=True, default=(0.0, 0.8),

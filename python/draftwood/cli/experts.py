@@ -36,18 +36,24 @@ def command() -> None:
 @shared.expert_heat
 @click.option("--measure", is_flag=True,
               help="Load the model twice, write a text, and predict the speed of each size.")  # fmt: skip
-@click.option("--prompt", default=_PROMPT, show_default=True, help="Of the text that is written.")
-@click.option("-n", "--tokens", type=click.IntRange(min=16), default=128, show_default=True, help="To write.")
-@shared.n_gpu_layers
+@click.option("--prompt", help=f"Of the text that --measure writes. Default: {_PROMPT!r}.")
+@click.option("-n", "--tokens", type=click.IntRange(min=16), help="That --measure writes. Default: 128.")
+@click.option("--n-gpu-layers", type=click.IntRange(min=-1),
+              help="Of --measure: layers on the card. Default: all if there is one.")  # fmt: skip
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
-def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None, measure: bool, prompt: str,
-         tokens: int, n_gpu_layers: int, as_json: bool) -> None:  # fmt: skip
+def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None, measure: bool,
+         prompt: str | None, tokens: int | None, n_gpu_layers: int | None,
+         as_json: bool) -> None:  # fmt: skip
     """Show which part of MODEL's experts a card holds, for cards of several sizes.
 
     With a heat file also how many of the uses that it counts fell on the experts that would be held: experts
-    that come and go do better than that. With --measure also hits and speed, plainly decoded: two pools are
-    timed on this machine, and what the text chose is replayed for the others.
+    that come and go do better than that. With --measure also hits and speed of plain decode without guesses:
+    two pools, which begin with the first experts, are timed on this machine, and what the text chose is
+    replayed for the others.
     """
+    for option, value in (("--prompt", prompt), ("--tokens", tokens), ("--n-gpu-layers", n_gpu_layers)):
+        if value is not None and not measure:
+            raise click.UsageError(f"found {option} without --measure, which it is for")
     with library_needed():
         from draftwood.load import experts, files
 
@@ -68,34 +74,58 @@ def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None
 
     rows = [row(size) for size in sizes]
     facts = {"layers": info.n_expert_layers, "experts": info.n_experts, "expert_bytes": info.expert_bytes,
-             "beside": rest, "n_ctx": n_ctx, "plan": rows}  # fmt: skip
+             "experts_used": info.n_experts_used, "beside": rest, "n_ctx": n_ctx, "plan": rows}  # fmt: skip
     if measure:
-        from draftwood.bench.expert_plan import predict
-
-        pools = _measured(rows, info, rest, n_gpu_layers)
-        found = predict(model, pools, prompt.encode(), tokens, n_ctx=n_ctx, n_gpu_layers=n_gpu_layers)
-        for each in rows:
-            each |= found.row(each["slots"]) if each["fits"] else {}
+        text = (_PROMPT if prompt is None else prompt).encode()
+        facts["measured"] = _measured(model, facts, text, tokens or 128, n_gpu_layers)
     click.echo(json.dumps(facts) if as_json else _described(facts))
 
 
-def _measured(rows: list[dict[str, Any]], info: Any, rest: int, n_gpu_layers: int) -> tuple[int, int]:
-    """Return the bytes of the two pools to time: the largest that this card can hold, and a smaller one."""
+def _measured(
+    model: str, facts: dict[str, Any], prompt: bytes, n_tokens: int, n_gpu_layers: int | None
+) -> dict[str, Any]:
+    """Add hits and speeds to the rows of the plan; return what was timed, and where."""
+    from draftwood.bench import expert_plan
     from draftwood.load.devices import cards, describe
 
-    room = int(describe(cards()[0])["memory_total"]) if n_gpu_layers != 0 and cards() else None
-    pools = sorted(
-        row["vram"] - rest
-        for row in rows
-        if row["fits"] and row["slots"] < row["experts"] and (room is None or row["vram"] <= room)
-    )
-    if not pools:
+    found = [describe(card) for card in cards()]
+    layers = n_gpu_layers if n_gpu_layers is not None else -1 if found else 0
+    card = found[0] if found and layers != 0 else None
+    pools = _pools(facts, card)
+    expert_plan.check_room(model, prompt, n_tokens, facts["n_ctx"])
+    settings = {"n_ctx": facts["n_ctx"], "n_gpu_layers": layers}
+    text, times = expert_plan.measure(model, pools, prompt, n_tokens, **settings)
+    costs = expert_plan.fit(text, times)
+    for row in facts["plan"]:
+        row |= expert_plan.row(text, costs, row["slots"]) if row["fits"] else {}
+    return {
+        "device": card["description"] if card else "CPU",
+        "n_gpu_layers": layers,
+        "timed": [{"slots": slots, "token_ms": ms} for slots, ms in times],
+        "step_ms": costs.step_ms if costs else None,
+        "miss_ms": costs.miss_ms if costs else None,
+    }
+
+
+def _pools(facts: dict[str, Any], card: dict[str, Any] | None) -> tuple[int, int]:
+    """Return the bytes of two pools: the largest of the plan that is free on the card, and the smallest."""
+    one = facts["expert_bytes"] // facts["experts"]
+    room = facts["expert_bytes"] - one if card is None else card["memory_free"] - facts["beside"]
+    wanted = [row["vram"] - facts["beside"] for row in facts["plan"] if row["fits"]]
+    pools = [min(n_bytes, room, facts["expert_bytes"] - one) for n_bytes in wanted]
+    large = max(pools, default=0)
+    small = min((n_bytes for n_bytes in pools if n_bytes // one < large // one), default=large // 2)
+    if small // one < facts["experts_used"]:
+        small = facts["experts_used"] * one
+    if large // one <= small // one:
+        least = facts["beside"] + (facts["experts_used"] + 1) * one
+        most = f", and {room + facts['beside']} are free on the card" if card else ""
         raise OptionError(
-            "found no size at which a part of the experts fits on this card; expected one to measure",
-            hint="--vram SIZE, less than the model takes and more than the rest without its experts",
+            f"found no --vram with room for more than a token's experts; expected {least} bytes or more"
+            f"{most}",
+            hint=f"--vram {-(-least // 2**20)}MiB",
         )
-    least = info.n_experts_used * info.expert_bytes // info.n_experts
-    return max(pools), min(pools) if len(set(pools)) > 1 else max(least, pools[0] // 2)
+    return small, large
 
 
 def _uses(heat: dict[int, list[int]], held: int) -> float:
@@ -116,13 +146,23 @@ def _described(facts: dict[str, Any]) -> str:
         part = row["slots"] / facts["experts"] if facts["experts"] else 0.0
         uses = "" if row["uses"] is None else f", {row['uses']:.0%} of the uses counted"
         words = f"{row['slots']} of {facts['experts']}{uses}" if row["fits"] else "too small for the rest"
+        if "hit_rate_without_guesses" in row:
+            hits, missed = row["hit_rate_without_guesses"], row["bytes_missed_a_token"] / 1e6
+            words += f": {hits:.0%} hits, {missed:.1f} MB a token"
         if "token_ms" in row:
-            words += (
-                f": {row['hit_rate']:.0%} hits, {row['bytes_missed'] / 1e6:.1f} MB a token, "
-                f"about {row['tokens_per_second']:.3g} tok/s"
-            )
+            speed = float(f"{row['tokens_per_second']:.2g}")  # two digits
+            words += f", about {speed:g} tok/s"
         lines.append(f"{gib(row['vram']):>10}  {part:>20.0%}  {words}")
+    if measured := facts.get("measured"):
+        lines.append(_of_measuring(measured))
     return "\n".join(lines)
+
+
+def _of_measuring(measured: dict[str, Any]) -> str:
+    runs = [f"{each['token_ms']:.2f} ms with {each['slots']} slots" for each in measured["timed"]]
+    timed = " and ".join(runs)
+    words = f"timed on {measured['device']}, without guesses: {timed} a layer"
+    return words if measured["step_ms"] else f"{words}: too close to predict speeds"
 
 
 @command.command("show")

@@ -244,6 +244,16 @@ def _heat_in(path: str, info: ModelInfo) -> dict[int, list[int]] | None:
     return heat if fits else None
 
 
+def check_filled(pool: ExpertPool | None, placement: dict[str, Any]) -> None:
+    """Refuse overrides that placed all experts elsewhere: they go before the pool's. Errors: OptionError."""
+    if pool is not None and placement["tensor_buft_overrides"] and pool.stats().layers == 0:
+        raise OptionError(
+            "found vram or expert_vram beside tensor_buft_overrides that place all experts; "
+            "expected one of them",
+            hint="leave the overrides of experts out",
+        )
+
+
 def pooled(pool: ExpertPool, info: ModelInfo) -> dict[int, ExpertLayer]:
     """Return what the pool knows of each layer with experts in it, by number."""
     found = {}

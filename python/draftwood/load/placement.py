@@ -67,20 +67,8 @@ def tensor_overrides(
                 hint=_EXAMPLE,
             ) from None
         rows.append(_Override(pattern.encode(), types[name]))
-    _check_left_for_pool([pattern for pattern, _ in wanted], pooled)
     rows += [_Override(_POOLED.format(layer).encode(), buffer_type) for layer, buffer_type in pooled]
     return (_Override * (len(rows) + 1))(*rows)  # ends with a row of null pointers
-
-
-def _check_left_for_pool(patterns: Sequence[str], pooled: Sequence[tuple[int, int]]) -> None:
-    """Refuse overrides that place all experts elsewhere: they go before the pool's own."""
-    names = [f"blk.{layer}.ffn_{part}_exps.weight" for layer, _ in pooled for part in ("gate", "up", "down")]
-    if names and all(any(re.search(pattern, name) for pattern in patterns) for name in names):
-        raise OptionError(
-            "found tensor_buft_overrides that place all experts beside vram or expert_vram, whose pool they "
-            "would go to; expected one of them",
-            hint="leave the overrides of experts out",
-        )
 
 
 def pooled_layers(info: ModelInfo, pool: ExpertPool) -> list[tuple[int, int]]:

@@ -58,10 +58,26 @@ def test_drafts_are_of_the_tokens_that_it_has(rig, budget, results):
     assert short.engine.stats().draft_vocab == FEW
 
 
+def test_control_tokens_have_places_from_the_start(rig):
+    """They lie at the end. Random weights draft neither them nor the tokens whose places they have."""
+    r = rig(drafter=MTP, draft_vocab=FEW, tree_budget=64)
+    wanted = control_tokens(r)
+    assert len(wanted) == 3
+    assert min(wanted) >= FEW
+    r.engine.reset()
+    r.engine.eval([1, 2, 3], 0)
+    drafted = set()
+    for last in range(4, FEW - 8):  # tokens that it has: nothing is replaced
+        r.engine.propose(last, 1)
+        drafted |= set(r.engine.tree().tokens[1:])
+    assert len(drafted) > 50
+    assert drafted <= set(recent_vocab(FEW, r.n_vocab, wanted)[1])
+
+
 @pytest.mark.parametrize("results", RESULTS.values(), ids=RESULTS)
 @pytest.mark.parametrize("preset", ["moe-mtp", "q4k", "tied-mtp", "mtp-heads"])
 def test_it_drafts_what_the_whole_head_drafts_if_it_has_that(rig, preset, results):
-    """From rows that took another's place, too. Heads: the model's, embeddings, the block's; quantised."""
+    """From rows that took another's place, too. Heads: the model's, embeddings, the block's."""
     whole = rig(preset, drafter=MTP, results=results)
     size = whole.n_vocab // 2 + 1
     short = rig(preset, drafter=MTP, draft_vocab=size, results=results)

@@ -6,9 +6,16 @@ import os
 import signal
 import tempfile
 
+import pytest
 
-def pytest_configure() -> None:
+# pools of tests lie on the CPU, many of the least size
+_POOLS = ("slots of experts lie in plain memory", r"experts get .* and take ")
+
+
+def pytest_configure(config: pytest.Config) -> None:
     """Keep the user's cache and this run apart: no test reads times of another run, nor leaves its own."""
+    for words in _POOLS:
+        config.addinivalue_line("filterwarnings", f"ignore:{words}:UserWarning")
     os.environ.setdefault("DRAFTWOOD_CURVES", tempfile.mkdtemp(prefix="draftwood-curves-"))
     _let_ctrl_c_through()
 

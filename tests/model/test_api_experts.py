@@ -9,6 +9,7 @@ import pytest
 from draftwood import ExpertStats
 from draftwood.engine.engine import probe_model
 from draftwood.errors import OptionError, UnsupportedError
+from draftwood.load.experts import IN_PLAIN_MEMORY
 
 from tests.model.texts import seeded
 
@@ -79,6 +80,21 @@ def test_heat_goes_from_one_run_to_the_next(opened, tmp_path):
     for layer in range(4):
         resident = {e for e, slot in enumerate(second._pool.layer(layer).slot_of) if slot >= 0}
         assert resident == set(sorted(range(16), key=lambda e: (-learnt[layer][e], e))[:4])
+
+
+def test_a_heat_file_that_cannot_be_written_is_refused_at_load(opened, tmp_path):
+    heat = str(tmp_path / "none" / "heat.json")
+    with pytest.raises(OptionError, match="none, which is no folder"):
+        opened(0.25, expert_heat=heat)
+    opened(None, expert_heat=heat)  # without a pool nothing is written
+
+
+def test_a_pool_on_a_cpu_warns_once(opened):
+    with pytest.warns(UserWarning, match=IN_PLAIN_MEMORY) as said:
+        opened(0.5, speculation="off")
+    assert len(said) == 1
+    with pytest.warns(UserWarning, match="experts get 0 bytes and take "):
+        opened(0, speculation="off")
 
 
 def test_a_pickled_one_has_its_pool(opened):

@@ -351,7 +351,7 @@ def report(**changes: Any) -> Any:
 
 def test_summary_says_what_the_card_holds_of_the_experts():
     experts = SimpleNamespace(slots=512, experts=1024, hit_rate=0.912)
-    assert "50% of the experts on the card, 91% hits" in summary(
+    assert "50% of the experts in slots, 91% hits" in summary(
         report(experts=experts), templated=False, marked=False
     )
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 from types import SimpleNamespace
 
 import pytest
@@ -85,6 +86,25 @@ def test_several_cards_need_a_choice(monkeypatch):
         experts.share(INFO, 6 * GIB, {**one, "main_gpu": 7})
 
 
+def test_a_hint_of_sizes_is_nobodys_words():
+    with pytest.raises(OptionError) as error:
+        experts.to_bytes("6 apples", "vram")
+    assert error.value.hint.startswith("6GiB, for example; ")
+
+
+def test_where_no_heat_file_can_be_written(tmp_path, monkeypatch):
+    experts.check_heat_path(None)
+    experts.check_heat_path("heat.json")
+    experts.check_heat_path(heat_file(tmp_path / "heat.json"))
+    with pytest.raises(OptionError, match=r"is in .*none, which is no folder; expected a file in"):
+        experts.check_heat_path(str(tmp_path / "none" / "heat.json"))
+    with pytest.raises(OptionError, match="is a folder; expected a file in"):
+        experts.check_heat_path(str(tmp_path))
+    monkeypatch.setattr("os.access", lambda *_: False)
+    with pytest.raises(OptionError, match="which cannot be written; expected"):
+        experts.check_heat_path(str(tmp_path / "heat.json"))
+
+
 @pytest.mark.parametrize("path", [7, object(), ["a"], "", "a\0b"])
 def test_what_is_no_path_is_refused(path):
     with pytest.raises(OptionError, match=r"expert_heat is .*; expected a path"):
@@ -118,10 +138,15 @@ def test_of_vram_experts_get_what_is_left():
 
 
 def test_vram_that_is_too_small_is_refused():
+    rest = experts.beside(INFO, {"n_ctx": 2048})
     with pytest.raises(
-        OptionError, match=r"vram is 4.0 GiB; expected \d\.\d GiB or more: .* with n_ctx=2048"
-    ):
-        experts.room(INFO, given(vram="4GiB"), {"n_ctx": 2048})
+        OptionError, match=rf"vram is '4 GB'; expected {rest} bytes or more: .* with n_ctx=2048"
+    ) as error:
+        experts.room(INFO, given(vram="4 GB"), {"n_ctx": 2048})
+    typed = re.match(r'vram="(\d+MiB)"; a smaller n_ctx or n_ubatch needs less', error.value.hint)[1]
+    left = experts.room(INFO, given(vram=typed), {"n_ctx": 2048})
+    assert experts.fitting(INFO, left, "CPU").slots == INFO.n_experts_used
+    assert left * INFO.n_experts >= INFO.n_experts_used * INFO.expert_bytes
 
 
 @pytest.mark.parametrize("size", [{"vram": "12GiB"}, {"expert_vram": "6GiB"}])
@@ -135,9 +160,29 @@ def test_a_card_keeps_room_for_prompts_and_a_cpu_does_not():
     assert experts.fitting(INFO, 8 * GIB, "CPU") == experts.Share(128, "CPU")
 
 
-def test_a_size_is_shown_in_its_unit():
-    with pytest.raises(OptionError, match=r"vram is 100 MiB; expected \d\.\d GiB or more"):
-        experts.room(INFO, given(vram="100MiB"), {})
+@pytest.mark.parametrize(
+    ("n_bytes", "text"),
+    [(7, "7 bytes"), (1 << 20, "1 MiB"), (100 << 20, "100 MiB"), (3 << 29, "1.5 GiB")],
+)
+def test_a_size_is_shown_in_its_unit(n_bytes, text):
+    assert experts.gib(n_bytes) == text
+
+
+@pytest.mark.parametrize(
+    ("cards", "why"),
+    [([], "found no card"), ([0], "n_gpu_layers is 0; n_gpu_layers=-1 puts them on the card")],
+)
+def test_a_pool_in_plain_memory_warns(monkeypatch, cards, why):
+    monkeypatch.setattr(experts, "cards", lambda: cards)
+    with pytest.warns(UserWarning, match=f"{experts.IN_PLAIN_MEMORY}, where they save nothing: {why}"):
+        experts.share(INFO, 6 * GIB, {})
+
+
+def test_less_than_a_tokens_experts_warns(recwarn):
+    with pytest.warns(UserWarning, match="experts get 1000 bytes and take 512 MiB: .* a token's 8 experts"):
+        assert experts.share(INFO, 1000, {}).slots == 8
+    experts.share(INFO, 512 << 20, {})
+    assert not [each for each in recwarn if "experts get" in str(each.message)]
 
 
 def test_one_size_is_enough():

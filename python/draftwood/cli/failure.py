@@ -17,6 +17,7 @@ SLOWER = 3
 
 _WORDS = {
     " to Llama()": "",
+    " or n_ubatch needs less": " needs less",  # no such option
     ", or a cache of smaller numbers: flash_attn=True, type_k=8, type_v=8 (q8_0)": "",  # no such options
 }
 _WITH_DRAFTER = "Llama(model, drafter=path)"

@@ -215,7 +215,7 @@ def summary(report: Report, *, templated: bool, marked: bool) -> str:
         parts += _trees(report.stats, report.chains_because)
     if report.experts is not None:
         share = report.experts.slots / max(1, report.experts.experts)
-        parts.append(f"{share:.0%} of the experts on the card, {report.experts.hit_rate:.0%} hits")
+        parts.append(f"{share:.0%} of the experts in slots, {report.experts.hit_rate:.0%} hits")
     kind = "chat prompt" if templated else "raw prompt"
     parts.append(f"{kind} {report.prompt_tokens} tokens in {report.prompt_seconds:.2f} s")
     return " | ".join(parts)

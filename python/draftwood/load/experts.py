@@ -23,10 +23,13 @@ from draftwood.warn import warn
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
 _SCHEMA = 1
-_CPU = "CPU"  # ggml's name of it
+CPU = "CPU"  # ggml's name of it
+IN_PLAIN_MEMORY = "slots of experts lie in plain memory"
+"""How the warning begins that a pool is on no card."""
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
 _STAGED_LAYERS = 2
 _SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees
+_WRITES_HEAT = "draftwood run MODEL --expert-vram SIZE --expert-heat FILE writes one of MODEL"
 _LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for decoding are worth more
 
 
@@ -40,7 +43,7 @@ def to_bytes(value: Any, name: str) -> int:
     if match is None or match[2].upper() not in _UNITS:
         raise OptionError(
             f"{name} is {value!r}; expected a number of bytes, or text such as '6GiB'",
-            hint=f'{name}="6GiB"; units are B, KB, MB, GB and KiB, MiB, GiB',
+            hint="6GiB, for example; units are B, KB, MB, GB and KiB, MiB, GiB",
         )
     return int(float(match[1]) * _UNITS[match[2].upper()])
 
@@ -75,15 +78,20 @@ def room(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> 
     if own is not None:
         return to_bytes(own, "expert_vram")
     if vram is not None:
-        n_bytes = to_bytes(vram, "vram")
-        if n_bytes < (rest := beside(info, kwargs)):
-            raise OptionError(
-                f"vram is {gib(n_bytes)}; expected {gib(rest)} or more: that much takes what is no expert, "
-                f"with n_ctx={kwargs.get('n_ctx', 512)}",
-                hint="a smaller n_ctx or n_ubatch, or n_gpu_layers=N for layers that stay in host memory",
-            )
-        return n_bytes - rest
+        return _beside_rest(vram, info, kwargs)
     return _left_over(info, placement, kwargs)
+
+
+def _beside_rest(vram: int | str, info: ModelInfo, kwargs: dict[str, Any]) -> int:
+    n_bytes, rest = to_bytes(vram, "vram"), beside(info, kwargs)
+    if n_bytes < rest:
+        enough = rest + _taken(info, info.n_experts_used)
+        raise OptionError(
+            f"vram is {vram!r}; expected {rest} bytes or more: the model without its experts takes about "
+            f"as much, with n_ctx={kwargs.get('n_ctx', 512)}",
+            hint=f'vram="{-(-enough // 2**20)}MiB"; a smaller n_ctx or n_ubatch needs less',
+        )
+    return n_bytes - rest
 
 
 def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> int | None:
@@ -116,19 +124,32 @@ def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
 
 def gib(n_bytes: int) -> str:
     """Return a size as messages show it."""
+    if n_bytes < 2**20:
+        return f"{n_bytes} bytes"
     return f"{n_bytes / 2**30:.1f} GiB" if n_bytes >= 2**30 else f"{n_bytes / 2**20:.0f} MiB"
 
 
 def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share | None:
     """Return what fits into so many bytes; None where all experts do, or nobody asked.
 
-    A layer has slots for a token's experts at least: each then crosses the bus once.
-    Errors: UnsupportedError for a model or machine without a pool.
+    A layer has slots for a token's experts at least: each then crosses the bus once. Warns if they take more
+    than was given, or lie on no card. Errors: UnsupportedError for a model or machine without a pool.
     """
     if n_bytes is None:
         return None
     require_experts(info)
-    return None if n_bytes >= info.expert_bytes else fitting(info, n_bytes, _device(kwargs))
+    if n_bytes >= info.expert_bytes:
+        return None
+    part = fitting(info, n_bytes, _device(kwargs))
+    if (taken := _taken(info, part.slots) + _staged(info) * part.stage) > n_bytes:
+        warn(
+            f"experts get {gib(n_bytes)} and take {gib(taken)}: each layer has slots for a token's "
+            f"{info.n_experts_used} experts at least"
+        )
+    if part.device == CPU:
+        why = "n_gpu_layers is 0; n_gpu_layers=-1 puts them on the card" if cards() else "found no card"
+        warn(f"{IN_PLAIN_MEMORY}, where they save nothing: {why}")
+    return part
 
 
 def require_experts(info: ModelInfo) -> None:
@@ -147,16 +168,26 @@ def require_experts(info: ModelInfo) -> None:
 
 def fitting(info: ModelInfo, n_bytes: int, device: str) -> Share:
     """Return what a device holds in so many bytes, less than all experts take."""
-    staged = _STAGED_LAYERS * info.expert_bytes // info.n_expert_layers
-    stage = device != _CPU and n_bytes >= _LEAST_BESIDE * staged
+    staged = _staged(info)
+    stage = device != CPU and n_bytes >= _LEAST_BESIDE * staged
     slots = (n_bytes - staged * stage) * info.n_experts // info.expert_bytes
     return Share(max(info.n_experts_used, slots), device, stage)
+
+
+def _staged(info: ModelInfo) -> int:
+    """Return what prompts' experts take on a card."""
+    return _STAGED_LAYERS * info.expert_bytes // info.n_expert_layers
+
+
+def _taken(info: ModelInfo, slots: int) -> int:
+    """Return what so many slots of each layer take."""
+    return slots * info.expert_bytes // info.n_experts
 
 
 def _device(kwargs: dict[str, Any]) -> str:
     found = cards()
     if kwargs.get("n_gpu_layers", 0) == 0 or not found:
-        return _CPU
+        return CPU
     main = kwargs.get("main_gpu", 0)
     if len(found) > 1 and kwargs.get("split_mode", 1) != _NO_SPLIT:
         raise UnsupportedError(
@@ -174,7 +205,7 @@ def guesses(given: Any, wanted: Share | None) -> bool:
         raise OptionError(
             f"expert_guess is {given!r}; expected True, False or None", hint="leave expert_guess out"
         )
-    return wanted is not None and (wanted.device != _CPU if given is None else given)
+    return wanted is not None and (wanted.device != CPU if given is None else given)
 
 
 def make_pool(
@@ -207,6 +238,40 @@ def heat_path(given: Any) -> str | None:
     if not path or "\0" in path:
         raise OptionError(f"expert_heat is {given!r}; expected a path", hint='expert_heat="model.heat.json"')
     return path
+
+
+def check_heat_path(path: str | None) -> None:
+    """Refuse a path that no heat file can be written to, before anything is learnt. Errors: OptionError."""
+    if path is None:
+        return
+    folder = Path(path).parent
+    if Path(path).is_dir():
+        found = "is a folder"
+    elif not folder.is_dir():
+        found = f"is in {folder}, which is no folder"
+    elif not os.access(folder, os.W_OK | os.X_OK):
+        found = f"is in {folder}, which cannot be written"
+    else:
+        return
+    raise OptionError(
+        f"expert_heat {path} {found}; expected a file in a folder that can be written",
+        hint="make the folder, or take another path",
+    )
+
+
+def require_heat(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
+    """Return heat as `read_heat` does, of a file that must be one of this model. Errors: OptionError."""
+    if path is None:
+        return {}
+    if not Path(path).exists():
+        raise OptionError(f"found no file {path}; expected a heat file", hint=_WRITES_HEAT)
+    heat = _heat_in(path, info)
+    if heat is None:
+        raise OptionError(
+            f"{path} is no heat file of a model with {info.n_layers} layers of {info.n_experts} experts",
+            hint=_WRITES_HEAT,
+        )
+    return heat
 
 
 def read_heat(path: str | None, info: ModelInfo) -> dict[int, list[int]]:

@@ -96,6 +96,8 @@ def _pool(
     asked_for = placement["vram"] is not None or placement["expert_vram"] is not None
     part = experts.share(info, experts.room(info, placement, kwargs), kwargs)
     guess = experts.guesses(placement["expert_guess"], part)
+    if part:
+        experts.check_heat_path(heat)
     return experts.make_pool(part, info, heat, guess=guess, asked_for=asked_for) if part else None
 
 

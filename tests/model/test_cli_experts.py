@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 
 import pytest
 from click.testing import CliRunner
@@ -51,11 +52,38 @@ def test_a_text_and_what_its_experts_cost(model):
     assert len(done.output.splitlines()) == LAYERS + 2
     assert "hit rate" in done.output
 
+    assert "guesses" not in done.output
+    guessed = run(
+        "show", model, "abc", "--expert-vram", "1MiB", "-n", "4", "--n-ctx", "256", "--expert-guess"
+    )
+    assert "guesses were right" in guessed.output
 
-def test_a_text_without_a_pool(model):
-    done = CliRunner().invoke(cli, ["experts", "show", model, "abc", "--n-ctx", "256"])
+
+@pytest.mark.parametrize(
+    ("size", "said"),
+    [
+        ((), "found neither --vram nor --expert-vram; expected one of them"),
+        (("--n-gpu-layers", "-1"), "found neither --vram nor --expert-vram; expected one of them"),
+        (
+            ("--expert-vram", "1GiB"),
+            r"all experts fit: they take \d+ bytes \(\d+ MiB\); expected less memory",
+        ),
+    ],
+)
+@pytest.mark.filterwarnings("ignore:found n_gpu_layers=-1")
+def test_a_text_without_a_pool(model, size, said):
+    done = run("show", model, "abc", "--n-ctx", "256", *size)
     assert done.exit_code == 1
-    assert "fit; expected less memory" in done.output
+    assert re.search(said, done.output)
+    hint = re.search(r"hint: (--expert-vram \d+(?:MiB)?), about half", done.output)[1]
+    done = run("show", model, "abc", "--n-ctx", "256", "-n", "2", "--json", *hint.split())
+    assert json.loads(done.stdout)["slots"] == LAYERS * E // 2
+
+
+def test_a_text_of_a_dense_model(gguf):
+    done = run("show", gguf("dense-mtp"))
+    assert done.exit_code == 1
+    assert "has no experts" in done.output
 
 
 def plan(model, *arguments):
@@ -84,9 +112,29 @@ def test_a_plan_with_heat(model, heat_file):
     assert plan(model, *sizes)["plan"][0]["uses"] is None
 
 
+def test_a_plan_reads_a_heat_file_of_this_model_alone(model, heat_file, tmp_path):
+    done = run("plan", model, "--expert-heat", str(tmp_path / "none.json"))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "none.json; expected a heat file" in done.output
+    other = tmp_path / "other.json"
+    other.write_text(json.dumps({"schema": 1, "n_experts": 4, "heat": {"0": [1] * 4}}))
+    done = run("plan", model, "--expert-heat", str(other))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert f"is no heat file of a model with {LAYERS} layers of {E} experts" in done.output
+
+
+def test_errors_and_help_are_in_the_words_of_the_command(model):
+    done = run("show", model, "--vram", "7")
+    assert re.search(r"vram is '7'; expected \d+ bytes or more", done.output)
+    assert re.search(r"hint: --vram \d+MiB; a smaller --n-ctx needs less\n", done.output)
+    assert "..." not in run("--help").output.partition("Commands:")[2]
+
+
 def test_a_plan_in_words(model, heat_file):
     done = run("plan", model, "--vram", "1MiB", "--vram", "100GiB", "--expert-heat", heat_file)
     assert "4 layers of 16 experts" in done.output
+    assert "\n      1MiB  " in done.output
+    assert "slots are counted for a card" in done.output
     assert "too small for the rest" in done.output
     assert "16 of 16, 100% of the uses counted" in done.output
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 from contextlib import closing
 from itertools import islice
+from pathlib import Path
 
 import numpy as np
 import pytest
@@ -19,6 +20,7 @@ from draftwood.load import experts
 
 E, K, LAYERS = 16, 3, 4
 SHAPE = {"experts": E, "top_k": K, "planted": 0.5}
+TRAINED = str(Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "tiny-moe-f16.gguf")
 SMALL = {"n_ctx": 512, "n_threads": 1, "verbose": False, "speculation": "off"}
 
 
@@ -119,6 +121,22 @@ def test_speeds_are_said_to_two_digits_where_times_tell(model, monkeypatch):
     shown = CliRunner().invoke(cli, given).stdout
     assert " MB a token, about 200 tok/s" in shown
     assert " MB a token, about 400 tok/s" in shown
+
+
+def test_a_plan_measured_on_a_cpu_counts_as_a_load_there():
+    (size,) = sizes(TRAINED, 14)
+    given = ["experts", "plan", TRAINED, "--n-ctx", "512", size, "--json"]
+    assert plan_of(given) == [11]  # a card keeps room for the experts of two layers of twelve
+    assert plan_of([*given, "--measure", "--tokens", "16"]) == [14]
+    shown = CliRunner().invoke(cli, [*given[:-1], "--measure", "--tokens", "16"])
+    assert "slots are counted for plain memory" in shown.stdout
+    assert "Warning" not in shown.stderr
+
+
+def plan_of(given):
+    result = CliRunner().invoke(cli, given)
+    assert result.exit_code == 0, result.output
+    return [row["slots"] for row in json.loads(result.stdout)["plan"]]
 
 
 def test_one_size_is_measured_beside_half_of_it(model):

@@ -24,7 +24,7 @@ import draftwood.cli.doctor as doctor_module
 import draftwood.cli.serve as serve_module
 import pytest
 from click.testing import CliRunner
-from draftwood.cli import _Commands, cli
+from draftwood.cli import Commands, cli
 from draftwood.cli.doctor import describe, paths, problems
 from draftwood.cli.failure import in_options
 from draftwood.cli.inputs import prompt_text
@@ -78,7 +78,7 @@ def test_help(command):
 
 
 def group_that(raises: BaseException) -> click.Group:
-    group = _Commands()
+    group = Commands()
 
     @group.command()
     def fail() -> None:

@@ -8,7 +8,6 @@ Tests: tests/unit/test_cli.py, tests/model/test_cli.py.
 
 from __future__ import annotations
 
-import errno
 import warnings
 from importlib.metadata import version
 from typing import Any, NoReturn
@@ -16,26 +15,7 @@ from typing import Any, NoReturn
 import click
 
 from draftwood.cli import bench, doctor, experts, run, serve, tree
-from draftwood.cli.failure import INTERRUPTED, in_options, said
-from draftwood.errors import DraftwoodError
-
-
-class _Commands(click.Group):
-    """A group whose commands end with a message, never with a traceback, where an error is one of ours."""
-
-    def invoke(self, ctx: click.Context) -> Any:
-        """Run the command that was asked for."""
-        try:
-            return super().invoke(ctx)
-        except DraftwoodError as error:
-            command = self.commands[ctx.invoked_subcommand or ""]
-            raise click.ClickException(said(error, command)) from error
-        except KeyboardInterrupt:
-            ctx.exit(INTERRUPTED)
-        except OSError as error:
-            if error.errno == errno.EPIPE:  # whoever read our text has left; click ends quietly
-                raise
-            raise click.ClickException(str(error)) from error
+from draftwood.cli.failure import Commands, in_options
 
 
 def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None:
@@ -47,7 +27,7 @@ def _print_version(ctx: click.Context, _: click.Parameter, wanted: bool) -> None
 _EPILOG = 'Shell completion: eval "$(_DRAFTWOOD_COMPLETE=bash_source draftwood)", or zsh_source, fish_source.'
 
 
-@click.group(cls=_Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
+@click.group(cls=Commands, epilog=_EPILOG, context_settings={"help_option_names": ["-h", "--help"]})
 @click.option(
     "--version",
     is_flag=True,

@@ -7,6 +7,7 @@ Test: tests/model/test_cli_experts.py.
 from __future__ import annotations
 
 import json
+import warnings
 from contextlib import closing
 from itertools import islice
 from pathlib import Path
@@ -15,7 +16,7 @@ from typing import Any
 import click
 
 from draftwood.cli import shared
-from draftwood.cli.failure import library_needed
+from draftwood.cli.failure import Commands, library_needed
 from draftwood.errors import OptionError
 
 _CARD = "card"  # any: a plan is made where there need be none
@@ -23,9 +24,9 @@ _PROMPT = "What experts does a model choose while it writes?"
 _SIZES = ("6GiB", "8GiB", "12GiB", "16GiB", "24GiB")
 
 
-@click.group("experts", context_settings={"help_option_names": ["-h", "--help"]})
+@click.group("experts", cls=Commands, context_settings={"help_option_names": ["-h", "--help"]})
 def command() -> None:
-    """Plan a mixture of experts that is larger than the card."""
+    """Plan, try and look into a mixture of experts that is larger than the card."""
 
 
 @command.command("plan")
@@ -33,7 +34,8 @@ def command() -> None:
 @click.option("--vram", "sizes", multiple=True, default=_SIZES, show_default=True, metavar="SIZE",
               help="Bytes of the card for everything. May be repeated.")  # fmt: skip
 @click.option("--n-ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context size.")
-@shared.expert_heat
+@click.option("--expert-heat", type=click.Path(dir_okay=False), metavar="FILE",
+              help="Heat file of MODEL: say which part of its uses slots cover. Only read.")  # fmt: skip
 @click.option("--measure", is_flag=True,
               help="Load the model twice, write a text, and predict the speed of each size.")  # fmt: skip
 @click.option("--prompt", help=f"Of the text that --measure writes. Default: {_PROMPT!r}.")
@@ -44,7 +46,7 @@ def command() -> None:
 def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None, measure: bool,
          prompt: str | None, tokens: int | None, n_gpu_layers: int | None,
          as_json: bool) -> None:  # fmt: skip
-    """Show which part of MODEL's experts a card holds, for cards of several sizes.
+    """Show what cards of several sizes hold of MODEL's experts.
 
     With a heat file also how many of the uses that it counts fell on the experts that would be held: experts
     that come and go do better than that. With --measure also hits and speed of plain decode without guesses:
@@ -59,7 +61,22 @@ def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None
 
     info = files.checked_model(model)
     experts.require_experts(info)
-    heat = experts.read_heat(expert_heat, info)
+    heat = experts.require_heat(expert_heat, info)
+    layers, card = _measured_on(n_gpu_layers) if measure else (0, None)
+    device = experts.CPU if measure and card is None else _CARD
+    facts = _planned(info, sizes, n_ctx, device, heat)
+    if measure:
+        text = (_PROMPT if prompt is None else prompt).encode()
+        facts["measured"] = _measured(model, facts, text, tokens or 128, layers, card)
+    click.echo(json.dumps(facts) if as_json else _described(facts))
+
+
+def _planned(
+    info: Any, sizes: tuple[str, ...], n_ctx: int, device: str, heat: dict[int, list[int]]
+) -> dict[str, Any]:
+    """Return what the device would hold, with a row for each size; device: the CPU, or any card."""
+    from draftwood.load import experts
+
     rest = experts.beside(info, {"n_ctx": n_ctx})
 
     def row(size: str) -> dict[str, Any]:
@@ -68,33 +85,38 @@ def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None
         if left >= info.expert_bytes:
             held = info.n_experts
         else:
-            held = experts.fitting(info, left, _CARD).slots if left >= 0 else 0
+            held = experts.fitting(info, left, device).slots if left >= 0 else 0
         uses = _uses(heat, held) if heat else None
-        return {"vram": n_bytes, "fits": left >= 0, "slots": held, "experts": info.n_experts, "uses": uses}
+        return {"size": size, "vram": n_bytes, "fits": left >= 0, "slots": held, "experts": info.n_experts,
+                "uses": uses}  # fmt: skip
 
-    rows = [row(size) for size in sizes]
-    facts = {"layers": info.n_expert_layers, "experts": info.n_experts, "expert_bytes": info.expert_bytes,
-             "experts_used": info.n_experts_used, "beside": rest, "n_ctx": n_ctx, "plan": rows}  # fmt: skip
-    if measure:
-        text = (_PROMPT if prompt is None else prompt).encode()
-        facts["measured"] = _measured(model, facts, text, tokens or 128, n_gpu_layers)
-    click.echo(json.dumps(facts) if as_json else _described(facts))
+    return {"layers": info.n_expert_layers, "experts": info.n_experts, "expert_bytes": info.expert_bytes,
+            "experts_used": info.n_experts_used, "beside": rest, "n_ctx": n_ctx, "device": device,
+            "plan": [row(size) for size in sizes]}  # fmt: skip
 
 
-def _measured(
-    model: str, facts: dict[str, Any], prompt: bytes, n_tokens: int, n_gpu_layers: int | None
-) -> dict[str, Any]:
-    """Add hits and speeds to the rows of the plan; return what was timed, and where."""
-    from draftwood.bench import expert_plan
+def _measured_on(n_gpu_layers: int | None) -> tuple[int, dict[str, Any] | None]:
+    """Return how many layers --measure puts on the card, and the card; None for the CPU."""
     from draftwood.load.devices import cards, describe
 
     found = [describe(card) for card in cards()]
     layers = n_gpu_layers if n_gpu_layers is not None else -1 if found else 0
-    card = found[0] if found and layers != 0 else None
+    return layers, found[0] if found and layers != 0 else None
+
+
+def _measured(
+    model: str, facts: dict[str, Any], prompt: bytes, n_tokens: int, layers: int, card: dict[str, Any] | None
+) -> dict[str, Any]:
+    """Add hits and speeds to the rows of the plan; return what was timed, and where."""
+    from draftwood.bench import expert_plan
+    from draftwood.load.experts import IN_PLAIN_MEMORY
+
     pools = _pools(facts, card)
     expert_plan.check_room(model, prompt, n_tokens, facts["n_ctx"])
     settings = {"n_ctx": facts["n_ctx"], "n_gpu_layers": layers}
-    text, times = expert_plan.measure(model, pools, prompt, n_tokens, **settings)
+    with warnings.catch_warnings():
+        warnings.filterwarnings("ignore", IN_PLAIN_MEMORY)  # the plan says it
+        text, times = expert_plan.measure(model, pools, prompt, n_tokens, **settings)
     costs = expert_plan.fit(text, times)
     for row in facts["plan"]:
         row |= expert_plan.row(text, costs, row["slots"]) if row["fits"] else {}
@@ -116,7 +138,7 @@ def _pools(facts: dict[str, Any], card: dict[str, Any] | None) -> tuple[int, int
     large = max(pools, default=0)
     small = min((n_bytes for n_bytes in pools if n_bytes // one < large // one), default=large // 2)
     if small // one < facts["experts_used"]:
-        small = facts["experts_used"] * one
+        small = -(-facts["experts_used"] * facts["expert_bytes"] // facts["experts"])
     if large // one <= small // one:
         least = facts["beside"] + (facts["experts_used"] + 1) * one
         most = f", and {room + facts['beside']} are free on the card" if card else ""
@@ -140,7 +162,7 @@ def _described(facts: dict[str, Any]) -> str:
     lines = [
         f"{facts['layers']} layers of {facts['experts']} experts, {gib(facts['expert_bytes'])}; the rest "
         f"takes about {gib(facts['beside'])} with n_ctx={facts['n_ctx']}",
-        f"{'vram':>10}  {'experts on the card':>20}  of each layer",
+        f"{'vram':>10}  {'experts in slots':>20}  of each layer",
     ]
     for row in facts["plan"]:
         part = row["slots"] / facts["experts"] if facts["experts"] else 0.0
@@ -152,7 +174,12 @@ def _described(facts: dict[str, Any]) -> str:
         if "token_ms" in row:
             speed = float(f"{row['tokens_per_second']:.2g}")  # two digits
             words += f", about {speed:g} tok/s"
-        lines.append(f"{gib(row['vram']):>10}  {part:>20.0%}  {words}")
+        lines.append(f"{row['size']:>10}  {part:>20.0%}  {words}")
+    lines.append(
+        "slots are counted for a card; in plain memory prompts need no room, so there are a few more"
+        if facts["device"] == _CARD
+        else "slots are counted for plain memory, where prompts need no room: a card has a few less"
+    )
     if measured := facts.get("measured"):
         lines.append(_of_measuring(measured))
     return "\n".join(lines)
@@ -172,30 +199,51 @@ def _of_measuring(measured: dict[str, Any]) -> str:
 @shared.vram
 @shared.expert_vram
 @shared.expert_heat
+@shared.expert_guess
 @click.option("-n", "--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="To write.")
 @click.option("--n-ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context size.")
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(model: str, prompt: str, n_gpu_layers: int, vram: str | None, expert_vram: str | None,
-         expert_heat: str | None, tokens: int, n_ctx: int, as_json: bool) -> None:  # fmt: skip
-    """Write a text behind PROMPT with MODEL's experts in a pool; show each layer's hits."""
+         expert_heat: str | None, expert_guess: bool | None, tokens: int, n_ctx: int,
+         as_json: bool) -> None:  # fmt: skip
+    """Write a text over a pool and show each layer's hits.
+
+    PROMPT is continued as it stands. The pool has the size of --vram or --expert-vram.
+    """
     with library_needed():
         from draftwood import Llama
+        from draftwood.load import experts, files
 
-    sizes: dict[str, Any] = {"vram": vram, "expert_vram": expert_vram, "expert_heat": expert_heat}
+    info = files.checked_model(model)
+    experts.require_experts(info)
+    if vram is None and expert_vram is None and n_gpu_layers != -1:
+        raise _no_pool(info, asked_for=False)  # with all layers on a card its size may do
+    sizes: dict[str, Any] = {"vram": vram, "expert_vram": expert_vram, "expert_heat": expert_heat,
+                             "expert_guess": expert_guess}  # fmt: skip
     with closing(Llama(model, n_gpu_layers=n_gpu_layers, n_ctx=n_ctx, verbose=False, **sizes)) as llm:
+        if llm._pool is None:
+            raise _no_pool(info, asked_for=vram is not None or expert_vram is not None)
         facts = _written(llm, prompt, tokens)
     click.echo(json.dumps(facts) if as_json else _shown(facts))
+
+
+def _no_pool(info: Any, *, asked_for: bool) -> OptionError:
+    """Say that all experts fit, or that nobody gave a size; the hint has half of them in slots."""
+    from draftwood.load.experts import gib
+
+    takes, half = info.expert_bytes, info.expert_bytes // 2
+    size = f"{half // 2**20}MiB" if half >= 2**24 else str(half)
+    if asked_for:
+        found = f"all experts fit: they take {takes} bytes ({gib(takes)}); expected less memory for them"
+    else:
+        found = "found neither --vram nor --expert-vram; expected one of them"
+    return OptionError(found, hint=f"--expert-vram {size}, about half of the experts' bytes")
 
 
 def _written(llm: Any, prompt: str, n_tokens: int) -> dict[str, Any]:
     """Return the pool's counters behind a text, with bytes a token of it and a row a layer."""
     from draftwood.load import experts
 
-    if llm._pool is None:
-        raise OptionError(
-            "all of the model's experts fit; expected less memory than they take",
-            hint="--expert-vram SIZE, or a smaller --vram; draftwood experts plan lists sizes",
-        )
     with closing(llm.generate(llm.tokenize(prompt.encode()), temp=0.0)) as text:
         next(text)
         before, steps = llm.expert_stats, sum(1 for _ in islice(text, n_tokens))
@@ -217,11 +265,13 @@ def _shown(facts: dict[str, Any]) -> str:
         rate = each["hits"] / asked if asked else 0.0
         lines.append(f"{number:5d}  {each['slots']:5d}  {each['hits']:8d}  {each['misses']:8d}  "
                      f"{each['in_place']:8d}  {rate:8.0%}")  # fmt: skip
-    lines.append(
+    words = (
         f"all layers: hit rate {facts['hit_rate']:.1%}, prompt included; "
-        f"{facts['bytes_missed_a_token'] / 1e6:.2f} MB copied a token behind it; "
-        f"{facts['right']} of {facts['guessed']} guesses were right"
+        f"{facts['bytes_missed_a_token'] / 1e6:.2f} MB copied a token behind it"
     )
+    if facts["guessed"]:
+        words += f"; {facts['right']} of {facts['guessed']} guesses were right"
+    lines.append(words)
     return "\n".join(lines)
 
 
@@ -230,7 +280,7 @@ def _shown(facts: dict[str, Any]) -> str:
 @click.option("--plot", type=click.Path(dir_okay=False, path_type=Path),
               help="Draw it into this PNG (needs draftwood[bench]).")  # fmt: skip
 def heat(file: Path, plot: Path | None) -> None:
-    """Show how a heat file's uses spread over the experts, layer by layer."""
+    """Show which experts a heat file counts, layer by layer."""
     with library_needed():
         from draftwood.bench.plot import check_available
         from draftwood.load.experts import parse_heat

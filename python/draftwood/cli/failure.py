@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import errno
 import re
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import click
 
@@ -52,6 +54,24 @@ def _given(option: click.Option, value: str | None) -> str:
         return option.secondary_opts[-1] if off else option.opts[-1]
     value = "FILE" if value == "path" else (value or "").strip("\"'")
     return f"{option.opts[-1]} {value}".rstrip()
+
+
+class Commands(click.Group):
+    """A group whose commands end with a message, never with a traceback, where an error is one of ours."""
+
+    def invoke(self, ctx: click.Context) -> Any:
+        """Run the command that was asked for."""
+        try:
+            return super().invoke(ctx)
+        except DraftwoodError as error:
+            command = self.commands[ctx.invoked_subcommand or ""]
+            raise click.ClickException(said(error, command)) from error
+        except KeyboardInterrupt:
+            ctx.exit(INTERRUPTED)
+        except OSError as error:
+            if error.errno == errno.EPIPE:  # whoever read our text has left; click ends quietly
+                raise
+            raise click.ClickException(str(error)) from error
 
 
 @contextmanager

@@ -255,7 +255,7 @@ class Llama(Intercepts, Generation):
 
     @property
     def expert_stats(self) -> ExpertStats | None:
-        """Counters of the experts on the card; None where all of them lie in one memory."""
+        """Counters of the pool of experts; None without one."""
         return self._pool.stats() if self._pool else None
 
     @property

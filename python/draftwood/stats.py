@@ -6,6 +6,11 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 
+def _text(stats: Any, first: str) -> str:
+    """Return counters as their repr has them, behind the property that says most."""
+    return f"{first}={getattr(stats, first):.3g}, {stats!r}"
+
+
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
     """Counters since the model was loaded or `reset_speculation_stats()`. Times are in seconds.
@@ -77,6 +82,10 @@ class SpeculationStats:
     def to_dict(self) -> dict[str, Any]:
         """Return the counters and `tokens_per_round`, ready for JSON."""
         return {**asdict(self), "tokens_per_round": self.tokens_per_round}
+
+    def __str__(self) -> str:
+        """Return `tokens_per_round`, and the counters as repr() has them."""
+        return _text(self, "tokens_per_round")
 
     @classmethod
     def from_native(cls, raw: Any) -> SpeculationStats:
@@ -162,6 +171,10 @@ class ExpertStats:
     def to_dict(self) -> dict[str, Any]:
         """Return the counters and `hit_rate`, ready for JSON."""
         return {**asdict(self), "hit_rate": self.hit_rate}
+
+    def __str__(self) -> str:
+        """Return `hit_rate`, and the counters as repr() has them."""
+        return _text(self, "hit_rate")
 
     @classmethod
     def from_native(cls, raw: Any) -> ExpertStats:

@@ -58,6 +58,8 @@ def test_counters(opened):
     assert (stats.layers, stats.slots, stats.experts) == (4, 4 * 8, 4 * 16)
     assert 0.0 < stats.hit_rate < 1.0
     assert stats.to_dict()["hit_rate"] == stats.hit_rate
+    assert str(stats) == f"hit_rate={stats.hit_rate:.3g}, {stats!r}"
+    assert str(llm.speculation_stats).startswith("tokens_per_round=1, SpeculationStats(rounds=")
     one = probe_model(llm.model_path).expert_bytes // (4 * 16)
     assert stats.bytes_missed == (stats.misses + stats.in_place) * one
     assert stats.host_bytes >= 64 * one

@@ -18,6 +18,8 @@ from typing import Any
 
 _PUBLIC = "llama_cpp"
 _PRIVATE = "draftwood._llama_cpp"
+# what the extra `server` installs (pyproject.toml)
+_OF_THE_SERVER = ("fastapi", "uvicorn", "pydantic_settings", "sse_starlette", "starlette_context", "yaml")
 
 
 def install() -> ModuleType:
@@ -66,6 +68,19 @@ def _private(name: str) -> str:
     return _PRIVATE + name[len(_PUBLIC) :]
 
 
+def _absent_of_the_server() -> list[str]:
+    return [name for name in _OF_THE_SERVER if importlib.util.find_spec(name) is None]
+
+
+def _refusal(absent: list[str]) -> CodeType:
+    """Return code that ends the process with a message; an ImportError of ours would get words of runpy's."""
+    words = (
+        f"llama_cpp.server needs packages that are not installed: {', '.join(absent)}\n\n"
+        'hint: pip install ".[server]" in draftwood\'s checkout'
+    )
+    return compile(f"raise SystemExit({words!r})", "<draftwood>", "exec")
+
+
 class _AliasFinder(MetaPathFinder):
     """Finds `llama_cpp.x` as `draftwood._llama_cpp.x`, once `llama_cpp` is ours."""
 
@@ -98,6 +113,8 @@ class _AliasLoader(Loader):
 
     def get_code(self, fullname: str) -> CodeType | None:
         """Serve `python -m llama_cpp.server`, which asks the loader for code instead of importing."""
+        if fullname == f"{_PUBLIC}.server.__main__" and (absent := _absent_of_the_server()):
+            return _refusal(absent)
         loader: Any = self._real.loader
         code: CodeType | None = loader.get_code(self._real.name)
         return code

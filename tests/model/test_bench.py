@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
@@ -18,12 +19,14 @@ from draftwood.bench.run import Request, prepare
 from draftwood.cli import cli
 from draftwood.engine.engine import probe_model
 from draftwood.errors import OptionError
+from draftwood.load.experts import IN_PLAIN_MEMORY
 
 from tests.unit.test_bench_results import check_row
 
 DRAFTER = Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "dflash-f16.gguf"
 # llama-cpp-python keeps two files on /dev/null open to the end
-COMMAND = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-m", "draftwood", "bench"]
+IGNORED = ("-W", "ignore::ResourceWarning", "-W", f"ignore:{IN_PLAIN_MEMORY}")
+COMMAND = [sys.executable, "-W", "error", *IGNORED, "-m", "draftwood", "bench"]
 SMALL = ["--threads", "1", "--tokens", "24", "--prompt-tokens", "24", "--per-category", "2"]
 
 
@@ -140,9 +143,14 @@ def test_over_a_pool_of_experts(bench, gguf, tmp_path):
     pools = document["expert_pools"]
     assert pools.pop("expert_vram") == size
     assert set(pools) == {"off", "mtp", "ngram"}
+    assert re.search(r"^hits of the experts' pools: off \d+%, mtp \d+%, ngram \d+%$", done.stdout, re.M)
+    assert "95 %: an interval needs 6 repeats" in done.stdout
     for stats in pools.values():
         assert 0 < stats["slots"] <= stats["experts"] // 2
         assert stats["misses"] > 0
+    done = bench(model, "--expert-vram", "1GiB", "--modes", "ngram", "--repeats", "6")
+    assert "no pool: all experts fit in 1GiB" in done.stdout
+    assert "an interval needs" not in done.stdout
     stock = refused(model, "--expert-vram", size, "--modes", "stock")
     assert "beside the mode stock, which has no pool" in stock
     assert "expert_vram is '6 apples'" in refused(model, "--expert-vram", "6 apples", "--modes", "mtp")

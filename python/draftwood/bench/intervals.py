@@ -15,7 +15,8 @@ from dataclasses import dataclass
 
 LEAST_PAIRS = 9
 """Paired repeats that a claim about speed needs (design section 10)."""
-_FEWEST = 6
+FEWEST = 6
+"""Paired repeats that an interval needs."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -39,8 +40,8 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
     Errors: ValueError under 6 values, where even smallest to largest holds less.
     """
     n = len(values)
-    if n < _FEWEST:
-        raise ValueError(f"found {n} values; expected at least {_FEWEST}")
+    if n < FEWEST:
+        raise ValueError(f"found {n} values; expected at least {FEWEST}")
     under = [sum(math.comb(n, i) for i in range(k)) / 2**n for k in range(1, n // 2 + 1)]
     k = sum(tail <= 0.025 for tail in under)  # the k-th smallest lies over the median with `under[k - 1]`
     ordered = sorted(values)
@@ -50,5 +51,5 @@ def interval(values: Sequence[float]) -> tuple[float, float]:
 def paired(baseline: Sequence[float], candidate: Sequence[float]) -> tuple[Ratio, list[float]]:
     """Return the candidate's speed over the baseline's, from seconds taken side by side, and each pair's."""
     ratios = [slow / fast for slow, fast in zip(baseline, candidate, strict=True)]
-    low, high = interval(ratios) if len(ratios) >= _FEWEST else (None, None)
+    low, high = interval(ratios) if len(ratios) >= FEWEST else (None, None)
     return Ratio(statistics.median(ratios), low, high), ratios

@@ -11,7 +11,7 @@ from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from typing import TYPE_CHECKING, Any
 
-from draftwood.bench.intervals import paired
+from draftwood.bench.intervals import FEWEST, paired
 from draftwood.bench.measure import COUNTERS, Cell
 from draftwood.bench.modes import BASELINE, STOCK
 from draftwood.bench.rounds import mean_tokens
@@ -145,6 +145,22 @@ def document(
         "faults": list(wrong),
         "ok": not wrong and all(verdict.holds for verdict in verdicts),
     }
+
+
+def notes(facts: Mapping[str, Any]) -> list[str]:
+    """Return what the tables leave open: why there are no intervals, and what pools of experts did.
+
+    facts: of `document`; "expert_vram" is the size that was asked for, if any.
+    """
+    lines = []
+    if facts["repeats"] < FEWEST:
+        lines.append(f"95 %: an interval needs {FEWEST} repeats")
+    if size := facts.get("expert_vram"):
+        pools = {mode: each for mode, each in facts.get("expert_pools", {}).items() if mode != "expert_vram"}
+        hits = ", ".join(f"{mode} {each['hit_rate']:.0%}" for mode, each in pools.items())
+        fits = f"no pool: all experts fit in {size}"
+        lines.append(f"hits of the experts' pools: {hits}" if pools else fits)
+    return lines
 
 
 _COLUMNS = (

@@ -173,13 +173,15 @@ def _progress(total: int) -> Iterator[Callable[[], None]]:
 def _show(outcome: Outcome, request: Request) -> None:
     from rich.console import Console
 
-    from draftwood.bench.report import table
+    from draftwood.bench.report import notes, table
 
     console = Console()
     width = console.width if console.is_terminal else None
     console.width = max(console.width, _WIDTH)  # a terminal too narrow for any column wraps, none is cut
     for temp in request.temps:
         console.print(table(outcome.figures, temp, width))
+    for note in notes({**outcome.document, "expert_vram": request.expert_vram}):
+        click.echo(note)
     for verdict in outcome.verdicts:
         word = click.style("holds", fg="green") if verdict.holds else click.style("FAILED", fg="red")
         click.echo(f"{word}: {verdict.text}")

@@ -51,6 +51,13 @@ def test_other_caches_are_left_to_llama_cpp(open_model, numbers):
     assert contexts.attention_of(other) is None
 
 
+def test_llama_cpp_warns_once_of_two_contexts(open_model, capfd):
+    open_model(n_ctx=8192, speculation="mtp")
+    assert capfd.readouterr().err.count("possible training context overflow") == 1
+    open_model(n_ctx=8192)
+    assert capfd.readouterr().err.count("possible training context overflow") == 1
+
+
 def test_context_larger_than_memory(open_model, monkeypatch):
     monkeypatch.setattr(contexts, "host_memory", lambda: (1 << 18, 1 << 40))
     open_model(n_ctx=256)

@@ -8,6 +8,7 @@ Must not know: what was tried. Test: tests/model/test_contexts.py.
 from __future__ import annotations
 
 import ctypes
+import logging
 import re
 import threading
 from typing import Any
@@ -15,7 +16,7 @@ from typing import Any
 from draftwood._llama_cpp import _logger
 from draftwood._llama_cpp import llama_cpp as _native
 
-_ERROR = 4  # GGML_LOG_LEVEL_ERROR of ggml.h at the pin
+_WARN, _ERROR = 3, 4  # GGML_LOG_LEVEL_* of ggml.h at the pin
 _MOST = 3  # lines; the first say most
 _heard = threading.local()
 
@@ -24,6 +25,10 @@ _heard = threading.local()
 def _listen(level: int, text: bytes, user_data: Any) -> None:
     if level == _ERROR:
         _heard.lines = [*_lines(), text.decode("utf-8", "replace")][:_MOST]
+    if level == _WARN and _logger.logger.level >= logging.ERROR:  # upstream prints it, though not verbose
+        if text == getattr(_heard, "warning", None):
+            return  # a drafter's context warns as its target's did
+        _heard.warning = text
     _logger.llama_log_callback(level, text, user_data)
 
 
@@ -34,7 +39,7 @@ def listen() -> None:
 
 def forget() -> None:
     """Drop what was heard: something else is tried now."""
-    _heard.lines = []
+    _heard.lines, _heard.warning = [], None
 
 
 def cause() -> str:

@@ -255,7 +255,10 @@ def _cuda_reason(built: bool, gpus: list[str]) -> str:
 def describe(facts: Facts) -> str:
     """Return the facts as lines for people."""
     library = facts["library"]
-    lines = [_line("draftwood", facts["draftwood"]), _line("python", facts["python"])]
+    lines: list[str] = []
+    for problem in facts["problems"]:
+        lines += [click.style("broken: ", fg="red") + problem["found"], f"fix: {problem['fix']}", ""]
+    lines += [_line("draftwood", facts["draftwood"]), _line("python", facts["python"])]
     lines.append(_line("platform", facts["platform"]))
     if "error" not in library:
         lines += _library_lines(library)
@@ -267,8 +270,6 @@ def describe(facts: Facts) -> str:
         lines.append(f"  {mark}  {path['name']}" + (f": {path['reason']}" if path["reason"] else ""))
     if library.get("model") and "error" not in library["model"]:
         lines += ["", *_model_lines(library)]
-    for problem in facts["problems"]:
-        lines += ["", click.style("broken: ", fg="red") + problem["found"], f"fix: {problem['fix']}"]
     return "\n".join(lines)
 
 

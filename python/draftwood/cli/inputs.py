@@ -94,7 +94,8 @@ def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
 
 def _some(text: str) -> str:
     if not text:
-        hint = 'draftwood run MODEL "Once upon a time"'
+        context = click.get_current_context(silent=True)
+        hint = f'draftwood {context.command.name if context else "run"} MODEL "Once upon a time"'
         raise click.UsageError(f"found an empty prompt; expected text\n\nhint: {hint}")
     return text
 

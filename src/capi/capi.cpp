@@ -115,6 +115,10 @@ dw_status dw_next(dw_engine * engine, llama_sampler * sampler, llama_token * tok
     });
 }
 
+dw_status dw_took(dw_engine * engine, llama_token token) {
+    return with(engine, "dw_took", [&](auto & e) { e.took(token); });
+}
+
 void dw_request_params_init(dw_request_params * params) {
     if (params) {
         *params = { sizeof(dw_request_params), /*temperature*/ 0.0f, /*n_top*/ 0 };

@@ -4,7 +4,7 @@
 //
 //     dw_propose   drafters continue the last token          (drafter's context)
 //     dw_verify    last token and drafts in one llama_decode (target's context)
-//     dw_next      one emitted token per call, from the request's own sampler chain
+//     dw_next      one emitted token per call, from the request's own sampler chain (or dw_row and dw_took)
 //     dw_commit    keep what was emitted, roll the rest back
 //
 // A draft is a chain or a tree of tokens (dw_tree). dw_next samples the target at each verified position. It goes on to
@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 15
+#define DW_API_VERSION 16
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -250,6 +250,11 @@ DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
 // Sample the next row with `sampler`, which accepts the token. The walk goes on while samples equal the draft.
 // Errors: DW_ERR_STATE if no row is left.
 DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, llama_token * token);
+
+// The same for a caller who has sampled that row, by the index that dw_row gave, and has told the sampler: as a server
+// does whose sampling is more than a llama_sampler.
+// Errors: DW_ERR_STATE if no row is left, DW_ERR_ARGUMENT for a token that is not in the vocabulary; nothing changed.
+DW_API dw_status dw_took(dw_engine * engine, llama_token token);
 
 // Make the row sampled last available to dw_next once more (its logits are still there).
 // Errors: DW_ERR_STATE if no live row stands for n_past.

@@ -29,9 +29,10 @@ class session : private context_listener {
     void        propose_tree(const token_tree & tree);
     void        verify();                                   // of this session alone; of several: verify_batch.h
     bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
-    llama_token next(llama_sampler * sampler) { return walk_on(sampler, nullptr); }
+    llama_token next(llama_sampler * sampler);
+    void        took(llama_token token); // the caller sampled the row
     // for benchmarks: samples, and then goes on to the likeliest child or ends the round, whatever came out
-    llama_token next_scheduled(llama_sampler * sampler, bool accept) { return walk_on(sampler, &accept); }
+    llama_token next_scheduled(llama_sampler * sampler, bool accept);
     void        commit();
     void        rewind();
     double      replay(int32_t n_times);
@@ -82,7 +83,7 @@ class session : private context_listener {
 
     void                       start(llama_token last);
     void                       drop_proposal();
-    llama_token                walk_on(llama_sampler * sampler, const bool * accept);
+    template <typename F> llama_token walk_on(const char * what, F choose); // choose: the token of a row and node
     llama_token                sample(llama_sampler * sampler, int32_t row);
     void                       lose_round();
     void                       forget();

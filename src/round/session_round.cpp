@@ -165,9 +165,9 @@ bool session::row(int32_t & row, int32_t & n_past) const {
     return true;
 }
 
-llama_token session::walk_on(llama_sampler * sampler, const bool * accept) {
+template <typename F> llama_token session::walk_on(const char * what, F choose) {
     if (!round_.has_row()) {
-        fail(DW_ERR_STATE, "dw_next without a row to sample; call dw_propose and dw_verify, or dw_eval");
+        fail(DW_ERR_STATE, "%s without a row to sample; call dw_propose and dw_verify, or dw_eval", what);
     }
     timer t(stats_.t_sample_us);
     drafting_.settle(round_.draft());
@@ -176,11 +176,7 @@ llama_token session::walk_on(llama_sampler * sampler, const bool * accept) {
     round_.take_row();
     llama_token token;
     try {
-        token = sample(sampler, row);
-        if (accept) {
-            const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target())));
-            token                 = scheduled_token(tree(), node, *accept && round_.is_open(), token, n_vocab);
-        }
+        token = choose(row, node);
     } catch (...) {
         if (round_.has_row()) { // else a logits processor saved the state, and with it the round ended
             round_.put_row_back();
@@ -195,6 +191,23 @@ llama_token session::walk_on(llama_sampler * sampler, const bool * accept) {
         stats_.accepted_at[depth]++;
     }
     return token;
+}
+
+llama_token session::next(llama_sampler * sampler) {
+    return walk_on("dw_next", [&](int32_t row, int32_t) { return sample(sampler, row); });
+}
+
+void session::took(llama_token token) {
+    sequence_.require_tokens(&token, 1);
+    walk_on("dw_took", [&](int32_t, int32_t) { return token; });
+}
+
+llama_token session::next_scheduled(llama_sampler * sampler, bool accept) {
+    return walk_on("dw_next", [&](int32_t row, int32_t node) {
+        const llama_token sampled = sample(sampler, row);
+        const int32_t n_vocab     = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target())));
+        return scheduled_token(tree(), node, accept && round_.is_open(), sampled, n_vocab);
+    });
 }
 
 llama_token session::sample(llama_sampler * sampler, int32_t row) {

@@ -14,7 +14,7 @@ from draftwood._llama_cpp import llama_cpp as _llama
 
 lib: Any = _llama._lib
 
-API_VERSION = 15
+API_VERSION = 16
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -259,6 +259,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_verify": (_STATUS, [EngineHandle]),
     "dw_verify_all": (_STATUS, [_P(EngineHandle), ctypes.c_int32]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
+    "dw_took": (_STATUS, [EngineHandle, Token]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
     "dw_rewind": (_STATUS, [EngineHandle]),
     "dw_commit": (_STATUS, [EngineHandle]),

@@ -236,6 +236,10 @@ class Engine:
         check(_lib.dw_next(self._handle, sampler, ctypes.byref(self._token)))
         return self._token.value
 
+    def took(self, token: int) -> None:
+        """Go on as `next` does, with a token that the caller sampled from that row."""
+        check(_lib.dw_took(self._handle, token))
+
     def draft(self) -> list[int]:
         """Return the tokens of the current draft."""
         array = (_capi.Token * _capi.MAX_DRAFT)()

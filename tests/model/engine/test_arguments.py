@@ -39,6 +39,7 @@ def call(name, engine, r):
         "dw_verify": [engine],
         "dw_verify_all": [(_capi.EngineHandle * 1)(engine), 1],
         "dw_row": [engine, ctypes.byref(i32), ctypes.byref(i32)],
+        "dw_took": [engine, 1],
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
         "dw_next_scheduled": [engine, r.sampler, False, ctypes.byref(i32)],
         "dw_accepted_log_new": [engine, ctypes.byref(testing_api.AcceptedLogHandle())],
@@ -221,6 +222,7 @@ def test_calls_out_of_order(rig, run_of):
 
     no_row = "dw_next without a row"
     refused(lib.dw_next(e, r.sampler, ctypes.byref(i32)), no_row)
+    refused(lib.dw_took(e, 1), "dw_took without a row")
     refused(lib.dw_verify(e), "dw_verify without a dw_propose")
     refused(lib.dw_rewind(e), "evaluate a token first")
     assert lib.dw_commit(e) == _capi.OK

@@ -10,7 +10,9 @@ import random
 
 import numpy as np
 import pytest
+from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
+from draftwood.errors import DraftwoodError
 
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.rig import PROMPT, check_plain, follow
@@ -87,6 +89,55 @@ def test_own_drafts_are_accepted_and_exact(rig, run_of):
             assert np.array_equal(logits, run.rows[done])
             done += 1
     assert r.engine.stats().tokens_per_round > 1.5
+
+
+def seeded_chain():
+    chain = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
+    native.llama_sampler_chain_add(chain, native.llama_sampler_init_temp(1.5))
+    native.llama_sampler_chain_add(chain, native.llama_sampler_init_dist(7))
+    return chain
+
+
+@pytest.mark.parametrize("tree_budget", [0, 12])
+@pytest.mark.parametrize("chain", [native.llama_sampler_init_greedy, seeded_chain], ids=["greedy", "seeded"])
+def test_sampling_outside_is_sampling_inside(rig, chain, tree_budget):
+    """A caller samples rows by index and says what came out: text, rows and counters are those of dw_next."""
+    found = []
+    for outside in (False, True):
+        r, sampler = rig("planted-moe", drafter=MTP, tree_budget=tree_budget), chain()
+        r.engine.eval(PROMPT, 0)
+        text, rows = [], []
+        while len(text) < 80:
+            if text:
+                r.engine.propose(text[-1])
+                r.engine.verify()
+            while (row := r.engine.row()) is not None:
+                rows.append(r.logits(row[0]))
+                if outside:
+                    text.append(native.llama_sampler_sample(sampler, r.ctx, row[0]))
+                    r.engine.took(text[-1])
+                else:
+                    text.append(r.engine.next(sampler))
+        native.llama_sampler_free(sampler)
+        stats = r.engine.stats()
+        found.append((text, np.stack(rows), stats.accepted, stats.emitted, stats.accepted_by_depth))
+    (text, rows, *counts), (text_outside, rows_outside, *counts_outside) = found
+    assert text == text_outside
+    assert np.array_equal(rows, rows_outside)
+    assert counts == counts_outside
+    assert counts[0] > 0
+
+
+def test_a_token_that_is_none_leaves_the_row(started):
+    r, run = started
+    r.open_round(run, 3)
+    before = r.engine.row()
+    for token in (-1, r.n_vocab):
+        with pytest.raises(DraftwoodError, match="expected 0 to"):
+            r.engine.took(token)
+    assert r.engine.row() == before
+    r.engine.took(run.tokens[1])
+    assert r.engine.row() != before
 
 
 @pytest.mark.parametrize("n", [1, 2, 5, 7, 63, 64])

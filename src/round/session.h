@@ -81,13 +81,13 @@ class session : private context_listener {
     llama_pos settled_end() const { return round_.is_open() ? n_past_ : sequence_.end(); }
     bool      moved() const; // others changed the memory without a word
 
-    void                       start(llama_token last);
-    void                       drop_proposal();
+    void                              start(llama_token last);
+    void                              drop_proposal();
     template <typename F> llama_token walk_on(const char * what, F choose); // choose: the token of a row and node
-    llama_token                sample(llama_sampler * sampler, int32_t row);
-    void                       lose_round();
-    void                       forget();
-    void                       place(int32_t n_past);
+    llama_token                       sample(llama_sampler * sampler, int32_t row);
+    void                              lose_round();
+    void                              forget();
+    void                              place(int32_t n_past);
     void                       decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
     void                       cut(int32_t n_keep);
     void                       require_known(const char * what) const;

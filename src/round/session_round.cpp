@@ -205,7 +205,7 @@ void session::took(llama_token token) {
 llama_token session::next_scheduled(llama_sampler * sampler, bool accept) {
     return walk_on("dw_next", [&](int32_t row, int32_t node) {
         const llama_token sampled = sample(sampler, row);
-        const int32_t n_vocab     = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target())));
+        const int32_t     n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target())));
         return scheduled_token(tree(), node, accept && round_.is_open(), sampled, n_vocab);
     });
 }

@@ -80,3 +80,23 @@ def test_a_chat_model_with_langchains_own_defaults(langchain):
     )
     assert text == plain
     assert len(warned) == 1
+
+
+@pytest.mark.parametrize("streaming", [True, False])
+def test_batches_of_a_chat_model(langchain, streaming):
+    """LangChain runs them in threads, and streams where nobody says otherwise."""
+    single, batch, abatch = langchain.run(
+        f"""
+        import asyncio
+        from langchain_community.chat_models import ChatLlamaCpp
+        chat = ChatLlamaCpp(model_path={str(TINY)!r}, max_tokens=24, temperature=0.0, verbose=False,
+                            rope_freq_base=0.0, n_batch=512, streaming={streaming})
+        asked = ["hello", "What is a lighthouse?", "def f(", "1 2 3", "import os"]
+        report([chat.invoke(each).content for each in asked],
+               [each.content for each in chat.batch(asked)],
+               [each.content for each in asyncio.run(chat.abatch(asked))])
+        """,
+        "-W",
+        "ignore",
+    )
+    assert single == batch == abatch

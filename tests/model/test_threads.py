@@ -1,4 +1,4 @@
-"""Several threads on one Llama, as LangChain's batch() has them: whole calls wait, streams end in words."""
+"""Several threads on one Llama, as LangChain's batch() has them: calls and streams wait for each other."""
 
 from __future__ import annotations
 
@@ -16,6 +16,7 @@ import pytest
 from draftwood import Llama
 from draftwood._llama_cpp.llama import LogitsProcessorList
 from draftwood.errors import UnsupportedError
+from draftwood.generate import turns
 
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
 PROMPTS = ["def f(", "The lighthouse", "import os", "1 2 3"] * 2
@@ -63,31 +64,84 @@ def whole_calls(speculation: str) -> None:
 
 
 def streams(speculation: str) -> None:
-    """A later generation takes the context; the earlier one is told so, and what it gave was right."""
+    """Each goes on until it ends, and others wait: all have the text that they have alone."""
     with closing(Llama(str(TINY), speculation=speculation, **SETTINGS)) as llm:
         prompts = [llm.tokenize(prompt.encode()) for prompt in PROMPTS[:4]]
-        expected = [list(islice(llm.generate(prompt, temp=0.0), 200)) for prompt in prompts]
+        expected = [list(islice(llm.generate(prompt, temp=0.0), 100)) for prompt in prompts]
+        texts = [llm(prompt, max_tokens=40, temperature=0.0)["choices"][0]["text"] for prompt in PROMPTS]
 
-        def stream(i: int) -> tuple[int, bool]:
-            found: list[int] = []
-            try:
-                for token in islice(llm.generate(prompts[i], temp=0.0), 200):
-                    found.append(token)
-            except UnsupportedError as error:
-                if "a later generate() has taken the context" not in error.message:
-                    raise
-            assert found == expected[i][: len(found)]
-            return len(found), len(found) == 200
+        def stream(i: int) -> list[int]:
+            return list(islice(llm.generate(prompts[i], temp=0.0), 100))
 
-        with ThreadPoolExecutor(4) as pool:
-            ends = list(pool.map(stream, [0, 1, 2, 3]))
-        assert any(whole for _, whole in ends)
-        assert list(islice(llm.generate(prompts[0], temp=0.0), 200)) == expected[0]
+        def chunks(prompt: str) -> str:
+            found = llm(prompt, max_tokens=40, temperature=0.0, stream=True)
+            return "".join(chunk["choices"][0]["text"] for chunk in found)
+
+        def whole(prompt: str) -> str:
+            return llm(prompt, max_tokens=40, temperature=0.0)["choices"][0]["text"]
+
+        with ThreadPoolExecutor(6) as pool:
+            calls = [pool.submit(stream, i) for i in range(4)]
+            answers = [pool.submit(call, prompt) for call in (chunks, whole) for prompt in PROMPTS]
+        assert [each.result() for each in calls] == expected
+        assert [each.result() for each in answers] == [*texts, *texts]
+
+
+@pytest.fixture
+def llm():
+    with closing(Llama(str(TINY), speculation="mtp", **SETTINGS)) as made:
+        yield made
+
+
+def test_a_stream_that_nobody_reads_gives_way(llm, monkeypatch):
+    monkeypatch.setattr(turns, "PATIENCE", 0.3)
+    alone = llm("x", max_tokens=4, temperature=0.0)["choices"][0]["text"]
+    stream = llm("def f(", max_tokens=50, temperature=0.0, stream=True)
+    assert next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        begin = time.monotonic()
+        answer = pool.submit(llm, "x", max_tokens=4, temperature=0.0).result()
+    assert answer["choices"][0]["text"] == alone
+    assert time.monotonic() - begin >= 0.3
+    with pytest.raises(UnsupportedError, match=r"a later generate\(\) has taken the context"):
+        list(stream)
+
+
+@pytest.mark.parametrize("ends", ["close", "del", "read"])
+def test_who_waits_goes_on_as_soon_as_the_stream_ends(llm, ends):
+    stream = llm("def f(", max_tokens=3, temperature=0.0, stream=True)
+    assert next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        begin = time.monotonic()
+        answer = pool.submit(llm, "x", max_tokens=4)
+        time.sleep(0.2)
+        assert not answer.done()
+        if ends == "close":
+            stream.close()
+        elif ends == "read":
+            assert list(stream)
+        else:
+            del stream
+        assert answer.result()
+    assert time.monotonic() - begin < turns.PATIENCE / 2
+
+
+def test_a_threads_own_stream_does_not_wait(llm):
+    """It would wait for itself."""
+    stream = llm("def f(", max_tokens=50, temperature=0.0, stream=True)
+    assert next(stream)
+    begin = time.monotonic()
+    assert llm("x", max_tokens=4)
+    assert time.monotonic() - begin < turns.PATIENCE / 2
+    with pytest.raises(UnsupportedError, match=r"a later generate\(\) has taken the context"):
+        list(stream)
 
 
 EXIT = """
 import threading, time
 from draftwood import Llama
+from draftwood.generate import turns
+turns.PATIENCE = 0.0
 llm = Llama({path!r}, **{settings!r}, speculation="off")
 stream = llm("def f(", max_tokens=50, stream=True)
 next(stream)
@@ -103,8 +157,9 @@ def test_a_process_ends_while_a_thread_has_the_turn():
     assert done.returncode == 0, done.stderr[-2000:]
 
 
-def test_a_stream_that_is_dropped_waits_for_nobody():
+def test_a_stream_that_is_dropped_waits_for_nobody(monkeypatch):
     """Its end comes with the next turn: who has this one may wait for what the dropping thread holds."""
+    monkeypatch.setattr(turns, "PATIENCE", 0.0)
     held = Lock()
     with closing(Llama(str(TINY), speculation="mtp", **SETTINGS)) as llm:
         prompt = llm.tokenize(PROMPTS[0].encode())

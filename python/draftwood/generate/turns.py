@@ -1,8 +1,9 @@
 """Threads that share a `Llama`: one is in the library at a time, the others wait.
 
-A call that returns its whole result is one turn, and so is each step of a generator. Between two steps others
-may come in: another generation takes the context, which ends this one with an error (generation.py);
-load_state and reset take it, too, as they do within one thread.
+A call that returns its whole result is one turn, and so is each step of a generator. A generation waits for
+the stream of another thread until that ends, or until nobody has read it for PATIENCE seconds. Then it takes
+the context, which ends the stream with an error (generation.py). So does a generation in the stream's own
+thread, at once. load_state and reset take the context between two steps.
 Must not know: what is done in a turn. Test: tests/model/test_threads.py.
 """
 
@@ -12,12 +13,16 @@ import contextlib
 import functools
 import sys
 import threading
+import time
 from collections.abc import Callable, Generator, Iterator
 from typing import Any, TypeVar
 
 from draftwood.load import forks
 
 _F = TypeVar("_F", bound=Callable[..., Any])
+PATIENCE = 10.0
+"""Seconds after which a stream that nobody reads gives way."""
+_LOOK = 0.05  # seconds: a stream that is dropped cannot always wake those who wait
 
 
 class Turns:
@@ -25,7 +30,10 @@ class Turns:
 
     def __init__(self) -> None:
         self._lock = threading.RLock()
+        self._ended = threading.Condition(self._lock)
         self._left: list[Generator[Any, Any, None]] = []
+        self._stream: _Stream | None = None
+        self._steps = 0  # that run within each other
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -45,16 +53,49 @@ class Turns:
             if mine:
                 self._lock.release()
 
+    def step(self, steps: Generator[Any, Any, None], sent: Any, *, first: bool) -> Any:
+        """Take a generator's step, in a turn. The first, unless within another's, waits for other streams."""
+        if first and self._steps == 0:
+            while (stream := self._stream) is not None and not stream.gives_way():
+                self._ended.wait(_LOOK)  # others have their turns meanwhile
+            self._stream = _Stream(steps)
+        self._steps += 1
+        try:
+            return steps.send(sent)
+        finally:
+            self._steps -= 1
+            if self._stream is not None and self._stream.steps is steps:
+                self._stream.read()
+
     def end(self, steps: Generator[Any, Any, None]) -> None:
         """Close a generator, at the begin of the next turn if another thread has this one.
 
         Never waits: generators end wherever they are dropped, in the garbage collector of any thread, too.
         """
+        if (stream := self._stream) is not None and stream.steps is steps:
+            self._stream = None
         with self.at_once() as mine:
             if mine:
                 steps.close()
+                self._ended.notify_all()
             else:
                 self._left.append(steps)
+
+
+class _Stream:
+    """A generator that has the context: whose thread reads it, and when it last did."""
+
+    def __init__(self, steps: Generator[Any, Any, None]) -> None:
+        self.steps = steps
+        self.read()
+
+    def read(self) -> None:
+        """Note who reads it, and when."""
+        self._thread, self._at = threading.get_ident(), time.monotonic()
+
+    def gives_way(self) -> bool:
+        """Tell whether who asks may take the context from it."""
+        return self._thread == threading.get_ident() or time.monotonic() - self._at > PATIENCE
 
 
 def in_turn(method: _F) -> _F:
@@ -80,15 +121,16 @@ def step_by_step(method: _F) -> _F:
 
 
 def _stepped(turns: Turns, steps: Generator[Any, Any, None]) -> Generator[Any, Any, None]:
-    sent = None
+    sent, first = None, True
     try:
         while True:
             forks.require_usable()
             with turns:
                 try:
-                    value = steps.send(sent)
+                    value = turns.step(steps, sent, first=first)
                 except StopIteration:
                     return
+            first = False
             sent = yield value
     finally:
         if not sys.is_finalizing():  # then nobody goes on, and who has the turn never gives it back

@@ -285,7 +285,18 @@ class Llama(Intercepts, Generation):
 
     create_completion = in_turn(Base.create_completion)
     create_embedding = in_turn(Base.create_embedding)
-    embed = in_turn(Base.embed)
+
+    @in_turn
+    def embed(
+        self, input: Any, normalize: bool = False, truncate: bool = True, return_count: bool = False
+    ) -> Any:
+        """Embed a text or several, as upstream does; without pooling one by one, for upstream mixes rows."""
+        asked = {"normalize": normalize, "truncate": truncate}
+        if isinstance(input, str) or self.pooling_type() != _native.LLAMA_POOLING_TYPE_NONE:
+            return super().embed(input, return_count=return_count, **asked)
+        each = [Base.embed(self, text, return_count=True, **asked) for text in input]
+        rows, counts = [found for found, _ in each], [count for _, count in each]
+        return (rows, sum(counts)) if return_count else rows
 
     @in_turn
     def create_chat_completion(

@@ -210,6 +210,40 @@ def test_tool_choice_that_leaves_nothing_to_parse(qwen3, choice):
         assert message["tool_calls"][0]["function"]["arguments"] == called("now")
 
 
+@pytest.fixture
+def tiny():
+    llm = Llama(str(TINY), n_ctx=512, n_threads=1, verbose=False)
+    yield llm
+    llm.close()
+
+
+@pytest.mark.parametrize("options", [{}, {"chat_template_kwargs": {}}], ids=["upstreams", "ours"])
+def test_a_json_schema_is_kept_to(tiny, options):
+    schema = {"type": "object", "properties": {"kind": {"enum": ["a", "b"]}}, "required": ["kind"]}
+    for wrapped in ({"json_schema": {"name": "x", "schema": schema}}, {"schema": schema}):
+        asked = {"type": "json_schema", **wrapped}
+        answer = tiny.create_chat_completion(HI, response_format=asked, max_tokens=40, **options)
+        assert json.loads(answer["choices"][0]["message"]["content"])["kind"] in ("a", "b")
+    with pytest.raises(OptionError, match="expected a JSON schema in it"):
+        tiny.create_chat_completion(HI, response_format={"type": "json_schema", "json_schema": 1})
+
+
+def test_a_forced_call_is_named_once_in_a_stream(tiny):
+    """A client that joins the parts has the call of the whole reply."""
+    choice = {"type": "function", "function": {"name": TOOLS[0]["function"]["name"]}}
+    asked = {"tools": TOOLS, "tool_choice": choice, "temperature": 0.0, "max_tokens": 40}
+    whole = tiny.create_chat_completion(HI, **asked)["choices"][0]["message"]
+    chunks = tiny.create_chat_completion(HI, stream=True, **asked)
+    deltas = [chunk["choices"][0]["delta"] for chunk in chunks]
+    calls = [each for delta in deltas for each in delta.get("tool_calls") or []]
+    assert len(calls) > 1
+    assert "".join(call["function"].get("name", "") for call in calls) == choice["function"]["name"]
+    assert "".join(call["function"]["arguments"] for call in calls) == (
+        whole["tool_calls"][0]["function"]["arguments"]
+    )
+    assert [bool(call.get("id")) for call in calls] == [True, *[False] * (len(calls) - 1)]
+
+
 def test_without_options_the_result_is_upstreams(qwen35):
     say(qwen35, REPLY)
     for stream in (False, True):

@@ -113,7 +113,13 @@ def test_embeddings(llama):
     ]
     assert found[0].tolist() == found[1].tolist()
     assert auto.embed(inputs) == off.embed(inputs)
-    assert auto.embed("one two") == auto.embed(inputs)[0]
+    for normalize in (False, True):
+        each = [auto.embed(text, normalize=normalize, return_count=True) for text in inputs]
+        rows, count = auto.embed(inputs, normalize=normalize, return_count=True)
+        assert rows == [found for found, _ in each]
+        assert count == sum(n for _, n in each)
+    pooled = llama(embedding=True, pooling_type=1)
+    assert pooled.embed(inputs) == [pooled.embed(text) for text in inputs]
     assert auto.speculation == "off"
     assert "embedding=True contexts generate no text" in auto.speculation_reason
     with pytest.raises(UnsupportedError, match="embedding=True"):

@@ -20,6 +20,7 @@ import jinja2
 from draftwood._llama_cpp import llama_chat_format
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.api.detokenize import token_text
+from draftwood.api.formats import calls_told_once, with_schema
 from draftwood.api.replies import CALL, Part, Splitter, opening_of, split
 from draftwood.api.timings import Latest
 from draftwood.errors import OptionError, UnsupportedError, translated
@@ -78,8 +79,8 @@ class ChatOptions:
 def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Return a call's arguments by upstream's names, `self` left out, defaults included.
 
-    Errors: TypeError as of any call, OptionError for messages that are none, GrammarError for JSON schemas
-    beyond the limits of grammars.py.
+    Errors: TypeError as of any call; OptionError for messages or a response_format that are none; GrammarError
+    for JSON schemas beyond the limits of grammars.py.
     """
     try:
         bound = signature.bind(*args, **kwargs)
@@ -97,6 +98,7 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
     del request["self"]
     _check_messages(request["messages"])
     forced = isinstance(request["tool_choice"], dict) or isinstance(request["function_call"], dict)
+    request["response_format"] = with_schema(request["response_format"])
     require_schema(request["response_format"], "response_format")
     for name in ("tools", "functions"):
         require_schema(request[name], name, counts=forced)
@@ -152,10 +154,10 @@ def template_in_words() -> contextlib.AbstractContextManager[None]:
 
 
 def with_timings(latest: Latest, result: Any) -> Any:
-    """Add the completion's timings to a chat result, or to the last chunk."""
+    """Add the completion's timings to a chat result, or to the last chunk; calls are named once."""
     if isinstance(result, dict):
         return {**result, "timings": latest.timings} if latest.timings is not None else result
-    return _chunks_with_timings(latest, result)
+    return _chunks_with_timings(latest, calls_told_once(result))
 
 
 def _chunks_with_timings(latest: Latest, chunks: Iterator[Any]) -> Iterator[Any]:

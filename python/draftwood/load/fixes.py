@@ -14,9 +14,11 @@ import pickle
 import sqlite3
 import threading
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, Literal
 
-from draftwood._llama_cpp import _internals, _utils, llama_cache, llama_grammar
+from typing_extensions import NotRequired, TypedDict
+
+from draftwood._llama_cpp import _internals, _utils, llama_cache, llama_grammar, llama_types
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import CacheError, GrammarError
 from draftwood.load import contexts, files, log
@@ -51,6 +53,7 @@ def apply() -> None:
     """Put the corrections in place; again is harmless."""
     _internals.LlamaSampler.add_grammar = add_grammar
     log.listen()
+    _accept_json_schemas()
     made: tuple[tuple[Any, Any], ...] = (
         (_internals.LlamaModel, files.in_words),
         (_internals.LlamaContext, contexts.in_words),
@@ -67,6 +70,23 @@ def apply() -> None:
     if not hasattr(cache.__init__, "__wrapped__"):
         cache.__init__ = _saying_which_folder(cache.__init__)
         cache.__getitem__ = _keeping_getitem
+
+
+class _JsonSchema(TypedDict):
+    """OpenAI's wrapping of a schema."""
+
+    name: NotRequired[str]
+    description: NotRequired[str]
+    schema: NotRequired[dict[str, Any]]
+    strict: NotRequired[bool | None]
+
+
+def _accept_json_schemas() -> None:
+    """Let upstream's type of a response_format, by which its server checks requests, have a json_schema."""
+    kind: Any = llama_types.ChatCompletionRequestResponseFormat
+    kind.__annotations__["type"] = Literal["text", "json_object", "json_schema"]
+    kind.__annotations__["json_schema"] = NotRequired[_JsonSchema]
+    kind.__optional_keys__ |= {"json_schema"}
 
 
 def _within_limits(to_gbnf: Any) -> Any:

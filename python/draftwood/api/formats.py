@@ -1,0 +1,67 @@
+"""Where OpenAI's requests and chunks differ from llama-cpp-python's: JSON schemas, streamed calls of tools.
+
+Must not know: models, drafting. Tests: tests/unit/test_formats.py, tests/model/test_api_chat.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from typing import Any
+
+from draftwood.errors import OptionError
+
+_HINT = 'response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}'
+
+
+def with_schema(response_format: Any) -> Any:
+    """Return a response_format as upstream knows it: OpenAI's json_schema is its json_object with a schema.
+
+    Errors: OptionError for a json_schema without its object.
+    """
+    if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
+        return response_format
+    wrapped = response_format.get("json_schema", response_format)  # llama-server takes both
+    schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
+    if not isinstance(wrapped, dict) or not isinstance(schema, (dict, type(None))):
+        raise OptionError(
+            f"found response_format={response_format!r:.120}; expected a JSON schema in it", hint=_HINT
+        )
+    return {"type": "json_object", **({} if schema is None else {"schema": schema})}
+
+
+def calls_told_once(chunks: Iterator[Any]) -> Iterator[Any]:
+    """Yield chunks that name a tool's call where it begins, and then go on with its arguments.
+
+    Clients join what chunks of a call have, as OpenAI's stream is to be read; upstream names it in each.
+    """
+    begun: set[Any] = set()
+    for chunk in chunks:
+        choices = chunk.get("choices") if isinstance(chunk, dict) else None
+        delta = choices[0].get("delta") if choices else None
+        if delta and (delta.get("tool_calls") or delta.get("function_call")):
+            chunk = {**chunk, "choices": [{**choices[0], "delta": _once(delta, begun)}, *choices[1:]]}
+        yield chunk
+
+
+def _once(delta: dict[str, Any], begun: set[Any]) -> dict[str, Any]:
+    changed = dict(delta)
+    if delta.get("tool_calls"):
+        changed["tool_calls"] = [_rest(call, begun) for call in delta["tool_calls"]]
+    if delta.get("function_call"):
+        changed["function_call"] = _arguments(delta["function_call"], None in begun)
+        begun.add(None)
+    return changed
+
+
+def _rest(call: dict[str, Any], begun: set[Any]) -> dict[str, Any]:
+    """Return a call's part of a chunk, without what was told."""
+    index = call.get("index", 0)
+    again = index in begun
+    begun.add(index)
+    if not again:
+        return call
+    return {"index": index, "function": _arguments(call.get("function") or {}, again)}
+
+
+def _arguments(function: dict[str, Any], again: bool) -> dict[str, Any]:
+    return {key: value for key, value in function.items() if key != "name"} if again else function

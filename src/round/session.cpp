@@ -73,7 +73,7 @@ session::session(llama_context * target, const llama_context_params & context_pa
     if (drafting_.chooses()) {
         if (params.curve) {
             drafting_.costs().set_curve(params.curve->draft_us, params.curve->verify_us);
-        } else {
+        } else if (sequence_.context().is_empty()) { // else times are learned from the text's own rounds
             measure();
         }
     }

@@ -208,6 +208,15 @@ double target_context::replay(int32_t n_times) {
     return draftwood::replay(attached_, n_times);
 }
 
+bool target_context::is_empty() const {
+    for (llama_seq_id seq = 0; seq < (llama_seq_id) llama_n_seq_max(target_); ++seq) {
+        if (llama_memory_seq_pos_max(llama_get_memory(target_), seq) >= 0) {
+            return false;
+        }
+    }
+    return true;
+}
+
 int32_t target_context::free_cells(llama_seq_id seq) const {
     return draftwood::free_cells(target_, seq);
 }

@@ -51,6 +51,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.
     double replay(int32_t n_times);
 
+    bool is_empty() const; // no sequence holds a position
+
     // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
 

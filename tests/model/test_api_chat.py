@@ -238,8 +238,9 @@ def test_a_forced_call_is_named_once_in_a_stream(tiny):
     calls = [each for delta in deltas for each in delta.get("tool_calls") or []]
     assert len(calls) > 1
     assert "".join(call["function"].get("name", "") for call in calls) == choice["function"]["name"]
-    assert "".join(call["function"]["arguments"] for call in calls) == (
-        whole["tool_calls"][0]["function"]["arguments"]
+    assert (
+        "".join(call["function"]["arguments"] for call in calls)
+        == (whole["tool_calls"][0]["function"]["arguments"])
     )
     assert [bool(call.get("id")) for call in calls] == [True, *[False] * (len(calls) - 1)]
 

@@ -79,8 +79,8 @@ class ChatOptions:
 def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Return a call's arguments by upstream's names, `self` left out, defaults included.
 
-    Errors: TypeError as of any call; OptionError for messages or a response_format that are none; GrammarError
-    for JSON schemas beyond the limits of grammars.py.
+    Errors: TypeError as of any call; OptionError for messages or a response_format that are none;
+    GrammarError for JSON schemas beyond the limits of grammars.py.
     """
     try:
         bound = signature.bind(*args, **kwargs)

@@ -186,3 +186,32 @@ def test_each_length_is_measured_once(rig, draft_tokens, rows):
         Engine(r.ctx, r.params, **r.settings, length=_capi.LENGTH_AUTO).close()
         found.append(native.llama_perf_context(r.ctx).n_p_eval)
     assert 0 < found[-1] <= most + 2, found
+
+
+@pytest.mark.parametrize("sequence", [0, 1])
+def test_a_context_that_holds_a_text_keeps_it(rig, run_of, sequence):
+    """Nothing is timed in it: "auto" learns from the rounds that come, and the text is plain decode's."""
+    run = run_of("planted-moe")
+    r = rig("planted-moe", drafter=MTP, engine=False, n_seq_max=2, n_ctx=1024)
+    batch = native.llama_batch_init(len(PROMPT), 0, 1)
+    batch.n_tokens = len(PROMPT)
+    for i, token in enumerate(PROMPT):
+        batch.token[i], batch.pos[i], batch.logits[i] = token, i, i == len(PROMPT) - 1
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
+    assert native.llama_decode(r.ctx, batch) == 0
+    native.llama_batch_free(batch)
+    engine = Engine(r.ctx, r.params, **r.settings, length=_capi.LENGTH_AUTO, seq_id=sequence)
+    assert r.held == len(PROMPT)
+    assert engine.n_past == (len(PROMPT) if sequence == 0 else 0)
+    if sequence == 1:
+        engine.eval(PROMPT, 0)
+        assert engine.next(r.sampler) == run.tokens[0]
+    done = 1
+    while done < 150:
+        engine.propose(run.tokens[done - 1])
+        engine.verify()
+        while engine.row() is not None:
+            assert engine.next(r.sampler) == run.tokens[done]
+            done += 1
+    assert engine.stats().drafted > 0
+    engine.close()

@@ -17,7 +17,9 @@ int32_t beams::add(int32_t parent, llama_token token) {
 
 void beams::placed(const placed_rows & rows) noexcept {
     const size_t first = cells_.size();
-    cells_.insert(cells_.end(), rows.cells, rows.cells + rows.n);
+    for (int64_t i = 0; i < rows.n; ++i) {
+        cells_.push_back((uint32_t) (rows.cells[i] % n_stream_cells_));
+    }
     for (int64_t i = 0; i < rows.n; ++i) {
         for (size_t j = 0; j < cells_.size(); ++j) {
             set_visible(rows.kq_mask, i, cells_[j], (ancestors_[first + i] >> j & 1) != 0);
@@ -41,7 +43,7 @@ int32_t beams::keep(llama_context * ctx, const llama_token * tokens, int32_t n) 
             others.push_back(cells_[i]);
         }
     }
-    drop_cells(ctx, 0, others);
+    drop_cells(ctx, seq_, others);
     return n_kept;
 }
 

@@ -14,7 +14,12 @@ namespace draftwood {
 
 class beams : public row_mask {
   public:
-    void    clear() { *this = beams(); }
+    // n_stream_cells: of the KV cache that rows of one sequence are in
+    beams(llama_seq_id seq, int64_t n_stream_cells) :
+        seq_(seq),
+        n_stream_cells_(n_stream_cells) {}
+
+    void    clear() { *this = beams(seq_, n_stream_cells_); }
     bool    empty() const { return tokens_.empty(); }
     int32_t size() const { return (int32_t) tokens_.size(); }
 
@@ -28,10 +33,12 @@ class beams : public row_mask {
     int32_t keep(llama_context * ctx, const llama_token * tokens, int32_t n);
 
   private:
+    llama_seq_id             seq_;
+    int64_t                  n_stream_cells_;
     std::vector<llama_token> tokens_;
     std::vector<int32_t>     parents_;
     std::vector<uint64_t>    ancestors_; // bit j: row j, the row itself included
-    std::vector<uint32_t>    cells_;     // of those decoded so far
+    std::vector<uint32_t>    cells_;     // of those decoded so far, in the sequence's stream
 };
 
 } // namespace draftwood

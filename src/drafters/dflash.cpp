@@ -102,33 +102,45 @@ bool has_several_positions(const llama_model * model) {
 
 } // namespace
 
-dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
-    dflash_drafter(target, context_params, params,
+dflash_context::dflash_context(target_context & target, const llama_context_params & context_params,
+                               const dw_params & params) :
+    dflash_context(target, context_params, params,
                    require_dflash_for(target_facts(llama_get_model(target.get())), params.drafter_path)) {}
 
-dflash_drafter::dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params,
-                               const dflash_file & file) :
+dflash_context::dflash_context(target_context & target, const llama_context_params & context_params,
+                               const dw_params & params, const dflash_file & file) :
+    model(load(params.drafter_path, file.bytes, llama_get_model(target.get()),
+               /*use_extra_bufts*/ params.exact_rows == 0)),
+    ctx(make_context(target.get(), context_params, model.get()),
+        output_head(output_head(model.get()) ? model.get() : llama_get_model(target.get())), params,
+        target.attached().model),
+    layers(target_layers(model.get())),
+    block_size(file.block_size),
+    mask(llama_vocab_mask(llama_model_get_vocab(model.get()))),
+    takes_gaps(has_several_positions(model.get())) {
+    llama_set_causal_attn(ctx.get(), metadata(model.get(), "dflash.attention.causal") == "true");
+}
+
+dflash_drafter::dflash_drafter(target_context & target, const llama_context_params & context_params,
+                               const dw_params & params) :
     target_(target),
-    model_(load(params.drafter_path, file.bytes, llama_get_model(target.get()),
-                /*use_extra_bufts*/ params.exact_rows == 0)),
-    ctx_(make_context(target.get(), context_params, model_.get()),
-         output_head(output_head(model_.get()) ? model_.get() : llama_get_model(target.get())), params,
-         target.attached().model),
-    layers_(target_layers(model_.get())),
+    shared_(shared_by_drafters<dflash_context>(
+        target, name_of("dflash", params) + params.drafter_path,
+        [&] { return std::make_shared<dflash_context>(target, context_params, params); })),
+    ctx_(shared_->ctx),
+    seq_(params.seq_id),
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
-    block_size_(file.block_size),
-    mask_(llama_vocab_mask(llama_model_get_vocab(model_.get()))),
-    takes_gaps_(has_several_positions(model_.get())),
-    features_(ctx_.left().backend(), (int64_t) layers_.size() * n_embd_, llama_n_ubatch(target.get()) + n_waiting_max),
-    nothing_(layers_.size() * n_embd_) {
-    for (const int32_t layer : layers_) {
+    features_(ctx_.left().backend(), (int64_t) shared_->layers.size() * n_embd_,
+              llama_n_ubatch(target.get()) + n_waiting_max),
+    nothing_(shared_->layers.size() * n_embd_) {
+    for (const int32_t layer : shared_->layers) {
         target.attached().tap_layer((uint32_t) layer, true);
     }
-    llama_set_causal_attn(ctx_.get(), metadata(model_.get(), "dflash.attention.causal") == "true");
+    ctx_.remove_from(seq_, 0); // of one who drafted for this sequence before
 }
 
 dflash_drafter::~dflash_drafter() {
-    for (const int32_t layer : layers_) {
+    for (const int32_t layer : shared_->layers) {
         target_.attached().tap_layer((uint32_t) layer, false);
     }
 }
@@ -143,10 +155,10 @@ void dflash_drafter::observe(const kept_rows & kept) {
         leave_gap(kept.pos);
     }
     target_.left().wait_for(features_.backend());
-    for (size_t k = 0; k < layers_.size(); ++k) {
-        const result_rows inputs = target_.left().layer_input(layers_[k]);
+    for (size_t k = 0; k < shared_->layers.size(); ++k) {
+        const result_rows inputs = target_.left().layer_input(shared_->layers[k]);
         if (!inputs.tensor && !inputs.host) {
-            fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layers_[k]);
+            fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", shared_->layers[k]);
         }
         features_.copy_columns(n_waiting_, (int64_t) k * n_embd_, n_embd_, inputs, kept.rows, kept.n);
     }
@@ -167,8 +179,8 @@ void dflash_drafter::observe(const kept_rows & kept) {
 // The block sees nothing of the positions up to `pos` that were not fed. Where a token has one position, llama.cpp
 // takes none behind a gap, so that the block then sees nothing of those before it either.
 void dflash_drafter::leave_gap(llama_pos pos) {
-    if (!takes_gaps_) {
-        ctx_.clear();
+    if (!shared_->takes_gaps) {
+        ctx_.remove_from(seq_, 0);
     }
     n_fed_ = pos;
 }
@@ -179,22 +191,22 @@ void dflash_drafter::feed() {
     for (int32_t first = 0; first < n_waiting_;) {
         const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
         const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
-                         n_fed_ + bucket(n) <= (llama_pos) llama_n_ctx(ctx_.get());
+                         n_fed_ + bucket(n) <= ctx_.n_positions();
         const int32_t  n_rows = few ? bucket(n) : n;
         decode_request request;
         request.slot = few ? 1 : 0;
         ctx_.batch().clear();
         for (int32_t i = 0; i < n_rows; ++i) {
-            ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few);
+            ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few, seq_);
         }
-        request.feeds.push_back(features_.feed(row_feed::hidden, 0, first, n, feature_projection(model_.get())));
+        request.feeds.push_back(features_.feed(row_feed::hidden, 0, first, n, feature_projection(shared_->model.get())));
         const int32_t rc = ctx_.decode(request);
         if (rc != 0) {
             fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);
         }
         first += n;
         n_fed_ += n;
-        ctx_.remove_from(n_fed_);
+        ctx_.remove_from(seq_, n_fed_);
     }
     n_waiting_  = 0;
     has_prompt_ = false;
@@ -202,14 +214,14 @@ void dflash_drafter::feed() {
 
 draft_result dflash_drafter::draft(const draft_request & request, token_tree & tree) {
     const llama_pos pos = request.pos;
-    const int32_t   n   = std::min(request.depth, block_size_ - 1);
-    if (pos == 0 || end() != pos || pos + n >= (llama_pos) llama_n_ctx(ctx_.get())) {
+    const int32_t   n   = std::min(request.depth, shared_->block_size - 1);
+    if (pos == 0 || end() != pos || pos + n >= ctx_.n_positions()) {
         return draft_result::cold;
     }
     feed();
     ctx_.batch().clear();
     for (int32_t i = 0; i <= n; ++i) {
-        ctx_.batch().add(i == 0 ? request.last : mask_, pos + i, /*output*/ true);
+        ctx_.batch().add(i == 0 ? request.last : shared_->mask, pos + i, /*output*/ true, seq_);
     }
     const bool decoded = ctx_.decode({}) == 0;
     if (decoded && request.budget > 0) {
@@ -217,7 +229,7 @@ draft_result dflash_drafter::draft(const draft_request & request, token_tree & t
     } else if (decoded) {
         read_chain(request, n, tree);
     }
-    ctx_.remove_from(pos); // the block itself is no context
+    ctx_.remove_from(seq_, pos); // the block itself is no context
     return decoded ? draft_result::drafted : draft_result::failed;
 }
 
@@ -247,13 +259,13 @@ void dflash_drafter::trim(llama_pos n_keep) {
         n_waiting_ = std::max(n_keep - n_fed_, 0);
     }
     if (n_keep < n_fed_) {
-        ctx_.remove_from(n_keep);
+        ctx_.remove_from(seq_, n_keep);
         n_fed_ = n_keep;
     }
 }
 
 void dflash_drafter::reset() {
-    ctx_.clear();
+    ctx_.remove_from(seq_, 0);
     n_waiting_  = 0;
     n_fed_      = 0;
     has_prompt_ = false;

@@ -15,15 +15,35 @@ namespace draftwood {
 
 struct dflash_file;
 
+// The drafter's model and context, which all sequences of a target have in common.
+struct dflash_context {
+    // loads the drafter at params.drafter_path; throws failure when it does not fit the target
+    dflash_context(target_context & target, const llama_context_params & context_params, const dw_params & params);
+
+    struct free_model {
+        void operator()(llama_model * model) const { llama_model_free(model); }
+    };
+
+    std::unique_ptr<llama_model, free_model> model;
+    drafter_context                          ctx;
+    std::vector<int32_t>                     layers; // of the target, whose inputs are read
+    int32_t                                  block_size;
+    llama_token                              mask;
+    bool                                     takes_gaps; // its cache does, between positions
+
+  private:
+    dflash_context(target_context & target, const llama_context_params & context_params, const dw_params & params,
+                   const dflash_file & file);
+};
+
 // Of every kept token the inputs of some target layers, side by side, are projected to keys and values of the
 // drafter's cache. A draft decodes [last, mask, mask, ..] without a causal mask; row i guesses the token i further on.
 // Token embeddings and output head are the target's where the file has none.
 // Test: tests/model/test_dflash.py; against the modules it was trained with: tests/model/test_dflash_parity.py.
 class dflash_drafter : public drafter {
   public:
-    // loads the drafter at `path` and makes its context from the target's parameters; throws failure when it does not
-    // fit the target
-    dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
+    // of sequence params.seq_id; the first one makes the context. Throws failure.
+    dflash_drafter(target_context & target, const llama_context_params & context_params, const dw_params & params);
     ~dflash_drafter() override;
 
     void         observe(const kept_rows & kept) override;
@@ -34,27 +54,17 @@ class dflash_drafter : public drafter {
     void         reset() override;
 
   private:
-    dflash_drafter(target_context & target, llama_context_params context_params, const dw_params & params,
-                   const dflash_file & file);
-
     llama_pos end() const { return n_fed_ + n_waiting_; }
     void      feed();
     void      leave_gap(llama_pos pos);
     void      read_chain(const draft_request & request, int32_t n, token_tree & tree);
     void      read_tree(const draft_request & request, int32_t n, token_tree & tree);
 
-    struct free_model {
-        void operator()(llama_model * model) const { llama_model_free(model); }
-    };
-
-    target_context &                         target_;
-    std::unique_ptr<llama_model, free_model> model_;
-    drafter_context                          ctx_;
-    std::vector<int32_t>                     layers_; // of the target, whose inputs are read
-    int32_t                                  n_embd_; // of the target
-    int32_t                                  block_size_;
-    llama_token                              mask_;
-    bool                                     takes_gaps_; // its cache does, between positions
+    target_context &                target_;
+    std::shared_ptr<dflash_context> shared_;
+    drafter_context &               ctx_; // shared_'s
+    llama_seq_id                    seq_;
+    int32_t                         n_embd_; // of the target
 
     device_rows features_; // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache
     int32_t     n_waiting_  = 0;     // of them

@@ -40,8 +40,8 @@ bool drafter_context::short_of_memory() const {
 
 llama_context_params drafter_context::params_for(llama_context * target, llama_context_params params) {
     params.ctx_other  = target;
-    params.n_ctx      = llama_n_ctx_seq(target);
-    params.n_seq_max  = 1;
+    params.n_ctx      = llama_n_ctx(target);
+    params.n_seq_max  = llama_n_seq_max(target);
     params.n_rs_seq   = 0;
     params.embeddings = false;
     return params;
@@ -71,6 +71,10 @@ void drafter_context::see_control_tokens() {
             --left;
         }
     }
+}
+
+std::string name_of(const char * kind, const dw_params & params) {
+    return std::string(kind) + " " + std::to_string(params.draft_vocab) + " " + std::to_string(params.results);
 }
 
 void drafter_context::see(const llama_token * tokens, int32_t n) {

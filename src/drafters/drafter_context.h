@@ -1,5 +1,5 @@
-// A drafter's own llama_context: decodes rows into it, cuts it, reads the likeliest token. Must not know: the target's
-// memory, rounds, samplers.
+// A llama_context of drafters, one for all sequences of their target: decodes rows into it, cuts it, reads the likeliest
+// token. Must not know: the target's memory, rounds, samplers.
 
 #pragma once
 
@@ -8,8 +8,10 @@
 #include "llama/batch.h"
 #include "llama/results.h"
 #include "tree/build.h"
+#include "verify/target_context.h"
 
 #include <memory>
+#include <string>
 
 namespace draftwood {
 
@@ -21,8 +23,8 @@ struct likeliest {
 
 class drafter_context {
   public:
-    // What every drafter's context shares with its target's parameters: one sequence of the same length, a plain KV
-    // cache whose rejected cells are just removed.
+    // What every drafter's context shares with its target's parameters: as many sequences of the same length, and a
+    // plain KV cache whose rejected cells are just removed.
     static llama_context_params params_for(llama_context * target, llama_context_params params);
 
     // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on
@@ -45,9 +47,9 @@ class drafter_context {
     // the text has these tokens: drafts may be of them
     void      see(const llama_token * tokens, int32_t n);
     bool      short_of_memory() const;
-    llama_pos end() const { return llama_memory_seq_pos_max(memory(), 0) + 1; }
-    void      remove_from(llama_pos pos) { llama_memory_seq_rm(memory(), 0, pos, -1); }
-    void      clear() { llama_memory_clear(memory(), false); }
+    llama_pos end(llama_seq_id seq) const { return llama_memory_seq_pos_max(memory(), seq) + 1; }
+    void      remove_from(llama_seq_id seq, llama_pos pos) { llama_memory_seq_rm(memory(), seq, pos, -1); }
+    int32_t   n_positions() const { return (int32_t) llama_n_ctx_seq(ctx_.get()); } // of a sequence
 
     // The best token of row i of the newest decode (-1: its last). Its probability among the tokens that drafts are
     // chosen from may take a pass over their logits: it is only found where p_min > 0 lets it decide something.
@@ -79,5 +81,21 @@ class drafter_context {
     results                                 results_;
     std::unique_ptr<short_head>             short_head_; // nullptr: drafts are of the whole vocabulary
 };
+
+// What a drafter shares with those of the target's other sequences, made by the first of them. name: of what it is and
+// of all parameters that it depends on.
+template <typename T, typename F>
+std::shared_ptr<T> shared_by_drafters(target_context & target, const std::string & name, F make) {
+    std::weak_ptr<void> & held  = target.shared_by_drafters()[name];
+    std::shared_ptr<T>    found = std::static_pointer_cast<T>(held.lock());
+    if (!found) {
+        found = make();
+        held  = found;
+    }
+    return found;
+}
+
+// how drafters of a kind choose among tokens, as part of that name
+std::string name_of(const char * kind, const dw_params & params);
 
 } // namespace draftwood

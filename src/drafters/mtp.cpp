@@ -3,6 +3,7 @@
 #include "drafters/mtp.h"
 
 #include "llama/facts.h"
+#include "llama/memory.h"
 
 #include <algorithm>
 #include <cmath>
@@ -47,22 +48,33 @@ bool drafts_ahead(const llama_model * model, const attachment & drafter, const a
 
 } // namespace
 
-mtp_drafter::mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params) :
+mtp_context::mtp_context(target_context & target, const llama_context_params & context_params,
+                         const dw_params & params) :
+    block(mtp_block_of(llama_get_model(target.get()))),
+    ctx(make_context(target.get(), context_params), block.head, params, target.attached().model),
+    ahead(drafts_ahead(llama_get_model(target.get()), ctx.attached(), target.attached())),
+    outputs(ctx.left().backend(), llama_model_n_embd_out(llama_get_model(target.get())), mtp_drafter::widest) {
+    ctx.keep_hidden();
+    ctx.skip_unused();
+}
+
+mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & context_params,
+                         const dw_params & params) :
     target_(target),
-    block_(mtp_block_of(llama_get_model(target.get()))),
-    ctx_(make_context(target.get(), context_params), block_.head, params, target.attached().model),
+    shared_(shared_by_drafters<mtp_context>(
+        target, name_of("mtp", params), [&] { return std::make_shared<mtp_context>(target, context_params, params); })),
+    ctx_(shared_->ctx),
+    seq_(params.seq_id),
     n_embd_(llama_model_n_embd_out(llama_get_model(target.get()))),
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
     most_waiting_(std::min(n_rows_max_, params.length == DW_LENGTH_AUTO ? n_waiting_max : n_waiting_if_sure)),
-    ahead_(drafts_ahead(llama_get_model(target.get()), ctx_.attached(), target.attached())),
+    beams_(seq_, n_kv_cells(ctx_.get())),
     waiting_(ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
     newest_(ctx_.left().backend(), n_embd_, 1),
-    outputs_(ctx_.left().backend(), n_embd_, widest),
     drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
     nothing_(n_embd_) {
     target.attached().tap_hidden(true);
-    ctx_.keep_hidden();
-    ctx_.skip_unused();
+    ctx_.remove_from(seq_, 0); // of one who drafted for this sequence before
 }
 
 mtp_drafter::~mtp_drafter() {
@@ -120,21 +132,21 @@ void mtp_drafter::observe(const kept_rows & kept) {
 }
 
 void mtp_drafter::add_row(llama_token token, llama_pos pos, bool output) {
-    ctx_.batch().add(token, pos, output, 0, nothing_.data(), n_embd_);
+    ctx_.batch().add(token, pos, output, seq_, nothing_.data(), n_embd_);
 }
 
 // rows [to, to + n) of a decode have these hidden states
 row_feed mtp_drafter::hidden_feed(int32_t to, const device_rows & from, int64_t row, int32_t n) const {
-    return from.feed(row_feed::hidden, to, row, n, block_.hidden_norm);
+    return from.feed(row_feed::hidden, to, row, n, shared_->block.hidden_norm);
 }
 
-// Decode the batch. The block's own hidden states of its last n rows, those with an output, go to outputs_. Where they
+// Decode the batch. The block's own hidden states of its last n rows, those with an output, go to outputs. Where they
 // were computed, those of all rows may lie, or of these alone.
 bool mtp_drafter::decode(const decode_request & request, int32_t n) {
     const int32_t rc = ctx_.decode(request);
     if (rc == 0 && n > 0) {
         const result_rows hidden = ctx_.left().hidden();
-        outputs_.copy(0, hidden, hidden.tensor ? hidden.tensor->ne[1] - n : 0, n);
+        shared_->outputs.copy(0, hidden, hidden.tensor ? hidden.tensor->ne[1] - n : 0, n);
     }
     return rc == 0;
 }
@@ -211,12 +223,12 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
         ctx_.batch().clear();
         add_row(best.token, request.pos + 1 + i, true);
         decode_request next;
-        next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
+        next.feeds.push_back(hidden_feed(0, shared_->outputs, 0, 1));
         if (!decode(next, 1)) {
             break; // the context's end: what is drafted so far stands
         }
     }
-    n_fed_ = ctx_.end(); // the drafts' pairs stay: see observe
+    n_fed_ = ctx_.end(seq_); // the drafts' pairs stay: see observe
 }
 
 // The same without waiting for a token: each goes from its row's best straight into the next row, and its place in the
@@ -233,14 +245,14 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         add_row(request.last, request.pos + 1 + i, true);
         decode_request next;
         next.slot = 1 + i % 2;
-        next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, block_.embeddings));
-        next.feeds.push_back(hidden_feed(0, outputs_, 0, 1));
+        next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, shared_->block.embeddings));
+        next.feeds.push_back(hidden_feed(0, shared_->outputs, 0, 1));
         if (!decode(next, 1)) {
             break;
         }
     }
     done_.record(drafted_.backend());
-    n_fed_ = ctx_.end();
+    n_fed_ = ctx_.end(seq_);
 }
 
 void mtp_drafter::settle(token_tree & tree) {
@@ -258,7 +270,7 @@ void mtp_drafter::drop_cells_from(llama_pos pos) {
     if (pos <= n_fed_) {
         beams_.clear(); // all of them, or none is left to settle
     }
-    ctx_.remove_from(pos);
+    ctx_.remove_from(seq_, pos);
     n_fed_ = std::min(n_fed_, pos);
 }
 
@@ -284,7 +296,7 @@ void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
 }
 
 void mtp_drafter::reset() {
-    ctx_.clear();
+    ctx_.remove_from(seq_, 0);
     beams_.clear();
     queue_      = {};
     n_fed_      = 0;

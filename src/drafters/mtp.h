@@ -11,6 +11,16 @@
 
 namespace draftwood {
 
+// What the drafters of all sequences have in common. Each uses it alone while it drafts or observes.
+struct mtp_context {
+    mtp_context(target_context & target, const llama_context_params & context_params, const dw_params & params);
+
+    mtp_block       block;
+    drafter_context ctx;
+    bool            ahead;   // drafted tokens need not come to the host before they are verified
+    device_rows     outputs; // f32[n_embd, mtp_drafter::widest] the block's own hidden states, of the last decode
+};
+
 // The block sees pairs (token at p, target's hidden state at p - 1) and predicts the token at p + 1; further
 // drafts feed the block its own output row as hidden state (src/models/qwen35moe.cpp, graph_mtp at the pin).
 // Position 0 has no pair and stays empty, as in training. Pairs of accepted drafts stay as they were drafted, with the
@@ -21,8 +31,8 @@ class mtp_drafter : public drafter {
   public:
     static constexpr int32_t widest = 8; // rows of a level of a tree
 
-    // makes its own context from the target's parameters; throws failure
-    mtp_drafter(target_context & target, llama_context_params context_params, const dw_params & params);
+    // of sequence params.seq_id; the first one makes the context from the target's parameters. Throws failure.
+    mtp_drafter(target_context & target, const llama_context_params & context_params, const dw_params & params);
     ~mtp_drafter() override;
 
     void         observe(const kept_rows & kept) override;
@@ -32,7 +42,7 @@ class mtp_drafter : public drafter {
     void         trim(llama_pos n_keep) override;
     void         reset() override;
 
-    bool can_draft_ahead() const override { return ahead_; }
+    bool can_draft_ahead() const override { return shared_->ahead; }
     void settle(token_tree & tree) override;
     void feed_verify(decode_request & verify, int32_t n) override;
 
@@ -74,19 +84,18 @@ class mtp_drafter : public drafter {
     void     push_kept(const kept_rows & kept, const result_rows & hidden);
     void     drop_cells_from(llama_pos pos);
 
-    target_context & target_;
-    mtp_block        block_;
-    drafter_context  ctx_;
-    int32_t          n_embd_;
-    int32_t          n_rows_max_;   // pairs per decode
-    int32_t          most_waiting_; // pairs
-    bool             ahead_;        // drafted tokens need not come to the host before they are verified
+    target_context &             target_;
+    std::shared_ptr<mtp_context> shared_;
+    drafter_context &            ctx_; // shared_'s
+    llama_seq_id                 seq_;
+    int32_t                      n_embd_;
+    int32_t                      n_rows_max_;   // pairs per decode
+    int32_t                      most_waiting_; // pairs
 
     beams       beams_; // rows of the last draft, if it was a tree
     pair_queue  queue_;
     device_rows waiting_;         // f32[n_embd, ..] of queue_
     device_rows newest_;          // f32[n_embd, 1] the target's hidden state at hidden_pos_
-    device_rows outputs_;         // f32[n_embd, widest] the block's own, of the last decode
     device_rows drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
     llama_pos   n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
     llama_pos   hidden_pos_ = -1; // position that newest_ belongs to; -1: unknown

@@ -26,7 +26,7 @@ std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree,
     leaves.erase(std::remove_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
     std::stable_sort(leaves.begin(), leaves.end(),
                      [&](const leaf & a, const leaf & b) { return tree.log_probs[a.node] > tree.log_probs[b.node]; });
-    const int32_t free = (int32_t) llama_n_ctx(ctx_.get()) - (request.pos + 1 + beams_.size()); // cells
+    const int32_t free = ctx_.n_positions() - (request.pos + 1 + beams_.size()); // cells
     const int32_t most = std::min({ request.width, widest, max_tree_nodes - beams_.size(), std::max(0, free) });
     leaves.resize(std::min<size_t>(leaves.size(), most));
     return leaves;
@@ -77,7 +77,7 @@ bool mtp_drafter::decode_level(const std::vector<leaf> & level, const draft_requ
     for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
         beams_.add(level[i].row, tree.tokens[level[i].node]);
         add_row(tree.tokens[level[i].node], request.pos + tree.depths[level[i].node], true);
-        next.feeds.push_back(hidden_feed(i, outputs_, level[i].output, 1));
+        next.feeds.push_back(hidden_feed(i, shared_->outputs, level[i].output, 1));
     }
     const bool decoded = decode(next, (int32_t) level.size());
     if (!decoded) {

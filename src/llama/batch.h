@@ -41,8 +41,8 @@ class row_batch {
     }
 
     // a row of features f32[n] instead of a token; they must stay valid until decode()
-    void add_features(const float * features, int32_t n, llama_pos pos, bool output) {
-        const int32_t row = llama_batch_ext_add_embd(batch_.get(), 0, { features, 1, (size_t) n });
+    void add_features(const float * features, int32_t n, llama_pos pos, bool output, llama_seq_id seq = 0) {
+        const int32_t row = llama_batch_ext_add_embd(batch_.get(), seq, { features, 1, (size_t) n });
         // models with M-RoPE take four positions a row, the last of them zero
         const llama_pos at[4] = { pos, pos, pos, 0 };
         const bool      ok    = row >= 0 && llama_batch_ext_set_pos(batch_.get(), row, at);

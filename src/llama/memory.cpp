@@ -72,6 +72,10 @@ int32_t free_cells(llama_context * ctx, llama_seq_id seq) {
     return (int32_t) (cells.size() - cells.get_used());
 }
 
+int64_t n_kv_cells(const llama_context * ctx) {
+    return dynamic_cast<const llama_kv_cache &>(*llama_get_memory(ctx)).get_size();
+}
+
 // At positions behind all others, llama_kv_cache::seq_rm finds the cells and moves its head back as no other call does.
 void drop_cells(llama_context * ctx, llama_seq_id seq, const std::vector<uint32_t> & cells) {
     auto &           cache = dynamic_cast<llama_kv_cache &>(*llama_get_memory(ctx));

@@ -23,6 +23,9 @@ void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept;
 // free cells of the sequence's KV cache; INT32_MAX if the context has no llama_kv_cache
 int32_t free_cells(llama_context * ctx, llama_seq_id seq);
 
+// cells that a sequence may have in the plain KV cache of a context. Throws std::bad_cast if it has another memory
+int64_t n_kv_cells(const llama_context * ctx);
+
 // Frees these cells of the plain KV cache of a context, all of sequence `seq`, and lets the cache search from its first
 // free cell again. Throws std::bad_cast if the context has another memory.
 void drop_cells(llama_context * ctx, llama_seq_id seq, const std::vector<uint32_t> & cells);

@@ -11,6 +11,7 @@
 #include "verify/tree_state.h"
 
 #include <functional>
+#include <map>
 #include <memory>
 #include <string>
 #include <vector>
@@ -81,6 +82,9 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     tree_state * trees() const { return trees_.get(); }
     std::string  tree_refusal() const { return trees_ ? "" : refusal_; }
 
+    // What drafters of these engines share, by a name that says how it was made. It goes with the last who holds it.
+    std::map<std::string, std::weak_ptr<void>> & shared_by_drafters() { return shared_by_drafters_; }
+
     // run what saves or restores a state: not news for the listeners
     template <typename F> auto working(F f) {
         const scope work(at_work_);
@@ -118,6 +122,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool                        at_work_ = false;
     bool                        intact_  = true;
     std::vector<member>         members_;
+    std::map<std::string, std::weak_ptr<void>> shared_by_drafters_;
     attachment                  attached_;
     row_batch                   batch_;
     results                     results_;

@@ -37,18 +37,45 @@ def test_what_an_engine_holds_is_counted_and_given_back(rig, run_of):
     assert held(r.engine) == (0, 0, 0)
 
 
-@pytest.mark.parametrize(
-    ("n_ctx", "n_seq_max", "kv_unified", "n_cells"),
-    [
-        pytest.param(512, 2, False, 256, id="two sequences with a cache each"),
-        pytest.param(1024, 4, False, 256, id="four"),
-        pytest.param(512, 2, True, 512, id="two sequences in one cache: each may fill it"),
-    ],
-)
-def test_a_drafter_has_the_cells_of_one_sequence(rig, n_ctx, n_seq_max, kv_unified, n_cells):
-    alone = rig(drafter=MTP, n_ctx=n_cells)
-    beside_others = rig(drafter=MTP, n_ctx=n_ctx, n_seq_max=n_seq_max, kv_unified=kv_unified)
-    assert held(beside_others.engine)[0] == held(alone.engine)[0] > 0
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["caches", "cache"])
+def test_drafters_of_a_context_share_theirs(rig, run_of, kv_unified):
+    """Who comes and goes changes nothing for the others; the last one gives the memory back."""
+    run = run_of("planted-moe")
+    r = rig("planted-moe", drafter=MTP, n_ctx=1024, n_seq_max=3, kv_unified=kv_unified)
+    alone = held(r.engine)[0]
+    others = [Engine(r.ctx, r.params, **r.settings, seq_id=seq) for seq in (1, 2)]
+    assert held(r.engine)[0] == alone > 0
+    for engine in (r.engine, *others):
+        engine.eval(run.prompt, 0)
+        assert engine.next(r.sampler) == run.tokens[0]
+    expected = [drafts_of(engine, run, r.sampler, 6) for engine in (r.engine, *others)]
+    assert expected[0] == expected[1] == expected[2]
+    assert any(expected[0])
+    others[0].close()
+    again = Engine(r.ctx, r.params, **r.settings, seq_id=1)
+    again.eval(run.prompt, 0)
+    assert again.next(r.sampler) == run.tokens[0]
+    assert drafts_of(again, run, r.sampler, 6) == expected[0]
+    for engine in (again, others[1]):
+        engine.close()
+    assert held(r.engine)[0] == alone
+    r.detach()
+    r.settings["drafter"] = NONE
+    assert held(r.attach())[0] == 0
+
+
+def drafts_of(engine, run, sampler, n):
+    """Return the drafts of n rounds after run.tokens[0], whose text must be the run's."""
+    drafts, done = [], 1
+    for _ in range(n):
+        engine.propose(run.tokens[done - 1])
+        drafts.append(engine.draft())
+        engine.verify()
+        while engine.row() is not None:
+            assert engine.next(sampler) == run.tokens[done]
+            done += 1
+    engine.commit()
+    return drafts
 
 
 def test_graphs_beyond_the_limit_go(rig, run_of):

@@ -142,9 +142,10 @@ def test_its_rows_count_as_the_drafters_memory(rig):
 
 @pytest.mark.parametrize(("spare", "expected"), [(-1, 0), (0, FEW)])
 def test_without_memory_for_it_the_whole_head_drafts(rig, spare, expected):
-    """A second sequence's drafter: its context fits, and the rows of a short head do or do not."""
-    short = rig(drafter=MTP, draft_vocab=FEW).engine.stats().drafter_bytes
-    r = rig(drafter=MTP, n_seq_max=2, n_ctx=512)
+    """Of another kind than the first sequence's, so that it has a context of its own."""
+    two = {"drafter": MTP, "n_seq_max": 2, "n_ctx": 512}
+    short = rig(**two, draft_vocab=FEW).engine.stats().drafter_bytes
+    r = rig(**two)
     whole = r.engine.stats().drafter_bytes
     limit_memory(r.engine, drafter=whole + short + spare)
     second = Engine(r.ctx, r.params, **{**r.settings, "draft_vocab": FEW}, seq_id=1)

@@ -58,6 +58,8 @@ class SpeculationStats:
     """Rounds since a graph found no memory of its own: all take turns in one place, built each time."""
     ahead_rounds: int
     """Rounds whose draft went into the verify on its device, before the host knew it."""
+    joint_rounds: int
+    """Rounds whose draft was made together with those of other sequences; 0 in a `Llama`, which has one."""
     logits_rows: int
     """Rows sampled from all their logits, copied to the host; others needed their best tokens only."""
     gpu_launches: int
@@ -115,6 +117,7 @@ class SpeculationStats:
             draft_vocab=raw.draft_vocab,
             shared_rounds=raw.n_shared_rounds,
             ahead_rounds=raw.n_ahead_rounds,
+            joint_rounds=raw.n_joint_rounds,
             logits_rows=raw.n_logits_rows,
             gpu_launches=raw.n_launches,
             gpu_replays=raw.n_replays,

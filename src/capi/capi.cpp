@@ -8,6 +8,22 @@
 
 using namespace draftwood;
 
+namespace {
+
+std::vector<session *> sessions_of(const char * call, dw_engine * const * engines, int32_t n_engines) {
+    if (n_engines < 1) {
+        fail(DW_ERR_ARGUMENT, "%d engines; expected 1 or more", n_engines);
+    }
+    std::vector<session *> all;
+    for (int32_t i = 0; i < n_engines; ++i) {
+        require(call, engines[i]);
+        all.push_back(&engines[i]->impl);
+    }
+    return all;
+}
+
+} // namespace
+
 int32_t dw_api_version(void) {
     return DW_API_VERSION;
 }
@@ -72,6 +88,19 @@ dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_draft, in
     });
 }
 
+dw_status dw_propose_all(dw_engine * const * engines, const llama_token * last, const int32_t * max_draft,
+                         int32_t * n_draft, int32_t n_engines) {
+    return guard([&] {
+        require("dw_propose_all", engines, last, max_draft, n_draft);
+        const std::vector<session *> all = sessions_of("dw_propose_all", engines, n_engines);
+        session::propose_all(all, last, max_draft);
+        for (size_t i = 0; i < all.size(); ++i) {
+            n_draft[i] = all[i]->tree().n_drafts();
+        }
+        return DW_OK;
+    });
+}
+
 dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft) {
     return with(engine, "dw_propose_given", [&](auto & e) {
         if (n_draft > 0) {
@@ -88,15 +117,7 @@ dw_status dw_verify(dw_engine * engine) {
 dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines) {
     return guard([&] {
         require("dw_verify_all", engines);
-        if (n_engines < 1) {
-            fail(DW_ERR_ARGUMENT, "%d engines; expected 1 or more", n_engines);
-        }
-        std::vector<session *> all;
-        for (int32_t i = 0; i < n_engines; ++i) {
-            require("dw_verify_all", engines[i]);
-            all.push_back(&engines[i]->impl);
-        }
-        verify_batch(std::move(all)).run();
+        verify_batch(sessions_of("dw_verify_all", engines, n_engines)).run();
         return DW_OK;
     });
 }

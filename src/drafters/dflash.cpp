@@ -199,7 +199,8 @@ void dflash_drafter::feed() {
         for (int32_t i = 0; i < n_rows; ++i) {
             ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few, seq_);
         }
-        request.feeds.push_back(features_.feed(row_feed::hidden, 0, first, n, feature_projection(shared_->model.get())));
+        request.feeds.push_back(
+            features_.feed(row_feed::hidden, 0, first, n, feature_projection(shared_->model.get())));
         const int32_t rc = ctx_.decode(request);
         if (rc != 0) {
             fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);

@@ -42,6 +42,17 @@ struct kept_rows {
     bool                is_prompt; // or a part of one; else a round accepted them
 };
 
+class drafter;
+
+// One of several drafts that are made together: who makes it of which sequence, and what became of it.
+struct joint_draft {
+    drafter *     who;
+    llama_seq_id  seq;
+    draft_request request; // a chain, and not ahead
+    token_tree *  tree;    // holds the root
+    draft_result  result;
+};
+
 // Order of calls. observe() comes after each part of a prompt and after each commit, in the order of the text; draft()
 // comes at the end of the text, between two of them, not at all or several times. If the text was cut, goes on behind a
 // gap, or a draft was dropped, trim() comes before the next of these; after reset() they may begin anywhere in a text.
@@ -54,6 +65,11 @@ class drafter {
     // Add to `tree`, which holds the root, what may follow it, with the probabilities of its paths where it is no
     // chain. Throws failure if the drafter cannot go on from what it holds: the caller resets it.
     virtual draft_result draft(const draft_request & request, token_tree & tree) = 0;
+
+    // Drafters that give the same value can draft together, whoever of them is asked; nullptr: by itself alone.
+    virtual const void * joint() const { return nullptr; }
+    // As draft() of each, in the order of their sequences, which all differ. Who cannot go on is reset.
+    virtual void draft_all(std::vector<joint_draft> &) {}
 
     // Whether drafts can be made `ahead`. settle() fills in the tokens of such a tree. Until then feed_verify() lets a
     // verify of its n drafts take them from the drafter's device.

@@ -1,5 +1,5 @@
-// A llama_context of drafters, one for all sequences of their target: decodes rows into it, cuts it, reads the likeliest
-// token. Must not know: the target's memory, rounds, samplers.
+// A llama_context of drafters, one for all sequences of their target: decodes rows into it, cuts it, reads the
+// likeliest token. Must not know: the target's memory, rounds, samplers.
 
 #pragma once
 

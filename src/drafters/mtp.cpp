@@ -15,10 +15,15 @@ namespace {
 constexpr int32_t n_waiting_max     = 256; // pairs that may wait for a draft: in a pause it may never come
 constexpr int32_t n_waiting_if_sure = 64;  // if it comes for certain: a prompt's pairs belong to the prompt's time
 
+// of a decode: a level of a tree, or a row of each sequence
+int32_t n_outputs(const llama_context * target) {
+    return std::max(mtp_drafter::widest, (int32_t) llama_n_seq_max(target));
+}
+
 llama_context * make_context(llama_context * target, llama_context_params params) {
     params               = drafter_context::params_for(target, params);
     params.ctx_type      = LLAMA_CONTEXT_TYPE_MTP;
-    params.n_outputs_max = mtp_drafter::widest;
+    params.n_outputs_max = n_outputs(target);
 
     llama_context * ctx = llama_init_from_model(const_cast<llama_model *>(llama_get_model(target)), params);
     if (!ctx) {
@@ -53,7 +58,7 @@ mtp_context::mtp_context(target_context & target, const llama_context_params & c
     block(mtp_block_of(llama_get_model(target.get()))),
     ctx(make_context(target.get(), context_params), block.head, params, target.attached().model),
     ahead(drafts_ahead(llama_get_model(target.get()), ctx.attached(), target.attached())),
-    outputs(ctx.left().backend(), llama_model_n_embd_out(llama_get_model(target.get())), mtp_drafter::widest) {
+    outputs(ctx.left().backend(), llama_model_n_embd_out(llama_get_model(target.get())), n_outputs(target.get())) {
     ctx.keep_hidden();
     ctx.skip_unused();
 }
@@ -163,6 +168,11 @@ void mtp_drafter::feed(int32_t n, bool output) {
     if (!decode(request, output ? 1 : 0)) {
         fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
     }
+    fed(n);
+}
+
+// The first n queued pairs are in the KV cache.
+void mtp_drafter::fed(int32_t n) {
     queue_.tokens.erase(queue_.tokens.begin(), queue_.tokens.begin() + n);
     queue_.first += n;
     queue_.pos += n;
@@ -189,14 +199,23 @@ void mtp_drafter::catch_up() {
     }
 }
 
-draft_result mtp_drafter::draft(const draft_request & request, token_tree & tree) {
-    if (request.pos == 0 || hidden_pos_ != request.pos - 1) {
-        return draft_result::cold;
-    }
+bool mtp_drafter::is_ready(const draft_request & request) const {
+    return request.pos > 0 && hidden_pos_ == request.pos - 1;
+}
+
+// the pair that the drafts go on from, behind those that wait
+void mtp_drafter::push_root(const draft_request & request) {
     if (n_fed_ > request.pos || !beams_.empty()) { // this very token was drafted from before, and its round never came
         drop_cells_from(request.pos);
     }
     push(&request.last, 1, request.pos, { newest_.tensor(), nullptr }, 0);
+}
+
+draft_result mtp_drafter::draft(const draft_request & request, token_tree & tree) {
+    if (!is_ready(request)) {
+        return draft_result::cold;
+    }
+    push_root(request);
     catch_up();
     if (request.ahead) {
         draft_ahead(request, tree);

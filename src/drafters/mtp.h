@@ -18,7 +18,7 @@ struct mtp_context {
     mtp_block       block;
     drafter_context ctx;
     bool            ahead;   // drafted tokens need not come to the host before they are verified
-    device_rows     outputs; // f32[n_embd, mtp_drafter::widest] the block's own hidden states, of the last decode
+    device_rows     outputs; // f32[n_embd, ..] the block's own hidden states: a row for each of the last decode
 };
 
 // The block sees pairs (token at p, target's hidden state at p - 1) and predicts the token at p + 1; further
@@ -37,6 +37,8 @@ class mtp_drafter : public drafter {
 
     void         observe(const kept_rows & kept) override;
     draft_result draft(const draft_request & request, token_tree & tree) override;
+    const void * joint() const override { return shared_.get(); }
+    void         draft_all(std::vector<joint_draft> & drafts) override; // mtp_joint.cpp
     bool         short_of_memory() const override { return ctx_.short_of_memory(); }
     int32_t      draft_vocab() const override { return ctx_.draft_vocab(); }
     void         trim(llama_pos n_keep) override;
@@ -67,6 +69,20 @@ class mtp_drafter : public drafter {
         int32_t output; // of its parent in the last decode
     };
 
+    // one of a joint draft that goes on
+    struct member {
+        mtp_drafter * who;
+        joint_draft * draft;
+        int32_t       row;  // of its newest hidden state in outputs
+        float         path; // probability
+    };
+
+    bool              is_ready(const draft_request & request) const;
+    void              push_root(const draft_request & request);
+    void              fed(int32_t n);
+    void              begin_joint(joint_draft & draft);
+    void              draft_next(std::vector<member> run, int32_t depth, std::vector<member> & next);
+    bool              decode_joint(const std::vector<member> & run, int32_t depth);
     void              draft_chain(const draft_request & request, token_tree & tree);
     void              draft_ahead(const draft_request & request, token_tree & tree);
     void              draft_tree(const draft_request & request, token_tree & tree);

@@ -149,6 +149,7 @@ typedef struct dw_stats {
     int64_t  draft_vocab;      // tokens that the drafter's output head has on a CPU (dw_params); 0: all
     int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
+    int64_t  n_joint_rounds;   // whose draft was made together with other sequences' (dw_propose_all)
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process
     int64_t  n_replays;        // of them, captured CUDA graphs launched as they were
@@ -212,6 +213,13 @@ DW_API dw_status dw_eval(dw_engine * engine, const llama_token * tokens, int32_t
 // Draft up to max_draft tokens after `last`, the token at position n_past, which is not yet evaluated. The draft is cut
 // to the room in the context. n_draft (out) may be 0; dw_verify is then a plain step.
 DW_API dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_draft, int32_t * n_draft);
+
+// The same for several engines of one context: last[i], max_draft[i] and n_draft[i] are of engines[i]. MTP chains of
+// fixed length and of DW_LENGTH_AUTO are drafted together, a decode of all sequences for each depth; whoever drafts in
+// another way does it by itself. In a context without kv_unified, sequence ids with a gap take a decode each.
+// Errors: those of dw_propose, for any of them.
+DW_API dw_status dw_propose_all(dw_engine * const * engines, const llama_token * last, const int32_t * max_draft,
+                                int32_t * n_draft, int32_t n_engines);
 
 // The same with the caller's draft: i32[n_draft], n_draft <= draft_tokens.
 DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft);

@@ -9,6 +9,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <map>
 
 namespace draftwood {
 
@@ -41,23 +42,54 @@ template <typename F> void drafting::each_drafter(F f) {
 }
 
 void drafting::propose(proposal & draft, const draft_limits & limits) {
+    carry_out(draft, plan_draft(draft, limits));
+}
+
+// Who drafts a chain as others do waits until all are planned.
+void drafting::propose_all(const std::vector<asked> & all) {
+    std::map<const void *, std::vector<joint_draft>> groups;
+    std::vector<plan>                                plans;
+    for (const asked & each : all) {
+        plans.push_back(each.who->plan_draft(*each.draft, each.limits));
+        draft_request & request = plans.back().request;
+        const void *    joint   = request.depth > 0 ? each.who->drafter_->joint() : nullptr;
+        if (!joint || request.budget > 0) {
+            each.who->carry_out(*each.draft, plans.back());
+            continue;
+        }
+        request.ahead = false;
+        groups[joint].push_back(
+            { each.who->drafter_.get(), each.seq, request, &each.draft->tree, draft_result::failed });
+    }
+    for (auto & [joint, drafts] : groups) {
+        const int64_t start_us = ggml_time_us();
+        drafts[0].who->draft_all(drafts);
+        const int64_t took = (ggml_time_us() - start_us) / (int64_t) drafts.size();
+        for (const joint_draft & each : drafts) {
+            const auto asked_by             = std::find_if(all.begin(), all.end(),
+                                                           [&](const asked & one) { return one.who->drafter_.get() == each.who; });
+            asked_by->draft->draft_start_us = start_us;
+            asked_by->who->stats_.n_joint_rounds += drafts.size() > 1 ? 1 : 0;
+            asked_by->who->add_draft_time(*asked_by->draft, each.request,
+                                          asked_by->who->judge(*asked_by->draft, each.request, each.result), took,
+                                          /*whole*/ drafts.size() == 1);
+        }
+    }
+}
+
+// By whom, as far and as wide as it pays, or as asked for.
+drafting::plan drafting::plan_draft(proposal & draft, const draft_limits & limits) {
     if (!drafter_ || limits.n_tokens < 1) {
-        return;
+        return {};
     }
     if (chooses_) {
-        draft_best(draft, limits);
-    } else {
-        this->draft(draft, request(draft, limits.pos, limits.n_tokens, limits.n_nodes, /*spine*/ 0), nullptr,
-                    /*alone*/ false);
+        return plan_best(draft, limits);
     }
+    return { request(draft, limits.pos, limits.n_tokens, limits.n_nodes, /*spine*/ 0), {}, token_tree(0), false };
 }
 
-void drafting::propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens) {
-    this->draft(draft, request(draft, pos, n_tokens, /*budget*/ 0, /*spine*/ 0), nullptr, /*alone*/ true);
-}
-
-// With whom, as far and as wide as it pays. N-grams cost next to nothing, so they are looked up before the choice.
-void drafting::draft_best(proposal & draft, const draft_limits & limits) {
+// N-grams cost next to nothing, so they are looked up before the choice.
+drafting::plan drafting::plan_best(proposal & draft, const draft_limits & limits) {
     int32_t n_max = limits.n_tokens;
     if (tree_budget_ > 0) { // of rows, a chain's too
         n_max = std::min(n_max, tree_budget_ - 1);
@@ -68,19 +100,26 @@ void drafting::draft_best(proposal & draft, const draft_limits & limits) {
     const token_tree   found  = look_up(draft, limits.pos, n_max);
     const draft_choice choice = costs_.choose({ n_max, found.n_drafts() });
     draft.source              = choice.source;
+    stats_.n_paused_rounds += choice.n_tokens == 0 && !choice.is_trial ? 1 : 0;
     if (choice.source == from_ngrams) {
         draft.tree = select(found, choice.n_tokens + 1, choice.n_tokens);
         stats_.n_ngram_rounds++;
-    } else {
-        const int32_t budget = costs_.pays_to_branch(choice) ? limits.n_nodes : 0;
-        this->draft(draft, request(draft, limits.pos, choice.n_tokens, budget, choice.n_tokens), &found,
-                    /*alone*/ false);
-        if (budget > 0) {
-            const int32_t n_nodes = costs_.choose_tree_size(choice, beside_spine(draft.tree, choice.n_tokens));
-            draft.tree            = select(draft.tree, n_nodes, choice.n_tokens);
-        }
+        return {};
     }
-    stats_.n_paused_rounds += choice.n_tokens == 0 && !choice.is_trial ? 1 : 0;
+    const int32_t budget = costs_.pays_to_branch(choice) ? limits.n_nodes : 0;
+    return { request(draft, limits.pos, choice.n_tokens, budget, choice.n_tokens), choice, found, true };
+}
+
+void drafting::carry_out(proposal & draft, const plan & plan) {
+    this->draft(draft, plan.request, plan.chosen ? &plan.found : nullptr, /*alone*/ false);
+    if (plan.chosen && plan.request.budget > 0) {
+        const int32_t n_nodes = costs_.choose_tree_size(plan.choice, beside_spine(draft.tree, plan.choice.n_tokens));
+        draft.tree            = select(draft.tree, n_nodes, plan.choice.n_tokens);
+    }
+}
+
+void drafting::propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens) {
+    this->draft(draft, request(draft, pos, n_tokens, /*budget*/ 0, /*spine*/ 0), nullptr, /*alone*/ true);
 }
 
 // Lets the drafter continue the root as requested. N-grams join a tree: what they `found`, if they were asked before.
@@ -97,9 +136,12 @@ void drafting::draft(proposal & draft, const draft_request & request, const toke
         join_ngrams(draft.tree, found ? *found : look_up(draft, request.pos, request.depth), request.depth);
         draft.tree = select(draft.tree, request.budget, request.spine);
     }
-    const int64_t took = ggml_time_us() - draft.draft_start_us;
-    stats_.t_draft_us += took;
     const bool whole = request.budget == 0 && draft.tree.n_drafts() == request.depth && draft.tokens == tokens_at::host;
+    add_draft_time(draft, request, drafted, ggml_time_us() - draft.draft_start_us, whole);
+}
+
+void drafting::add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole) {
+    stats_.t_draft_us += took;
     if (drafted) {
         costs_.add_draft(request.depth, took, whole);
     }
@@ -114,6 +156,11 @@ bool drafting::ask(proposal & draft, const draft_request & request) {
         drafter_->reset();
         draft.tree = token_tree(draft.tree.tokens[0]);
     }
+    return judge(draft, request, result);
+}
+
+// Counts what became of a draft, and says whether there is one.
+bool drafting::judge(proposal & draft, const draft_request & request, draft_result result) {
     stats_.n_cold_rounds += result == draft_result::cold ? 1 : 0;
     stats_.n_failed_drafts += result == draft_result::failed ? 1 : 0;
     draft.tokens = request.ahead && draft.tree.n_drafts() > 0 ? tokens_at::device : tokens_at::host;

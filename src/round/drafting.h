@@ -35,6 +35,14 @@ class drafting {
 
     // Grows the proposal's tree from its root.
     void propose(proposal & draft, const draft_limits & limits);
+    // The same of several sequences: drafters that can draft together, where each drafts a chain.
+    struct asked {
+        drafting *   who;
+        llama_seq_id seq;
+        proposal *   draft;
+        draft_limits limits;
+    };
+    static void propose_all(const std::vector<asked> & all); // in the order of the sequences
     // The same with n_tokens by the drafter, which are on the host when it returns: what it takes by itself.
     void propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens);
 
@@ -60,9 +68,21 @@ class drafting {
     bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
 
   private:
-    void          draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
-    void          draft_best(proposal & draft, const draft_limits & limits);
-    bool          ask(proposal & draft, const draft_request & request);
+    // what a round is to be drafted with; depth 0: nothing is left to do
+    struct plan {
+        draft_request request{};
+        draft_choice  choice{};
+        token_tree    found{ 0 }; // by n-grams; a root alone: they were not asked
+        bool          chosen = false;
+    };
+
+    plan plan_draft(proposal & draft, const draft_limits & limits);
+    plan plan_best(proposal & draft, const draft_limits & limits);
+    void carry_out(proposal & draft, const plan & plan);
+    void draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
+    bool ask(proposal & draft, const draft_request & request);
+    bool judge(proposal & draft, const draft_request & request, draft_result result);
+    void add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
     draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;
     token_tree    look_up(const proposal & draft, llama_pos pos, int32_t depth);
     void          join_ngrams(token_tree & tree, const token_tree & found, int32_t depth) const;

@@ -24,7 +24,9 @@ class session : private context_listener {
     session & operator=(const session &) = delete;
 
     // --- the calls of a round (session_round.cpp)
-    int32_t     propose(llama_token last, int32_t wanted);
+    int32_t propose(llama_token last, int32_t wanted);
+    // of several sequences of one context: newest tokens and longest drafts of each
+    static void propose_all(const std::vector<session *> & all, const llama_token * last, const int32_t * wanted);
     void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
     void        propose_tree(const token_tree & tree);
     void        verify();                                   // of this session alone; of several: verify_batch.h

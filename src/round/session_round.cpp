@@ -54,6 +54,29 @@ int32_t session::propose(llama_token last, int32_t wanted) {
     return tree().n_drafts();
 }
 
+void session::propose_all(const std::vector<session *> & all, const llama_token * last, const int32_t * wanted) {
+    std::vector<drafting::asked> asked;
+    for (size_t i = 0; i < all.size(); ++i) {
+        session & each = *all[i];
+        if (&each.sequence_.context() != &all[0]->sequence_.context() ||
+            std::count(all.begin(), all.end(), all[i]) != 1) {
+            fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
+        }
+        each.sequence_.require_tokens(&last[i], 1);
+        each.require_known("a round");
+    }
+    for (size_t i = 0; i < all.size(); ++i) {
+        session & each = *all[i];
+        each.start(last[i]);
+        asked.push_back({ &each.drafting_,
+                          each.sequence_.id(),
+                          &each.round_.draft(),
+                          { each.n_past_, std::min(wanted[i], each.max_draft()), each.max_nodes() } });
+    }
+    std::sort(asked.begin(), asked.end(), [](const auto & a, const auto & b) { return a.seq < b.seq; });
+    drafting::propose_all(asked);
+}
+
 void session::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
     if (n_draft < 0 || n_draft > params_.draft_tokens) {
         fail(DW_ERR_ARGUMENT, "a draft of %d tokens; expected 0 to draft_tokens = %d", n_draft, params_.draft_tokens);

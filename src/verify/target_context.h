@@ -118,22 +118,22 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     void    require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const;
     void    settle_all_but(const std::vector<place> & places);
 
-    llama_context *             target_;
-    bool                        at_work_ = false;
-    bool                        intact_  = true;
-    std::vector<member>         members_;
+    llama_context *                            target_;
+    bool                                       at_work_ = false;
+    bool                                       intact_  = true;
+    std::vector<member>                        members_;
     std::map<std::string, std::weak_ptr<void>> shared_by_drafters_;
-    attachment                  attached_;
-    row_batch                   batch_;
-    results                     results_;
-    std::unique_ptr<tree_state> trees_; // nullptr: rejected drafts are rolled back by seq_rm
-    std::string                 refusal_   = "nothing is drafted";
-    bool                        refused_   = false;     // for good: it depends on the model and the context alone
-    int32_t                     no_memory_ = INT32_MAX; // rows that a larger tree state found no memory for
-    int32_t                     row_limit_ = INT32_MAX;
-    thread_choice               threads_;
-    bool                        is_timed_    = false;           // the newest verify is for threads_ to learn from
-    thread_count                verified_on_ = n_threads_batch; // the newest one
+    attachment                                 attached_;
+    row_batch                                  batch_;
+    results                                    results_;
+    std::unique_ptr<tree_state>                trees_; // nullptr: rejected drafts are rolled back by seq_rm
+    std::string                                refusal_ = "nothing is drafted";
+    bool          refused_   = false;     // for good: it depends on the model and the context alone
+    int32_t       no_memory_ = INT32_MAX; // rows that a larger tree state found no memory for
+    int32_t       row_limit_ = INT32_MAX;
+    thread_choice threads_;
+    bool          is_timed_    = false;           // the newest verify is for threads_ to learn from
+    thread_count  verified_on_ = n_threads_batch; // the newest one
 };
 
 } // namespace draftwood

@@ -131,6 +131,7 @@ class Stats(ctypes.Structure):
         ("draft_vocab", ctypes.c_int64),
         ("n_shared_rounds", ctypes.c_int64),
         ("n_ahead_rounds", ctypes.c_int64),
+        ("n_joint_rounds", ctypes.c_int64),
         ("n_logits_rows", ctypes.c_int64),
         ("n_launches", ctypes.c_int64),
         ("n_replays", ctypes.c_int64),
@@ -252,6 +253,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_engine_free": (None, [EngineHandle]),
     "dw_eval": (_STATUS, [EngineHandle, _P(Token), ctypes.c_int32, ctypes.c_int32, ctypes.c_bool]),
     "dw_propose": (_STATUS, [EngineHandle, Token, ctypes.c_int32, _I32P]),
+    "dw_propose_all": (
+        _STATUS,
+        [_P(EngineHandle), _P(Token), _P(ctypes.c_int32), _P(ctypes.c_int32), ctypes.c_int32],
+    ),
     "dw_propose_given": (_STATUS, [EngineHandle, Token, _P(Token), ctypes.c_int32]),
     "dw_propose_tree": (_STATUS, [EngineHandle, _P(Tree)]),
     "dw_request_params_init": (None, [_P(RequestParams)]),

@@ -218,6 +218,19 @@ class Engine:
         check(_lib.dw_verify(self._handle))
 
     @staticmethod
+    def propose_all(engines: Sequence[Engine], last: Sequence[int], most: Sequence[int]) -> list[int]:
+        """Draft up to most[i] tokens after last[i] by engines[i]; return how many each drafted.
+
+        The engines are of sequences of one context, whose drafters work together where they can.
+        """
+        n = len(engines)
+        handles = (_capi.EngineHandle * n)(*(engine._handle for engine in engines))
+        tokens, limits = (_capi.Token * n)(*last), (ctypes.c_int32 * n)(*most)
+        drafted = (ctypes.c_int32 * n)()
+        check(_lib.dw_propose_all(handles, tokens, limits, drafted, n))
+        return list(drafted)
+
+    @staticmethod
     def verify_all(engines: Sequence[Engine]) -> None:
         """Evaluate the proposals of several engines, on sequences of one context, in one llama_decode."""
         handles = (_capi.EngineHandle * len(engines))(*(engine._handle for engine in engines))

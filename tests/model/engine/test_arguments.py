@@ -17,6 +17,7 @@ from tests.model.rig import PROMPT, check_next, check_plain, follow
 def call(name, engine, r):
     """Arguments with which `name` succeeds or fails for no reason of its pointers."""
     i32, tokens = ctypes.c_int32(), (_capi.Token * 64)(*PROMPT)
+    limits = (ctypes.c_int32 * 1)(5)
     stats = _capi.Stats(struct_size=ctypes.sizeof(_capi.Stats))
     curve = _capi.Curve(struct_size=ctypes.sizeof(_capi.Curve))
     tree = Tree((1, 2), (-1, 0)).to_native()
@@ -33,6 +34,7 @@ def call(name, engine, r):
         ],
         "dw_eval": [engine, tokens, 3, 0, False],
         "dw_propose": [engine, 1, 5, ctypes.byref(i32)],
+        "dw_propose_all": [(_capi.EngineHandle * 1)(engine), tokens, limits, ctypes.byref(i32), 1],
         "dw_propose_given": [engine, 1, tokens, 2],
         "dw_propose_tree": [engine, ctypes.byref(tree)],
         "dw_set_request": [engine, ctypes.byref(request)],

@@ -36,7 +36,7 @@ def calls_told_once(chunks: Iterator[Any]) -> Iterator[Any]:
     """
     begun: set[Any] = set()
     for chunk in chunks:
-        choices = chunk.get("choices") if isinstance(chunk, dict) else None
+        choices: list[Any] = (chunk.get("choices") if isinstance(chunk, dict) else None) or []
         delta = choices[0].get("delta") if choices else None
         if delta and (delta.get("tool_calls") or delta.get("function_call")):
             chunk = {**chunk, "choices": [{**choices[0], "delta": _once(delta, begun)}, *choices[1:]]}

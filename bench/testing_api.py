@@ -11,6 +11,7 @@ from typing import Any
 
 from draftwood.engine import _capi
 from draftwood.engine.engine import Curve, Engine
+from draftwood.engine.experts import ExpertPool
 from draftwood.engine.status import check
 from draftwood.engine.tree import Tree, native_tree
 from draftwood.errors import OptionError
@@ -36,6 +37,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_next_scheduled": (_STATUS, [_capi.EngineHandle, ctypes.c_void_p, _BOOL, _P(_capi.Token)]),
     "dw_replay": (_STATUS, [_capi.EngineHandle, _I32, _P(_F64)]),
     "dw_limit_memory": (_STATUS, [_capi.EngineHandle, _I64, _I64, _I64]),
+    "dw_expert_limit_host": (_STATUS, [_capi.PoolHandle, _I64]),
     "dw_accepted_log_new": (_STATUS, [_capi.EngineHandle, _P(AcceptedLogHandle)]),
     "dw_accepted_log_free": (None, [AcceptedLogHandle]),
     "dw_accepted_log_get": (_STATUS, [AcceptedLogHandle, _P(_I32), _P(_capi.Token), _P(_I32), _P(_I32)]),
@@ -110,6 +112,11 @@ def limit_memory(
 ) -> None:
     """Limit the bytes that engines of this engine's model hold from now on."""
     check(_lib.dw_limit_memory(engine._handle, drafter, graphs, trees))
+
+
+def limit_expert_host(pool: ExpertPool, n_bytes: int) -> None:
+    """Limit the bytes of host memory that a pool's experts have from now on."""
+    check(_lib.dw_expert_limit_host(pool._handle, n_bytes))
 
 
 class AcceptedLog:

@@ -45,6 +45,10 @@ class DrafterMemoryError(DraftwoodError, MemoryError):
     """No memory for the drafter; the model itself is loaded and works."""
 
 
+class ExpertMemoryError(DraftwoodError, MemoryError):
+    """No memory for experts of which a card holds a part."""
+
+
 class ServerError(DraftwoodError, ConnectionError):
     """An RPC server that does not answer, or not as one of this version does."""
 

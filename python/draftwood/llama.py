@@ -31,7 +31,7 @@ from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, in_turn, step_by_step
-from draftwood.load import experts, files, fixes, forks, readahead, rpc
+from draftwood.load import experts, files, fixes, forks, heat, readahead, rpc
 from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
@@ -156,7 +156,7 @@ class Llama(Intercepts, Generation):
         self._pool, self._info = prepared.pool, prepared.info
         forks.watch(on_card=kwargs.get("n_gpu_layers", 0) != 0 and bool(cards()))
         try:
-            with files.template_in_words(model_path):
+            with experts.memory_in_words(self._pool, self._info), files.template_in_words(model_path):
                 super().__init__(model_path, **kwargs)
             self._readahead = readahead.begin(self.model, prepared.read_ahead)  # before graphs are built
             if self._readahead is not None:
@@ -220,8 +220,8 @@ class Llama(Intercepts, Generation):
         if self._engine is not None:
             self._keep_times()
             self._engine = None
-        if self._pool is not None and (heat := experts.heat_path(self._placement["expert_heat"])):
-            experts.write_heat(heat, self._pool, self._info)
+        if self._pool is not None and (path := heat.path_of(self._placement["expert_heat"])):
+            heat.write(path, self._pool, self._info)
         super().close()
         self._readahead = None  # closed by the stack, in front of the contexts and the model
         if self._pool is not None:  # behind the model in it

@@ -1,6 +1,7 @@
 // The C line of the expert pool: draftwood.h.
 
 #include "capi/capi.h"
+#include "draftwood-testing.h"
 #include "experts/pool.h"
 
 #include <algorithm>
@@ -65,6 +66,24 @@ void dw_expert_pool_free(dw_expert_pool * pool) {
 
 void * dw_expert_pool_buffer_type(dw_expert_pool * pool) {
     return pool ? pool->impl.buffer_type().get() : nullptr;
+}
+
+dw_status dw_expert_refused(const dw_expert_pool * pool, int64_t * n_bytes, bool * on_host) {
+    return guard([&] {
+        require("dw_expert_refused", pool, n_bytes, on_host);
+        const auto & refused = pool->impl.buffer_type().refused();
+        *n_bytes             = refused.n_bytes;
+        *on_host             = refused.on_host;
+        return DW_OK;
+    });
+}
+
+dw_status dw_expert_limit_host(dw_expert_pool * pool, int64_t n_bytes) {
+    return guard([&] {
+        require("dw_expert_limit_host", pool);
+        pool->impl.buffer_type().limit_host(n_bytes);
+        return DW_OK;
+    });
 }
 
 dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * stats) {

@@ -54,7 +54,18 @@ class slot_buffer_type {
     int64_t                            host_bytes() const { return host_bytes_; }
     int64_t                            device_bytes() const { return device_bytes_; }
 
+    // What a load found no memory for: bytes of a tensor's part, on the host or on the device.
+    struct refusal {
+        int64_t n_bytes = 0;
+        bool    on_host = false;
+    };
+    const refusal & refused() const { return refused_; }
+    void            limit_host(int64_t n_bytes) { host_limit_ = n_bytes; } // of all tensors; for tests
+
     void mapped(ggml_tensor * tensor);             // by a buffer of this type
+    // Whether so many bytes may be mapped, and that they were not.
+    bool may_map_host(size_t n_bytes) const { return host_bytes_ + (int64_t) n_bytes <= host_limit_; }
+    void refuse(size_t n_bytes, bool on_host) { refused_ = { (int64_t) n_bytes, on_host }; }
     void freed(const char * base, size_t n_bytes); // a buffer with what lay in it
 
     // Map shared memory where the tensor's stage is; its buffer unmaps it. false: it cannot be mapped.
@@ -85,6 +96,8 @@ class slot_buffer_type {
     std::vector<const char *>  data_; // theirs: they may be gone before their memory
     int64_t                    host_bytes_   = 0;
     int64_t                    device_bytes_ = 0;
+    int64_t                    host_limit_   = INT64_MAX;
+    refusal                    refused_;
 };
 
 } // namespace draftwood

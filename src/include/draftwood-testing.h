@@ -40,6 +40,9 @@ DW_API dw_status dw_replay(dw_engine * engine, int32_t n_times, double * microse
 // Bytes that drafters, kept graphs and state factors may hold from now on, for all engines of this llama_model.
 DW_API dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t graph_bytes, int64_t tree_bytes);
 
+// The same of the experts in host memory that are loaded into a pool from now on.
+DW_API dw_status dw_expert_limit_host(dw_expert_pool * pool, int64_t n_bytes);
+
 // --- accepted tokens: src/llama/model_attachment.h; test: tests/model/engine/test_accepted.py
 
 typedef struct dw_accepted_log dw_accepted_log;

@@ -377,6 +377,10 @@ DW_API void * dw_expert_pool_buffer_type(dw_expert_pool * pool);
 // for layers that have not entered. Errors: DW_ERR_ARGUMENT.
 DW_API dw_status dw_expert_set_heat(dw_expert_pool * pool, int32_t il, const uint32_t * heat, int32_t n_experts);
 
+// Why a model could not be loaded into the pool: bytes of a tensor's part that host or device memory was refused for;
+// 0: it was not for that.
+DW_API dw_status dw_expert_refused(const dw_expert_pool * pool, int64_t * n_bytes, bool * on_host);
+
 // Read the device's counters, without waiting for what runs there.
 // Errors: DW_ERR_ARGUMENT (il has no experts in the pool, or has not entered), DW_ERR_INTERNAL (the device failed).
 DW_API dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * stats);

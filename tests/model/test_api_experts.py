@@ -6,11 +6,14 @@ import json
 import pickle
 
 import pytest
-from draftwood import ExpertStats
+from draftwood import ExpertStats, Llama
 from draftwood.engine.engine import probe_model
-from draftwood.errors import OptionError, UnsupportedError
+from draftwood.engine.experts import ExpertPool
+from draftwood.errors import ExpertMemoryError, ModelFileError, OptionError, UnsupportedError
+from draftwood.load import experts
 from draftwood.load.experts import IN_PLAIN_MEMORY
 
+from bench.testing_api import limit_expert_host
 from tests.model.texts import seeded
 
 PROMPT = b"What experts does a model choose?"
@@ -89,6 +92,25 @@ def test_a_heat_file_that_cannot_be_written_is_refused_at_load(opened, tmp_path)
     with pytest.raises(OptionError, match="none, which is no folder"):
         opened(0.25, expert_heat=heat)
     opened(None, expert_heat=heat)  # without a pool nothing is written
+
+
+def test_memory_that_the_system_refuses_is_said_in_words(opened, monkeypatch):
+    """As where pinned memory is limited; nothing is left of the load, and the next one works."""
+
+    def limited(*args, **kwargs):
+        pool = ExpertPool(*args, **kwargs)
+        limit_expert_host(pool, 100_000)
+        return pool
+
+    plain = text(opened(None, speculation="off"))
+    with monkeypatch.context() as patch:
+        patch.setattr(experts, "ExpertPool", limited)
+        with pytest.raises(ExpertMemoryError, match=r"the system refused .* of pinned host memory") as error:
+            opened(0.5, speculation="off")
+    assert "n_cpu_moe=N" in error.value.hint
+    assert text(opened(0.5, speculation="off")) == plain
+    with pytest.raises(ModelFileError):  # what has another reason is said as before
+        Llama(__file__, expert_vram="1MiB", verbose=False)
 
 
 def test_a_pool_on_a_cpu_warns_once(opened):

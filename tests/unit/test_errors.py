@@ -20,6 +20,7 @@ BUILTINS = {
     "ModelFileError": ValueError,
     "GrammarError": ValueError,
     "DrafterMemoryError": MemoryError,
+    "ExpertMemoryError": MemoryError,
     "ServerError": ConnectionError,
     "StateError": RuntimeError,
     "CacheError": OSError,

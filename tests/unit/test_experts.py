@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import re
-from types import SimpleNamespace
 
 import pytest
 from draftwood.engine.engine import ModelInfo
-from draftwood.errors import OptionError, UnsupportedError
-from draftwood.load import experts
+from draftwood.errors import ExpertMemoryError, OptionError, UnsupportedError
+from draftwood.load import experts, memory, preparation
 
 GIB = 1 << 30
 FIELDS = {
@@ -90,25 +88,6 @@ def test_a_hint_of_sizes_is_nobodys_words():
     with pytest.raises(OptionError) as error:
         experts.to_bytes("6 apples", "vram")
     assert error.value.hint.startswith("6GiB, for example; ")
-
-
-def test_where_no_heat_file_can_be_written(tmp_path, monkeypatch):
-    experts.check_heat_path(None)
-    experts.check_heat_path("heat.json")
-    experts.check_heat_path(heat_file(tmp_path / "heat.json"))
-    with pytest.raises(OptionError, match=r"is in .*none, which is no folder; expected a file in"):
-        experts.check_heat_path(str(tmp_path / "none" / "heat.json"))
-    with pytest.raises(OptionError, match="is a folder; expected a file in"):
-        experts.check_heat_path(str(tmp_path))
-    monkeypatch.setattr("os.access", lambda *_: False)
-    with pytest.raises(OptionError, match="which cannot be written; expected"):
-        experts.check_heat_path(str(tmp_path / "heat.json"))
-
-
-@pytest.mark.parametrize("path", [7, object(), ["a"], "", "a\0b"])
-def test_what_is_no_path_is_refused(path):
-    with pytest.raises(OptionError, match=r"expert_heat is .*; expected a path"):
-        experts.heat_path(path)
 
 
 NOTHING = {
@@ -192,7 +171,8 @@ def test_one_size_is_enough():
 
 @pytest.fixture
 def card(monkeypatch):
-    """card(free bytes): the one that is found."""
+    """card(free bytes): the one that is found, on a machine that has memory."""
+    monkeypatch.setattr(memory, "available", lambda: 64 * GIB)
 
     def make(*free, backend="CUDA"):
         monkeypatch.setattr(experts, "cards", lambda: list(range(len(free))))
@@ -233,81 +213,28 @@ def test_else_nothing_is_placed(card, free, kwargs, placement):
     assert experts.room(INFO, given(**placement), kwargs) is None
 
 
-def heat_file(path, **changes):
-    path.write_text(json.dumps({"schema": 1, "n_experts": 256, "heat": {"3": [5] * 256}} | changes))
-    return str(path)
-
-
-def test_heat_is_read(tmp_path):
-    assert experts.read_heat(heat_file(tmp_path / "heat.json"), INFO) == {3: [5] * 256}
-
-
-def test_a_file_to_come_is_no_heat(tmp_path):
-    assert experts.read_heat(str(tmp_path / "none.json"), INFO) == {}
-    assert experts.read_heat(None, INFO) == {}
-
-
 @pytest.mark.parametrize(
-    "changes",
-    [
-        {"schema": 2},
-        {"heat": {"40": [5] * 256}}, {"heat": {"-1": [5] * 256}}, {"heat": {"3": [5] * 255}},
-        {"heat": {"3": [-1] * 256}}, {"heat": {"3": [1 << 32] * 256}}, {"heat": {"x": [5] * 256}},
-        {"heat": 7},
-        {"heat": {"3": 7}}, {"heat": {"3": ["a"] * 256}},
-    ],
-)  # fmt: skip
-def test_heat_of_another_model_warns(tmp_path, changes):
-    with pytest.warns(UserWarning, match="is no heat file of a model with 40 layers of 256 experts"):
-        assert experts.read_heat(heat_file(tmp_path / "heat.json", **changes), INFO) == {}
+    ("n_bytes", "layers"), [(0, 40), (8 * GIB, 20), (15 * GIB, 3), (16 * GIB, 0), (99 * GIB, 0)]
+)
+def test_layers_whose_experts_do_not_fit(n_bytes, layers):
+    assert experts.layers_that_do_not_fit(INFO, n_bytes) == layers
 
 
-@pytest.mark.parametrize("text", ["", "{", "[]", "\xff"])
-def test_what_is_no_heat_file_warns(tmp_path, text):
-    path = tmp_path / "heat.json"
-    path.write_bytes(text.encode("latin-1"))
-    with pytest.warns(UserWarning, match="is no heat file"):
-        assert experts.read_heat(str(path), INFO) == {}
-
-
-class Pool:
-    """What write_heat asks a pool."""
-
-    def __init__(self, heat):
-        self._heat = heat
-
-    def layer(self, number):
-        if number not in self._heat:
-            raise OptionError(f"layer {number} has no experts in this pool")
-        return SimpleNamespace(heat=tuple(self._heat[number]))
-
-
-def test_what_was_learnt_is_written(tmp_path):
-    path = tmp_path / "heat.json"
-    experts.write_heat(str(path), Pool({3: [5] * 256}), INFO)
-    assert experts.read_heat(str(path), INFO) == {3: [5] * 256}
-    experts.write_heat(str(path), Pool({3: [6] * 256}), INFO)
-    assert experts.read_heat(str(path), INFO) == {3: [6] * 256}
-    assert list(tmp_path.iterdir()) == [path]
-
-
-@pytest.mark.parametrize("heat", [{}, {3: [0] * 256}])
-def test_nothing_learnt_leaves_the_file(tmp_path, heat):
-    path = heat_file(tmp_path / "heat.json")
-    experts.write_heat(path, Pool(heat), INFO)
-    assert experts.read_heat(path, INFO) == {3: [5] * 256}
-
-
-def test_another_file_is_never_overwritten(tmp_path):
-    path = tmp_path / "model.gguf"
-    path.write_bytes(b"GGUF and much more")
-    experts.write_heat(str(path), Pool({3: [5] * 256}), INFO)
-    assert path.read_bytes() == b"GGUF and much more"
-
-
-def test_a_file_that_cannot_be_written_warns(tmp_path):
-    with pytest.warns(UserWarning, match="could not be written"):
-        experts.write_heat(str(tmp_path / "none" / "heat.json"), Pool({3: [5] * 256}), INFO)
+def test_a_machine_with_less_memory_than_experts(card, monkeypatch):
+    """Who asked for a pool is refused before anything is loaded; else the CPU computes what does not fit."""
+    card(16 * GIB)
+    monkeypatch.setattr(memory, "available", lambda: 12 * GIB)
+    why = r"a pool keeps all experts in host memory, 16.0 GiB, and 12.0 GiB are free"
+    with pytest.raises(ExpertMemoryError, match=f"{why}; expected as much") as error:
+        preparation._pool(INFO, {**given(vram="12GiB"), "expert_guess": None}, None, ALL)
+    assert re.match(r"n_cpu_moe=\d+ in place of vram", error.value.hint)
+    with pytest.warns(UserWarning, match=f"{why}: the CPU computes the experts of \\d+ layers") as said:
+        pool, n_cpu_moe = preparation._pool(INFO, {**given(), "expert_guess": None}, None, ALL)
+    assert len(said) == 1
+    assert pool is None
+    assert n_cpu_moe == experts.layers_that_do_not_fit(INFO, 16 * GIB - experts.beside(INFO, ALL))
+    monkeypatch.setattr(memory, "available", lambda: None)
+    assert experts.short_of_host(INFO) == ""
 
 
 def test_a_card_without_a_pool_is_no_error_unless_asked_for(monkeypatch):
@@ -317,9 +244,9 @@ def test_a_card_without_a_pool_is_no_error_unless_asked_for(monkeypatch):
     monkeypatch.setattr(experts, "ExpertPool", refuse)
     wanted = experts.Share(8, "CUDA0")
     with pytest.warns(UserWarning, match=r"CUDA0 cannot hold .*; all experts are loaded to the card"):
-        assert experts.make_pool(wanted, INFO, None, asked_for=False) is None
+        assert experts.make_pool(wanted, asked_for=False) is None
     with pytest.raises(UnsupportedError):
-        experts.make_pool(wanted, INFO, None)
+        experts.make_pool(wanted)
 
 
 @pytest.mark.parametrize(

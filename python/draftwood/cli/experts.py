@@ -58,10 +58,11 @@ def plan(model: str, sizes: tuple[str, ...], n_ctx: int, expert_heat: str | None
             raise click.UsageError(f"found {option} without --measure, which it is for")
     with library_needed():
         from draftwood.load import experts, files
+        from draftwood.load.heat import require
 
     info = files.checked_model(model)
     experts.require_experts(info)
-    heat = experts.require_heat(expert_heat, info)
+    heat = require(expert_heat, info)
     layers, card = _measured_on(n_gpu_layers) if measure else (0, None)
     device = experts.CPU if measure and card is None else _CARD
     facts = _planned(info, sizes, n_ctx, device, heat)
@@ -283,11 +284,11 @@ def heat(file: Path, plot: Path | None) -> None:
     """Show which experts a heat file counts, layer by layer."""
     with library_needed():
         from draftwood.bench.plot import check_available
-        from draftwood.load.experts import parse_heat
+        from draftwood.load.heat import parse
 
     if plot is not None:
         check_available("--plot")
-    layers = parse_heat(file)
+    layers = parse(file)
     if layers is None:
         raise OptionError(
             f"{file} is no heat file; expected one",

@@ -285,6 +285,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_expert_pool_free": (None, [PoolHandle]),
     "dw_expert_pool_buffer_type": (ctypes.c_void_p, [PoolHandle]),
     "dw_expert_set_heat": (_STATUS, [PoolHandle, ctypes.c_int32, _P(ctypes.c_uint32), ctypes.c_int32]),
+    "dw_expert_refused": (_STATUS, [PoolHandle, _P(ctypes.c_int64), _P(ctypes.c_bool)]),
     "dw_expert_get_stats": (_STATUS, [PoolHandle, _P(ExpertStats)]),
     "dw_expert_get_layer": (_STATUS, [PoolHandle, ctypes.c_int32, _P(ExpertLayer)]),
     "dw_expert_readahead_new": (_STATUS, [ctypes.c_void_p, _P(ReadaheadHandle)]),

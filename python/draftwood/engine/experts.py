@@ -64,6 +64,12 @@ class ExpertPool:
         check(_lib.dw_expert_get_stats(self._handle, ctypes.byref(raw)), _HINT)
         return ExpertStats.from_native(raw)
 
+    def refused(self) -> tuple[int, bool] | None:
+        """Return bytes that a load found no memory for, and whether on the host; None: none were refused."""
+        n_bytes, on_host = ctypes.c_int64(), ctypes.c_bool()
+        check(_lib.dw_expert_refused(self._handle, ctypes.byref(n_bytes), ctypes.byref(on_host)), _HINT)
+        return (n_bytes.value, on_host.value) if n_bytes.value else None
+
     def layer(self, number: int) -> ExpertLayer:
         """Return what is known of a layer. Errors: OptionError for one without experts in the pool."""
         raw = _capi.ExpertLayer()

@@ -1,4 +1,4 @@
-"""How many of a model's experts a card holds, and what was learnt of them: expert_vram=, expert_heat=.
+"""How many of a model's experts a card holds: vram=, expert_vram=. What is learnt of them: heat.py.
 
 Must not know: contexts, requests. Tests: tests/unit/test_experts.py, tests/model/test_api_experts.py.
 """
@@ -6,30 +6,27 @@ Must not know: contexts, requests. Tests: tests/unit/test_experts.py, tests/mode
 from __future__ import annotations
 
 import contextlib
-import json
-import os
 import re
+from collections.abc import Iterator
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
-from draftwood.errors import DraftwoodError, OptionError, UnsupportedError
+from draftwood.errors import DraftwoodError, ExpertMemoryError, OptionError, UnsupportedError
+from draftwood.load import memory
 from draftwood.load.devices import cards, describe
 from draftwood.stats import ExpertLayer
 from draftwood.warn import warn
 
 _UNITS = {"": 1, "B": 1, "KB": 10**3, "MB": 10**6, "GB": 10**9, "KIB": 2**10, "MIB": 2**20, "GIB": 2**30}
-_SCHEMA = 1
 CPU = "CPU"  # ggml's name of it
 IN_PLAIN_MEMORY = "slots of experts lie in plain memory"
 """How the warning begins that a pool is on no card."""
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
 _STAGED_LAYERS = 2
 _SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees
-_WRITES_HEAT = "draftwood run MODEL --expert-vram SIZE --expert-heat FILE writes one of MODEL"
 _LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for decoding are worth more
 
 
@@ -102,6 +99,8 @@ def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any
     rest, free = beside(info, kwargs), int(found[0]["memory_free"])
     if rest + info.expert_bytes <= free or free <= rest:
         return None
+    if short_of_host(info):  # there will be no pool, which is said then
+        return free - rest
     part = (free - rest) / info.expert_bytes
     warn(
         f"this model takes {gib(rest + info.expert_bytes)} and {found[0]['name']} has {gib(free)} free: "
@@ -150,6 +149,43 @@ def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share
         why = "n_gpu_layers is 0; n_gpu_layers=-1 puts them on the card" if cards() else "found no card"
         warn(f"{IN_PLAIN_MEMORY}, where they save nothing: {why}")
     return part
+
+
+def short_of_host(info: ModelInfo) -> str:
+    """Return why this machine's memory cannot hold all experts, which a pool needs; "" where it can."""
+    free = memory.available()
+    if free is None or info.expert_bytes <= free:
+        return ""
+    return f"a pool keeps all experts in host memory, {gib(info.expert_bytes)}, and {gib(free)} are free"
+
+
+def layers_that_do_not_fit(info: ModelInfo, n_bytes: int) -> int:
+    """Return of how many layers the experts do not fit into so many bytes of the card."""
+    return -(-max(0, info.expert_bytes - n_bytes) * info.n_expert_layers // info.expert_bytes)
+
+
+@contextlib.contextmanager
+def memory_in_words(pool: ExpertPool | None, info: ModelInfo) -> Iterator[None]:
+    """Let a load into the pool that fails for memory be an ExpertMemoryError."""
+    try:
+        yield
+    except Exception as error:
+        if pool is None or (refused := pool.refused()) is None:
+            raise
+        raise _refusal(*refused, info) from error
+
+
+def _refusal(n_bytes: int, on_host: bool, info: ModelInfo) -> ExpertMemoryError:
+    if on_host:
+        return ExpertMemoryError(
+            f"the system refused {gib(n_bytes)} of pinned host memory for experts, which take "
+            f"{gib(info.expert_bytes)} in all",
+            hint="a larger limit of locked memory (ulimit -l, a container's), or n_cpu_moe=N in place of vram "
+            "and expert_vram: the CPU then computes experts of N layers, in ordinary memory",
+        )
+    return ExpertMemoryError(
+        f"the card refused {gib(n_bytes)} for slots of experts", hint="a smaller vram or expert_vram"
+    )
 
 
 def require_experts(info: ModelInfo) -> None:
@@ -209,9 +245,9 @@ def guesses(given: Any, wanted: Share | None) -> bool:
 
 
 def make_pool(
-    wanted: Share, info: ModelInfo, heat: str | None, *, guess: bool = False, asked_for: bool = True
+    wanted: Share, *, guess: bool = False, asked_for: bool = True
 ) -> ExpertPool | None:
-    """Make the pool, with the heat of a file that an earlier run left.
+    """Make the pool.
 
     guess: as `guesses` says.
     asked_for: by the caller; else a device that cannot have one is said in a warning, and the result is None.
@@ -223,90 +259,7 @@ def make_pool(
             raise
         warn(f"{error.message}; all experts are loaded to the card")
         return None
-    pool.set_heat(read_heat(heat, info))
     return pool
-
-
-def heat_path(given: Any) -> str | None:
-    """Return the path of a heat file. Errors: OptionError for what is no path."""
-    if given is None:
-        return None
-    try:
-        path = os.fsdecode(given)
-    except TypeError:
-        path = "\0"
-    if not path or "\0" in path:
-        raise OptionError(f"expert_heat is {given!r}; expected a path", hint='expert_heat="model.heat.json"')
-    return path
-
-
-def check_heat_path(path: str | None) -> None:
-    """Refuse a path that no heat file can be written to, before anything is learnt. Errors: OptionError."""
-    if path is None:
-        return
-    folder = Path(path).parent
-    if Path(path).is_dir():
-        found = "is a folder"
-    elif not folder.is_dir():
-        found = f"is in {folder}, which is no folder"
-    elif not os.access(folder, os.W_OK | os.X_OK):
-        found = f"is in {folder}, which cannot be written"
-    else:
-        return
-    raise OptionError(
-        f"expert_heat {path} {found}; expected a file in a folder that can be written",
-        hint="make the folder, or take another path",
-    )
-
-
-def require_heat(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
-    """Return heat as `read_heat` does, of a file that must be one of this model. Errors: OptionError."""
-    if path is None:
-        return {}
-    if not Path(path).exists():
-        raise OptionError(f"found no file {path}; expected a heat file", hint=_WRITES_HEAT)
-    heat = _heat_in(path, info)
-    if heat is None:
-        raise OptionError(
-            f"{path} is no heat file of a model with {info.n_layers} layers of {info.n_experts} experts",
-            hint=_WRITES_HEAT,
-        )
-    return heat
-
-
-def read_heat(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
-    """Return heat u32[n_experts] by layer; {} where the file is not there. A file that does not fit warns."""
-    if path is None or not Path(path).exists():
-        return {}
-    heat = _heat_in(path, info)
-    if heat is None:
-        warn(
-            f"{path} is no heat file of a model with {info.n_layers} layers of "
-            f"{info.n_experts} experts; the pool begins with the first ones, and the file stays as it is"
-        )
-    return heat or {}
-
-
-def parse_heat(path: str | Path) -> dict[int, list[int]] | None:
-    """Return what a heat file holds, by layer; None for any other file."""
-    try:
-        found = json.loads(Path(path).read_text(encoding="utf-8"))
-        heat = {int(layer): [int(value) for value in values] for layer, values in found["heat"].items()}
-        return heat if found["schema"] == _SCHEMA else None
-    except (OSError, ValueError, KeyError, TypeError, AttributeError):
-        return None
-
-
-def _heat_in(path: str, info: ModelInfo) -> dict[int, list[int]] | None:
-    """Return what a heat file of this model holds; None for any other file."""
-    heat = parse_heat(path)
-    fits = heat is not None and all(
-        0 <= layer < info.n_layers
-        and len(values) == info.n_experts
-        and all(0 <= value < 1 << 32 for value in values)
-        for layer, values in heat.items()
-    )
-    return heat if fits else None
 
 
 def check_filled(pool: ExpertPool | None, placement: dict[str, Any]) -> None:
@@ -326,17 +279,3 @@ def pooled(pool: ExpertPool, info: ModelInfo) -> dict[int, ExpertLayer]:
         with contextlib.suppress(DraftwoodError):  # no experts, or no graph was made with it
             found[number] = pool.layer(number)
     return found
-
-
-def write_heat(path: str, pool: ExpertPool, info: ModelInfo) -> None:
-    """Write what the pool has learnt, unless that is nothing or the file is another's. Never raises."""
-    heat = {str(number): layer.heat for number, layer in pooled(pool, info).items()}
-    if not any(map(any, heat.values())) or (Path(path).exists() and _heat_in(path, info) is None):
-        return
-    text = json.dumps({"schema": _SCHEMA, "n_experts": info.n_experts, "heat": heat})
-    new = Path(f"{path}.new")
-    try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
-    except OSError as error:
-        warn(f"{path} could not be written ({error.strerror}); what was learnt of experts is lost")

@@ -12,12 +12,13 @@ from typing import Any
 
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
-from draftwood.errors import OptionError
-from draftwood.load import arguments, cpu, experts, files, overrides, readahead, rpc
+from draftwood.errors import ExpertMemoryError, OptionError
+from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
 from draftwood.load.placement import embeddings_on_card, pooled_layers, tensor_overrides
 from draftwood.options import Options, Plan, fitted, needed_batch, plan
+from draftwood.warn import warn
 
 _LEAST_CONTEXT = 256  # cells: llama.cpp rounds n_ctx up to a multiple of it. No draft needs more
 
@@ -62,7 +63,7 @@ def prepare(
     info = files.checked_model(model_path)
     overrides.check(model_path, kwargs.get("kv_overrides"))
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
-    heat = experts.heat_path(placement["expert_heat"])
+    heat_file = heat.path_of(placement["expert_heat"])
     read_ahead = readahead.wanted(placement["expert_readahead"], info, kwargs)
     _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
@@ -77,8 +78,9 @@ def prepare(
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
-        pool = _pool(info, placement, heat, kwargs)
-        tensors = tensor_overrides(*wanted, on_card, pooled_layers(info, pool) if pool else ())
+        pool, n_cpu_moe = _pool(info, placement, heat_file, kwargs)
+        layers = pooled_layers(info, pool) if pool else ()
+        tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers)
         given: dict[str, Any] = {} if kwargs.get("flash_attn") is not None else {"flash_attn": None}
         if planned.drafter != "none":
             planned, raised = _fit(planned, options, kwargs)
@@ -91,14 +93,33 @@ def prepare(
 
 
 def _pool(
-    info: ModelInfo, placement: dict[str, Any], heat: str | None, kwargs: dict[str, Any]
-) -> ExpertPool | None:
+    info: ModelInfo, placement: dict[str, Any], heat_file: str | None, kwargs: dict[str, Any]
+) -> tuple[ExpertPool | None, int]:
+    """Return the pool, and of how many layers the CPU computes the experts. Errors: ExpertMemoryError."""
     asked_for = placement["vram"] is not None or placement["expert_vram"] is not None
-    part = experts.share(info, experts.room(info, placement, kwargs), kwargs)
+    room = experts.room(info, placement, kwargs)
+    part = experts.share(info, room, kwargs)
     guess = experts.guesses(placement["expert_guess"], part)
-    if part:
-        experts.check_heat_path(heat)
-    return experts.make_pool(part, info, heat, guess=guess, asked_for=asked_for) if part else None
+    if part is None:
+        return None, placement["n_cpu_moe"]
+    if room is not None and (why := experts.short_of_host(info)):
+        return None, _without_pool(why, experts.layers_that_do_not_fit(info, room), asked_for=asked_for)
+    heat.check_path(heat_file)
+    pool = experts.make_pool(part, guess=guess, asked_for=asked_for)
+    if pool is not None:
+        pool.set_heat(heat.read(heat_file, info))
+    return pool, placement["n_cpu_moe"]
+
+
+def _without_pool(why: str, n_layers: int, *, asked_for: bool) -> int:
+    if asked_for:
+        raise ExpertMemoryError(
+            f"{why}; expected as much",
+            hint=f"n_cpu_moe={n_layers} in place of vram and expert_vram: the CPU computes the experts of so "
+            "many layers, and reads them from the model's file",
+        )
+    warn(f"{why}: the CPU computes the experts of {n_layers} layers, as with n_cpu_moe={n_layers}")
+    return n_layers
 
 
 def _check_draft_model(given: Any) -> None:

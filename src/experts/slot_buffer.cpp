@@ -58,8 +58,7 @@ struct slot_buffer {
         char *            host   = (char *) tensor->data;
         char *            device = host + of.host_bytes;
         mapped.reserve(mapped.size() + 2);
-        if (!type.may_map_host(of.host_bytes) ||
-            !type.memory().map_host(type.device_number(), host, of.host_bytes)) {
+        if (!type.may_map_host(of.host_bytes) || !type.memory().map_host(type.device_number(), host, of.host_bytes)) {
             type.refuse(of.host_bytes, /*on_host*/ true);
             return false;
         }

@@ -62,7 +62,7 @@ class slot_buffer_type {
     const refusal & refused() const { return refused_; }
     void            limit_host(int64_t n_bytes) { host_limit_ = n_bytes; } // of all tensors; for tests
 
-    void mapped(ggml_tensor * tensor);             // by a buffer of this type
+    void mapped(ggml_tensor * tensor); // by a buffer of this type
     // Whether so many bytes may be mapped, and that they were not.
     bool may_map_host(size_t n_bytes) const { return host_bytes_ + (int64_t) n_bytes <= host_limit_; }
     void refuse(size_t n_bytes, bool on_host) { refused_ = { (int64_t) n_bytes, on_host }; }

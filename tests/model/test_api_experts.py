@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import pickle
+from pathlib import Path
 
 import pytest
 from draftwood import ExpertStats, Llama
@@ -16,6 +17,7 @@ from draftwood.load.experts import IN_PLAIN_MEMORY
 from bench.testing_api import limit_expert_host
 from tests.model.texts import seeded
 
+TINY = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 PROMPT = b"What experts does a model choose?"
 SHAPE = {"experts": 16, "top_k": 3, "planted": 0.5}
 N = 48
@@ -111,6 +113,15 @@ def test_memory_that_the_system_refuses_is_said_in_words(opened, monkeypatch):
     assert text(opened(0.5, speculation="off")) == plain
     with pytest.raises(ModelFileError):  # what has another reason is said as before
         Llama(__file__, expert_vram="1MiB", verbose=False)
+
+
+def test_vram_counts_the_drafter(monkeypatch):
+    beside, found = experts.beside, []
+    monkeypatch.setattr(experts, "beside", lambda *args: found.append(beside(*args)) or found[-1])
+    files = TINY / "tiny-moe-f16.gguf", TINY / "dflash-f16.gguf"
+    for drafter in (None, str(files[1])):
+        Llama(str(files[0]), n_ctx=256, n_threads=1, vram="8GiB", drafter=drafter, verbose=False).close()
+    assert found[1] - found[0] == files[1].stat().st_size
 
 
 def test_a_pool_on_a_cpu_warns_once(opened):

@@ -116,6 +116,14 @@ def test_of_vram_experts_get_what_is_left():
     assert experts.beside(INFO, {"n_ctx": 32768, "n_ubatch": 256}) < rest
 
 
+def test_a_drafter_takes_its_part_of_vram(tmp_path):
+    drafter = tmp_path / "drafter.gguf"
+    drafter.write_bytes(b"x" * 12345)
+    rest = experts.beside(INFO, {"n_ctx": 4096})
+    assert experts.beside(INFO, {"n_ctx": 4096, "drafter": str(drafter)}) == rest + 12345
+    assert experts.beside(INFO, {"n_ctx": 4096, "drafter": str(tmp_path / "none")}) == rest
+
+
 def test_vram_that_is_too_small_is_refused():
     rest = experts.beside(INFO, {"n_ctx": 2048})
     with pytest.raises(

@@ -6,6 +6,7 @@ Must not know: contexts, requests. Tests: tests/unit/test_experts.py, tests/mode
 from __future__ import annotations
 
 import contextlib
+import os
 import re
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -112,13 +113,22 @@ def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any
 def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
     """Return an estimate of the card's bytes that a model takes without its experts.
 
-    Weights, a KV cache of f16 values, logits of a batch, and _SPARE for what else is computed and kept.
+    Weights, a KV cache of f16 values, logits of a batch, the file of a `drafter`, and _SPARE for what else is
+    computed and kept.
     """
     n_ctx: int = kwargs.get("n_ctx", 512) or 4096  # 0: the model's own, which the header need not say
     n_rows: int = min(kwargs.get("n_ubatch", 512), kwargs.get("n_batch", 512))
     cache = 2 * info.kv_values * n_ctx
     logits = 4 * info.n_vocab * n_rows
-    return info.file_bytes - info.expert_bytes + cache + logits + _SPARE
+    return info.file_bytes - info.expert_bytes + cache + logits + _file_bytes(kwargs.get("drafter")) + _SPARE
+
+
+def _file_bytes(path: Any) -> int:
+    """Return the size of a file, 0 without one: who loads it says what is wrong with it."""
+    try:
+        return os.stat(path).st_size if path else 0
+    except OSError:
+        return 0
 
 
 def gib(n_bytes: int) -> str:
@@ -180,8 +190,8 @@ def _refusal(n_bytes: int, on_host: bool, info: ModelInfo) -> ExpertMemoryError:
         return ExpertMemoryError(
             f"the system refused {gib(n_bytes)} of pinned host memory for experts, which take "
             f"{gib(info.expert_bytes)} in all",
-            hint="a larger limit of locked memory (ulimit -l, a container's), or n_cpu_moe=N in place of vram "
-            "and expert_vram: the CPU then computes experts of N layers, in ordinary memory",
+            hint="a larger limit of locked memory (ulimit -l, a container's), or n_cpu_moe=N in place of "
+            "vram and expert_vram: the CPU then computes experts of N layers, in ordinary memory",
         )
     return ExpertMemoryError(
         f"the card refused {gib(n_bytes)} for slots of experts", hint="a smaller vram or expert_vram"
@@ -244,9 +254,7 @@ def guesses(given: Any, wanted: Share | None) -> bool:
     return wanted is not None and (wanted.device != CPU if given is None else given)
 
 
-def make_pool(
-    wanted: Share, *, guess: bool = False, asked_for: bool = True
-) -> ExpertPool | None:
+def make_pool(wanted: Share, *, guess: bool = False, asked_for: bool = True) -> ExpertPool | None:
     """Make the pool.
 
     guess: as `guesses` says.

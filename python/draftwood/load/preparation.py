@@ -78,7 +78,8 @@ def prepare(
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
-        pool, n_cpu_moe = _pool(info, placement, heat_file, kwargs)
+        asked_of_pool = {**kwargs, "drafter": options.drafter}
+        pool, n_cpu_moe = _pool(info, placement, heat_file, asked_of_pool)
         layers = pooled_layers(info, pool) if pool else ()
         tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers)
         given: dict[str, Any] = {} if kwargs.get("flash_attn") is not None else {"flash_attn": None}

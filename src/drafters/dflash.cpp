@@ -4,6 +4,7 @@
 
 #include "drafters/dflash_fit.h"
 #include "llama/facts.h"
+#include "llama/memory.h"
 
 #include <algorithm>
 #include <cmath>
@@ -81,7 +82,7 @@ llama_context * make_context(llama_context * target, llama_context_params params
     params.yarn_beta_fast    = defaults.yarn_beta_fast;
     params.yarn_beta_slow    = defaults.yarn_beta_slow;
     params.yarn_orig_ctx     = defaults.yarn_orig_ctx;
-    params.n_outputs_max     = DW_MAX_DRAFT + 1;
+    params.n_outputs_max     = std::max<uint32_t>(DW_MAX_DRAFT + 1, llama_n_seq_max(target)); // llama.cpp asserts it
     // the pin's loader keeps its defaults for these two
     params.yarn_beta_fast = number(model, "dflash.rope.scaling.yarn_beta_fast", params.yarn_beta_fast);
     params.yarn_beta_slow = number(model, "dflash.rope.scaling.yarn_beta_slow", params.yarn_beta_slow);
@@ -140,6 +141,7 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
 }
 
 dflash_drafter::~dflash_drafter() {
+    ctx_.remove_from(seq_, 0); // the others' cells, where all share them
     for (const int32_t layer : shared_->layers) {
         target_.attached().tap_layer((uint32_t) layer, false);
     }
@@ -191,10 +193,10 @@ void dflash_drafter::feed() {
     for (int32_t first = 0; first < n_waiting_;) {
         const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
         const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
-                         n_fed_ + bucket(n) <= ctx_.n_positions();
+                         n_fed_ + bucket(n) <= ctx_.n_positions() && bucket(n) <= free_cells(ctx_.get(), seq_);
         const int32_t  n_rows = few ? bucket(n) : n;
         decode_request request;
-        request.slot = few ? 1 : 0;
+        request.slot = few ? drafter_context::slot(1, seq_) : 0;
         ctx_.batch().clear();
         for (int32_t i = 0; i < n_rows; ++i) {
             ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few, seq_);
@@ -224,7 +226,9 @@ draft_result dflash_drafter::draft(const draft_request & request, token_tree & t
     for (int32_t i = 0; i <= n; ++i) {
         ctx_.batch().add(i == 0 ? request.last : shared_->mask, pos + i, /*output*/ true, seq_);
     }
-    const bool decoded = ctx_.decode({}) == 0;
+    decode_request block;
+    block.slot         = drafter_context::slot(0, seq_);
+    const bool decoded = ctx_.decode(block) == 0;
     if (decoded && request.budget > 0) {
         read_tree(request, n, tree);
     } else if (decoded) {

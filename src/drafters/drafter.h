@@ -51,6 +51,7 @@ struct joint_draft {
     draft_request request; // a chain, and not ahead
     token_tree *  tree;    // holds the root
     draft_result  result;
+    size_t        index; // of who asked
 };
 
 // Order of calls. observe() comes after each part of a prompt and after each commit, in the order of the text; draft()

@@ -49,7 +49,9 @@ class drafter_context {
     bool      short_of_memory() const;
     llama_pos end(llama_seq_id seq) const { return llama_memory_seq_pos_max(memory(), seq) + 1; }
     void      remove_from(llama_seq_id seq, llama_pos pos) { llama_memory_seq_rm(memory(), seq, pos, -1); }
-    int32_t   n_positions() const { return (int32_t) llama_n_ctx_seq(ctx_.get()); } // of a sequence
+    // of decode_request: graphs of a kind, of which there are fewer than 4, that begin with this sequence
+    static int32_t slot(int32_t kind, llama_seq_id seq) { return kind + 4 * seq; }
+    int32_t        n_positions() const { return (int32_t) llama_n_ctx_seq(ctx_.get()); } // of a sequence
 
     // The best token of row i of the newest decode (-1: its last). Its probability among the tokens that drafts are
     // chosen from may take a pass over their logits: it is only found where p_min > 0 lets it decide something.

@@ -11,7 +11,7 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t joint_slot = 3; // graphs of as many rows of one sequence are others
+constexpr int32_t joint_graphs = 3; // those of as many rows of one sequence are others
 
 } // namespace
 
@@ -42,12 +42,15 @@ void mtp_drafter::draft_all(std::vector<joint_draft> & drafts) {
             active.push_back({ &who, &each, (int32_t) (&each - drafts.data()), 1.0f });
         }
     }
-    const std::vector<member> all    = active;
-    const bool                no_gap = has_unified_kv(ctx_.get()); // else llama.cpp would split a decode there
+    const std::vector<member> all      = active;
+    const bool                one_kv   = has_unified_kv(ctx_.get());
+    const int32_t             n_ubatch = (int32_t) llama_n_ubatch(ctx_.get());
     for (int32_t depth = 0; !active.empty(); ++depth) {
         std::vector<member> next, run;
         for (const member & each : active) {
-            if (!run.empty() && !no_gap && each.who->seq_ != run.back().who->seq_ + 1) {
+            // llama.cpp would split a decode there
+            const bool ends = !run.empty() && !one_kv && each.who->seq_ != run.back().who->seq_ + 1;
+            if (ends || (int32_t) run.size() == n_ubatch) {
                 draft_next(std::move(run), depth, next);
                 run.clear();
             }
@@ -57,13 +60,21 @@ void mtp_drafter::draft_all(std::vector<joint_draft> & drafts) {
         active = std::move(next);
     }
     for (const member & each : all) {
-        each.who->n_fed_ = ctx_.end(each.who->seq_); // the drafts' pairs stay: see observe
+        if (each.draft->result == draft_result::drafted) {
+            each.who->n_fed_ = ctx_.end(each.who->seq_); // the drafts' pairs stay: see observe
+        }
     }
 }
 
 // The tokens at this depth, and who goes on. A decode that fails ends its drafts: what they have so far stands.
 void mtp_drafter::draft_next(std::vector<member> run, int32_t depth, std::vector<member> & next) {
     if (!decode_joint(run, depth)) {
+        for (const member & each : run) {
+            if (depth == 0) { // the pair that waits may be in the KV cache, or not
+                each.who->reset();
+                each.draft->result = draft_result::failed;
+            }
+        }
         return;
     }
     for (size_t i = 0; i < run.size(); ++i) {
@@ -77,6 +88,7 @@ void mtp_drafter::draft_next(std::vector<member> run, int32_t depth, std::vector
         each.draft->tree->add(depth, best.token, std::log(each.path));
         if (depth + 1 < request.depth) {
             next.push_back(each);
+            next.back().row = run[0].row + (int32_t) i;
         }
     }
 }
@@ -85,7 +97,7 @@ void mtp_drafter::draft_next(std::vector<member> run, int32_t depth, std::vector
 bool mtp_drafter::decode_joint(const std::vector<member> & run, int32_t depth) {
     ctx_.batch().clear();
     decode_request request;
-    request.slot = joint_slot;
+    request.slot = drafter_context::slot(joint_graphs, run[0].who->seq_);
     for (int32_t i = 0; i < (int32_t) run.size(); ++i) {
         mtp_drafter & own = *run[i].who;
         if (depth == 0) {

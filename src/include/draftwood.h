@@ -196,8 +196,9 @@ DW_API dw_status dw_probe_drafter(const char * drafter_path, const char * target
 DW_API void dw_params_init(dw_params * params);
 
 // Attach an engine to `target`. `context_params` are the parameters that `target` was made with; the drafter's own
-// context is made from them. Free the engine before `target`. With DW_LENGTH_AUTO and no curve, rounds are timed
-// first if `target` is empty, which it is afterwards; else times are learned from the rounds that come.
+// context is made from them: by the first engine of a kind, with the KV caches of all n_seq_max sequences, which engines
+// of other sequences then share. Free the engine before `target`. With DW_LENGTH_AUTO and no curve, rounds are timed
+// first if `target` is empty, which it is afterwards; else times are learned from the engine's own rounds.
 // Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_ubatch too
 // small, an engine is already attached), DW_ERR_FILE, DW_ERR_MEMORY (for the drafter).
 DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,
@@ -214,13 +215,6 @@ DW_API dw_status dw_eval(dw_engine * engine, const llama_token * tokens, int32_t
 // to the room in the context. n_draft (out) may be 0; dw_verify is then a plain step.
 DW_API dw_status dw_propose(dw_engine * engine, llama_token last, int32_t max_draft, int32_t * n_draft);
 
-// The same for several engines of one context: last[i], max_draft[i] and n_draft[i] are of engines[i]. MTP chains of
-// fixed length and of DW_LENGTH_AUTO are drafted together, a decode of all sequences for each depth; whoever drafts in
-// another way does it by itself. In a context without kv_unified, sequence ids with a gap take a decode each.
-// Errors: those of dw_propose, for any of them.
-DW_API dw_status dw_propose_all(dw_engine * const * engines, const llama_token * last, const int32_t * max_draft,
-                                int32_t * n_draft, int32_t n_engines);
-
 // The same with the caller's draft: i32[n_draft], n_draft <= draft_tokens.
 DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const llama_token * draft, int32_t n_draft);
 
@@ -228,6 +222,15 @@ DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const ll
 // Errors: DW_ERR_ARGUMENT (a tree out of order, too large, with a cycle), DW_ERR_UNSUPPORTED (dw_tree_refusal),
 // DW_ERR_CONTEXT (every node takes a cell).
 DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
+
+// dw_propose for several engines of one context: last[i], max_draft[i] and n_draft[i] are of engines[i]. Those that
+// draft chains with MTP do it together: one decode for each depth, in place of one for each sequence and depth. Other
+// drafts, trees and n-grams, are made one by one. A decode has up to n_ubatch sequences; without kv_unified, sequences
+// whose ids follow each other. Times of drafts that were made together teach DW_LENGTH_AUTO nothing: give such engines
+// a curve.
+// Errors: those of dw_propose, for any of them. No engine has a new proposal then; open rounds may be committed.
+DW_API dw_status dw_propose_all(dw_engine * const * engines, const llama_token * last, const int32_t * max_draft,
+                                int32_t * n_draft, int32_t n_engines);
 
 DW_API void dw_request_params_init(dw_request_params * params); // greedy, all logits
 

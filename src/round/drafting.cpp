@@ -45,35 +45,45 @@ void drafting::propose(proposal & draft, const draft_limits & limits) {
     carry_out(draft, plan_draft(draft, limits));
 }
 
-// Who drafts a chain as others do waits until all are planned.
+// Drafts of one depth after the other by drafters that can work together; others draft at once.
 void drafting::propose_all(const std::vector<asked> & all) {
     std::map<const void *, std::vector<joint_draft>> groups;
-    std::vector<plan>                                plans;
     for (const asked & each : all) {
-        plans.push_back(each.who->plan_draft(*each.draft, each.limits));
-        draft_request & request = plans.back().request;
-        const void *    joint   = request.depth > 0 ? each.who->drafter_->joint() : nullptr;
-        if (!joint || request.budget > 0) {
-            each.who->carry_out(*each.draft, plans.back());
+        plan            plan  = each.who->plan_draft(*each.draft, each.limits);
+        const void *    joint = plan.request.depth > 0 ? each.who->drafter_->joint() : nullptr;
+        if (!joint || plan.request.budget > 0) {
+            each.who->carry_out(*each.draft, plan);
             continue;
         }
-        request.ahead = false;
-        groups[joint].push_back(
-            { each.who->drafter_.get(), each.seq, request, &each.draft->tree, draft_result::failed });
+        plan.request.ahead = false;
+        groups[joint].push_back({ each.who->drafter_.get(), each.seq, plan.request, &each.draft->tree,
+                                  draft_result::failed, (size_t) (&each - all.data()) });
     }
     for (auto & [joint, drafts] : groups) {
-        const int64_t start_us = ggml_time_us();
+        draft_together(all, drafts);
+    }
+}
+
+void drafting::draft_together(const std::vector<asked> & all, std::vector<joint_draft> & drafts) {
+    const int64_t start_us = ggml_time_us();
+    try {
         drafts[0].who->draft_all(drafts);
-        const int64_t took = (ggml_time_us() - start_us) / (int64_t) drafts.size();
-        for (const joint_draft & each : drafts) {
-            const auto asked_by             = std::find_if(all.begin(), all.end(),
-                                                           [&](const asked & one) { return one.who->drafter_.get() == each.who; });
-            asked_by->draft->draft_start_us = start_us;
-            asked_by->who->stats_.n_joint_rounds += drafts.size() > 1 ? 1 : 0;
-            asked_by->who->add_draft_time(*asked_by->draft, each.request,
-                                          asked_by->who->judge(*asked_by->draft, each.request, each.result), took,
-                                          /*whole*/ drafts.size() == 1);
+    } catch (const std::exception &) {
+        for (joint_draft & each : drafts) {
+            each.who->reset();
+            *each.tree  = token_tree(each.tree->tokens[0]);
+            each.result = draft_result::failed;
         }
+    }
+    const int64_t took = (ggml_time_us() - start_us) / (int64_t) drafts.size();
+    for (const joint_draft & each : drafts) {
+        const asked & by         = all[each.index];
+        by.draft->draft_start_us = start_us;
+        const bool drafted       = by.who->judge(*by.draft, each.request, each.result);
+        // where several take part, its own time is not known
+        const bool whole = drafts.size() == 1 && each.tree->n_drafts() == each.request.depth;
+        by.who->add_draft_time(*by.draft, each.request, drafted, took, whole);
+        by.who->stats_.n_joint_rounds += drafted && drafts.size() > 1 ? 1 : 0;
     }
 }
 

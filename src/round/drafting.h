@@ -81,6 +81,7 @@ class drafting {
     void carry_out(proposal & draft, const plan & plan);
     void draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
     bool ask(proposal & draft, const draft_request & request);
+    static void draft_together(const std::vector<asked> & all, std::vector<joint_draft> & drafts);
     bool judge(proposal & draft, const draft_request & request, draft_result result);
     void add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
     draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;

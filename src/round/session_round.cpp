@@ -55,22 +55,25 @@ int32_t session::propose(llama_token last, int32_t wanted) {
 }
 
 void session::propose_all(const std::vector<session *> & all, const llama_token * last, const int32_t * wanted) {
-    std::vector<drafting::asked> asked;
     for (size_t i = 0; i < all.size(); ++i) {
-        session & each = *all[i];
-        if (&each.sequence_.context() != &all[0]->sequence_.context() ||
+        if (&all[i]->sequence_.context() != &all[0]->sequence_.context() ||
             std::count(all.begin(), all.end(), all[i]) != 1) {
             fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
         }
-        each.sequence_.require_tokens(&last[i], 1);
-        each.require_known("a round");
+        all[i]->sequence_.require_tokens(&last[i], 1);
+        all[i]->require_known("a round");
     }
+    for (session * each : all) { // then cells are free that their open rounds hold
+        each->commit();
+    }
+    for (session * each : all) {
+        each->require_whole("a round");
+    }
+    std::vector<drafting::asked> asked;
     for (size_t i = 0; i < all.size(); ++i) {
         session & each = *all[i];
         each.start(last[i]);
-        asked.push_back({ &each.drafting_,
-                          each.sequence_.id(),
-                          &each.round_.draft(),
+        asked.push_back({ &each.drafting_, each.sequence_.id(), &each.round_.draft(),
                           { each.n_past_, std::min(wanted[i], each.max_draft()), each.max_nodes() } });
     }
     std::sort(asked.begin(), asked.end(), [](const auto & a, const auto & b) { return a.seq < b.seq; });

@@ -51,6 +51,7 @@ class Rig:
         n_rs_seq: int = 0,
         n_ctx: int = 256,
         n_ubatch: int = 128,
+        n_batch: int | None = None,
         exact_rows: int = 64,
         draft_p_min: float = 0.0,
         n_threads: int = 1,
@@ -78,7 +79,7 @@ class Rig:
         assert self.model is not None, path
         self.params = native.llama_context_default_params()
         self.params.n_ctx = n_ctx
-        self.params.n_batch = self.params.n_ubatch = n_ubatch
+        self.params.n_batch, self.params.n_ubatch = n_batch or n_ubatch, n_ubatch
         self.params.n_threads = self.params.n_threads_batch = n_threads
         self.params.n_rs_seq = n_rs_seq
         self.params.n_seq_max = n_seq_max

@@ -11,6 +11,7 @@ import pytest
 from draftwood import Llama, ModelFileError, OptionError, UnsupportedError
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
 
 from bench.models import heldout_prompts
 from tests.model.rig import Rig
@@ -330,3 +331,56 @@ def test_drafts_go_on_behind_a_pause(llama, monkeypatch):
     assert start + list(islice(generator, 50)) == expected
     assert on.speculation_stats.cold_rounds == 0
     assert on.speculation_stats.tokens_per_round > 1.1
+
+
+def test_sequences_share_the_drafter():
+    """Each drafts what it drafts in a context of its own; who comes and goes changes nothing for the others."""
+    prompts = [(3, 141, 59, 26, 53), (7, 8, 9), tuple(range(100, 140))]
+    settings = {
+        **{"drafter": _capi.DRAFTER_DFLASH, "drafter_path": str(DRAFTER)},
+        **{"draft_tokens": 4, "draft_p_min": 0.0, "exact_rows": 64},
+    }
+
+    def written(engine, sampler, prompt, n=30):
+        engine.reset()
+        engine.eval(prompt, 0)
+        tokens, drafts = [engine.next(sampler)], []
+        while len(tokens) < n:
+            engine.propose(tokens[-1])
+            drafts.append(engine.draft())
+            engine.verify()
+            while engine.row() is not None:
+                tokens.append(engine.next(sampler))
+            engine.commit()
+        return tokens, drafts
+
+    alone = Rig(TARGET, engine=False)
+    lone = Engine(alone.ctx, alone.params, **settings)
+    expected = [written(lone, alone.sampler, prompt) for prompt in prompts]
+    held = lone.stats().drafter_bytes
+    lone.close()
+    alone.close()
+    r = Rig(TARGET, engine=False, n_seq_max=3, n_ctx=768)
+    engines = [Engine(r.ctx, r.params, **settings, seq_id=seq) for seq in range(3)]
+    assert engines[0].stats().drafter_bytes < 3 * held
+    for _ in range(2):
+        assert [written(*each) for each in zip(engines, [r.sampler] * 3, prompts, strict=True)] == expected
+    engines[0].close()
+    engines[1].reset()
+    assert written(engines[2], r.sampler, prompts[2]) == expected[2]
+    again = Engine(r.ctx, r.params, **settings, seq_id=0)
+    assert written(again, r.sampler, prompts[0]) == expected[0]
+    for each in (again, engines[1], engines[2]):
+        each.close()
+    r.close()
+
+
+def test_more_sequences_than_a_block_has_rows():
+    """llama.cpp asserts a row of output for each sequence."""
+    r = Rig(TARGET, engine=False, n_seq_max=80, n_ctx=256 * 80, n_batch=128)
+    settings = {**r.settings, "drafter": _capi.DRAFTER_DFLASH, "drafter_path": str(DRAFTER)}
+    engine = Engine(r.ctx, r.params, **settings, seq_id=79)
+    engine.eval((3, 141, 59), 0)
+    assert engine.propose(engine.next(r.sampler)) > 0
+    engine.close()
+    r.close()

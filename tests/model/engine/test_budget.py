@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import pytest
+from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
 from draftwood.engine.engine import Engine
 
@@ -45,23 +46,42 @@ def test_drafters_of_a_context_share_theirs(rig, run_of, kv_unified):
     alone = held(r.engine)[0]
     others = [Engine(r.ctx, r.params, **r.settings, seq_id=seq) for seq in (1, 2)]
     assert held(r.engine)[0] == alone > 0
-    for engine in (r.engine, *others):
-        engine.eval(run.prompt, 0)
-        assert engine.next(r.sampler) == run.tokens[0]
-    expected = [drafts_of(engine, run, r.sampler, 6) for engine in (r.engine, *others)]
-    assert expected[0] == expected[1] == expected[2]
-    assert any(expected[0])
+    runs = [run, *(rig("planted-moe").reference(60, prompt) for prompt in ((7, 8, 9), tuple(range(100, 140))))]
+    for engine, own in zip((r.engine, *others), runs, strict=True):
+        engine.eval(own.prompt, 0)
+        assert engine.next(r.sampler) == own.tokens[0]
+    expected = [
+        drafts_of(engine, own, r.sampler, 6) for engine, own in zip((r.engine, *others), runs, strict=True)
+    ]
+    assert len({repr(drafts) for drafts in expected}) == 3
     others[0].close()
     again = Engine(r.ctx, r.params, **r.settings, seq_id=1)
-    again.eval(run.prompt, 0)
-    assert again.next(r.sampler) == run.tokens[0]
-    assert drafts_of(again, run, r.sampler, 6) == expected[0]
+    again.eval(runs[1].prompt, 0)
+    assert again.next(r.sampler) == runs[1].tokens[0]
+    assert drafts_of(again, runs[1], r.sampler, 6) == expected[1]
     for engine in (again, others[1]):
         engine.close()
     assert held(r.engine)[0] == alone
     r.detach()
     r.settings["drafter"] = NONE
     assert held(r.attach())[0] == 0
+
+
+def test_an_engine_that_goes_leaves_its_cells_to_others(rig):
+    """In one cache: a drafter's context is as full as its target's."""
+    r = rig("planted-moe", drafter=MTP, n_ctx=256, n_seq_max=2, kv_unified=True)
+    other = Engine(r.ctx, r.params, **r.settings, seq_id=1)
+    text = [(7 * i * i + 3) % 300 + 1 for i in range(200)]
+    for at in range(0, 200, 100):
+        r.engine.eval(text[at : at + 100], at)
+    r.engine.propose(5)
+    r.detach()
+    assert native.llama_memory_seq_rm(r.memory, 0, -1, -1)
+    for at in range(0, 200, 100):
+        other.eval(text[at : at + 100], at)
+    assert other.propose(5) == 5
+    assert other.stats().failed_drafts == other.stats().cold_rounds == 0
+    other.close()
 
 
 def drafts_of(engine, run, sampler, n):

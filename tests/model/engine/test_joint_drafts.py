@@ -8,6 +8,7 @@ from __future__ import annotations
 import random
 
 import pytest
+from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
 from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError
@@ -79,6 +80,55 @@ def test_where_drafts_may_differ(rig, settings):
     made = texts(shared, rig("planted-moe"), PROMPTS)
     written(made, shared.sampler, Engine.propose_all, 60, any_of)
     check_counts([text.engine.stats() for text in made])
+    close(made)
+
+
+@pytest.mark.parametrize("kv_unified", [False, True])
+@pytest.mark.parametrize("most", [[5, 1, 5, 5], [1, 5, 0, 5], [5, 5, 1, 3], [0, 1, 5, 5]], ids=str)
+def test_who_stops_early_changes_no_other_draft(rig, most, kv_unified):
+    """Each goes on from its own hidden states, whoever has left the decodes before."""
+    shared = rig("moe-mtp", **SIZES, kv_unified=kv_unified)  # what it drafts depends on these states alone
+    made = texts(shared, rig("moe-mtp"), PROMPTS)
+    engines, last = [text.engine for text in made], [text.run.tokens[0] for text in made]
+    Engine.propose_all(engines, last, [5] * 4)
+    whole = [each.draft() for each in engines]
+    assert len({tuple(draft) for draft in whole}) == 4
+    assert Engine.propose_all(engines, last, most) == most
+    assert [each.draft() for each in engines] == [
+        draft[:n] for draft, n in zip(whole, most, strict=True)
+    ]
+    close(made)
+
+
+def test_more_sequences_than_rows_of_a_decode(rig):
+    n = 12
+    sizes = {**SIZES, "n_seq_max": n, "n_ctx": 256 * n, "draft_tokens": 3}
+    shared = rig("planted-moe", **sizes, n_ubatch=8, n_batch=64)
+    prompts = [(i + 1, 2 * i + 5, 40 + i) for i in range(n)]
+    made = texts(shared, rig("planted-moe"), prompts)
+    engines, last = [text.engine for text in made], [text.run.tokens[0] for text in made]
+    alone = []
+    for engine, token in zip(engines, last, strict=True):
+        engine.propose(token)
+        alone.append(engine.draft())
+    assert Engine.propose_all(engines, last, [3] * n) == [3] * n
+    assert [each.draft() for each in engines] == alone
+    assert all(each.stats().failed_drafts == 0 for each in engines)
+    close(made)
+
+
+def test_a_sequence_that_others_changed_leaves_the_rest_as_they_are(rig):
+    shared = rig("planted-moe", **SIZES)
+    made = texts(shared, rig("planted-moe"), PROMPTS[:2])
+    a, b = (text.engine for text in made)
+    last = [text.run.tokens[0] for text in made]
+    assert a.propose(last[0], 5) == 5
+    draft = a.draft()
+    assert native.llama_memory_seq_rm(shared.memory, 1, -1, -1)
+    with pytest.raises(DraftwoodError):
+        Engine.propose_all([a, b], last, [5, 5])
+    assert a.draft() == draft
+    a.verify()
     close(made)
 
 

@@ -215,6 +215,7 @@ class Llama(Intercepts, Generation):
                 self._close()
 
     def _close(self) -> None:
+        self._turns.drop_stream()
         if self._pieces is not None:
             self._pieces.close()
         if self._engine is not None:

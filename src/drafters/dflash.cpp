@@ -126,7 +126,7 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
                                const dw_params & params) :
     target_(target),
     shared_(shared_by_drafters<dflash_context>(
-        target, name_of("dflash", params) + params.drafter_path,
+        target, drafter_key("dflash", params) + params.drafter_path,
         [&] { return std::make_shared<dflash_context>(target, context_params, params); })),
     ctx_(shared_->ctx),
     seq_(params.seq_id),

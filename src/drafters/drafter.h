@@ -67,9 +67,10 @@ class drafter {
     // chain. Throws failure if the drafter cannot go on from what it holds: the caller resets it.
     virtual draft_result draft(const draft_request & request, token_tree & tree) = 0;
 
-    // Drafters that give the same value can draft together, whoever of them is asked; nullptr: by itself alone.
+    // Drafters that return the same value can draft together, by draft_all() of any of them. nullptr: this one cannot.
     virtual const void * joint() const { return nullptr; }
-    // As draft() of each, in the order of their sequences, which all differ. Who cannot go on is reset.
+    // draft() for each, in the order of their sequences, which all differ. A drafter that fails is reset. Throws failure;
+    // all of them must be reset then.
     virtual void draft_all(std::vector<joint_draft> &) {}
 
     // Whether drafts can be made `ahead`. settle() fills in the tokens of such a tree. Until then feed_verify() lets a

@@ -73,7 +73,7 @@ void drafter_context::see_control_tokens() {
     }
 }
 
-std::string name_of(const char * kind, const dw_params & params) {
+std::string drafter_key(const char * kind, const dw_params & params) {
     return std::string(kind) + " " + std::to_string(params.draft_vocab) + " " + std::to_string(params.results);
 }
 

@@ -84,8 +84,8 @@ class drafter_context {
     std::unique_ptr<short_head>             short_head_; // nullptr: drafts are of the whole vocabulary
 };
 
-// What a drafter shares with those of the target's other sequences, made by the first of them. name: of what it is and
-// of all parameters that it depends on.
+// What a drafter shares with those of the target's other sequences. The first of them makes it, with its own
+// context_params. name: of what it is, and of the engine's parameters that it depends on.
 template <typename T, typename F>
 std::shared_ptr<T> shared_by_drafters(target_context & target, const std::string & name, F make) {
     std::weak_ptr<void> & held  = target.shared_by_drafters()[name];
@@ -97,7 +97,7 @@ std::shared_ptr<T> shared_by_drafters(target_context & target, const std::string
     return found;
 }
 
-// how drafters of a kind choose among tokens, as part of that name
-std::string name_of(const char * kind, const dw_params & params);
+// that name for a kind of drafter: with how it chooses among tokens
+std::string drafter_key(const char * kind, const dw_params & params);
 
 } // namespace draftwood

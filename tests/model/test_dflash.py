@@ -334,7 +334,7 @@ def test_drafts_go_on_behind_a_pause(llama, monkeypatch):
 
 
 def test_sequences_share_the_drafter():
-    """Each drafts what it drafts in a context of its own; who comes and goes changes nothing for the others."""
+    """Each drafts what it drafts in a context of its own; who comes and goes changes nothing for others."""
     prompts = [(3, 141, 59, 26, 53), (7, 8, 9), tuple(range(100, 140))]
     settings = {
         **{"drafter": _capi.DRAFTER_DFLASH, "drafter_path": str(DRAFTER)},

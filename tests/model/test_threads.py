@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import subprocess
 import sys
 import time
@@ -15,7 +16,7 @@ from typing import Any
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp.llama import LogitsProcessorList
-from draftwood.errors import UnsupportedError
+from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate import turns
 
 TINY = Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
@@ -124,6 +125,67 @@ def test_who_waits_goes_on_as_soon_as_the_stream_ends(llm, ends):
             del stream
         assert answer.result()
     assert time.monotonic() - begin < turns.PATIENCE / 2
+
+
+def test_streams_that_any_thread_of_a_pool_reads(llm):
+    """As web frameworks do: whoever is free takes the next part, and begins other streams."""
+    alone = [llm(prompt, max_tokens=16, temperature=0.0)["choices"][0]["text"] for prompt in PROMPTS[:6]]
+
+    async def read(prompt: str) -> str:
+        loop, text = asyncio.get_running_loop(), ""
+        stream = llm(prompt, max_tokens=16, temperature=0.0, stream=True)
+        while chunk := await loop.run_in_executor(pool, next, stream, None):
+            text += chunk["choices"][0]["text"]
+            await asyncio.sleep(0.001)
+        return text
+
+    async def all_of_them() -> list[str]:
+        return list(await asyncio.gather(*map(read, PROMPTS[:6])))
+
+    with ThreadPoolExecutor(16) as pool:
+        assert asyncio.run(all_of_them()) == alone
+
+
+def test_who_waits_for_a_llama_that_is_closed_hears_of_it(llm):
+    stream = llm("def f(", max_tokens=50, stream=True)
+    assert next(stream)
+    with ThreadPoolExecutor(1) as pool:
+        begin = time.monotonic()
+        answer = pool.submit(llm, "x", max_tokens=4)
+        time.sleep(0.2)
+        llm.close()
+        with pytest.raises(ClosedError):
+            answer.result()
+    assert time.monotonic() - begin < turns.PATIENCE / 2
+
+
+def test_a_stream_without_our_engine_is_cut_off_in_words():
+    with closing(Llama(str(TINY), speculation="off", exact=False, **SETTINGS)) as llm:
+        prompt = llm.tokenize(b"def f(")
+        stream = llm.generate(prompt, temp=0.0)
+        assert next(stream) > 0
+        expected = list(islice(llm.generate(prompt, temp=0.0), 8))
+        with pytest.raises(UnsupportedError, match=r"a later generate\(\) has taken the context"):
+            next(stream)
+        assert list(islice(llm.generate(prompt, temp=0.0), 8)) == expected
+
+
+def test_a_turn_that_cannot_end_a_dropped_stream_is_over(monkeypatch):
+    """Its error is told, and the next one has its turn."""
+
+    def failing():
+        try:
+            yield 1
+        finally:
+            raise OSError("full")
+
+    mine, steps = turns.Turns(), failing()
+    next(steps)
+    mine._left.append(steps)
+    with pytest.raises(OSError, match="full"), mine:
+        pass
+    with ThreadPoolExecutor(1) as pool:
+        assert pool.submit(mine._lock.acquire, timeout=1).result()
 
 
 def test_a_threads_own_stream_does_not_wait(llm):

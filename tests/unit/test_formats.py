@@ -32,6 +32,8 @@ def test_a_schema_is_found(given, expected):
 def test_a_schema_that_is_none_is_refused(json_schema):
     with pytest.raises(OptionError, match="expected a JSON schema in it"):
         with_schema({"type": "json_schema", "json_schema": json_schema})
+    with pytest.raises(OptionError, match="expected a JSON schema in it"):
+        with_schema({"type": "json_schema"})
 
 
 def chunk(**delta):

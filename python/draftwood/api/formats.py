@@ -20,7 +20,8 @@ def with_schema(response_format: Any) -> Any:
     """
     if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
         return response_format
-    wrapped = response_format.get("json_schema", response_format)  # llama-server takes both
+    own = {name: value for name, value in response_format.items() if name != "type"}
+    wrapped = own.get("json_schema", own or None)  # llama-server takes both
     schema = wrapped.get("schema") if isinstance(wrapped, dict) else None
     if not isinstance(wrapped, dict) or not isinstance(schema, (dict, type(None))):
         raise OptionError(

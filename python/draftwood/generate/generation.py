@@ -32,6 +32,13 @@ Base: Any = _upstream.Llama
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
+def _taken() -> UnsupportedError:
+    return UnsupportedError(
+        "found that a later generate() has taken the context; expected one generation at a time",
+        hint="close this generator, or load the model a second time",
+    )
+
+
 class Generation(Base):  # type: ignore[misc]
     """llama-cpp-python's Llama with our engine, where it has one, under `eval`, `sample` and `generate`."""
 
@@ -141,7 +148,8 @@ class Generation(Base):  # type: ignore[misc]
         )
         if self._engine is None:
             self._require_memory()
-            yield from super().generate(tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling)
+            steps = super().generate(tokens, reset=reset, stopping_criteria=stopping_criteria, **sampling)
+            yield from self._watched(steps)
             return
         self._mirostat_mu = ctypes.c_float(2.0 * mirostat_tau)
         self._sampler = sampler = self._init_sampler(**sampling)
@@ -152,6 +160,19 @@ class Generation(Base):  # type: ignore[misc]
         finally:
             if self._sampler is sampler:  # else a later generate() has the context
                 self._settle()
+
+    def _watched(self, steps: Any) -> Generator[int, Sequence[int] | None, None]:
+        """Yield from upstream's generator, until another one has taken the context."""
+        sampler = sent = None
+        while True:
+            try:
+                token = steps.send(sent)
+            except StopIteration:
+                return
+            sampler = sampler or self._sampler
+            sent = yield token
+            if self._sampler is not sampler:
+                raise _taken()
 
     def _init_sampler(
         self, *args: Any, logits_processor: Any = None, grammar: Any = None, **kwargs: Any
@@ -289,10 +310,7 @@ class Generation(Base):  # type: ignore[misc]
                 hint="close the generator first, or take its last token before close()",
             )
         if self._sampler is not sampler:
-            raise UnsupportedError(
-                "found that a later generate() has taken the context; expected one generation at a time",
-                hint="close this generator, or load the model a second time",
-            )
+            raise _taken()
 
     def _start_round(self, last: int) -> None:
         engine = self._engine

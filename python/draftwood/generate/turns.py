@@ -1,9 +1,10 @@
 """Threads that share a `Llama`: one is in the library at a time, the others wait.
 
 A call that returns its whole result is one turn, and so is each step of a generator. A generation waits for
-the stream of another thread until that ends, or until nobody has read it for PATIENCE seconds. Then it takes
-the context, which ends the stream with an error (generation.py). So does a generation in the stream's own
-thread, at once. load_state and reset take the context between two steps.
+a stream until that ends, or until nobody has read it for PATIENCE seconds. Then it takes the context, which
+ends the stream with an error (generation.py). It does so at once in the main thread that reads the stream itself,
+and after GRACE seconds in another thread that does: a pool of threads may read the next part in any of them.
+load_state and reset take the context between two steps.
 Must not know: what is done in a turn. Test: tests/model/test_threads.py.
 """
 
@@ -22,6 +23,8 @@ from draftwood.load import forks
 _F = TypeVar("_F", bound=Callable[..., Any])
 PATIENCE = 10.0
 """Seconds after which a stream that nobody reads gives way."""
+GRACE = 0.5
+"""The same in a thread that may have to read it."""
 _LOOK = 0.05  # seconds: a stream that is dropped cannot always wake those who wait
 
 
@@ -37,8 +40,12 @@ class Turns:
 
     def __enter__(self) -> None:
         self._lock.acquire()
-        while self._left:
-            self._left.pop().close()
+        try:
+            while self._left:
+                self._left.pop().close()
+        except BaseException:
+            self._lock.release()
+            raise
 
     def __exit__(self, *_: object) -> None:
         self._lock.release()
@@ -73,29 +80,46 @@ class Turns:
         Never waits: generators end wherever they are dropped, in the garbage collector of any thread, too.
         """
         if (stream := self._stream) is not None and stream.steps is steps:
-            self._stream = None
+            stream.has_ended = True
+        with self.at_once() as mine:
+            if not mine:
+                self._left.append(steps)
+                return
+            try:
+                steps.close()
+            finally:
+                self._ended.notify_all()
+
+    def drop_stream(self) -> None:
+        """Let who waits for the stream go on: its context is gone."""
+        self._stream = None
         with self.at_once() as mine:
             if mine:
-                steps.close()
                 self._ended.notify_all()
-            else:
-                self._left.append(steps)
 
 
 class _Stream:
-    """A generator that has the context: whose thread reads it, and when it last did."""
+    """A generator that has the context: which threads have read it, and when one last did."""
 
     def __init__(self, steps: Generator[Any, Any, None]) -> None:
         self.steps = steps
+        self.has_ended = False
+        self._readers: set[int] = set()
         self.read()
 
     def read(self) -> None:
         """Note who reads it, and when."""
-        self._thread, self._at = threading.get_ident(), time.monotonic()
+        self._readers.add(threading.get_ident())
+        self._at = time.monotonic()
 
     def gives_way(self) -> bool:
         """Tell whether who asks may take the context from it."""
-        return self._thread == threading.get_ident() or time.monotonic() - self._at > PATIENCE
+        return self.has_ended or time.monotonic() - self._at >= self._patience()
+
+    def _patience(self) -> float:
+        if self._readers != {threading.get_ident()}:
+            return PATIENCE
+        return 0.0 if threading.current_thread() is threading.main_thread() else GRACE
 
 
 def in_turn(method: _F) -> _F:

@@ -69,8 +69,8 @@ class drafter {
 
     // Drafters that return the same value can draft together, by draft_all() of any of them. nullptr: this one cannot.
     virtual const void * joint() const { return nullptr; }
-    // draft() for each, in the order of their sequences, which all differ. A drafter that fails is reset. Throws failure;
-    // all of them must be reset then.
+    // draft() for each, in the order of their sequences, which all differ. A drafter that fails is reset. Throws
+    // failure; all of them must be reset then.
     virtual void draft_all(std::vector<joint_draft> &) {}
 
     // Whether drafts can be made `ahead`. settle() fills in the tokens of such a tree. Until then feed_verify() lets a

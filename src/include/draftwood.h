@@ -196,9 +196,9 @@ DW_API dw_status dw_probe_drafter(const char * drafter_path, const char * target
 DW_API void dw_params_init(dw_params * params);
 
 // Attach an engine to `target`. `context_params` are the parameters that `target` was made with; the drafter's own
-// context is made from them: by the first engine of a kind, with the KV caches of all n_seq_max sequences, which engines
-// of other sequences then share. Free the engine before `target`. With DW_LENGTH_AUTO and no curve, rounds are timed
-// first if `target` is empty, which it is afterwards; else times are learned from the engine's own rounds.
+// context is made from them: by the first engine of a kind, with the KV caches of all n_seq_max sequences, which
+// engines of other sequences then share. Free the engine before `target`. With DW_LENGTH_AUTO and no curve, rounds are
+// timed first if `target` is empty, which it is afterwards; else times are learned from the engine's own rounds.
 // Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_ubatch too
 // small, an engine is already attached), DW_ERR_FILE, DW_ERR_MEMORY (for the drafter).
 DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,

@@ -49,8 +49,8 @@ void drafting::propose(proposal & draft, const draft_limits & limits) {
 void drafting::propose_all(const std::vector<asked> & all) {
     std::map<const void *, std::vector<joint_draft>> groups;
     for (const asked & each : all) {
-        plan            plan  = each.who->plan_draft(*each.draft, each.limits);
-        const void *    joint = plan.request.depth > 0 ? each.who->drafter_->joint() : nullptr;
+        plan         plan  = each.who->plan_draft(*each.draft, each.limits);
+        const void * joint = plan.request.depth > 0 ? each.who->drafter_->joint() : nullptr;
         if (!joint || plan.request.budget > 0) {
             each.who->carry_out(*each.draft, plan);
             continue;

@@ -76,14 +76,14 @@ class drafting {
         bool          chosen = false;
     };
 
-    plan plan_draft(proposal & draft, const draft_limits & limits);
-    plan plan_best(proposal & draft, const draft_limits & limits);
-    void carry_out(proposal & draft, const plan & plan);
-    void draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
-    bool ask(proposal & draft, const draft_request & request);
+    plan        plan_draft(proposal & draft, const draft_limits & limits);
+    plan        plan_best(proposal & draft, const draft_limits & limits);
+    void        carry_out(proposal & draft, const plan & plan);
+    void        draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
+    bool        ask(proposal & draft, const draft_request & request);
     static void draft_together(const std::vector<asked> & all, std::vector<joint_draft> & drafts);
-    bool judge(proposal & draft, const draft_request & request, draft_result result);
-    void add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
+    bool        judge(proposal & draft, const draft_request & request, draft_result result);
+    void        add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
     draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;
     token_tree    look_up(const proposal & draft, llama_pos pos, int32_t depth);
     void          join_ngrams(token_tree & tree, const token_tree & found, int32_t depth) const;

@@ -73,7 +73,9 @@ void session::propose_all(const std::vector<session *> & all, const llama_token 
     for (size_t i = 0; i < all.size(); ++i) {
         session & each = *all[i];
         each.start(last[i]);
-        asked.push_back({ &each.drafting_, each.sequence_.id(), &each.round_.draft(),
+        asked.push_back({ &each.drafting_,
+                          each.sequence_.id(),
+                          &each.round_.draft(),
                           { each.n_past_, std::min(wanted[i], each.max_draft()), each.max_nodes() } });
     }
     std::sort(asked.begin(), asked.end(), [](const auto & a, const auto & b) { return a.seq < b.seq; });

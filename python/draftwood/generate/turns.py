@@ -1,9 +1,10 @@
 """Threads that share a `Llama`: one is in the library at a time, the others wait.
 
-A call that returns its whole result is one turn, and so is each step of a generator. A generation waits for
-a stream until that ends, or until nobody has read it for PATIENCE seconds. Then it takes the context, which
-ends the stream with an error (generation.py). It does so at once in the main thread that reads the stream itself,
-and after GRACE seconds in another thread that does: a pool of threads may read the next part in any of them.
+A call that returns its whole result is one turn, and so is each step of a generator. A generation waits
+for a stream until that ends, or until nobody has read it for PATIENCE seconds. Then it takes the context,
+which ends the stream with an error (generation.py). It does so at once in the main thread that reads the
+stream itself, and after GRACE seconds in another thread that does: a pool of threads may read the next
+part in any of them.
 load_state and reset take the context between two steps.
 Must not know: what is done in a turn. Test: tests/model/test_threads.py.
 """

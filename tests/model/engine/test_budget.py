@@ -46,8 +46,8 @@ def test_drafters_of_a_context_share_theirs(rig, run_of, kv_unified):
     alone = held(r.engine)[0]
     others = [Engine(r.ctx, r.params, **r.settings, seq_id=seq) for seq in (1, 2)]
     assert held(r.engine)[0] == alone > 0
-    alone, prompts = rig("planted-moe"), [(7, 8, 9), tuple(range(100, 140))]
-    runs = [run, *(alone.reference(60, prompt) for prompt in prompts)]
+    plain, prompts = rig("planted-moe"), [(7, 8, 9), tuple(range(100, 140))]
+    runs = [run, *(plain.reference(60, prompt) for prompt in prompts)]
     for engine, own in zip((r.engine, *others), runs, strict=True):
         engine.eval(own.prompt, 0)
         assert engine.next(r.sampler) == own.tokens[0]

@@ -94,9 +94,7 @@ def test_who_stops_early_changes_no_other_draft(rig, most, kv_unified):
     whole = [each.draft() for each in engines]
     assert len({tuple(draft) for draft in whole}) == 4
     assert Engine.propose_all(engines, last, most) == most
-    assert [each.draft() for each in engines] == [
-        draft[:n] for draft, n in zip(whole, most, strict=True)
-    ]
+    assert [each.draft() for each in engines] == [draft[:n] for draft, n in zip(whole, most, strict=True)]
     close(made)
 
 

@@ -18,6 +18,12 @@ namespace {
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
 constexpr int32_t n_warmup_on_gpu = 2;
 
+// A failed draft leaves the root alone, and a drafter that begins anew.
+void drop_failed(drafter & d, token_tree & tree) {
+    d.reset();
+    tree = token_tree(tree.tokens[0]);
+}
+
 } // namespace
 
 drafting::drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
@@ -45,7 +51,7 @@ void drafting::propose(proposal & draft, const draft_limits & limits) {
     carry_out(draft, plan_draft(draft, limits));
 }
 
-// Drafts of one depth after the other by drafters that can work together; others draft at once.
+// Drafts that cannot be made together come first, one by one. The others follow, those of a shared context at once.
 void drafting::propose_all(const std::vector<asked> & all) {
     std::map<const void *, std::vector<joint_draft>> groups;
     for (const asked & each : all) {
@@ -70,8 +76,7 @@ void drafting::draft_together(const std::vector<asked> & all, std::vector<joint_
         drafts[0].who->draft_all(drafts);
     } catch (const std::exception &) {
         for (joint_draft & each : drafts) {
-            each.who->reset();
-            *each.tree  = token_tree(each.tree->tokens[0]);
+            drop_failed(*each.who, *each.tree);
             each.result = draft_result::failed;
         }
     }
@@ -163,8 +168,7 @@ bool drafting::ask(proposal & draft, const draft_request & request) {
     try {
         result = drafter_->draft(request, draft.tree);
     } catch (const std::exception &) {
-        drafter_->reset();
-        draft.tree = token_tree(draft.tree.tokens[0]);
+        drop_failed(*drafter_, draft.tree);
     }
     return judge(draft, request, result);
 }

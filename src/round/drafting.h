@@ -35,16 +35,17 @@ class drafting {
 
     // Grows the proposal's tree from its root.
     void propose(proposal & draft, const draft_limits & limits);
-    // The same of several sequences: drafters that can draft together, where each drafts a chain.
+    // The same with n_tokens by the drafter, which are on the host when it returns: what it takes by itself.
+    void propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens);
+    // One sequence that is to propose, of several.
     struct asked {
         drafting *   who;
         llama_seq_id seq;
         proposal *   draft;
         draft_limits limits;
     };
-    static void propose_all(const std::vector<asked> & all); // in the order of the sequences
-    // The same with n_tokens by the drafter, which are on the host when it returns: what it takes by itself.
-    void propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens);
+    // As propose() for each of them, in the order of `seq`. Chains of drafters that share a context are made together.
+    static void propose_all(const std::vector<asked> & all);
 
     // Fetches the tokens of a draft from its device.
     void settle(proposal & draft);

@@ -6,21 +6,10 @@ import json
 from types import SimpleNamespace
 
 import pytest
-from draftwood.engine.engine import ModelInfo
 from draftwood.errors import OptionError
 from draftwood.load import heat
 
-GIB = 1 << 30
-FIELDS = {
-    "n_layers": 40,
-    "n_vocab": 250_000,
-    "kv_values": 11_000,
-    "n_experts": 256,
-    "n_experts_used": 8,
-    "n_expert_layers": 40,
-    "expert_bytes": 16 * GIB,
-}
-INFO = ModelInfo("qwen35moe", 1, True, 700, 21 * GIB, **FIELDS)
+from tests.unit.model_of_experts import INFO
 
 
 def heat_file(path, **changes):

@@ -49,7 +49,8 @@ def _once(delta: dict[str, Any], begun: set[Any]) -> dict[str, Any]:
     if delta.get("tool_calls"):
         changed["tool_calls"] = [_rest(call, begun) for call in delta["tool_calls"]]
     if delta.get("function_call"):
-        changed["function_call"] = _arguments(delta["function_call"], None in begun)
+        if None in begun:
+            changed["function_call"] = _without_name(delta["function_call"])
         begun.add(None)
     return changed
 
@@ -57,12 +58,11 @@ def _once(delta: dict[str, Any], begun: set[Any]) -> dict[str, Any]:
 def _rest(call: dict[str, Any], begun: set[Any]) -> dict[str, Any]:
     """Return a call's part of a chunk, without what was told."""
     index = call.get("index", 0)
-    again = index in begun
-    begun.add(index)
-    if not again:
+    if index not in begun:
+        begun.add(index)
         return call
-    return {"index": index, "function": _arguments(call.get("function") or {}, again)}
+    return {"index": index, "function": _without_name(call.get("function") or {})}
 
 
-def _arguments(function: dict[str, Any], again: bool) -> dict[str, Any]:
-    return {key: value for key, value in function.items() if key != "name"} if again else function
+def _without_name(function: dict[str, Any]) -> dict[str, Any]:
+    return {key: value for key, value in function.items() if key != "name"}

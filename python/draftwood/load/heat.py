@@ -60,10 +60,7 @@ def require(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
         raise OptionError(f"found no file {path}; expected a heat file", hint=_WRITES_HEAT)
     heat = _fitting(path, info)
     if heat is None:
-        raise OptionError(
-            f"{path} is no heat file of a model with {info.n_layers} layers of {info.n_experts} experts",
-            hint=_WRITES_HEAT,
-        )
+        raise OptionError(_misfit(path, info), hint=_WRITES_HEAT)
     return heat
 
 
@@ -73,10 +70,7 @@ def read(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
         return {}
     heat = _fitting(path, info)
     if heat is None:
-        warn(
-            f"{path} is no heat file of a model with {info.n_layers} layers of "
-            f"{info.n_experts} experts; the pool begins with the first ones, and the file stays as it is"
-        )
+        warn(f"{_misfit(path, info)}; the pool begins with the first ones, and the file stays as it is")
     return heat or {}
 
 
@@ -100,6 +94,10 @@ def _fitting(path: str, info: ModelInfo) -> dict[int, list[int]] | None:
         for layer, values in heat.items()
     )
     return heat if fits else None
+
+
+def _misfit(path: str, info: ModelInfo) -> str:
+    return f"{path} is no heat file of a model with {info.n_layers} layers of {info.n_experts} experts"
 
 
 def write(path: str, pool: ExpertPool, info: ModelInfo) -> None:

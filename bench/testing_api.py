@@ -25,6 +25,7 @@ SOURCE_NGRAM = 1
 CostModelHandle = ctypes.c_void_p
 AcceptedLogHandle = ctypes.c_void_p
 ThreadChoiceHandle = ctypes.c_void_p
+BatchModelHandle = ctypes.c_void_p
 
 _lib = _capi.lib
 _P = ctypes.POINTER
@@ -74,6 +75,11 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_cost_model_pays_to_branch": (_STATUS, [_MODEL, _I32, _I32, _P(_BOOL)]),
     "dw_cost_model_tree_size": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _I32, _P(_I32)]),
     "dw_cost_model_expect": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _P(_F64)]),
+    "dw_batch_model_new": (_STATUS, [_I32, _BOOL, _P(BatchModelHandle)]),
+    "dw_batch_model_free": (None, [BatchModelHandle]),
+    "dw_batch_model_add_verify": (_STATUS, [BatchModelHandle, _I32, _I32, _I64]),
+    "dw_batch_model_add_draft": (_STATUS, [BatchModelHandle, _I32, _I32, _I64]),
+    "dw_batch_model_choose": (_STATUS, [BatchModelHandle, _MODEL, _P(_F64), _P(_I32), _I32, _P(_I32)]),
     "dw_load_rounds": (_STATUS, [_I32, _I32, _I32, _I64, _I64, _I32, _I32, _P(_I32)]),
 }
 
@@ -210,6 +216,33 @@ class ThreadChoice:
             )
         )
         return on_n_threads.value, is_trial.value
+
+
+class BatchModel:
+    """How far each sequence of a batch drafts, without a context. Contract: src/round/batch_model.h."""
+
+    def __init__(self, solo: CostModel, *, n_warmup: int = 0, shares_cores: bool = True) -> None:
+        self._handle = BatchModelHandle()
+        self._solo = solo
+        check(_lib.dw_batch_model_new(n_warmup, shares_cores, ctypes.byref(self._handle)))
+
+    def __del__(self) -> None:
+        _lib.dw_batch_model_free(self._handle)
+
+    def add_verify(self, n_sequences: int, n_rows: int, micros: float) -> None:
+        """Add the time of a graph with n_rows rows of each sequence."""
+        check(_lib.dw_batch_model_add_verify(self._handle, n_sequences, n_rows, round(micros)))
+
+    def add_draft(self, n_sequences: int, n_tokens: int, micros: float) -> None:
+        """Add the time of drafts that were made together."""
+        check(_lib.dw_batch_model_add_draft(self._handle, n_sequences, n_tokens, round(micros)))
+
+    def choose(self, acceptance: Sequence[float], longest: Sequence[int]) -> list[int]:
+        """Return the tokens of each sequence's draft, whose tokens are accepted with this probability."""
+        n = len(acceptance)
+        rates, most, found = (_F64 * n)(*acceptance), (_I32 * n)(*longest), (_I32 * n)()
+        check(_lib.dw_batch_model_choose(self._handle, self._solo._handle, rates, most, n, found))
+        return list(found)
 
 
 def load_rounds(

@@ -174,6 +174,20 @@ dw_status dw_trim(dw_engine * engine, int32_t n_keep) {
     return with(engine, "dw_trim", [&](auto & e) { e.trim(n_keep); });
 }
 
+dw_status dw_restore(dw_engine * engine, const void * state, size_t n_bytes, int32_t n_keep) {
+    return with(engine, "dw_restore", [&](auto & e) {
+        require("dw_restore", state);
+        e.restore((const uint8_t *) state, n_bytes, n_keep);
+    });
+}
+
+dw_status dw_drafter_memory(dw_engine * engine, llama_context ** memory) {
+    return with(engine, "dw_drafter_memory", [&](auto & e) {
+        require("dw_drafter_memory", memory);
+        *memory = e.drafter_memory();
+    });
+}
+
 dw_status dw_reset(dw_engine * engine) {
     return with(engine, "dw_reset", [](auto & e) { e.reset(); });
 }

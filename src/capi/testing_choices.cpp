@@ -4,6 +4,7 @@
 
 #include "capi/capi.h"
 #include "llama/thread_choice.h"
+#include "round/batch_model.h"
 #include "round/cost_model.h"
 #include "round/load_schedule.h"
 
@@ -13,6 +14,10 @@ using namespace draftwood;
 
 struct dw_cost_model {
     cost_model impl;
+};
+
+struct dw_batch_model {
+    batch_model impl;
 };
 
 namespace {
@@ -217,6 +222,58 @@ dw_status dw_thread_choice_verify(dw_thread_choice * choice, int32_t n_rows, con
         const thread_count runs_on = threads.choose(n_rows);
         *on_n_threads              = runs_on == n_threads;
         *is_trial                  = !threads.add_time(us[runs_on]);
+    });
+}
+
+dw_status dw_batch_model_new(int32_t n_warmup, bool shares_cores, dw_batch_model ** model) {
+    return guard([&] {
+        require("dw_batch_model_new", model);
+        require_size("n_warmup", n_warmup, 0, INT32_MAX);
+        *model = new dw_batch_model{ { n_warmup, shares_cores } };
+        return DW_OK;
+    });
+}
+
+void dw_batch_model_free(dw_batch_model * model) {
+    delete model;
+}
+
+dw_status dw_batch_model_add_verify(dw_batch_model * model, int32_t n_sequences, int32_t n_rows, int64_t us) {
+    return with_model(model, "dw_batch_model_add_verify", [&](auto & m) {
+        require_size("n_sequences", n_sequences, 1, INT32_MAX);
+        require_size("n_rows", n_rows, 1, max_tree_nodes);
+        m.add_verify(n_sequences, n_rows, (double) us);
+    });
+}
+
+dw_status dw_batch_model_add_draft(dw_batch_model * model, int32_t n_sequences, int32_t n_tokens, int64_t us) {
+    return with_model(model, "dw_batch_model_add_draft", [&](auto & m) {
+        require_size("n_sequences", n_sequences, 1, INT32_MAX);
+        require_size("n_tokens", n_tokens, 1, cost_model::max_draft);
+        m.add_draft(n_sequences, n_tokens, (double) us);
+    });
+}
+
+dw_status dw_batch_model_choose(dw_batch_model * model, const dw_cost_model * solo, const double * acceptance,
+                                const int32_t * longest, int32_t n, int32_t * n_tokens) {
+    return with_model(model, "dw_batch_model_choose", [&](auto & m) {
+        require("dw_batch_model_choose", solo, acceptance, longest, n_tokens);
+        require_size("n", n, 1, INT32_MAX);
+        std::vector<batch_model::member> members(n);
+        for (int32_t i = 0; i < n; ++i) {
+            require_size("longest", longest[i], 0, cost_model::max_draft);
+            members[i]  = { { 1.0 }, /*by_drafter*/ true, /*fixed_rows*/ 0 };
+            double path = 1.0;
+            for (int32_t k = 0; k < longest[i]; ++k) {
+                path *= acceptance[i];
+                members[i].tokens.push_back(members[i].tokens.back() + path);
+            }
+        }
+        const auto time = [&](const std::vector<int32_t> & rows) {
+            return m.verify(n, *std::max_element(rows.begin(), rows.end()), solo->impl);
+        };
+        const std::vector<int32_t> chosen = m.choose(members, time, solo->impl);
+        std::copy(chosen.begin(), chosen.end(), n_tokens);
     });
 }
 

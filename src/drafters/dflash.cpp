@@ -194,13 +194,10 @@ void dflash_drafter::feed() {
         const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
         const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
                          n_fed_ + bucket(n) <= ctx_.n_positions() && bucket(n) <= free_cells(ctx_.get(), seq_);
-        const int32_t  n_rows = few ? bucket(n) : n;
         decode_request request;
         request.slot = few ? drafter_context::slot(1, seq_) : 0;
         ctx_.batch().clear();
-        for (int32_t i = 0; i < n_rows; ++i) {
-            ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, few, seq_);
-        }
+        add_features(few ? bucket(n) : n, few);
         request.feeds.push_back(
             features_.feed(row_feed::hidden, 0, first, n, feature_projection(shared_->model.get())));
         const int32_t rc = ctx_.decode(request);
@@ -211,38 +208,57 @@ void dflash_drafter::feed() {
         n_fed_ += n;
         ctx_.remove_from(seq_, n_fed_);
     }
+    fed();
+}
+
+void dflash_drafter::add_features(int32_t n_rows, bool output) {
+    for (int32_t i = 0; i < n_rows; ++i) {
+        ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, output, seq_);
+    }
+}
+
+// what waited is in the cache
+void dflash_drafter::fed() {
     n_waiting_  = 0;
     has_prompt_ = false;
 }
 
+int32_t dflash_drafter::guesses(const draft_request & request) const {
+    const int32_t n = std::min(request.depth, shared_->block_size - 1);
+    return request.pos == 0 || end() != request.pos || request.pos + n >= ctx_.n_positions() ? 0 : n;
+}
+
+void dflash_drafter::add_block(const draft_request & request, int32_t n) {
+    for (int32_t i = 0; i <= n; ++i) {
+        ctx_.batch().add(i == 0 ? request.last : shared_->mask, request.pos + i, /*output*/ true, seq_);
+    }
+}
+
 draft_result dflash_drafter::draft(const draft_request & request, token_tree & tree) {
-    const llama_pos pos = request.pos;
-    const int32_t   n   = std::min(request.depth, shared_->block_size - 1);
-    if (pos == 0 || end() != pos || pos + n >= ctx_.n_positions()) {
+    const int32_t n = guesses(request);
+    if (n == 0) {
         return draft_result::cold;
     }
     feed();
     ctx_.batch().clear();
-    for (int32_t i = 0; i <= n; ++i) {
-        ctx_.batch().add(i == 0 ? request.last : shared_->mask, pos + i, /*output*/ true, seq_);
-    }
+    add_block(request, n);
     decode_request block;
     block.slot         = drafter_context::slot(0, seq_);
     const bool decoded = ctx_.decode(block) == 0;
     if (decoded && request.budget > 0) {
         read_tree(request, n, tree);
     } else if (decoded) {
-        read_chain(request, n, tree);
+        read_chain(request, n, /*first_row*/ 0, tree);
     }
-    ctx_.remove_from(seq_, pos); // the block itself is no context
+    ctx_.remove_from(seq_, request.pos); // the block itself is no context
     return decoded ? draft_result::drafted : draft_result::failed;
 }
 
-// row i guesses the token i further on
-void dflash_drafter::read_chain(const draft_request & request, int32_t n, token_tree & tree) {
+// row i of the block, which begins in first_row of the decode, guesses the token i further on
+void dflash_drafter::read_chain(const draft_request & request, int32_t n, int32_t first_row, token_tree & tree) {
     float path = 1.0f;
     for (int32_t i = 1; i <= n; ++i) {
-        const likeliest best = ctx_.best(i, path, request.p_min);
+        const likeliest best = ctx_.best(first_row + i, path, request.p_min);
         if (best.path < request.p_min) {
             break;
         }
@@ -267,6 +283,11 @@ void dflash_drafter::trim(llama_pos n_keep) {
         ctx_.remove_from(seq_, n_keep);
         n_fed_ = n_keep;
     }
+}
+
+llama_context * dflash_drafter::memory() {
+    feed();
+    return ctx_.get();
 }
 
 void dflash_drafter::reset() {

@@ -48,17 +48,36 @@ class dflash_drafter : public drafter {
 
     void         observe(const kept_rows & kept) override;
     draft_result draft(const draft_request & request, token_tree & tree) override;
+    const void * joint() const override { return shared_.get(); }
+    void         draft_all(std::vector<joint_draft> & drafts) override;
     bool         short_of_memory() const override { return ctx_.short_of_memory(); }
     int32_t      draft_vocab() const override { return ctx_.draft_vocab(); }
     void         trim(llama_pos n_keep) override;
     void         reset() override;
 
+    llama_context * memory() override;
+
   private:
+    // one of the blocks of a decode (dflash_joint.cpp)
+    struct block {
+        dflash_drafter * who;
+        joint_draft *    draft;
+        int32_t          n; // tokens that it guesses, or features that it takes
+    };
+
     llama_pos end() const { return n_fed_ + n_waiting_; }
+    int32_t   guesses(const draft_request & request) const; // 0: it cannot draft here
     void      feed();
+    void      add_features(int32_t n_rows, bool output);
+    void      fed();
     void      leave_gap(llama_pos pos);
-    void      read_chain(const draft_request & request, int32_t n, token_tree & tree);
+    void      add_block(const draft_request & request, int32_t n);
+    void      read_chain(const draft_request & request, int32_t n, int32_t first_row, token_tree & tree);
     void      read_tree(const draft_request & request, int32_t n, token_tree & tree);
+
+    template <typename F> static void in_runs(std::vector<block> blocks, F decode);
+    static void                       feed_together(const std::vector<block> & run);
+    static void                       draft_together(const std::vector<block> & run);
 
     target_context &                target_;
     std::shared_ptr<dflash_context> shared_;

@@ -8,6 +8,8 @@
 #include <memory>
 #include <vector>
 
+struct llama_context;
+
 namespace draftwood {
 
 struct decode_request;
@@ -90,6 +92,10 @@ class drafter {
 
     // Drafts may still go by what was observed before: tokens that texts used are more likely to be drafted.
     virtual void reset() = 0;
+
+    // Where it keeps its part of the sequence, all that was observed included; nullptr: nowhere. Others may save that
+    // part, put it back after reset(), and copy it to a sequence whose drafter was reset. Throws failure.
+    virtual llama_context * memory() { return nullptr; }
 
     // What the drafter knows at position `pos`, the end of what was observed, beside what trim() leaves; and back to
     // it, after a trim to `pos`. Most know nothing more.

@@ -88,7 +88,7 @@ class drafter_context {
 // context_params. name: of what it is, and of the engine's parameters that it depends on.
 template <typename T, typename F>
 std::shared_ptr<T> shared_by_drafters(target_context & target, const std::string & name, F make) {
-    std::weak_ptr<void> & held  = target.shared_by_drafters()[name];
+    std::weak_ptr<void> & held  = target.shared_by_engines()[name];
     std::shared_ptr<T>    found = std::static_pointer_cast<T>(held.lock());
     if (!found) {
         found = make();

@@ -318,6 +318,13 @@ void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
     }
 }
 
+llama_context * mtp_drafter::memory() {
+    while (queue_.size() > 0) {
+        feed(std::min(queue_.size(), n_rows_max_), /*output*/ false);
+    }
+    return ctx_.get();
+}
+
 void mtp_drafter::reset() {
     ctx_.remove_from(seq_, 0);
     beams_.clear();

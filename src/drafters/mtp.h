@@ -44,6 +44,8 @@ class mtp_drafter : public drafter {
     void         trim(llama_pos n_keep) override;
     void         reset() override;
 
+    llama_context * memory() override;
+
     bool can_draft_ahead() const override { return shared_->ahead; }
     void settle(token_tree & tree) override;
     void feed_verify(decode_request & verify, int32_t n) override;

@@ -5,6 +5,7 @@
 #include "experts/product.h"
 #include "experts/readahead.h"
 #include "llama/attachment.h"
+#include "llama/sequence_set.h"
 
 #include <exception>
 
@@ -18,9 +19,15 @@ verify_graph * verify_of(const dw_attachment * dw) {
 
 } // namespace
 
-void dw_hook_decode(dw_attachment * dw) noexcept {
+void dw_hook_decode(dw_attachment * dw, const llama_batch & batch) noexcept {
     if (dw) {
-        dw->decode_begins();
+        dw->decode_begins(sequences_of(batch));
+    }
+}
+
+void dw_hook_decode(dw_attachment * dw, const llama_batch_ext & batch) noexcept {
+    if (dw) {
+        dw->decode_begins(sequences_of(batch));
     }
 }
 
@@ -57,15 +64,15 @@ void dw_hook_compute(dw_attachment * dw, ggml_backend_t backend_cpu, int64_t n_r
     }
 }
 
-void dw_hook_state_write(dw_attachment * dw) noexcept {
+void dw_hook_state_write(dw_attachment * dw, int32_t seq) noexcept {
     if (dw) {
-        dw->state_is_written();
+        dw->state_is_written(seq);
     }
 }
 
-void dw_hook_state_read(dw_attachment * dw) noexcept {
+void dw_hook_state_read(dw_attachment * dw, int32_t seq) noexcept {
     if (dw) {
-        dw->state_is_read();
+        dw->state_is_read(seq);
     }
 }
 

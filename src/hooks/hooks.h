@@ -16,11 +16,14 @@
 #include <cstdint>
 
 struct dw_attachment;
+struct llama_batch;
+struct llama_batch_ext;
 struct llm_graph_context;
 class llm_graph_result;
 
-// llama_context::decode, first line of both: somebody decodes.
-void dw_hook_decode(dw_attachment * dw) noexcept;
+// llama_context::decode, first line of both: somebody decodes rows of these sequences.
+void dw_hook_decode(dw_attachment * dw, const llama_batch & batch) noexcept;
+void dw_hook_decode(dw_attachment * dw, const llama_batch_ext & batch) noexcept;
 
 // llama_context::process_ubatch, before the last graph is looked at: put the one for n_rows rows in its place.
 void dw_hook_graph(dw_attachment * dw, int64_t n_rows, bool has_outputs) noexcept;
@@ -41,11 +44,11 @@ void dw_hook_read(dw_attachment * dw) noexcept;
 // llama_model::build_graph, behind the model's own nodes: add ours that work on its results.
 void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept;
 
-// llama_context::state_write_data and state_seq_write_data, before the memory is written.
-void dw_hook_state_write(dw_attachment * dw) noexcept;
+// llama_context::state_write_data and state_seq_write_data, before the memory of sequence `seq` is written; -1: of all.
+void dw_hook_state_write(dw_attachment * dw, int32_t seq) noexcept;
 
-// llama_context::state_read_data and state_seq_read_data, before the memory is read.
-void dw_hook_state_read(dw_attachment * dw) noexcept;
+// llama_context::state_read_data and state_seq_read_data, before the memory of sequence `seq` is read; -1: of all.
+void dw_hook_state_read(dw_attachment * dw, int32_t seq) noexcept;
 
 // llm_graph_context::build_rs, first line: a verify copies no state. Returns nullptr if llama.cpp builds.
 ggml_tensor * dw_hook_build_rs(const dw_attachment * dw, ggml_context * ctx, ggml_tensor * states, int64_t state_size,

@@ -109,6 +109,21 @@ DW_API dw_status dw_cost_model_tree_size(const dw_cost_model * model, int32_t so
 DW_API dw_status dw_cost_model_expect(const dw_cost_model * model, int32_t source, int32_t n_tokens,
                                       double * microseconds, double * tokens);
 
+// --- lengths of drafts in a batch: src/round/batch_model.h; test: tests/unit/test_batch_model.py
+
+typedef struct dw_batch_model dw_batch_model;
+
+// The caller frees the model. Arguments as of dw_cost_model_new.
+DW_API dw_status dw_batch_model_new(int32_t n_warmup, bool shares_cores, dw_batch_model ** model);
+DW_API void      dw_batch_model_free(dw_batch_model * model);
+// A graph verified n_rows of each of so many sequences; drafts of up to n_tokens were made together.
+DW_API dw_status dw_batch_model_add_verify(dw_batch_model * model, int32_t n_sequences, int32_t n_rows, int64_t us);
+DW_API dw_status dw_batch_model_add_draft(dw_batch_model * model, int32_t n_sequences, int32_t n_tokens, int64_t us);
+// The choice for a round of n sequences in one graph, where each draft token of sequence i is accepted with a
+// probability of acceptance[i], f64[n]; longest, n_tokens: i32[n]. solo: times of a sequence alone.
+DW_API dw_status dw_batch_model_choose(dw_batch_model * model, const dw_cost_model * solo, const double * acceptance,
+                                       const int32_t * longest, int32_t n, int32_t * n_tokens);
+
 // Rounds that dw_engine_new runs to measure the curve, i32[DW_CURVE_SIZE] by tokens drafted. The first n_slow rounds of
 // a size take slow_us, later ones fast_us; the first n_busy of all take busy times as long. src/round/load_schedule.h
 DW_API dw_status dw_load_rounds(int32_t longest_draft, int32_t n_warmup, int32_t n_slow, int64_t slow_us,

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 16
+#define DW_API_VERSION 17
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -224,10 +224,11 @@ DW_API dw_status dw_propose_given(dw_engine * engine, llama_token last, const ll
 DW_API dw_status dw_propose_tree(dw_engine * engine, const dw_tree * tree);
 
 // dw_propose for several engines of one context: last[i], max_draft[i] and n_draft[i] are of engines[i]. Those that
-// draft chains with MTP do it together: one decode for each depth, in place of one for each sequence and depth. Other
-// drafts, trees and n-grams, are made one by one. A decode has up to n_ubatch sequences; without kv_unified, sequences
-// whose ids follow each other. Times of drafts that were made together teach DW_LENGTH_AUTO nothing: give such engines
-// a curve.
+// draft chains with MTP do it together: one decode for each depth, in place of one for each sequence and depth. So do
+// those with DFlash: one decode for blocks of a length, up to 64 rows. Other drafts, trees and n-grams, are made one by
+// one. A decode has up to n_ubatch rows; without kv_unified, of sequences whose ids follow each other. With
+// DW_LENGTH_AUTO chains are as long as is fastest for all engines of the call, by the times of their rounds together;
+// with many sequences all may take a plain step (src/round/batch_model.h). Give all of these engines to dw_verify_all.
 // Errors: those of dw_propose, for any of them. No engine has a new proposal then; open rounds may be committed.
 DW_API dw_status dw_propose_all(dw_engine * const * engines, const llama_token * last, const int32_t * max_draft,
                                 int32_t * n_draft, int32_t n_engines);
@@ -245,13 +246,14 @@ DW_API dw_status dw_set_request(dw_engine * engine, const dw_request_params * pa
 // Errors: DW_ERR_STATE without a proposal, or if others changed the memory since.
 DW_API dw_status dw_verify(dw_engine * engine);
 
-// The same for several engines of one context in one decode. Each has its own proposal: a chain, a tree or none. Each
-// gets as many rows as the largest needs. All take a plain step in these cases: llama.cpp would split the decode or
-// copy states (sequence ids with a gap, states that lie apart, more rows than n_ubatch); there are too few cells; one
-// of the engines cannot verify trees, as one without a drafter until its first dw_propose_given or dw_propose_tree.
-// While such rounds are open, another decode settles them first.
-// Results are exact if each sequence has a KV cache of its own. In a unified cache (kv_unified) texts fill each other's
-// gaps, and sums over cells run in another order than in a plain decode.
+// The same for several engines of one context in one decode. Each has its own proposal: a chain, a tree or none. In a
+// graph all have as many rows as its largest. Those with few rows have a graph of their own if that is faster. Drafts
+// are shortened where cells or n_batch are too few for all. Without kv_unified there is a graph for each run of
+// sequences whose ids follow each other, and in any case one for each n_ubatch rows. An engine that cannot verify trees
+// takes a plain step, as one without a drafter does until its first dw_propose_given or dw_propose_tree. While such
+// rounds are open, another decode settles them first. Results are exact if each sequence has a KV cache of its own. In
+// a unified cache (kv_unified) texts fill each other's gaps, and sums over cells run in another order than in a plain
+// decode.
 DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 
 // Get the row that dw_next samples next: its index for llama_get_logits_ith, and its n_past.
@@ -272,13 +274,13 @@ DW_API dw_status dw_took(dw_engine * engine, llama_token token);
 DW_API dw_status dw_rewind(dw_engine * engine);
 
 // Keep the rows that were sampled and free the others, in the target and in the drafter. Without an open round it has
-// no effect. It runs by itself before a raw llama_decode or a state save.
+// no effect. It runs by itself before a raw llama_decode, or a save of its sequence.
 DW_API dw_status dw_commit(dw_engine * engine);
 
 // Let dw_trim go back to the present position, although recurrent layers hold the state behind their last token only.
 // Their state and the drafter's are copied; within checkpoint_bytes the least recently used copies go. A checkpoint
-// ends with a cut before it, a reset, a loaded state, or a decode or clear by others. Without recurrent layers, or
-// without memory for a copy, the call has no effect. An open round is committed first.
+// ends with a cut before it, a reset, or what others do to its sequence: a loaded state, a decode, a clear. Without
+// recurrent layers, or without memory for a copy, the call has no effect. An open round is committed first.
 DW_API dw_status dw_checkpoint(dw_engine * engine);
 
 // The largest position up to n_keep that dw_trim can cut to, the same with drafting on and off (with it, snapshots of
@@ -288,6 +290,18 @@ DW_API int32_t dw_reach(const dw_engine * engine, int32_t n_keep);
 // Cut the sequence to n_keep positions.
 // Errors: DW_ERR_UNSUPPORTED if recurrent layers cannot go back there; then dw_reset and evaluate anew.
 DW_API dw_status dw_trim(dw_engine * engine, int32_t n_keep);
+
+// dw_trim with a state that the caller kept: what llama_state_seq_get_data_ext gave with
+// LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY when this text had n_keep positions. A load by llama.cpp's own call makes the
+// drafter begin anew.
+// Errors: DW_ERR_ARGUMENT; DW_ERR_DECODE for a state that does not fit.
+DW_API dw_status dw_restore(dw_engine * engine, const void * state, size_t n_bytes, int32_t n_keep);
+
+// The llama_context that the engine's drafter keeps its part of the sequence in, under the same id; NULL: it keeps
+// none. What was evaluated so far is in it when the call returns. Who saves, loads or copies the target's sequence may
+// do the same with this part: a load comes after the target's, a copy goes to a sequence whose engine was reset. Leave
+// all else in it alone. Errors: DW_ERR_DECODE.
+DW_API dw_status dw_drafter_memory(dw_engine * engine, struct llama_context ** memory);
 
 // Forget everything: target memory, drafter memory, open round.
 DW_API dw_status dw_reset(dw_engine * engine);

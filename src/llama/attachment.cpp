@@ -72,9 +72,9 @@ void dw_attachment::set_kv_step(uint32_t n_cells) noexcept {
 }
 
 // A raw decode must not land behind rows that were never accepted, nor take its positions from them.
-void dw_attachment::decode_begins() noexcept {
+void dw_attachment::decode_begins(const sequence_set & into) noexcept {
     if (listener) {
-        listener->on_flush(/*decodes*/ true);
+        listener->on_decode(into);
     }
     in_ubatch_ = false;   // of a decode that failed
     outputs.kept.clear(); // nobody asked for them
@@ -89,8 +89,10 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
             ggml_backend_sched_synchronize(ctx->get_sched());
             outputs.copy_kept();
         }
-        const verify_kind kind = request && request->verify ? request->verify->kind() : verify_kind::none;
-        graphs->select({ kind, request ? request->slot : 0, has_outputs && request ? n_rows : 0 });
+        const verify_graph * verify = verify_of(outputs.n_ubatches);
+        const verify_kind    kind   = verify ? verify->kind() : verify_kind::none;
+        const int32_t        slot   = verify ? outputs.n_ubatches : request ? request->slot : 0;
+        graphs->select({ kind, slot, has_outputs && request ? n_rows : 0 });
     } catch (const std::exception &) {
         graphs->distrust(); // no memory for another graph: llama.cpp rebuilds, as it always did
     }
@@ -141,11 +143,11 @@ void dw_attachment::before_compute(ggml_backend_t backend_cpu, int64_t n_rows, l
     } catch (const std::exception &) {
         outputs.is_fed = false; // no memory to remember an input
     }
-    if (request && request->mask) {
-        placed_rows rows{};
-        if (find_rows(graph, n_rows, rows)) {
-            request->mask->placed(rows);
-        }
+    row_mask *  verify = verify_of(outputs.n_ubatches - 1);
+    row_mask *  mask   = verify ? verify : request ? request->mask : nullptr;
+    placed_rows rows{};
+    if (mask && find_rows(graph, n_rows, rows)) {
+        mask->placed(rows);
     }
     if (backend_cpu) {
         const bool exact = n_rows <= exact_rows;
@@ -164,16 +166,14 @@ bool dw_attachment::keeps(const ggml_tensor * result, float * host, size_t bytes
     }
 }
 
-void dw_attachment::state_is_written() noexcept {
+void dw_attachment::state_is_written(llama_seq_id seq) noexcept {
     if (listener) {
-        listener->on_flush(/*decodes*/ false);
+        listener->on_save(sequence_set::of(seq));
     }
 }
 
-// The state read may be another sequence's, so open rounds are settled first.
-void dw_attachment::state_is_read() noexcept {
+void dw_attachment::state_is_read(llama_seq_id seq) noexcept {
     if (listener) {
-        listener->on_flush(/*decodes*/ false);
-        listener->on_replaced();
+        listener->on_replace(sequence_set::of(seq));
     }
 }

@@ -7,6 +7,7 @@
 #include "llama/decode_outputs.h"
 #include "llama/decode_request.h"
 #include "llama/model_attachment.h"
+#include "llama/sequence_set.h"
 #include "llama/short_logits.h"
 
 #include <cstdint>
@@ -31,12 +32,13 @@ class context_listener {
   public:
     virtual ~context_listener() = default;
 
-    // Somebody else is about to decode or to save. Only accepted rows may be in the memory, and the logits will be
-    // another decode's. `decodes`: into this sequence too, as far as anybody knows.
-    virtual void on_flush(bool decodes) noexcept = 0;
+    // Somebody else is about to decode into these sequences. Only accepted rows may be in the memory, and the logits
+    // will be another decode's.
+    virtual void on_decode(const sequence_set & into) noexcept = 0;
 
-    // the memory was replaced from outside (a state was loaded)
-    virtual void on_replaced() noexcept = 0;
+    // to save these sequences, or to replace them by a state that was saved
+    virtual void on_save(const sequence_set & of) noexcept    = 0;
+    virtual void on_replace(const sequence_set & of) noexcept = 0;
 };
 
 } // namespace draftwood
@@ -68,14 +70,14 @@ struct dw_attachment {
     void set_kv_step(uint32_t n_cells) noexcept;
 
     // What the hooks call (hooks/hooks.h), in the order of a decode.
-    void decode_begins() noexcept;
+    void decode_begins(const draftwood::sequence_set & into) noexcept;
     void select_graph(int64_t n_rows, bool has_outputs) noexcept;
     void add_outputs(llm_graph_context & graph) noexcept; // to a graph that is being built
     bool graph_fits() const noexcept;
     void before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
     bool keeps(const ggml_tensor * result, float * host, size_t bytes) noexcept;
-    void state_is_written() noexcept;
-    void state_is_read() noexcept;
+    void state_is_written(llama_seq_id seq) noexcept; // -1: of all
+    void state_is_read(llama_seq_id seq) noexcept;
 
     llama_context * const               ctx;
     const int32_t                       exact_rows;
@@ -98,10 +100,14 @@ struct dw_attachment {
 
     // The verify whose graph llama.cpp is building now. nullptr: llama.cpp builds it alone, as when it reserves memory
     // during a decode with a graph of n_ubatch rows.
-    draftwood::verify_graph * verify() const { return in_ubatch_ && request ? request->verify : nullptr; }
+    draftwood::verify_graph * verify() const { return in_ubatch_ ? verify_of(outputs.n_ubatches) : nullptr; }
 
   private:
     void forget_tails();
+    // of a part of the decode that runs; nullptr: llama.cpp's own graph
+    draftwood::verify_graph * verify_of(int32_t part) const {
+        return request && (size_t) part < request->parts.size() ? request->parts[part].verify : nullptr;
+    }
 
     bool                                                 in_ubatch_ = false; // from its choice of graph to its compute
     int32_t                                              n_hidden_users_ = 0;

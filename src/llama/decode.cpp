@@ -4,6 +4,7 @@
 
 #include "llama-context.h"
 #include "llama-graph.h"
+#include "llama/context_members.h"
 #include "llama/inputs.h"
 
 namespace draftwood {
@@ -49,12 +50,36 @@ class threads_of_batches {
     const int32_t before_;
 };
 
+// llama.cpp splits the context's batches into these parts while it lives
+class split_into {
+  public:
+    split_into(llama_context * ctx, const std::vector<decode_part> & parts) :
+        rows_(dw_context_graph::batches(*ctx).dw_parts) {
+        std::vector<int32_t> rows;
+        for (size_t i = 0; i < parts.size(); ++i) {
+            rows.insert(rows.end(), parts[i].n_rows, (int32_t) i);
+        }
+        rows_.swap(rows);
+    }
+    ~split_into() { rows_.clear(); }
+    split_into(const split_into &)             = delete;
+    split_into & operator=(const split_into &) = delete;
+
+  private:
+    std::vector<int32_t> & rows_;
+};
+
 } // namespace
 
 int32_t decode(attachment & attached, const decode_request & request, row_batch & batch) {
     const handed_over        until_it_ends(attached, request);
     const threads_of_batches threads(attached.ctx, request.n_threads);
+    const split_into         parts(attached.ctx, request.parts);
     const int32_t            rc = batch.decode();
+    if (rc == 0 && !request.parts.empty() && attached.outputs.n_ubatches != (int32_t) request.parts.size()) {
+        fail(DW_ERR_INTERNAL, "a decode in %zu parts took %d graphs", request.parts.size(),
+             attached.outputs.n_ubatches);
+    }
     if (rc == 0 && !attached.outputs.is_fed) {
         fail(DW_ERR_INTERNAL, "the graph has no input for what was to be copied there");
     }

@@ -66,12 +66,18 @@ struct row_feed {
     bool                same_device;   // all readers of the input are on the device of `from`
 };
 
+// Rows of a decode that share a graph, and with it one ubatch.
+struct decode_part {
+    int32_t        n_rows;
+    verify_graph * verify; // leaves the recurrent state alone, and masks its rows; nullptr: llama.cpp's own graph
+};
+
 struct decode_request {
-    verify_graph *        verify    = nullptr; // leaves the recurrent state alone; nullptr: llama.cpp's own graph
-    row_mask *            mask      = nullptr; // nullptr: llama.cpp's own mask
-    int32_t               slot      = 0;       // one of several graphs of a size; two that alternate can both be queued
-    int32_t               n_threads = 0; // of the CPU for a batch of several rows; 0: the context's n_threads_batch
-    std::vector<row_feed> feeds;
+    std::vector<decode_part> parts;               // in the batch's order; none: llama.cpp splits the batch
+    row_mask *               mask      = nullptr; // of what is no verify; nullptr: llama.cpp's own mask
+    int32_t                  slot      = 0; // one of several graphs of a size; two that alternate can both be queued
+    int32_t                  n_threads = 0; // of the CPU for a batch of several rows; 0: the context's n_threads_batch
+    std::vector<row_feed>    feeds;
 };
 
 } // namespace draftwood

@@ -3,17 +3,11 @@
 #include "llama/graph_store.h"
 
 #include "llama-context.h"
+#include "llama/context_members.h"
 #include "llama/sched-inputs.h"
 
 #include <algorithm>
 #include <vector>
-
-// A friend of llama_context by a patched line: its newest graph of batches with outputs, and its scheduler.
-struct dw_context_graph {
-    static llm_graph_result_ptr &   result(llama_context & ctx) { return ctx.gf_res_prev[1]; }
-    static llm_graph_result *&      reusable(llama_context & ctx) { return ctx.gf_res_prev_active; }
-    static ggml_backend_sched_ptr & sched(llama_context & ctx) { return ctx.sched; }
-};
 
 namespace draftwood {
 
@@ -64,7 +58,7 @@ void graph_store::select(const graph_shape & wanted) {
     const bool own      = wanted.n_rows == 0 || short_of_memory() || too_many;
     swap_to(own ? graph_shape{} : wanted);
     if (own) {
-        enter_own(wanted.verify);
+        enter_own(wanted);
     }
     wait_for_copies();
     is_allocated_ = false;
@@ -76,8 +70,9 @@ void graph_store::distrust() noexcept {
 }
 
 // llama.cpp compares sizes only, when it looks whether a graph can be reused.
-void graph_store::enter_own(verify_kind verify) {
-    if (own_verify_ != verify) {
+void graph_store::enter_own(const graph_shape & wanted) {
+    const graph_shape verify = wanted.verify == verify_kind::none ? graph_shape{} : wanted;
+    if (own_verify_.verify != verify.verify || own_verify_.slot != verify.slot) {
         members::reusable(*ctx_) = nullptr;
         own_verify_              = verify;
     }
@@ -129,7 +124,7 @@ void graph_store::notice_changes() {
     if (seen_ && seen_ != sched) {
         slots_.clear();
         current_    = {};
-        own_verify_ = verify_kind::none;
+        own_verify_ = {};
     }
     if (!is_allocated_ && seen_ == sched) {
         mend();
@@ -236,7 +231,7 @@ void graph_store::forget_verifies() {
         it = it->first.verify != verify_kind::none ? slots_.erase(it) : std::next(it);
     }
     if (seen_) {
-        enter_own(verify_kind::none);
+        enter_own({});
     }
     count_bytes();
 }

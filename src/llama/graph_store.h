@@ -22,7 +22,7 @@ namespace draftwood {
 // What tells two graphs of a context apart. All zero: the context's own place.
 struct graph_shape {
     verify_kind verify = verify_kind::none;
-    int32_t     slot   = 0; // decode_request
+    int32_t     slot   = 0; // of a verify its part of the decode, else decode_request::slot
     int64_t     n_rows = 0; // 0: part of a prompt, or somebody else's decode
 
     bool operator<(const graph_shape & other) const {
@@ -88,7 +88,7 @@ class graph_store {
 
     void notice_changes();
     void mend();
-    void enter_own(verify_kind verify);
+    void enter_own(const graph_shape & wanted);
     void wait_for_copies();
     void swap_to(const graph_shape & wanted);
     bool drop_oldest();
@@ -106,7 +106,7 @@ class graph_store {
     bool                 distrusted_      = false;
     bool                 is_allocated_    = true;
     bool                 short_of_memory_ = false;
-    verify_kind          own_verify_      = verify_kind::none; // of the graph in the context's own place
+    graph_shape          own_verify_{}; // whose the graph in the context's own place is; all zero: no verify's
 };
 
 } // namespace draftwood

@@ -129,8 +129,12 @@ bool hybrid_memory::has_own_state(llama_seq_id seq) const {
     return own_cell(recurrent, seq) >= 0 && (recurrent.rs_idx.empty() || recurrent.rs_idx[seq] == 0);
 }
 
-bool hybrid_memory::are_in_order(const std::vector<llama_seq_id> & sequences) const {
-    return draftwood::are_in_order(*memory_->get_mem_recr(), sequences);
+bool hybrid_memory::are_home(const std::vector<llama_seq_id> & sequences) const {
+    return draftwood::are_home(*memory_->get_mem_recr(), sequences);
+}
+
+void hybrid_memory::put_home() noexcept {
+    draftwood::put_home(*memory_->get_mem_recr());
 }
 
 llama_pos hybrid_memory::state_pos(llama_seq_id seq) const {

@@ -57,8 +57,10 @@ class hybrid_memory {
     // The sequence has a state of its own that the next decode reads in place. It has none after a copy between
     // sequences, and none in place while a snapshot is to be restored.
     bool has_own_state(llama_seq_id seq) const;
-    // a decode of these sequences, in this order, moves no states
-    bool are_in_order(const std::vector<llama_seq_id> & sequences) const;
+    // Each of these sequences has one, and a verify of them can leave it where it is: put_home(), between the verify's
+    // inputs and its graph, says so in the cells.
+    bool are_home(const std::vector<llama_seq_id> & sequences) const;
+    void put_home() noexcept;
     // position that the sequence's state stands for; it must have one
     llama_pos state_pos(llama_seq_id seq) const;
     void      set_state_pos(llama_seq_id seq, llama_pos pos);

@@ -5,7 +5,6 @@
 #include "llama-context.h"
 #include "llama-kv-cache-iswa.h"
 #include "llama-memory-hybrid.h"
-#include "llama/recurrent_cells.h"
 
 #include <typeinfo>
 
@@ -29,50 +28,29 @@ llama_memory_recurrent * recurrent_of(llama_memory_t memory) {
 } // namespace
 
 memory_marks::memory_marks(llama_context * ctx, const std::vector<place> & places) :
-    ctx_(ctx) {
-    for (const place & each : places) {
-        marks_.push_back({ each });
-    }
+    ctx_(ctx),
+    places_(places) {
     llama_memory_t memory = llama_get_memory(ctx);
     can_restore_          = memory && is_known(*memory);
-    if (can_restore_ && recurrent_of(memory)) {
-        mark_states(places);
-    }
-}
-
-// A sequence that begins has no state yet; alone it gets a cell and loses it again.
-void memory_marks::mark_states(const std::vector<place> & places) {
-    const llama_memory_recurrent & recurrent = *recurrent_of(llama_get_memory(ctx_));
-    std::vector<llama_seq_id>      sequences;
-    for (const place & each : places) {
-        sequences.push_back(each.seq);
-    }
-    const bool begins = places.size() == 1 && places[0].pos == 0;
-    can_restore_      = begins || are_in_order(recurrent, sequences);
-    for (mark & each : marks_) {
-        if (can_restore_ && !begins) {
-            each.cell = own_cell(recurrent, each.end.seq);
-            each.last = recurrent.cells[each.cell].pos;
-            each.rs   = recurrent.rs_idx.empty() ? 0 : recurrent.rs_idx[each.end.seq];
-        }
+    if (const llama_memory_recurrent * recurrent = can_restore_ ? recurrent_of(memory) : nullptr) {
+        states_ = { recurrent->cells, recurrent->rs_idx, recurrent->head, recurrent->used };
     }
 }
 
 // llama.cpp has tried, unless it threw; of a recurrent state it believes that nothing can be removed.
 void memory_marks::restore() const {
     llama_memory_t memory = llama_get_memory(ctx_);
-    for (const mark & each : marks_) {
-        if (each.cell < 0) {
-            llama_memory_seq_rm(memory, each.end.seq, each.end.pos, -1);
-            continue;
-        }
-        llama_memory_recurrent & recurrent = *recurrent_of(memory);
-        recurrent.cells[each.cell].pos     = each.last;
-        if (!recurrent.rs_idx.empty()) {
-            recurrent.set_rs_idx(each.end.seq, each.rs);
-        }
-        if (const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(memory)) {
-            hybrid->get_mem_attn()->seq_rm(each.end.seq, each.end.pos, -1);
+    if (llama_memory_recurrent * recurrent = recurrent_of(memory)) {
+        recurrent->cells  = states_.cells;
+        recurrent->rs_idx = states_.rs_idx;
+        recurrent->head   = states_.head;
+        recurrent->used   = states_.used;
+    }
+    const auto *     hybrid = dynamic_cast<const llama_memory_hybrid *>(memory);
+    llama_memory_i * cells  = hybrid ? hybrid->get_mem_attn() : recurrent_of(memory) ? nullptr : memory;
+    for (const place & each : places_) {
+        if (cells) {
+            cells->seq_rm(each.seq, each.pos, -1);
         }
     }
 }

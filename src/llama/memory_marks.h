@@ -4,8 +4,10 @@
 
 #pragma once
 
+#include "llama-memory-recurrent.h"
 #include "llama.h"
 
+#include <cstdint>
 #include <vector>
 
 namespace draftwood {
@@ -21,25 +23,24 @@ class memory_marks {
     // of the sequences of one decode, before it
     memory_marks(llama_context * ctx, const std::vector<place> & places);
 
-    // false: the memory is of a kind that is not known here, or the decode moves recurrent states
+    // false: the memory is of a kind that is not known here
     bool can_restore() const { return can_restore_; }
 
-    // where can_restore() only
+    // where can_restore() only; as often as the decode is tried
     void restore() const;
 
   private:
-    struct mark {
-        place     end;
-        int32_t   cell = -1; // of the recurrent state; -1: positions are all there is to remove
-        llama_pos last = -1; // of that cell: not pos - 1 behind an image
-        uint32_t  rs   = 0;  // snapshot that the state is to be taken from
+    // Whose the cells of recurrent states are. llama.cpp exchanges them before it computes anything.
+    struct state_cells {
+        std::vector<llama_memory_recurrent::mem_cell> cells;
+        std::vector<uint32_t>                         rs_idx;
+        uint32_t                                      head = 0, used = 0;
     };
 
-    void mark_states(const std::vector<place> & places);
-
-    llama_context *   ctx_;
-    std::vector<mark> marks_;
-    bool              can_restore_;
+    llama_context *    ctx_;
+    std::vector<place> places_;
+    state_cells        states_;
+    bool               can_restore_;
 };
 
 } // namespace draftwood

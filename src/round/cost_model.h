@@ -98,7 +98,8 @@ class cost_model {
     void get_curve(double * draft_us, double * verify_us) const;
     void set_curve(const double * draft_us, const double * verify_us);
 
-    double draft_cost(int32_t n_tokens) const;                            // microseconds by the drafter; 0: unknown
+    double verify_cost(int32_t n_rows) const;  // microseconds; never less than a plain step; 0: unknown
+    double draft_cost(int32_t n_tokens) const; // microseconds by the drafter; 0: unknown
     double cost_behind_draft() const { return aftermath_.cost(); }        // microseconds, of the draft's cost
     double cost_of_return() const { return aftermath_.cost_of_return(); } // microseconds, of the next draft
     double round_cost(draft_source source,
@@ -112,7 +113,6 @@ class cost_model {
     // depth at which a draft of the source begins: behind one that was right to the end it is no first token
     int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
 
-    double       verify_cost(int32_t n_rows) const;           // never less than a plain step
     bool         must_catch_up() const;                       // the drafter, before its next draft
     bool         is_dear() const;                             // and that took much time for nothing of late
     bool         has_changed(const size_group & group) const; // the machine's load

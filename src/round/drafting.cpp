@@ -9,7 +9,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <map>
 
 namespace draftwood {
 
@@ -18,13 +17,13 @@ namespace {
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
 constexpr int32_t n_warmup_on_gpu = 2;
 
+} // namespace
+
 // A failed draft leaves the root alone, and a drafter that begins anew.
-void drop_failed(drafter & d, token_tree & tree) {
+void drafting::drop_failed(drafter & d, token_tree & tree) {
     d.reset();
     tree = token_tree(tree.tokens[0]);
 }
-
-} // namespace
 
 drafting::drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
                    dw_stats & stats) :
@@ -32,6 +31,7 @@ drafting::drafting(target_context & target, const llama_context_params & context
     p_min_(params.draft_p_min),
     tree_budget_(params.tree_budget),
     costs_(target.left().on_gpu() ? n_warmup_on_gpu : 1, /*shares_cores*/ !target.left().on_gpu()),
+    together_(model_of_batches(target, costs_.n_warmup())),
     drafter_(make_drafter(target, context_params, params)),
     stats_(stats) {
     if ((chooses_ || tree_budget_ > 0) && drafter_ && params.drafter != DW_DRAFTER_NGRAM) {
@@ -49,47 +49,6 @@ template <typename F> void drafting::each_drafter(F f) {
 
 void drafting::propose(proposal & draft, const draft_limits & limits) {
     carry_out(draft, plan_draft(draft, limits));
-}
-
-// Drafts that cannot be made together come first, one by one. The others follow, those of a shared context at once.
-void drafting::propose_all(const std::vector<asked> & all) {
-    std::map<const void *, std::vector<joint_draft>> groups;
-    for (const asked & each : all) {
-        plan         plan  = each.who->plan_draft(*each.draft, each.limits);
-        const void * joint = plan.request.depth > 0 ? each.who->drafter_->joint() : nullptr;
-        if (!joint || plan.request.budget > 0) {
-            each.who->carry_out(*each.draft, plan);
-            continue;
-        }
-        plan.request.ahead = false;
-        groups[joint].push_back({ each.who->drafter_.get(), each.seq, plan.request, &each.draft->tree,
-                                  draft_result::failed, (size_t) (&each - all.data()) });
-    }
-    for (auto & [joint, drafts] : groups) {
-        draft_together(all, drafts);
-    }
-}
-
-void drafting::draft_together(const std::vector<asked> & all, std::vector<joint_draft> & drafts) {
-    const int64_t start_us = ggml_time_us();
-    try {
-        drafts[0].who->draft_all(drafts);
-    } catch (const std::exception &) {
-        for (joint_draft & each : drafts) {
-            drop_failed(*each.who, *each.tree);
-            each.result = draft_result::failed;
-        }
-    }
-    const int64_t took = (ggml_time_us() - start_us) / (int64_t) drafts.size();
-    for (const joint_draft & each : drafts) {
-        const asked & by         = all[each.index];
-        by.draft->draft_start_us = start_us;
-        const bool drafted       = by.who->judge(*by.draft, each.request, each.result);
-        // where several take part, its own time is not known
-        const bool whole = drafts.size() == 1 && each.tree->n_drafts() == each.request.depth;
-        by.who->add_draft_time(*by.draft, each.request, drafted, took, whole);
-        by.who->stats_.n_joint_rounds += drafted && drafts.size() > 1 ? 1 : 0;
-    }
 }
 
 // By whom, as far and as wide as it pays, or as asked for.

@@ -5,6 +5,7 @@
 #pragma once
 
 #include "drafters/drafter.h"
+#include "round/batch_model.h"
 #include "round/cost_model.h"
 #include "round/open_round.h"
 
@@ -28,21 +29,33 @@ class drafting {
     drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
              dw_stats & stats);
 
-    bool         has_drafter() const { return drafter_ != nullptr; }
-    bool         chooses() const { return chooses_ && drafter_; } // by costs
-    cost_model & costs() { return costs_; }
-    void         set_temperature(float temperature) { temperature_ = temperature; }
+    bool               has_drafter() const { return drafter_ != nullptr; }
+    bool               chooses() const { return chooses_ && drafter_; } // by costs
+    cost_model &       costs() { return costs_; }
+    const cost_model & costs() const { return costs_; }
+    batch_model &      together() const { return *together_; } // shared by engines of the context
+    void               set_temperature(float temperature) { temperature_ = temperature; }
 
     // Grows the proposal's tree from its root.
     void propose(proposal & draft, const draft_limits & limits);
     // The same with n_tokens by the drafter, which are on the host when it returns: what it takes by itself.
     void propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens);
+    // What a sequence of a batch could draft, and n-grams found to draft; a root alone: they were not asked.
+    struct offer {
+        batch_model::member member{};
+        draft_source        source = from_drafter;
+        token_tree          found{ 0 };
+    };
+    offer make_offer(const proposal & draft, const draft_limits & limits);
+
     // One sequence that is to propose, of several.
     struct asked {
-        drafting *   who;
-        llama_seq_id seq;
-        proposal *   draft;
-        draft_limits limits;
+        drafting *    who;
+        llama_seq_id  seq;
+        proposal *    draft;
+        draft_limits  limits;
+        const offer * offered  = nullptr; // its length was chosen for all: n_tokens, a chain
+        int32_t       n_tokens = 0;
     };
     // As propose() for each of them, in the order of `seq`. Chains of drafters that share a context are made together.
     static void propose_all(const std::vector<asked> & all);
@@ -65,6 +78,7 @@ class drafting {
     void               reset();
     std::vector<float> mark(llama_pos pos) const;
     void               resume(llama_pos pos, const std::vector<float> & mark);
+    llama_context *    memory() { return drafter_ ? drafter_->memory() : nullptr; }
     int32_t            draft_vocab() const { return drafter_ ? drafter_->draft_vocab() : 0; }
     bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
 
@@ -79,9 +93,12 @@ class drafting {
 
     plan        plan_draft(proposal & draft, const draft_limits & limits);
     plan        plan_best(proposal & draft, const draft_limits & limits);
+    plan        plan_offered(const asked & asked);
     void        carry_out(proposal & draft, const plan & plan);
     void        draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
     bool        ask(proposal & draft, const draft_request & request);
+    static void drop_failed(drafter & d, token_tree & tree);
+    static std::shared_ptr<batch_model> model_of_batches(target_context & target, int32_t n_warmup);
     static void draft_together(const std::vector<asked> & all, std::vector<joint_draft> & drafts);
     bool        judge(proposal & draft, const draft_request & request, draft_result result);
     void        add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
@@ -90,14 +107,15 @@ class drafting {
     void          join_ngrams(token_tree & tree, const token_tree & found, int32_t depth) const;
     template <typename F> void each_drafter(F f);
 
-    bool                     chooses_;
-    float                    p_min_;
-    int32_t                  tree_budget_;
-    float                    temperature_ = 0.0f;
-    cost_model               costs_;
-    std::unique_ptr<drafter> drafter_; // the one asked for; nullptr: plain steps only
-    std::unique_ptr<drafter> ngram_;   // beside it
-    dw_stats &               stats_;
+    bool                         chooses_;
+    float                        p_min_;
+    int32_t                      tree_budget_;
+    float                        temperature_ = 0.0f;
+    cost_model                   costs_;
+    std::shared_ptr<batch_model> together_;
+    std::unique_ptr<drafter>     drafter_; // the one asked for; nullptr: plain steps only
+    std::unique_ptr<drafter>     ngram_;   // beside it
+    dw_stats &                   stats_;
 };
 
 } // namespace draftwood

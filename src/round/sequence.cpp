@@ -22,7 +22,7 @@ bool uses_mrope(const llama_context * ctx) {
 
 } // namespace
 
-sequence::sequence(llama_context * target, const dw_params & params, context_listener & listener) :
+sequence::sequence(llama_context * target, const dw_params & params, sequence_listener & listener) :
     shared_(target_context::of(target, params.exact_rows, params.results == DW_RESULTS_TOP)),
     seq_(params.seq_id),
     listener_(listener),
@@ -85,19 +85,19 @@ int32_t sequence::rows_of(const token_tree & tree, int32_t room) const {
     return n_rows <= most ? n_rows : tree.size();
 }
 
-void sequence::verified(llama_pos pos, int32_t n_rows) {
-    in_tree_ = trees() && n_rows > 1;
+void sequence::verified(llama_pos pos, int32_t n_rows, tree_state * by) {
+    left_in_ = by;
     decoded_ = { pos, n_rows, false };
 }
 
 bool sequence::keep(const token_tree & tree, llama_pos pos, const std::vector<int32_t> & path) {
     const llama_pos last = pos + tree.height() + 1;
-    if (end() != last || (in_tree_ && !trees()->holds(seq_, last))) {
+    if (end() != last || (left_in_ && !left_in_->holds(seq_, last))) {
         return false;
     }
-    if (in_tree_) {
+    if (left_in_) {
         decoded_ = {}; // no snapshots were written
-        trees()->commit(seq_, tree, path);
+        left_in_->commit(seq_, tree, path);
     } else if ((int32_t) path.size() < tree.size()) {
         cut(pos + (int32_t) path.size());
     }
@@ -137,27 +137,24 @@ std::vector<uint8_t> sequence::save() const {
     return state;
 }
 
-void sequence::restore(const std::vector<uint8_t> & state, int32_t n_keep) {
+void sequence::restore(const uint8_t * state, size_t n_bytes, int32_t n_keep) {
     decoded_       = {};
     const size_t n = shared_->working([&] {
-        return llama_state_seq_set_data_ext(target(), state.data(), state.size(), seq_,
-                                            LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        return llama_state_seq_set_data_ext(target(), state, n_bytes, seq_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     });
-    if (n != state.size() || !llama_memory_seq_rm(memory(), seq_, n_keep, -1) || end() != n_keep) {
+    if (n != n_bytes || !llama_memory_seq_rm(memory(), seq_, n_keep, -1) || end() != n_keep) {
         fail(DW_ERR_DECODE, "the state of position %d could not be put back (%zu of %zu bytes read)", n_keep, n,
-             state.size());
+             n_bytes);
     }
 }
 
 void sequence::clear() {
     decoded_ = {};
-    if (trees()) {
-        trees()->finish();
-    }
-    if (shared_->shared()) { // the others' stay
-        llama_memory_seq_rm(memory(), seq_, -1, -1);
-    } else {
+    shared_->finish_trees();
+    if (shared_->is_empty(/*but*/ seq_)) {
         llama_memory_clear(memory(), true);
+    } else {
+        llama_memory_seq_rm(memory(), seq_, -1, -1);
     }
 }
 

@@ -14,7 +14,7 @@ namespace draftwood {
 class sequence {
   public:
     // attaches to sequence params.seq_id of `target`, which must have no engine yet; throws failure
-    sequence(llama_context * target, const dw_params & params, context_listener & listener);
+    sequence(llama_context * target, const dw_params & params, sequence_listener & listener);
     ~sequence();
     sequence(const sequence &)             = delete;
     sequence & operator=(const sequence &) = delete;
@@ -41,8 +41,9 @@ class sequence {
     // rows that a verify of the tree decodes: more than its nodes only where it is no chain, and cells are free
     int32_t rows_of(const token_tree & tree, int32_t room) const;
 
-    // a verify was decoded by the context, n_rows of it this sequence's
-    void verified(llama_pos pos, int32_t n_rows);
+    // a verify was decoded by the context, n_rows of it this sequence's; by: the tree state that commits them, or
+    // nullptr
+    void verified(llama_pos pos, int32_t n_rows, tree_state * by);
     // of the last verify, keep the path i32[n_kept] (node 0 first); false if others changed the memory since, and
     // nothing was done
     bool keep(const token_tree & tree, llama_pos pos, const std::vector<int32_t> & path);
@@ -54,7 +55,7 @@ class sequence {
     size_t state_bytes() const; // of save()
     // the recurrent layers' state, and cutting to n_keep positions, whose state this was
     std::vector<uint8_t> save() const;
-    void                 restore(const std::vector<uint8_t> & state, int32_t n_keep);
+    void                 restore(const uint8_t * state, size_t n_bytes, int32_t n_keep);
 
     // forget what the last decode was: the memory is not what it left
     void unknown() { decoded_ = {}; }
@@ -73,10 +74,10 @@ class sequence {
 
     std::shared_ptr<target_context> shared_;
     llama_seq_id                    seq_;
-    context_listener &              listener_;
+    sequence_listener &             listener_;
     bool                            recurrent_;
     bool                            mrope_;
-    bool                            in_tree_ = false; // the open verify left the recurrent state alone
+    tree_state *                    left_in_ = nullptr; // the open verify's, which left the recurrent state alone
     decoded                         decoded_;
     std::string                     tree_refusal_ = "nothing is drafted";
 };

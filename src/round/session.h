@@ -15,7 +15,9 @@
 
 namespace draftwood {
 
-class session : private context_listener {
+class verify_batch;
+
+class session : private sequence_listener {
   public:
     session(llama_context * target, const llama_context_params & context_params, const dw_params & params);
     ~session() override;
@@ -45,6 +47,9 @@ class session : private context_listener {
     void    checkpoint();
     int32_t reach(int32_t n_keep) const;
     void    reset();
+    void    restore(const uint8_t * state, size_t n_bytes, int32_t n_keep);
+    // the drafter's part of the sequence, for others to save, load or copy with the target's; nullptr: it has none
+    llama_context * drafter_memory() { return drafting_.memory(); }
 
     // --- what a caller reads and sets
     int32_t             n_past() const { return n_past_; }
@@ -61,16 +66,24 @@ class session : private context_listener {
     // --- what verify_batch asks and says, in this order
     const sequence & target() const { return sequence_; }
     bool             is_proposed() const { return round_.is_proposed(); }
-    int32_t          room() const;                           // positions and cells that are left
+    const drafting & drafter() const { return drafting_; } // its costs
+    int32_t          room() const;                         // positions and cells that are left
+    bool             verifies_trees() const { return sequence_.tree_refusal().empty() && sequence_.can_draft(); }
     void             require_whole(const char * what) const; // throws if others changed the memory
     void             drop_stale_draft();                     // others copied or cleared the state since the proposal
     void             shorten_draft(int32_t n_nodes);         // 1: a plain step
     void             verify_begins();                        // until it ended, nobody knows what the memory holds
     void             feed_draft(decode_request & request, int32_t n_rows, bool alone);
     void             verify_failed(bool intact, bool again); // again: the proposal stays
-    // n_rows rows from first_row of the batch on are this session's; took: microseconds of all. is_typical: that is
-    // what so many rows take.
-    void verified(int32_t first_row, int32_t n_rows, int64_t took, bool is_typical);
+    // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
+    // all sequences. is_typical: that is what so many rows take.
+    struct verify_result {
+        int32_t      first_row, n_rows;
+        tree_state * by;
+        int64_t      took;
+        bool         is_typical;
+    };
+    void verified(const verify_result & result);
 
   private:
     void on_flush(bool decodes) noexcept override;
@@ -82,6 +95,9 @@ class session : private context_listener {
     // positions held once an open round is settled
     llama_pos settled_end() const { return round_.is_open() ? n_past_ : sequence_.end(); }
     bool      moved() const; // others changed the memory without a word
+
+    static void choose_lengths(const verify_batch & batch, const std::vector<drafting::offer> & offers,
+                               std::vector<drafting::asked> & asked);
 
     void                              start(llama_token last);
     void                              drop_proposal();

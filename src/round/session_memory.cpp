@@ -145,7 +145,7 @@ void session::cut(int32_t n_keep) {
     const auto * saved  = behind && (lost_ || !sequence_.can_cut(n_keep)) ? checkpoints_.find(n_keep) : nullptr;
     if (saved) {
         try {
-            changing([&] { sequence_.restore(saved->state, n_keep); });
+            changing([&] { sequence_.restore(saved->state.data(), saved->state.size(), n_keep); });
         } catch (...) {
             checkpoints_.clear(); // else the next request would go back to it again
             throw;
@@ -189,6 +189,21 @@ int32_t session::reach(int32_t n_keep) const {
         return std::max(0, std::min(n_keep, (int32_t) end));
     }
     return moved() ? 0 : checkpoints_.reach(n_keep);
+}
+
+// A state that others kept, of a text that begins as this one: unlike a load that nobody announced, the drafter stays.
+void session::restore(const uint8_t * state, size_t n_bytes, int32_t n_keep) {
+    if (n_keep < 1) {
+        fail(DW_ERR_ARGUMENT, "%d positions to restore; expected 1 or more", n_keep);
+    }
+    commit();
+    drop_proposal();
+    round_.drop_rows();
+    changing([&] { sequence_.restore(state, n_bytes, n_keep); });
+    drafting_.trim(n_keep);
+    checkpoints_.drop_beyond(n_keep);
+    n_past_ = n_keep;
+    gap_    = 0;
 }
 
 void session::reset() {

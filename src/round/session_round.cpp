@@ -54,34 +54,6 @@ int32_t session::propose(llama_token last, int32_t wanted) {
     return tree().n_drafts();
 }
 
-void session::propose_all(const std::vector<session *> & all, const llama_token * last, const int32_t * wanted) {
-    for (size_t i = 0; i < all.size(); ++i) {
-        if (&all[i]->sequence_.context() != &all[0]->sequence_.context() ||
-            std::count(all.begin(), all.end(), all[i]) != 1) {
-            fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
-        }
-        all[i]->sequence_.require_tokens(&last[i], 1);
-        all[i]->require_known("a round");
-    }
-    for (session * each : all) { // then cells are free that their open rounds hold
-        each->commit();
-    }
-    for (session * each : all) {
-        each->require_whole("a round");
-    }
-    std::vector<drafting::asked> asked;
-    for (size_t i = 0; i < all.size(); ++i) {
-        session & each = *all[i];
-        each.start(last[i]);
-        asked.push_back({ &each.drafting_,
-                          each.sequence_.id(),
-                          &each.round_.draft(),
-                          { each.n_past_, std::min(wanted[i], each.max_draft()), each.max_nodes() } });
-    }
-    std::sort(asked.begin(), asked.end(), [](const auto & a, const auto & b) { return a.seq < b.seq; });
-    drafting::propose_all(asked);
-}
-
 void session::propose_given(llama_token last, const llama_token * draft, int32_t n_draft) {
     if (n_draft < 0 || n_draft > params_.draft_tokens) {
         fail(DW_ERR_ARGUMENT, "a draft of %d tokens; expected 0 to draft_tokens = %d", n_draft, params_.draft_tokens);
@@ -161,22 +133,22 @@ void session::verify_failed(bool intact, bool again) {
     }
 }
 
-void session::verified(int32_t first_row, int32_t n_rows, int64_t took, bool is_typical) {
+void session::verified(const verify_result & result) {
     const proposal & draft = round_.draft();
-    sequence_.verified(n_past_, n_rows);
+    sequence_.verified(n_past_, result.n_rows, result.by);
     lost_      = false;
-    int64_t us = is_typical ? took : 0;
+    int64_t us = result.is_typical ? result.took : 0;
     if (draft.tokens == tokens_at::verify) {
         us = drafting_.verify_time(draft);
         stats_.n_ahead_rounds++;
     }
-    round_.verified(first_row, n_rows, n_past_, us);
+    round_.verified(result.first_row, result.n_rows, n_past_, us);
     n_past_ += 1; // the root is part of the text already
-    stats_.t_verify_us += took;
+    stats_.t_verify_us += result.took;
     stats_.n_rounds++;
     stats_.n_drafted += draft.tree.n_drafts();
     stats_.n_tree_rounds += draft.tree.is_chain() ? 0 : 1;
-    stats_.n_padding += n_rows - draft.tree.size();
+    stats_.n_padding += result.n_rows - draft.tree.size();
     stats_.n_step_threads += sequence_.context().on_step_threads() ? 1 : 0;
     stats_.n_shared_rounds += sequence_.context().short_of_memory() || drafting_.short_of_memory() ? 1 : 0;
     for (int32_t depth = 0; depth < draft.tree.height(); ++depth) {
@@ -291,6 +263,9 @@ void session::commit() {
         { sequence_.target(), sequence_.id(), all.tokens, all.rows, all.n, all.pos });
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
+    if (round_.verify_us() == 0 && round_.n_rows() > 1) { // together with others'
+        drafting_.together().add_commit((double) took);
+    }
     drafting_.add_round_time(round_.draft(), round_.n_rows(), round_.verify_us() > 0 ? round_.verify_us() + took : 0);
 }
 

@@ -5,6 +5,7 @@
 #include "llama/facts.h"
 
 #include <algorithm>
+#include <set>
 
 namespace draftwood {
 
@@ -35,88 +36,225 @@ void verify_batch::run() {
     }
 }
 
-// Rows of each sequence in one ubatch: as many as the largest tree's. 1 if one has no room for them, or llama.cpp would
-// split the decode: all take a plain step then.
-int32_t verify_batch::rows_wanted() const {
-    int32_t n_rows = 1, room = INT32_MAX;
-    bool    trees = true;
+// Most rows that each sequence may have: the batch has a size, and a unified cache is everybody's.
+int32_t verify_batch::rows_that_fit() const {
+    int32_t room = INT32_MAX;
     for (const session * each : sessions_) {
-        n_rows = std::max(n_rows, each->target().rows_of(each->tree(), each->room()));
-        room   = std::min(room, each->room());
-        trees  = trees && each->tree_refusal().empty();
+        room = std::min(room, each->room());
     }
-    if (alone()) {
-        return n_rows;
-    }
-    n_rows                   = bucket(n_rows);
-    const int32_t n          = n_rows * (int32_t) sessions_.size();
-    const int32_t n_of_cache = has_unified_kv(context().get()) ? n : n_rows;
-    const int32_t most       = std::min((int32_t) llama_n_ubatch(context().get()), context().row_limit());
-    return trees && n_of_cache <= room && n <= most ? n_rows : 1;
+    const auto    n        = (int32_t) sessions_.size();
+    const int32_t of_cache = has_unified_kv(context().get()) ? room / n : room;
+    return std::max(1, std::min({ of_cache, (int32_t) llama_n_batch(context().get()) / n, context().row_limit() }));
 }
 
-// Makes a tree state for the rows of several sequences, which settles open rounds. Returns the rows that each may have:
-// 1 if there is no memory for more, or llama.cpp would copy states.
-int32_t verify_batch::make_room(int32_t n_rows) {
-    if (alone() || n_rows == 1) {
-        return n_rows;
+// Whether a group's graph can hold one more. Where each sequence has a stream of the KV cache, llama.cpp's attention
+// reads streams that follow each other.
+bool verify_batch::can_join(const group & group, const session & next, bool checks_states) const {
+    const auto n = (int32_t) group.members.size() + 1;
+    if (n * group.n_rows > std::min((int32_t) llama_n_ubatch(context().get()), context().row_limit())) {
+        return false;
     }
-    const int32_t             n = n_rows * (int32_t) sessions_.size();
+    const llama_seq_id last = group.members.back()->target().id();
+    if (!has_unified_kv(context().get()) && next.target().id() != last + 1) {
+        return false;
+    }
+    if (!checks_states || !group.on_trees) {
+        return true;
+    }
     std::vector<llama_seq_id> sequences;
-    for (const session * each : sessions_) {
+    for (const session * each : group.members) {
         sequences.push_back(each->target().id());
     }
-    return context().grow_trees(n) && context().trees()->ready(sequences) ? n_rows : 1;
+    sequences.push_back(next.target().id());
+    return context().trees()->ready(sequences);
+}
+
+const cost_model & verify_batch::solo() const {
+    for (const session * each : sessions_) {
+        if (each->drafter().costs().verify_cost(1) > 0.0) {
+            return each->drafter().costs();
+        }
+    }
+    return sessions_[0]->drafter().costs();
+}
+
+verify_batch::duration verify_batch::time_of(const std::vector<group> & groups) const {
+    duration sum{ 0.0, 0.0 };
+    bool     is_known = true;
+    for (const group & each : groups) {
+        const auto   n  = (int32_t) each.members.size();
+        const double us = together().verify(n, each.n_rows, solo());
+        is_known        = is_known && us > 0.0;
+        sum.micros += us;
+        sum.rows += n * each.n_rows + together().graph_rows();
+    }
+    return { is_known ? sum.micros : 0.0, sum.rows };
+}
+
+double verify_batch::expected_time(const std::vector<int32_t> & rows) const {
+    return time_of(fastest_layout(rows, /*checks_states*/ false)).micros;
+}
+
+// Sessions with up to most_of_small rows share a number of rows, the others another. The larger one comes first: should
+// there be no memory for its graph, no plain step of others was taken.
+std::vector<verify_batch::group> verify_batch::lay_out(const std::vector<int32_t> & rows, int32_t most_of_small,
+                                                       bool checks_states) const {
+    std::vector<group> groups;
+    const auto         add = [&](bool trees, bool small) {
+        const size_t first  = groups.size();
+        int32_t      n_rows = 1;
+        for (size_t i = 0; trees && i < rows.size(); ++i) {
+            const bool here = sessions_[i]->verifies_trees() && (rows[i] <= most_of_small) == small;
+            n_rows          = here ? std::max(n_rows, rows[i]) : n_rows;
+        }
+        for (size_t i = 0; i < rows.size(); ++i) {
+            const bool on_trees = sessions_[i]->verifies_trees();
+            if (on_trees != trees || (trees && (rows[i] <= most_of_small) != small)) {
+                continue;
+            }
+            if (groups.size() == first || !can_join(groups.back(), *sessions_[i], checks_states)) {
+                groups.push_back({ {}, n_rows, n_rows > 1 });
+            }
+            groups.back().members.push_back(sessions_[i]);
+        }
+    };
+    add(/*trees*/ true, /*small*/ false);
+    add(/*trees*/ true, /*small*/ true);
+    add(/*trees*/ false, /*small*/ true);
+    return groups;
+}
+
+// Padding costs rows, and another graph reads the weights again.
+std::vector<verify_batch::group> verify_batch::fastest_layout(const std::vector<int32_t> & rows,
+                                                              bool                         checks_states) const {
+    std::set<int32_t> sizes(rows.begin(), rows.end());
+    sizes.erase(*sizes.rbegin());
+    std::vector<group> best = lay_out(rows, 0, checks_states);
+    duration           time = time_of(best);
+    for (const int32_t size : sizes) {
+        std::vector<group> here = lay_out(rows, size, checks_states);
+        const duration     its  = time_of(here);
+        const bool         both = its.micros > 0.0 && time.micros > 0.0;
+        if (both ? its.micros < time.micros : its.rows < time.rows) {
+            best = std::move(here);
+            time = its;
+        }
+    }
+    return best;
+}
+
+std::vector<verify_batch::group> verify_batch::plan() const {
+    const int32_t        fits = alone() ? sessions_[0]->room() : rows_that_fit();
+    std::vector<int32_t> rows;
+    for (const session * each : sessions_) {
+        rows.push_back(each->target().rows_of(each->tree(), fits));
+    }
+    const int32_t most = *std::max_element(rows.begin(), rows.end());
+    if (alone() || most == 1) {
+        return { { sessions_, most, most > 1 && sessions_[0]->verifies_trees() } };
+    }
+    return fastest_layout(rows, /*checks_states*/ true);
+}
+
+// With tree states for the groups, which settles open rounds. Those for whose group there is no memory take a plain
+// step.
+std::vector<verify_batch::group> verify_batch::plan_with_room() {
+    for (;;) {
+        std::vector<group> groups = plan();
+        size_t             i      = 0;
+        while (i < groups.size() && groups[i].on_trees && !alone() &&
+               context().grow_trees(groups[i].n_rows * (int32_t) groups[i].members.size(), i)) {
+            ++i;
+        }
+        if (alone() || i == groups.size() || !groups[i].on_trees) {
+            return groups;
+        }
+        for (session * each : groups[i].members) {
+            each->shorten_draft(1);
+        }
+    }
 }
 
 // False where there was no memory for so many rows: the context is as before, and may have fewer from now on.
 bool verify_batch::attempt() {
-    const int32_t             n_rows   = make_room(rows_wanted());
-    bool                      on_trees = true;
-    std::vector<planned_tree> members;
-    for (session * each : sessions_) {
-        if (n_rows == 1) {
-            each->shorten_draft(1);
+    if (!alone()) {
+        const int32_t fits = rows_that_fit();
+        for (session * each : sessions_) {
+            each->shorten_draft(each->verifies_trees() ? fits : 1);
         }
-        members.push_back({ each->target().id(), &each->tree(), each->n_past() });
-        on_trees = on_trees && each->tree_refusal().empty();
-        each->verify_begins();
+    }
+    const std::vector<group>  groups = plan_with_room();
+    std::vector<verify_group> to_verify;
+    for (const group & each : groups) {
+        to_verify.push_back({ {}, each.n_rows, each.on_trees });
+        for (session * member : each.members) {
+            to_verify.back().members.push_back({ member->target().id(), &member->tree(), member->n_past() });
+            member->verify_begins();
+        }
     }
     context().forget_failure();
     const int64_t start_us = ggml_time_us();
     try {
         decode_request request;
-        for (session * each : sessions_) {
-            each->feed_draft(request, n_rows, alone());
+        for (const group & group : groups) {
+            for (session * each : group.members) {
+                each->feed_draft(request, group.n_rows, alone());
+            }
         }
-        context().verify(members, n_rows, on_trees, std::move(request));
+        context().verify(to_verify, std::move(request));
     } catch (const failure & e) {
-        if (failed(e.code(), n_rows)) {
+        if (failed(e.code(), groups)) {
             return false;
         }
         throw failure(e.code() == DW_ERR_MEMORY ? DW_ERR_DECODE : e.code(), e.what()); // DW_ERR_MEMORY: a drafter's
     } catch (const std::exception &) {
-        failed(DW_ERR_INTERNAL, n_rows);
+        failed(DW_ERR_INTERNAL, groups);
         throw;
     }
     llama_synchronize(context().get()); // sampling waits for it anyway, and here its time is known
-    const int64_t took       = ggml_time_us() - start_us;
-    const bool    is_typical = context().took(took) && alone();
-    for (size_t i = 0; i < sessions_.size(); ++i) {
-        sessions_[i]->verified((int32_t) i * n_rows, n_rows, took, is_typical);
-    }
+    verified(groups, ggml_time_us() - start_us);
     return true;
 }
 
+void verify_batch::verified(const std::vector<group> & groups, int64_t took) {
+    const bool is_typical = context().took(took);
+    if (is_typical && !alone()) {
+        learn(groups, took);
+    }
+    int32_t first_row = 0;
+    for (size_t i = 0; i < groups.size(); ++i) {
+        tree_state * by = groups[i].on_trees ? context().trees(i) : nullptr;
+        for (session * each : groups[i].members) {
+            each->verified({ first_row, groups[i].n_rows, by, took, is_typical && alone() });
+            first_row += groups[i].n_rows;
+        }
+    }
+}
+
+// Of several graphs the sum is known: each has taken its part of what was expected.
+void verify_batch::learn(const std::vector<group> & groups, int64_t took) {
+    const duration all = time_of(groups);
+    for (const group & each : groups) {
+        const duration here = time_of({ each });
+        const double   part = all.micros > 0.0 ? here.micros / all.micros : here.rows / all.rows;
+        together().add_verify((int32_t) each.members.size(), each.n_rows, part * (double) took);
+    }
+}
+
 // True if fewer rows may do.
-bool verify_batch::failed(dw_status code, int32_t n_rows) {
+bool verify_batch::failed(dw_status code, const std::vector<group> & groups) {
+    int32_t n_rows = 1, n_all = 1; // of the largest graph
+    for (const group & each : groups) {
+        n_rows = std::max(n_rows, each.n_rows);
+        n_all  = std::max(n_all, each.n_rows * (int32_t) each.members.size());
+    }
     const bool intact = context().intact();
     const bool again  = code == DW_ERR_MEMORY && n_rows > 1 && intact;
     for (session * each : sessions_) {
         each->verify_failed(intact, again);
     }
     if (again) {
-        context().limit_rows(n_rows * (int32_t) sessions_.size());
+        context().limit_rows(n_all);
     }
     return again;
 }

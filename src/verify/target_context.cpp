@@ -36,20 +36,41 @@ target_context::~target_context() {
     results_.let_go(); // llama.cpp's callers may read the last decode's later
 }
 
-void target_context::on_flush(bool decodes) noexcept {
-    if (at_work_) {
-        return;
-    }
-    each_listener([&](member & each) { each.listener->on_flush(decodes); });
-    results_.forget();
-    if (trees_) {
-        trees_->finish();
+// Rows of the other sequences lose their logits.
+void target_context::on_decode(const sequence_set & into) noexcept {
+    if (!at_work_) {
+        each_listener([&](member & each) { each.listener->on_flush(into.has(each.seq)); });
+        results_.forget();
+        finish_trees();
     }
 }
 
-void target_context::on_replaced() noexcept {
+// Those of other sequences stay open, and so do their results.
+void target_context::on_save(const sequence_set & of) noexcept {
     if (!at_work_) {
-        each_listener([](member & each) { each.listener->on_replaced(); });
+        each_listener([&](member & each) {
+            if (of.has(each.seq)) {
+                each.listener->on_flush(/*decodes*/ false);
+            }
+        });
+        finish_trees();
+    }
+}
+
+void target_context::on_replace(const sequence_set & of) noexcept {
+    if (!at_work_) {
+        on_save(of);
+        each_listener([&](member & each) {
+            if (of.has(each.seq)) {
+                each.listener->on_replaced();
+            }
+        });
+    }
+}
+
+void target_context::finish_trees() const {
+    for (const auto & each : trees_) {
+        each->finish();
     }
 }
 
@@ -63,7 +84,7 @@ template <typename F> void target_context::each_listener(F f) {
     }
 }
 
-void target_context::add(llama_seq_id seq, context_listener & listener) {
+void target_context::add(llama_seq_id seq, sequence_listener & listener) {
     if (seq < 0 || seq >= (llama_seq_id) llama_n_seq_max(target_)) {
         fail(DW_ERR_ARGUMENT, "sequence %d; expected 0 to n_seq_max - 1 = %u", seq, llama_n_seq_max(target_) - 1);
     }
@@ -77,7 +98,7 @@ void target_context::add(llama_seq_id seq, context_listener & listener) {
     no_memory_ = INT32_MAX;
 }
 
-void target_context::remove(const context_listener & listener) noexcept {
+void target_context::remove(const sequence_listener & listener) noexcept {
     const auto is = [&](const member & each) { return each.listener == &listener; };
     members_.erase(std::remove_if(members_.begin(), members_.end(), is), members_.end());
     no_memory_ = INT32_MAX;
@@ -112,7 +133,7 @@ int32_t target_context::attempt(const memory_marks & marks, const decode_request
                                 const std::function<void()> & begin, std::string & why) {
     attached_.outputs.n_ubatches = 0; // of this one
     const int32_t rc             = run_batch(request, begin, why);
-    intact_ = rc == 0 || rc == 1 || (marks.can_restore() && (request.verify || attached_.outputs.n_ubatches == 0));
+    intact_                      = rc == 0 || rc == 1 || (marks.can_restore() && leaves_states_alone(request));
     if (rc != 0 && marks.can_restore() && intact_) {
         marks.restore();
     }
@@ -149,33 +170,56 @@ void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, 
     }
 }
 
-void target_context::verify(const std::vector<planned_tree> & members, int32_t n_rows, bool on_trees,
-                            decode_request request) {
+// The graphs of a decode that failed were verifies', which leave states alone.
+bool target_context::leaves_states_alone(const decode_request & request) const {
+    const auto is_plain = [](const decode_part & part) { return part.verify == nullptr; };
+    const auto n        = (size_t) attached_.outputs.n_ubatches;
+    return n == 0 ||
+           (n <= request.parts.size() && std::none_of(request.parts.begin(), request.parts.begin() + n, is_plain));
+}
+
+std::vector<place> target_context::add_rows(const std::vector<verify_group> & groups) {
     std::vector<place> places;
     batch_.clear();
-    for (const auto & each : members) {
-        places.push_back({ each.seq, each.pos });
-        for (int32_t i = 0; i < n_rows; ++i) {
-            const int32_t node = std::min(i, each.tree->size() - 1);
-            batch_.add(each.tree->tokens[node], each.pos + each.tree->depths[node], true, each.seq);
+    for (const verify_group & group : groups) {
+        for (const planned_tree & each : group.members) {
+            places.push_back({ each.seq, each.pos });
+            for (int32_t i = 0; i < group.n_rows; ++i) {
+                const int32_t node = std::min(i, each.tree->size() - 1);
+                batch_.add(each.tree->tokens[node], each.pos + each.tree->depths[node], true, each.seq);
+            }
         }
     }
-    const int32_t n = n_rows * (int32_t) members.size();
-    is_timed_       = chooses_threads(n);
-    verified_on_    = is_timed_ ? threads_.choose(n) : n_threads_batch;
+    return places;
+}
+
+void target_context::verify(const std::vector<verify_group> & groups, decode_request request) {
+    const std::vector<place> places = add_rows(groups);
+    int32_t                  n      = 0;
+    for (size_t i = 0; i < groups.size(); ++i) {
+        tree_state *  state = groups[i].on_trees ? trees(i) : nullptr;
+        const int32_t here  = groups[i].n_all_rows();
+        if (groups[i].on_trees && (!state || here > state->max_rows())) {
+            fail(DW_ERR_INTERNAL, "a verify of %d rows; the engine made room for %d", here,
+                 state ? state->max_rows() : 0);
+        }
+        if (state || groups.size() > 1) {
+            request.parts.push_back({ here, state });
+        }
+        n += here;
+    }
+    is_timed_    = groups.size() == 1 && chooses_threads(n);
+    verified_on_ = is_timed_ ? threads_.choose(n) : n_threads_batch;
     if (verified_on_ == n_threads) {
         request.n_threads = llama_n_threads(target_);
     }
-    if (n_rows == 1 || !on_trees) { // one row stays in any case
-        decode(places, n, request, [] {});
-        return;
-    }
-    if (n > trees_->max_rows()) {
-        fail(DW_ERR_INTERNAL, "a verify of %d rows; the engine made room for %d", n, trees_->max_rows());
-    }
-    request.verify = trees_.get();
-    request.mask   = trees_.get();
-    decode(places, n, request, [&] { trees_->begin(members, n_rows, attached_.exact_rows > 0); });
+    decode(places, n, request, [&] {
+        for (size_t i = 0; i < groups.size(); ++i) {
+            if (groups[i].on_trees) {
+                trees(i)->begin(groups[i].members, groups[i].n_rows, attached_.exact_rows > 0);
+            }
+        }
+    });
 }
 
 // Not where the model's results come from a GPU: what the CPU does there is little.
@@ -208,9 +252,9 @@ double target_context::replay(int32_t n_times) {
     return draftwood::replay(attached_, n_times);
 }
 
-bool target_context::is_empty() const {
+bool target_context::is_empty(llama_seq_id but) const {
     for (llama_seq_id seq = 0; seq < (llama_seq_id) llama_n_seq_max(target_); ++seq) {
-        if (llama_memory_seq_pos_max(llama_get_memory(target_), seq) >= 0) {
+        if (seq != but && llama_memory_seq_pos_max(llama_get_memory(target_), seq) >= 0) {
             return false;
         }
     }
@@ -222,8 +266,8 @@ int32_t target_context::free_cells(llama_seq_id seq) const {
 }
 
 // A tree state with more room is another one: the graphs over the old one's tensors go with it.
-void target_context::prepare_trees(int32_t n_rows) {
-    if (refused_ || (trees_ && trees_->max_rows() >= n_rows)) {
+void target_context::prepare_trees(int32_t n_rows, size_t i) {
+    if (refused_ || (trees(i) && trees(i)->max_rows() >= n_rows)) {
         return;
     }
     std::string                 why_not;
@@ -234,23 +278,27 @@ void target_context::prepare_trees(int32_t n_rows) {
     if (larger) {
         settle_all_but({});
         forget_verifies();
-        trees_ = std::move(larger);
+        trees_.resize(std::max(trees_.size(), i + 1));
+        trees_[i] = std::move(larger);
     }
 }
 
-bool target_context::grow_trees(int32_t n_rows) {
+bool target_context::grow_trees(int32_t n_rows, size_t i) {
+    if (trees(i) && trees(i)->max_rows() >= n_rows) {
+        return true;
+    }
     if (n_rows >= no_memory_) {
         return false;
     }
     try {
-        prepare_trees(n_rows);
+        prepare_trees(n_rows, i);
     } catch (const failure & e) {
         if (e.code() != DW_ERR_MEMORY) {
             throw;
         }
         no_memory_ = n_rows;
     }
-    return trees_ && trees_->max_rows() >= n_rows;
+    return trees(i) && trees(i)->max_rows() >= n_rows;
 }
 
 } // namespace draftwood

@@ -18,6 +18,28 @@
 
 namespace draftwood {
 
+// What an engine hears of others who use its sequence's context.
+class sequence_listener {
+  public:
+    virtual ~sequence_listener() = default;
+
+    // Only accepted rows may be in the memory from now on, and their logits go. `decodes`: somebody else is about to
+    // decode into this sequence.
+    virtual void on_flush(bool decodes) noexcept = 0;
+
+    // the sequence's memory was replaced from outside (a state was loaded)
+    virtual void on_replaced() noexcept = 0;
+};
+
+// Sequences that a verify decodes in one graph, as many rows each.
+struct verify_group {
+    std::vector<planned_tree> members;
+    int32_t                   n_rows;
+    bool                      on_trees; // commits are the tree state's; else its rows are chains', or one each
+
+    int32_t n_all_rows() const { return n_rows * (int32_t) members.size(); }
+};
+
 class target_context : public std::enable_shared_from_this<target_context>, public context_listener {
   public:
     // the one of `target`, made for the first engine on it; throws failure where that has other exact_rows.
@@ -28,9 +50,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     target_context & operator=(const target_context &) = delete;
 
     // one listener a sequence; throws failure where that has one already
-    void add(llama_seq_id seq, context_listener & listener);
-    void remove(const context_listener & listener) noexcept;
-    bool shared() const { return members_.size() > 1; }
+    void add(llama_seq_id seq, sequence_listener & listener);
+    void remove(const sequence_listener & listener) noexcept;
 
     llama_context * get() const { return target_; }
     bool            at_work() const { return at_work_; } // it is us who decode, save or restore: hooks are not news
@@ -52,7 +73,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.
     double replay(int32_t n_times);
 
-    bool is_empty() const; // no sequence holds a position
+    bool is_empty(llama_seq_id but = -1) const; // no sequence holds a position, that one left aside
 
     // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
@@ -64,26 +85,29 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // a verify of n_rows rows in all found none: the next may have as many as the next smaller bucket, 1 at least
     void limit_rows(int32_t n_rows);
 
-    // One decode of n_rows rows a tree, none of which is kept until commits say so. on_trees: commits are the tree
-    // state's; else the rows are chains', and seq_rm cuts them back. `request` may hold feeds.
-    void verify(const std::vector<planned_tree> & members, int32_t n_rows, bool on_trees, decode_request request);
+    // One decode of these groups, one after another; no row is kept until commits say so. Several groups: those on
+    // trees come first, the i-th of them in trees(i), and each has a graph of its own. `request` may hold feeds.
+    void verify(const std::vector<verify_group> & groups, decode_request request);
     // That verify took so many microseconds, until its results were there. Returns false if it was a trial of the
     // thread count that is not chosen.
     bool took(int64_t us);
     // whether it ran on n_threads, as plain steps do
     bool on_step_threads() const { return verified_on_ == n_threads; }
 
-    // Make sure of a tree state with room for so many rows; `refusal` says why there can be none. Throws failure with
-    // DW_ERR_MEMORY, and what there was stays.
-    void prepare_trees(int32_t n_rows);
+    // Make sure of a tree state with room for so many rows; tree_refusal() says why there can be none. Throws failure
+    // with DW_ERR_MEMORY, and what there was stays.
+    void prepare_trees(int32_t n_rows, size_t i = 0);
     // The same for a verify that can do with less: false if there is no such room. A size that found no memory is not
-    // tried again until engines of the context come or go.
-    bool         grow_trees(int32_t n_rows);
-    tree_state * trees() const { return trees_.get(); }
-    std::string  tree_refusal() const { return trees_ ? "" : refusal_; }
+    // tried again until engines of the context come or go. Where there was no room yet, open rounds are settled.
+    bool grow_trees(int32_t n_rows, size_t i);
+    // of the i-th group of a verify
+    tree_state * trees(size_t i = 0) const { return i < trees_.size() ? trees_[i].get() : nullptr; }
+    std::string  tree_refusal() const { return trees_.empty() ? refusal_ : ""; }
+    void         finish_trees() const;
 
-    // What drafters of these engines share, by a name that says how it was made. It goes with the last who holds it.
-    std::map<std::string, std::weak_ptr<void>> & shared_by_drafters() { return shared_by_drafters_; }
+    // What these engines share, drafters and times, by a name that says how it was made. It goes with the last who
+    // holds it.
+    std::map<std::string, std::weak_ptr<void>> & shared_by_engines() { return shared_by_engines_; }
 
     // run what saves or restores a state: not news for the listeners
     template <typename F> auto working(F f) {
@@ -93,8 +117,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
 
   private:
     struct member {
-        llama_seq_id       seq;
-        context_listener * listener;
+        llama_seq_id        seq;
+        sequence_listener * listener;
     };
     // true while it lives
     struct scope {
@@ -109,8 +133,11 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     target_context(llama_context * target, int32_t exact_rows, bool always_top);
     template <typename F> void each_listener(F f);
     void                       forget_verifies();
-    void                       on_flush(bool decodes) noexcept override;
-    void                       on_replaced() noexcept override;
+    void                       on_decode(const sequence_set & into) noexcept override;
+    void                       on_save(const sequence_set & of) noexcept override;
+    void                       on_replace(const sequence_set & of) noexcept override;
+    std::vector<place>         add_rows(const std::vector<verify_group> & groups);
+    bool                       leaves_states_alone(const decode_request & request) const;
     int32_t run_batch(const decode_request & request, const std::function<void()> & begin, std::string & why);
     bool    chooses_threads(int32_t n_rows) const;
     int32_t attempt(const memory_marks & marks, const decode_request & request, const std::function<void()> & begin,
@@ -122,11 +149,11 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool                                       at_work_ = false;
     bool                                       intact_  = true;
     std::vector<member>                        members_;
-    std::map<std::string, std::weak_ptr<void>> shared_by_drafters_;
+    std::map<std::string, std::weak_ptr<void>> shared_by_engines_;
     attachment                                 attached_;
     row_batch                                  batch_;
     results                                    results_;
-    std::unique_ptr<tree_state>                trees_; // nullptr: rejected drafts are rolled back by seq_rm
+    std::vector<std::unique_ptr<tree_state>>   trees_; // none: rejected drafts are rolled back by seq_rm
     std::string                                refusal_ = "nothing is drafted";
     bool          refused_   = false;     // for good: it depends on the model and the context alone
     int32_t       no_memory_ = INT32_MAX; // rows that a larger tree state found no memory for

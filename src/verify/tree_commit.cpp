@@ -13,6 +13,7 @@ void tree_state::commit(llama_seq_id seq, const token_tree & tree, const std::ve
     }
     const commit_plan plan = plan_commit(plan_, *rows, tree, path);
     for (const auto & each : devices_) {
+        each->prepare_commit(memory_.state_cell(seq)); // a plain step of others may have moved the state
         each->commit(memory_.state_cell(seq), plan.applied, plan.moves, llama_n_threads(target_));
     }
     memory_.rename_cells(seq, plan.cells, rows->pos, plan.tokens, has_2d_positions(llama_get_model(target_)));

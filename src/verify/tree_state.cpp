@@ -99,16 +99,6 @@ bool tree_state::ready(llama_seq_id seq) const {
     return memory_.has_own_state(seq);
 }
 
-// llama_batch_allocr splits sequences whose numbers do not follow each other where each has a stream of its own.
-bool tree_state::ready(const std::vector<llama_seq_id> & sequences) const {
-    for (size_t i = 0; i < sequences.size(); ++i) {
-        if (!ready(sequences[i]) || sequences[i] != sequences[0] + (int32_t) i) {
-            return false;
-        }
-    }
-    return memory_.are_in_order(sequences);
-}
-
 bool tree_state::holds(llama_seq_id seq, llama_pos n_tokens) const {
     return ready(seq) && memory_.state_pos(seq) == n_tokens - 1;
 }
@@ -140,6 +130,7 @@ void tree_state::pack_rows() {
 
 // Rows of a tree do not see their siblings. Where their scores are arranged, they lie as in plain decoding.
 void tree_state::placed(const placed_rows & rows) noexcept {
+    memory_.put_home();
     plan_.cells.assign(rows.cells, rows.cells + rows.n);
     for (int32_t i = 0; i < plan_.n_rows(); ++i) {
         packed_column(3)[i] = plan_.stream_cell(i);

@@ -28,8 +28,8 @@ class tree_state : public verify_graph {
     // whether the sequence has a state of its own that a verify can read in place (not after a copy between sequences)
     bool ready(llama_seq_id seq) const;
 
-    // whether one ubatch can hold them, in this order
-    bool ready(const std::vector<llama_seq_id> & sequences) const;
+    // whether one ubatch can hold them, wherever their states lie
+    bool ready(const std::vector<llama_seq_id> & sequences) const { return memory_.are_home(sequences); }
 
     // whether the sequence's state stands for n_tokens positions, as after a verify that nobody disturbed
     bool holds(llama_seq_id seq, llama_pos n_tokens) const;

@@ -51,6 +51,8 @@ def call(name, engine, r):
         "dw_commit": [engine],
         "dw_checkpoint": [engine],
         "dw_trim": [engine, 0],
+        "dw_restore": [engine, ctypes.byref(i32), 4, 0],
+        "dw_drafter_memory": [engine, ctypes.byref(ctypes.c_void_p())],
         "dw_reset": [engine],
         "dw_get_draft": [engine, tokens, ctypes.byref(i32)],
         "dw_get_tree": [engine, ctypes.byref(tree)],
@@ -69,10 +71,10 @@ NO_STATUS = (
     "dw_draft_tokens",
     "dw_reach",
 )
-# tests: tests/unit/test_tree.py, test_cost_model.py, test_thread_choice.py, test_recent_vocab.py,
-# tests/model/test_expert_pool.py
+# tests: tests/unit/test_tree.py, test_cost_model.py, test_batch_model.py, test_thread_choice.py,
+# test_recent_vocab.py, tests/model/test_expert_pool.py
 WITHOUT_AN_ENGINE = (
-    *("dw_tree_", "dw_cost_model_", "dw_load_", "dw_thread_choice_", "dw_expert_"),
+    *("dw_tree_", "dw_cost_model_", "dw_batch_model_", "dw_load_", "dw_thread_choice_", "dw_expert_"),
     "dw_recent_vocab",
     *("dw_accepted_log_free", "dw_accepted_log_get"),
 )

@@ -94,21 +94,17 @@ APART_SCRIPT = (
     TWO
     + """
 apart = dict(order=(1, 0), lengths=(60, 53))
-try:
-    found = [text(over=64 << 10, **apart)]
-except DecodeError as error:
-    found = [error.message]
+little = text(over=64 << 10, **apart)
 refuse(ALL)
-found += [text(over=ALL, **apart), text(over=ALL, **apart)]
+found = [little, text(over=ALL, **apart)]
 """
 )
 
 
-def test_steps_that_move_states_are_failed_decodes(gguf, shim):
-    """Where sequences' states do not lie in order llama.cpp swaps them in the graph that finds no memory."""
-    refused, first, again = run(APART_SCRIPT, shim, gguf("moe-mtp"))
-    assert "no memory for the graph of 2 tokens" in refused
-    assert first == again
+def test_steps_that_move_states_do_too(gguf, shim):
+    """llama.cpp has exchanged the cells of states when the graph that moves them finds no memory."""
+    little, much = run(APART_SCRIPT, shim, gguf("moe-mtp"))
+    assert little == much
 
 
 GROW_SCRIPT = """

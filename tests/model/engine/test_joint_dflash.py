@@ -1,0 +1,129 @@
+"""DFlash blocks of several sequences made together: drafts as alone, and texts as by plain decode.
+
+Contract: dw_propose_all in src/include/draftwood.h, src/drafters/dflash_joint.cpp. The model was trained.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
+
+from tests.model.engine.test_joint_drafts import any_of, check_counts, propose_each, written
+from tests.model.engine.test_sequences import Text, close, texts
+from tests.model.rig import Rig
+
+pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
+
+MODELS = Path(__file__).resolve().parents[3] / "models" / "tiny-moe"
+TARGET, DRAFTER = str(MODELS / "tiny-moe-f16.gguf"), str(MODELS / "dflash-f16.gguf")
+BEGINNINGS = (
+    "def read_lines(path):\n    with open(path) as file:\n        return file.readlines()\n\n\ndef ",
+    "class Stack:\n    def __init__(self):\n        self.items = []\n\n    def push(self, item):\n        ",
+    '{"name": "Ada", "age": 36, "languages": ["',
+    "import os\n\n\ndef main():\n    for name in os.listdir('.'):\n        ",
+)
+SIZES: dict[str, Any] = {"n_seq_max": 4, "n_ctx": 1024, "draft_tokens": 7, "engine": False}
+DFLASH = {"drafter": _capi.DRAFTER_DFLASH, "drafter_path": DRAFTER}
+
+
+def tokens_of(r: Rig, text: str) -> tuple[int, ...]:
+    vocab, data = native.llama_model_get_vocab(r.model), text.encode()
+    found = (ctypes.c_int32 * len(data))()
+    n = native.llama_tokenize(vocab, data, len(data), found, len(data), False, False)
+    assert n > 0
+    return tuple(found[:n])
+
+
+def four(rig: Any, *, n: int = 4, **settings: Any) -> tuple[Rig, list[Text]]:
+    engine = {key: settings.pop(key) for key in ("length", "curve", "tree_budget") if key in settings}
+    shared, alone = rig(TARGET, **{**SIZES, **settings}), rig(TARGET)
+    prompts = [tokens_of(alone, BEGINNINGS[i % 4])[i // 4 :] for i in range(n)]
+    return shared, texts(shared, alone, prompts, **{**DFLASH, **engine})
+
+
+@pytest.mark.parametrize("settings", [{}, {"draft_p_min": 0.3}], ids=str)
+def test_together_as_alone(rig, settings):
+    found = []
+    for propose in (propose_each, Engine.propose_all):
+        shared, made = four(rig, **settings)
+        found.append(written(made, shared.sampler, propose, 60, any_of))
+        check_counts([text.engine.stats() for text in made], propose is Engine.propose_all)
+        close(made)
+    assert found[0] == found[1]
+
+
+@pytest.mark.parametrize(
+    "settings",
+    [{"kv_unified": True}, {"draft_vocab": 64}, {"n_ubatch": 40, "n_batch": 128}, {"flash": True}],
+    ids=str,
+)
+def test_where_drafts_may_differ(rig, settings):
+    """Sums in another order, a short head, decodes of two blocks each: texts are the same."""
+    flash = settings.get("flash", False)
+    shared, alone = rig(TARGET, **{**SIZES, **settings}), rig(TARGET, flash=flash)
+    made = texts(shared, alone, [tokens_of(alone, each) for each in BEGINNINGS], **DFLASH)
+    written(made, shared.sampler, Engine.propose_all, 60, any_of)
+    check_counts([text.engine.stats() for text in made])
+    close(made)
+
+
+def test_blocks_of_several_lengths(rig):
+    """A block sees its own length: those that differ have decodes of their own, and draft as alone."""
+    _, made = four(rig)
+    engines, last = [text.engine for text in made], [text.run.tokens[0] for text in made]
+    most = [7, 3, 7, 0]
+    alone = []
+    for engine, token, n in zip(engines, last, most, strict=True):
+        engine.propose(token, n)
+        alone.append(engine.draft())
+    assert Engine.propose_all(engines, last, most) == most
+    assert [each.draft() for each in engines] == alone
+    close(made)
+
+
+def test_more_rows_than_a_decode(rig):
+    """12 blocks of 8 rows."""
+    n = 12
+    _, made = four(rig, n=n, n_seq_max=n, n_ctx=256 * n)
+    engines, last = [text.engine for text in made], [text.run.tokens[0] for text in made]
+    alone = []
+    for engine, token in zip(engines, last, strict=True):
+        engine.propose(token)
+        alone.append(engine.draft())
+    assert Engine.propose_all(engines, last, [7] * n) == [7] * n
+    assert [each.draft() for each in engines] == alone
+    assert all(each.stats().failed_drafts == 0 for each in engines)
+    close(made)
+
+
+def test_long_pauses(rig):
+    """Sequences whose features waited for long, or were a prompt's, beside others that drafted just now."""
+    shared, made = four(rig)
+    chance = random.Random(3)
+    for text in made[:2]:
+        for _ in range(30):
+            text.engine.propose_given(text.run.tokens[text.done - 1], [])
+            text.engine.verify()
+            assert text.engine.next(shared.sampler) == text.run.tokens[text.done]
+            text.done += 1
+    written(made, shared.sampler, Engine.propose_all, 30, any_of, seed=chance.randrange(100))
+    assert all(text.engine.stats().failed_drafts == 0 for text in made)
+    assert sum(text.engine.stats().accepted for text in made) > 20
+    close(made)
+
+
+def test_lengths_chosen_for_all(rig):
+    """Texts are the same where a batch chooses how far its sequences draft."""
+    shared, made = four(rig, length=_capi.LENGTH_AUTO)
+    written(made, shared.sampler, Engine.propose_all, 80, any_of)
+    stats = [text.engine.stats() for text in made]
+    assert all(text.done > 40 for text in made)
+    assert all(each.failed_drafts == 0 for each in stats)
+    close(made)

@@ -67,6 +67,7 @@ class Part:
 PARTS = {
     "on": Part(240),
     "off": Part(225, environment={_NO_GRAPHS: "1"}),
+    "pool": Part(90, "tests/gpu/test_expert_pool_cuda.py"),
     "pageable": Part(175, "tests/gpu/test_same_text.py", only="mtp or dflash", environment={_NO_PINNED: "1"}),
     "memcheck": Part(60, _OPS, SMALLEST, tool="memcheck"),
     "racecheck": Part(60, _OPS, SMALLEST, tool="racecheck"),

@@ -31,16 +31,11 @@ struct shared_state {
     int         last[slots::max_experts];  // place of the last pick + 1; of a prompt: how many rows chose it
     int         first[slots::max_experts]; // whether row 0 chose it
     int         slot[slots::max_experts];  // -1: on the host alone
-    int         n_misses[n_lanes], n_hits[n_lanes], n_right[n_lanes];
+    int         n_by_warp[n_lanes];
     slots::room made;
 };
 
-__device__ void count_picks(shared_state & s, const picks & from, int n_experts, bool looks) {
-    for (int e = threadIdx.x; e < slots::max_experts; e += blockDim.x) {
-        s.last[e]  = 0;
-        s.first[e] = 0;
-    }
-    __syncthreads();
+__device__ void count_picks(shared_state & s, const picks & from, bool looks) {
     for (int i = threadIdx.x; i < from.n(); i += blockDim.x) {
         const int e = from.at(i);
         if (looks) {
@@ -55,29 +50,39 @@ __device__ void count_picks(shared_state & s, const picks & from, int n_experts,
     __syncthreads();
 }
 
-// One block, a thread an expert; with `looks` more threads than experts may count picks.
+// Nothing waits for these, where reading and writing would wait for memory.
+__device__ void add(uint64_t & to, int n) {
+    if (n > 0) {
+        atomicAdd((unsigned long long *) &to, (unsigned long long) n);
+    }
+}
+
+// One block, a thread an expert; with `looks` more threads than experts may count picks. The table is read before the
+// kernel in front has ended. No kernel that may still run then changes it: the layer's guesses were made before their
+// copies began, and this launch comes behind the copies' end or their last block.
 __global__ void __launch_bounds__(slots::max_experts)
     resolve(const slots::layer of, const picks from, int32_t * dst, bool looks, bool warm_up, bool staged) {
     __shared__ shared_state s;
     ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
     slots::table & state = *of.state;
     const int      e     = threadIdx.x;
     const bool     is    = e < of.n_experts;
     slots::entry   mine  = is ? state.entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
     const uint32_t step  = state.step + (looks ? 0 : 1);
-    count_picks(s, from, of.n_experts, looks);
+    s.last[e]            = 0;
+    s.first[e]           = 0;
+    __syncthreads();
+    ggml_cuda_pdl_sync();
+    count_picks(s, from, looks);
 
-    const bool needed = is && s.last[e] > 0;
-    int        n_misses, n_hits, n_right;
-    const bool missing = needed && mine.slot < 0;
-    const int  rank    = rank_in_block(s.n_misses, missing, n_misses);
-    rank_in_block(s.n_hits, needed && mine.slot >= 0, n_hits);
-    rank_in_block(s.n_right, needed && !looks && mine.guessed == step, n_right);
-
-    int n_filled = 0;
+    const bool needed   = is && s.last[e] > 0;
+    const bool missing  = needed && mine.slot < 0;
+    const int  n_needed = __syncthreads_count(needed);
+    const int  n_right  = __syncthreads_count(needed && !looks && mine.guessed == step);
+    int        n_misses = __syncthreads_count(missing), n_filled = 0;
     if (!looks && n_misses > 0) {
-        n_filled = slots::give_slots(s.made, of, mine, needed, missing, rank, n_misses, step, state.fills);
+        const int rank = rank_in_block(s.n_by_warp, missing, n_misses);
+        n_filled       = slots::give_slots(s.made, of, mine, needed, missing, rank, n_misses, step, state.fills);
     }
     if (needed && looks && !warm_up) {
         const uint64_t share = (uint64_t) slots::heat_of_prompt * s.last[e] / from.n_rows;
@@ -89,16 +94,16 @@ __global__ void __launch_bounds__(slots::max_experts)
         state.entries[e] = mine;
         s.slot[e]        = mine.slot;
     }
+    __syncthreads();
     if (e == 0) {
         state.step    = step;
         state.n_fills = n_filled;
-        state.counted.n_steps++;
-        state.counted.n_hits += n_hits;
-        state.counted.n_misses += n_filled;
-        state.counted.n_in_place += n_misses - n_filled;
-        state.counted.n_right += n_right;
+        add(state.counted.n_steps, 1);
+        add(state.counted.n_hits, n_needed - n_misses);
+        add(state.counted.n_misses, n_filled);
+        add(state.counted.n_in_place, n_misses - n_filled);
+        add(state.counted.n_right, n_right);
     }
-    __syncthreads();
     for (int i = threadIdx.x; i < from.n(); i += blockDim.x) {
         const int expert = from.at(i);
         for (int plane = 0; plane < of.n_planes; ++plane) {

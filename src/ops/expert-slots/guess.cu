@@ -13,7 +13,8 @@ namespace {
 
 using slots::n_lanes;
 
-constexpr int n_logit_warps = 8; // of a block, an expert each
+constexpr int n_logit_warps  = 8;  // of a block, an expert each
+constexpr int n_fetch_blocks = 16; // enough for a PCIe 5 link; the step's own kernels have the other multiprocessors
 
 struct rows {
     const float * values;
@@ -115,7 +116,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                                                                       dw::data_of<float>(dst->src[slots::router]),
                                                                       of.n_experts, copies.logits);
     guess_choice<<<1, slots::threads_for(of), 0, copies.stream>>>(of, copies.logits, from.n, slots::n_used_of(dst));
-    copy<<<slots::n_fill_blocks, slots::n_fill_threads, 0, copies.stream>>>(of);
+    copy<<<n_fetch_blocks, slots::n_fill_threads, 0, copies.stream>>>(of);
     CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
     copies.guessed = &of;
 }

@@ -1,8 +1,9 @@
 """The pinned llama.cpp without draftwood, built as ours was, and how to load it in place of ours.
 
 The library comes from the unpatched pin with the very CMake options of our build, into build/pristine/;
-DRAFTWOOD_PRISTINE_LIB names the folder of one that is there already. Used by bench/off_speed.py and
-tests/model/test_inert.py. `llama_class` runs in a process of its own, started with `environment`.
+DRAFTWOOD_PRISTINE_LIB names the folder of one that is there already. Used by bench/off_speed.py,
+bench/server_load.py and tests/model/test_inert.py. `llama_class` runs in a process of its own, started with
+`environment`.
 """
 
 from __future__ import annotations
@@ -31,6 +32,16 @@ def library() -> Path:
     """
     if "DRAFTWOOD_PRISTINE_LIB" in os.environ:
         return Path(os.environ["DRAFTWOOD_PRISTINE_LIB"]).resolve()
+    return _built("llama")
+
+
+def server() -> Path:
+    """Return a pristine llama-server, built if need be. Errors: as of `library`."""
+    return _built("llama-server") / "llama-server"
+
+
+def _built(target: str) -> Path:
+    """Build a target of the pristine pin and return the folder of what is built."""
     sys.path.insert(0, str(ROOT / "_build"))
     from source import ensure_source
 
@@ -44,7 +55,7 @@ def library() -> Path:
     generator = ["-G", "Ninja"] if shutil.which("ninja", path=path) else []
     for command in (
         [cmake, "-S", tree.path / "vendor" / "llama.cpp", "-B", build, *generator, *options],
-        [cmake, "--build", build, "--target", "llama", "--parallel", str(os.cpu_count() or 1)],
+        [cmake, "--build", build, "--target", target, "--parallel", str(os.cpu_count() or 1)],
     ):
         done = subprocess.run(
             command, env={**os.environ, "PATH": path}, capture_output=True, text=True, check=False

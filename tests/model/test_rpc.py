@@ -32,6 +32,8 @@ from draftwood.engine import _capi
 from draftwood.load import rpc
 from draftwood.load.devices import cards
 
+from tests.ports import free_port
+
 ROOT = Path(__file__).resolve().parents[2]
 MODELS = ROOT / "models" / "tiny-moe"
 MODEL, DRAFTER = str(MODELS / "tiny-moe-f16.gguf"), str(MODELS / "dflash-f16.gguf")
@@ -76,12 +78,6 @@ if wishes:
     said["agreement"] = sum(agreed) / len(agreed)
 print(json.dumps(said))
 """
-
-
-def free_port() -> int:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        return int(probe.getsockname()[1])
 
 
 @contextmanager

@@ -1,8 +1,9 @@
-"""`draftwood serve`: becomes the bundled llama-server, with MTP drafting on where the model has it."""
+"""`draftwood serve`: becomes the bundled llama-server, which drafts with our engine where the model can."""
 
 from __future__ import annotations
 
 import os
+import subprocess
 import sys
 from importlib import resources
 from itertools import pairwise
@@ -25,74 +26,63 @@ _DRAFTER_FLAGS = frozenset(
 )
 _DRAFTER_VARIABLES = ("LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
 _TYPE, _TYPE_VARIABLE = "--spec-type", "LLAMA_ARG_SPEC_TYPE"
-_DRAFT_FLAGS = _DRAFTER_FLAGS | {_TYPE, "--spec-default"}
+_TYPE_FLAGS = frozenset((_TYPE, "--spec-default"))
 _DRAFT_VARIABLES = (_TYPE_VARIABLE, *_DRAFTER_VARIABLES)
 # a model file that is not there yet may come from one of these
 _SOURCE_FLAGS = frozenset(("-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"))
 _SOURCE_VARIABLES = ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCKER_REPO")
-_MTP = (_TYPE, "draft-mtp")
-_NGRAM = (_TYPE, "ngram-simple")
-_DFLASH = f"{_TYPE} draft-dflash -md DRAFTER.gguf"
-_CHAINS = "llama-server drafts chains; for trees use draftwood run or Llama"
-_NOT_IN_LLAMA_SERVER = {"dflash": _DFLASH, "tree": _CHAINS}
+# a user who gives one of these has chosen a page, or none
+_PAGE_FLAGS = frozenset(("--path", "--no-ui", "--no-webui"))
+_PAGE_VARIABLES = ("LLAMA_ARG_STATIC_PATH",)
+# --speculation as llama-server's --spec-type; "plain" are our kernels without drafts
+_TYPES = {each: "plain" if each == "off" else each for each in SPECULATIONS}
+_DRAFTER = "-md DRAFTER.gguf"
 # options of `draftwood run` that llama-server has by another name, or not at all
 _EXPERTS = "--n-cpu-moe N keeps the experts of N layers in host memory; `draftwood run` has a pool of them"
 _READS = "llama-server reads a mapped file as Linux does: leave it out"
 _OTHERWISE = {
-    "--drafter": _DFLASH,
+    "--drafter": _DRAFTER,
     "--draft-tokens": "--spec-draft-n-max N",
     "--n-ctx": "-c N",
     "--max-tokens": "-n N, or max_tokens in a request",
-    "--tree-budget": _CHAINS,
+    "--tree-budget": "--spec-type tree, whose verifies have up to 16 rows",
     "--vram": _EXPERTS,
     "--expert-vram": _EXPERTS,
     "--expert-heat": _EXPERTS,
     **dict.fromkeys(("--expert-guess", "--no-expert-guess"), _EXPERTS),
     **dict.fromkeys(("--expert-readahead", "--no-expert-readahead"), _READS),
-    "--draft-vocab": "llama-server drafts from the whole vocabulary: leave it out",
-    "--exact": "its kernels are llama.cpp's own",
-    "--no-exact": "its kernels are llama.cpp's own: leave it out",
+    "--draft-vocab": "an eighth of the vocabulary is what it drafts from: leave it out",
+    "--exact": "its kernels are exact, as draftwood run's: leave it out",
+    "--no-exact": "--spec-type none, for llama.cpp's own kernels",
 }
-
-
-class _Speculation(click.Choice):  # type: ignore[type-arg]  # click 8.1 has no parameter here
-    """What llama-server can do of it, with a word on the rest."""
-
-    def convert(self, value: str, param: click.Parameter | None, ctx: click.Context | None) -> str:
-        """Return the value. Errors: click.BadParameter."""
-        try:
-            return str(super().convert(value, param, ctx))
-        except click.BadParameter as error:
-            hint = _NOT_IN_LLAMA_SERVER.get(value)
-            self.fail(error.message + (f"\n\nhint: {hint}" if hint else ""), param, ctx)
 
 
 def program(name: str) -> Path:
     """Return where a bundled program is, or would be."""
-    return Path(str(resources.files("draftwood") / "bin" / name))
+    suffix = ".exe" if sys.platform == "win32" else ""
+    return Path(str(resources.files("draftwood") / "bin" / f"{name}{suffix}"))
 
 
 @click.command(
     "serve",
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
-    options_metavar="[--speculation auto|off|mtp|ngram]",
+    options_metavar="[--speculation auto|off|mtp|dflash|ngram|tree]",
 )
 @click.argument("arguments", metavar="[MODEL] [LLAMA-SERVER FLAGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
     "--speculation",
-    type=_Speculation([s for s in SPECULATIONS if s not in _NOT_IN_LLAMA_SERVER]),
+    type=click.Choice(SPECULATIONS),
     default="auto",
     show_default=True,
-    help="auto: add --spec-type draft-mtp if MODEL has an MTP block. mtp: the same, and fail if it has none. "
-    "ngram: add --spec-type ngram-simple.",
+    help="What drafts, as in `draftwood run`. auto: the model's MTP block or the drafter of -md, as far as "
+    "it pays. off: exact kernels, no drafts. --spec-type in its place reaches llama-server unchanged.",
 )
 def command(arguments: tuple[str, ...], speculation: str) -> None:
     """Run the bundled llama-server.
 
     MODEL is a GGUF file, the same as -m MODEL. All other flags are llama-server's own and reach it unchanged.
-    `draftwood serve -h` lists them. Drafting is llama.cpp's own, in chains: draftwood's trees and kernels are
-    not in llama-server.
+    `draftwood serve -h` lists them. Each slot drafts and verifies with draftwood's engine (--spec-type auto).
     """
     server = str(program("llama-server"))
     if not os.access(server, os.X_OK):
@@ -101,15 +91,20 @@ def command(arguments: tuple[str, ...], speculation: str) -> None:
             hint="install draftwood again; `draftwood doctor` shows what else is missing",
         )
     with library_needed():
+        from draftwood.engine import _capi
         from draftwood.load import cpu
     cpu.check()
-    command = [server, *command_line(list(arguments), speculation)]
+    _capi.cuda.hand_on(os.environ)
+    command = [server, *with_page(command_line(list(arguments), speculation))]
     sys.stderr.flush()
+    if sys.platform == "win32":  # a new process in any case, which finds DLLs by PATH
+        os.environ["PATH"] = os.pathsep.join([str(Path(_capi.lib._name).parent), os.environ["PATH"]])
+        sys.exit(subprocess.call(command))
     os.execv(server, command)
 
 
 def command_line(arguments: list[str], speculation: str) -> list[str]:
-    """Return llama-server's arguments: -m before a model that came first, --spec-type where MTP can draft.
+    """Return llama-server's arguments: -m before a model that came first, --spec-type unless one was given.
 
     Errors: as `Llama` raises for a file that is missing, damaged or no model; UnsupportedError;
     click.UsageError for options that llama-server would not know, or would not heed.
@@ -119,26 +114,26 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
         arguments = ["-m", *arguments]
     path = _model(arguments)
     info = None if path is None else _header(path)
-    if speculation == "off" or _given(arguments, _DRAFT_FLAGS, _DRAFT_VARIABLES):
+    has_model = path is not None or _given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
+    if not has_model or _given(arguments, _TYPE_FLAGS, (_TYPE_VARIABLE,)):
         return arguments
-    if speculation == "ngram":
-        return [*arguments, *_NGRAM]
-    if info is None:
-        if speculation == "mtp":
-            raise UnsupportedError(
-                f"--speculation mtp needs a model file to look into; found {path or 'none'}",
-                hint="name it first, or pass llama-server's own --spec-type draft-mtp",
-            )
+    has_drafter = _given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES)
+    if speculation == "dflash" and not has_drafter:
+        raise click.UsageError(f"found --speculation dflash without a drafter\n\nhint: {_DRAFTER}")
+    if info is not None and not has_drafter and speculation != "dflash":
+        wished: Any = speculation
+        planned = plan(Options(wished), info, {})
+        if speculation == "auto" and planned.drafter == "none":
+            click.echo(f"draftwood: nothing is drafted: {planned.reason}", err=True)
+            return arguments
+    return [*arguments, _TYPE, _TYPES[speculation]]
+
+
+def with_page(arguments: list[str]) -> list[str]:
+    """Return the arguments with our page at `/`, unless they choose another or none."""
+    if _given(arguments, _PAGE_FLAGS, _PAGE_VARIABLES):
         return arguments
-    wished: Any = speculation
-    planned = plan(Options(wished), info, {})
-    if planned.drafter != "mtp":
-        click.echo(f"draftwood: nothing is drafted: {planned.reason}", err=True)
-        return arguments
-    click.echo(
-        f"draftwood: {path} has an MTP block, adding {' '.join(_MTP)} (--speculation off: without)", err=True
-    )
-    return [*arguments, *_MTP]
+    return [*arguments, "--path", str(resources.files("draftwood") / "web")]
 
 
 def _check(arguments: list[str]) -> None:
@@ -148,13 +143,9 @@ def _check(arguments: list[str]) -> None:
             raise click.UsageError(f"found {flag}, which llama-server does not know\n\nhint: {hint}")
     types = _value(arguments, (_TYPE,), os.environ.get(_TYPE_VARIABLE)) or ""
     downloads = _given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)  # perhaps with a drafter beside it
-    if (
-        "draft-dflash" in types
-        and not downloads
-        and not _given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES)
-    ):
+    if "dflash" in types and not downloads and not _given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES):
         raise click.UsageError(
-            f"found {_TYPE} {types} without a drafter, from which nothing is drafted\n\nhint: {_DFLASH}"
+            f"found {_TYPE} {types} without a drafter, from which nothing is drafted\n\nhint: {_DRAFTER}"
         )
 
 

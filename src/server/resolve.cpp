@@ -1,0 +1,125 @@
+// See resolve.h.
+
+#include "server/resolve.h"
+
+#include "common.h"
+#include "draftwood.h"
+#include "log.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+namespace {
+
+// as in python/draftwood/options.py
+constexpr int32_t default_draft_tokens = 4;
+constexpr int32_t cpu_draft_tokens     = 2;
+constexpr int32_t tree_draft_tokens    = 8;
+constexpr int32_t default_tree_budget  = 16;
+
+bool on_cpu(const common_params & params) {
+    if (params.n_gpu_layers == 0) {
+        return true;
+    }
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        const auto type = ggml_backend_dev_type(ggml_backend_dev_get(i));
+        if (type == GGML_BACKEND_DEVICE_TYPE_GPU || type == GGML_BACKEND_DEVICE_TYPE_IGPU) {
+            return false;
+        }
+    }
+    return true;
+}
+
+std::string refusal_of_mtp(const std::string & path) {
+    dw_model_info info{};
+    info.struct_size = sizeof(info);
+    if (dw_probe_model(path.c_str(), &info) != DW_OK) {
+        return dw_last_error();
+    }
+    if (info.can_draft_mtp) {
+        return "";
+    }
+    return string_format("%s has no MTP block that can draft (architecture %s, nextn_predict_layers %d)", path.c_str(),
+                         info.architecture, info.n_layer_nextn);
+}
+
+std::string refusal_of_dflash(const std::string & drafter, const std::string & path) {
+    if (drafter.empty()) {
+        return "--spec-type dflash needs a drafter; expected -md DRAFTER.gguf";
+    }
+    return dw_probe_drafter(drafter.c_str(), path.c_str()) == DW_OK ? "" : dw_last_error();
+}
+
+std::string refusal_of(const common_params & params) {
+    const dw_spec & dw = params.speculative.dw;
+    if (params.embedding) {
+        return "contexts for embeddings generate no text";
+    }
+    if (!dw.drafter_path.empty() && dw.drafter != DW_DRAFTER_DFLASH) {
+        return "--spec-type " + dw.type + " takes no drafter; leave out -md, or choose dflash, tree or auto";
+    }
+    switch (dw.drafter) {
+        case DW_DRAFTER_MTP:
+            return refusal_of_mtp(params.model.path);
+        case DW_DRAFTER_DFLASH:
+            return refusal_of_dflash(dw.drafter_path, params.model.path);
+        default:
+            return "";
+    }
+}
+
+int32_t drafter_of(const dw_spec & dw) {
+    if (dw.type == "plain") {
+        return DW_DRAFTER_NONE;
+    }
+    if (dw.type == "ngram") {
+        return DW_DRAFTER_NGRAM;
+    }
+    const bool either = dw.type == "auto" || dw.type == "tree";
+    return dw.type == "dflash" || (either && !dw.drafter_path.empty()) ? DW_DRAFTER_DFLASH : DW_DRAFTER_MTP;
+}
+
+int32_t default_tokens(const common_params & params) {
+    const dw_spec & dw = params.speculative.dw;
+    if (dw.type == "auto" || dw.type == "tree") {
+        return tree_draft_tokens;
+    }
+    return dw.type == "mtp" && on_cpu(params) ? cpu_draft_tokens : default_draft_tokens;
+}
+
+} // namespace
+
+void resolve(common_params & params) {
+    dw_spec & dw = params.speculative.dw;
+    if (dw.type.empty() || dw.resolved) {
+        return;
+    }
+    dw.resolved     = true;
+    dw.drafter_path = params.speculative.draft.mparams.path;
+    dw.drafter      = drafter_of(dw);
+    dw.refusal      = refusal_of(params);
+    if (!dw.refusal.empty() && (dw.type == "auto" || dw.type == "plain")) {
+        LOG_INF("draftwood: decoding is llama.cpp's alone: %s\n", dw.refusal.c_str());
+        dw = {};
+        return;
+    }
+    // else llama-server would load the drafter, too
+    params.speculative.draft.mparams = {};
+    params.speculative.types         = { COMMON_SPECULATIVE_TYPE_NONE };
+
+    const bool trees = dw.type == "auto" || dw.type == "tree";
+    dw.draft_tokens  = std::min(dw.n_max > 0 ? dw.n_max : default_tokens(params), DW_MAX_DRAFT);
+    dw.draft_tokens  = dw.drafter == DW_DRAFTER_NONE ? 0 : dw.draft_tokens;
+    dw.tree_budget   = trees ? std::min(std::max(default_tree_budget, dw.draft_tokens + 1), DW_MAX_TREE) : 0;
+    dw.chooses       = dw.type == "auto";
+    dw.loads_mtp     = dw.drafter == DW_DRAFTER_MTP;
+    // repacked weights have kernels that depend on the batch, and a draft's rows would not be those of plain steps
+    params.no_extra_bufts = true;
+    if (params.sampling.backend_sampling) {
+        LOG_WRN("draftwood: --backend-sampling has no effect with --spec-type %s\n", dw.type.c_str());
+        params.sampling.backend_sampling = false;
+    }
+}
+
+} // namespace draftwood

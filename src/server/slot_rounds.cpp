@@ -1,0 +1,214 @@
+// See slot_rounds.h.
+
+#include "server/slot_rounds.h"
+
+#include "common.h"
+#include "log.h"
+
+#include <climits>
+#include <cstdio>
+#include <stdexcept>
+
+namespace draftwood {
+
+namespace {
+
+int32_t as_llama_decode(dw_status status) {
+    if (status == DW_OK) {
+        return 0;
+    }
+    LOG_WRN("draftwood: %s\n", dw_last_error()); // here: the text is this thread's
+    return status == DW_ERR_CONTEXT ? 1 : -3;
+}
+
+dw_stats stats_of(const dw_engine * engine) {
+    dw_stats stats{};
+    stats.struct_size = sizeof(stats);
+    dw_get_stats(engine, &stats);
+    return stats;
+}
+
+} // namespace
+
+bool slot_rounds::make(const common_params & params, llama_context * target, std::unique_ptr<slot_rounds> & made) {
+    const dw_spec & dw = params.speculative.dw;
+    if (dw.type.empty()) {
+        return true;
+    }
+    if (!dw.refusal.empty()) {
+        LOG_ERR("draftwood: --spec-type %s cannot run: %s\n", dw.type.c_str(), dw.refusal.c_str());
+        return false;
+    }
+    made.reset(new slot_rounds());
+    made->n_ubatch_           = (int32_t) llama_n_ubatch(target);
+    const llama_model * model = llama_get_model(target);
+    made->recurrent_          = llama_model_is_hybrid(model) || llama_model_is_recurrent(model);
+    dw_curve curve{}; // the first engine's, measured on an empty context
+    for (int32_t i = 0; i < params.n_parallel; ++i) {
+        if (!made->add_engine(params, target, curve)) {
+            LOG_ERR("draftwood: --spec-type %s cannot run: %s\n", dw.type.c_str(), dw_last_error());
+            made.reset();
+            return false;
+        }
+    }
+    if (dw.drafter == DW_DRAFTER_NONE) {
+        LOG_INF("draftwood: %d slots, no drafts (--spec-type %s)\n", params.n_parallel, dw.type.c_str());
+    } else {
+        LOG_INF("draftwood: %d slots draft as --spec-type %s, up to %d tokens\n", params.n_parallel, dw.type.c_str(),
+                dw.draft_tokens);
+    }
+    return true;
+}
+
+bool slot_rounds::add_engine(const common_params & params, llama_context * target, dw_curve & curve) {
+    const dw_spec & dw = params.speculative.dw;
+    dw_params       wanted;
+    dw_params_init(&wanted);
+    wanted.drafter      = dw.drafter;
+    wanted.draft_tokens = std::max(1, dw.draft_tokens);
+    wanted.draft_p_min  = params.speculative.draft.p_min;
+    wanted.exact_rows   = INT32_MAX;
+    wanted.drafter_path = dw.drafter == DW_DRAFTER_DFLASH ? dw.drafter_path.c_str() : nullptr;
+    wanted.length       = dw.chooses ? DW_LENGTH_AUTO : DW_LENGTH_FIXED;
+    wanted.tree_budget  = dw.tree_budget;
+    wanted.seq_id       = (int32_t) seats_.size();
+    wanted.curve        = dw.chooses && !seats_.empty() ? &curve : nullptr;
+
+    const llama_context_params context_params = common_context_params_to_llama(params);
+    dw_engine *                engine         = nullptr;
+    if (dw_engine_new(target, &context_params, &wanted, &engine) != DW_OK) {
+        return false;
+    }
+    seats_.emplace_back();
+    seats_.back().engine.reset(engine);
+    if (dw.chooses && seats_.size() == 1) {
+        curve.struct_size = sizeof(curve);
+        dw_get_curve(engine, &curve);
+    }
+    return true;
+}
+
+int32_t slot_rounds::eval(int32_t slot, const std::vector<llama_token> & tokens, llama_pos pos) {
+    if (pos == 0) { // also behind a failure, after which an engine does not know its memory
+        if (const dw_status status = dw_reset(seats_[slot].engine.get()); status != DW_OK) {
+            return as_llama_decode(status);
+        }
+    }
+    return as_llama_decode(
+        dw_eval(seats_[slot].engine.get(), tokens.data(), (int32_t) tokens.size(), pos, /*all_logits*/ false));
+}
+
+// The server may have cut, copied or loaded the sequence since.
+dw_status slot_rounds::place(const asked & each) {
+    dw_engine *       engine = seats_[each.slot].engine.get();
+    dw_request_params request;
+    dw_request_params_init(&request);
+    request.temperature    = std::max(0.0f, each.temperature);
+    request.n_top          = 0;
+    const dw_status status = dw_set_request(engine, &request);
+    return status == DW_OK && dw_n_past(engine) != each.pos ? dw_trim(engine, each.pos) : status;
+}
+
+int32_t slot_rounds::begin_rounds(const std::vector<asked> & all, std::vector<int32_t> & n_drafted) {
+    std::vector<dw_engine *> engines;
+    std::vector<llama_token> last;
+    std::vector<int32_t>     n_max, n_found(all.size());
+    std::vector<int64_t>     before;
+    for (const asked & each : all) {
+        if (const dw_status status = place(each); status != DW_OK) {
+            return as_llama_decode(status);
+        }
+        engines.push_back(seats_[each.slot].engine.get());
+        last.push_back(each.last);
+        n_max.push_back(each.n_max);
+        before.push_back(this->n_drafted(each.slot));
+    }
+    const int32_t n      = (int32_t) all.size();
+    dw_status     status = n == 1 ? dw_propose(engines[0], last[0], n_max[0], n_found.data())
+                                  : dw_propose_all(engines.data(), last.data(), n_max.data(), n_found.data(), n);
+    if (status == DW_OK) {
+        status = n == 1 ? dw_verify(engines[0]) : dw_verify_all(engines.data(), n);
+    }
+    if (status != DW_OK) {
+        return as_llama_decode(status);
+    }
+    for (int32_t i = 0; i < n; ++i) {
+        seat & each  = seats_[all[i].slot];
+        each.open    = true;
+        each.n_taken = 0;
+        n_drafted.push_back((int32_t) (this->n_drafted(all[i].slot) - before[i]));
+    }
+    return 0;
+}
+
+int64_t slot_rounds::n_drafted(int32_t slot) const {
+    return stats_of(seats_[slot].engine.get()).n_drafted;
+}
+
+bool slot_rounds::has_row(int32_t slot) const {
+    int32_t row, n_past;
+    return seats_[slot].open && dw_row(seats_[slot].engine.get(), &row, &n_past) == DW_OK;
+}
+
+int32_t slot_rounds::row(int32_t slot, int32_t otherwise) const {
+    int32_t row, n_past;
+    return has_row(slot) && dw_row(seats_[slot].engine.get(), &row, &n_past) == DW_OK ? row : otherwise;
+}
+
+bool slot_rounds::accepts(int32_t slot, llama_token token) {
+    seat & each = seats_[slot];
+    if (!each.open) {
+        return false;
+    }
+    if (dw_took(each.engine.get(), token) != DW_OK) {
+        throw std::runtime_error(dw_last_error());
+    }
+    each.n_taken++;
+    return has_row(slot);
+}
+
+void slot_rounds::end_round(int32_t slot) {
+    seat & each = seats_[slot];
+    if (each.open && dw_commit(each.engine.get()) != DW_OK) {
+        LOG_ERR("draftwood: %s\n", dw_last_error());
+    }
+    each.open = false;
+}
+
+llama_context * slot_rounds::drafter() const {
+    llama_context * memory = nullptr;
+    return dw_drafter_memory(seats_[0].engine.get(), &memory) == DW_OK ? memory : nullptr;
+}
+
+bool slot_rounds::restore(int32_t slot, const std::vector<uint8_t> & state, llama_pos pos) {
+    return recurrent_ && dw_restore(seats_[slot].engine.get(), state.data(), state.size(), pos) == DW_OK;
+}
+
+void slot_rounds::copies(int32_t from, int32_t to) {
+    llama_context * memory = nullptr;
+    const dw_status reset  = dw_reset(seats_[to].engine.get());
+    if (dw_drafter_memory(seats_[from].engine.get(), &memory) != DW_OK || reset != DW_OK) {
+        LOG_WRN("draftwood: slot %d drafts without the prompt of slot %d: %s\n", to, from, dw_last_error());
+    }
+}
+
+void slot_rounds::save(int32_t slot, const std::string & path) const {
+    const std::string beside = path + ".draft";
+    llama_context *   memory = nullptr;
+    std::remove(beside.c_str()); // of another text
+    if (dw_drafter_memory(seats_[slot].engine.get(), &memory) == DW_OK && memory) {
+        llama_state_seq_save_file(memory, beside.c_str(), slot, nullptr, 0);
+    }
+}
+
+void slot_rounds::load(int32_t slot, const std::string & path) const {
+    const std::string beside = path + ".draft";
+    llama_context *   memory = drafter();
+    llama_token       none; // no pointer at all would ask for their number alone
+    size_t            n_tokens;
+    if (memory && llama_state_seq_load_file(memory, beside.c_str(), slot, &none, 0, &n_tokens) == 0) {
+        LOG_WRN("draftwood: slot %d begins its drafts anew: %s could not be read\n", slot, beside.c_str());
+    }
+}
+
+} // namespace draftwood

@@ -1,0 +1,169 @@
+"""Several slots: each reply is the one that a client gets alone, whoever else is served."""
+
+from __future__ import annotations
+
+import random
+import time
+from concurrent.futures import ThreadPoolExecutor
+from itertools import combinations
+from typing import Any
+
+import pytest
+import requests
+
+from tests.server.conftest import GetServer
+from tests.server.process import Server
+from tests.server.test_one_slot import SAMPLED, seen
+
+STORY = "Once upon a time there was a little girl who lived in a house. "
+PROMPTS = ["The quick brown fox", "def add(a, b):\n    return", "1 2 3 4 5 6", STORY * 12, "import os\n"]
+# each sequence has a KV cache of its own: in a unified one sums run in another order
+SLOTS = ("-np", "4", "-no-kvu", "-c", "2048")
+
+
+def body(i: int, how: dict[str, Any]) -> dict[str, Any]:
+    return {
+        "prompt": PROMPTS[i],
+        "n_predict": 24 + 7 * i,
+        "temperature": 0,
+        "n_probs": 2,
+        **how,
+        "seed": 5 + i,
+    }
+
+
+BODIES = [body(i, how) for how in ({}, SAMPLED) for i in range(len(PROMPTS))]
+
+
+@pytest.fixture(params=["mtp", "tree", "auto"])
+def slots(request: pytest.FixtureRequest, server: GetServer) -> Server:
+    return server(*SLOTS, "--spec-type", request.param)
+
+
+@pytest.fixture
+def alone(server: GetServer) -> Server:
+    return server("-np", "1", "-c", "512", "--spec-type", "plain")
+
+
+def drafts(replies: list[Any]) -> tuple[int, int]:
+    names = ("draft_n", "draft_n_accepted")
+    drafted, accepted = (sum(each["timings"].get(name, 0) for each in replies) for name in names)
+    return drafted, accepted
+
+
+@pytest.mark.parametrize("n_clients", [1, 2, 4, 6])
+def test_clients_get_what_each_gets_alone(slots: Server, alone: Server, n_clients: int) -> None:
+    order = [each for each in BODIES for _ in range(2)]
+    random.Random(n_clients).shuffle(order)
+    with ThreadPoolExecutor(n_clients) as clients:
+        replies = list(clients.map(lambda each: slots.post("/completion", each), order))
+    for each, reply in zip(order, replies, strict=True):
+        assert seen(reply) == seen(alone.post("/completion", {**each, "cache_prompt": False}))
+    drafted, accepted = drafts(replies)
+    assert drafted >= accepted
+    assert accepted > 0 or slots.spec_type == "auto"  # which need not draft on a loaded machine
+
+
+@pytest.mark.parametrize("ids", list(combinations(range(4), 2)), ids=str)
+def test_any_two_slots_work_together(slots: Server, alone: Server, ids: tuple[int, int]) -> None:
+    bodies = [{**BODIES[i], "id_slot": slot} for i, slot in enumerate(ids)]
+    with ThreadPoolExecutor(2) as clients:
+        replies = list(clients.map(lambda each: slots.post("/completion", each), bodies))
+    assert [each["id_slot"] for each in replies] == list(ids)
+    for each, reply in zip(bodies, replies, strict=True):
+        assert seen(reply) == seen(alone.post("/completion", {**each, "id_slot": -1, "cache_prompt": False}))
+
+
+def test_two_choices_of_one_prompt(slots: Server, server: GetServer) -> None:
+    plain = server(*SLOTS, "--spec-type", "plain")
+    both = [
+        each.post(
+            "/v1/completions", {"prompt": STORY, "max_tokens": 32, "n": 2, "temperature": 0.9, "seed": 11}
+        )
+        for each in (slots, plain)
+    ]
+    texts = [[choice["text"] for choice in reply["choices"]] for reply in both]
+    assert texts[0] == texts[1]
+    assert len(texts[0]) == 2
+
+
+def idle(server: Server) -> bool:
+    return not any(slot["is_processing"] for slot in server.get("/slots"))
+
+
+def test_a_client_that_goes_away_leaves_the_others_alone(slots: Server, alone: Server) -> None:
+    long = {"prompt": STORY, "n_predict": 400, "ignore_eos": True, "stream": True, "temperature": 0}
+    with ThreadPoolExecutor(2) as clients:
+        other = clients.submit(slots.post, "/completion", BODIES[0])
+        for n_lines in (1, 3, 8):
+            with requests.post(f"{slots.url}/completion", json=long, stream=True, timeout=60) as gone:
+                for _ in zip(range(n_lines), gone.iter_lines(), strict=False):
+                    pass
+        reply = other.result()
+    assert seen(reply) == seen(alone.post("/completion", {**BODIES[0], "cache_prompt": False}))
+    end = time.monotonic() + 20
+    while not idle(slots) and time.monotonic() < end:
+        time.sleep(0.05)
+    assert idle(slots)
+    assert seen(slots.post("/completion", BODIES[5])) == seen(alone.post("/completion", BODIES[5]))
+
+
+def test_a_saved_slot_goes_on_elsewhere(slots: Server, alone: Server) -> None:
+    start = {"prompt": STORY * 3, "n_predict": 16, "temperature": 0, "id_slot": 1}
+    first = slots.post("/completion", start)
+    saved = slots.post("/slots/1?action=save", {"filename": "chat.bin"})
+    slots.post("/slots/1?action=erase", {})
+    slots.post("/completion", {**BODIES[0], "id_slot": 3})
+    restored = slots.post("/slots/3?action=restore", {"filename": "chat.bin"})
+    assert restored["n_restored"] == saved["n_saved"] > 16
+    longer = {**start, "prompt": STORY * 3 + first["content"] + " And then", "n_predict": 40}
+    reply = slots.post("/completion", {**longer, "id_slot": 3})
+    assert (
+        reply["content"]
+        == alone.post("/completion", {**longer, "id_slot": -1, "cache_prompt": False})["content"]
+    )
+    assert reply["timings"]["cache_n"] > 0
+
+
+def test_metrics_count_drafts(slots: Server) -> None:
+    before = metrics(slots)
+    replies = [slots.complete(each, n_predict=48) for each in PROMPTS]  # "auto" need not draft in each
+    after = metrics(slots)
+    drafted, accepted = drafts(replies)
+    assert after["draft"] - before["draft"] == drafted > 0
+    assert after["accepted"] - before["accepted"] == accepted > 0
+
+
+def metrics(server: Server) -> dict[str, float]:
+    lines = [line.split() for line in server.get("/metrics").splitlines() if not line.startswith("#")]
+    values = {words[0].partition(":")[2]: float(words[-1]) for words in lines}
+    return {each: values[f"spec_decode_num_{each}_tokens_total"] for each in ("draft", "accepted")}
+
+
+def rate(reply: Any) -> float:
+    drafted, accepted = drafts([reply])
+    return accepted / drafted
+
+
+def test_a_restored_slot_drafts_as_well_as_the_saved_one(server: GetServer) -> None:
+    mtp = server(*SLOTS, "--spec-type", "mtp")
+    start = {"prompt": STORY * 8, "n_predict": 40, "temperature": 0}
+    first = mtp.post("/completion", {**start, "id_slot": 0})
+    mtp.post("/slots/0?action=save", {"filename": "story.bin"})
+    turn = {**start, "prompt": STORY * 8 + first["content"] + " The next day she"}
+    here = mtp.post("/completion", {**turn, "id_slot": 0})
+    mtp.post("/slots/2?action=restore", {"filename": "story.bin"})
+    there = mtp.post("/completion", {**turn, "id_slot": 2})
+    assert there["content"] == here["content"]
+    assert rate(there) > 0.9 * rate(here)
+
+
+def test_the_next_turn_drafts_as_well_as_a_text_evaluated_anew(server: GetServer) -> None:
+    mtp = server(*SLOTS, "--spec-type", "mtp")
+    wanted = {"prompt": STORY * 8 + " But then", "n_predict": 40, "temperature": 0, "id_slot": 1}
+    mtp.post("/completion", {**wanted, "prompt": STORY * 8})
+    turn = mtp.post("/completion", wanted)
+    anew = mtp.post("/completion", {**wanted, "cache_prompt": False})
+    assert turn["timings"]["cache_n"] > 100 > anew["timings"]["cache_n"]
+    assert turn["content"] == anew["content"]
+    assert rate(turn) > 0.9 * rate(anew)

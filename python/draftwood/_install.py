@@ -56,6 +56,7 @@ def occupy() -> ModuleType:
     if not any(isinstance(finder, _AliasFinder) for finder in sys.meta_path):
         # ahead of PathFinder, which would find the private package's files and load them a second time
         sys.meta_path.insert(0, _AliasFinder())
+    importlib.import_module("draftwood.server").watch()
     for name in [name for name in sys.modules if name.startswith(_PUBLIC + ".")]:
         if sys.modules[name] is not sys.modules.get(_private(name)):
             del sys.modules[name]

@@ -15,6 +15,7 @@ import uuid
 from collections.abc import Iterator
 from contextlib import AbstractContextManager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -64,6 +65,7 @@ def complete(llm: Host, pieces: Pieces, request: dict[str, Any], latest: Latest)
     does not fit or logprobs were asked of a model without logits_all; whatever `generate` raises.
     """
     run = _prepare(llm, pieces, request)
+    latest.usage = partial(_usage, run)
     yield from _reply(run)
     criteria = request["stopping_criteria"]
     if criteria is not None and criteria(llm.input_ids[: llm.n_tokens], llm.scores[: llm.n_tokens][-1, :]):
@@ -283,19 +285,19 @@ def _result(run: _Run, timings: dict[str, Any]) -> dict[str, Any]:
         text = (
             prompt if isinstance(prompt, str) else run.pieces.join(prompt).decode("utf-8", "ignore")
         ) + text
-    n_prompt, n_reply = len(run.prompt_tokens), len(tokens)
     logprobs = of_completion(run.llm, run.pieces, run.request, run.prompt_tokens, tokens)
     choice = {"text": text, "index": 0, "logprobs": logprobs, "finish_reason": run.finish}
     return {
         **run.head,
         "choices": [choice],
-        "usage": {
-            "prompt_tokens": n_prompt,
-            "completion_tokens": n_reply,
-            "total_tokens": n_prompt + n_reply,
-        },
+        "usage": _usage(run),
         "timings": timings,
     }
+
+
+def _usage(run: _Run) -> dict[str, int]:
+    n_prompt, n_reply = len(run.prompt_tokens), len(run.reply.tokens)
+    return {"prompt_tokens": n_prompt, "completion_tokens": n_reply, "total_tokens": n_prompt + n_reply}
 
 
 def _missing(char: int, seen: int) -> int:

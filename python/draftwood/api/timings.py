@@ -6,6 +6,7 @@ Must not know: text. Test: tests/model/test_api_timings.py.
 from __future__ import annotations
 
 import time
+from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,9 +15,11 @@ from draftwood.generate.host import Host
 
 @dataclass(slots=True)
 class Latest:
-    """The timings of the last completion; None before the first."""
+    """What is known of the last completion; None before the first."""
 
     timings: dict[str, Any] | None = None
+    usage: Callable[[], dict[str, int]] | None = None
+    """Counts its tokens, of one that is still streamed, too."""
 
 
 class Timer:

@@ -26,6 +26,7 @@ from draftwood.errors import (
     StateError,
     UnsupportedError,
 )
+from draftwood.speculative import SpecConfig, SpeculativeType
 from draftwood.stats import ExpertStats, ReadaheadStats, SpeculationStats
 
 if _TYPE_CHECKING:
@@ -48,7 +49,9 @@ __all__ = [
     "OptionError",
     "ReadaheadStats",
     "ServerError",
+    "SpecConfig",
     "SpeculationStats",
+    "SpeculativeType",
     "StateError",
     "UnsupportedError",
     "__version__",

@@ -28,6 +28,7 @@ from draftwood.engine.experts import ExpertPool
 from draftwood.engine.readahead import ExpertReadahead
 from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, UnsupportedError
+from draftwood.generate import raw
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, in_turn, step_by_step
@@ -36,9 +37,11 @@ from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens
+from draftwood.speculative import as_arguments
 from draftwood.stats import ExpertStats, ReadaheadStats, SpeculationStats
 
 fixes.apply()
+raw.apply()
 
 _DEFAULTS = Options()
 _CHAT = inspect.signature(Base.create_chat_completion)
@@ -53,6 +56,7 @@ class Llama(Intercepts, Generation):
         speculation: "auto" (draft with `drafter`, else with the model's MTP block if it has one), "off",
             "mtp", "dflash", "ngram" (what followed the last tokens where they stood before in the text), or
             "tree" (as "auto" drafts, always in trees).
+        speculative: a SpecConfig in place of speculation, drafter, draft_tokens and draft_p_min.
         drafter: path of a DFlash drafter's GGUF, made for this model.
         draft_tokens: longest draft of a round, 1 to 63 tokens (4; 2 with "mtp" on a CPU, 8 with "auto" and
             with trees, 16 with a draft_model of the caller's own).
@@ -92,6 +96,7 @@ class Llama(Intercepts, Generation):
         model_path: str,
         *,
         speculation: str = _DEFAULTS.speculation,
+        speculative: Any = None,
         drafter: str | None = _DEFAULTS.drafter,
         draft_tokens: int | None = None,
         tree_budget: int | None = None,
@@ -122,6 +127,12 @@ class Llama(Intercepts, Generation):
         self._pieces: Pieces | None = None
         self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
+        if speculative is not None:
+            asked = {"speculation": speculation, "drafter": drafter, "draft_tokens": draft_tokens}
+            became = as_arguments(speculative, **asked, draft_p_min=draft_p_min)
+            speculation, drafter, draft_tokens, draft_p_min = (
+                became[name] for name in (*asked, "draft_p_min")
+            )
         if draft_tokens is None:
             given = draft_model is not None
             on_cpu = kwargs.get("n_gpu_layers", 0) == 0 or not (rpc_servers or cards())
@@ -168,6 +179,8 @@ class Llama(Intercepts, Generation):
             if not self.model_params.vocab_only:
                 experts.check_filled(self._pool, self._placement)
             self._attach_engine()
+            if (self._is_hybrid or self._is_recurrent) and self._ctx.memory is not None:
+                self._stack.callback(raw.watch(self))  # not a method of ours: no cycle
         except BaseException:
             self.close()
             raise
@@ -269,6 +282,14 @@ class Llama(Intercepts, Generation):
         if self._engine:
             self._engine.stats_reset()
 
+    @property
+    def last_usage(self) -> dict[str, int] | None:
+        """OpenAI's `usage` of the last completion or chat, which a stream lacks; of a stream so far.
+
+        None before the first, and with a tokenizer or `detokenize` of the caller's own.
+        """
+        return self._latest.usage() if self._latest.usage is not None else None
+
     @step_by_step
     def _create_completion(self, *args: Any, **kwargs: Any) -> Iterator[dict[str, Any]]:
         """Yield a completion or its chunks as upstream does, in linear time (completion.py)."""
@@ -277,6 +298,7 @@ class Llama(Intercepts, Generation):
         request = dict(bound.arguments)
         del request["self"]
         request.update(logits_processor=with_bias(request, self._n_vocab), logit_bias=None)
+        self._latest.usage = None
         # the text of another tokenizer, or of a subclass's detokenize, need not be a join of pieces
         if type(self.tokenizer_) is not LlamaTokenizer or type(self).detokenize is not Base.detokenize:
             yield from super()._create_completion(**request)

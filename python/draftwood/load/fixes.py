@@ -18,11 +18,19 @@ from typing import Any, Literal
 
 from typing_extensions import NotRequired, TypedDict
 
-from draftwood._llama_cpp import _internals, _utils, llama_cache, llama_grammar, llama_types
+from draftwood._llama_cpp import (
+    _internals,
+    _utils,
+    llama_cache,
+    llama_grammar,
+    llama_speculative,
+    llama_types,
+)
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.errors import CacheError, GrammarError
 from draftwood.load import contexts, files, log
 from draftwood.load.grammars import parsed, require_grammar, require_schema
+from draftwood.speculative import SpecConfig, SpeculativeType
 
 CACHE_ERRORS = (OSError, sqlite3.Error, pickle.PickleError, EOFError)
 """What a cache raises that cannot be read or written; the last two for a damaged state."""
@@ -52,6 +60,7 @@ def add_grammar(self: Any, model: Any, grammar: Any) -> None:
 def apply() -> None:
     """Put the corrections in place; again is harmless."""
     _internals.LlamaSampler.add_grammar = add_grammar
+    llama_speculative.SpecConfig, llama_speculative.SpeculativeType = SpecConfig, SpeculativeType
     log.listen()
     _accept_json_schemas()
     made: tuple[tuple[Any, Any], ...] = (

@@ -63,13 +63,34 @@ endif()
 # Unversioned files and sonames of our own: the loader would bind a stock libllama's `libggml.so.0`
 # to ours, and the other way round, if both lived in one process (tests/compat/test_two_libraries.py).
 # llama and mtmd too: llama-cpp-python 0.3.16 calls them plain `libllama.so`. _build/pyfiles.py knows the names.
+set(origin "$ORIGIN")
+if (APPLE)
+    set(origin "@loader_path")
+endif()
 foreach(target IN LISTS DRAFTWOOD_LIBS)
     foreach(property VERSION SOVERSION PUBLIC_HEADER PRIVATE_HEADER)
         set_property(TARGET ${target} PROPERTY ${property})
     endforeach()
     set_target_properties(${target} PROPERTIES
-        OUTPUT_NAME "draftwood-${target}" INSTALL_RPATH "$ORIGIN" EXCLUDE_FROM_ALL OFF)
+        OUTPUT_NAME "draftwood-${target}" INSTALL_RPATH "${origin}" EXCLUDE_FROM_ALL OFF)
+    if (WIN32)
+        set_property(TARGET ${target} PROPERTY PREFIX "")   # MinGW's is "lib"
+    endif()
 endforeach()
+# Where PyPI's wheels of the CUDA runtime put it, so that no toolkit is needed (pyproject.toml's cuda12 and cuda13).
+# LD_LIBRARY_PATH comes first, the system's folders come last.
+if (TARGET ggml-cuda)
+    get_target_property(folder ggml-cuda SOURCE_DIR)
+    get_directory_property(major DIRECTORY "${folder}" DEFINITION CUDAToolkit_VERSION_MAJOR)
+    set(runtime "$ORIGIN/../../../nvidia/cu${major}/lib")
+    if (major LESS 13)
+        set(runtime "$ORIGIN/../../../nvidia/cuda_runtime/lib;$ORIGIN/../../../nvidia/cublas/lib")
+    endif()
+    set_property(TARGET ggml-cuda APPEND PROPERTY INSTALL_RPATH "${runtime}")
+    if (UNIX)
+        target_link_options(ggml-cuda PRIVATE LINKER:--enable-new-dtags)
+    endif()
+endif()
 foreach(target IN LISTS DRAFTWOOD_PROGRAMS)
-    set_target_properties(${target} PROPERTIES INSTALL_RPATH "$ORIGIN/../_llama_cpp/lib")
+    set_target_properties(${target} PROPERTIES INSTALL_RPATH "${origin}/../_llama_cpp/lib")
 endforeach()

@@ -4,6 +4,7 @@
 #   tools/gpu.sh pack             here: patched sources and missing wheels into build/gpu, which travels with the tree
 #   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; what it compiled is archived in FOLDER
 #   tools/gpu.sh keep FOLDER      here: the larger part of that into build/gpu, for the next build there
+#   tools/gpu.sh wheel FOLDER     there: a portable wheel for that card; installed and tried in a clean environment
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
 #   tools/gpu.sh test FOLDER PART...  there: tests/gpu in parts (bench/run.py test --help); log and rows into FOLDER
 #   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; bench/run.py collect runs here
@@ -13,7 +14,9 @@ set -euo pipefail
 cd "$(dirname "$0")/.."
 packed=build/gpu
 site=/tmp/draftwood-site
-wheels="diskcache gguf"
+wheels="diskcache gguf click jinja2 markdown-it-py mdurl prompt_toolkit pygments rich typing_extensions wcwidth"
+# too large to pack, or compiled for its Python: a clean environment gets the machine's own copies of these
+borrowed="numpy markupsafe nvidia-cuda-runtime nvidia-cublas"
 
 pack() {
     rm -rf "$packed/source.tar.xz" "$packed/wheels"
@@ -42,27 +45,62 @@ keep() {
     du -sh "$packed"/*
 }
 
-build() {
+unpack() {
     mkdir -p build/src
     tar -C build/src -xf "$packed/source.tar.xz"
-    python3 -m pip install -q --no-index --no-deps --target "$site" "$packed"/wheels/*.whl
     export CCACHE_DIR=/tmp/draftwood-ccache CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
     mkdir -p "$CCACHE_DIR"
     tar -C "$CCACHE_DIR" -xf "$packed/ccache.tar.xz" 2>/dev/null || echo "no compiler cache: a full build"
     printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$PWD/$packed/bin" "$PWD/$packed/bin/ccache" > /usr/local/bin/ccache
     chmod +x /usr/local/bin/ccache
-    CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=native" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc) \
-        python3 -m pip install -v --no-index --no-deps --no-build-isolation --target "$site" . > "$1/build.log" 2>&1 ||
+    export CMAKE_ARGS="-DGGML_CUDA=on -DCMAKE_CUDA_ARCHITECTURES=native" CMAKE_BUILD_PARALLEL_LEVEL=$(nproc)
+}
+
+build() {
+    unpack
+    python3 -m pip install -q --no-index --no-deps --target "$site" "$packed"/wheels/*.whl
+    python3 -m pip install -v --no-index --no-deps --no-build-isolation --target "$site" . > "$1/build.log" 2>&1 ||
         { tail -60 "$1/build.log"; exit 1; }
     cp "$packed/commit.json" "$site/draftwood-commit.json" # rows of bench/run.py name it
     ccache --show-stats | grep -iE "hits|misses|size" || true
     tar -C "$CCACHE_DIR" -cf - . | split -b 15M - "$1/ccache.tar." # its files are compressed already
 }
 
+# The wheel says which CUDA it needs and is not repaired (tools/repair_wheel.sh): it runs on the machine that built it.
+# No index is there, so the CUDA runtime is the machine's own copy of PyPI's wheels, put where pip would put it.
+wheel() {
+    unpack
+    major=$("${CUDACXX:-nvcc}" --version | sed -n 's/.*release \([0-9]*\)\..*/\1/p')
+    made=/tmp/draftwood-wheel clean=/tmp/draftwood-clean
+    rm -rf "$made"
+    python3 -m pip wheel -v --no-index --no-deps --no-build-isolation -C cmake.define.DRAFTWOOD_PORTABLE=ON \
+        -C "wheel.build-tag=${major}cuda" -w "$made" . > "$1/wheel.log" 2>&1 || { tail -60 "$1/wheel.log"; exit 1; }
+    python3 tools/borrow.py "$clean" $borrowed | tee "$1/borrowed.txt"
+    ls -l "$made"
+    python3 -m pip --python "$clean/bin/python" install -q --no-index --find-links "$packed/wheels" \
+        "$(echo "$made"/draftwood-*.whl)[cuda$major]"
+    env -i HOME=/tmp PATH="$clean/bin" LD_PRELOAD="$(libstdcxx)" LD_LIBRARY_PATH="$(driver)" \
+        "$clean/bin/python" tools/try_wheel.py models/tiny-moe/tiny-moe-f16.gguf --backend CUDA --own-runtime \
+        2> "$1/try.log" | tee "$1/try.json" || { tail -20 "$1/try.log"; exit 1; }
+}
+
+# The folder with the driver's library, if the loader does not know it.
+driver() {
+    ldconfig -p | grep -q 'libcuda\.so\.1 ' && return
+    folders=${LD_LIBRARY_PATH-}
+    for folder in ${folders//:/ }; do
+        [ ! -e "$folder/libcuda.so.1" ] || { echo "$folder"; return; }
+    done
+}
+
+# Its compiler links libstdc++ into every library, and copies of it that meet in one process crash: one for all.
+libstdcxx() {
+    ldconfig -p | sed -n 's/.*libstdc++\.so\.6 .*=> //p' | head -1
+}
+
 run() {
-    # Its compiler links libstdc++ into every library, and copies of it that meet in one process crash: one for all.
     # Safe path: what lies in the tree must not shadow the installation.
-    LD_PRELOAD=$(ldconfig -p | sed -n 's/.*libstdc++\.so\.6 .*=> //p' | head -1) PYTHONPATH="$site" PYTHONSAFEPATH=1 "$@"
+    LD_PRELOAD=$(libstdcxx) PYTHONPATH="$site" PYTHONSAFEPATH=1 "$@"
 }
 
 bench() {
@@ -70,7 +108,7 @@ bench() {
 }
 
 case "${1:-}" in
-    pack | build | keep | run | bench) "$@" ;;
+    pack | build | keep | wheel | run | bench) "$@" ;;
     test) run python3 bench/run.py "$@" ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

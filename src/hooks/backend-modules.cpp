@@ -5,18 +5,23 @@
 #include "ggml-backend-impl.h"
 #include "ggml-impl.h"
 
-#include <dlfcn.h>
-
 #include <algorithm>
 #include <cstdlib>
-#include <filesystem>
 #include <initializer_list>
+#include <memory>
+#include <string>
 
-namespace fs = std::filesystem;
+#include "ggml-backend-dl.h" // needs <memory>; brings the namespace fs
 
 namespace {
 
+#ifdef _WIN32
+constexpr char prefix[] = "draftwood-ggml-";
+constexpr char suffix[] = ".dll";
+#else
 constexpr char prefix[] = "libdraftwood-ggml-";
+constexpr char suffix[] = ".so"; // on macOS, too: they are modules
+#endif
 
 struct cpu_variant {
     std::string name;
@@ -30,11 +35,21 @@ struct modules {
 };
 
 fs::path own_folder() {
+#ifdef _WIN32
+    HMODULE        own   = nullptr;
+    constexpr auto flags = GET_MODULE_HANDLE_EX_FLAG_FROM_ADDRESS | GET_MODULE_HANDLE_EX_FLAG_UNCHANGED_REFCOUNT;
+    wchar_t        file[32768]; // the longest path of Windows
+    if (!GetModuleHandleExW(flags, (LPCWSTR) &dw_cpu_variants, &own) || GetModuleFileNameW(own, file, 32768) == 0) {
+        return {};
+    }
+    return fs::path(file).parent_path();
+#else
     Dl_info info{};
     if (dladdr((const void *) &dw_cpu_variants, &info) == 0 || info.dli_fname == nullptr) {
         return {};
     }
     return fs::path(info.dli_fname).parent_path();
+#endif
 }
 
 // ggml's score does not ask whether the operating system saves wide registers; the compiler's check does.
@@ -56,28 +71,28 @@ bool registers_are_saved(const std::string & variant) {
 
 // The score function is compiled without the module's instructions. Returns -1 if the module cannot be loaded.
 int score_of(const fs::path & path, const std::string & variant) {
-    void * handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    const dl_handle_ptr handle{ dl_load_library(path) };
     if (handle == nullptr) {
-        GGML_LOG_ERROR("draftwood: %s cannot be loaded: %s\n", path.filename().c_str(), dlerror());
+        GGML_LOG_ERROR("draftwood: %s cannot be loaded: %s\n", path.filename().string().c_str(), dl_error());
         return -1;
     }
-    const auto score = (int (*)()) dlsym(handle, "ggml_backend_score");
+    const auto score = (int (*)()) dl_get_sym(handle.get(), "ggml_backend_score");
     const int  found = score == nullptr ? 1 : score();
-    dlclose(handle);
     return registers_are_saved(variant) ? found : 0;
 }
 
 // Returns nullptr if the file fails to load or has another API version.
 ggml_backend_reg_t load(const fs::path & path) {
-    void * handle = dlopen(path.c_str(), RTLD_NOW | RTLD_LOCAL);
+    dl_handle * handle = dl_load_library(path); // for the life of the process
     if (handle == nullptr) {
-        GGML_LOG_ERROR("draftwood: the backend %s cannot be loaded: %s\n", path.filename().c_str(), dlerror());
+        GGML_LOG_ERROR("draftwood: the backend %s cannot be loaded: %s\n", path.filename().string().c_str(),
+                       dl_error());
         return nullptr;
     }
-    const auto               init = (ggml_backend_init_t) dlsym(handle, "ggml_backend_init");
+    const auto               init = (ggml_backend_init_t) dl_get_sym(handle, "ggml_backend_init");
     const ggml_backend_reg_t reg  = init == nullptr ? nullptr : init();
     if (reg == nullptr || reg->api_version != GGML_BACKEND_API_VERSION) {
-        GGML_LOG_ERROR("draftwood: %s is no backend of this build\n", path.c_str());
+        GGML_LOG_ERROR("draftwood: %s is no backend of this build\n", path.string().c_str());
         return nullptr;
     }
     return reg;
@@ -96,7 +111,7 @@ modules find_modules() {
     std::error_code error;
     for (const auto & entry : fs::directory_iterator(own_folder(), error)) {
         const std::string file = entry.path().filename().string();
-        if (file.rfind(prefix, 0) != 0 || entry.path().extension() != ".so") {
+        if (file.rfind(prefix, 0) != 0 || entry.path().extension() != suffix) {
             continue;
         }
         const std::string name    = entry.path().stem().string().substr(sizeof(prefix) - 1);

@@ -61,10 +61,17 @@ def test_names_that_wrappers_pass_are_none_of_them():
 def test_layers_without_a_card_are_said_once(monkeypatch, backends, found):
     monkeypatch.setattr(arguments, "_said", set())
     with pytest.warns(UserWarning, match=f"found n_gpu_layers=-1 and {found}"):
-        warn_without_cards(-1, backends)
+        warn_without_cards(-1, backends, ("", ""))
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        warn_without_cards(-1, backends)
+        warn_without_cards(-1, backends, ("", ""))
+
+
+def test_a_cuda_backend_that_cannot_be_loaded_is_named_with_the_fix(monkeypatch):
+    monkeypatch.setattr(arguments, "_said", set())
+    found = "cannot be loaded, libcudart.so.13: none; every layer stays on the CPU .pip install it"
+    with pytest.warns(UserWarning, match=found):
+        warn_without_cards(-1, [], ("libcudart.so.13: none", "pip install it"))
 
 
 @pytest.mark.parametrize(

@@ -150,6 +150,9 @@ def _library_problems(facts: Facts) -> list[dict[str, str]]:
         )
     if build["rpc"] and not library["rpc"]:
         found.append(_problem("the RPC backend was built, but its library does not load", reinstall))
+    cuda = library["cuda"]
+    if cuda["error"] and not cuda["error"].startswith("libcuda.so"):  # a machine without a card has no driver
+        found.append(_problem(f"the CUDA backend does not load: {cuda['error']}", cuda["fix"]))
     return [*found, *library["refused"]]
 
 
@@ -177,14 +180,15 @@ def paths(facts: Facts) -> list[Facts]:
     exact = "on the CPU, with exact=True (default)"
     if gpus:
         exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
-    layers = [_layers(gpus, build["cuda"])] if facts["n_gpu_layers"] != 0 else []
+    cuda_reason = _cuda_reason(build["cuda"], cuda, library["cuda"])
+    layers = [_layers(gpus, cuda_reason)] if facts["n_gpu_layers"] != 0 else []
     return [
         *layers,
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
         _drafting(library["model"]),
         _trees(library["model"], library["without_tree_ops"]),
         *_flash(library["model"], facts["n_gpu_layers"], gpus, own),
-        _path("CUDA", build["cuda"] and bool(cuda), _cuda_reason(build["cuda"], cuda)),
+        _path("CUDA", build["cuda"] and bool(cuda), cuda_reason),
         _path("RPC", library["rpc"], facts["rpc_server"] if library["rpc"] else "built with GGML_RPC=OFF"),
     ]
 
@@ -235,17 +239,19 @@ def _flash(model: Facts | None, n_gpu_layers: int, gpus: list[str], own: list[st
     return [_path(name, True, reason)]
 
 
-def _layers(gpus: list[str], cuda: bool) -> Facts:
+def _layers(gpus: list[str], cuda_reason: str) -> Facts:
     """Say where --n-gpu-layers puts layers: llama.cpp keeps them without a word where there is no GPU."""
     name = "layers on a GPU"
     if gpus:
         return _path(name, True, ", ".join(gpus))
-    return _path(name, False, f"all stay on the CPU: CUDA is {_cuda_reason(cuda, [])}")
+    return _path(name, False, f"all stay on the CPU: CUDA is {cuda_reason}")
 
 
-def _cuda_reason(built: bool, gpus: list[str]) -> str:
+def _cuda_reason(built: bool, gpus: list[str], cuda: Facts) -> str:
     if not built:
         return 'not built in: CMAKE_ARGS="-DGGML_CUDA=on" when installing'
+    if cuda["error"]:
+        return f"built in, but its library does not load: {cuda['error']} ({cuda['fix']})"
     return ", ".join(gpus) or "built in, but no device answers: see nvidia-smi and CUDA_VISIBLE_DEVICES"
 
 

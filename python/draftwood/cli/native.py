@@ -126,6 +126,7 @@ def facts(
         "refused": refused,
         "features": features(),
         "cpu": cpu.facts(),
+        "cuda": {"error": _capi.cuda.error, "fix": _capi.cuda.fix},
         "rpc": bool(native.llama_supports_rpc()),
         "model": model_facts(model, drafter=drafter, n_gpu_layers=n_gpu_layers, layer_devices=names)
         if model

@@ -1,4 +1,4 @@
-"""ctypes signatures of src/include/draftwood.h, and nothing else.
+"""ctypes signatures of src/include/draftwood.h, and what the library needs before its first call.
 
 tests/unit/test_capi.py compares them with the header. Functions that only tests and benchmarks call:
 bench/testing_api.py. The library is the libllama that draftwood._llama_cpp has loaded: our sources are
@@ -8,13 +8,16 @@ linked into it.
 from __future__ import annotations
 
 import ctypes
+from pathlib import Path
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _llama
+from draftwood.engine import cuda_libraries
 
 lib: Any = _llama._lib
+cuda = cuda_libraries.load(Path(lib._name).parent)
 
-API_VERSION = 16
+API_VERSION = 17
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -271,6 +274,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_checkpoint": (_STATUS, [EngineHandle]),
     "dw_reach": (ctypes.c_int32, [EngineHandle, ctypes.c_int32]),
     "dw_trim": (_STATUS, [EngineHandle, ctypes.c_int32]),
+    "dw_restore": (_STATUS, [EngineHandle, ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int32]),
+    "dw_drafter_memory": (_STATUS, [EngineHandle, _P(ctypes.c_void_p)]),
     "dw_reset": (_STATUS, [EngineHandle]),
     "dw_n_past": (ctypes.c_int32, [EngineHandle]),
     "dw_draft_tokens": (ctypes.c_int32, [EngineHandle]),

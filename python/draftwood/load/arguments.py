@@ -169,12 +169,17 @@ def warn_of_unknown(kwargs: dict[str, Any], known: Collection[str]) -> None:
     )
 
 
-def warn_without_cards(n_gpu_layers: int, backends: Sequence[str]) -> None:
-    """Say once that layers stay on the CPU, whatever n_gpu_layers is: no device of `backends` is there."""
+def warn_without_cards(n_gpu_layers: int, backends: Sequence[str], broken: tuple[str, str]) -> None:
+    """Say once that layers stay on the CPU, whatever n_gpu_layers is: no device of `backends` is there.
+
+    broken: why the build's CUDA backend cannot be loaded, and the fix; both are empty if it can.
+    """
     if "cards" in _said:
         return
     _said.add("cards")
-    if backends:
+    if broken[0]:
+        found, fix = f"a CUDA backend that cannot be loaded, {broken[0]}", broken[1]
+    elif backends:
         found = f"no device that {' or '.join(backends)} can use"
         fix = "see nvidia-smi and CUDA_VISIBLE_DEVICES, and `draftwood doctor`"
     else:

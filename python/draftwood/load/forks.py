@@ -8,13 +8,15 @@ are on a card, the child gets an error. Must not know: `Llama`. Test: tests/mode
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
+from pathlib import Path
 
+from draftwood.engine import _capi
 from draftwood.errors import UnsupportedError
 
 _SOFT = 1  # omp_pause_soft of omp.h
 _FIX = 'multiprocessing.get_context("spawn"), or make the first Llama in the child'
-_RUNTIME = "libgomp.so.1"
 
 
 class _State:
@@ -56,10 +58,17 @@ def _in_child() -> None:
         _State.found = "OpenMP threads, which do not work in forked children"
 
 
+@functools.cache
+def _runtime() -> str:
+    """Return GCC's OpenMP runtime: a wheel's own copy (tools/repair_wheel.sh), or the system's."""
+    copies = sorted(Path(_capi.lib._name).parent.glob("libgomp-*.so*"))
+    return str(copies[0]) if copies else "libgomp.so.1"
+
+
 def _end_threads() -> bool:
     """End the threads of this thread's OpenMP pool; False: that is not possible."""
     try:
-        runtime = ctypes.CDLL(_RUNTIME, mode=os.RTLD_NOLOAD)
+        runtime = ctypes.CDLL(_runtime(), mode=os.RTLD_NOLOAD)
     except OSError:
         return True  # another runtime: LLVM's makes its threads anew by itself
     try:

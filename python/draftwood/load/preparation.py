@@ -10,6 +10,7 @@ from collections.abc import Collection
 from dataclasses import dataclass
 from typing import Any
 
+from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import ExpertMemoryError, OptionError
@@ -147,7 +148,8 @@ def _correct(
     fit_threads(kwargs)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
     if n_gpu_layers != 0 and not on_cards:
-        arguments.warn_without_cards(n_gpu_layers, gpu_backends())
+        broken = (_capi.cuda.error, _capi.cuda.fix)
+        arguments.warn_without_cards(n_gpu_layers, gpu_backends(), broken)
 
 
 def _fit(planned: Plan, options: Options, kwargs: dict[str, Any]) -> tuple[Plan, dict[str, int]]:

@@ -155,20 +155,22 @@ def fake_wheels(sdist, tmp_path_factory) -> Wheels:
 
 
 @pytest.fixture(scope="session")
-def real_wheels() -> Wheels:
-    """The wheel of `make wheel` or DRAFTWOOD_WHEEL, and llama-cpp-python, built once into build/stock."""
-    return Wheels(_our_wheel(), _stock_wheel(ROOT / "build" / "stock"), real=True)
+def real_wheels(our_wheel) -> Wheels:
+    """Our wheel, and llama-cpp-python, built once into build/stock."""
+    return Wheels(our_wheel, _stock_wheel(ROOT / "build" / "stock"), real=True)
 
 
 @pytest.fixture(scope="session")
-def fresh_real(tmp_path_factory) -> Environment:
+def fresh_real(our_wheel, tmp_path_factory) -> Environment:
     """The real wheel alone. Shared."""
     environment = Environment(tmp_path_factory.mktemp("fresh_real") / "env")
-    environment.install(_our_wheel())
+    environment.install(our_wheel)
     return environment
 
 
-def _our_wheel() -> Path:
+@pytest.fixture(scope="session")
+def our_wheel() -> Path:
+    """The wheel of `make wheel` or DRAFTWOOD_WHEEL."""
     named = os.environ.get("DRAFTWOOD_WHEEL")
     found = [Path(named)] if named else sorted((ROOT / "build" / "dist").glob("draftwood-*.whl"))
     assert found, f"found no wheel in DRAFTWOOD_WHEEL or {ROOT / 'build' / 'dist'}; run `make wheel` first"

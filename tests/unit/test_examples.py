@@ -1,7 +1,8 @@
-"""The examples without LangChain: how they are called. tests/compat/test_examples.py runs them."""
+"""How the examples are called. tests/compat/test_examples.py runs them with the packages that they show."""
 
 from __future__ import annotations
 
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -9,9 +10,10 @@ from pathlib import Path
 import pytest
 
 EXAMPLES = Path(__file__).resolve().parents[2] / "examples"
+RUNNABLE = [path for path in sorted(EXAMPLES.glob("*.py")) if path.name != "serving.py"]
 
 
-@pytest.mark.parametrize("path", sorted(EXAMPLES.glob("*.py")), ids=lambda path: path.stem)
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
 @pytest.mark.parametrize("arguments", [[], ["model.gguf"]])
 def test_too_few_arguments_give_the_usage(path, arguments):
     done = subprocess.run([sys.executable, path, *arguments], capture_output=True, text=True, check=False)
@@ -20,5 +22,13 @@ def test_too_few_arguments_give_the_usage(path, arguments):
     assert done.stderr.count("\n") == 1
 
 
-def test_the_readme_installs_what_is_there():
-    assert "pip install . langchain-community" in (EXAMPLES / "README.md").read_text("utf-8")
+@pytest.mark.parametrize("path", RUNNABLE, ids=lambda path: path.stem)
+def test_the_readme_says_how_to_run_each(path):
+    assert f"`{path.name}`" in (EXAMPLES / "README.md").read_text("utf-8")
+
+
+def test_the_readme_names_what_is_to_be_installed():
+    readme = (EXAMPLES / "README.md").read_text("utf-8")
+    for file in EXAMPLES.glob("requirements*.txt"):
+        for name in re.findall(r"^([\w-]+)[=>]=", file.read_text("utf-8"), re.MULTILINE):
+            assert re.search(rf"(?<![\w-]){name}(?![\w-])", readme), f"{name} of {file.name}"

@@ -21,7 +21,7 @@ ROWS    ?= build/bench-rows.json
 SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
            $(wildcard cmake/* patches/*.patch _build/*.py) $(shell find src -type f)
 
-.PHONY: help dev wheel demo test test-full test-variants test-gpu exact compat-table bench lint format asan corpus-check \
+.PHONY: help dev wheel demo test test-full test-variants test-gpu exact compat-table server-suite bench lint format asan corpus-check \
         patch-import patch-export patch-check clean off-speed
 
 help:                ## list the targets
@@ -49,8 +49,10 @@ $(STAMP): $(SOURCES) $(MODULES) | $(VENV)/.tools
 dev: $(STAMP)        ## editable install with a persistent build folder (first time 6 minutes on 2 cores)
 	@if [ -d .git ] && [ ! -e .git/hooks/pre-commit ]; then $(VENV)/bin/pre-commit install; fi
 
-wheel: $(STAMP)      ## a wheel for any CPU of this architecture, into build/dist
-	$(PY) -m pip wheel $(VERBOSE) --no-build-isolation --no-deps -w build/dist -C cmake.define.DRAFTWOOD_PORTABLE=ON .
+wheel: $(STAMP)      ## a wheel for any CPU of this architecture, into build/dist; it is installed without a compiler
+	rm -rf build/wheel build/dist
+	$(PY) -m pip wheel $(VERBOSE) --no-build-isolation --no-deps -w build/wheel -C cmake.define.DRAFTWOOD_PORTABLE=ON .
+	PATH="$(CURDIR)/$(VENV)/bin:$$PATH" tools/repair_wheel.sh build/wheel/draftwood-*.whl build/dist
 
 $(VARIANTS)/.installed: wheel
 	$(PYTHON) -m venv --clear $(VARIANTS)
@@ -59,7 +61,8 @@ $(VARIANTS)/.installed: wheel
 
 test-variants: $(VARIANTS)/.installed ## that wheel on lesser CPUs: ops and engine with AVX2, ops with SSE4.2
 	DRAFTWOOD_CPU=haswell $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile \
-	  tests/ops tests/model/engine tests/model/generate tests/model/test_row_exact.py tests/model/test_cpu_variants.py
+	  tests/ops tests/model/engine tests/model/generate tests/model/test_row_exact.py tests/model/test_cpu_variants.py \
+	  tests/model/test_forks.py
 	DRAFTWOOD_CPU=sse42 $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 \
 	  tests/ops tests/model/test_cpu_variants.py
 	$(PYTEST) tests/compat/test_lesser_cpu.py # in QEMU, if qemu-user is installed
@@ -73,6 +76,7 @@ test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torc
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt
 	$(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
+	$(MAKE) server-suite
 	$(MAKE) exact
 
 test-gpu: $(STAMP)   ## what needs a CUDA device, with CUDA graphs and without; rows in build/test-gpu
@@ -85,6 +89,10 @@ exact: $(STAMP)      ## text with drafting = text without, chains and trees, tok
 
 compat-table: $(STAMP) ## the compatibility table: runs every row's tests, prints row, test, result
 	$(PY) tests/compat/test_table.py
+
+server-suite: $(STAMP) ## llama-server's own tests on tiny-moe, drafting off and on, replies compared; 4 minutes
+	$(PY) -m pip install -q -r tests/server/suite/requirements.txt
+	$(PY) tests/server/suite/run.py
 
 # a claim about speed that fails (exit status 3) is printed and fails nothing here
 bench: $(STAMP)      ## plain decode and every way of drafting on held-out text; adds a row to ROWS; 5 to 10 minutes

@@ -7,13 +7,10 @@ import os
 import pty
 import re
 import signal
-import socket
 import subprocess
 import sys
 import time
-import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
@@ -27,10 +24,9 @@ from draftwood.cli.session import Session
 from draftwood.engine import _capi
 from draftwood.errors import ContextFullError, OptionError, UnsupportedError
 
+from tests.model.processes import COMMAND, ENVIRONMENT, ask, ready, serving
+
 ROOT = Path(__file__).resolve().parents[2]
-# llama-cpp-python keeps two files on /dev/null open to the end
-COMMAND = [sys.executable, "-W", "error", "-W", "ignore::ResourceWarning", "-m", "draftwood"]
-ENVIRONMENT = {name: value for name, value in os.environ.items() if not name.startswith("LLAMA_ARG_")}
 PROMPT = "def main"
 N = 60
 
@@ -544,53 +540,20 @@ def test_another_api_version_and_another_cpu_are_findings(tmp_path, monkeypatch,
 # ---- serve ----
 
 
-@contextmanager
-def serving(*arguments: str) -> Iterator[tuple[str, subprocess.Popen[str]]]:
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = str(probe.getsockname()[1])
-    command = [*COMMAND, "serve", *arguments, "--port", port, "--threads", "1", "-c", "512", "--no-warmup"]
-    with subprocess.Popen(
-        command, stdout=subprocess.DEVNULL, stderr=subprocess.PIPE, env=ENVIRONMENT, text=True
-    ) as it:
-        try:
-            yield f"http://127.0.0.1:{port}", it
-        finally:
-            it.kill()
-
-
-def ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
-    data = json.dumps(body).encode() if body else None
-    request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
-        return json.load(reply)
-
-
-def ready(address: str, process: subprocess.Popen[str]) -> None:
-    deadline = time.monotonic() + 60
-    while time.monotonic() < deadline:
-        assert process.poll() is None, process.stderr.read()
-        try:
-            assert ask(f"{address}/health") == {"status": "ok"}
-            return
-        except OSError:  # not listening, or 503 while the model loads
-            time.sleep(0.1)
-    pytest.fail("llama-server was not ready within 60 s")
-
-
-def test_serve_drafts_with_mtp_and_says_so(planted):
-    with serving(planted) as (address, process):
+@pytest.mark.parametrize(("flags", "kind"), [([], "auto"), (["--speculation", "mtp"], "mtp")])
+def test_serve_drafts_with_our_engine_and_says_so(planted, flags, kind):
+    with serving(planted, *flags) as (address, process):
         ready(address, process)
         reply = ask(f"{address}/completion", {"prompt": PROMPT, "n_predict": N, "temperature": 0})
         process.terminate()
         errors = process.stderr.read()
         assert process.wait(timeout=30) == 0
     assert reply["tokens_predicted"] == N
-    assert reply["timings"]["draft_n_accepted"] > 0
-    assert errors.startswith(f"draftwood: {planted} has an MTP block, adding --spec-type draft-mtp")
+    assert kind == "auto" or reply["timings"]["draft_n_accepted"] > 0  # "auto" need not draft in a short text
+    assert f"slots draft as --spec-type {kind}" in errors
 
 
-def test_serve_without_speculation_leaves_the_command_alone(planted):
+def test_serve_without_speculation_drafts_nothing(planted):
     with serving("--speculation", "off", "-m", planted) as (address, process):
         ready(address, process)
         reply = ask(f"{address}/completion", {"prompt": PROMPT, "n_predict": 5, "temperature": 0})
@@ -598,7 +561,7 @@ def test_serve_without_speculation_leaves_the_command_alone(planted):
         errors = process.stderr.read()
     assert reply["tokens_predicted"] == 5
     assert "draft_n" not in reply["timings"]
-    assert "draftwood:" not in errors
+    assert "slots, no drafts (--spec-type plain)" in errors
 
 
 def test_serve_hands_help_and_errors_of_the_server_through():

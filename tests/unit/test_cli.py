@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import ast
 import io
+import itertools
 import os
 import pty
 import re
@@ -453,7 +454,7 @@ def test_an_ignored_ctrl_c_stays_ignored():
 
 # ---- serve ----
 
-MTP = ["--spec-type", "draft-mtp"]
+AUTO = ["--spec-type", "auto"]
 
 
 def header(**changes: Any) -> SimpleNamespace:
@@ -473,23 +474,28 @@ def model(tmp_path, monkeypatch):
     return str(path)
 
 
-def test_serve_puts_m_before_a_model_and_mtp_behind(model, capsys):
-    assert command_line([model, "--port", "8080"], "auto") == ["-m", model, "--port", "8080", *MTP]
-    assert model in capsys.readouterr().err
+def test_serve_puts_m_before_a_model_and_a_type_behind(model):
+    assert command_line([model, "--port", "8080"], "auto") == ["-m", model, "--port", "8080", *AUTO]
     for flag in ("-m", "--model"):
-        assert command_line(["--port", "1", flag, model], "auto") == ["--port", "1", flag, model, *MTP]
+        assert command_line(["--port", "1", flag, model], "auto") == ["--port", "1", flag, model, *AUTO]
+
+
+def test_serve_names_the_way_of_drafting(model):
+    for speculation, kind in {"off": "plain", "mtp": "mtp", "ngram": "ngram", "tree": "tree"}.items():
+        assert command_line([model], speculation) == ["-m", model, "--spec-type", kind]
+    drafter = [model, "-md", "draft.gguf"]
+    for speculation in ("auto", "dflash", "tree"):
+        assert command_line(drafter, speculation) == ["-m", *drafter, "--spec-type", speculation]
 
 
 def test_serve_passes_everything_else_unchanged(model):
-    assert command_line([model], "off") == ["-m", model]
-    assert command_line([model], "ngram") == ["-m", model, "--spec-type", "ngram-simple"]
-    for flags in (["--spec-type", "none"], ["--spec_type", "none"], ["-md", "draft.gguf"], ["-hfd", "a/b"]):
+    for flags in (["--spec-type", "none"], ["--spec_type", "none"], ["--spec-default"]):
         assert command_line([model, *flags], "auto") == ["-m", model, *flags]
-    for flags in (["-h"], ["--version"], ["-hf", "a/b", "-ngl", "9"], []):
+    for flags in (["-h"], ["--version"], []):
         assert command_line(flags, "auto") == flags
 
 
-@pytest.mark.parametrize("speculation", ["auto", "off", "mtp", "ngram"])
+@pytest.mark.parametrize("speculation", ["auto", "off", "mtp", "ngram", "tree"])
 def test_serve_refuses_what_is_no_model_before_the_server_starts(monkeypatch, tmp_path, speculation):
     for name in ("LLAMA_ARG_MODEL", *serve_module._DRAFT_VARIABLES, *serve_module._SOURCE_VARIABLES):
         monkeypatch.delenv(name, raising=False)
@@ -508,19 +514,10 @@ def test_serve_refuses_what_is_no_model_before_the_server_starts(monkeypatch, tm
 def test_serve_leaves_a_file_that_is_still_to_be_downloaded_to_the_server(model, monkeypatch):
     for source in (["-mu", "http://x/y.gguf"], ["--hf_repo", "a/b"], ["-dr", "a"]):
         flags = ["-m", "/nowhere.gguf", *source]
-        assert command_line(flags, "auto") == flags
-        assert command_line(["-m", model, *source], "auto") == ["-m", model, *source, *MTP]
+        assert command_line(flags, "auto") == [*flags, *AUTO]
+        assert command_line(["-m", model, *source], "auto") == ["-m", model, *source, *AUTO]
     monkeypatch.setenv("LLAMA_ARG_HF_REPO", "a/b")
-    assert command_line(["-m", "/nowhere.gguf"], "auto") == ["-m", "/nowhere.gguf"]
-
-
-@pytest.mark.parametrize("speculation", ["tree", "dflash"])
-def test_serve_offers_what_llama_server_has(model, speculation):
-    result = invoke("serve", model, "--speculation", speculation)
-    assert result.exit_code == 2
-    assert "is not one of 'auto', 'off', 'mtp', 'ngram'" in result.stderr
-    hint = {"tree": "llama-server drafts chains", "dflash": "--spec-type draft-dflash -md DRAFTER.gguf"}
-    assert f"\n\nhint: {hint[speculation]}" in result.stderr
+    assert command_line(["-m", "/nowhere.gguf"], "auto") == ["-m", "/nowhere.gguf", *AUTO]
 
 
 def test_serve_names_llama_servers_own_options(model, monkeypatch):
@@ -546,8 +543,11 @@ def server_options() -> set[str]:
 
 def test_serve_refuses_dflash_without_a_drafter(model, monkeypatch):
     flags = ["--spec-type", "draft-dflash"]
-    with pytest.raises(click.UsageError, match=r"draft-dflash without a drafter.*\n\nhint: .* -md"):
-        command_line([model, *flags], "auto")
+    for kind in ("dflash", "draft-dflash"):
+        with pytest.raises(click.UsageError, match=rf" {kind} without a drafter.*\n\nhint: -md"):
+            command_line([model, "--spec-type", kind], "auto")
+    with pytest.raises(click.UsageError, match=r"--speculation dflash without a drafter\n\nhint: -md"):
+        command_line([model], "dflash")
     for given in (["-md", "d.gguf"], ["-hfd", "a/b"], ["-hf", "a/b"]):
         assert command_line([model, *flags, *given], "auto") == ["-m", model, *flags, *given]
     monkeypatch.setenv("LLAMA_ARG_SPEC_DRAFT_MODEL", "d.gguf")
@@ -560,7 +560,7 @@ def test_serve_refuses_dflash_without_a_drafter(model, monkeypatch):
 
 def test_serve_heeds_llama_servers_variables(model, monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_MODEL", model)
-    assert command_line(["--port", "1"], "auto") == ["--port", "1", *MTP]
+    assert command_line(["--port", "1"], "auto") == ["--port", "1", *AUTO]
     monkeypatch.setenv("LLAMA_ARG_SPEC_TYPE", "none")
     assert command_line(["--port", "1"], "auto") == ["--port", "1"]
 
@@ -569,11 +569,11 @@ def test_serve_without_mtp_in_the_model(model, monkeypatch, capsys):
     monkeypatch.setattr(serve_module, "_header", lambda path: header(n_layer_nextn=0))
     assert command_line([model], "auto") == ["-m", model]
     assert capsys.readouterr().err.startswith("draftwood: nothing is drafted: found no MTP block in the file")
-    for chosen in (["--spec-default"], ["-md", "d.gguf"]):
-        assert command_line([model, *chosen], "auto") == ["-m", model, *chosen]
-        assert capsys.readouterr().err == ""
-    with pytest.raises(UnsupportedError, match="needs a model file"):
-        command_line(["-hf", "a/b"], "mtp")
+    assert command_line([model, "-md", "d.gguf"], "auto") == ["-m", model, "-md", "d.gguf", *AUTO]
+    assert capsys.readouterr().err == ""
+    for speculation in ("mtp", "tree"):
+        with pytest.raises(UnsupportedError, match="found no MTP block"):
+            command_line([model], speculation)
 
 
 def test_serve_becomes_the_server_with_our_options_taken_out(model, monkeypatch):
@@ -582,7 +582,16 @@ def test_serve_becomes_the_server_with_our_options_taken_out(model, monkeypatch)
     result = invoke("serve", model, "-ngl", "3", "--speculation", "off", "--alias", "x", "-fa", "on")
     assert result.exit_code == 0, result.output
     path = str(serve_module.program("llama-server"))
-    assert started == [(path, [path, "-m", model, "-ngl", "3", "--alias", "x", "-fa", "on"])]
+    page = ["--path", str(ROOT / "python" / "draftwood" / "web")]
+    flags = ["-ngl", "3", "--alias", "x", "-fa", "on", "--spec-type", "plain"]
+    assert started == [(path, [path, "-m", model, *flags, *page])]
+
+
+def test_serve_leaves_the_page_to_the_user(monkeypatch):
+    for flags in (["--path", "x"], ["--no-ui"], ["--no_webui"]):
+        assert serve_module.with_page(flags) == flags
+    monkeypatch.setenv("LLAMA_ARG_STATIC_PATH", "x")
+    assert serve_module.with_page(["-c", "1"]) == ["-c", "1"]
 
 
 def test_serve_without_a_server_says_how_to_get_one(model, monkeypatch, tmp_path):
@@ -607,7 +616,7 @@ def facts(**changes: Any) -> dict[str, Any]:
     library = {"build": {**build, **changes.pop("build", {})}, "api_version": 1,
                "library": "/lib/libllama.so", "python_files_version": "1.2.3", "loaded": [],
                "devices": [device], "features": {"CPU": ["AVX2"]},
-               "cpu": CPU,
+               "cpu": CPU, "cuda": {"error": "", "fix": ""},
                "rpc": True, "refused": [], "without_tree_ops": [], "model": None,
                **changes.pop("library", {})}  # fmt: skip
     return {"draftwood": "9.9.9", "python": "3", "platform": "here", "library_override": None,
@@ -693,6 +702,21 @@ def test_doctor_says_why_cuda_is_not_in_force():
         other = {"name": f"{backend}0", "type": "GPU", "backend": backend}
         on, reason = reasons(facts(build={"cuda": True}, library={"devices": [other]}))["CUDA"]
         assert (on, "no device answers" in reason) == (False, True)
+
+
+def test_doctor_says_why_the_cuda_library_does_not_load():
+    missing = {"error": "libcudart.so.13: cannot open", "fix": "pip install it"}
+    given = facts(build={"cuda": True}, library={"cuda": missing})
+    assert problems(given) == [
+        {"found": "the CUDA backend does not load: libcudart.so.13: cannot open", "fix": "pip install it"}
+    ]
+    assert "does not load: libcudart.so.13: cannot open (pip install it)" in reasons(given)["CUDA"][1]
+    # a wheel with CUDA on a machine without a card is whole
+    given = facts(
+        build={"cuda": True}, library={"cuda": {"error": "libcuda.so.1: cannot open", "fix": "driver"}}
+    )
+    assert problems(given) == []
+    assert "libcuda.so.1: cannot open (driver)" in reasons(given)["CUDA"][1]
 
 
 def test_doctor_says_that_layers_stay_on_the_cpu_and_what_to_do():
@@ -799,7 +823,8 @@ def test_doctor_exits_with_1_only_if_something_is_broken(monkeypatch):
 
 def test_every_variable_that_the_code_reads_is_documented():
     reads = re.compile(r"""(?:environ(?:\.get)?|getenv)[\[(]\s*["'](\w+)["'](?!\] = )""")
-    names = {*serve_module._DRAFT_VARIABLES, *serve_module._SOURCE_VARIABLES} | {doctor_module._OVERRIDE}
+    served = (serve_module._DRAFT_VARIABLES, serve_module._SOURCE_VARIABLES, serve_module._PAGE_VARIABLES)
+    names = {*itertools.chain(*served), doctor_module._OVERRIDE}
     for folder, pattern in (("python", "*.py"), ("_build", "*.py"), ("tools", "*.py"), ("tests", "*.py"),
                             ("bench", "*.py"), ("src", "*.cpp")):  # fmt: skip
         for path in (ROOT / folder).rglob(pattern):

@@ -38,7 +38,9 @@ def browser() -> Iterator[Any]:
 
 @pytest.fixture(scope="module")
 def address() -> Iterator[str]:
-    with serving(str(MODEL), n_ctx=16384, stderr=subprocess.DEVNULL) as (found, process):
+    # mtp: "auto" would draft as far as it pays on this machine now
+    flags = ("--speculation", "mtp")
+    with serving(str(MODEL), *flags, n_ctx=16384, stderr=subprocess.DEVNULL) as (found, process):
         ready(found, process)
         yield found
 
@@ -78,9 +80,9 @@ def say(page: Any, text: str) -> None:
 
 
 def replied(page: Any, count: int = 1) -> Any:
-    """Wait for the reply's end; return it."""
+    """Wait for the end of so many replies; return the last."""
     expect(page.locator(".reply:not(.busy)")).to_have_count(count, timeout=20_000)
-    return page.locator(".reply").last
+    return page.locator(".reply").nth(count - 1)
 
 
 def event(text: str | None = None, **fields: Any) -> str:
@@ -160,8 +162,14 @@ def test_the_text_is_that_of_the_server(show, address):
     assert len(content) > 50
 
 
+def never_ends(route: Any) -> None:
+    """Send the request on; the model may not end its reply."""
+    route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
+
+
 def test_escape_and_stop_end_a_reply(show, address):
     page = show(address)
+    page.route("**/v1/chat/completions", never_ends)
     set_fields(page, Longest_reply="3500", Temperature="0")
     for count, stop in enumerate(
         (lambda: page.keyboard.press("Escape"), lambda: page.locator("#send").click()), 1

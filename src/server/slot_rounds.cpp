@@ -32,6 +32,7 @@ dw_stats stats_of(const dw_engine * engine) {
 
 bool slot_rounds::make(const common_params & params, llama_context * target, std::unique_ptr<slot_rounds> & made) {
     const dw_spec & dw = params.speculative.dw;
+    set_most_tokens((int32_t) llama_n_ctx_seq(target));
     if (dw.type.empty()) {
         return true;
     }

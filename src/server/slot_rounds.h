@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "server/input_size.h"
 #include "server/resolve.h"
 
 #include "draftwood.h"

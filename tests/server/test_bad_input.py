@@ -1,0 +1,134 @@
+"""Requests that ask llama.cpp to parse too much: a 400 in words, and the server goes on."""
+
+from __future__ import annotations
+
+import json
+import time
+from typing import Any
+
+import pytest
+import requests
+
+from tests.server.conftest import GetServer
+from tests.server.process import Server
+
+DEEP = 100_000
+
+
+@pytest.fixture(scope="module")
+def usual(server: GetServer) -> Server:
+    return server("-c", "1024", "-np", "2", "-no-kvu", "--spec-type", "auto")
+
+
+def nested(begin: str, n: int, end: str) -> str:
+    return begin * n + "1" + end * n
+
+
+ARRAYS = nested("[", DEEP, "]")
+CHAIN = "".join(f"r{i} ::= r{i + 1}\n" for i in range(DEEP)) + f'r{DEEP} ::= "a"\nroot ::= r0'
+
+
+def post(server: Server, path: str, body: str) -> requests.Response:
+    return requests.post(
+        server.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=60
+    )
+
+
+def refused(server: Server, path: str, body: Any) -> str:
+    """Send what is to be refused, and something right behind it; return the words of the refusal."""
+    begin = time.monotonic()
+    reply = post(server, path, body if isinstance(body, str) else json.dumps(body))
+    assert reply.status_code == 400, reply.text[:300]
+    assert time.monotonic() - begin < 20
+    assert server.complete("a", n_predict=2)["tokens_predicted"] == 2
+    return str(reply.json()["error"]["message"])
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", f'{{"prompt": {ARRAYS}}}'),
+        ("/completion", nested('{"prompt": ', DEEP, "}")),
+        ("/v1/completions", f'{{"prompt": {ARRAYS}}}'),
+        (
+            "/v1/chat/completions",
+            f'{{"messages": [{{"role": "user", "content": {ARRAYS}}}]}}',
+        ),
+        ("/v1/chat/completions", f'{{"messages": [], "chat_template_kwargs": {ARRAYS}}}'),
+        (
+            "/v1/chat/completions",
+            '{"messages": [{"role": "user", "content": "a"}], "tools": [{"type": "function", "function": '
+            f'{{"name": "f", "parameters": {nested("""{"type": "array", "items": """, DEEP, "}")}}}}}]}}',
+        ),
+        ("/completion", f'{{"prompt": "a", "json_schema": {nested("""{"items": """, DEEP, "}")}}}'),
+        ("/embedding", f'{{"content": {ARRAYS}}}'),
+        ("/tokenize", f'{{"content": {ARRAYS}}}'),
+        ("/v1/responses", f'{{"input": {ARRAYS}}}'),
+        ("/v1/messages", f'{{"messages": {ARRAYS}}}'),
+    ],
+)
+def test_deep_json(usual: Server, path: str, body: str) -> None:
+    words = refused(usual, path, body)
+    assert words == "found 201 objects and arrays in each other in the body; expected at most 200"
+
+
+def test_json_as_deep_as_is_allowed(usual: Server) -> None:
+    schema = nested('{"type": "array", "maxItems": 1, "items": ', 190, "}").replace("1}", "{}}", 1)
+    body = f'{{"prompt": "a", "n_predict": 4, "json_schema": {schema}}}'
+    assert post(usual, "/completion", body).status_code == 200
+    brackets = json.dumps({"prompt": "[{" * 150 + '"' + "[" * 300, "n_predict": 2})
+    assert post(usual, "/completion", brackets).status_code == 200
+
+
+@pytest.mark.parametrize(
+    ("grammar", "words"),
+    [
+        (f'root ::= {"(" * DEEP}"a"{")" * DEEP}', "2001 groups in each other in a grammar"),
+        (
+            "".join(f"r{i} ::= r{i + 1}\n" for i in range(DEEP)) + f'r{DEEP} ::= "a"\nroot ::= r0',
+            "20001 rules",
+        ),
+        ('root ::= ((("abcdefgh"{1000}){1000}){1000})', "elements in the repetitions of a grammar"),
+        ('root ::= "a"' + " " * (5 << 20), "bytes of grammar"),
+    ],
+    ids=["groups", "rules", "repetitions", "size"],
+)
+def test_grammars(usual: Server, grammar: str, words: str) -> None:
+    assert words in refused(usual, "/completion", {"prompt": "a", "grammar": grammar})
+
+
+def test_grammars_that_only_look_deep(usual: Server) -> None:
+    grammar = 'root ::= "' + "(" * 5000 + '" [(((("] # ' + "(" * 5000 + '\nother ::= "a"{1000} [^x]{3,10}\n'
+    reply = usual.complete("a", n_predict=2, grammar=grammar)
+    assert reply["content"].startswith("(")
+
+
+def test_patterns_of_schemas(usual: Server) -> None:
+    deep = {"type": "string", "pattern": "^" + "(" * DEEP + "a" + ")" * DEEP + "$"}
+    words = refused(usual, "/completion", {"prompt": "a", "json_schema": deep})
+    assert "1001 groups in each other in a pattern" in words
+    wide = {"type": "string", "pattern": "^((((a{1000}){1000}){1000}){1000})$"}  # a rule for each group
+    assert usual.complete("a", n_predict=8, json_schema=wide)["content"].startswith('"aaa')
+
+
+@pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
+def test_texts_longer_than_the_context(usual: Server, path: str) -> None:
+    text = "the quick brown fox jumps over the lazy dog. " * (40 << 20 >> 5)  # 56 MB
+    is_chat = "chat" in path
+    body = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
+    before = most_memory(usual)
+    words = refused(usual, path, body)
+    assert "the prompt is longer than the context" in words
+    assert "expected fewer than 1024" in words or "expected fewer than 512" in words
+    assert most_memory(usual) - before < 1 << 30
+
+
+def most_memory(server: Server) -> int:
+    """Return its largest resident size so far, in bytes."""
+    with open(f"/proc/{server.process.pid}/status", encoding="utf-8") as lines:
+        return next(int(line.split()[1]) << 10 for line in lines if line.startswith("VmHWM"))
+
+
+def test_a_long_text_is_counted_where_nothing_is_generated(usual: Server) -> None:
+    text = "word " * (3 << 20 >> 2)
+    assert len(usual.post("/tokenize", {"content": text})["tokens"]) > 100_000

@@ -1,0 +1,192 @@
+"""Limits of llama-server's connections, heads and bodies, and who still gets an answer beyond them."""
+
+from __future__ import annotations
+
+import json
+import socket
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack, contextmanager
+from pathlib import Path
+from urllib.parse import urlsplit
+
+import pytest
+import requests
+
+from tests.server.conftest import GetServer
+from tests.server.process import Server
+
+FLAGS = ("-c", "512", "-np", "1", "--spec-type", "auto")
+LIMITS = ("--http-connections", "--http-head-time", "--http-stall-time", "--http-body")
+HEAD = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+EXAMPLE = b'{"prompt": "a", "n_predict": 2}'
+Connect = Callable[..., socket.socket]
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with few connections and little patience."""
+    flags = [word for each in zip(LIMITS, ("32", "1", "2", "1"), strict=True) for word in each]
+    server = Server(tmp_path_factory.mktemp("strict") / "log", *FLAGS, *flags)
+    try:
+        yield server.wait()
+    finally:
+        server.close()
+
+
+@contextmanager
+def connections(server: Server) -> Iterator[Connect]:
+    """connect(bytes) -> a connection that has sent them; all are closed in the end."""
+    address = urlsplit(server.url)
+    with ExitStack() as stack:
+
+        def connect(data: bytes = b"") -> socket.socket:
+            made = stack.enter_context(socket.create_connection((address.hostname, address.port), timeout=15))
+            made.sendall(data)
+            return made
+
+        yield connect
+
+
+def answer(connection: socket.socket) -> tuple[int, dict[str, object]]:
+    """Read a reply to its end; (0, {}) where the server closes without one."""
+    data = b""
+    while part := connection.recv(65536):
+        data += part
+    if not data:
+        return 0, {}
+    head, _, body = data.partition(b"\r\n\r\n")
+    return int(head.split()[1]), json.loads(body)["error"]
+
+
+def half_a_body(length: int = 1000) -> bytes:
+    return HEAD + f"Content-Length: {length}\r\n\r\n".encode() + b'{"prompt": '
+
+
+def health(server: Server) -> float:
+    begin = time.monotonic()
+    assert requests.get(f"{server.url}/health", timeout=10).json() == {"status": "ok"}
+    return time.monotonic() - begin
+
+
+def test_half_a_head_gets_a_408(strict: Server) -> None:
+    with connections(strict) as connect:
+        begin = time.monotonic()
+        status, error = answer(connect(HEAD))
+        assert (status, error["code"]) == (408, 408)
+        assert "--http-head-time" in str(error["message"])
+        assert 0.9 < time.monotonic() - begin < 5
+
+
+def test_a_connection_that_says_nothing_is_closed(strict: Server) -> None:
+    with connections(strict) as connect:
+        assert answer(connect()) == (0, {})
+
+
+def test_half_a_body_gets_a_408(strict: Server) -> None:
+    with connections(strict) as connect:
+        begin = time.monotonic()
+        status, error = answer(connect(half_a_body()))
+        assert status == 408
+        assert "--http-stall-time" in str(error["message"])
+        assert 1.5 < time.monotonic() - begin < 8
+
+
+def test_a_body_that_ends_early_gets_a_400(strict: Server) -> None:
+    with connections(strict) as connect:
+        made = connect(half_a_body())
+        made.shutdown(socket.SHUT_WR)
+        status, error = answer(made)
+        assert status in (0, 400)
+        assert status == 0 or "incomplete" in str(error["message"])
+
+
+def test_a_large_body_gets_a_413(strict: Server) -> None:
+    reply = requests.post(f"{strict.url}/completion", json={"prompt": "a" * (2 << 20)}, timeout=30)
+    assert reply.status_code == 413
+    assert "--http-body" in reply.json()["error"]["message"]
+
+
+def test_a_head_in_pieces_is_served(strict: Server) -> None:
+    with connections(strict) as connect:
+        made = connect(HEAD[:20])
+        time.sleep(0.1)
+        made.sendall(HEAD[20:] + f"Content-Length: {len(EXAMPLE)}\r\nConnection: close\r\n\r\n".encode())
+        time.sleep(0.1)
+        made.sendall(EXAMPLE)
+        data = b""
+        while part := made.recv(65536):
+            data += part
+        assert b" 200 " in data.split(b"\r\n")[0]
+
+
+@pytest.mark.parametrize("data", [b"", HEAD, half_a_body()], ids=["nothing", "half a head", "half a body"])
+def test_health_and_then_everybody_is_served_beside_half_sent_requests(strict: Server, data: bytes) -> None:
+    with connections(strict) as connect:
+        held = [connect(data) for _ in range(200)]
+        for _ in range(5):
+            assert health(strict) < 2
+        time.sleep(3.5)  # longer than either limit
+        assert strict.complete("a", n_predict=2)["tokens_predicted"] == 2
+        assert health(strict) < 1
+        assert len(held) == 200
+
+
+def test_too_many_bodies_get_a_429(strict: Server) -> None:
+    with connections(strict) as connect:
+        held = [connect(half_a_body()) for _ in range(40)]
+        time.sleep(0.3)
+        reply = requests.post(f"{strict.url}/completion", json={"prompt": "a"}, timeout=10)
+        assert reply.status_code == 429
+        assert reply.json()["error"]["type"] == "rate_limit_error"
+        assert "--http-connections" in reply.json()["error"]["message"]
+        assert held
+
+
+def test_600_half_sent_requests_do_not_stall_the_usual_server(server: GetServer) -> None:
+    usual = server(*FLAGS)
+    with connections(usual) as connect:
+        held = [connect(half_a_body() if i % 2 else HEAD) for i in range(600)]
+        assert max(health(usual) for _ in range(10)) < 2
+        assert len(held) == 600
+    assert usual.complete("a", n_predict=2)["tokens_predicted"] == 2
+
+
+def test_a_reply_that_nobody_reads_ends(strict: Server) -> None:
+    body = json.dumps({"prompt": "a", "n_predict": 100_000, "ignore_eos": True, "stream": True}).encode()
+    with connections(strict) as connect:
+        made = connect()
+        made.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        made.sendall(HEAD + f"Content-Length: {len(body)}\r\n\r\n".encode() + body)
+        time.sleep(1)
+    assert strict.complete("a", n_predict=2)["tokens_predicted"] == 2
+
+
+@pytest.mark.parametrize(
+    "flag", ["--http-connections", "--http-head-time", "--http-stall-time", "--http-body"]
+)
+def test_limits_of_limits_are_said(tmp_path: Path, flag: str) -> None:
+    server = Server(tmp_path / "log", *FLAGS, flag, "0")
+    try:
+        assert server.process.wait(60) != 0
+    finally:
+        server.close()
+    assert f"{flag}: found 0, expected " in server.words()
+
+
+def origin_of(server: Server, origin: str) -> str | None:
+    reply = requests.options(f"{server.url}/completion", headers={"Origin": origin}, timeout=10)
+    return reply.headers.get("Access-Control-Allow-Origin")
+
+
+def test_without_a_key_pages_of_other_machines_get_no_answer(server: GetServer, tmp_path: Path) -> None:
+    usual = server(*FLAGS)
+    assert origin_of(usual, "http://localhost:3000") == "http://localhost:3000"
+    assert origin_of(usual, "https://elsewhere.example") is None
+    for flags in (("--api-key", "k"), ("--cors-origins", "*")):
+        open_to_all = Server(tmp_path / flags[0], *FLAGS, *flags)
+        try:
+            open_to_all.wait()
+            assert origin_of(open_to_all, "https://elsewhere.example") == "https://elsewhere.example"
+        finally:
+            open_to_all.close()

@@ -6,13 +6,13 @@ import os
 import subprocess
 import sys
 from importlib import resources
-from itertools import pairwise
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import click
 
 from draftwood.cli.failure import library_needed
+from draftwood.cli.server_flags import given, name_of, value
 from draftwood.errors import UnsupportedError
 from draftwood.options import SPECULATIONS, Options, plan
 
@@ -114,10 +114,10 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
         arguments = ["-m", *arguments]
     path = _model(arguments)
     info = None if path is None else _header(path)
-    has_model = path is not None or _given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
-    if not has_model or _given(arguments, _TYPE_FLAGS, (_TYPE_VARIABLE,)):
+    has_model = path is not None or given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
+    if not has_model or given(arguments, _TYPE_FLAGS, (_TYPE_VARIABLE,)):
         return arguments
-    has_drafter = _given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES)
+    has_drafter = given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES)
     if speculation == "dflash" and not has_drafter:
         raise click.UsageError(f"found --speculation dflash without a drafter\n\nhint: {_DRAFTER}")
     if info is not None and not has_drafter and speculation != "dflash":
@@ -131,43 +131,29 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
 
 def with_page(arguments: list[str]) -> list[str]:
     """Return the arguments with our page at `/`, unless they choose another or none."""
-    if _given(arguments, _PAGE_FLAGS, _PAGE_VARIABLES):
+    if given(arguments, _PAGE_FLAGS, _PAGE_VARIABLES):
         return arguments
     return [*arguments, "--path", str(resources.files("draftwood") / "web")]
 
 
 def _check(arguments: list[str]) -> None:
     for flag in (argument.partition("=")[0] for argument in arguments):
-        if _flag(flag) in _OTHERWISE:
-            hint = _OTHERWISE[_flag(flag)]
+        if name_of(flag) in _OTHERWISE:
+            hint = _OTHERWISE[name_of(flag)]
             raise click.UsageError(f"found {flag}, which llama-server does not know\n\nhint: {hint}")
-    types = _value(arguments, (_TYPE,), os.environ.get(_TYPE_VARIABLE)) or ""
-    downloads = _given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)  # perhaps with a drafter beside it
-    if "dflash" in types and not downloads and not _given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES):
+    types = value(arguments, (_TYPE,), os.environ.get(_TYPE_VARIABLE)) or ""
+    downloads = given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)  # perhaps with a drafter beside it
+    if "dflash" in types and not downloads and not given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES):
         raise click.UsageError(
             f"found {_TYPE} {types} without a drafter, from which nothing is drafted\n\nhint: {_DRAFTER}"
         )
 
 
-def _flag(argument: str) -> str:
-    # llama-server reads --spec_type as --spec-type
-    return argument.replace("_", "-") if argument.startswith("--") else argument
-
-
-def _given(arguments: list[str], flags: frozenset[str], variables: tuple[str, ...]) -> bool:
-    return any(_flag(a) in flags for a in arguments) or any(os.environ.get(v) for v in variables)
-
-
-def _value(arguments: list[str], flags: tuple[str, ...], default: str | None) -> str | None:
-    """Return what stands behind the last of these flags."""
-    return ([default] + [value for flag, value in pairwise(arguments) if _flag(flag) in flags])[-1]
-
-
 def _model(arguments: list[str]) -> str | None:
     """Return the file that will be loaded; None where there is none, or it is still to be downloaded."""
-    path = _value(arguments, _MODEL_FLAGS, os.environ.get("LLAMA_ARG_MODEL"))
+    path = value(arguments, _MODEL_FLAGS, os.environ.get("LLAMA_ARG_MODEL"))
     absent = path is None or not os.path.exists(path)
-    return None if absent and _given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES) else path
+    return None if absent and given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES) else path
 
 
 def _header(path: str) -> ModelInfo:

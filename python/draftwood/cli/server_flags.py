@@ -1,0 +1,33 @@
+"""llama-server's flags as a user gave them.
+
+Must not know: what becomes of them. Test: tests/unit/test_cli.py.
+"""
+
+from __future__ import annotations
+
+import os
+from collections.abc import Iterable
+from itertools import pairwise
+
+
+def name_of(argument: str) -> str:
+    """Return a flag as llama-server reads it: --spec_type is --spec-type."""
+    return argument.replace("_", "-") if argument.startswith("--") else argument
+
+
+def given(arguments: list[str], flags: Iterable[str], variables: Iterable[str]) -> bool:
+    """Tell whether one of these flags is given, or one of these environment variables is set."""
+    return any(name_of(each) in flags for each in arguments) or any(map(os.environ.get, variables))
+
+
+def value(arguments: list[str], flags: Iterable[str], default: str | None) -> str | None:
+    """Return what stands behind the last of these flags."""
+    return ([default] + [value for flag, value in pairwise(arguments) if name_of(flag) in flags])[-1]
+
+
+def number(arguments: list[str], flags: Iterable[str], variable: str, default: int) -> int:
+    """Return the number behind the last of these flags, else the variable's; `default` for no number."""
+    try:
+        return int(value(arguments, flags, os.environ.get(variable)) or default)
+    except ValueError:
+        return default

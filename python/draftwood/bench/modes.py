@@ -90,7 +90,9 @@ def load(mode: str, model: str, drafter: str | None, tree_budget: int | None = N
         )
     if speculation != BASELINE and llm.speculation == BASELINE:
         llm.close()
-        raise DrafterMemoryError(f"{mode} has no drafter to measure: {llm.speculation_reason}")
+        raise DrafterMemoryError(
+            f"{mode} has no drafter to measure: {llm.speculation_reason}", hint=f"--modes without {mode}"
+        )
     return llm
 
 

@@ -149,7 +149,9 @@ class Session(Llama):
             return self.encode_chat([{"role": "user", "content": prompt}]), True
         tokens: list[int] = self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
         if not tokens:
-            raise OptionError("found an empty prompt; expected at least one token")
+            raise OptionError(
+                "found an empty prompt; expected at least one token", hint='draftwood run MODEL "a text"'
+            )
         return tokens, False
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
@@ -166,7 +168,9 @@ class Session(Llama):
         text = self._through_template(template, messages)
         tokens: list[int] = self.tokenize(text.encode("utf-8"), add_bos=False, special=True)
         if not tokens:
-            raise OptionError("found an empty prompt; expected at least one token")
+            raise OptionError(
+                "found an empty prompt; expected at least one token", hint='draftwood run MODEL "a text"'
+            )
         return tokens
 
     def _through_template(self, template: str, messages: list[dict[str, str]]) -> str:

@@ -42,7 +42,10 @@ class RoutingRecorder:
                 array = (native.llama_token * len(part))(*part)
                 status = native.llama_decode(context, native.llama_batch_get_one(array, len(part)))
                 if status != 0:
-                    raise DecodeError(f"llama_decode returned {status} for tokens {start}..")
+                    raise DecodeError(
+                        f"llama_decode returned {status} for tokens {start}..",
+                        hint="llama.cpp's log, which verbose=False hides, says more",
+                    )
         layers = [np.concatenate(self._seen[layer]) for layer in sorted(self._seen)]
         found = {len(layer) for layer in layers}
         if found != {len(tokens)}:
@@ -60,7 +63,9 @@ class RoutingRecorder:
         params.cb_eval = self._callback
         context = native.llama_init_from_model(self._model, params)
         if not context:
-            raise NativeError("no second context could be made: is there enough memory?")
+            raise NativeError(
+                "no second context could be made", hint="close what else holds memory, or use a smaller --n-ctx"
+            )
         try:
             yield context
         finally:

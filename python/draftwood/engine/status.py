@@ -25,7 +25,7 @@ _ERRORS: dict[int, type[DraftwoodError]] = {
 
 _FAULT = "a fault of draftwood itself: please report it, with what `draftwood doctor MODEL` prints"
 _HINTS: dict[int, str] = {
-    _capi.ERR_ARGUMENT: "help(draftwood.Llama) and docs/speculation.md say what is allowed",
+    _capi.ERR_ARGUMENT: "help(draftwood.Llama) and docs/options.md say what is allowed",
     _capi.ERR_UNSUPPORTED: '`draftwood doctor MODEL` says what can run; speculation="off" decodes plainly',
     _capi.ERR_DECODE: "generate again; where memory is short, a smaller n_ubatch or n_ctx takes less",
     _capi.ERR_CONTEXT: "pass a larger n_ctx to Llama(), or stop at max_tokens",

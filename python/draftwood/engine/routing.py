@@ -64,7 +64,7 @@ class RoutingRecorder:
         context = native.llama_init_from_model(self._model, params)
         if not context:
             raise NativeError(
-                "no second context could be made", hint="close what else holds memory, or use a smaller --n-ctx"
+                "no second context could be made", hint="close what else holds memory, or record fewer tokens"
             )
         try:
             yield context

@@ -231,6 +231,7 @@ ggml_backend_buffer_t slot_buffer_type::allocate(ggml_backend_buffer_type_t type
     try {
         void * at = self.memory_.reserve(self.device_number(), n_bytes);
         if (!at) {
+            self.refuse(n_bytes, /*on_host*/ true); // addresses: a limit of a process
             return nullptr;
         }
         auto buffer = std::make_unique<slot_buffer>(self, at, n_bytes);

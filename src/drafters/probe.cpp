@@ -94,9 +94,10 @@ void probe_model(const char * path, dw_model_info & info) {
     info.n_layer_nextn = (int32_t) header.u32(arch + ".nextn_predict_layers");
     info.can_draft_mtp = can_draft_mtp(header) ? 1 : 0;
     count_experts(header, info);
-    info.n_layers  = (int32_t) header.u32(arch + ".block_count") - info.n_layer_nextn;
-    info.n_vocab   = (int32_t) header.n_texts("tokenizer.ggml.tokens");
-    info.kv_values = count_kv(header);
+    info.n_layers    = (int32_t) header.u32(arch + ".block_count") - info.n_layer_nextn;
+    info.n_vocab     = (int32_t) header.n_texts("tokenizer.ggml.tokens");
+    info.n_ctx_train = (int32_t) header.u32(arch + ".context_length");
+    info.kv_values   = count_kv(header);
 }
 
 } // namespace draftwood

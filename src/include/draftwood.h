@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 17
+#define DW_API_VERSION 18
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -175,7 +175,7 @@ typedef struct dw_model_info {
     int32_t  n_expert_layers; // that have some, MTP blocks not counted
     int32_t  n_layers;        // with and without, MTP blocks not counted
     int32_t  n_vocab;
-    int32_t  reserved;
+    int32_t  n_ctx_train;  // tokens of the model's own context; 0: the header does not say
     int64_t  expert_bytes; // of all experts of these layers
     int64_t  kv_values;    // that a token adds to the KV caches of all layers, MTP blocks included
 } dw_model_info;

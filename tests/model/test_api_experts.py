@@ -124,6 +124,10 @@ def test_vram_counts_the_drafter(monkeypatch):
     assert found[1] - found[0] == files[1].stat().st_size
 
 
+def test_the_header_says_the_models_own_context(gguf):
+    assert probe_model(gguf("moe-mtp", context=1536)).n_ctx_train == 1536
+
+
 def test_a_pool_on_a_cpu_warns_once(opened):
     with pytest.warns(UserWarning, match=IN_PLAIN_MEMORY) as said:
         opened(0.5, speculation="off")

@@ -17,7 +17,7 @@ from draftwood.engine import cuda_libraries
 lib: Any = _llama._lib
 cuda = cuda_libraries.load(Path(lib._name).parent)
 
-API_VERSION = 17
+API_VERSION = 18
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -163,7 +163,7 @@ class ModelInfo(ctypes.Structure):
         ("n_expert_layers", ctypes.c_int32),
         ("n_layers", ctypes.c_int32),
         ("n_vocab", ctypes.c_int32),
-        ("reserved", ctypes.c_int32),
+        ("n_ctx_train", ctypes.c_int32),
         ("expert_bytes", ctypes.c_int64),
         ("kv_values", ctypes.c_int64),
     ]

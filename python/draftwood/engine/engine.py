@@ -44,6 +44,8 @@ class ModelInfo:
     n_vocab: int = 0
     kv_values: int = 0
     """That a token adds to the KV caches of all layers, MTP blocks included."""
+    n_ctx_train: int = 0
+    """Tokens of the model's own context; 0 where the header does not say."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -86,6 +88,7 @@ def probe_model(path: str) -> ModelInfo:
         n_layers=info.n_layers,
         n_vocab=info.n_vocab,
         kv_values=info.kv_values,
+        n_ctx_train=info.n_ctx_train,
     )
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+from dataclasses import replace
 
 import pytest
 from draftwood.engine.engine import ModelInfo
@@ -112,6 +113,23 @@ def test_a_drafter_takes_its_part_of_vram(tmp_path):
     rest = experts.beside(INFO, {"n_ctx": 4096})
     assert experts.beside(INFO, {"n_ctx": 4096, "drafter": str(drafter)}) == rest + 12345
     assert experts.beside(INFO, {"n_ctx": 4096, "drafter": str(tmp_path / "none")}) == rest
+
+
+def test_a_projector_and_further_sequences_take_theirs(tmp_path):
+    projector = tmp_path / "mmproj.gguf"
+    projector.write_bytes(b"x" * 12345)
+    rest = experts.beside(INFO, {"n_ctx": 4096})
+    assert experts.beside(INFO, {"n_ctx": 4096, "mmproj": str(projector)}) == rest + 12345
+    assert experts.beside(INFO, {"n_ctx": 4096, "n_seq_max": 1}) == rest
+    assert experts.beside(INFO, {"n_ctx": 4096, "n_seq_max": 4}) - rest > 3 * (66 + 28) * 10**6  # state, tree
+
+
+def test_the_models_own_context_is_what_the_header_says():
+    own = replace(INFO, n_ctx_train=32768)
+    assert experts.beside(own, {"n_ctx": 0}) == experts.beside(INFO, {"n_ctx": 32768})
+    assert experts.beside(INFO, {"n_ctx": 0}) == experts.beside(INFO, {"n_ctx": 4096})
+    with pytest.raises(OptionError, match="with n_ctx=32768"):
+        experts.room(own, given(vram="4 GB"), {"n_ctx": 0})
 
 
 def test_vram_that_is_too_small_is_refused():

@@ -28,6 +28,7 @@ IN_PLAIN_MEMORY = "slots of experts lie in plain memory"
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
 _STAGED_LAYERS = 2
 _SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees
+_SEQUENCE = 1 << 27  # bytes: the recurrent state and draft trees of one more, 35B-A3B's
 _LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for decoding are worth more
 
 
@@ -81,12 +82,12 @@ def room(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> 
 
 
 def _beside_rest(vram: int | str, info: ModelInfo, kwargs: dict[str, Any]) -> int:
-    n_bytes, rest = to_bytes(vram, "vram"), beside(info, kwargs)
+    n_bytes, rest, n_ctx = to_bytes(vram, "vram"), beside(info, kwargs), _n_ctx(info, kwargs)
     if n_bytes < rest:
         enough = rest + _taken(info, info.n_experts_used)
         raise OptionError(
             f"vram is {vram!r}; expected {rest} bytes or more: the model without its experts takes about "
-            f"as much, with n_ctx={kwargs.get('n_ctx', 512)}",
+            f"as much, with n_ctx={n_ctx}",
             hint=f'vram="{-(-enough // 2**20)}MiB"; a smaller n_ctx or n_ubatch needs less',
         )
     return n_bytes - rest
@@ -113,14 +114,23 @@ def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any
 def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
     """Return an estimate of the card's bytes that a model takes without its experts.
 
-    Weights, a KV cache of f16 values, logits of a batch, the file of a `drafter`, and _SPARE for what else is
-    computed and kept.
+    Weights, a KV cache of f16 values, logits of a batch, the files of a `drafter` and of a projector
+    (`mmproj`), what further sequences (`n_seq_max`) keep, and _SPARE for what else is computed and kept.
     """
-    n_ctx: int = kwargs.get("n_ctx", 512) or 4096  # 0: the model's own, which the header need not say
     n_rows: int = min(kwargs.get("n_ubatch", 512), kwargs.get("n_batch", 512))
-    cache = 2 * info.kv_values * n_ctx
     logits = 4 * info.n_vocab * n_rows
-    return info.file_bytes - info.expert_bytes + cache + logits + _file_bytes(kwargs.get("drafter")) + _SPARE
+    files = info.file_bytes + sum(_file_bytes(kwargs.get(name)) for name in ("drafter", "mmproj"))
+    sequences: int = _SEQUENCE * (kwargs.get("n_seq_max", 1) - 1)
+    return files - info.expert_bytes + cache_bytes(info, _n_ctx(info, kwargs)) + logits + sequences + _SPARE
+
+
+def cache_bytes(info: ModelInfo, n_ctx: int) -> int:
+    """Return what a KV cache of f16 values takes."""
+    return 2 * info.kv_values * n_ctx
+
+
+def _n_ctx(info: ModelInfo, kwargs: dict[str, Any]) -> int:
+    return kwargs.get("n_ctx", 512) or info.n_ctx_train or 4096  # 0: the model's own, if the header says it
 
 
 def _file_bytes(path: Any) -> int:
@@ -167,6 +177,17 @@ def short_of_host(info: ModelInfo) -> str:
     if free is None or info.expert_bytes <= free:
         return ""
     return f"a pool keeps all experts in host memory, {gib(info.expert_bytes)}, and {gib(free)} are free"
+
+
+def require_host(info: ModelInfo, n_bytes: int) -> None:
+    """Refuse a pool of so many bytes if host memory cannot hold all experts. Errors: ExpertMemoryError."""
+    if why := short_of_host(info):
+        n_layers = layers_that_do_not_fit(info, n_bytes)
+        raise ExpertMemoryError(
+            f"{why}; expected as much",
+            hint=f"n_cpu_moe={n_layers} in place of vram and expert_vram: the CPU computes the experts of so "
+            "many layers, and reads them from the model's file",
+        )
 
 
 def layers_that_do_not_fit(info: ModelInfo, n_bytes: int) -> int:

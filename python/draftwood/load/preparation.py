@@ -13,7 +13,7 @@ from typing import Any
 from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
-from draftwood.errors import ExpertMemoryError, OptionError
+from draftwood.errors import OptionError
 from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
@@ -105,7 +105,9 @@ def _pool(
     if part is None:
         return None, placement["n_cpu_moe"]
     if room is not None and (why := experts.short_of_host(info)):
-        return None, _without_pool(why, experts.layers_that_do_not_fit(info, room), asked_for=asked_for)
+        if asked_for:
+            experts.require_host(info, room)
+        return None, _without_pool(why, experts.layers_that_do_not_fit(info, room))
     heat.check_path(heat_file)
     pool = experts.make_pool(part, guess=guess, asked_for=asked_for)
     if pool is not None:
@@ -113,13 +115,7 @@ def _pool(
     return pool, placement["n_cpu_moe"]
 
 
-def _without_pool(why: str, n_layers: int, *, asked_for: bool) -> int:
-    if asked_for:
-        raise ExpertMemoryError(
-            f"{why}; expected as much",
-            hint=f"n_cpu_moe={n_layers} in place of vram and expert_vram: the CPU computes the experts of so "
-            "many layers, and reads them from the model's file",
-        )
+def _without_pool(why: str, n_layers: int) -> int:
     warn(f"{why}: the CPU computes the experts of {n_layers} layers, as with n_cpu_moe={n_layers}")
     return n_layers
 

@@ -19,9 +19,9 @@ DRAFTER = str(MODELS / "dflash-f16.gguf")
 
 
 class Server:
-    """One llama-server; `flags` follow the model."""
+    """One llama-server; `flags` follow the model, `prefix` starts it."""
 
-    def __init__(self, log: Path, *flags: str, model: str = MODEL) -> None:
+    def __init__(self, log: Path, *flags: str, model: str = MODEL, prefix: tuple[str, ...] = ()) -> None:
         self.url = f"http://127.0.0.1:{(port := free_port())}"
         self.log = log
         self.spec_type = flags[flags.index("--spec-type") + 1] if "--spec-type" in flags else "none"
@@ -29,7 +29,7 @@ class Server:
         environment = {**os.environ, "OMP_WAIT_POLICY": "passive"}
         with log.open("wb") as out:
             self.process = subprocess.Popen(
-                [*command, *flags], stdout=out, stderr=subprocess.STDOUT, env=environment
+                [*prefix, *command, *flags], stdout=out, stderr=subprocess.STDOUT, env=environment
             )
 
     def words(self) -> str:

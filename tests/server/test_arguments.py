@@ -12,9 +12,9 @@ from tests.model.rig import write_llama
 from tests.server.process import DRAFTER, MODEL, Server
 
 
-def ended(tmp_path: Path, *flags: str, model: str = MODEL) -> str:
+def ended(tmp_path: Path, *flags: str, model: str = MODEL, prefix: tuple[str, ...] = ()) -> str:
     """What a server says that ends by itself, with an error."""
-    server = Server(tmp_path / "log", "-c", "512", "-np", "1", *flags, model=model)
+    server = Server(tmp_path / "log", "-c", "512", "-np", "1", *flags, model=model, prefix=prefix)
     try:
         assert server.process.wait(60) != 0
     finally:

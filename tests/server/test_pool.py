@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import re
+import signal
 import subprocess
 import sys
 import time
@@ -18,6 +19,7 @@ from draftwood.engine.engine import probe_model
 from draftwood.load import experts, heat
 
 from tests.model.rig import write_llama
+from tests.ports import free_port
 from tests.server.conftest import GetServer
 from tests.server.process import MODEL, Server
 from tests.server.test_arguments import ended
@@ -271,3 +273,28 @@ def large(tmp_path_factory: pytest.TempPathFactory) -> str:
     tool = Path(__file__).resolve().parents[2] / "tools" / "synth_gguf.py"
     subprocess.run([sys.executable, tool, spec[0], path, *spec[1:]], check=True, capture_output=True)
     return str(path)
+
+
+# ---- draftwood serve ----
+
+
+def test_draftwood_serve_starts_it_and_its_end_writes_heat(tmp_path: Path, server: GetServer) -> None:
+    port, path = free_port(), tmp_path / "heat.json"
+    pool = ("--expert-vram", "4.5MB", "--expert-heat", str(path), "--no-expert-guess")
+    command = (sys.executable, "-m", "draftwood", "serve", MODEL, *pool, *ONE_SLOT, "--metrics", "-t", "1")
+    each = Server.__new__(Server)
+    each.url, each.log, each.spec_type = f"http://127.0.0.1:{port}", tmp_path / "log", "auto"
+    with each.log.open("wb") as out:
+        each.process = subprocess.Popen([*command, "--port", str(port)], stdout=out, stderr=out)
+    try:
+        each.wait()
+        assert seen(each.complete(PROMPTS[0])) == seen(
+            server(*ONE_SLOT, "--spec-type", "plain").complete(PROMPTS[0])
+        )
+        assert "draftwood: 7 of 16 experts" in each.words()
+        assert "1 slots draft as --spec-type auto" in each.words()
+        each.process.send_signal(signal.SIGINT)
+        assert each.process.wait(20) == 0
+        assert heat.require(str(path), INFO)
+    finally:
+        each.close()

@@ -70,7 +70,7 @@ def test_llama_server_knows_its_flags():
     shown = subprocess.run(
         [serve.program("llama-server"), "--help"], capture_output=True, text=True, check=True
     )
-    known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", shown.stdout)) | {"--speculation"}
+    known = set(re.findall(r"(?<![\w-])--?[a-z][\w-]*", shown.stdout)) | {"--speculation", "--vram"}
     cells = [options_table.served(name, options_table.flags(name)[0]) for name in options_table.arguments()]
     spelled = set(re.findall(r"`(.+?)`", " ".join(cells)))
     assert {"-md", "--rpc"} <= spelled <= known

@@ -22,6 +22,13 @@ _WORDS = {
     " or n_ubatch needs less": " needs less",  # no such option
     ", or a cache of smaller numbers: flash_attn=True, type_k=8, type_v=8 (q8_0)": "",  # no such options
 }
+# options of llama-server, which has other names
+_SERVER_WORDS = {
+    "n_ctx or n_ubatch needs": "-c or -ub needs",
+    "n_cpu_moe=": "--n-cpu-moe ",
+    "n_cpu_moe keeps": "--n-cpu-moe N keeps",
+    "vram and expert_vram": "--vram and --expert-vram",
+}
 _WITH_DRAFTER = "Llama(model, drafter=path)"
 _VALUE = r"""=("[^"]*"|'[^']*'|[^\s,;)]+)?"""
 
@@ -37,7 +44,12 @@ def in_options(hint: str, command: click.Command) -> str:
     Options are parameters by their names; a keyword without an option stays. Test: tests/unit/test_cli.py.
     """
     drafts = any(option.name == "drafter" for option in command.params)
-    words = {**_WORDS, _WITH_DRAFTER: f"draftwood {command.name if drafts else 'run'} MODEL --drafter FILE"}
+    words = _SERVER_WORDS if command.name == "serve" else {}
+    words = {
+        **words,
+        **_WORDS,
+        _WITH_DRAFTER: f"draftwood {command.name if drafts else 'run'} MODEL --drafter FILE",
+    }
     for python, ours in words.items():
         hint = hint.replace(python, ours)
     for option in command.params:

@@ -11,6 +11,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from draftwood.cli import server_pool, shared
 from draftwood.cli.failure import library_needed
 from draftwood.cli.server_flags import given, name_of, value
 from draftwood.errors import UnsupportedError
@@ -38,7 +39,6 @@ _PAGE_VARIABLES = ("LLAMA_ARG_STATIC_PATH",)
 _TYPES = {each: "plain" if each == "off" else each for each in SPECULATIONS}
 _DRAFTER = "-md DRAFTER.gguf"
 # options of `draftwood run` that llama-server has by another name, or not at all
-_EXPERTS = "--n-cpu-moe N keeps the experts of N layers in host memory; `draftwood run` has a pool of them"
 _READS = "llama-server reads a mapped file as Linux does: leave it out"
 _OTHERWISE = {
     "--drafter": _DRAFTER,
@@ -46,10 +46,6 @@ _OTHERWISE = {
     "--n-ctx": "-c N",
     "--max-tokens": "-n N, or max_tokens in a request",
     "--tree-budget": "--spec-type tree, whose verifies have up to 16 rows",
-    "--vram": _EXPERTS,
-    "--expert-vram": _EXPERTS,
-    "--expert-heat": _EXPERTS,
-    **dict.fromkeys(("--expert-guess", "--no-expert-guess"), _EXPERTS),
     **dict.fromkeys(("--expert-readahead", "--no-expert-readahead"), _READS),
     "--draft-vocab": "an eighth of the vocabulary is what it drafts from: leave it out",
     "--exact": "its kernels are exact, as draftwood run's: leave it out",
@@ -67,7 +63,7 @@ def program(name: str) -> Path:
     "serve",
     no_args_is_help=True,
     context_settings={"ignore_unknown_options": True, "help_option_names": ["--help"]},
-    options_metavar="[--speculation auto|off|mtp|dflash|ngram|tree]",
+    options_metavar="[--speculation auto|off|mtp|dflash|ngram|tree] [--vram SIZE]",
 )
 @click.argument("arguments", metavar="[MODEL] [LLAMA-SERVER FLAGS]...", nargs=-1, type=click.UNPROCESSED)
 @click.option(
@@ -78,7 +74,11 @@ def program(name: str) -> Path:
     help="What drafts, as in `draftwood run`. auto: the model's MTP block or the drafter of -md, as far as "
     "it pays. off: exact kernels, no drafts. --spec-type in its place reaches llama-server unchanged.",
 )
-def command(arguments: tuple[str, ...], speculation: str) -> None:
+@shared.vram
+@shared.expert_vram
+@shared.expert_heat
+@shared.expert_guess
+def command(arguments: tuple[str, ...], speculation: str, **pool: Any) -> None:
     """Run the bundled llama-server.
 
     MODEL is a GGUF file, the same as -m MODEL. All other flags are llama-server's own and reach it unchanged.
@@ -95,7 +95,7 @@ def command(arguments: tuple[str, ...], speculation: str) -> None:
         from draftwood.load import cpu
     cpu.check()
     _capi.cuda.hand_on(os.environ)
-    command = [server, *with_page(command_line(list(arguments), speculation))]
+    command = [server, *with_page(with_pool(command_line(list(arguments), speculation), **pool))]
     sys.stderr.flush()
     if sys.platform == "win32":  # a new process in any case, which finds DLLs by PATH
         os.environ["PATH"] = os.pathsep.join([str(Path(_capi.lib._name).parent), os.environ["PATH"]])
@@ -127,6 +127,14 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
             click.echo(f"draftwood: nothing is drafted: {planned.reason}", err=True)
             return arguments
     return [*arguments, _TYPE, _TYPES[speculation]]
+
+
+def with_pool(arguments: list[str], **options: Any) -> list[str]:
+    """Return the arguments with those of a pool of experts. Errors: as `server_pool.flags` raises."""
+    wanted = server_pool.Wanted(**options)
+    path = _model(arguments)
+    asked = wanted.vram is not None or wanted.expert_vram is not None
+    return [*arguments, *server_pool.flags(wanted, arguments, _header(path) if asked and path else None)]
 
 
 def with_page(arguments: list[str]) -> list[str]:

@@ -149,21 +149,19 @@ void model_pool::make_or_throw(common_params & params) {
     ggml_backend_dev_t card   = card_of(params);
     dw_expert_params   wanted = fitting(info_, asked.n_bytes, card);
     wanted.guess              = asked.guess < 0 ? card != nullptr : asked.guess;
-    if (dw_expert_pool * made = nullptr; dw_expert_pool_new(&wanted, &made) == DW_OK) {
-        pool_.reset(made);
-    } else {
+    dw_expert_pool * made     = nullptr;
+    if (dw_expert_pool_new(&wanted, &made) != DW_OK) {
         refuse(dw_last_error());
     }
-    heat_file_ = asked.heat_file;
-    warm();
-    pattern_      = experts_of(info_);
-    asked.is_made = true;
-    // memory is fitted here; --fit knows no pool
-    params.fit_params            = false;
-    params.tensor_buft_overrides = {
-        { pattern_.c_str(), (ggml_backend_buffer_type_t) dw_expert_pool_buffer_type(pool_.get()) },
-        { nullptr, nullptr },
-    };
+    pool_.reset(made);
+    heat_file_              = asked.heat_file;
+    const std::string fault = warm();
+    if (!fault.empty() && !asked.is_made) {
+        refuse(fault);
+    } else if (!fault.empty()) { // llama-server ends by an abort if it cannot wake up
+        LOG_WRN("draftwood: %s\n", fault.c_str());
+    }
+    place(params);
     LOG_INF("draftwood: %d of %d experts of each layer in slots on %s, all of them in host memory\n", wanted.n_slots,
             info_.n_experts, wanted.device);
     if (!card) {
@@ -172,23 +170,34 @@ void model_pool::make_or_throw(common_params & params) {
     }
 }
 
-void model_pool::warm() const {
+void model_pool::place(common_params & params) {
+    pattern_                     = experts_of(info_);
+    params.dw_pool.is_made       = true;
+    params.fit_params            = false; // it knows no pool
+    params.tensor_buft_overrides = {
+        { pattern_.c_str(), (ggml_backend_buffer_type_t) dw_expert_pool_buffer_type(pool_.get()) },
+        { nullptr, nullptr },
+    };
+}
+
+std::string model_pool::warm() const {
     if (heat_file_.empty()) {
-        return;
+        return "";
     }
     if (const std::string found = refusal_of_heat_file(heat_file_); !found.empty()) {
-        refuse("--expert-heat " + heat_file_ + " " + found + "; expected a file in a folder that can be written");
+        return "--expert-heat " + heat_file_ + " " + found + "; expected a file in a folder that can be written";
     }
     if (!std::filesystem::exists(heat_file_)) {
-        return;
+        return "";
     }
     const std::optional<expert_heat> heat = read_heat(heat_file_, info_.n_layers, info_.n_experts);
     if (!heat) {
-        refuse(misfit(heat_file_, info_) + "\nhint: another name, or leave it out; a server writes one when it ends");
+        return misfit(heat_file_, info_) + "\nhint: another name, or leave it out; a server writes one when it ends";
     }
     for (const auto & [il, values] : *heat) {
         dw_expert_set_heat(pool_.get(), il, values.data(), (int32_t) values.size());
     }
+    return "";
 }
 
 void model_pool::loaded(const llama_model * model) const {

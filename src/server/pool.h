@@ -30,8 +30,9 @@ class model_pool {
     std::string metrics() const;
 
   private:
-    void make_or_throw(common_params & params);
-    void warm() const;
+    void        make_or_throw(common_params & params);
+    void        place(common_params & params);
+    std::string warm() const; // why it does not begin with the heat file; "" if it does
 
     struct deleter {
         void operator()(dw_expert_pool * pool) const { dw_expert_pool_free(pool); }

@@ -200,6 +200,20 @@ def test_a_server_that_sleeps_keeps_heat_and_makes_the_pool_anew(start: Start, t
     assert counted(each)["hits"] > 0
 
 
+def test_a_server_wakes_up_beside_another_file_of_heat(start: Start, tmp_path: Path) -> None:
+    path = tmp_path / "heat.json"
+    each = start("--spec-type", "plain", "--expert-heat", str(path), "--sleep-idle-seconds", "1")
+    first = each.complete(PROMPTS[0])
+    end = time.monotonic() + 30
+    while not path.exists() and time.monotonic() < end:
+        time.sleep(0.1)
+    path.write_text("mine")
+    assert seen(each.complete(PROMPTS[0])) == seen(first)
+    assert "is no heat file of a model with 12 layers of 16 experts" in each.words()
+    each.close()
+    assert path.read_text() == "mine"
+
+
 # ---- refusals ----
 
 

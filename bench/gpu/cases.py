@@ -75,6 +75,8 @@ class Case:
     experts of as many layers in host memory (--n-cpu-moe)."""
     guess: str = "default"
     """Whether experts are fetched before their router has chosen: "on", "off", or as without expert_guess."""
+    clients: int = 0
+    """Clients at once of llama-servers with as many slots, ours and stock's; 0: one, of stock's alone."""
     seed: int = 1
 
     @property
@@ -108,12 +110,12 @@ class Case:
         text = sum(n + 1 for n in accepted(self.schedule, self.rounds, self.seed))
         return self.prompt + max(text, self.rounds) + (self.warm + 1) * self.nodes + 64
 
-    def prompt_of(self, n_vocab: int, seed: int) -> list[int]:
-        """Return i32[prompt]: random tokens, the same for both sides and for llama-server.
+    def prompt_of(self, n_vocab: int, seed: int, client: int = 0) -> list[int]:
+        """Return i32[prompt]: random tokens, the same for all sides; a client has its own.
 
         seed: of the turn. It counts where experts come and go: a text that was seen has its own in the slots.
         """
-        draw = random.Random(seed if self.experts < 1.0 else self.seed)
+        draw = random.Random((seed if self.experts < 1.0 else self.seed) + 1_000_003 * client)
         return [draw.randrange(n_vocab) for _ in range(self.prompt)]
 
 
@@ -151,6 +153,7 @@ def check(case: Case) -> Case:
         raise _wrong(f"{case.name}: found auto with drafter {case.drafter!r}; expected mtp or dflash")
     if not 0.0 <= case.experts <= 1.0:
         raise _wrong(f"{case.name}: experts is {case.experts}; expected a part, 0 to 1")
+    _check_clients(case)
     try:
         rates = case.schedule
     except OptionError as error:
@@ -166,6 +169,14 @@ def check(case: Case) -> Case:
     if case.rates and case.length not in (1.0, round(mean_length(case.rates), 3)):
         raise _wrong(f"{case.name}: found length beside rates; expected one of them")
     return case
+
+
+def _check_clients(case: Case) -> None:
+    if not 0 <= case.clients <= 64:
+        raise _wrong(f"{case.name}: clients is {case.clients}; expected 0 to 64")
+    scheduled = case.drafter in ("mtp", "dflash") and case.shape == "chain" and not case.auto
+    if case.clients and (not scheduled or case.experts < 1.0):
+        raise _wrong(f"{case.name}: found clients beside auto, a tree or a pool; expected chains")
 
 
 def _wrong(message: str) -> OptionError:

@@ -83,20 +83,27 @@ def _case(
     work: Work, clock: Clock, case: Case, files: Files, ours: Worker, server: Server, seed: int
 ) -> dict[str, Any]:
     with ExitStack() as stack:
-        if case.experts < 1.0:  # the shared server keeps all experts on the card
-            flags = stock.common_flags(case, files.model, case.n_ctx)
-            server = Server(flags, work.logs / "stock-experts.log")
-            stack.callback(server.close)
+
+        def started(name: str, n_ctx: int, *more: str) -> Server:
+            made = Server([*stock.common_flags(case, files.model, n_ctx), *more], work.logs / f"{name}.log")
+            stack.callback(made.close)
+            return made
+
+        if case.experts < 1.0 or case.clients:  # the shared server has one slot, and all experts on the card
+            server = started("stock-own", case.n_ctx)
         servers = {"stock_plain": server}
         server.ready(clock.limit(LOAD))
         facts = ours.call(clock.limit(LOAD), "open", case.asked)  # alone: "auto" measures the machine there
         stack.callback(_close, ours)
         if case.stock and case.drafter in ("mtp", "dflash"):
-            flags = stock.common_flags(case, files.model, case.n_ctx + case.rounds * case.nodes)
-            flags += stock.drafting_flags(case, files.drafter)
-            servers["stock"] = Server(flags, work.logs / "stock-drafts.log")
-            stack.callback(servers["stock"].close)
-            servers["stock"].ready(clock.limit(LOAD))
+            n_ctx = case.n_ctx + case.rounds * case.nodes
+            servers["stock"] = started("stock-drafts", n_ctx, *stock.drafting_flags(case, files.drafter))
+            if case.clients:
+                drafts = stock.drafting_flags(case, files.drafter, ours=True)
+                servers["served_plain"] = started("served-plain", n_ctx, "--spec-type", "plain")
+                servers["served"] = started("served-drafts", n_ctx, *drafts)
+        for each in servers.values():
+            each.ready(clock.limit(LOAD))
         turns = _turns(case, clock, ours, servers, facts["n_vocab"])
         found: dict[str, list[Any]] = {name: [] for name in turns}
         for repeat in range(case.repeats):
@@ -114,13 +121,14 @@ def _turns(
         return lambda seed: ours.call(clock.limit(TURN), method, seed)
 
     def served(name: str) -> Callable[[int], Any]:
-        length = mean_length(case.stock_schedule) if name == "stock" else 1.0
+        length = mean_length(case.stock_schedule) if name in ("stock", "served") else 1.0
 
         def complete(seed: int) -> Any:
             for rounds in (case.warm, case.rounds):  # the first captures graphs, as ours does
-                prompt = case.prompt_of(n_vocab, seed)
-                found = servers[name].complete(case, prompt, round(rounds * length), seed, clock.limit(TURN))
-            return found
+                prompts = [case.prompt_of(n_vocab, seed, i) for i in range(max(1, case.clients))]
+                n_tokens = round(rounds * length)
+                replies = servers[name].serve(case, prompts, n_tokens, seed, clock.limit(TURN))
+            return stock.together(replies)
 
         return complete
 

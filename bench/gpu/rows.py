@@ -33,6 +33,10 @@ _SPREAD = (
     "bound_share",
     "of_resident",
     "hit_rate",
+    "served",
+    "served_plain",
+    "served_of_library",
+    "served_of_stock",
 )
 
 
@@ -95,6 +99,7 @@ def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]
                 "warm",
                 "experts",
                 "guess",
+                "clients",
             )
         },
         "schedule": {"length": case.length, "rates": [round(rate, 6) for rate in case.schedule]},
@@ -142,10 +147,35 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
         got["stock_stream"] = _middle([turn["stream_per_second"] for turn in found["stock"]])
         got["stock_length"] = tokens / (tokens - accepted)
         got["stock_speedup"] = got["stock"] / got["stock_plain"]
+        if "served" in found:
+            got |= _served(found, got)
     elif "candidate" in found:
         got["stock"] = None
     got["ratio"] = got["ours"] / got["stock"] if got["stock"] else None
     return got
+
+
+def _served(found: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:
+    """Return what our llama-server does with the case's clients, beside the library and stock's.
+
+    served_of_library: with one client, as its stream comes, of what the library gives. served_of_stock: of
+    stock's faster way, plain or drafting.
+    """
+    plain, drafts = (
+        _middle([turn["stream_per_second"] for turn in found[name]]) for name in ("served_plain", "served")
+    )
+    tokens = sum(turn["predicted_n"] - 1 for turn in found["served"])
+    accepted = sum(turn.get("draft_n_accepted", 0) for turn in found["served"])
+    best = max(got["stock_stream"], _middle([turn["stream_per_second"] for turn in found["stock_plain"]]))
+    alone = not any(turn.get("clients") for turn in found["served"])
+    return {
+        "served_plain": plain,
+        "served": drafts,
+        "served_length": tokens / (tokens - accepted),
+        "served_speedup": drafts / plain,
+        "served_of_library": drafts / got["ours"] if alone else None,
+        "served_of_stock": drafts / best,
+    }
 
 
 def _pooled(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:

@@ -15,6 +15,7 @@ import time
 import urllib.error
 import urllib.request
 from collections.abc import Sequence
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -26,12 +27,17 @@ from bench.gpu.work import BenchError
 
 
 def common_flags(case: Case, model: Path, n_ctx: int) -> list[str]:
-    """Return the flags of a server for plain decode: one slot, all on the card, no copies of states."""
+    """Return the flags of a server for plain decode: all on the card, no copies of states.
+
+    n_ctx: of a slot. One slot, unless the case has more clients.
+    """
+    slots = max(1, case.clients)
     threads = ["--threads", str(case.threads)] if case.threads else []
     layers = 99 if case.n_gpu_layers < 0 else case.n_gpu_layers
     moe = ["--n-cpu-moe", str(cpu_layers(case, model))] if case.experts < 1.0 else []
     return [
-        *("--model", str(model), "--parallel", "1", "--ctx-size", str(n_ctx), "--gpu-layers", str(layers)),
+        *("--model", str(model), "--parallel", str(slots), "--ctx-size", str(slots * n_ctx)),
+        *("--gpu-layers", str(layers)),
         *("--flash-attn", "on", "--fit", "off", "--cache-ram", "0", "--ctx-checkpoints", "0", "--no-webui"),
         *moe,
         *threads,
@@ -43,13 +49,13 @@ def cpu_layers(case: Case, model: Path) -> int:
     return round((1.0 - case.experts) * probe_model(str(model)).n_expert_layers)
 
 
-def drafting_flags(case: Case, drafter: Path | None) -> list[str]:
+def drafting_flags(case: Case, drafter: Path | None, *, ours: bool = False) -> list[str]:
     """Return the flags that make it draft chains of as many nodes, accepted as the schedule has it.
 
-    Names: common/arg.cpp at the pin.
+    ours: with draftwood's engine. Names: common/arg.cpp at the pin.
     """
     rates = ",".join(f"{rate:.9g}" for rate in case.stock_schedule)
-    own = ["--spec-type", f"draft-{case.drafter}"]
+    own = ["--spec-type", case.drafter if ours else f"draft-{case.drafter}"]
     if case.drafter == "dflash":
         own += ["--spec-draft-model", str(drafter), "--spec-draft-ngl", "all"]
     return [*own, "--spec-draft-n-max", str(case.nodes - 1), "--spec-synth-rates", rates]
@@ -109,6 +115,17 @@ class Server:
         except (OSError, KeyError, ValueError) as error:
             raise BenchError(f"llama-server failed in a request: {error!r}\n{tail(self._log)}") from error
 
+    def serve(
+        self, case: Case, prompts: Sequence[Sequence[int]], n_tokens: int, seed: int, limit: float
+    ) -> list[dict[str, Any]]:
+        """Return what `complete` does for clients that ask together, each with its prompt and a seed."""
+        with ThreadPoolExecutor(len(prompts)) as pool:
+            asked = [
+                pool.submit(self.complete, case, prompt, n_tokens, seed + i, limit)
+                for i, prompt in enumerate(prompts)
+            ]
+            return [each.result() for each in asked]
+
     def close(self) -> None:
         """End it, by force if it must be."""
         self._process.terminate()
@@ -117,6 +134,35 @@ class Server:
         except subprocess.TimeoutExpired:
             self._process.kill()
             self._process.wait()
+
+
+def together(replies: Sequence[dict[str, Any]]) -> dict[str, Any]:
+    """Return the timings of replies that came at the same time, as those of one.
+
+    Speeds are of the time in which all of them were written. Errors: BenchError if there is none.
+    """
+    if len(replies) == 1:
+        return {name: value for name, value in replies[0].items() if name != "seen"}
+    begin = max(reply["seen"][0][0] for reply in replies)
+    end = min(reply["seen"][-1][0] for reply in replies)
+    if end <= begin:
+        raise BenchError("the clients' replies came one after the other", hint="--set rounds=N, with more")
+    n_tokens = sum(_until(reply["seen"], end) - _until(reply["seen"], begin) for reply in replies)
+    speed = n_tokens / (end - begin)
+    total = sum(reply["predicted_n"] - 1 for reply in replies)
+    return {
+        "predicted_n": total + 1,
+        "predicted_ms": 1000 * total / speed,
+        "predicted_per_second": speed,
+        "stream_per_second": speed,
+        "draft_n": sum(reply.get("draft_n", 0) for reply in replies),
+        "draft_n_accepted": sum(reply.get("draft_n_accepted", 0) for reply in replies),
+        "clients": len(replies),
+    }
+
+
+def _until(seen: Sequence[tuple[float, int]], end: float) -> int:
+    return max((n for when, n in seen if when <= end), default=0)
 
 
 def _read_stream(reply: Any, end: float) -> dict[str, Any]:
@@ -130,6 +176,7 @@ def _read_stream(reply: Any, end: float) -> dict[str, Any]:
         if event.get("stop"):
             # none where all tokens were held back, as parts of a letter that never came
             (begin, first), (done, last) = (seen[0], seen[-1]) if seen else ((0.0, 0), (0.0, 0))
-            return {**event["timings"], "stream_per_second": (last - first) / max(done - begin, 1e-9)}
+            speed = (last - first) / max(done - begin, 1e-9)
+            return {**event["timings"], "stream_per_second": speed, "seen": seen or [(0.0, 0)]}
         seen.append((time.perf_counter(), event["tokens_predicted"]))
     raise ValueError("the stream ended without its last event")

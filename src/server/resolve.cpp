@@ -5,8 +5,10 @@
 #include "common.h"
 #include "draftwood.h"
 #include "log.h"
+#include "speculative.h"
 
 #include <algorithm>
+#include <stdexcept>
 
 namespace draftwood {
 
@@ -88,6 +90,28 @@ int32_t default_tokens(const common_params & params) {
     return dw.type == "mtp" && on_cpu(params) ? cpu_draft_tokens : default_draft_tokens;
 }
 
+// From llama.cpp, which would ask for drafts of its own then.
+void take_schedule(common_params & params) {
+    common_params_speculative & asked = params.speculative;
+    dw_spec &                   dw    = asked.dw;
+    if (!asked.has_synth()) {
+        return;
+    }
+    if (dw.draft_tokens == 0 || dw.tree_budget > 0) {
+        LOG_WRN("draftwood: --spec-synth-rates and --spec-synth-len have no effect with --spec-type %s\n",
+                dw.type.c_str());
+    } else {
+        try {
+            dw.rates = common_speculative_synth_rates_resolve(&asked, dw.draft_tokens);
+            LOG_WRN("draftwood: drafts are accepted by a schedule; the text is not the model's\n");
+        } catch (const std::invalid_argument & error) {
+            dw.refusal = error.what();
+        }
+    }
+    asked.synth_len = -1.0;
+    asked.synth_rates.clear();
+}
+
 } // namespace
 
 void resolve(common_params & params) {
@@ -114,6 +138,7 @@ void resolve(common_params & params) {
     dw.tree_budget   = trees ? std::min(std::max(default_tree_budget, dw.draft_tokens + 1), DW_MAX_TREE) : 0;
     dw.chooses       = dw.type == "auto";
     dw.loads_mtp     = dw.drafter == DW_DRAFTER_MTP;
+    take_schedule(params);
     // repacked weights have kernels that depend on the batch, and a draft's rows would not be those of plain steps
     params.no_extra_bufts = true;
     if (params.sampling.backend_sampling) {

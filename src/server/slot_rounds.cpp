@@ -28,6 +28,13 @@ dw_stats stats_of(const dw_engine * engine) {
     return stats;
 }
 
+std::vector<llama_token> draft_of(dw_engine * engine) {
+    std::vector<llama_token> tokens(DW_MAX_DRAFT);
+    int32_t                  n = 0;
+    tokens.resize(dw_get_draft(engine, tokens.data(), &n) == DW_OK ? (size_t) n : 0);
+    return tokens;
+}
+
 } // namespace
 
 bool slot_rounds::make(const common_params & params, llama_context * target, std::unique_ptr<slot_rounds> & made) {
@@ -51,6 +58,7 @@ bool slot_rounds::make(const common_params & params, llama_context * target, std
             made.reset();
             return false;
         }
+        made->seats_.back().accepts = schedule(dw.rates);
     }
     if (dw.drafter == DW_DRAFTER_NONE) {
         LOG_INF("draftwood: %d slots, no drafts (--spec-type %s)\n", params.n_parallel, dw.type.c_str());
@@ -137,6 +145,9 @@ int32_t slot_rounds::begin_rounds(const std::vector<asked> & all, std::vector<in
         seat & each  = seats_[all[i].slot];
         each.open    = true;
         each.n_taken = 0;
+        if (each.accepts.on()) {
+            each.accepts.begin(draft_of(each.engine.get()));
+        }
         n_drafted.push_back((int32_t) (this->n_drafted(all[i].slot) - before[i]));
     }
     return 0;
@@ -154,6 +165,11 @@ bool slot_rounds::has_row(int32_t slot) const {
 int32_t slot_rounds::row(int32_t slot, int32_t otherwise) const {
     int32_t row, n_past;
     return has_row(slot) && dw_row(seats_[slot].engine.get(), &row, &n_past) == DW_OK ? row : otherwise;
+}
+
+llama_token slot_rounds::taken(int32_t slot, llama_token sampled) const {
+    const seat & each = seats_[slot];
+    return each.open && each.accepts.on() ? each.accepts.take(each.n_taken, sampled) : sampled;
 }
 
 bool slot_rounds::accepts(int32_t slot, llama_token token) {

@@ -8,6 +8,7 @@
 
 #include "server/input_size.h"
 #include "server/resolve.h"
+#include "server/schedule.h"
 
 #include "draftwood.h"
 
@@ -46,7 +47,9 @@ class slot_rounds {
 
     // the row of logits to sample next: of the open round, else `otherwise`
     int32_t row(int32_t slot, int32_t otherwise) const;
-    // The slot sampled that row.
+    // What the slot takes of that row: what it sampled, but for benchmarks (--spec-synth-rates).
+    llama_token taken(int32_t slot, llama_token sampled) const;
+    // The slot took it.
     template <typename S> void took(S & slot, llama_token token);
     // After it was processed: true if another row is to be sampled, else the round has ended.
     template <typename S> bool goes_on(S & slot);
@@ -71,6 +74,7 @@ class slot_rounds {
         std::unique_ptr<dw_engine, deleter> engine;
         bool                                open    = false;
         size_t                              n_taken = 0; // rows of the open round
+        schedule                            accepts;     // for benchmarks
     };
 
     slot_rounds() = default;

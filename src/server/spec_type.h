@@ -6,6 +6,7 @@
 #include <algorithm>
 #include <cstdint>
 #include <string>
+#include <vector>
 
 struct dw_spec {
     std::string type;              // of --spec-type; empty: one of llama.cpp's, or none
@@ -20,6 +21,8 @@ struct dw_spec {
     int32_t     draft_tokens = 0;
     int32_t     tree_budget  = 0;
     bool        chooses      = false; // DW_LENGTH_AUTO
+
+    std::vector<double> rates; // of --spec-synth-rates or --spec-synth-len: a benchmark's (schedule.h)
 
     // Takes a value of --spec-type. Returns false if it is llama.cpp's.
     bool take(const std::string & value) {

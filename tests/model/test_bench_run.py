@@ -87,6 +87,19 @@ def test_cases_are_measured_beside_llama_server_and_not_twice(tmp_path):
     assert re.search("found cases .* measured in .* with seed 1, not 9; expected the same", other.stderr)
 
 
+def test_servers_of_ours_are_measured_beside_stocks(tmp_path):
+    wanted = ["--case", "served1", "--case", "served4", "--set", "rounds=48"]
+    done = run(tmp_path, "cases", *wanted)
+    assert done.returncode == 0, done.stderr
+    state = json.loads((tmp_path / "bench.json").read_text())
+    for name, n_clients in (("served1", 1), ("served4", 4)):
+        row = rows.of_case(state, name, [state["cases"][name]["0"]])
+        assert (row["case"], row["clients"]) == (name, n_clients)
+        assert row["served_length"] == pytest.approx(4.0, rel=0.25)
+        assert min(row[name] for name in ("served", "served_plain", "served_of_stock")) > 0
+        assert (row["served_of_library"] is None) == (n_clients > 1)
+
+
 def check_length4(row: dict) -> None:
     case = cases.read(settings=SMALL)["length4"]
     length = 1 + sum(accepted(case.schedule, 6, 1)) / 6

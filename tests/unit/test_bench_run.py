@@ -342,3 +342,24 @@ def test_a_machine_without_a_card_is_an_error_in_words(tmp_path, monkeypatch):
     with pytest.raises(BenchError, match="nvidia-smi cannot be run") as caught:
         floor.card()
     assert "leave stage floor out" in str(caught.value.hint)
+
+
+def test_clients_together_have_the_speed_of_their_common_time():
+    slow = {"predicted_n": 11, "seen": [(0.0, 1), (10.0, 11)]}
+    late = {"predicted_n": 21, "seen": [(5.0, 1), (6.0, 6), (9.0, 21)], "draft_n_accepted": 4}
+    found = stock.together([slow, late])
+    # from 5.0 to 9.0 the second wrote 20 tokens; the first's event behind it is not in that time
+    assert found["predicted_per_second"] == 5.0
+    assert (found["predicted_n"], found["predicted_ms"]) == (31, 6000.0)
+    assert (found["draft_n_accepted"], found["clients"]) == (4, 2)
+    assert stock.together([slow]) == {"predicted_n": 11}
+    with pytest.raises(BenchError, match="one after the other"):
+        stock.together([slow, {"predicted_n": 2, "seen": [(10.5, 1), (11.0, 2)]}])
+
+
+@pytest.mark.parametrize(
+    "settings", [("clients=-1",), ("clients=2", "drafter=none", "nodes=1"), ("clients=2", "experts=0.5")]
+)
+def test_clients_of_cases_that_have_none(settings):
+    with pytest.raises(OptionError, match="clients"):
+        cases.read(settings=settings)

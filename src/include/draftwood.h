@@ -298,9 +298,8 @@ DW_API dw_status dw_trim(dw_engine * engine, int32_t n_keep);
 DW_API dw_status dw_restore(dw_engine * engine, const void * state, size_t n_bytes, int32_t n_keep);
 
 // The llama_context that the engine's drafter keeps its part of the sequence in, under the same id; NULL: it keeps
-// none. What was evaluated so far is in it when the call returns. Who saves, loads or copies the target's sequence may
-// do the same with this part: a load comes after the target's, a copy goes to a sequence whose engine was reset. Leave
-// all else in it alone. Errors: DW_ERR_DECODE.
+// none. What was evaluated so far is in it when the call returns. A caller may save this part, load it behind the
+// target's, or copy it to a sequence whose engine was reset. Leave all else in it alone. Errors: DW_ERR_DECODE.
 DW_API dw_status dw_drafter_memory(dw_engine * engine, struct llama_context ** memory);
 
 // Forget everything: target memory, drafter memory, open round.

@@ -21,8 +21,9 @@ namespace draftwood {
 
 namespace {
 
-constexpr char too_many[] = "too many connections; try again later, or raise --http-connections";
-constexpr char too_slow[] = "the head of the request did not arrive in time; --http-head-time is the limit";
+constexpr char too_many[]  = "too many connections; try again later, or raise --http-connections";
+constexpr char too_large[] = "the head of the request is larger than 16 KiB";
+constexpr char too_slow[]  = "the head of the request did not arrive in time; --http-head-time is the limit";
 
 std::string as_json(int status, const std::string & message) {
     const char * type = status == 429 ? "rate_limit_error" : "invalid_request_error";
@@ -32,11 +33,23 @@ std::string as_json(int status, const std::string & message) {
 
 #ifdef _WIN32
 
+void end_socket(socket_t socket) {
+    ::shutdown(socket, SD_BOTH);
+}
+
+void refuse(socket_t socket, int, const char *) {
+    closesocket(socket);
+}
+
 int32_t most_files(int32_t wanted) {
     return wanted;
 }
 
 #else
+
+void end_socket(socket_t socket) {
+    ::shutdown(socket, SHUT_RDWR);
+}
 
 // Files beside connections are few: the model, the page, the log.
 int32_t most_files(int32_t wanted) {
@@ -47,7 +60,7 @@ int32_t most_files(int32_t wanted) {
     return (int32_t) std::min<rlim_t>(wanted, files.rlim_cur / 2);
 }
 
-enum class head { none, partial, bodiless, whole, gone };
+enum class head { none, partial, bodiless, whole, gone, large };
 
 // A TLS handshake is whole: what it hides cannot be looked at.
 head look(socket_t socket) {
@@ -59,7 +72,8 @@ head look(socket_t socket) {
     std::string text(bytes, (size_t) n);
     const auto  end = text.find("\r\n\r\n");
     if (end == std::string::npos) {
-        return n == sizeof(bytes) || text[0] == '\x16' ? head::whole : head::partial;
+        const bool tls = text[0] == '\x16';
+        return tls ? head::whole : n == sizeof(bytes) ? head::large : head::partial;
     }
     text.resize(end);
     const bool may_have_none =
@@ -123,19 +137,26 @@ void connections::shutdown() {
         watcher_.join();
         lock.lock();
     }
+    // A thread may wait for a client, or for tokens that nobody makes any more: both ask whether the client has left.
+    for (const socket_t socket : served_) {
+        end_socket(socket);
+    }
     ended_.wait(lock, [this] { return n_running_ == 0; });
 }
 
 void connections::run(waiter & one, bool has_body) {
+    std::list<socket_t>::iterator place;
     {
         const std::lock_guard<std::mutex> lock(mutex_);
-        if (n_running_ >= n_most_ - (has_body ? n_kept_ : 0)) {
+        if (stopping_ || n_running_ >= n_most_ - (has_body ? n_kept_ : 0)) {
             return refuse(one.socket, 429, too_many);
         }
+        place = served_.insert(served_.end(), one.socket);
         ++n_running_;
     }
-    const auto end = [this] {
+    const auto end = [this, place] {
         const std::lock_guard<std::mutex> lock(mutex_);
+        served_.erase(place);
         --n_running_;
         ended_.notify_all();
     };
@@ -232,6 +253,9 @@ bool connections::moves_on(waiter & one) {
             return true;
         case head::whole:
             run(one, true);
+            return true;
+        case head::large:
+            refuse(one.socket, 431, too_large);
             return true;
         case head::gone:
             close(one.socket);

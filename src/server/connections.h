@@ -1,7 +1,8 @@
 // Connections of llama-server between accept and a thread. A connection gets its thread when the head of its first
 // request is complete, so one that sends nothing, or half a head, costs a socket. Some threads are kept for requests
 // without a body: /health answers while others hold all the rest with half-sent bodies.
-// A head that takes too long gets a 408, a connection or a body too many a 429. On Windows each connection has a thread
+// A head that takes too long gets a 408, one larger than 16 KiB a 431, a connection or body too many a 429. Later
+// requests of a connection are read by its thread, under the limit of stalls. On Windows each connection has a thread
 // from the begin. Must not know: routes, models. Test: tests/server/test_limits.py.
 
 #pragma once
@@ -33,7 +34,7 @@ class connections {
     void admit(socket_t socket, task serve);
     // True if connections should be closed behind a reply: one that waits for its next request holds a thread.
     bool crowded() const { return n_running_ > n_most_ / 2; }
-    // Closes those that wait and returns when every thread has ended. Listeners must have ended.
+    // Ends all connections and returns when every thread has ended. Listeners must have ended.
     void shutdown();
 
   private:
@@ -57,8 +58,9 @@ class connections {
     const int32_t         n_kept_; // threads for requests without a body
     const clock::duration head_time_;
 
-    std::mutex              mutex_; // of the next two, and of changes of n_running_
+    std::mutex              mutex_; // of the next three, and of changes of n_running_
     std::list<waiter>       arrived_;
+    std::list<socket_t>     served_;
     bool                    stopping_ = false;
     std::condition_variable ended_;
     std::atomic<int32_t>    n_running_{ 0 };

@@ -19,14 +19,6 @@ bool inside_character(unsigned char byte) {
     return (byte & 0xC0) == 0x80;
 }
 
-// The end of what begins at `at` and ends with an unescaped `last`.
-size_t past(const std::string & text, size_t at, char last) {
-    for (++at; at < text.size() && text[at] != last; ++at) {
-        at += text[at] == '\\' ? 1 : 0;
-    }
-    return std::min(text.size(), at + 1);
-}
-
 // The larger number of "{n}" or "{n,m}" at `at`, and in `at` its end.
 size_t times(const std::string & text, size_t & at) {
     size_t most = 0, number = 0;
@@ -39,20 +31,6 @@ size_t times(const std::string & text, size_t & at) {
 }
 
 } // namespace
-
-void check_body(const std::string & body) {
-    size_t depth = 0;
-    for (size_t at = 0; at < body.size();) {
-        if (body[at] == '"') {
-            at = past(body, at, '"');
-            continue;
-        }
-        depth += body[at] == '[' || body[at] == '{' ? 1 : 0;
-        depth -= (body[at] == ']' || body[at] == '}') && depth > 0 ? 1 : 0;
-        refuse_more("objects and arrays in each other in the body", depth, most_json_depth);
-        ++at;
-    }
-}
 
 // An item is what a repetition repeats: a string, a class, a group or a rule. A repeated item has so many elements.
 void check_grammar(const std::string & grammar) {
@@ -93,24 +71,33 @@ void set_most_tokens(int32_t n_ctx) {
     most_tokens = n_ctx;
 }
 
-void check_text(const llama_vocab * vocab, const std::string & text) {
-    const int64_t most = most_tokens;
-    if (text.size() <= part_size || most <= 0) {
+void check_texts(const llama_vocab * vocab, const std::vector<std::string> & texts) {
+    const int64_t most     = most_tokens;
+    size_t        n_bytes  = 0;
+    int64_t       n_tokens = 0;
+    for (const std::string & text : texts) {
+        n_bytes += text.size();
+    }
+    if (n_bytes <= part_size || most <= 0) {
         return;
     }
-    int64_t n_tokens = 0;
-    for (size_t begin = 0; begin < text.size();) {
-        size_t end = std::min(text.size(), begin + part_size);
-        while (end < text.size() && inside_character((unsigned char) text[end])) {
-            ++end;
-        }
-        n_tokens -= llama_tokenize(vocab, text.data() + begin, (int32_t) (end - begin), nullptr, 0, false, false);
-        begin = end;
-        // a cut through a word makes a few tokens more of it
-        if (n_tokens > most + most / 50 + 64) {
-            throw std::invalid_argument("the prompt is longer than the context: found " + std::to_string(n_tokens) +
-                                        " tokens in its first " + std::to_string(end) + " bytes, expected fewer than " +
-                                        std::to_string(most));
+    n_bytes = 0;
+    for (const std::string & text : texts) {
+        for (size_t begin = 0; begin < text.size();) {
+            size_t end = std::min(text.size(), begin + part_size);
+            while (end < text.size() && inside_character((unsigned char) text[end])) {
+                ++end;
+            }
+            const int32_t size = (int32_t) (end - begin);
+            n_tokens -= llama_tokenize(vocab, text.data() + begin, size, nullptr, 0, false, false);
+            n_bytes += (size_t) size;
+            begin = end;
+            // a cut through a word makes a few tokens more of it
+            if (n_tokens > most + most / 50 + 64) {
+                throw std::invalid_argument("the prompt is longer than the context: found " + std::to_string(n_tokens) +
+                                            " tokens in its first " + std::to_string(n_bytes) +
+                                            " bytes, expected fewer than " + std::to_string(most));
+            }
         }
     }
 }

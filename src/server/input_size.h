@@ -8,42 +8,47 @@
 
 #include "llama.h"
 
+#include <algorithm>
 #include <cstddef>
 #include <cstdint>
 #include <stdexcept>
 #include <string>
+#include <vector>
 
 namespace draftwood {
 
 constexpr int    most_json_depth  = 200;
+constexpr size_t most_references  = 2000;      // of JSON schemas: each may lead to the next
 constexpr int    most_groups      = 2000;      // in each other, of a grammar or a pattern
 constexpr int    most_rules       = 20000;     // of a grammar: one may begin with the next
 constexpr size_t most_grammar     = 4u << 20;  // bytes
+constexpr size_t most_trigger     = 4096;      // bytes: std::regex recurses for each
 constexpr size_t most_repetitions = 16u << 20; // elements that a grammar's repetitions come to, 8 bytes each
-
-// The body of a request. What is no JSON is left to its parser.
-void check_body(const std::string & body);
 
 void check_grammar(const std::string & grammar);
 
 // Tokens of a slot's context. Until it is called no text is refused.
 void set_most_tokens(int32_t n_ctx);
-void check_text(const llama_vocab * vocab, const std::string & text);
+void check_texts(const llama_vocab * vocab, const std::vector<std::string> & texts); // of one prompt
 
 // A prompt as llama-server takes it: a text, an array that may have texts, an object with a text.
 template <typename Json> void check_prompt(const llama_vocab * vocab, const Json & prompt) {
+    std::vector<std::string> texts;
     if (prompt.is_string()) {
-        check_text(vocab, prompt.template get<std::string>());
+        texts.push_back(prompt.template get<std::string>());
     } else if (prompt.is_array()) {
         for (const auto & part : prompt) {
             if (part.is_string()) {
-                check_text(vocab, part.template get<std::string>());
+                texts.push_back(part.template get<std::string>());
             }
         }
     } else if (prompt.is_object() && prompt.contains("prompt_string")) {
         check_prompt(vocab, prompt.at("prompt_string"));
     }
+    check_texts(vocab, texts);
 }
+
+// The others are inline, because llama.cpp's common library calls them.
 
 inline void refuse_more(const char * what, size_t found, size_t most) {
     if (found > most) {
@@ -52,7 +57,33 @@ inline void refuse_more(const char * what, size_t found, size_t most) {
     }
 }
 
-// The regular expression of a JSON schema's "pattern". Here, because llama.cpp's common library calls it.
+// The end of what begins at `at` and ends with an unescaped `last`.
+inline size_t past(const std::string & text, size_t at, char last) {
+    for (++at; at < text.size() && text[at] != last; ++at) {
+        at += text[at] == '\\' ? 1 : 0;
+    }
+    return std::min(text.size(), at + 1);
+}
+
+// JSON: a request's body, and the arguments of a call in it. What is no JSON is left to its parser.
+inline void check_nesting(const std::string & json) {
+    size_t depth = 0, n_references = 0;
+    for (size_t at = 0; at < json.size();) {
+        if (json[at] == '"') {
+            const size_t begin = at;
+            at                 = past(json, at, '"');
+            n_references += json.compare(begin, at - begin, "\"$ref\"") == 0 ? 1 : 0;
+            refuse_more("references of JSON schemas", n_references, most_references);
+            continue;
+        }
+        depth += json[at] == '[' || json[at] == '{' ? 1 : 0;
+        depth -= (json[at] == ']' || json[at] == '}') && depth > 0 ? 1 : 0;
+        refuse_more("objects and arrays in each other", depth, most_json_depth);
+        ++at;
+    }
+}
+
+// The regular expression of a JSON schema's "pattern".
 inline void check_pattern(const std::string & pattern) {
     size_t depth = 0;
     for (const char c : pattern) {
@@ -60,6 +91,11 @@ inline void check_pattern(const std::string & pattern) {
         depth -= c == ')' && depth > 0 ? 1 : 0;
         refuse_more("groups in each other in a pattern", depth, most_groups / 2);
     }
+}
+
+// A word or a regular expression that a lazy grammar waits for.
+inline void check_trigger(const std::string & trigger) {
+    refuse_more("bytes of a grammar's trigger", trigger.size(), most_trigger);
 }
 
 } // namespace draftwood

@@ -6,8 +6,11 @@
 #include "log.h"
 
 #include <climits>
-#include <cstdio>
+#include <filesystem>
 #include <stdexcept>
+#include <system_error>
+
+namespace fs = std::filesystem;
 
 namespace draftwood {
 
@@ -26,6 +29,12 @@ dw_stats stats_of(const dw_engine * engine) {
     stats.struct_size = sizeof(stats);
     dw_get_stats(engine, &stats);
     return stats;
+}
+
+// A name that no other slot's file can have: such a file's name has no folder.
+fs::path drafts_of(const std::string & path) {
+    const fs::path file(path);
+    return file.parent_path() / "drafts" / file.filename();
 }
 
 std::vector<llama_token> draft_of(dw_engine * engine) {
@@ -97,25 +106,43 @@ bool slot_rounds::add_engine(const common_params & params, llama_context * targe
     return true;
 }
 
-int32_t slot_rounds::eval(int32_t slot, const std::vector<llama_token> & tokens, llama_pos pos) {
-    if (pos == 0) { // also behind a failure, after which an engine does not know its memory
-        if (const dw_status status = dw_reset(seats_[slot].engine.get()); status != DW_OK) {
-            return as_llama_decode(status);
-        }
+int32_t slot_rounds::eval(int32_t slot, const std::vector<llama_token> & tokens, llama_pos pos, const text_of & text) {
+    dw_status status = go_to(slot, pos, text);
+    if (status == DW_OK) {
+        status = dw_eval(seats_[slot].engine.get(), tokens.data(), (int32_t) tokens.size(), pos, /*all_logits*/ false);
     }
-    return as_llama_decode(
-        dw_eval(seats_[slot].engine.get(), tokens.data(), (int32_t) tokens.size(), pos, /*all_logits*/ false));
+    return as_llama_decode(status);
 }
 
-// The server may have cut, copied or loaded the sequence since.
+// The server may have cut, copied or loaded the sequence since, or a decode has failed.
+dw_status slot_rounds::go_to(int32_t slot, llama_pos pos, const text_of & text_of_slot) {
+    dw_engine * engine = seats_[slot].engine.get();
+    if (pos == 0) {
+        return dw_reset(engine);
+    }
+    const dw_status status = dw_trim(engine, pos);
+    if (status == DW_OK) {
+        return DW_OK;
+    }
+    const std::vector<llama_token> text = text_of_slot();
+    if ((llama_pos) text.size() < pos) {
+        return text.empty() ? DW_OK : status; // dw_eval leaves room where images lie
+    }
+    LOG_WRN("draftwood: slot %d evaluates its %d tokens anew: %s\n", slot, pos, dw_last_error());
+    dw_status again = dw_reset(engine);
+    for (llama_pos at = 0; at < pos && again == DW_OK; at += n_ubatch_) {
+        again = dw_eval(engine, text.data() + at, std::min(n_ubatch_, pos - at), at, /*all_logits*/ false);
+    }
+    return again;
+}
+
 dw_status slot_rounds::place(const asked & each) {
-    dw_engine *       engine = seats_[each.slot].engine.get();
     dw_request_params request;
     dw_request_params_init(&request);
     request.temperature    = std::max(0.0f, each.temperature);
     request.n_top          = 0;
-    const dw_status status = dw_set_request(engine, &request);
-    return status == DW_OK && dw_n_past(engine) != each.pos ? dw_trim(engine, each.pos) : status;
+    const dw_status status = dw_set_request(seats_[each.slot].engine.get(), &request);
+    return status == DW_OK ? go_to(each.slot, each.pos, each.text) : status;
 }
 
 int32_t slot_rounds::begin_rounds(const std::vector<asked> & all, std::vector<int32_t> & n_drafted) {
@@ -158,13 +185,12 @@ int64_t slot_rounds::n_drafted(int32_t slot) const {
 }
 
 bool slot_rounds::has_row(int32_t slot) const {
-    int32_t row, n_past;
-    return seats_[slot].open && dw_row(seats_[slot].engine.get(), &row, &n_past) == DW_OK;
+    return row(slot, -1) >= 0;
 }
 
 int32_t slot_rounds::row(int32_t slot, int32_t otherwise) const {
     int32_t row, n_past;
-    return has_row(slot) && dw_row(seats_[slot].engine.get(), &row, &n_past) == DW_OK ? row : otherwise;
+    return seats_[slot].open && dw_row(seats_[slot].engine.get(), &row, &n_past) == DW_OK ? row : otherwise;
 }
 
 llama_token slot_rounds::taken(int32_t slot, llama_token sampled) const {
@@ -198,7 +224,14 @@ llama_context * slot_rounds::drafter() const {
 }
 
 bool slot_rounds::restore(int32_t slot, const std::vector<uint8_t> & state, llama_pos pos) {
-    return recurrent_ && dw_restore(seats_[slot].engine.get(), state.data(), state.size(), pos) == DW_OK;
+    if (!recurrent_) {
+        return false;
+    }
+    if (dw_restore(seats_[slot].engine.get(), state.data(), state.size(), pos) != DW_OK) {
+        LOG_WRN("draftwood: slot %d begins its drafts anew: %s\n", slot, dw_last_error());
+        return false;
+    }
+    return true;
 }
 
 void slot_rounds::copies(int32_t from, int32_t to) {
@@ -210,21 +243,32 @@ void slot_rounds::copies(int32_t from, int32_t to) {
 }
 
 void slot_rounds::save(int32_t slot, const std::string & path) const {
-    const std::string beside = path + ".draft";
-    llama_context *   memory = nullptr;
-    std::remove(beside.c_str()); // of another text
-    if (dw_drafter_memory(seats_[slot].engine.get(), &memory) == DW_OK && memory) {
-        llama_state_seq_save_file(memory, beside.c_str(), slot, nullptr, 0);
+    const fs::path  file   = drafts_of(path);
+    llama_context * memory = nullptr;
+    std::error_code error;
+    fs::remove(file, error); // of another text
+    if (dw_drafter_memory(seats_[slot].engine.get(), &memory) != DW_OK) {
+        LOG_WRN("draftwood: slot %d is saved without its drafts: %s\n", slot, dw_last_error());
+        return;
+    }
+    if (!memory) {
+        return;
+    }
+    fs::create_directory(file.parent_path(), error);
+    if (llama_state_seq_save_file(memory, file.string().c_str(), slot, nullptr, 0) == 0) {
+        LOG_WRN("draftwood: slot %d is saved without its drafts: %s could not be written\n", slot,
+                file.string().c_str());
+        fs::remove(file, error);
     }
 }
 
 void slot_rounds::load(int32_t slot, const std::string & path) const {
-    const std::string beside = path + ".draft";
-    llama_context *   memory = drafter();
-    llama_token       none; // no pointer at all would ask for their number alone
-    size_t            n_tokens;
-    if (memory && llama_state_seq_load_file(memory, beside.c_str(), slot, &none, 0, &n_tokens) == 0) {
-        LOG_WRN("draftwood: slot %d begins its drafts anew: %s could not be read\n", slot, beside.c_str());
+    const fs::path  file   = drafts_of(path);
+    llama_context * memory = drafter();
+    llama_token     none; // no pointer at all would ask for their number alone
+    size_t          n_tokens;
+    if (memory && llama_state_seq_load_file(memory, file.string().c_str(), slot, &none, 0, &n_tokens) == 0) {
+        LOG_WRN("draftwood: slot %d begins its drafts anew: %s could not be read\n", slot, file.string().c_str());
     }
 }
 

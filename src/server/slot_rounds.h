@@ -2,7 +2,8 @@
 // server-context.cpp call this. A batch of the server is decoded in parts: each prompt's chunk, and before them all
 // slots that generate, which draft and are verified together. The server samples each row with its own sampler.
 // The server clears, copies, loads and cuts sequences by itself; each part says at which position it begins, and the
-// engine goes there. Must not know: requests, text. Test: tests/server.
+// engine goes there. If it cannot, the slot's text is evaluated anew. Must not know: requests, text. Test:
+// tests/server.
 
 #pragma once
 
@@ -14,6 +15,7 @@
 
 #include <algorithm>
 #include <cstdint>
+#include <functional>
 #include <memory>
 #include <string>
 #include <vector>
@@ -28,6 +30,9 @@ class slot_rounds {
     // false, and logs why, if it does and they cannot be made.
     static bool make(const common_params & params, llama_context * target, std::unique_ptr<slot_rounds> & made);
 
+    // The text of a slot, for one whose memory is not what the server takes it for. Empty: it has more than text.
+    using text_of = std::function<std::vector<llama_token>()>;
+
     // a slot that generates
     struct asked {
         int32_t     slot;
@@ -35,13 +40,14 @@ class slot_rounds {
         llama_pos   pos;   // of that token
         int32_t     n_max; // tokens that may be drafted
         float       temperature;
+        text_of     text;
     };
 
     int32_t n_prompt_max() const { return n_ubatch_; } // tokens of one eval()
 
     // As llama_decode returns: 0; 1 without room; else the memory of these slots is unknown.
     // Evaluates a part of a slot's prompt at positions pos.. ; the last row has logits.
-    int32_t eval(int32_t slot, const std::vector<llama_token> & tokens, llama_pos pos);
+    int32_t eval(int32_t slot, const std::vector<llama_token> & tokens, llama_pos pos, const text_of & text);
     // Drafts for all and verifies them together. Each round is open then. n_drafted: tokens of each.
     int32_t begin_rounds(const std::vector<asked> & all, std::vector<int32_t> & n_drafted);
 
@@ -62,7 +68,7 @@ class slot_rounds {
     bool restore(int32_t slot, const std::vector<uint8_t> & state, llama_pos pos);
     // Slot `to` is about to become a copy of `from`.
     void copies(int32_t from, int32_t to);
-    // beside the slot's file
+    // In a file of the slot's file's name, in the folder "drafts" beside it.
     void save(int32_t slot, const std::string & path) const;
     void load(int32_t slot, const std::string & path) const;
 
@@ -81,6 +87,7 @@ class slot_rounds {
     bool      add_engine(const common_params & params, llama_context * target, dw_curve & curve);
     bool      accepts(int32_t slot, llama_token token); // true: the round goes on with it, a token that was drafted
     bool      has_row(int32_t slot) const;
+    dw_status go_to(int32_t slot, llama_pos pos, const text_of & text);
     dw_status place(const asked & each);
     int64_t   n_drafted(int32_t slot) const;
 
@@ -115,6 +122,18 @@ bool takes(const slot_rounds * dw, const Batch & batch, int32_t off, const Slots
     return dw && !batch.has_embd && !(slot.task && slot.task->need_embd());
 }
 
+// Whether a row of the batch is in the part of n tokens from `off` on.
+inline bool in_part(int32_t row, int32_t off, int32_t n) {
+    return row >= off && row < off + n;
+}
+
+template <typename S> slot_rounds::text_of text_of_slot(const S & slot) {
+    return [&slot] {
+        const auto & tokens = slot.prompt.tokens;
+        return tokens.has_mtmd ? std::vector<llama_token>() : tokens.get_text_tokens();
+    };
+}
+
 // How many of the batch's tokens from `off` on, n_max at most, go into one decode.
 template <typename Batch, typename Slots>
 int32_t part(const slot_rounds * dw, const Batch & batch, int32_t off, int32_t n_max, const Slots & slots) {
@@ -144,13 +163,13 @@ int32_t decode(slot_rounds * dw, const Batch & batch, int32_t off, int32_t n, Sl
         for (int32_t i = 0; i < n; ++i) {
             tokens.push_back(rows[i].token);
         }
-        return dw->eval(rows[0].id_slot, tokens, rows[0].pos);
+        return dw->eval(rows[0].id_slot, tokens, rows[0].pos, text_of_slot(slots[rows[0].id_slot]));
     }
     std::vector<slot_rounds::asked> all;
     for (int32_t i = 0; i < n; ++i) {
         const auto & slot = slots[rows[i].id_slot];
         all.push_back({ slot.id, rows[i].token, rows[i].pos, std::max(0, slot.get_n_draft_max()),
-                        slot.task->params.sampling.temp });
+                        slot.task->params.sampling.temp, text_of_slot(slot) });
     }
     std::vector<int32_t> n_drafted;
     const int32_t        rc = dw->begin_rounds(all, n_drafted);

@@ -286,7 +286,9 @@ def test_stream_options_are_for_streams(client):
 def test_what_is_no_json_object_is_400(client, body):
     reply = client.post(COMPLETIONS, content=body, headers={"Content-Type": "application/json"})
     assert reply.status_code == 400, reply.text
-    assert reply.json()["error"]["message"]
+    error = reply.json()["error"]
+    assert "body" in error["message"]
+    assert error["param"] in (None, "body")
 
 
 def test_unforeseen_errors_are_500_and_named(client, monkeypatch, capfd):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import time
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -26,6 +27,11 @@ def nested(begin: str, n: int, end: str) -> str:
 
 ARRAYS = nested("[", DEEP, "]")
 CHAIN = "".join(f"r{i} ::= r{i + 1}\n" for i in range(DEEP)) + f'r{DEEP} ::= "a"\nroot ::= r0'
+
+# one that wants a call's arguments as an object
+TEMPLATE = """{% for message in messages %}{{ message.content }}{% for call in message.tool_calls or [] %}
+{% for name, value in call.function.arguments | items %}{{ name }}{{ value | tojson }}{% endfor %}
+{% endfor %}{% endfor %}"""
 
 
 def post(server: Server, path: str, body: str) -> requests.Response:
@@ -69,7 +75,45 @@ def refused(server: Server, path: str, body: Any) -> str:
 )
 def test_deep_json(usual: Server, path: str, body: str) -> None:
     words = refused(usual, path, body)
-    assert words == "found 201 objects and arrays in each other in the body; expected at most 200"
+    assert words == "found 201 objects and arrays in each other; expected at most 200"
+
+
+def call(arguments: str) -> dict[str, Any]:
+    function = {"name": "f", "arguments": arguments}
+    calls = [{"id": "1", "type": "function", "function": function}]
+    answer = {"role": "tool", "tool_call_id": "1", "content": "a"}
+    said = {"role": "assistant", "content": "", "tool_calls": calls}
+    return {"messages": [{"role": "user", "content": "a"}, said, answer]}
+
+
+def test_deep_json_in_the_arguments_of_a_call(tmp_path: Path) -> None:
+    template = tmp_path / "template.jinja"
+    template.write_text(TEMPLATE, encoding="utf-8")
+    server = Server(tmp_path / "log", "-c", "512", "-np", "1", "--chat-template-file", str(template))
+    try:
+        server.wait()
+        assert "found 201 objects and arrays" in refused(server, "/v1/chat/completions", call(ARRAYS))
+        server.post("/v1/chat/completions", {**call('{"a": [1]}'), "max_tokens": 2})
+    finally:
+        server.close()
+
+
+def test_references_that_lead_to_each_other(usual: Server) -> None:
+    links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(30_000)}
+    schema = {"$defs": {**links, "d30000": {"type": "null"}}, "$ref": "#/$defs/d0"}
+    words = refused(usual, "/completion", {"prompt": "a", "json_schema": schema})
+    assert words == "found 2001 references of JSON schemas; expected at most 2000"
+    few = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "null"}}, "$ref": "#/$defs/a"}
+    assert usual.complete("a", json_schema=few)["content"] == "null"
+
+
+@pytest.mark.parametrize(("kind", "value"), [(2, "(" * DEEP), (2, "a" * DEEP), (1, "a" * DEEP)])
+def test_triggers_of_lazy_grammars(usual: Server, kind: int, value: str) -> None:
+    lazy = {"grammar": 'root ::= "a"', "grammar_lazy": True, "prompt": "a"}
+    words = refused(usual, "/completion", {**lazy, "grammar_triggers": [{"type": kind, "value": value}]})
+    assert f"found {DEEP} bytes of a grammar's trigger; expected at most 4096" in words
+    few = [{"type": 2, "value": "(zzz)" * 500}]
+    assert usual.post("/completion", {**lazy, "grammar_triggers": few, "n_predict": 2})["tokens_predicted"]
 
 
 def test_json_as_deep_as_is_allowed(usual: Server) -> None:
@@ -84,10 +128,7 @@ def test_json_as_deep_as_is_allowed(usual: Server) -> None:
     ("grammar", "words"),
     [
         (f'root ::= {"(" * DEEP}"a"{")" * DEEP}', "2001 groups in each other in a grammar"),
-        (
-            "".join(f"r{i} ::= r{i + 1}\n" for i in range(DEEP)) + f'r{DEEP} ::= "a"\nroot ::= r0',
-            "20001 rules",
-        ),
+        (CHAIN, "20001 rules"),
         ('root ::= ((("abcdefgh"{1000}){1000}){1000})', "elements in the repetitions of a grammar"),
         ('root ::= "a"' + " " * (5 << 20), "bytes of grammar"),
     ],
@@ -113,7 +154,7 @@ def test_patterns_of_schemas(usual: Server) -> None:
 
 @pytest.mark.parametrize("path", ["/completion", "/v1/completions", "/v1/chat/completions"])
 def test_texts_longer_than_the_context(usual: Server, path: str) -> None:
-    text = "the quick brown fox jumps over the lazy dog. " * (40 << 20 >> 5)  # 56 MB
+    text = "the quick brown fox jumps over the lazy dog. " * (22 << 20 >> 5)  # 31 MB
     is_chat = "chat" in path
     body = {"messages": [{"role": "user", "content": text}]} if is_chat else {"prompt": text}
     before = most_memory(usual)
@@ -121,6 +162,13 @@ def test_texts_longer_than_the_context(usual: Server, path: str) -> None:
     assert "the prompt is longer than the context" in words
     assert "expected fewer than 1024" in words or "expected fewer than 512" in words
     assert most_memory(usual) - before < 1 << 30
+
+
+def test_texts_of_an_array_are_one_prompt(usual: Server) -> None:
+    begin = time.monotonic()
+    words = refused(usual, "/completion", {"prompt": [1, *["some words " * 90_000] * 30]})
+    assert "the prompt is longer than the context" in words
+    assert time.monotonic() - begin < 6
 
 
 def most_memory(server: Server) -> int:

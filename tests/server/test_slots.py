@@ -87,6 +87,22 @@ def test_two_choices_of_one_prompt(slots: Server, server: GetServer) -> None:
     assert len(texts[0]) == 2
 
 
+@pytest.mark.parametrize("n_clients", [2, 3])
+def test_choices_of_prompts_beside_other_slots(slots: Server, server: GetServer, n_clients: int) -> None:
+    """A prompt's copies wait for its last part: the batch goes on in parts when others generate."""
+    many = [
+        {"prompt": STORY * 3 + str(i), "max_tokens": 24, "n": 2, "temperature": 0.9, "seed": 11 + i}
+        for i in range(n_clients)
+    ]
+    plain = server(*SLOTS, "--spec-type", "plain")
+    wanted = [[c["text"] for c in plain.post("/v1/completions", each)["choices"]] for each in many]
+    with ThreadPoolExecutor(n_clients + 1) as clients:
+        other = clients.submit(slots.post, "/completion", {**BODIES[3], "n_predict": 200})
+        found = list(clients.map(lambda each: slots.post("/v1/completions", each), many))
+        assert other.result()["tokens_predicted"] > 1
+    assert [[choice["text"] for choice in each["choices"]] for each in found] == wanted
+
+
 def idle(server: Server) -> bool:
     return not any(slot["is_processing"] for slot in server.get("/slots"))
 
@@ -123,6 +139,25 @@ def test_a_saved_slot_goes_on_elsewhere(slots: Server, alone: Server) -> None:
         == alone.post("/completion", {**longer, "id_slot": -1, "cache_prompt": False})["content"]
     )
     assert reply["timings"]["cache_n"] > 0
+
+
+def test_a_slots_file_is_nobody_elses(slots: Server) -> None:
+    for slot, name in ((1, "a.draft"), (0, "a")):
+        slots.post("/completion", {**BODIES[0], "id_slot": slot})
+        slots.post(f"/slots/{slot}?action=save", {"filename": name})
+    for name in ("a.draft", "a"):
+        assert slots.post("/slots/2?action=restore", {"filename": name})["n_restored"] > 0
+
+
+def test_saves_and_restores_under_load_have_their_turn(slots: Server) -> None:
+    with ThreadPoolExecutor(8) as clients:
+        texts = [clients.submit(slots.post, "/completion", BODIES[i % 5]) for i in range(24)]
+        saves = [
+            clients.submit(slots.post, f"/slots/{i % 4}?action=save", {"filename": f"{i}.bin"})
+            for i in range(12)
+        ]
+        assert all(each.result()["n_saved"] >= 0 for each in saves)
+        assert all(each.result()["tokens_predicted"] > 0 for each in texts)
 
 
 def test_metrics_count_drafts(slots: Server) -> None:

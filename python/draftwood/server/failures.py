@@ -29,7 +29,10 @@ def reply_to(error: Exception, body: Any = None) -> JSONResponse:
         kind = "authentication_error" if error.status_code == 401 else "invalid_request_error"
         return _reply(error.status_code, str(error.detail), kind, headers=error.headers)
     if isinstance(error, RequestValidationError):
-        wrong = [(".".join(map(str, each["loc"][1:])) or "body", each["msg"]) for each in error.errors()]
+        found = error.errors()
+        wrong = [(".".join(map(str, each["loc"][1:])) or "body", each["msg"]) for each in found]
+        if found[0]["type"] == "json_invalid":  # its place is a number of bytes
+            return _reply(400, f"body: {wrong[0][1]}", "invalid_request_error")
         words = "; ".join(f"{place}: {message}" for place, message in wrong[:_SHOWN])
         return _reply(400, words, "invalid_request_error", param=wrong[0][0].partition(".")[0])
     for pattern, formatter in errors.RouteErrorHandler.pattern_and_formatters.items():

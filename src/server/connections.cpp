@@ -2,6 +2,8 @@
 
 #include "server/connections.h"
 
+#include "server/http_replies.h"
+
 #include <algorithm>
 #include <cctype>
 #include <cerrno>
@@ -24,12 +26,6 @@ namespace {
 constexpr char too_many[]  = "too many connections; try again later, or raise --http-connections";
 constexpr char too_large[] = "the head of the request is larger than 16 KiB";
 constexpr char too_slow[]  = "the head of the request did not arrive in time; --http-head-time is the limit";
-
-std::string as_json(int status, const std::string & message) {
-    const char * type = status == 429 ? "rate_limit_error" : "invalid_request_error";
-    return "{\"error\":{\"code\":" + std::to_string(status) + ",\"message\":\"" + message + "\",\"type\":\"" + type +
-           "\"}}";
-}
 
 #ifdef _WIN32
 
@@ -86,7 +82,7 @@ head look(socket_t socket) {
 
 // Never waits: whoever does not read the reply loses it.
 void refuse(socket_t socket, int status, const char * message) {
-    const std::string body  = as_json(status, message);
+    const std::string body  = error_json(status, message);
     const std::string reply = "HTTP/1.1 " + std::to_string(status) + " " + httplib::status_message(status) +
                               "\r\nContent-Type: application/json; charset=utf-8\r\nConnection: close\r\n"
                               "Content-Length: " +
@@ -278,37 +274,5 @@ bool connections::moves_on(waiter & one) {
 }
 
 #endif
-
-void limit(httplib::Server & server, const common_params & params, std::unique_ptr<connections> & all) {
-    const dw_http_limits & limits = params.dw_http;
-    if (!all) {
-        all.reset(new connections(limits));
-    }
-    server.set_read_timeout(std::min(limits.stall_time, params.timeout_read));
-    server.set_write_timeout(std::min(limits.stall_time, params.timeout_write));
-    server.set_payload_max_length((size_t) limits.body << 20);
-    server.set_post_routing_handler([&all](const httplib::Request &, httplib::Response & response) {
-        if (all && all->crowded()) {
-            response.set_header("Connection", "close");
-        }
-    });
-}
-
-void explain(const httplib::Request & request, httplib::Response & response) {
-    if (!response.body.empty()) {
-        return;
-    }
-    std::string message = httplib::status_message(response.status);
-    if (response.status == httplib::StatusCode::PayloadTooLarge_413) {
-        message = "the body of the request is too large; --http-body is the limit";
-    } else if (response.status == httplib::StatusCode::BadRequest_400 &&
-               request.body.size() < request.get_header_value_u64("Content-Length")) {
-        const bool stalled = request.is_connection_closed && !request.is_connection_closed();
-        response.status    = stalled ? 408 : 400;
-        message            = "the body of the request is incomplete";
-        message += stalled ? "; --http-stall-time is the limit" : "";
-    }
-    response.set_content(as_json(response.status, message), "application/json; charset=utf-8");
-}
 
 } // namespace draftwood

@@ -7,7 +7,7 @@
 
 #pragma once
 
-#include "common.h"
+#include "server/http_limits.h"
 
 #include <cpp-httplib/httplib.h>
 
@@ -83,10 +83,5 @@ class connection_queue : public httplib::TaskQueue {
   private:
     connections & all_;
 };
-
-// Sets a listener's limits of time and bytes. Makes what all listeners share with the first.
-void limit(httplib::Server & server, const common_params & params, std::unique_ptr<connections> & all);
-// Says in JSON why httplib refused a request by itself.
-void explain(const httplib::Request & request, httplib::Response & response);
 
 } // namespace draftwood

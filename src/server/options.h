@@ -12,44 +12,36 @@
 
 namespace draftwood {
 
-inline int32_t at_least(int32_t least, int32_t value, const char * flag) {
+// llama.cpp says in front of an error which flag it is about.
+template <int32_t dw_http_limits::* field, int32_t least> void take_limit(common_params & params, int value) {
     if (value < least) {
-        throw std::invalid_argument(std::string(flag) + ": found " + std::to_string(value) + ", expected " +
-                                    std::to_string(least) + " or more");
+        throw std::invalid_argument("found " + std::to_string(value) + ", expected " + std::to_string(least) +
+                                    " or more");
     }
-    return value;
+    params.dw_http.*field = value;
 }
 
 template <typename F> void add_http_options(F in_server, const common_params & params) {
-    const auto by_default = [](int32_t value) { return " (default: " + std::to_string(value) + ")"; };
-    in_server(common_arg({ "--http-connections" }, "N",
-                         "connections that are open at a time; further ones get a 429" +
-                             by_default(params.dw_http.connections),
-                         [](common_params & params, int value) {
-                             params.dw_http.connections = at_least(8, value, "--http-connections");
-                         }),
-              "LLAMA_ARG_HTTP_CONNECTIONS");
-    in_server(
-        common_arg({ "--http-head-time" }, "SECONDS",
-                   "until the head of a request is complete, else it gets a 408" + by_default(params.dw_http.head_time),
-                   [](common_params & params, int value) {
-                       params.dw_http.head_time = at_least(1, value, "--http-head-time");
-                   }),
-        "LLAMA_ARG_HTTP_HEAD_TIME");
-    in_server(
-        common_arg({ "--http-stall-time" }, "SECONDS",
-                   "that a client may send nothing of a body, then it gets a 408, or read nothing of a reply, then the "
-                   "reply ends; --timeout can only shorten it" +
-                       by_default(params.dw_http.stall_time),
-                   [](common_params & params, int value) {
-                       params.dw_http.stall_time = at_least(1, value, "--http-stall-time");
-                   }),
-        "LLAMA_ARG_HTTP_STALL_TIME");
-    in_server(
-        common_arg({ "--http-body" }, "MIB",
-                   "size of a request's body; larger ones get a 413" + by_default(params.dw_http.body),
-                   [](common_params & params, int value) { params.dw_http.body = at_least(1, value, "--http-body"); }),
-        "LLAMA_ARG_HTTP_BODY");
+    using limits   = dw_http_limits;
+    const auto add = [&](const char * flag, const char * unit, const char * variable, const std::string & help,
+                         int32_t by_default, void (*take)(common_params &, int)) {
+        const std::string words = help + " (default: " + std::to_string(by_default) + ")";
+        in_server(common_arg({ flag }, unit, words, take), variable);
+    };
+    const limits & usual = params.dw_http;
+    add("--http-connections", "N", "LLAMA_ARG_HTTP_CONNECTIONS",
+        "connections that are open at a time; further ones get a 429", usual.connections,
+        take_limit<&limits::connections, 8>);
+    add("--http-head-time", "SECONDS", "LLAMA_ARG_HTTP_HEAD_TIME",
+        "until the head of a request is complete, else it gets a 408", usual.head_time,
+        take_limit<&limits::head_time, 1>);
+    add("--http-stall-time", "SECONDS", "LLAMA_ARG_HTTP_STALL_TIME",
+        "that a client may send nothing of a body, then it gets a 408, or read nothing of a reply, then the reply "
+        "ends; "
+        "--timeout can only shorten it",
+        usual.stall_time, take_limit<&limits::stall_time, 1>);
+    add("--http-body", "MIB", "LLAMA_ARG_HTTP_BODY", "size of a request's body; larger ones get a 413", usual.body,
+        take_limit<&limits::body, 1>);
 }
 
 template <typename F> void add_pool_options(F in_server) {

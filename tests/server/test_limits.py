@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import socket
 import time
 from collections.abc import Callable, Iterator
@@ -179,8 +180,9 @@ def test_a_large_head_gets_a_431(strict: Server) -> None:
         assert "16 KiB" in str(error["message"])
 
 
-def test_the_end_waits_for_no_client(tmp_path: Path) -> None:
-    server = Server(tmp_path / "log", "-c", "65536", "-np", "1")
+@pytest.mark.parametrize("attempt", range(3))  # the handler of the signal deadlocked now and then
+def test_the_end_waits_for_no_client(tmp_path: Path, attempt: int) -> None:
+    server = Server(tmp_path / f"log{attempt}", "-c", "65536", "-np", "1")
     endless = {"prompt": "a", "n_predict": 60_000, "ignore_eos": True}
     with connections(server) as connect:
         try:
@@ -208,7 +210,7 @@ def test_limits_of_limits_are_said(tmp_path: Path, flag: str) -> None:
         assert server.process.wait(60) != 0
     finally:
         server.close()
-    assert f"{flag}: found 0, expected " in server.words()
+    assert re.search(f'"{flag}"(?s:.*)found 0, expected ', server.words())
 
 
 def origin_of(server: Server, origin: str) -> str | None:

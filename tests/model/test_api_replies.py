@@ -173,7 +173,8 @@ def oracle(tmp_path_factory):
         pytest.skip("build/src/current holds no llama.cpp source; `make dev` unpacks it")
     lib = Path(private.__file__).parent / "lib"
     program = tmp_path_factory.mktemp("oracle") / "chat_oracle"
-    includes = [f"-I{source / folder}" for folder in ("common", "include", "ggml/include", "vendor")]
+    folders = [source / name for name in ("common", "include", "ggml/include", "vendor")]
+    includes = [f"-I{folder}" for folder in (*folders, ROOT / "src")]  # patched lines include ours
     libs = [f"-ldraftwood-{name}" for name in ("llama-common", "llama", "ggml", "ggml-base")]
     command = ["c++", "-std=c++17", "-O0", *includes, str(HERE / "chat_oracle.cpp"), "-o", str(program)]
     subprocess.run([*command, f"-L{lib}", *libs, f"-Wl,-rpath,{lib}"], check=True, timeout=280)

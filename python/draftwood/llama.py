@@ -205,6 +205,9 @@ class Llama(Intercepts, Generation):
         self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
         self._keep_times = weakref.finalize(self, keep_times, self._engine, self._turns.at_once)  # or at exit
+        # collected as parts of a cycle, the context may go before this object
+        for last in (self._engine.close, self._keep_times):
+            self._ctx._exit_stack.callback(last)
 
     def _generates_on_engine(self) -> bool:
         wanted = self._plan.drafter != "none" or self._options.exact

@@ -13,6 +13,8 @@ import os
 import random
 import re
 import shutil
+import subprocess
+import sys
 import warnings
 import weakref
 from collections.abc import Iterator
@@ -604,6 +606,20 @@ def test_closed_while_it_generates(gguf, witness):
         ClosedError, witness, "found a Llama that was closed; expected", "hint: close the generator"
     ):
         next(generator)
+
+
+@pytest.mark.parametrize("speculation", ["auto", "off"])
+def test_a_context_that_goes_before_its_llama(gguf, speculation):
+    """Collected as parts of a cycle they go in any order; the engine must not outlive the context."""
+    program = f"""
+import draftwood
+llm = draftwood.Llama({gguf("planted-moe")!r}, n_ctx=128, speculation={speculation!r}, verbose=False)
+next(llm.generate([1, 2, 3], temp=0.0))
+llm._ctx.close()
+llm.close()
+"""
+    done = subprocess.run([sys.executable, "-c", program], capture_output=True, text=True, check=False)
+    assert (done.returncode, done.stderr) == (0, "")
 
 
 # --- nothing leaks -------------------------------------------------------------------------------------

@@ -154,6 +154,7 @@ def main(arguments: list[str] | None = None) -> int:
     parser.add_argument("model", help="a GGUF with experts")
     parser.add_argument("--tokens", type=int, default=2048, help="length of the text")
     parser.add_argument("--temp", type=float, default=0.0, help="0: greedy")
+    parser.add_argument("--seed", type=int, default=1, help="of the text, if it is drawn")
     parser.add_argument(
         "--draft", type=int, default=0, metavar="N", help="write in rounds that keep N drafts"
     )
@@ -171,6 +172,7 @@ def main(arguments: list[str] | None = None) -> int:
         n_ctx=args.tokens + BATCH,
         n_gpu_layers=args.gpu_layers,
         exact=False,
+        seed=args.seed,
         verbose=False,
         draft_tokens=max(args.draft, 1),
         **(drafting if args.draft else {"speculation": "off"}),

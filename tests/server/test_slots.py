@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import random
+import struct
 import time
 from concurrent.futures import ThreadPoolExecutor
 from itertools import combinations
@@ -147,6 +148,44 @@ def test_a_slots_file_is_nobody_elses(slots: Server) -> None:
         slots.post(f"/slots/{slot}?action=save", {"filename": name})
     for name in ("a.draft", "a"):
         assert slots.post("/slots/2?action=restore", {"filename": name})["n_restored"] > 0
+
+
+def with_text_of(longer: bytes, shorter: bytes) -> bytes:
+    """Return a slot's file with the tokens of one and the memory of another."""
+    head = struct.Struct("<III")  # magic, version, tokens
+    ends = [head.size + 4 * head.unpack_from(each)[2] for each in (longer, shorter)]
+    return longer[: ends[0]] + shorter[ends[1] :]
+
+
+@pytest.mark.parametrize("flags", [(), ("-ub", "32")], ids=["one batch", "several"])
+@pytest.mark.parametrize("n_others", [0, 2])
+@pytest.mark.parametrize("spec_type", ["mtp", "tree", "auto"])
+def test_a_slot_whose_memory_lacks_a_part_of_its_text_evaluates_it_anew(
+    server: GetServer, alone: Server, spec_type: str, n_others: int, flags: tuple[str, ...]
+) -> None:
+    """By a damaged file: no other request moves a slot's memory behind the server's back."""
+    slots = server(*SLOTS, "--spec-type", spec_type, *flags)
+    folder = slots.log.parent / "slots"
+    texts = (STORY * 4, STORY * 4 + "One day she went to the park with her mother.")
+    for prompt, name in zip(texts, ("short", "long"), strict=True):
+        slots.post("/completion", {"prompt": prompt, "n_predict": 1, "id_slot": 2, "cache_prompt": False})
+        slots.post("/slots/2?action=save", {"filename": name})
+    short, long = ((folder / name).read_bytes() for name in ("short", "long"))
+    (folder / "mixed").write_bytes(with_text_of(long, short))
+    n_restored = slots.post("/slots/2?action=restore", {"filename": "mixed"})["n_restored"]
+    n_anew = slots.words().count("tokens anew")
+    turn = {"prompt": f"{texts[1]} There", "n_predict": 40, "temperature": 0, "n_probs": 2}
+    bodies = [{**turn, "id_slot": 2}, *({**BODIES[i], "id_slot": i} for i in range(n_others))]
+    with ThreadPoolExecutor(3) as clients:
+        replies = list(clients.map(lambda each: slots.post("/completion", each), bodies))
+    assert replies[0]["timings"]["cache_n"] == n_restored, "the server took all of it for evaluated"
+    assert slots.words().count("tokens anew") == n_anew + 1
+    longer = {**turn, "prompt": turn["prompt"] + replies[0]["content"] + " Then", "id_slot": 2}
+    replies.append(slots.post("/completion", longer))
+    assert replies[-1]["timings"]["cache_n"] > n_restored, "the slot goes on from there"
+    assert slots.words().count("tokens anew") == n_anew + 1
+    for each, reply in zip([*bodies, longer], replies, strict=True):
+        assert seen(reply) == seen(alone.post("/completion", {**each, "id_slot": -1, "cache_prompt": False}))
 
 
 def test_saves_and_restores_under_load_have_their_turn(slots: Server) -> None:

@@ -135,6 +135,25 @@ class Ours:
             "mean_nodes": sum(map(len, apart.trees)) / len(apart.trees),
         }
 
+    def open_pool(self, case: Case) -> None:
+        """Load plain decode and the candidate over a pool, and no resident side."""
+        self._case = case
+        self.close()
+        stack = contextlib.ExitStack()
+        try:
+            self._begin_pool(stack, case)
+            self._plain = Side(self._llama(stack, case, {"speculation": "off"}), case, scheduled=False)
+            own = self._llama(stack, case, settings(case, self._drafter))
+            self._candidate = Side(own, case, scheduled=True)
+        except BaseException:
+            stack.close()
+            raise
+        self._open = stack
+
+    def change(self, case: Case) -> None:
+        """Let segments be those of a case that differs from the open one in its schedule."""
+        self._case = case
+
     def plain(self, seed: int) -> dict[str, Any]:
         """Time plain decode."""
         return self._segment(self._plain, [0] * self._case.rounds, seed)

@@ -34,13 +34,17 @@ from typing import Any
 import click
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.bench import facts
 from draftwood.bench import results as rows_of_results
 from draftwood.engine import _capi
-from draftwood.engine.engine import Engine, build_info, probe_model
+from draftwood.engine.engine import Engine, probe_model
 from same_text import SAMPLING
 
 import models
+
+ROOT = Path(__file__).resolve().parents[1]
+if str(ROOT) not in sys.path:
+    sys.path.append(str(ROOT))  # last: what lies there must not shadow what is installed
+from bench.gpu.stamp import origin  # noqa: E402
 
 SCHEMA = 1
 N_CTX = 512
@@ -271,7 +275,7 @@ def main(minutes: float, seed: int, kind: str, n_gpu_layers: int, results: Path 
     """Run for so many minutes and print the row."""
     if results:
         rows_of_results.check_writable("--results", results)
-    machine = facts.machine(build_info())  # of what runs: the tree may change meanwhile
+    machine = origin()  # of what runs: the tree may change meanwhile
     soak = Soak(models.tiny_moe(kind), seed, n_gpu_layers)
     begin = time.monotonic()
     ends = begin + 60 * minutes

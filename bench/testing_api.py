@@ -101,7 +101,8 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
 
 
 FUSED_PARTS = (
-    "experts", "feed forward", "delta inputs", "attention inputs", "delta output", "attention output",
+    "experts", "feed forward", "delta inputs", "delta windows", "delta heads", "delta step",
+    "attention inputs", "delta output", "attention output",
 )  # fmt: skip
 NOWHERE, ON_GPU, EVERYWHERE = range(3)
 

@@ -11,20 +11,21 @@ namespace draftwood {
 
 namespace {
 
-// those that the tensor is computed from, or is a view of
 template <typename call_type> void for_each_source(const ggml_tensor * tensor, call_type && call) {
     for (ggml_tensor * source : tensor->src) {
         if (source) {
             call(source);
         }
     }
-    if (tensor->view_src) {
-        call(tensor->view_src);
-    }
 }
 
+// contiguous
 void make_view(ggml_tensor & node, ggml_tensor * of, size_t offset) {
-    node.op = GGML_OP_VIEW;
+    node.op    = GGML_OP_VIEW;
+    node.nb[0] = sizeof(float);
+    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
+        node.nb[i] = node.nb[i - 1] * (size_t) node.ne[i - 1];
+    }
     std::fill(std::begin(node.src), std::end(node.src), nullptr);
     std::fill(std::begin(node.op_params), std::end(node.op_params), 0);
     node.src[0]    = of;
@@ -86,20 +87,25 @@ bool graph_edit::is_closed(const std::vector<ggml_tensor *> &       results,
     });
 }
 
-void graph_edit::replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs,
-                         const ggml_tensor * made) {
-    tensors gone = between({ result }, inputs);
+void graph_edit::replace(ggml_tensor * result, const std::vector<ggml_tensor *> & ended,
+                         const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made) {
+    std::vector<ggml_tensor *> results(ended);
+    results.push_back(result);
+    tensors gone = between(results, inputs);
     gone.erase(result);
     removed_.insert(gone.begin(), gone.end());
     change to{ result, *result };
-    to.to.op = made->op;
+    to.to.op        = made->op;
+    to.to.view_src  = nullptr;
+    to.to.view_offs = 0;
     std::copy(std::begin(made->src), std::end(made->src), to.to.src);
     std::copy(std::begin(made->op_params), std::end(made->op_params), to.to.op_params);
+    std::copy(std::begin(made->nb), std::end(made->nb), to.to.nb);
     changes_.push_back(to);
 }
 
-void graph_edit::replace(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
-                         ggml_tensor * made) {
+void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
+                       ggml_tensor * made) {
     tensors gone = between(results, inputs);
     size_t  at   = 0;
     for (ggml_tensor * result : results) {
@@ -107,7 +113,7 @@ void graph_edit::replace(const std::vector<ggml_tensor *> & results, const std::
         change to{ result, *result };
         make_view(to.to, made, at);
         changes_.push_back(to);
-        at += ggml_nbytes(result);
+        at += (size_t) ggml_nelements(result) * sizeof(float);
     }
     removed_.insert(gone.begin(), gone.end());
     const auto first  = std::find_if(nodes_.begin(), nodes_.end(), [&](ggml_tensor * node) {

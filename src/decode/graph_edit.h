@@ -29,14 +29,15 @@ class graph_edit {
     // Whether all between `inputs` and `results` serves these results alone: they can be computed another way.
     bool is_closed(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) const;
 
-    // `result` becomes `made`, a node that no graph has, of the same shape. Call after is_closed() with the same
-    // tensors.
-    void replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made);
+    // `result` becomes `made`, a node that no graph has, of the same shape. What is between `ended` and the inputs
+    // goes, too: nodes whose work `made` does beside its result. Call after is_closed() for the result and these.
+    void replace(ggml_tensor * result, const std::vector<ggml_tensor *> & ended,
+                 const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made);
 
     // The results become what they are of `made`, an array of F32: one after another, each contiguous. `made` takes the
-    // place of the first of them.
-    void replace(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
-                 ggml_tensor * made);
+    // place of the first of them. Call after is_closed().
+    void split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
+               ggml_tensor * made);
 
     // Writes the changes to the graph. Throws std::bad_alloc before the first of them.
     void finish();

@@ -30,6 +30,11 @@ inline ggml_tensor * plain(ggml_tensor * tensor) {
     return tensor;
 }
 
+// whose memory a view names
+inline ggml_tensor * owner_of(ggml_tensor * tensor) {
+    return tensor->view_src ? tensor->view_src : tensor;
+}
+
 // its weights if it is a product of weights with `x`, however shaped
 inline ggml_tensor * weights_times(ggml_tensor * tensor, const ggml_tensor * x) {
     ggml_tensor * product = as(tensor, GGML_OP_MUL_MAT);

@@ -58,7 +58,7 @@ DW_API dw_status dw_accepted_log_get(const dw_accepted_log * log, int32_t * seq_
 
 // Where the engine's target runs them from the next graph on: 0 nowhere, 1 on GPUs, 2 on CPUs, too, where they are slow.
 DW_API dw_status dw_fuse(dw_engine * engine, int32_t where);
-// How many of each kind of part the newest graph has, i32[6] as fused_part numbers them.
+// How many of each kind of part the newest graph has, i32[9] as fused_part numbers them.
 DW_API dw_status dw_fused(dw_engine * engine, int32_t * n);
 
 // --- trees: src/tree/build.h; test: tests/unit/test_tree.py

@@ -26,14 +26,20 @@ BOUNDS = {
     False: 3e-3,
 }  # of float weights; of others, where values of 8 bits round to their neighbours
 Q4 = ("Q4_K", "Q4_K", "Q4_K", "Q4_K")
-MODEL = {"width": 2048, "hidden": 512, "shared": 512, "n_experts": 256, "n_used": 8}  # 35B-A3B
+MODEL = {
+    "width": 2048,
+    "hidden": 512,
+    "shared": 512,
+    "n_experts": 48,
+    "n_used": 8,
+}  # 35B-A3B, but for 256 experts
 
 errors: list[float] = []
 
 
 @pytest.fixture
 def rng(record_property):
-    """Random numbers from a new seed, which pytest prints when a test fails; the largest error goes into the row."""
+    """Random numbers from a new seed, which a failure prints; the largest error goes into the row."""
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
     errors.clear()
@@ -112,6 +118,50 @@ def test_mixers_and_dense_layers_at_model_shapes(rng):
     ):
         check(part, is_float=False)
         check_rows(rng, part)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 16])
+def test_windows_are_copies(rng, n):
+    for shape in ({}, {"channels": 8192}, {"channels": 100, "width": 3}):
+        part = parts.delta_windows(rng, n, **shape)
+        found, written = part.run_and_write("CUDA")
+        assert np.array_equal(found, part.wanted)
+        assert np.array_equal(written, part.wanted_target)
+
+
+def test_heads(rng):
+    for shape in (
+        {},
+        {"rows": 3},
+        {"size": 32, "n_keys": 1, "heads": 1},
+        {"size": 128, "n_keys": 16, "heads": 32},
+    ):
+        for n in (1, 5):
+            check(parts.delta_heads(rng, n, **shape), is_float=True)
+    part = parts.delta_heads(rng, ROWS, size=128, n_keys=16, heads=32)
+    check_rows(rng, part)
+    chain, tree = parts.delta_heads(rng, 1, rows=6), parts.delta_heads(rng, 6)
+    windows, kernel = chain.operands[0][0], chain.operands[1][0]
+    tree.operands = [(np.stack([windows[0, :, i : i + 4] for i in range(6)]), "F32"), (kernel, "F32")]
+    assert np.array_equal(tree.run("CUDA"), chain.run("CUDA"))
+
+
+@pytest.mark.parametrize("size", [32, 64, 128])
+def test_steps_are_ggmls(rng, size):
+    """Near float64, and equal to the tree's walk of a chain, which is equal to ggml-cuda's own op."""
+    for n in (1, 2, 9, 16):
+        part = parts.delta_step(rng, n, size=size)
+        found, written = part.run_and_write("CUDA")
+        assert parts.distance(found, part.wanted) < BOUNDS[True]
+        assert parts.distance(written, part.wanted_target) < BOUNDS[True]
+        q, k, v, g, beta, states, cells, _ = part.operands
+        state = states[0][cells[0][0]].reshape(1, -1, size, size)
+        stock = ggml.run(
+            lambda context, *sources: ggml.base.ggml_gated_delta_net(context, *sources, 1),
+            [*((each[None], kind) for each, kind in (q, k, v, g, beta)), (state, "F32")],
+            (found.size + written.size,), backend="CUDA",
+        )  # fmt: skip
+        assert np.array_equal(stock, np.concatenate([found.ravel(), written]))
 
 
 def test_the_same_input_gives_the_same_bits(rng):

@@ -24,7 +24,10 @@ Array = np.ndarray
 class _Settings(ctypes.Structure):
     """dw::layer_parts::settings."""
 
-    _fields_ = [("epsilon", ctypes.c_float), ("n_used", ctypes.c_int32), ("is_joint", ctypes.c_int32)]
+    _fields_ = [
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("n_used", "is_joint", "size", "n_keys")),
+    ]
 
 
 @dataclass
@@ -41,6 +44,11 @@ class Part:
     """Values of a row in each part of the result."""
     n_used: int = 0
     is_joint: bool = False
+    size: int = 0
+    n_keys: int = 0
+    target: tuple[int, int] = (0, 0)
+    """The operand that the node writes to, and the one of all states whose part it is; 0, 0: none."""
+    wanted_target: Array | None = None
 
     def op(self) -> Callable[..., Any]:
         """Return op(context, *sources) for ggml_graph.run."""
@@ -48,11 +56,18 @@ class Part:
 
         def made(context: Any, *sources: Any) -> Any:
             node = make(context, *sources)
-            settings = _Settings(EPSILON, self.n_used, self.is_joint)
+            settings = _Settings(EPSILON, self.n_used, self.is_joint, self.size, self.n_keys)
             ctypes.memmove(node + _SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
             return node
 
         return made
+
+    def run_and_write(self, backend: str = "CPU") -> tuple[Array, Array]:
+        """Compute it; return the result and what was written."""
+        with ggml.Graph(self.op(), self.operands, backend=backend, n_threads=2) as graph:
+            graph.compute()
+            stored = graph.bytes_of(graph.tensors[self.target[0]]).view(np.float32)
+            return graph.get(self.shape), stored
 
     def run(self, backend: str = "CPU") -> Array:
         """Compute it."""
@@ -204,6 +219,65 @@ def delta_inputs(
     wanted = np.concatenate([part.ravel() for part in (qkv, z, sigmoid(beta), decay)])
     operands = [(x, "F32"), (norm, "F32"), *(operand for operand, _, _ in made), (dt, "F32"), (a, "F32")]
     return Part("dw_delta_inputs", operands, wanted.shape, wanted, (0,), (n_qkv, n_z, heads, heads))
+
+
+def delta_windows(rng: np.random.Generator, n: int, *, channels: int = 96, width: int = 4) -> Part:
+    """Return dw_delta_windows; the target is another cell's state."""
+    x, states = f32(rng, n, channels), f32(rng, 3, channels * (width - 1))
+    cells = rng.integers(0, 3, 2, dtype=np.int32)
+    wanted = np.concatenate([states[cells[0]].reshape(channels, -1), x.T], axis=1)
+    target = np.full(channels * (width - 1), np.nan, np.float32)
+    operands = [(x, "F32"), (states, "F32"), (cells, "I32"), (target, "F32")]
+    return Part(
+        "dw_delta_windows", operands, wanted.shape, wanted, (), (), target=(3, 1),
+        wanted_target=wanted[:, n:].ravel(),
+    )  # fmt: skip
+
+
+def delta_heads(
+    rng: np.random.Generator,
+    n: int,
+    *,
+    rows: int = 1,
+    size: int = 64,
+    n_keys: int = 2,
+    heads: int = 4,
+    width: int = 4,
+) -> Part:
+    """Return dw_delta_heads for n sequences of `rows` rows."""
+    channels = (2 * n_keys + heads) * size
+    windows, kernel = f32(rng, n, channels, rows + width - 1), f32(rng, channels, width)
+    wide = np.lib.stride_tricks.sliding_window_view(windows.astype(np.float64), width, axis=2)
+    sums = (wide * kernel[:, None]).sum(-1).astype(np.float32).transpose(0, 2, 1)  # [n, rows, channels]
+    y = (sums * sigmoid(sums)).reshape(n * rows, -1, size)
+    scale = np.sqrt((y**2).mean(-1, keepdims=True) + EPSILON) * np.sqrt(size)
+    parts = [part / part_scale for part, part_scale in zip(np.split(y, [n_keys, 2 * n_keys], axis=1), (
+        *np.split(scale, [n_keys, 2 * n_keys], axis=1)[:2], np.ones(1)), strict=True)]  # fmt: skip
+    wanted = np.concatenate([part.ravel() for part in parts])
+    sizes = (n_keys * size, n_keys * size, heads * size)
+    by_row = (0,) if rows == 1 else ()
+    operands = [(windows, "F32"), (kernel, "F32")]
+    return Part("dw_delta_heads", operands, wanted.shape, wanted, by_row, sizes, size=size, n_keys=n_keys)
+
+
+def delta_step(rng: np.random.Generator, n: int, *, size: int = 64, n_keys: int = 2, heads: int = 4) -> Part:
+    """Return dw_delta_step; the target is another cell's state."""
+    q, k = (f32(rng, n, n_keys, size) / np.float32(np.sqrt(size)) for _ in range(2))
+    v, g, beta = f32(rng, n, heads, size), -np.abs(f32(rng, n, heads, 1)), np.abs(f32(rng, n, heads, 1)) / 4
+    states, cells = f32(rng, 3, heads * size * size), rng.integers(0, 3, 2, dtype=np.int32)
+    state = states[cells[0]].reshape(heads, size, size).astype(np.float64)  # row j: of value j over the keys
+    wanted = np.empty((n, heads, size))
+    for r in range(n):
+        for h in range(heads):
+            key, query = k[r, h % n_keys].astype(np.float64), q[r, h % n_keys].astype(np.float64)
+            state[h] *= np.exp(float(g[r, h, 0]))
+            state[h] += np.outer((v[r, h] - state[h] @ key) * float(beta[r, h, 0]), key)
+            wanted[r, h] = state[h] @ query / np.sqrt(size)
+    target = np.full(heads * size * size, np.nan, np.float32)
+    operands = [(each, "F32") for each in (q, k, v, g, beta, states)] + [(cells, "I32"), (target, "F32")]
+    return Part(
+        "dw_delta_step", operands, wanted.shape, wanted, (), (), target=(7, 5), wanted_target=state.ravel()
+    )
 
 
 def attention_inputs(

@@ -35,6 +35,9 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::feed_forward::on_cpu,
     &dw::layer_parts::delta_inputs::on_cpu,
     &dw::layer_parts::attention_inputs::on_cpu,
+    &dw::layer_parts::delta_windows::on_cpu,
+    &dw::layer_parts::delta_heads::on_cpu,
+    &dw::layer_parts::delta_step::on_cpu,
     &dw::layer_parts::delta_output::on_cpu,
     &dw::layer_parts::attention_output::on_cpu,
 };

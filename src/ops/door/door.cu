@@ -32,6 +32,9 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::feed_forward::on_cuda,
     &dw::layer_parts::delta_inputs::on_cuda,
     &dw::layer_parts::attention_inputs::on_cuda,
+    &dw::layer_parts::delta_windows::on_cuda,
+    &dw::layer_parts::delta_heads::on_cuda,
+    &dw::layer_parts::delta_step::on_cuda,
     &dw::layer_parts::delta_output::on_cuda,
     &dw::layer_parts::attention_output::on_cuda,
 };

@@ -48,6 +48,8 @@ struct settings {
     float   epsilon  = 0.0f; // of the norm
     int32_t n_used   = 0;    // k
     int32_t is_joint = 0;    // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
+    int32_t size     = 0;    // S, of a head
+    int32_t n_keys   = 0;    // Hk, key heads
 };
 constexpr size_t settings_at = layer_at + sizeof(void *);
 static_assert(settings_at + sizeof(settings) <= GGML_MAX_OP_PARAMS, "settings fit");
@@ -113,6 +115,41 @@ constexpr const char *     operands[n_src] = { "x", "norm", "q", "k", "v" };
 constexpr op_signature     signature       = { "dw_attention_inputs", operands, n_src };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace attention_inputs
+
+// The inputs that a chain's convolution sees, and the convolution state behind them. For one sequence.
+//   dst[W - 1 + n, C]: the state of the cell, then x; `target` becomes the last W - 1 of it
+//   x [C, n] contiguous; states [(W - 1) * C, n_cells]; cells i32, the first counts; target [(W - 1) * C], of the
+//   states
+namespace delta_windows {
+enum src { x, states, cells, target, n_src };
+constexpr const char *     operands[n_src] = { "x", "states", "cells", "target" };
+constexpr op_signature     signature       = { "dw_delta_windows", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_windows
+
+// Keys, queries and values of a gated-delta-net layer:
+//   y = silu(convolution of the windows);  dst[C * n]: q, k [S, Hk, n] and v [S, H, n], one after another; those of q
+//   and k are rms_norm(y) / sqrt(S), by head
+//   windows [T + W - 1, C, n / T], of n / T sequences of T rows; kernel [W, C]; C = (2 Hk + H) S
+//   settings: epsilon, size, n_keys
+namespace delta_heads {
+enum src { windows, kernel, n_src };
+constexpr const char *     operands[n_src] = { "windows", "kernel" };
+constexpr op_signature     signature       = { "dw_delta_heads", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_heads
+
+// The gated delta rule along a chain of one sequence, as delta-net.h has it, from the state of a cell; `target` becomes
+// the state behind it. Rounded as ggml's GATED_DELTA_NET and tree-ops.h round.
+//   dst[S, H, n]
+//   q, k [S, Hk, n]; v [S, H, n]; g, beta [1, H, n]; states [S * S * H, n_cells]; cells i32, the first counts;
+//   target [S * S * H], of the states
+namespace delta_step {
+enum src { q, k, v, g, beta, states, cells, target, n_src };
+constexpr const char *     operands[n_src] = { "q", "k", "v", "g", "beta", "states", "cells", "target" };
+constexpr op_signature     signature       = { "dw_delta_step", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_step
 
 // The end of a gated-delta-net layer:
 //   dst[D, n] = residual + weights (rms_norm(y) * norm * silu(z)), the norm over each head

@@ -19,6 +19,10 @@ from draftwood.errors import OptionError
 RESULTS_AUTO = 0
 RESULTS_TOP = 1
 
+FUSE_NOWHERE = 0
+FUSE_ON_GPU = 1
+FUSE_EVERYWHERE = 2
+
 SOURCE_DRAFTER = 0
 SOURCE_NGRAM = 1
 
@@ -104,7 +108,6 @@ FUSED_PARTS = (
     "experts", "feed forward", "delta inputs", "delta windows", "delta heads", "delta step",
     "attention inputs", "delta output", "attention output",
 )  # fmt: skip
-NOWHERE, ON_GPU, EVERYWHERE = range(3)
 
 
 def fuse(engine: Engine, where: int) -> None:

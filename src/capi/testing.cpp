@@ -45,7 +45,8 @@ dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t gra
 
 dw_status dw_fuse(dw_engine * engine, int32_t where) {
     return with(engine, "dw_fuse", [&](auto & e) {
-        if (where < 0 || where > (int32_t) fuse_where::everywhere) {
+        static_assert((int32_t) fuse_where::everywhere == DW_FUSE_EVERYWHERE, "the same order");
+        if (where < DW_FUSE_NOWHERE || where > DW_FUSE_EVERYWHERE) {
             fail(DW_ERR_ARGUMENT, "found where = %d; expected 0 to 2", where);
         }
         e.target().context().attached().fuse((fuse_where) where);

@@ -37,7 +37,7 @@ def counts(engine) -> dict[str, int]:
     return {part: n for part, n in api.fused(engine).items() if n}
 
 
-def load(where: int = api.EVERYWHERE, **settings) -> Llama:
+def load(where: int = api.FUSE_EVERYWHERE, **settings) -> Llama:
     llm = Llama(TINY, n_ctx=512, verbose=False, n_threads=1, **settings)
     api.fuse(llm._engine, where)
     return llm
@@ -65,13 +65,13 @@ def test_every_layer_of_a_plain_step_is_fused():
 def test_logits_are_near_llama_cpps(rig):
     """Of a chain of rows, random weights: the two round activations otherwise."""
     rows = []
-    for where in (api.NOWHERE, api.EVERYWHERE):
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
         r = rig(TINY)
         api.fuse(r.engine, where)
         r.engine.eval(PROMPT[:-1], 0)
         r.engine.propose_given(PROMPT[-1], [5, 7, 9])
         r.engine.verify()
-        assert bool(counts(r.engine)) == (where == api.EVERYWHERE)
+        assert bool(counts(r.engine)) == (where == api.FUSE_EVERYWHERE)
         rows.append(np.array([r.logits(i) for i in range(4)]))
         r.close()
     distance = np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0])
@@ -92,7 +92,7 @@ def test_text_is_the_same_with_drafts(plain, way, temp):
 @pytest.mark.parametrize("types", ["F16", "Q8_0"])
 def test_both_architectures_and_types(gguf, rig, preset, own, types):
     r = rig(gguf(preset, types=types))
-    api.fuse(r.engine, api.EVERYWHERE)
+    api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval(PROMPT, 0)
     assert set(counts(r.engine)) == {own, *DELTA_NET, *ATTENTION}
 
@@ -101,7 +101,7 @@ def test_prompts_and_gpus_alone_stay_llama_cpps(rig):
     r = rig(TINY)
     r.engine.eval(PROMPT, 0)
     assert not counts(r.engine)  # on a CPU nobody asked for it
-    api.fuse(r.engine, api.EVERYWHERE)
+    api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval([*PROMPT, *PROMPT], len(PROMPT))
     assert not counts(r.engine)
     r.engine.eval(PROMPT, 3 * len(PROMPT))
@@ -117,7 +117,7 @@ def test_who_looks_at_nodes_sees_llama_cpps(rig):
         return False
 
     r = rig(TINY, cb_eval=look)
-    api.fuse(r.engine, api.EVERYWHERE)
+    api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval(PROMPT, 0)
     assert seen
     assert not counts(r.engine)

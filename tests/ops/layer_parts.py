@@ -140,8 +140,9 @@ def f32(rng: np.random.Generator, *shape: int) -> Array:
 
 
 def experts(
-    rng: np.random.Generator, n: int, kinds: tuple[str, str, str, str], *, width: int = 256, hidden: int = 256,
-    shared: int = 256, n_experts: int = 16, n_used: int = 4, is_joint: bool = False, router: str = "F32",
+    rng: np.random.Generator, n: int, kinds: tuple[str, str, str, str], *, width: int = 256,
+    hidden: int = 256, shared: int = 256, n_experts: int = 16, n_used: int = 4, is_joint: bool = False,
+    router: str = "F32",
 ) -> Part:  # fmt: skip
     """Return dw_experts; kinds: of gate and up, of down, and of the shared expert's."""
     x, norm = f32(rng, n, width), f32(rng, width)

@@ -26,6 +26,18 @@ ggml_backend_dev_t device_of(std::initializer_list<ggml_tensor *> weights) {
     return found;
 }
 
+// whether a device other than a CPU can run them
+bool has_device() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU &&
+            has_op(device, parts::experts::signature)) {
+            return true;
+        }
+    }
+    return false;
+}
+
 } // namespace
 
 fused_counts fuser::run() {
@@ -74,7 +86,7 @@ bool fuser::split(const std::vector<ggml_tensor *> & results, const std::vector<
 }
 
 fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu) {
-    return fuser(ctx, graph, on_cpu).run();
+    return on_cpu || has_device() ? fuser(ctx, graph, on_cpu).run() : fused_counts{};
 }
 
 } // namespace draftwood

@@ -14,6 +14,7 @@
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 
 struct dw_custom_op;
 struct llama_context;
@@ -76,6 +77,7 @@ struct dw_attachment {
     // Graphs are built anew.
     void                  fuse(draftwood::fuse_where where) noexcept;
     draftwood::fuse_where fuses() const { return fuses_; }
+    int64_t               n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.end(), (int64_t) 0); }
 
     // What the hooks call (hooks/hooks.h), in the order of a decode.
     void decode_begins(const draftwood::sequence_set & into) noexcept;

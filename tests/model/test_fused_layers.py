@@ -59,6 +59,7 @@ def test_every_layer_of_a_plain_step_is_fused():
     llm = load(speculation="off")
     text(llm, 2, temp=0.0)
     assert counts(llm._engine) == OF_TINY
+    assert llm.speculation_stats.fused_parts == sum(OF_TINY.values())
     llm.close()
 
 

@@ -19,6 +19,10 @@ from draftwood.errors import OptionError
 RESULTS_AUTO = 0
 RESULTS_TOP = 1
 
+FUSE_NOWHERE = 0
+FUSE_ON_GPU = 1
+FUSE_EVERYWHERE = 2
+
 SOURCE_DRAFTER = 0
 SOURCE_NGRAM = 1
 
@@ -38,6 +42,8 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_next_scheduled": (_STATUS, [_capi.EngineHandle, ctypes.c_void_p, _BOOL, _P(_capi.Token)]),
     "dw_replay": (_STATUS, [_capi.EngineHandle, _I32, _P(_F64)]),
     "dw_limit_memory": (_STATUS, [_capi.EngineHandle, _I64, _I64, _I64]),
+    "dw_fuse": (_STATUS, [_capi.EngineHandle, _I32]),
+    "dw_fused": (_STATUS, [_capi.EngineHandle, _P(_I32)]),
     "dw_expert_limit_host": (_STATUS, [_capi.PoolHandle, _I64]),
     "dw_accepted_log_new": (_STATUS, [_capi.EngineHandle, _P(AcceptedLogHandle)]),
     "dw_accepted_log_free": (None, [AcceptedLogHandle]),
@@ -96,6 +102,24 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
     """
     check(_lib.dw_next_scheduled(engine._handle, sampler, accept, ctypes.byref(engine._token)))
     return engine._token.value
+
+
+FUSED_PARTS = (
+    "experts", "feed forward", "delta inputs", "delta windows", "delta heads", "delta step",
+    "attention inputs", "delta output", "attention output",
+)  # fmt: skip
+
+
+def fuse(engine: Engine, where: int) -> None:
+    """Say where the target's layers are made of a few ops, from the next graph on."""
+    check(_lib.dw_fuse(engine._handle, where))
+
+
+def fused(engine: Engine) -> dict[str, int]:
+    """Return how many of each part the newest graph has."""
+    n = (_I32 * len(FUSED_PARTS))()
+    check(_lib.dw_fused(engine._handle, n))
+    return dict(zip(FUSED_PARTS, n, strict=True))
 
 
 def recent_vocab(size: int, n_vocab: int, tokens: Sequence[int]) -> tuple[list[int], list[int]]:

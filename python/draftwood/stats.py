@@ -65,6 +65,8 @@ class SpeculationStats:
     gpu_launches: int
     """Graphs that GPUs computed in this process, and those of them that replayed a captured CUDA graph:"""
     gpu_replays: int
+    fused_parts: int
+    """Parts of layers that are one op in the newest graph of a few rows; 0 on a CPU (docs/ops.md)."""
     drafted_by_depth: tuple[int, ...]
     accepted_by_depth: tuple[int, ...]
     draft_seconds: float
@@ -121,6 +123,7 @@ class SpeculationStats:
             logits_rows=raw.n_logits_rows,
             gpu_launches=raw.n_launches,
             gpu_replays=raw.n_replays,
+            fused_parts=raw.n_fused_parts,
             drafted_by_depth=tuple(raw.drafted_at[:deepest]),
             accepted_by_depth=tuple(raw.accepted_at[:deepest]),
             draft_seconds=raw.t_draft_us * 1e-6,

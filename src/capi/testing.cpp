@@ -43,6 +43,24 @@ dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t gra
     });
 }
 
+dw_status dw_fuse(dw_engine * engine, int32_t where) {
+    return with(engine, "dw_fuse", [&](auto & e) {
+        static_assert((int32_t) fuse_where::everywhere == DW_FUSE_EVERYWHERE, "the same order");
+        if (where < DW_FUSE_NOWHERE || where > DW_FUSE_EVERYWHERE) {
+            fail(DW_ERR_ARGUMENT, "found where = %d; expected 0 to 2", where);
+        }
+        e.target().context().attached().fuse((fuse_where) where);
+    });
+}
+
+dw_status dw_fused(dw_engine * engine, int32_t * n) {
+    return with(engine, "dw_fused", [&](auto & e) {
+        require("dw_fused", n);
+        const auto & found = e.target().context().attached().n_fused;
+        std::copy(found.begin(), found.end(), n);
+    });
+}
+
 struct dw_accepted_log : accepted_observer {
     explicit dw_accepted_log(std::shared_ptr<model_attachment> of) :
         model(std::move(of)) {

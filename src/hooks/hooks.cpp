@@ -2,8 +2,10 @@
 
 #include "hooks/hooks.h"
 
+#include "decode/fused_layers.h"
 #include "experts/product.h"
 #include "experts/readahead.h"
+#include "llama-graph.h"
 #include "llama/attachment.h"
 #include "llama/sequence_set.h"
 
@@ -42,8 +44,17 @@ void dw_hook_read(dw_attachment * dw) noexcept {
 }
 
 void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
-    if (dw) {
-        dw->add_outputs(graph);
+    if (!dw) {
+        return;
+    }
+    dw->add_outputs(graph);
+    if (dw->fuses() == fuse_where::nowhere || graph.cparams.cb_eval) { // somebody looks at each node
+        return;
+    }
+    try {
+        dw->n_fused = fuse_layers(graph.ctx0, graph.gf, dw->fuses() == fuse_where::everywhere);
+    } catch (const std::exception &) {
+        // no memory: llama.cpp's own nodes
     }
 }
 

@@ -54,6 +54,19 @@ DW_API void      dw_accepted_log_free(dw_accepted_log * log);
 DW_API dw_status dw_accepted_log_get(const dw_accepted_log * log, int32_t * seq_ids, llama_token * tokens,
                                      int32_t * positions, int32_t * n);
 
+// --- layers made of a few ops: src/decode/fused_layers.h; test: tests/model/test_fused_layers.py
+
+typedef enum dw_fuse_where {
+    DW_FUSE_NOWHERE    = 0,
+    DW_FUSE_ON_GPU     = 1,
+    DW_FUSE_EVERYWHERE = 2, // on CPUs, too, where the ops are slow references
+} dw_fuse_where;
+
+// Where the engine's target runs them from the next graph on.
+DW_API dw_status dw_fuse(dw_engine * engine, int32_t where);
+// How many of each kind of part the newest graph has, i32[9] as fused_part numbers them.
+DW_API dw_status dw_fused(dw_engine * engine, int32_t * n);
+
 // --- trees: src/tree/build.h; test: tests/unit/test_tree.py
 
 // positions: tokens and log-probabilities [n_positions][n_each], best first.

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 18
+#define DW_API_VERSION 19
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -153,6 +153,7 @@ typedef struct dw_stats {
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process
     int64_t  n_replays;        // of them, captured CUDA graphs launched as they were
+    int64_t  n_fused_parts;    // parts of layers that are one op in the target's newest graph (src/decode/fused_layers.h)
     int64_t  t_draft_us;       // where a draft stays on its device: until it was queued
     int64_t  t_verify_us;      // and until both were done
     int64_t  t_eval_us;

@@ -33,7 +33,8 @@ dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, conte
     exact_rows(n_exact_rows),
     listener(of_others),
     model(std::move(of_model)),
-    graphs(std::make_unique<graph_store>(target, model->budget().graphs)) {
+    graphs(std::make_unique<graph_store>(target, model->budget().graphs)),
+    fuses_(n_exact_rows > 0 ? fuse_where::on_gpu : fuse_where::nowhere) {
     slot_of(ctx) = this;
 }
 
@@ -69,6 +70,11 @@ void dw_attachment::keep_output_hidden() {
 
 void dw_attachment::set_kv_step(uint32_t n_cells) noexcept {
     draftwood::set_kv_step(ctx, n_cells);
+}
+
+void dw_attachment::fuse(fuse_where where) noexcept {
+    fuses_ = where;
+    graphs->distrust();
 }
 
 // A raw decode must not land behind rows that were never accepted, nor take its positions from them.

@@ -10,9 +10,11 @@
 #include "llama/sequence_set.h"
 #include "llama/short_logits.h"
 
+#include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
+#include <numeric>
 
 struct dw_custom_op;
 struct llama_context;
@@ -22,6 +24,9 @@ class llm_graph_result;
 namespace draftwood {
 
 class graph_store;
+
+// where parts of layers run as one op each (decode/fused_layers.h)
+enum class fuse_where { nowhere, on_gpu, everywhere };
 
 // tokens of each row that op dw_top_rows finds, and most rows that it runs on
 constexpr int64_t dw_n_top        = 64;
@@ -69,6 +74,11 @@ struct dw_attachment {
     // n_kv of the context's graphs grows in steps of so many cells, so that a graph serves longer
     void set_kv_step(uint32_t n_cells) noexcept;
 
+    // Graphs are built anew.
+    void                  fuse(draftwood::fuse_where where) noexcept;
+    draftwood::fuse_where fuses() const { return fuses_; }
+    int64_t               n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.end(), (int64_t) 0); }
+
     // What the hooks call (hooks/hooks.h), in the order of a decode.
     void decode_begins(const draftwood::sequence_set & into) noexcept;
     void select_graph(int64_t n_rows, bool has_outputs) noexcept;
@@ -91,6 +101,8 @@ struct dw_attachment {
     bool async_inputs  = false; // inputs are copied to their device without waiting for it
     bool memory_alone  = false; // a decode without outputs computes what the memory takes and no more
 
+    std::array<int32_t, 9> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
+
     const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows
     draftwood::head_rows head;               // of logits for few tokens
 
@@ -109,6 +121,7 @@ struct dw_attachment {
         return request && (size_t) part < request->parts.size() ? request->parts[part].verify : nullptr;
     }
 
+    draftwood::fuse_where                                fuses_;
     bool                                                 in_ubatch_ = false; // from its choice of graph to its compute
     int32_t                                              n_hidden_users_ = 0;
     std::map<uint32_t, int32_t>                          n_layer_users_;

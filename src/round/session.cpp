@@ -131,6 +131,7 @@ dw_stats session::stats() const {
     stats.draft_vocab      = drafting_.draft_vocab();
     stats.n_launches       = gpu_launches().all - launches_.all;
     stats.n_replays        = gpu_launches().replayed - launches_.replayed;
+    stats.n_fused_parts    = sequence_.context().n_fused_parts();
     return stats;
 }
 

@@ -56,6 +56,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     llama_context * get() const { return target_; }
     bool            at_work() const { return at_work_; } // it is us who decode, save or restore: hooks are not news
     int64_t         n_exact_batches() const { return attached_.n_exact_batches; }
+    int64_t         n_fused_parts() const { return attached_.n_fused_parts(); }
     void            reset_counters() { attached_.n_exact_batches = 0; }
 
     row_batch &  batch() { return batch_; }  // of the next decode; cleared by the caller

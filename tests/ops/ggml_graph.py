@@ -22,6 +22,8 @@ BLOCKS = {  # values and bytes of a block
     "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_XS": (256, 136),
 }  # fmt: skip
 MAX_DIMS = 4
+_MOST_TAKEN = 9  # sources that ggml_custom_4d takes; a node has room for one more
+_SRC = 152  # src in struct ggml_tensor at the pin
 ALL_THREADS = -1  # GGML_N_TASKS_MAX
 
 folder = llama_cpp._base_path
@@ -157,9 +159,12 @@ def custom_node(
     """Return a GGML_OP_CUSTOM node; shape as `custom` has it."""
     tail = (function, ALL_THREADS, userdata)
     if shape is not None:
-        array = (_p * len(sources))(*sources)
         ne = (*reversed(shape), *[1] * (MAX_DIMS - len(shape)))
-        return base.ggml_custom_4d(context, TYPES["F32"], *ne, array, len(sources), *tail)
+        taken = sources[:_MOST_TAKEN]
+        node = base.ggml_custom_4d(context, TYPES["F32"], *ne, (_p * len(taken))(*taken), len(taken), *tail)
+        for i, source in enumerate(sources[_MOST_TAKEN:], _MOST_TAKEN):  # as new_node of src/ops/door/node.h
+            ctypes.c_uint64.from_address(node + _SRC + 8 * i).value = source
+        return node
     destination, *sources = sources
     array = (_p * len(sources))(*sources)
     return base.ggml_custom_inplace(context, destination, array, len(sources), *tail)

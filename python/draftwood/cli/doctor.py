@@ -179,7 +179,7 @@ def paths(facts: Facts) -> list[Facts]:
     cuda = [name for name in gpus if backends[name] == "CUDA"]
     exact = "on the CPU, with exact=True (default)"
     if gpus:
-        exact += f"; layers on {', '.join(gpus)} (n_gpu_layers) run kernels whose rows are not exact"
+        exact += f"; of layers on {', '.join(gpus)} (n_gpu_layers) those parts that are one op (docs/ops.md)"
     cuda_reason = _cuda_reason(build["cuda"], cuda, library["cuda"])
     layers = [_layers(gpus, cuda_reason)] if facts["n_gpu_layers"] != 0 else []
     return [

@@ -17,7 +17,7 @@ from draftwood.engine import cuda_libraries
 lib: Any = _llama._lib
 cuda = cuda_libraries.load(Path(lib._name).parent)
 
-API_VERSION = 18
+API_VERSION = 19
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -138,6 +138,7 @@ class Stats(ctypes.Structure):
         ("n_logits_rows", ctypes.c_int64),
         ("n_launches", ctypes.c_int64),
         ("n_replays", ctypes.c_int64),
+        ("n_fused_parts", ctypes.c_int64),
         ("t_draft_us", ctypes.c_int64),
         ("t_verify_us", ctypes.c_int64),
         ("t_eval_us", ctypes.c_int64),

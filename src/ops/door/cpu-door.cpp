@@ -8,6 +8,7 @@
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/slot-memory.h"
+#include "ops/layer-parts/layer-parts.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
 #include "ops/tree-delta-net/tree-ops.h"
@@ -17,11 +18,28 @@
 namespace {
 
 const dw::op_descriptor * const ops[] = {
-    &dw::tree_conv_windows::on_cpu, &dw::tree_delta_net::on_cpu,      &dw::tree_commit_state::on_cpu,
-    &dw::tree_commit_conv::on_cpu,  &dw::tree_scores::on_cpu,         &dw::tree_values::on_cpu,
-    &dw::tree_commit_rows::on_cpu,  &dw::tree_commit_columns::on_cpu, &dw::top_rows::on_cpu,
-    &dw::expert_slots::on_cpu,      &dw::expert_slots::ready_on_cpu,  &dw::expert_slots::guess_on_cpu,
+    &dw::tree_conv_windows::on_cpu,
+    &dw::tree_delta_net::on_cpu,
+    &dw::tree_commit_state::on_cpu,
+    &dw::tree_commit_conv::on_cpu,
+    &dw::tree_scores::on_cpu,
+    &dw::tree_values::on_cpu,
+    &dw::tree_commit_rows::on_cpu,
+    &dw::tree_commit_columns::on_cpu,
+    &dw::top_rows::on_cpu,
+    &dw::expert_slots::on_cpu,
+    &dw::expert_slots::ready_on_cpu,
+    &dw::expert_slots::guess_on_cpu,
     &dw::expert_readahead::on_cpu,
+    &dw::layer_parts::experts::on_cpu,
+    &dw::layer_parts::feed_forward::on_cpu,
+    &dw::layer_parts::delta_inputs::on_cpu,
+    &dw::layer_parts::attention_inputs::on_cpu,
+    &dw::layer_parts::delta_windows::on_cpu,
+    &dw::layer_parts::delta_heads::on_cpu,
+    &dw::layer_parts::delta_step::on_cpu,
+    &dw::layer_parts::delta_output::on_cpu,
+    &dw::layer_parts::attention_output::on_cpu,
 };
 
 static_assert(sizeof(ggml_custom_op_params) <= dw::layer_at, "the layer pointer lies behind ggml's parameters");

@@ -7,6 +7,7 @@
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/slot-memory.h"
+#include "ops/layer-parts/layer-parts.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
 #include "ops/tree-delta-net/tree-ops.h"
@@ -17,10 +18,25 @@
 namespace {
 
 const dw::op_descriptor * const ops[] = {
-    &dw::tree_conv_windows::on_cuda,  &dw::tree_delta_net::on_cuda,   &dw::tree_commit_state::on_cuda,
-    &dw::tree_commit_conv::on_cuda,   &dw::tree_commit_rows::on_cuda, &dw::tree_commit_columns::on_cuda,
-    &dw::top_rows::on_cuda,           &dw::expert_slots::on_cuda,     &dw::expert_slots::ready_on_cuda,
+    &dw::tree_conv_windows::on_cuda,
+    &dw::tree_delta_net::on_cuda,
+    &dw::tree_commit_state::on_cuda,
+    &dw::tree_commit_conv::on_cuda,
+    &dw::tree_commit_rows::on_cuda,
+    &dw::tree_commit_columns::on_cuda,
+    &dw::top_rows::on_cuda,
+    &dw::expert_slots::on_cuda,
+    &dw::expert_slots::ready_on_cuda,
     &dw::expert_slots::guess_on_cuda,
+    &dw::layer_parts::experts::on_cuda,
+    &dw::layer_parts::feed_forward::on_cuda,
+    &dw::layer_parts::delta_inputs::on_cuda,
+    &dw::layer_parts::attention_inputs::on_cuda,
+    &dw::layer_parts::delta_windows::on_cuda,
+    &dw::layer_parts::delta_heads::on_cuda,
+    &dw::layer_parts::delta_step::on_cuda,
+    &dw::layer_parts::delta_output::on_cuda,
+    &dw::layer_parts::attention_output::on_cuda,
 };
 
 // The node's descriptor; nullptr: the node is not ours, or was made for the CPU. Only addresses are compared, so

@@ -42,11 +42,13 @@ inline bool is_node_of(const ggml_tensor * node, const op_signature & op) {
 inline ggml_tensor * new_node(ggml_context * ctx, const dw_custom_op & op, std::array<int64_t, GGML_MAX_DIMS> ne,
                               std::initializer_list<operand> operands, const void * layer = nullptr,
                               ggml_type type = GGML_TYPE_F32) {
-    auto sources = sources_of(op.reference->signature, operands);
-    return finish_node(ggml_custom_4d(ctx, type, ne[0], ne[1], ne[2], ne[3], sources.data(),
-                                      op.reference->signature.n_operands, op.reference->cpu, GGML_N_TASKS_MAX,
-                                      const_cast<op_descriptor *>(op.of_device)),
-                       op, layer);
+    constexpr int most    = GGML_MAX_SRC - 1; // that ggml_custom_4d takes; a node has room for one more
+    auto          sources = sources_of(op.reference->signature, operands);
+    const int     n       = op.reference->signature.n_operands;
+    ggml_tensor * node    = ggml_custom_4d(ctx, type, ne[0], ne[1], ne[2], ne[3], sources.data(), n < most ? n : most,
+                                           op.reference->cpu, GGML_N_TASKS_MAX, const_cast<op_descriptor *>(op.of_device));
+    node->src[most]       = sources[most];
+    return finish_node(node, op, layer);
 }
 
 // A node that writes to its first operand in place. Its name is the op's.

@@ -1,0 +1,239 @@
+// What gated-delta-net layers look like in llama.cpp's graphs: see fuser.h.
+
+#include "decode/fuser.h"
+#include "decode/pattern.h"
+
+#include <cmath>
+#include <cstring>
+
+namespace draftwood {
+
+namespace {
+
+// sigmoid(weights h)
+ggml_tensor * sigmoid_of(ggml_tensor * product, const graph_edit & edit) {
+    const auto & shaped = edit.users(product);
+    const auto & users  = shaped.size() == 1 && shaped[0]->op == GGML_OP_RESHAPE ? edit.users(shaped[0]) : shaped;
+    return users.size() == 1 ? as(users[0], GGML_UNARY_OP_SIGMOID) : nullptr;
+}
+
+// softplus(weights h + dt) * a
+ggml_tensor * decay_of(ggml_tensor * product, const graph_edit & edit) {
+    const auto only = [&](const ggml_tensor * of) {
+        const auto & users = of ? edit.users(of) : edit.users(nullptr);
+        return users.size() == 1 ? users[0] : nullptr;
+    };
+    ggml_tensor * shaped = only(product);
+    ggml_tensor * biased = as(as(shaped, GGML_OP_RESHAPE) ? only(shaped) : shaped, GGML_OP_ADD);
+    return as(only(as(only(biased), GGML_UNARY_OP_SOFTPLUS)), GGML_OP_MUL);
+}
+
+} // namespace
+
+bool fuser::delta_inputs(ggml_tensor * scaled) {
+    const norm   normal = norm::of(scaled);
+    const auto & users  = edit_.users(scaled);
+    if (!normal || users.size() != 4 || !has_few_rows(normal.x)) {
+        return false;
+    }
+    ggml_tensor *              beta = nullptr, *decay = nullptr, *w_beta = nullptr, *w_alpha = nullptr;
+    std::vector<ggml_tensor *> plain_ones;
+    for (ggml_tensor * product : users) {
+        ggml_tensor * weights = weights_times(product, scaled);
+        if (!weights) {
+            return false;
+        }
+        if (ggml_tensor * found = sigmoid_of(product, edit_)) {
+            beta   = found;
+            w_beta = weights;
+        } else if ((found = decay_of(product, edit_))) {
+            decay   = found;
+            w_alpha = weights;
+        } else {
+            plain_ones.push_back(product);
+        }
+    }
+    if (!beta || !decay || plain_ones.size() != 2) {
+        return false;
+    }
+    ggml_tensor *                    qkv = plain_ones[0], *z = plain_ones[1];
+    ggml_tensor *                    dt = decay->src[0]->src[0]->src[1], *a = decay->src[1];
+    const std::vector<ggml_tensor *> results{ qkv, z, beta, decay };
+    if (dt->op != GGML_OP_NONE || a->op != GGML_OP_NONE || !edit_.is_closed(results, { normal.x })) {
+        return false;
+    }
+    int64_t n_values = 0;
+    for (const ggml_tensor * each : results) {
+        if (!ggml_is_contiguous(each)) {
+            return false;
+        }
+        n_values += ggml_nelements(each);
+    }
+    namespace op = parts::delta_inputs;
+    ggml_tensor * node =
+        made(op::signature, { n_values, 1, 1, 1 },
+             { { op::x, normal.x },
+               { op::norm, normal.weights },
+               { op::qkv, qkv->src[0] },
+               { op::z, z->src[0] },
+               { op::beta, w_beta },
+               { op::alpha, w_alpha },
+               { op::dt, dt },
+               { op::a, a } },
+             { normal.weights, qkv->src[0], z->src[0], w_beta, w_alpha, dt, a }, { normal.epsilon, 0, 0 });
+    return split(results, { normal.x }, node);
+}
+
+namespace {
+
+// A recurrent state that a graph for one sequence reads, and the copy that puts a new one in place of it.
+struct state_use {
+    ggml_tensor * states = nullptr; // [size of a state, n_cells]
+    ggml_tensor * cells  = nullptr;
+    ggml_tensor * copy   = nullptr;
+    ggml_tensor * target = nullptr;
+
+    // read: what the graph works on; updated: what reads a part of `updated_in` and is copied
+    static state_use of(ggml_tensor * read, ggml_tensor * updated_in, const graph_edit & edit) {
+        ggml_tensor * rows = as(plain(read), GGML_OP_GET_ROWS);
+        if (!rows || rows->ne[1] != 1 || ggml_nelements(rows) != rows->ne[0]) {
+            return {};
+        }
+        for (ggml_tensor * part : edit.users(updated_in)) {
+            const auto &  users = edit.users(part);
+            ggml_tensor * copy  = as(part, GGML_OP_VIEW) && users.size() == 1 ? as(users[0], GGML_OP_CPY) : nullptr;
+            if (copy && edit.users(copy).empty()) {
+                return { rows->src[0], rows->src[1], copy, copy->src[1] };
+            }
+        }
+        return {};
+    }
+    explicit operator bool() const { return copy != nullptr; }
+};
+
+} // namespace
+
+bool fuser::delta_windows(ggml_tensor * joined) {
+    ggml_tensor * x = source(as(source(as(joined, GGML_OP_CONCAT), 1), GGML_OP_TRANSPOSE));
+    if (!x || joined->ne[2] != 1 || joined->op_params[0] != 0) {
+        return false;
+    }
+    const state_use state = state_use::of(joined->src[0], joined, edit_);
+    if (!state || x->ne[1] > parts::max_rows) {
+        return false;
+    }
+    const std::vector<const ggml_tensor *> inputs{ x, state.states, state.cells, state.target };
+    if (!edit_.is_closed({ joined, state.copy }, inputs)) {
+        return false;
+    }
+    namespace op = parts::delta_windows;
+    ggml_tensor * node =
+        made(op::signature, { joined->ne[0], joined->ne[1], 1, 1 },
+             { { op::x, x }, { op::states, state.states }, { op::cells, state.cells }, { op::target, state.target } },
+             { owner_of(state.states), owner_of(state.target) }, {});
+    return replace(joined, inputs, node, { state.copy });
+}
+
+bool fuser::delta_heads(ggml_tensor * convolved) {
+    const auto &  users = edit_.users(as(convolved, GGML_OP_SSM_CONV));
+    ggml_tensor * silu  = users.size() == 1 ? as(users[0], GGML_UNARY_OP_SILU) : nullptr;
+    if (!silu || edit_.users(silu).size() != 3) {
+        return false;
+    }
+    std::vector<ggml_tensor *> results; // q, k, v
+    float                      epsilon = 0.0f;
+    for (ggml_tensor * part : edit_.users(silu)) {
+        const auto &  readers = edit_.users(as(part, GGML_OP_VIEW));
+        ggml_tensor * normal  = readers.size() == 1 ? as(readers[0], GGML_OP_RMS_NORM) : nullptr;
+        if (!normal || results.size() == 2) {
+            results.push_back(part);
+            continue;
+        }
+        std::memcpy(&epsilon, normal->op_params, sizeof(epsilon));
+        ggml_tensor * scaled = edit_.users(normal).size() == 1 ? as(edit_.users(normal)[0], GGML_OP_SCALE) : nullptr;
+        float         scale  = 0.0f;
+        if (scaled) {
+            std::memcpy(&scale, scaled->op_params, sizeof(scale));
+        }
+        if (scale != 1.0f / sqrtf((float) part->ne[0])) {
+            return false;
+        }
+        results.push_back(scaled);
+    }
+    if (!as(results[0], GGML_OP_SCALE) || !as(results[1], GGML_OP_SCALE) || !as(results[2], GGML_OP_VIEW)) {
+        return false;
+    }
+    const ggml_tensor *q = results[0]->src[0]->src[0], *k = results[1]->src[0]->src[0], *v = results[2];
+    const int64_t      size = q->ne[0], n_keys = q->ne[1];
+    const size_t       bytes = (size_t) (n_keys * size) * sizeof(float); // of q, of a row
+    if (q->view_offs != 0 || k->view_offs != bytes || v->view_offs != 2 * bytes || k->ne[1] != n_keys ||
+        v->ne[0] != size || q->nb[1] != size * sizeof(float) || v->nb[1] != q->nb[1]) {
+        return false;
+    }
+    ggml_tensor *windows = convolved->src[0], *kernel = convolved->src[1];
+    if (!edit_.is_closed(results, { windows, kernel }) || q->ne[2] * q->ne[3] > parts::max_rows) {
+        return false;
+    }
+    namespace op       = parts::delta_heads;
+    ggml_tensor * node = made(op::signature, { ggml_nelements(convolved), 1, 1, 1 },
+                              { { op::windows, windows }, { op::kernel, kernel } }, { kernel },
+                              { epsilon, 0, 0, (int32_t) size, (int32_t) n_keys });
+    return split(results, { windows, kernel }, node);
+}
+
+bool fuser::delta_step(ggml_tensor * rule) {
+    const auto & users = edit_.users(as(rule, GGML_OP_GATED_DELTA_NET));
+    if (users.size() != 2 || rule->op_params[0] != 1 || rule->src[2]->ne[2] > parts::max_rows) {
+        return false;
+    }
+    const state_use state = state_use::of(rule->src[5], rule, edit_);
+    ggml_tensor *   out   = state && users[0] == state.copy->src[0] ? users[1] : users[0];
+    if (!state || !as(out, GGML_OP_VIEW) || out->view_offs != 0 || !ggml_is_contiguous(out) ||
+        ggml_nelements(out) != ggml_nelements(rule->src[2])) {
+        return false;
+    }
+    ggml_tensor * const *                  src = rule->src;
+    const std::vector<const ggml_tensor *> inputs{ src[0], src[1],       src[2],      src[3],
+                                                   src[4], state.states, state.cells, state.target };
+    if (!edit_.is_closed({ out, state.copy }, inputs)) {
+        return false;
+    }
+    namespace op       = parts::delta_step;
+    ggml_tensor * node = made(op::signature, { out->ne[0], out->ne[1], out->ne[2], out->ne[3] },
+                              { { op::q, src[0] },
+                                { op::k, src[1] },
+                                { op::v, src[2] },
+                                { op::g, src[3] },
+                                { op::beta, src[4] },
+                                { op::states, state.states },
+                                { op::cells, state.cells },
+                                { op::target, state.target } },
+                              { owner_of(state.states), owner_of(state.target) }, {});
+    return replace(out, inputs, node, { state.copy });
+}
+
+bool fuser::delta_output(ggml_tensor * sum) {
+    ggml_tensor * residual = source(as(sum, GGML_OP_ADD), 1);
+    ggml_tensor * product  = as(plain(source(as(sum, GGML_OP_ADD))), GGML_OP_MUL_MAT);
+    ggml_tensor * gated    = as(plain(source(product, 1)), GGML_OP_MUL);
+    ggml_tensor * silu     = as(source(gated, 1), GGML_UNARY_OP_SILU);
+    const norm    normal   = norm::of(source(gated));
+    if (!silu || !normal || product->src[0]->op != GGML_OP_NONE || !has_few_rows(residual)) {
+        return false;
+    }
+    ggml_tensor *y = normal.x, *z = silu->src[0], *weights = product->src[0];
+    if (!edit_.is_closed({ sum }, { y, z, residual })) {
+        return false;
+    }
+    namespace op = parts::delta_output;
+    return replace(sum, { y, z, residual },
+                   made(op::signature, { sum->ne[0], sum->ne[1], 1, 1 },
+                        { { op::y, y },
+                          { op::z, z },
+                          { op::norm, normal.weights },
+                          { op::weights, weights },
+                          { op::residual, residual } },
+                        { normal.weights, weights }, { normal.epsilon, 0, 0 }));
+}
+
+} // namespace draftwood

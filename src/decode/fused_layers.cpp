@@ -1,0 +1,92 @@
+// See fused_layers.h and fuser.h.
+
+#include "decode/fused_layers.h"
+
+#include "decode/fuser.h"
+#include "ops/door/registry.h"
+
+namespace draftwood {
+
+namespace {
+
+// The device that holds the weights; nullptr: they have no memory, or lie on several.
+ggml_backend_dev_t device_of(std::initializer_list<ggml_tensor *> weights) {
+    ggml_backend_dev_t found = nullptr;
+    for (const ggml_tensor * each : weights) {
+        if (!each || !each->buffer) {
+            return nullptr;
+        }
+        ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(each->buffer));
+        device                    = device ? device : cpu_device(); // its own buffer types name none
+        if (found && device != found) {
+            return nullptr;
+        }
+        found = device;
+    }
+    return found;
+}
+
+// whether a device other than a CPU can run them
+bool has_device() {
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        ggml_backend_dev_t device = ggml_backend_dev_get(i);
+        if (ggml_backend_dev_type(device) != GGML_BACKEND_DEVICE_TYPE_CPU &&
+            has_op(device, parts::experts::signature)) {
+            return true;
+        }
+    }
+    return false;
+}
+
+} // namespace
+
+fused_counts fuser::run() {
+    const auto count = [&](fused_part which, bool found) { counts_[which] += found ? 1 : 0; };
+    for (ggml_tensor * node : edit_.nodes()) {
+        count(fused_experts, experts(node));
+        count(fused_feed_forward, feed_forward(node));
+        count(fused_delta_inputs, delta_inputs(node));
+        count(fused_delta_windows, delta_windows(node));
+        count(fused_delta_heads, delta_heads(node));
+        count(fused_delta_step, delta_step(node));
+        count(fused_delta_output, delta_output(node));
+        count(fused_attention_inputs, attention_inputs(node));
+        count(fused_attention_output, attention_output(node));
+    }
+    edit_.finish();
+    return counts_;
+}
+
+ggml_tensor * fuser::made(const dw::op_signature & op, std::array<int64_t, GGML_MAX_DIMS> ne,
+                          std::initializer_list<dw::operand> operands, std::initializer_list<ggml_tensor *> weights,
+                          const parts::settings & with) {
+    ggml_backend_dev_t device = device_of(weights);
+    if (!device || (!on_cpu_ && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) || !has_op(device, op)) {
+        return nullptr;
+    }
+    ggml_tensor * node = dw::new_node(ctx_, find_op(device, op), ne, operands);
+    parts::set(node, with);
+    return ggml_backend_dev_supports_op(device, node) ? node : nullptr;
+}
+
+bool fuser::replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * node,
+                    const std::vector<ggml_tensor *> & ended) {
+    if (node) {
+        edit_.replace(result, ended, inputs, node);
+    }
+    return node != nullptr;
+}
+
+bool fuser::split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
+                  ggml_tensor * node) {
+    if (node) {
+        edit_.split(results, inputs, node);
+    }
+    return node != nullptr;
+}
+
+fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu) {
+    return on_cpu || has_device() ? fuser(ctx, graph, on_cpu).run() : fused_counts{};
+}
+
+} // namespace draftwood

@@ -1,0 +1,36 @@
+// Layers of a decode with few rows, made from ops of layer-parts.h: the graph that llama.cpp built is looked through
+// for what these ops compute, and the nodes between are left out. What is not exactly that stays llama.cpp's: a LoRA, a
+// control vector, a scale or a bias in between, weights of another type or on another device, experts in a pool.
+// Must not know: contexts, rounds. Test: tests/model/test_fused_layers.py, tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include <array>
+#include <cstdint>
+
+struct ggml_cgraph;
+struct ggml_context;
+
+namespace draftwood {
+
+enum fused_part {
+    fused_experts,
+    fused_feed_forward,
+    fused_delta_inputs,
+    fused_delta_windows,
+    fused_delta_heads,
+    fused_delta_step,
+    fused_attention_inputs,
+    fused_delta_output,
+    fused_attention_output,
+    n_fused_parts,
+};
+
+// how many of each a graph has
+using fused_counts = std::array<int32_t, n_fused_parts>;
+
+// graph: built, without memory, in `ctx`. on_cpu: layers on a CPU, too, where the ops are references and slow: for
+// tests. Throws std::bad_alloc; the graph is then as it was.
+fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu);
+
+} // namespace draftwood

@@ -1,0 +1,61 @@
+// One look through a graph for the parts of layers. A pattern is a method that is given a node: it returns whether that
+// node ends a part, which is then replaced. Patterns are found in the graph as it was; changes are written at the end.
+// Test: tests/model/test_fused_layers.py.
+
+#pragma once
+
+#include "decode/fused_layers.h"
+#include "decode/graph_edit.h"
+#include "ggml-backend.h"
+#include "ops/door/node.h"
+#include "ops/layer-parts/layer-parts.h"
+
+#include <array>
+#include <initializer_list>
+
+namespace draftwood {
+
+namespace parts = dw::layer_parts;
+
+class fuser {
+  public:
+    fuser(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu) :
+        ctx_(ctx),
+        edit_(graph),
+        on_cpu_(on_cpu) {}
+
+    fused_counts run();
+
+  private:
+    void count(fused_part which, bool found) { counts_[which] += found ? 1 : 0; }
+
+    // A node of the op for the device of these weights; nullptr: it cannot run there.
+    ggml_tensor * made(const dw::op_signature & op, std::array<int64_t, GGML_MAX_DIMS> ne,
+                       std::initializer_list<dw::operand> operands, std::initializer_list<ggml_tensor *> weights,
+                       const parts::settings & with);
+
+    // false: there is no node
+    bool replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * node,
+                 const std::vector<ggml_tensor *> & ended = {});
+    bool split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
+               ggml_tensor * node);
+
+    static bool has_few_rows(const ggml_tensor * x) { return x->ne[1] <= parts::max_rows && ggml_is_matrix(x); }
+
+    bool experts(ggml_tensor * sum);
+    bool feed_forward(ggml_tensor * sum);
+    bool delta_inputs(ggml_tensor * scaled);
+    bool attention_inputs(ggml_tensor * scaled);
+    bool delta_windows(ggml_tensor * joined);
+    bool delta_heads(ggml_tensor * convolved);
+    bool delta_step(ggml_tensor * rule);
+    bool delta_output(ggml_tensor * sum);
+    bool attention_output(ggml_tensor * sum);
+
+    ggml_context * ctx_;
+    graph_edit     edit_;
+    bool           on_cpu_;
+    fused_counts   counts_{};
+};
+
+} // namespace draftwood

@@ -1,0 +1,63 @@
+// Changes to a graph that is built and has no memory yet: what several nodes compute is put into one. A node whose
+// result somebody holds stays where it is and becomes another op; nodes that served it alone go. Must not know: which
+// ops. Test: tests/model/test_fused_layers.py.
+
+#pragma once
+
+#include "ggml.h"
+
+#include <unordered_map>
+#include <unordered_set>
+#include <vector>
+
+struct ggml_cgraph;
+
+namespace draftwood {
+
+class graph_edit {
+  public:
+    explicit graph_edit(ggml_cgraph * graph);
+    graph_edit(const graph_edit &)             = delete;
+    graph_edit & operator=(const graph_edit &) = delete;
+
+    // a copy: nodes that replacements remove or change stay valid, and keep their sources until finish()
+    const std::vector<ggml_tensor *> & nodes() const { return nodes_; }
+
+    // Nodes that read `tensor`, in the graph's order.
+    const std::vector<ggml_tensor *> & users(const ggml_tensor * tensor) const;
+
+    // Whether all between `inputs` and `results` serves these results alone: they can be computed another way.
+    bool is_closed(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) const;
+
+    // `result` becomes `made`, a node that no graph has, of the same shape. What is between `ended` and the inputs
+    // goes, too: nodes whose work `made` does beside its result. Call after is_closed() for the result and these.
+    void replace(ggml_tensor * result, const std::vector<ggml_tensor *> & ended,
+                 const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made);
+
+    // The results become what they are of `made`, an array of F32: one after another, each contiguous. `made` takes the
+    // place of the first of them. Call after is_closed().
+    void split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
+               ggml_tensor * made);
+
+    // Writes the changes to the graph. Throws std::bad_alloc before the first of them.
+    void finish();
+
+  private:
+    using tensors = std::unordered_set<const ggml_tensor *>;
+
+    tensors between(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) const;
+
+    struct change {
+        ggml_tensor * node;
+        ggml_tensor   to;
+    };
+
+    ggml_cgraph *                                                       graph_;
+    std::vector<ggml_tensor *>                                          nodes_;
+    std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> users_;
+    std::unordered_map<const ggml_tensor *, ggml_tensor *>              in_front_; // of a node, what was made
+    std::vector<change>                                                 changes_;
+    tensors                                                             removed_;
+};
+
+} // namespace draftwood

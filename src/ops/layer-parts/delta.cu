@@ -1,0 +1,259 @@
+// The middle of a gated-delta-net layer on CUDA: layer-parts.h. A kernel an op; each starts while the one before it
+// ends.
+
+#include "ops/delta-net/delta-step-cuda.h"
+#include "ops/door/launch.h"
+#include "ops/layer-parts/rows.cuh"
+
+namespace {
+
+using namespace dw::layer_parts;
+
+constexpr int n_threads  = 256;
+constexpr int max_kernel = 8;   // W
+constexpr int max_size   = 256; // S of delta_heads: a thread a channel
+constexpr int columns    = 4;   // of a block of delta_step, a warp each
+
+__global__ void window(const float * x, const float * states, int64_t stride, const int32_t * cells, float * target,
+                       float * out, int n_channels, int n_old, int n_new) {
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const int c = blockIdx.x * n_threads + threadIdx.x;
+    if (c >= n_channels) {
+        return;
+    }
+    const float * old = states + cells[0] * stride + (int64_t) c * n_old;
+    float *       row = out + (int64_t) c * (n_old + n_new);
+    float         last[max_kernel];
+    for (int i = 0; i < n_old; ++i) {
+        last[i] = row[i] = old[i];
+    }
+    for (int i = 0; i < n_new; ++i) {
+        const float value = row[n_old + i] = x[(int64_t) i * n_channels + c];
+        for (int j = 0; j + 1 < n_old; ++j) {
+            last[j] = last[j + 1];
+        }
+        last[n_old - 1] = value;
+    }
+    for (int i = 0; i < n_old; ++i) { // the cell may be the one that was read, by this thread alone
+        target[(int64_t) c * n_old + i] = last[i];
+    }
+}
+
+struct head_arguments {
+    const char *  windows;
+    int64_t       nb0, nb1, nb2; // bytes
+    const float * kernel;
+    int64_t       kernel_stride;
+    float *       out;
+    int           width, n_of_a_sequence, n_keys, n_heads, n; // n_heads: of q, k and v together
+    float         epsilon;
+};
+
+// blocks: (head, row); a thread a channel
+__global__ void heads(head_arguments a) {
+    __shared__ float sums[max_size / 32];
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const int     size = blockDim.x, head = blockIdx.x, r = blockIdx.y, c = head * size + threadIdx.x;
+    const char *  at = a.windows + c * a.nb1 + r / a.n_of_a_sequence * a.nb2 + r % a.n_of_a_sequence * a.nb0;
+    const float * w  = a.kernel + c * a.kernel_stride;
+    float         y  = 0.0f;
+    for (int j = 0; j < a.width; ++j) {
+        y += *(const float *) (at + j * a.nb0) * w[j];
+    }
+    y                   = silu(y);
+    const int part      = min(head / a.n_keys, 2); // q, k, v
+    const int n_of_part = part < 2 ? a.n_keys : a.n_heads - 2 * a.n_keys;
+    if (part < 2) {
+        const float sum = sum_of_lanes(y * y);
+        if (threadIdx.x % 32 == 0) {
+            sums[threadIdx.x / 32] = sum;
+        }
+        __syncthreads();
+        y *= rsqrtf(sum_of_warps(sums) / size + a.epsilon) * rsqrtf((float) size);
+    }
+    a.out[(int64_t) part * a.n_keys * size * a.n + ((int64_t) r * n_of_part + head - part * a.n_keys) * size +
+          threadIdx.x] = y;
+}
+
+struct by_row {
+    const float * data;
+    int64_t       head, row; // strides in values
+    int           n_heads;
+
+    static by_row from(const ggml_tensor * t) {
+        return { dw::data_of<const float>(t), dw::stride_of(t, 1), dw::stride_of(t, 2), (int) t->ne[1] };
+    }
+    __device__ __forceinline__ const float * of(int h, int r) const { return data + h % n_heads * head + r * row; }
+};
+
+struct step_arguments {
+    by_row          q, k, v, g, beta;
+    const float *   states;
+    int64_t         stride;
+    const int32_t * cells;
+    float *         target;
+    float *         out;
+    int             n_heads, n;
+    float           scale;
+};
+
+// blocks: (head, part of its columns); a warp carries a column of the state along the rows
+template <int size> __global__ void step(step_arguments a) {
+    constexpr int per_lane = size / 32;
+    ggml_cuda_pdl_lc();
+    const int     head = blockIdx.x, column = blockIdx.y * columns + threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int64_t at   = ((int64_t) head * size + column) * size;
+    const float * from = a.states + a.cells[0] * a.stride + at;
+    prefetch((const char *) from, size * (int) sizeof(float), lane);
+    ggml_cuda_pdl_sync();
+    float state[per_lane];
+#pragma unroll
+    for (int i = 0; i < per_lane; ++i) {
+        state[i] = from[32 * i + lane];
+    }
+    for (int r = 0; r < a.n; ++r) {
+        const float *k = a.k.of(head, r), *q = a.q.of(head, r);
+        float        keys[per_lane], seen = 0.0f, answer = 0.0f;
+#pragma unroll
+        for (int i = 0; i < per_lane; ++i) {
+            keys[i] = k[32 * i + lane];
+            seen += state[i] * keys[i];
+        }
+        seen              = sum_of_lanes(seen);
+        const float decay = expf(*a.g.of(head, r));
+        const float delta = (a.v.of(head, r)[column] - decay * seen) * *a.beta.of(head, r);
+#pragma unroll
+        for (int i = 0; i < per_lane; ++i) {
+            state[i] = dw::delta_step<size <= dw::small_head>(state[i], decay, keys[i], delta);
+            answer += state[i] * q[32 * i + lane];
+        }
+        answer = sum_of_lanes(answer);
+        if (lane == 0) {
+            a.out[((int64_t) r * a.n_heads + head) * size + column] = answer * a.scale;
+        }
+    }
+#pragma unroll
+    for (int i = 0; i < per_lane; ++i) {
+        a.target[at + 32 * i + lane] = state[i];
+    }
+}
+
+bool is_cell(const ggml_tensor * target, const ggml_tensor * states) {
+    return dw::is_f32(target) && dw::is_f32(states) && ggml_nelements(target) == states->ne[0] &&
+           ggml_is_contiguous(target);
+}
+
+namespace windows_op {
+
+namespace of = delta_windows;
+
+bool takes(const ggml_tensor * dst) {
+    const ggml_tensor * x     = dst->src[of::x];
+    const int64_t       n_x   = x->ne[1] * x->ne[2];
+    const int64_t       n_old = dst->ne[0] - n_x;
+    return dw::is_f32(x) && ggml_is_contiguous(x) && dw::is_f32(dst) && ggml_is_contiguous(dst) && n_x <= max_rows &&
+           x->ne[0] == dst->ne[1] && n_old >= 1 && n_old < max_kernel && dw::is_i32(dst->src[of::cells]) &&
+           dst->src[of::states]->ne[0] == n_old * dst->ne[1] && is_cell(dst->src[of::target], dst->src[of::states]);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor * x   = dst->src[of::x];
+    const int           n_x = (int) (x->ne[1] * x->ne[2]), n_channels = (int) dst->ne[1];
+    ggml_cuda_kernel_launch(window, { dim3(dw::n_blocks(n_channels, n_threads)), dim3(n_threads), 0, with.stream },
+                            dw::data_of<const float>(x), dw::data_of<const float>(dst->src[of::states]),
+                            dw::stride_of(dst->src[of::states], 1), dw::data_of<const int32_t>(dst->src[of::cells]),
+                            dw::data_of<float>(dst->src[of::target]), dw::data_of<float>(dst), n_channels,
+                            (int) dst->ne[0] - n_x, n_x);
+}
+
+} // namespace windows_op
+
+namespace heads_op {
+
+namespace of = delta_heads;
+
+bool takes(const ggml_tensor * dst) {
+    const ggml_tensor *windows = dst->src[of::windows], *kernel = dst->src[of::kernel];
+    const settings     with = settings_of(dst);
+    const int64_t      n    = (windows->ne[0] - kernel->ne[0] + 1) * windows->ne[2];
+    return dw::is_f32(windows) && dw::is_f32(kernel) && dw::is_f32(dst) && ggml_is_contiguous(dst) &&
+           with.size % 32 == 0 && with.size >= 32 && with.size <= max_size && with.n_keys >= 1 &&
+           windows->ne[1] == kernel->ne[1] && windows->ne[1] % with.size == 0 &&
+           windows->ne[1] / with.size > 2 * with.n_keys && n >= 1 && dst->ne[0] == n * windows->ne[1];
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor *windows = dst->src[of::windows], *kernel = dst->src[of::kernel];
+    const settings     to    = settings_of(dst);
+    const int          width = (int) kernel->ne[0], n_heads = (int) windows->ne[1] / to.size;
+    const int          n = (int) (dst->ne[0] / windows->ne[1]);
+    ggml_cuda_kernel_launch(heads, { dim3(n_heads, n), dim3(to.size), 0, with.stream },
+                            head_arguments{ dw::data_of<const char>(windows), (int64_t) windows->nb[0],
+                                            (int64_t) windows->nb[1], (int64_t) windows->nb[2],
+                                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1),
+                                            dw::data_of<float>(dst), width, (int) windows->ne[0] - width + 1, to.n_keys,
+                                            n_heads, n, to.epsilon });
+}
+
+} // namespace heads_op
+
+namespace step_op {
+
+namespace of = dw::layer_parts::delta_step;
+
+bool takes(const ggml_tensor * dst) {
+    const auto *        src = dst->src;
+    const ggml_tensor * v   = src[of::v];
+    for (int i : { of::q, of::k, of::v, of::g, of::beta }) {
+        if (!dw::is_f32(src[i]) || src[i]->ne[2] != v->ne[2] || src[i]->ne[3] != 1) {
+            return false;
+        }
+    }
+    return dw::is_f32(dst) && ggml_is_contiguous(dst) && (v->ne[0] == 32 || v->ne[0] == 64 || v->ne[0] == 128) &&
+           v->ne[2] <= max_rows && src[of::g]->ne[0] == 1 && ggml_nelements(dst) == ggml_nelements(v) &&
+           src[of::k]->ne[0] == v->ne[0] && v->ne[1] % src[of::k]->ne[1] == 0 &&
+           src[of::states]->ne[0] == v->ne[0] * v->ne[0] * v->ne[1] && dw::is_i32(src[of::cells]) &&
+           is_cell(src[of::target], src[of::states]);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const auto *                         src = dst->src;
+    const ggml_tensor *                  v   = src[of::v];
+    const step_arguments                 a   = { by_row::from(src[of::q]),
+                                                 by_row::from(src[of::k]),
+                                                 by_row::from(v),
+                                                 by_row::from(src[of::g]),
+                                                 by_row::from(src[of::beta]),
+                                                 dw::data_of<const float>(src[of::states]),
+                                                 dw::stride_of(src[of::states], 1),
+                                                 dw::data_of<const int32_t>(src[of::cells]),
+                                                 dw::data_of<float>(src[of::target]),
+                                                 dw::data_of<float>(dst),
+                                                 (int) v->ne[1],
+                                                 (int) v->ne[2],
+                                                 1.0f / sqrtf((float) v->ne[0]) };
+    const ggml_cuda_kernel_launch_params blocks{ dim3((unsigned) v->ne[1], (unsigned) v->ne[0] / columns),
+                                                 dim3(32 * columns), 0, with.stream };
+    switch (v->ne[0]) {
+        case 32:
+            return ggml_cuda_kernel_launch(step<32>, blocks, a);
+        case 64:
+            return ggml_cuda_kernel_launch(step<64>, blocks, a);
+        default:
+            return ggml_cuda_kernel_launch(step<128>, blocks, a);
+    }
+}
+
+} // namespace step_op
+
+} // namespace
+
+namespace dw::layer_parts {
+const op_descriptor delta_windows::on_cuda = { delta_windows::signature, nullptr, windows_op::takes, nullptr,
+                                               windows_op::launch };
+const op_descriptor delta_heads::on_cuda   = { delta_heads::signature, nullptr, heads_op::takes, nullptr,
+                                               heads_op::launch };
+const op_descriptor delta_step::on_cuda = { delta_step::signature, nullptr, step_op::takes, nullptr, step_op::launch };
+} // namespace dw::layer_parts

@@ -1,0 +1,176 @@
+// Parts of a layer as one op each: what llama.cpp builds from 5 to 20 nodes, and a GPU launches as so many kernels. A
+// decode of few rows is bound by launches, not by bytes: 35B-A3B takes 1,580 kernels and 4.1 ms a token on an H200, and
+// its bytes 0.45 ms.
+//
+// Each row's result has the same bits whatever the number of rows beside it, 1 to max_rows: sums run in an order that
+// depends on sizes alone. So a verify of drafts computes what plain decoding computes.
+//
+// Weights are read as ggml stores them. A product of quantised weights takes its input in blocks of 32 values of 8 bits
+// with an F16 scale (ggml's q8_1), as ggml-cuda's own does; other weights take F32. Both references do so too.
+//
+// Sizes: D = width of the model, n = rows, E = experts, k = experts of a row, F = width of an expert, G = width of the
+// shared expert. All f32 unless said otherwise; "weights" are of one of product_types. dst is contiguous.
+// Test: tests/ops/test_layer_parts.py (float64), tests/gpu/test_layer_parts_cuda.py (against the CPU, rows bit for
+// bit).
+
+#pragma once
+
+#include "ops/door/custom-op.h"
+
+#include <cstdint>
+#include <cstring>
+
+namespace dw::layer_parts {
+
+constexpr int64_t max_rows    = 16;
+constexpr int64_t max_experts = 512;
+constexpr int64_t max_used    = 16;    // experts of a row
+constexpr int64_t max_width   = 16384; // D: a block of 1024 threads normalises 16 values a thread
+
+constexpr ggml_type product_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
+                                        GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS };
+
+constexpr bool is_float(ggml_type type) {
+    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+}
+
+constexpr bool is_product_type(ggml_type type) {
+    for (ggml_type each : product_types) {
+        if (each == type) {
+            return true;
+        }
+    }
+    return false;
+}
+
+// What a node says beside its operands. It lies behind the layer pointer.
+struct settings {
+    float   epsilon  = 0.0f; // of the norm
+    int32_t n_used   = 0;    // k
+    int32_t is_joint = 0;    // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
+    int32_t size     = 0;    // S, of a head
+    int32_t n_keys   = 0;    // Hk, key heads
+};
+constexpr size_t settings_at = layer_at + sizeof(void *);
+static_assert(settings_at + sizeof(settings) <= GGML_MAX_OP_PARAMS, "settings fit");
+
+inline settings settings_of(const ggml_tensor * node) {
+    settings of;
+    std::memcpy(&of, (const char *) node->op_params + settings_at, sizeof(of));
+    return of;
+}
+
+inline void set(ggml_tensor * node, const settings & to) {
+    std::memcpy((char *) node->op_params + settings_at, &to, sizeof(to));
+}
+
+// The feed-forward half of a layer, its residual included:
+//   h = rms_norm(x) * norm;  p = softmax(router h), the k largest divided by their sum
+//   dst[D, n] = x + sum of p_e down_e(silu(gate_e h) * up_e h) over these, in the order of rank,
+//             + sigmoid(shared_router h) shared_down(silu(shared_gate h) * shared_up h)
+//   Of equal probabilities the lower expert comes first.
+//   x [D, n]; norm [D]; router weights [D, E], float; gate, up weights [D, F, E]; down weights [F, D, E];
+//   shared_router weights [D, 1], float; shared_gate, shared_up weights [D, G]; shared_down weights [G, D]
+//   settings: epsilon, n_used, is_joint
+// F and G are multiples of 32.
+namespace experts {
+enum src { x, norm, router, gate, up, down, shared_router, shared_gate, shared_up, shared_down, n_src };
+constexpr const char *     operands[n_src] = { "x",    "norm",          "router",      "gate",      "up",
+                                               "down", "shared_router", "shared_gate", "shared_up", "shared_down" };
+constexpr op_signature     signature       = { "dw_experts", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace experts
+
+// The feed-forward half of a dense layer, its residual included:
+//   h = rms_norm(x) * norm;  dst[D, n] = x + down(silu(gate h) * up h)
+//   x [D, n]; norm [D]; gate, up weights [D, F]; down weights [F, D]
+//   settings: epsilon
+// F is a multiple of 32.
+namespace feed_forward {
+enum src { x, norm, gate, up, down, n_src };
+constexpr const char *     operands[n_src] = { "x", "norm", "gate", "up", "down" };
+constexpr op_signature     signature       = { "dw_feed_forward", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace feed_forward
+
+// What a gated-delta-net layer computes from its input, h = rms_norm(x) * norm:
+//   dst[(rows of qkv + rows of z + 2 H) * n]: qkv h, z h, sigmoid(beta h), softplus(alpha h + dt) * a, one after
+//   another, each [rows, n]
+//   x [D, n]; norm [D]; qkv, z, beta, alpha weights [D, rows]; dt, a [H], H the rows of alpha and of beta
+//   settings: epsilon
+namespace delta_inputs {
+enum src { x, norm, qkv, z, beta, alpha, dt, a, n_src };
+constexpr const char *     operands[n_src] = { "x", "norm", "qkv", "z", "beta", "alpha", "dt", "a" };
+constexpr op_signature     signature       = { "dw_delta_inputs", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_inputs
+
+// What an attention layer computes from its input, h = rms_norm(x) * norm:
+//   dst[(rows of q + k + v) * n]: q h, k h, v h, one after another, each [rows, n]
+//   x [D, n]; norm [D]; q, k, v weights [D, rows]
+//   settings: epsilon
+namespace attention_inputs {
+enum src { x, norm, q, k, v, n_src };
+constexpr const char *     operands[n_src] = { "x", "norm", "q", "k", "v" };
+constexpr op_signature     signature       = { "dw_attention_inputs", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace attention_inputs
+
+// The inputs that a chain's convolution sees, and the convolution state behind them. For one sequence.
+//   dst[W - 1 + n, C]: the state of the cell, then x; `target` becomes the last W - 1 of it
+//   x [C, n] contiguous; states [(W - 1) * C, n_cells]; cells i32, the first counts; target [(W - 1) * C], of the
+//   states
+namespace delta_windows {
+enum src { x, states, cells, target, n_src };
+constexpr const char *     operands[n_src] = { "x", "states", "cells", "target" };
+constexpr op_signature     signature       = { "dw_delta_windows", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_windows
+
+// Keys, queries and values of a gated-delta-net layer:
+//   y = silu(convolution of the windows);  dst[C * n]: q, k [S, Hk, n] and v [S, H, n], one after another; those of q
+//   and k are rms_norm(y) / sqrt(S), by head
+//   windows [T + W - 1, C, n / T], of n / T sequences of T rows; kernel [W, C]; C = (2 Hk + H) S
+//   settings: epsilon, size, n_keys
+namespace delta_heads {
+enum src { windows, kernel, n_src };
+constexpr const char *     operands[n_src] = { "windows", "kernel" };
+constexpr op_signature     signature       = { "dw_delta_heads", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_heads
+
+// The gated delta rule along a chain of one sequence, as delta-net.h has it, from the state of a cell; `target` becomes
+// the state behind it. Rounded as ggml's GATED_DELTA_NET and tree-ops.h round.
+//   dst[S, H, n]
+//   q, k [S, Hk, n]; v [S, H, n]; g, beta [1, H, n]; states [S * S * H, n_cells]; cells i32, the first counts;
+//   target [S * S * H], of the states
+namespace delta_step {
+enum src { q, k, v, g, beta, states, cells, target, n_src };
+constexpr const char *     operands[n_src] = { "q", "k", "v", "g", "beta", "states", "cells", "target" };
+constexpr op_signature     signature       = { "dw_delta_step", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_step
+
+// The end of a gated-delta-net layer:
+//   dst[D, n] = residual + weights (rms_norm(y) * norm * silu(z)), the norm over each head
+//   y, z [S, H, n] contiguous, S a multiple of 32; norm [S]; weights [S H, D]; residual [D, n]
+//   settings: epsilon
+namespace delta_output {
+enum src { y, z, norm, weights, residual, n_src };
+constexpr const char *     operands[n_src] = { "y", "z", "norm", "weights", "residual" };
+constexpr op_signature     signature       = { "dw_delta_output", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_output
+
+// The end of a gated attention layer:
+//   dst[D, n] = residual + weights (y * sigmoid(gate))
+//   y [S H, n] contiguous; gate [S, H, n], heads and rows may be strided; weights [S H, D]; residual [D, n]
+//   S is a multiple of 32.
+namespace attention_output {
+enum src { y, gate, weights, residual, n_src };
+constexpr const char *     operands[n_src] = { "y", "gate", "weights", "residual" };
+constexpr op_signature     signature       = { "dw_attention_output", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace attention_output
+
+} // namespace dw::layer_parts

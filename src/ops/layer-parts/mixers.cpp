@@ -1,0 +1,115 @@
+// Begin and end of a delta-net or attention layer on the CPU: layer-parts.h.
+
+#include "ops/layer-parts/layer-parts.h"
+#include "ops/layer-parts/reference.h"
+
+namespace {
+
+using namespace dw::layer_parts;
+
+// Where the parts of a result lie that has them one after another.
+struct part_writer {
+    float * next;
+    int64_t n_rows; // n
+
+    // of row `row`, and leaves `next` alone
+    void write(const values & part, int64_t row) const {
+        std::copy(part.begin(), part.end(), next + row * (int64_t) part.size());
+    }
+    void pass(int64_t size) { next += size * n_rows; }
+};
+
+void run_delta_inputs(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace of      = delta_inputs;
+    const auto *  src = dst->src;
+    const int64_t n   = src[of::x]->ne[1];
+    for (int64_t row = ith; row < n; row += nth) {
+        const float * x = row_of(src[of::x], row);
+        const values  h =
+            normalised(x, (const float *) src[of::norm]->data, src[of::x]->ne[0], settings_of(dst).epsilon);
+        part_writer out{ (float *) dst->data, n };
+        for (int each : { of::qkv, of::z }) {
+            out.write(product(src[each], h), row);
+            out.pass(src[each]->ne[1]);
+        }
+        values beta = product(src[of::beta], h), alpha = product(src[of::alpha], h);
+        for (size_t i = 0; i < beta.size(); ++i) {
+            beta[i] = sigmoid(beta[i]);
+            alpha[i] =
+                softplus(alpha[i] + ((const float *) src[of::dt]->data)[i]) * ((const float *) src[of::a]->data)[i];
+        }
+        out.write(beta, row);
+        out.pass((int64_t) beta.size());
+        out.write(alpha, row);
+    }
+}
+
+void run_attention_inputs(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace of      = attention_inputs;
+    const auto *  src = dst->src;
+    const int64_t n   = src[of::x]->ne[1];
+    for (int64_t row = ith; row < n; row += nth) {
+        const float * x = row_of(src[of::x], row);
+        const values  h =
+            normalised(x, (const float *) src[of::norm]->data, src[of::x]->ne[0], settings_of(dst).epsilon);
+        part_writer out{ (float *) dst->data, n };
+        for (int each : { of::q, of::k, of::v }) {
+            out.write(product(src[each], h), row);
+            out.pass(src[each]->ne[1]);
+        }
+    }
+}
+
+void add_product(ggml_tensor * dst, const ggml_tensor * weights, const ggml_tensor * residual, const values & x,
+                 int64_t row) {
+    const values  y    = product(weights, x);
+    const float * from = row_of(residual, row);
+    float *       out  = (float *) ((char *) dst->data + row * dst->nb[1]);
+    for (size_t i = 0; i < y.size(); ++i) {
+        out[i] = from[i] + y[i];
+    }
+}
+
+void run_delta_output(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace of       = delta_output;
+    const auto *  src  = dst->src;
+    const int64_t size = src[of::y]->ne[0], all = size * src[of::y]->ne[1];
+    for (int64_t row = ith; row < dst->ne[1]; row += nth) {
+        const float * y = (const float *) src[of::y]->data + row * all;
+        const float * z = (const float *) src[of::z]->data + row * all;
+        values        x(all);
+        for (int64_t first = 0; first < all; first += size) {
+            const values normal =
+                normalised(y + first, (const float *) src[of::norm]->data, size, settings_of(dst).epsilon);
+            for (int64_t i = 0; i < size; ++i) {
+                x[first + i] = normal[i] * silu(z[first + i]);
+            }
+        }
+        add_product(dst, src[of::weights], src[of::residual], x, row);
+    }
+}
+
+void run_attention_output(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace of             = attention_output;
+    const auto *        src  = dst->src;
+    const ggml_tensor * gate = src[of::gate];
+    for (int64_t row = ith; row < dst->ne[1]; row += nth) {
+        const float * y = row_of(src[of::y], row);
+        values        x(src[of::y]->ne[0]);
+        for (int64_t i = 0; i < (int64_t) x.size(); ++i) {
+            const int64_t head = i / gate->ne[0];
+            const char *  at   = (const char *) gate->data + row * gate->nb[2] + head * gate->nb[1];
+            x[i]               = y[i] * sigmoid(((const float *) at)[i - head * gate->ne[0]]);
+        }
+        add_product(dst, src[of::weights], src[of::residual], x, row);
+    }
+}
+
+} // namespace
+
+namespace dw::layer_parts {
+const op_descriptor delta_inputs::on_cpu     = { delta_inputs::signature, run_delta_inputs };
+const op_descriptor attention_inputs::on_cpu = { attention_inputs::signature, run_attention_inputs };
+const op_descriptor delta_output::on_cpu     = { delta_output::signature, run_delta_output };
+const op_descriptor attention_output::on_cpu = { attention_output::signature, run_attention_output };
+} // namespace dw::layer_parts

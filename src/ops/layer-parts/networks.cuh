@@ -1,0 +1,148 @@
+// Hidden values of feed-forward networks, of experts that rows chose or of one that all rows take.
+// Test: tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "ops/layer-parts/routing.cuh"
+
+#include <type_traits>
+
+namespace dw::layer_parts {
+
+constexpr int hidden_of_a_block = 32; // values, a block of 8 bits
+constexpr int hidden_warps      = 16;
+constexpr int hidden_of_a_warp  = hidden_of_a_block / hidden_warps;
+
+// weights [K, rows, experts]
+struct matrix {
+    const char * data;
+    int64_t      row_stride, expert_stride; // bytes
+    ggml_type    type;
+    int          width; // K
+
+    __host__ static matrix from(const ggml_tensor * t) {
+        return { (const char *) t->data, (int64_t) t->nb[1], (int64_t) t->nb[2], t->type, (int) t->ne[0] };
+    }
+    __device__ __forceinline__ const char * row(int expert, int row) const {
+        return data + expert * expert_stride + row * row_stride;
+    }
+};
+
+// An expert's or the shared expert's.
+struct network {
+    matrix gate, up, down;
+    int    first_up; // row of `up`
+    int    width;    // hidden values
+};
+
+struct arguments {
+    network        routed, shared;
+    const routes * chosen;
+    activations    h;      // rows
+    activations    hidden; // by pair
+    int            n, n_used;
+};
+
+// A group of pairs that take the same network; group -1 is all rows with the shared expert.
+struct group {
+    const network &   of;
+    const arguments & all;
+    int               index, expert, n_pairs;
+
+    __device__ __forceinline__ group(const arguments & a, int i) :
+        of(i < 0 ? a.shared : a.routed),
+        all(a),
+        index(i),
+        expert(i < 0 ? 0 : a.chosen->experts[i]),
+        n_pairs(i < 0 ? a.n : a.chosen->n_pairs[i]) {}
+    __device__ __forceinline__ int pair(int i) const {
+        return index < 0 ? i * (all.n_used + 1) + all.n_used : all.chosen->pairs[index][i];
+    }
+    __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
+};
+
+// call(std::integral_constant<int, c>) with the least c that holds n, for parts of at most 8
+template <bool is_single, typename call_type> __device__ __forceinline__ void with_columns(int n, call_type && call) {
+    if constexpr (is_single) {
+        call(std::integral_constant<int, 1>{});
+    } else if (n == 1) {
+        call(std::integral_constant<int, 1>{});
+    } else if (n == 2) {
+        call(std::integral_constant<int, 2>{});
+    } else if (n <= 4) {
+        call(std::integral_constant<int, 4>{});
+    } else {
+        call(std::integral_constant<int, 8>{});
+    }
+}
+
+// Hidden values [first, first + hidden_of_a_warp) of pairs [p0, p0 + n_columns) into `out` [pairs][hidden_of_a_block].
+template <ggml_type type, int n_columns>
+__device__ __forceinline__ void hide(const group & g, int p0, int first, int lane, float * out) {
+    const char * rows[2 * hidden_of_a_warp];
+    column       columns[n_columns];
+    float        sums[2 * hidden_of_a_warp][n_columns] = {};
+#pragma unroll
+    for (int i = 0; i < hidden_of_a_warp; ++i) {
+        rows[2 * i]     = g.of.gate.row(g.expert, first + i);
+        rows[2 * i + 1] = g.of.up.row(g.expert, g.of.first_up + first + i);
+    }
+#pragma unroll
+    for (int c = 0; c < n_columns; ++c) {
+        columns[c] = g.all.h.of(g.row(min(p0 + c, g.n_pairs - 1)));
+    }
+    add_dots<type>(sums, rows, columns, g.of.gate.width, lane);
+    add_lanes(sums);
+#pragma unroll
+    for (int i = 0; i < hidden_of_a_warp; ++i) {
+#pragma unroll
+        for (int c = 0; c < n_columns; ++c) {
+            if (lane == i * n_columns + c) {
+                out[c * hidden_of_a_block + (first + i) % hidden_of_a_block] =
+                    silu(sums[2 * i][c]) * sums[2 * i + 1][c];
+            }
+        }
+    }
+}
+
+// hidden = silu(gate h) * up h. Blocks: (32 hidden values, group).
+template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, is_single ? 2 : 1)
+    hide_all(arguments a) {
+    __shared__ float found[8 * hidden_of_a_block];
+    ggml_cuda_pdl_lc();
+    const int index = (int) blockIdx.y - 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int begin = blockIdx.x * hidden_of_a_block, first = begin + warp * hidden_of_a_warp;
+    if (index < 0 && begin < a.shared.width) {
+        for (int i = 0; i < hidden_of_a_warp; ++i) {
+            prefetch(a.shared.gate.row(0, first + i), (int) a.shared.gate.row_stride, lane);
+            prefetch(a.shared.up.row(0, first + i), (int) a.shared.up.row_stride, lane);
+        }
+    }
+    ggml_cuda_pdl_sync();
+    if (index >= 0 && index >= a.chosen->n_groups) {
+        return;
+    }
+    const group g(a, index);
+    if (begin >= g.of.width) {
+        return;
+    }
+    for (int p0 = 0; p0 < g.n_pairs; p0 += 8) {
+        const int n_columns = min(8, g.n_pairs - p0);
+        with_type(g.of.gate.type, [&](auto type) {
+            with_columns<is_single>(n_columns, [&](auto columns) {
+                hide<decltype(type)::value, decltype(columns)::value>(g, p0, first, lane, found);
+            });
+        });
+        __syncthreads();
+        if (warp < n_columns) {
+            const int  pair     = g.pair(p0 + warp);
+            const bool is_there = lane < hidden_of_a_block / 4;
+            const auto v =
+                is_there ? ((const float4 *) (found + warp * hidden_of_a_block))[lane] : make_float4(0, 0, 0, 0);
+            store(a.hidden.blocks_of(pair), a.hidden.values_of(pair), begin / 4 + lane, v, is_there);
+        }
+        __syncthreads();
+    }
+}
+
+} // namespace dw::layer_parts

@@ -1,0 +1,336 @@
+"""Operands of src/ops/layer-parts and what they give, in float64: what its tests on CPU and GPU share."""
+
+from __future__ import annotations
+
+import ctypes
+from collections.abc import Callable
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tests.ops import ggml_graph as ggml
+from tests.ops.test_quant_rows import HALVES, decoded, random_weights
+
+FLOATS = ("F32", "F16", "BF16")
+KINDS = (*FLOATS, "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # product_types of layer-parts.h
+EPSILON = 1e-6
+_SETTINGS_AT = 84 + 32  # op_params in struct ggml_tensor at the pin, and dw::layer_parts::settings_at
+
+Operand = tuple[np.ndarray, str]
+Array = np.ndarray
+
+
+class _Settings(ctypes.Structure):
+    """dw::layer_parts::settings."""
+
+    _fields_ = [
+        ("epsilon", ctypes.c_float),
+        *((name, ctypes.c_int32) for name in ("n_used", "is_joint", "size", "n_keys")),
+    ]
+
+
+@dataclass
+class Part:
+    """A node of one of the ops: its operands, the shape of its result, and what the result is in float64."""
+
+    name: str
+    operands: list[Operand]
+    shape: tuple[int, ...]
+    wanted: Array
+    by_row: tuple[int, ...]
+    """Operands that have a row each; the others are weights."""
+    sizes: tuple[int, ...]
+    """Values of a row in each part of the result."""
+    n_used: int = 0
+    is_joint: bool = False
+    size: int = 0
+    n_keys: int = 0
+    target: tuple[int, int] = (0, 0)
+    """The operand that the node writes to, and the one of all states whose part it is; 0, 0: none."""
+    wanted_target: Array | None = None
+
+    def op(self) -> Callable[..., Any]:
+        """Return op(context, *sources) for ggml_graph.run."""
+        make = ggml.custom(self.name, self.shape)
+
+        def made(context: Any, *sources: Any) -> Any:
+            node = make(context, *sources)
+            settings = _Settings(EPSILON, self.n_used, self.is_joint, self.size, self.n_keys)
+            ctypes.memmove(node + _SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
+            return node
+
+        return made
+
+    def run_and_write(self, backend: str = "CPU") -> tuple[Array, Array]:
+        """Compute it; return the result and what was written."""
+        with ggml.Graph(self.op(), self.operands, backend=backend, n_threads=2) as graph:
+            graph.compute()
+            stored = graph.bytes_of(graph.tensors[self.target[0]]).view(np.float32)
+            return graph.get(self.shape), stored
+
+    def run(self, backend: str = "CPU") -> Array:
+        """Compute it."""
+        return ggml.run(self.op(), self.operands, self.shape, backend=backend, n_threads=2)
+
+    def of_rows(self, rows: list[int]) -> Part:
+        """Return the node for some of the rows."""
+        operands = list(self.operands)
+        for i in self.by_row:
+            stored, kind = operands[i]
+            operands[i] = (stored[rows], kind)
+        wanted = self.rows_of(self.wanted)[rows]
+        shape: tuple[int, ...] = (len(rows), *self.shape[1:]) if len(self.shape) > 1 else (wanted.size,)
+        ends = np.cumsum(self.sizes)[:-1]
+        joined = np.concatenate([part.ravel() for part in np.split(wanted, ends, axis=1)])
+        return replace(self, operands=operands, shape=shape, wanted=joined.reshape(shape))
+
+    def rows_of(self, result: Array) -> Array:
+        """Return a result as [n, values of a row]."""
+        n = result.size // sum(self.sizes)
+        ends = np.cumsum([n * size for size in self.sizes])[:-1]
+        return np.concatenate([part.reshape(n, -1) for part in np.split(result.ravel(), ends)], axis=1)
+
+
+def weights(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> tuple[Operand, Array]:
+    """Return weights of a type, and as float64."""
+    if kind in FLOATS:
+        stored = ggml.encode(rng.normal(0, 0.1, shape).astype(np.float32), kind)
+        return (stored, kind), ggml.decode(stored, kind)
+    stored = random_weights(rng, shape, kind)
+    factor = np.float16(0.1 / decoded(stored, kind).std())
+    blocks = stored.reshape(-1, ggml.BLOCKS[kind][1])
+    for at in HALVES.get(kind, [0]):
+        scales = blocks[:, at : at + 2].copy().view(np.float16) * factor
+        blocks[:, at : at + 2] = scales.view(np.uint8)
+    return (stored, kind), decoded(stored, kind)
+
+
+def seen(x: Array, kind: str) -> Array:
+    """Return f32 x as a product with weights of this type takes it: in blocks of 32 values of 8 bits."""
+    if kind in FLOATS:
+        return x.astype(np.float64)
+    blocks = x.astype(np.float32).reshape(-1, 32)
+    most = np.abs(blocks).max(-1, keepdims=True)
+    scale = most / np.float32(127)
+    ratio = np.divide(blocks, scale, out=np.zeros_like(blocks), where=scale > 0)
+    rounded = np.sign(ratio) * np.floor(np.abs(ratio) + np.float32(0.5))
+    return (rounded * scale.astype(np.float16).astype(np.float64)).reshape(x.shape)
+
+
+def times(w: Array, kind: str, x: Array) -> Array:
+    """Return x [n, K] times weights [rows, K], rounded to f32."""
+    return (seen(x, kind) @ w.T).astype(np.float32)
+
+
+def normalised(x: Array, w: Array) -> Array:
+    """Return rms_norm(x) * w as the CPU's f32 has it."""
+    mean = (x.astype(np.float64) ** 2).mean(-1, keepdims=True).astype(np.float32)
+    return x * (np.float32(1) / np.sqrt(mean + np.float32(EPSILON))) * w
+
+
+def sigmoid(x: Array) -> Array:
+    """Return 1 / (1 + e^-x)."""
+    return 1 / (1 + np.exp(-x.astype(np.float64)))
+
+
+def f32(rng: np.random.Generator, *shape: int) -> Array:
+    """Return random activations."""
+    return rng.normal(0, 1, shape).astype(np.float32)
+
+
+def experts(
+    rng: np.random.Generator, n: int, kinds: tuple[str, str, str, str], *, width: int = 256,
+    hidden: int = 256, shared: int = 256, n_experts: int = 16, n_used: int = 4, is_joint: bool = False,
+    router: str = "F32",
+) -> Part:  # fmt: skip
+    """Return dw_experts; kinds: of gate and up, of down, and of the shared expert's."""
+    x, norm = f32(rng, n, width), f32(rng, width)
+    o_router, w_router = weights(rng, (n_experts, width), router)
+    o_shared, w_shared = weights(rng, (1, width), router)
+    up_kind, down_kind, s_up_kind, s_down_kind = kinds
+    if is_joint:
+        o_gate, w_gate_up = weights(rng, (n_experts, 2 * hidden, width), up_kind)
+        o_up, (w_gate, w_up) = o_gate, np.split(w_gate_up, 2, axis=1)
+    else:
+        o_gate, w_gate = weights(rng, (n_experts, hidden, width), up_kind)
+        o_up, w_up = weights(rng, (n_experts, hidden, width), up_kind)
+    o_down, w_down = weights(rng, (n_experts, width, hidden), down_kind)
+    o_s_gate, w_s_gate = weights(rng, (shared, width), s_up_kind)
+    o_s_up, w_s_up = weights(rng, (shared, width), s_up_kind)
+    o_s_down, w_s_down = weights(rng, (width, shared), s_down_kind)
+
+    def passed(h: Array, gate: Array, up: Array, down: Array, kind: str, kind_of_down: str) -> Array:
+        g, u = times(gate, kind, h).astype(np.float64), times(up, kind, h)
+        return times(down, kind_of_down, (g * sigmoid(g) * u).astype(np.float32)).astype(np.float64)
+
+    h = normalised(x, norm)
+    logits = times(w_router, router, h)
+    wanted = x.astype(np.float64)
+    for row in range(n):
+        best = np.argsort(-logits[row], kind="stable")[:n_used]
+        shares = np.exp((logits[row][best] - logits[row][best[0]]).astype(np.float64))
+        here = h[row : row + 1]
+        for expert, share in zip(best, shares / shares.sum(), strict=True):
+            of = (w_gate[expert], w_up[expert], w_down[expert])
+            wanted[row] += share * passed(here, *of, up_kind, down_kind)[0]
+        own = sigmoid(times(w_shared, router, here))[0, 0]
+        wanted[row] += own * passed(here, w_s_gate, w_s_up, w_s_down, s_up_kind, s_down_kind)[0]
+    operands = [
+        (x, "F32"),
+        (norm, "F32"),
+        o_router,
+        o_gate,
+        o_up,
+        o_down,
+        o_shared,
+        o_s_gate,
+        o_s_up,
+        o_s_down,
+    ]
+    return Part("dw_experts", operands, (n, width), wanted, (0,), (width,), n_used, is_joint)
+
+
+def feed_forward(
+    rng: np.random.Generator, n: int, kinds: tuple[str, str], *, width: int = 256, hidden: int = 512
+) -> Part:
+    """Return dw_feed_forward; kinds: of gate and up, and of down."""
+    x, norm = f32(rng, n, width), f32(rng, width)
+    o_gate, w_gate = weights(rng, (hidden, width), kinds[0])
+    o_up, w_up = weights(rng, (hidden, width), kinds[0])
+    o_down, w_down = weights(rng, (width, hidden), kinds[1])
+    h = normalised(x, norm)
+    g, u = times(w_gate, kinds[0], h).astype(np.float64), times(w_up, kinds[0], h)
+    wanted = x + times(w_down, kinds[1], (g * sigmoid(g) * u).astype(np.float32)).astype(np.float64)
+    operands = [(x, "F32"), (norm, "F32"), o_gate, o_up, o_down]
+    return Part("dw_feed_forward", operands, (n, width), wanted, (0,), (width,))
+
+
+def delta_inputs(
+    rng: np.random.Generator, n: int, kinds: tuple[str, str, str], *, width: int = 256, n_qkv: int = 96,
+    n_z: int = 70, heads: int = 6,
+) -> Part:  # fmt: skip
+    """Return dw_delta_inputs; kinds: of qkv, z, and both beta and alpha."""
+    x, norm, dt, a = f32(rng, n, width), f32(rng, width), f32(rng, heads), f32(rng, heads)
+    sizes = zip((n_qkv, n_z, heads, heads), (*kinds, kinds[-1]), strict=True)
+    made = [(*weights(rng, (rows, width), kind), kind) for rows, kind in sizes]
+    h = normalised(x, norm)
+    qkv, z, beta, alpha = (times(w, kind, h) for _, w, kind in made)
+    decay = np.log1p(np.exp((alpha + dt).astype(np.float64))) * a
+    wanted = np.concatenate([part.ravel() for part in (qkv, z, sigmoid(beta), decay)])
+    operands = [(x, "F32"), (norm, "F32"), *(operand for operand, _, _ in made), (dt, "F32"), (a, "F32")]
+    return Part("dw_delta_inputs", operands, wanted.shape, wanted, (0,), (n_qkv, n_z, heads, heads))
+
+
+def delta_windows(rng: np.random.Generator, n: int, *, channels: int = 96, width: int = 4) -> Part:
+    """Return dw_delta_windows; the target is another cell's state."""
+    x, states = f32(rng, n, channels), f32(rng, 3, channels * (width - 1))
+    cells = rng.integers(0, 3, 2, dtype=np.int32)
+    wanted = np.concatenate([states[cells[0]].reshape(channels, -1), x.T], axis=1)
+    target = np.full(channels * (width - 1), np.nan, np.float32)
+    operands = [(x, "F32"), (states, "F32"), (cells, "I32"), (target, "F32")]
+    return Part(
+        "dw_delta_windows", operands, wanted.shape, wanted, (), (), target=(3, 1),
+        wanted_target=wanted[:, n:].ravel(),
+    )  # fmt: skip
+
+
+def delta_heads(
+    rng: np.random.Generator,
+    n: int,
+    *,
+    rows: int = 1,
+    size: int = 64,
+    n_keys: int = 2,
+    heads: int = 4,
+    width: int = 4,
+) -> Part:
+    """Return dw_delta_heads for n sequences of `rows` rows."""
+    channels = (2 * n_keys + heads) * size
+    windows, kernel = f32(rng, n, channels, rows + width - 1), f32(rng, channels, width)
+    wide = np.lib.stride_tricks.sliding_window_view(windows.astype(np.float64), width, axis=2)
+    sums = (wide * kernel[:, None]).sum(-1).astype(np.float32).transpose(0, 2, 1)  # [n, rows, channels]
+    y = (sums * sigmoid(sums)).reshape(n * rows, -1, size)
+    scale = np.sqrt((y**2).mean(-1, keepdims=True) + EPSILON) * np.sqrt(size)
+    parts = [part / part_scale for part, part_scale in zip(np.split(y, [n_keys, 2 * n_keys], axis=1), (
+        *np.split(scale, [n_keys, 2 * n_keys], axis=1)[:2], np.ones(1)), strict=True)]  # fmt: skip
+    wanted = np.concatenate([part.ravel() for part in parts])
+    sizes = (n_keys * size, n_keys * size, heads * size)
+    by_row = (0,) if rows == 1 else ()
+    operands = [(windows, "F32"), (kernel, "F32")]
+    return Part("dw_delta_heads", operands, wanted.shape, wanted, by_row, sizes, size=size, n_keys=n_keys)
+
+
+def delta_step(rng: np.random.Generator, n: int, *, size: int = 64, n_keys: int = 2, heads: int = 4) -> Part:
+    """Return dw_delta_step; the target is another cell's state."""
+    q, k = (f32(rng, n, n_keys, size) / np.float32(np.sqrt(size)) for _ in range(2))
+    v, g, beta = f32(rng, n, heads, size), -np.abs(f32(rng, n, heads, 1)), np.abs(f32(rng, n, heads, 1)) / 4
+    states, cells = f32(rng, 3, heads * size * size), rng.integers(0, 3, 2, dtype=np.int32)
+    state = states[cells[0]].reshape(heads, size, size).astype(np.float64)  # row j: of value j over the keys
+    wanted = np.empty((n, heads, size))
+    for r in range(n):
+        for h in range(heads):
+            key, query = k[r, h % n_keys].astype(np.float64), q[r, h % n_keys].astype(np.float64)
+            state[h] *= np.exp(float(g[r, h, 0]))
+            state[h] += np.outer((v[r, h] - state[h] @ key) * float(beta[r, h, 0]), key)
+            wanted[r, h] = state[h] @ query / np.sqrt(size)
+    target = np.full(heads * size * size, np.nan, np.float32)
+    operands = [(each, "F32") for each in (q, k, v, g, beta, states)] + [(cells, "I32"), (target, "F32")]
+    return Part(
+        "dw_delta_step", operands, wanted.shape, wanted, (), (), target=(7, 5), wanted_target=state.ravel()
+    )
+
+
+def attention_inputs(
+    rng: np.random.Generator, n: int, kinds: tuple[str, str, str], *, width: int = 256,
+    rows: tuple[int, int, int] = (128, 32, 33),
+) -> Part:  # fmt: skip
+    """Return dw_attention_inputs; kinds: of q, k and v."""
+    x, norm = f32(rng, n, width), f32(rng, width)
+    made = [(*weights(rng, (size, width), kind), kind) for size, kind in zip(rows, kinds, strict=True)]
+    h = normalised(x, norm)
+    wanted = np.concatenate([times(w, kind, h).ravel() for _, w, kind in made])
+    operands = [(x, "F32"), (norm, "F32"), *(operand for operand, _, _ in made)]
+    return Part("dw_attention_inputs", operands, wanted.shape, wanted, (0,), rows)
+
+
+def delta_output(
+    rng: np.random.Generator, n: int, kind: str, *, width: int = 256, heads: int = 4, size: int = 128
+) -> Part:
+    """Return dw_delta_output."""
+    y, z, norm = f32(rng, n, heads, size), f32(rng, n, heads, size), f32(rng, size)
+    residual = f32(rng, n, width)
+    operand, w = weights(rng, (width, heads * size), kind)
+    gated = (normalised(y, norm) * (z * sigmoid(z)).astype(np.float32)).reshape(n, -1)
+    wanted = residual + times(w, kind, gated).astype(np.float64)
+    operands = [(y, "F32"), (z, "F32"), (norm, "F32"), operand, (residual, "F32")]
+    return Part("dw_delta_output", operands, (n, width), wanted, (0, 1, 4), (width,))
+
+
+def attention_output(
+    rng: np.random.Generator, n: int, kind: str, *, width: int = 256, heads: int = 4, size: int = 64
+) -> Part:
+    """Return dw_attention_output."""
+    y, gate, residual = f32(rng, n, heads * size), f32(rng, n, heads, size), f32(rng, n, width)
+    operand, w = weights(rng, (width, heads * size), kind)
+    gated = y * sigmoid(gate).astype(np.float32).reshape(n, -1)
+    wanted = residual + times(w, kind, gated).astype(np.float64)
+    operands = [(y, "F32"), (gate, "F32"), operand, (residual, "F32")]
+    return Part("dw_attention_output", operands, (n, width), wanted, (0, 1, 3), (width,))
+
+
+def every_part(rng: np.random.Generator, n: int, kind: str) -> list[Part]:
+    """Return each op with weights of one type."""
+    return [
+        experts(rng, n, (kind, kind, kind, kind)),
+        feed_forward(rng, n, (kind, kind)),
+        delta_inputs(rng, n, (kind, kind, kind)),
+        attention_inputs(rng, n, (kind, kind, kind)),
+        delta_output(rng, n, kind),
+        attention_output(rng, n, kind),
+    ]
+
+
+def distance(found: Array, wanted: Array) -> float:
+    """Return the relative error in norm."""
+    return float(np.linalg.norm(found.astype(np.float64) - wanted) / np.linalg.norm(wanted))

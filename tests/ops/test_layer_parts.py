@@ -1,0 +1,94 @@
+"""src/ops/layer-parts on the CPU, the reference: against float64, and rows against rows."""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops import layer_parts as parts
+
+BOUND = 1e-5  # a value of 8 bits may round to its neighbour once
+MIXED = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)
+
+
+def check(part: parts.Part, bound: float = BOUND) -> None:
+    error = parts.distance(part.run(), part.wanted)
+    assert error <= bound, f"{part.name}: {error}"
+
+
+@pytest.mark.parametrize("kind", parts.KINDS)
+@pytest.mark.parametrize("n", [1, 3])
+def test_each_type_of_weights(rng, n, kind):
+    for part in parts.every_part(rng, n, kind):
+        check(part, BOUND if kind in parts.FLOATS else 1e-3)
+
+
+@pytest.mark.parametrize("router", parts.FLOATS)
+def test_experts_of_mixed_types_and_sizes(rng, router):
+    check(parts.experts(rng, 2, MIXED, router=router), 1e-3)
+    check(parts.experts(rng, 2, MIXED, hidden=256, shared=512, n_experts=8, n_used=8), 1e-3)
+    check(
+        parts.experts(
+            rng, 16, ("F16", "F32", "BF16", "F16"), width=64, hidden=32, shared=96, n_experts=5, n_used=1
+        )
+    )
+
+
+def test_gate_and_up_may_be_one_tensor(rng):
+    check(parts.experts(rng, 2, MIXED, is_joint=True), 1e-3)
+    check(parts.experts(rng, 3, ("F32",) * 4, width=64, hidden=32, shared=32, is_joint=True))
+
+
+def test_of_equal_logits_the_lower_expert_comes_first(rng):
+    part = parts.experts(rng, 1, ("F32",) * 4, width=64, hidden=32, shared=32, n_experts=8, n_used=3)
+    router, kind = part.operands[2]
+    part.operands[2] = (np.repeat(router[:1], 8, axis=0), kind)
+    low = part.run()
+    for i in (3, 4, 5):  # gate, up, down: only experts 0, 1 and 2 are read
+        stored, kind = part.operands[i]
+        stored = stored.copy()
+        stored[3:] = np.nan
+        part.operands[i] = (stored, kind)
+    assert np.array_equal(part.run(), low)
+
+
+def test_mixers_of_mixed_types(rng):
+    check(parts.delta_inputs(rng, 4, ("Q4_K", "Q6_K", "F32")), 1e-3)
+    check(parts.attention_inputs(rng, 4, ("Q4_K", "Q4_K", "Q6_K")), 1e-3)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 16])
+def test_windows_are_copies(rng, n):
+    part = parts.delta_windows(rng, n)
+    found, written = part.run_and_write()
+    assert np.array_equal(found, part.wanted)
+    assert np.array_equal(written, part.wanted_target)
+
+
+@pytest.mark.parametrize("shape", [{}, {"rows": 3}, {"size": 32, "n_keys": 1, "heads": 1}, {"width": 2}])
+def test_heads(rng, shape):
+    for n in (1, 4):
+        check(parts.delta_heads(rng, n, **shape))
+
+
+@pytest.mark.parametrize("n", [1, 2, 9])
+def test_steps_and_the_state_behind_them(rng, n):
+    for size in (32, 64, 128):
+        part = parts.delta_step(rng, n, size=size)
+        found, written = part.run_and_write()
+        assert parts.distance(found, part.wanted) < 1e-5
+        assert parts.distance(written, part.wanted_target) < 1e-5
+
+
+def test_softplus_of_large_values_is_linear(rng):
+    part = parts.delta_inputs(rng, 1, ("F32",) * 3)
+    part.operands[6] = (np.full(6, 100, np.float32), "F32")
+    alpha, a = part.run()[-6:], part.operands[7][0]
+    assert np.allclose(alpha / a, 100, atol=10)

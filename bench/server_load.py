@@ -9,11 +9,13 @@ away in mid-reply, one reads slowly, one sends half a request, one sends nonsens
 time with each number of clients.
 
 Each reply is held against the one that a client gets alone; wrong ones are kept in
-build/server-load/wrong.jsonl. Memory and open files of each server are read before every turn. Flat: the most
-of the last third is not over the most of the second third by more than 16 MiB, and as many files are open in
-the end as after the first turn. Exit status 1 for a wrong or missing reply of ours, or growing memory. A line
-a side and number of clients; the last line is JSON, also added to --results. On two cores clients take time,
-too: figures are of the whole machine. Must not know: HTTP. Test: tests/server/test_load.py.
+build/server-load/wrong.jsonl. Memory and open files of each server are read before every turn. Before the
+first one each serves the most clients for a turn: what a server keeps for each number of rows is there then.
+Flat: the most of the last third of all readings is not over the most of the second third by more than 16 MiB,
+with each number of clients and over the whole run, and in the end no more files are open than after the first
+turn. Exit status 1 for a wrong or missing reply of ours, or growing memory. A line a side and number of
+clients; the last line is JSON, also added to --results. On two cores clients take time, too: figures are of
+the whole machine. Must not know: HTTP. Test: tests/server/test_load.py.
 """
 
 from __future__ import annotations
@@ -46,6 +48,7 @@ SCHEMA = 1
 SLOTS = 8
 N_CTX = 512  # of a slot
 SLACK = 16 << 20  # bytes: the allocator's
+LEAVING = 15.0  # seconds until a server has noticed that its clients left; on a busy machine it takes some
 SIDES = {"auto": "auto", "plain": "plain", "stock": "none", "stock-mtp": "draft-mtp"}
 OURS = ("auto", "plain")
 SAMPLING: tuple[dict[str, Any], ...] = (
@@ -80,6 +83,8 @@ class Server:
     seconds: float = 0.0
     resident: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
+    readings: list[int] = field(default_factory=list)
+    """Memory with all numbers of clients so far."""
 
     def look(self) -> None:
         """Read its memory and its open files."""
@@ -88,7 +93,12 @@ class Server:
         self.resident.append(
             next(int(s.split()[1]) << 10 for s in status.splitlines() if s.startswith("VmRSS"))
         )
-        self.files.append(len(list((folder / "fd").iterdir())))
+        self.readings.append(self.resident[-1])
+        self.files.append(self.open_files())
+
+    def open_files(self) -> int:
+        """Return how many files are open now."""
+        return len(list(Path(f"/proc/{self.process.pid}/fd").iterdir()))
 
 
 @contextmanager
@@ -136,8 +146,16 @@ def measure(servers: Sequence[Server], n_clients: int, minutes: float, turn: flo
             server.seen.append(found)
         number += 1
     for server in servers:
-        time.sleep(1.0)  # connections of clients that left are closed
+        end = time.monotonic() + LEAVING
+        while server.open_files() > server.files[min(1, len(server.files) - 1)] and time.monotonic() < end:
+            time.sleep(0.1)
         server.look()
+
+
+def thirds(readings: Sequence[int]) -> list[int]:
+    """Return the most of the second third of some readings, and the most of the last."""
+    third = max(1, len(readings) // 3)
+    return [max(readings[third : 2 * third] or readings), max(readings[-third:])]
 
 
 def row_of(server: Server, texts: Sequence[str]) -> dict[str, Any]:
@@ -147,7 +165,6 @@ def row_of(server: Server, texts: Sequence[str]) -> dict[str, Any]:
     speeds = [
         sum(r.n_tokens for r in seen.replies) * len(server.seen) / server.seconds for seen in server.seen
     ]
-    third = max(1, len(server.resident) // 3)
     return {
         "side": server.side,
         "replies": len(replies),
@@ -159,10 +176,7 @@ def row_of(server: Server, texts: Sequence[str]) -> dict[str, Any]:
         "accepted": sum(reply.n_accepted for reply in replies),
         "tok_s": round(statistics.median(speeds), 1),
         "first_ms": [round(_part(first, part), 1) for part in (0.5, 0.95)],
-        "resident": [
-            max(server.resident[third : 2 * third] or server.resident),
-            max(server.resident[-third:]),
-        ],
+        "resident": thirds(server.resident),
         "files": [server.files[min(1, len(server.files) - 1)], server.files[-1]],
         "turns": len(server.seen),
         "seconds": round(server.seconds, 1),
@@ -192,11 +206,15 @@ def failures(row: dict[str, Any]) -> list[str]:
     """Return what a side of ours did wrong."""
     found = [f"{row['wrong']} wrong replies"] if row["wrong"] else []
     found += [f"{n} of {error}" for error, n in row["errors"].items()]
-    if row["resident"][1] > row["resident"][0] + SLACK:
-        found.append(f"memory grew from {row['resident'][0]} to {row['resident'][1]} bytes")
+    found += growth(row["resident"])
     if row["files"][1] > row["files"][0]:
         found.append(f"{row['files'][0]} files were open, then {row['files'][1]}")
     return found
+
+
+def growth(found: Sequence[int]) -> list[str]:
+    """Return what is wrong with a side's memory as `thirds` has it."""
+    return [f"memory grew from {found[0]} to {found[1]} bytes"] if found[1] > found[0] + SLACK else []
 
 
 @click.command(help=__doc__.split("\n\n", maxsplit=1)[0])
@@ -226,6 +244,8 @@ def main(
         ours = [texts[side] for side in sides if side in OURS]
         if ours and any(each != ours[0] for each in ours):
             wrong.append("drafting changes the text of a client alone")
+        for server in servers:
+            clients.turn(server.url, wanted, n_clients=max(counts), seconds=turn, n_bad=4)
         for n_clients in counts:
             measure(servers, n_clients, minutes, turn, wanted)
             for server in servers:
@@ -235,6 +255,8 @@ def main(
                 click.echo(_line(row))
                 if server.side in OURS:
                     wrong += [f"{server.side}, {n_clients} clients: {each}" for each in failures(row)]
+        memory = {server.side: thirds(server.readings) for server in servers}
+        wrong += [f"{side}: {each}" for side in sides if side in OURS for each in growth(memory[side])]
     document = {
         "schema": SCHEMA,
         **facts.machine(build_info()),
@@ -243,6 +265,7 @@ def main(
         "turn": turn,
         "minutes": minutes,
         "rows": table,
+        "memory": memory,
         "wrong": wrong,
     }
     print(json.dumps(document))

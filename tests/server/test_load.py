@@ -67,6 +67,13 @@ def test_wrong_replies_errors_and_growth_are_failures() -> None:
     ]
 
 
+def test_memory_is_judged_by_its_later_thirds() -> None:
+    assert server_load.thirds([1, 5, 3, 2, 4, 4]) == [3, 4]
+    assert server_load.thirds([7]) == [7, 7]
+    assert server_load.growth([5, 5 + server_load.SLACK]) == []
+    assert server_load.growth([5, 6 + server_load.SLACK]) != []
+
+
 def test_wrong_replies_are_kept(tmp_path: Path, monkeypatch) -> None:
     monkeypatch.setattr(server_load, "LOGS", tmp_path)
     server_load.keep_wrong(served(clients.Seen([reply(0, "x")]), [], []), [{"prompt": "p"}], ["a"])

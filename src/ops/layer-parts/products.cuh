@@ -51,7 +51,7 @@ static __global__ void normalise(const float * x, int64_t stride, const float * 
     store(out.blocks_of(row), out.values_of(row), values.times(weights), scale, out.width);
 }
 
-__device__ float ended(const part & of, float sum, int row, int column) {
+static __device__ float ended(const part & of, float sum, int row, int column) {
     switch (of.end) {
         case end_of_product::sigmoid:
             return sigmoid(sum);

@@ -153,7 +153,7 @@ __device__ __forceinline__ void group_pairs(const int * chosen, int n_pairs, int
 }
 
 // Fills `out`. One block, a warp a row.
-__global__ void choose(const float * logits, int n_experts, int n_used, routes * out) {
+static __global__ void choose(const float * logits, int n_experts, int n_used, routes * out) {
     __shared__ int  chosen[max_pairs];
     __shared__ bool leads[max_pairs];
     ggml_cuda_pdl_lc();

@@ -136,23 +136,27 @@ class Ours:
         }
 
     def open_pool(self, case: Case) -> None:
-        """Load plain decode and the candidate over a pool, and no resident side."""
+        """Load plain decode over a pool, and no resident side; `change` makes the candidate."""
         self._case = case
         self.close()
         stack = contextlib.ExitStack()
         try:
             self._begin_pool(stack, case)
             self._plain = Side(self._llama(stack, case, {"speculation": "off"}), case, scheduled=False)
-            own = self._llama(stack, case, settings(case, self._drafter))
-            self._candidate = Side(own, case, scheduled=True)
         except BaseException:
             stack.close()
             raise
         self._open = stack
 
-    def change(self, case: Case) -> None:
-        """Let segments be those of a case that differs from the open one in its schedule."""
+    @contextlib.contextmanager
+    def change(self, case: Case) -> Iterator[None]:
+        """Make a candidate for this case over the pool, which knows nothing of what another one learned."""
         self._case = case
+        with contextlib.ExitStack() as stack:
+            self._candidate = Side(
+                self._llama(stack, case, settings(case, self._drafter)), case, scheduled=True
+            )
+            yield
 
     def plain(self, seed: int) -> dict[str, Any]:
         """Time plain decode."""

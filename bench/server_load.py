@@ -14,8 +14,9 @@ first one each serves the most clients for a turn: what a server keeps for each 
 Flat: the most of the last third of all readings is not over the most of the second third by more than 16 MiB,
 with each number of clients and over the whole run, and in the end no more files are open than after the first
 turn. Exit status 1 for a wrong or missing reply of ours, or growing memory. A line a side and number of
-clients; the last line is JSON, also added to --results. On two cores clients take time, too: figures are of
-the whole machine. Must not know: HTTP. Test: tests/server/test_load.py.
+clients; the last line is JSON, also added to --results. `of_stock` is the median ratio of speeds in the same
+turn. On two cores clients take time, too: figures are of the whole machine. Must not know: HTTP.
+Test: tests/server/test_load.py.
 """
 
 from __future__ import annotations
@@ -80,7 +81,8 @@ class Server:
     url: str
     process: subprocess.Popen[bytes]
     seen: list[clients.Seen] = field(default_factory=list)
-    seconds: float = 0.0
+    took: list[float] = field(default_factory=list)
+    """Seconds of each turn."""
     resident: list[int] = field(default_factory=list)
     files: list[int] = field(default_factory=list)
     readings: list[int] = field(default_factory=list)
@@ -95,6 +97,11 @@ class Server:
         )
         self.readings.append(self.resident[-1])
         self.files.append(self.open_files())
+
+    def speeds(self) -> list[float]:
+        """Return the tokens a second of each turn."""
+        tokens = (sum(reply.n_tokens for reply in seen.replies) for seen in self.seen)
+        return [n / took for n, took in zip(tokens, self.took, strict=True)]
 
     def open_files(self) -> int:
         """Return how many files are open now."""
@@ -133,16 +140,16 @@ def _wait(server: Server, log: Path) -> None:
 def measure(servers: Sequence[Server], n_clients: int, minutes: float, turn: float, wanted: Any) -> None:
     """Let the servers take turns until each had its minutes."""
     for server in servers:
-        server.seen, server.seconds, server.resident, server.files = [], 0.0, [], []
+        server.seen, server.took, server.resident, server.files = [], [], [], []
     number = 0
-    while servers[-1].seconds < 60 * minutes or servers[0].seconds < 60 * minutes:
+    while min(sum(servers[-1].took), sum(servers[0].took)) < 60 * minutes:
         for server in servers[:: 1 if number % 2 == 0 else -1]:
             server.look()
             begin = time.perf_counter()
             found = clients.turn(
                 server.url, wanted, n_clients=n_clients, seconds=turn, n_bad=4, seed=1000 * n_clients + number
             )
-            server.seconds += time.perf_counter() - begin
+            server.took.append(time.perf_counter() - begin)
             server.seen.append(found)
         number += 1
     for server in servers:
@@ -162,9 +169,6 @@ def row_of(server: Server, texts: Sequence[str]) -> dict[str, Any]:
     """Return the figures of a side; times in ms."""
     replies = [reply for seen in server.seen for reply in seen.replies]
     first = sorted(1000 * reply.first for reply in replies)
-    speeds = [
-        sum(r.n_tokens for r in seen.replies) * len(server.seen) / server.seconds for seen in server.seen
-    ]
     return {
         "side": server.side,
         "replies": len(replies),
@@ -174,13 +178,19 @@ def row_of(server: Server, texts: Sequence[str]) -> dict[str, Any]:
         "bad": dict(sum((seen.bad for seen in server.seen), Counter())),
         "drafted": sum(reply.n_drafted for reply in replies),
         "accepted": sum(reply.n_accepted for reply in replies),
-        "tok_s": round(statistics.median(speeds), 1),
+        "tok_s": round(statistics.median(server.speeds()), 1),
         "first_ms": [round(_part(first, part), 1) for part in (0.5, 0.95)],
         "resident": thirds(server.resident),
         "files": [server.files[min(1, len(server.files) - 1)], server.files[-1]],
         "turns": len(server.seen),
-        "seconds": round(server.seconds, 1),
+        "seconds": round(sum(server.took), 1),
     }
+
+
+def of_stock(server: Server, stock: Server) -> float:
+    """Return the median ratio of a side's speed to that of stock in the same turn: the machine changes."""
+    pairs = zip(server.speeds(), stock.speeds(), strict=False)
+    return round(statistics.median([own / other for own, other in pairs if other > 0] or [0.0]), 2)
 
 
 def keep_wrong(server: Server, wanted: Sequence[dict[str, Any]], texts: Sequence[str]) -> None:
@@ -250,6 +260,8 @@ def main(
             measure(servers, n_clients, minutes, turn, wanted)
             for server in servers:
                 row = {"clients": n_clients, **row_of(server, texts[server.side])}
+                if stock := next((each for each in servers if each.side == "stock"), None):
+                    row["of_stock"] = of_stock(server, stock)
                 keep_wrong(server, wanted, texts[server.side])
                 table.append(row)
                 click.echo(_line(row))
@@ -276,8 +288,9 @@ def main(
 
 def _line(row: dict[str, Any]) -> str:
     first, last = row["first_ms"]
+    speed = f"{row['tok_s']:7.1f} tok/s" + (f", {row['of_stock']:.2f} of stock" if "of_stock" in row else "")
     return (
-        f"{row['clients']} clients, {row['side']:9s} {row['tok_s']:7.1f} tok/s, first token {first:.0f} ms, "
+        f"{row['clients']} clients, {row['side']:9s} {speed}, first token {first:.0f} ms, "
         f"p95 {last:.0f} ms; {row['replies']} replies, {row['wrong']} unlike alone, "
         f"{sum(row['errors'].values())} errors, {row['resident'][1] >> 20} MiB, {row['files'][1]} files"
     )

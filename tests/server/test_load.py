@@ -42,7 +42,7 @@ def reply(number: int, text: str, n_tokens: int = 10) -> clients.Reply:
 def served(seen: clients.Seen, resident: list[int], files: list[int]) -> server_load.Server:
     found = server_load.Server("auto", "", subprocess.Popen([sys.executable, "-c", ""]))
     found.process.wait()
-    found.seen, found.seconds, found.resident, found.files = [seen], 2.0, resident, files
+    found.seen, found.took, found.resident, found.files = [seen], [2.0], resident, files
     return found
 
 
@@ -65,6 +65,16 @@ def test_wrong_replies_errors_and_growth_are_failures() -> None:
         f"memory grew from 5 to {5 + more} bytes",
         "7 files were open, then 9",
     ]
+
+
+def test_speeds_are_compared_turn_by_turn() -> None:
+    def with_turns(*tokens: int) -> server_load.Server:
+        found = served(clients.Seen([], Counter(), Counter()), [], [])
+        found.seen = [clients.Seen([reply(0, "a", n)], Counter(), Counter()) for n in tokens]
+        found.took = [2.0 for _ in tokens]
+        return found
+
+    assert server_load.of_stock(with_turns(20, 300, 60), with_turns(10, 100, 30)) == 2.0
 
 
 def test_memory_is_judged_by_its_later_thirds() -> None:

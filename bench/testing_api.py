@@ -106,7 +106,7 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
 
 FUSED_PARTS = (
     "experts", "feed forward", "delta inputs", "delta windows", "delta heads", "delta step",
-    "attention inputs", "delta output", "attention output",
+    "attention inputs", "delta output", "attention output", "product",
 )  # fmt: skip
 
 

@@ -3,6 +3,7 @@
 #include "decode/fused_layers.h"
 
 #include "decode/fuser.h"
+#include "decode/pattern.h"
 #include "ops/door/registry.h"
 
 namespace draftwood {
@@ -52,6 +53,7 @@ fused_counts fuser::run() {
         count(fused_delta_output, delta_output(node));
         count(fused_attention_inputs, attention_inputs(node));
         count(fused_attention_output, attention_output(node));
+        count(fused_product, product(node));
     }
     edit_.finish();
     return counts_;
@@ -83,6 +85,20 @@ bool fuser::split(const std::vector<ggml_tensor *> & results, const std::vector<
         edit_.split(results, inputs, node);
     }
     return node != nullptr;
+}
+
+// The output head: no layer has as many rows.
+bool fuser::product(ggml_tensor * node) {
+    constexpr int64_t least_rows = 32768;
+    namespace op                 = parts::product_of_rows;
+    ggml_tensor * x              = source(as(node, GGML_OP_MUL_MAT), 1);
+    if (!x || node->src[0]->op != GGML_OP_NONE || node->ne[0] < least_rows || !has_few_rows(x)) {
+        return false;
+    }
+    ggml_tensor * weights = node->src[0];
+    return replace(node, { x },
+                   made(op::signature, { node->ne[0], node->ne[1], 1, 1 }, { { op::x, x }, { op::weights, weights } },
+                        { weights }, {}));
 }
 
 fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu) {

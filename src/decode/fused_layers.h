@@ -23,6 +23,7 @@ enum fused_part {
     fused_attention_inputs,
     fused_delta_output,
     fused_attention_output,
+    fused_product,
     n_fused_parts,
 };
 

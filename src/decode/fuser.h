@@ -51,6 +51,7 @@ class fuser {
     bool delta_step(ggml_tensor * rule);
     bool delta_output(ggml_tensor * sum);
     bool attention_output(ggml_tensor * sum);
+    bool product(ggml_tensor * node);
 
     ggml_context * ctx_;
     graph_edit     edit_;

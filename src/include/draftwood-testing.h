@@ -64,7 +64,7 @@ typedef enum dw_fuse_where {
 
 // Where the engine's target runs them from the next graph on.
 DW_API dw_status dw_fuse(dw_engine * engine, int32_t where);
-// How many of each kind of part the newest graph has, i32[9] as fused_part numbers them.
+// How many of each kind of part the newest graph has, i32[10] as fused_part numbers them.
 DW_API dw_status dw_fused(dw_engine * engine, int32_t * n);
 
 // --- trees: src/tree/build.h; test: tests/unit/test_tree.py

@@ -294,6 +294,13 @@ def attention_inputs(
     return Part("dw_attention_inputs", operands, wanted.shape, wanted, (0,), rows)
 
 
+def product(rng: np.random.Generator, n: int, kind: str, *, width: int = 256, rows: int = 301) -> Part:
+    """Return dw_product."""
+    x = f32(rng, n, width)
+    operand, w = weights(rng, (rows, width), kind)
+    return Part("dw_product", [(x, "F32"), operand], (n, rows), times(w, kind, x), (0,), (rows,))
+
+
 def delta_output(
     rng: np.random.Generator, n: int, kind: str, *, width: int = 256, heads: int = 4, size: int = 128
 ) -> Part:
@@ -326,6 +333,7 @@ def every_part(rng: np.random.Generator, n: int, kind: str) -> list[Part]:
         feed_forward(rng, n, (kind, kind)),
         delta_inputs(rng, n, (kind, kind, kind)),
         attention_inputs(rng, n, (kind, kind, kind)),
+        product(rng, n, kind),
         delta_output(rng, n, kind),
         attention_output(rng, n, kind),
     ]

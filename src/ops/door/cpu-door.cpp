@@ -33,6 +33,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::expert_readahead::on_cpu,
     &dw::layer_parts::experts::on_cpu,
     &dw::layer_parts::feed_forward::on_cpu,
+    &dw::layer_parts::product_of_rows::on_cpu,
     &dw::layer_parts::delta_inputs::on_cpu,
     &dw::layer_parts::attention_inputs::on_cpu,
     &dw::layer_parts::delta_windows::on_cpu,

@@ -11,17 +11,18 @@ namespace {
 using namespace dw::layer_parts;
 namespace of = dw::layer_parts::experts;
 
-constexpr int outputs_of_a_block = 16;
+constexpr int outputs_of_a_block = 4;
 
 // Outputs [first, first + outputs_of_a_block) of pairs [p0, p0 + n_columns) into `out` [pairs][outputs_of_a_block].
 template <ggml_type type, int n_columns>
 __device__ __forceinline__ void lower(const group & g, int p0, int first, int lane, float * out) {
-    constexpr int at_once = 4;
+    constexpr int at_once = n_columns == 1 ? outputs_of_a_block : 2;
     column        columns[n_columns];
 #pragma unroll
     for (int c = 0; c < n_columns; ++c) {
         columns[c] = g.all.hidden.of(g.pair(min(p0 + c, g.n_pairs - 1)));
     }
+#pragma unroll 1
     for (int m0 = 0; m0 < outputs_of_a_block; m0 += at_once) {
         const char * rows[at_once];
         float        sums[at_once][n_columns] = {};
@@ -43,8 +44,8 @@ __device__ __forceinline__ void lower(const group & g, int p0, int first, int la
     }
 }
 
-// dst = x + the weighted sum of down hidden. Blocks: 16 outputs; a warp a group.
-template <bool is_single> __global__ void __launch_bounds__(512, is_single ? 2 : 1)
+// dst = x + the weighted sum of down hidden. Blocks: a few outputs; a warp a group.
+template <bool is_single> __global__ void __launch_bounds__(512, 2)
     lower_all(arguments a, const float * x, int64_t x_stride, float * dst, int64_t dst_stride) {
     extern __shared__ float found[]; // [pairs][outputs_of_a_block]
     ggml_cuda_pdl_lc();
@@ -57,9 +58,9 @@ template <bool is_single> __global__ void __launch_bounds__(512, is_single ? 2 :
     const int n_groups = a.chosen->n_groups;
     for (int index = warp - 1; index < n_groups; index += n_warps) {
         const group g(a, index);
-        for (int p0 = 0; p0 < g.n_pairs; p0 += 8) {
+        for (int p0 = 0; p0 < g.n_pairs; p0 += most_columns) {
             with_type(g.of.down.type, [&](auto type) {
-                with_columns<is_single>(min(8, g.n_pairs - p0), [&](auto columns) {
+                with_columns<is_single>(min(most_columns, g.n_pairs - p0), [&](auto columns) {
                     lower<decltype(type)::value, decltype(columns)::value>(g, p0, first, lane, found);
                 });
             });
@@ -77,22 +78,26 @@ template <bool is_single> __global__ void __launch_bounds__(512, is_single ? 2 :
     }
 }
 
+// of rows that hold either network's; a multiple of what loads of 16 bytes need
+int64_t width_of_hidden(const ggml_tensor * dst) {
+    return GGML_PAD(std::max(dst->src[of::down]->ne[0], dst->src[of::shared_down]->ne[0]), 64);
+}
+
 // Where things lie in the workspace.
 struct layout {
     size_t logits, h, hidden, chosen, end;
 
     explicit layout(const ggml_tensor * dst) {
         const int64_t n = dst->ne[1], n_experts = dst->src[of::router]->ne[1];
-        const int64_t width = std::max(dst->src[of::down]->ne[0], dst->src[of::shared_down]->ne[0]);
-        size_t        at    = 0;
-        const auto    next  = [&](size_t bytes) {
+        size_t        at   = 0;
+        const auto    next = [&](size_t bytes) {
             const size_t begin = at;
             at += (bytes + 127) / 128 * 128;
             return begin;
         };
         logits = next((size_t) (n * (n_experts + 1)) * sizeof(float));
         h      = next(activations::bytes(n, dst->ne[0]));
-        hidden = next(activations::bytes(n * (settings_of(dst).n_used + 1), width));
+        hidden = next(activations::bytes(n * (settings_of(dst).n_used + 1), width_of_hidden(dst)));
         chosen = next(sizeof(routes));
         end    = at;
     }
@@ -172,7 +177,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                             matrix::from(src[of::shared_down]), 0, (int) n_shared },
                           chosen,
                           activations::in(memory + at.h, n, dst->ne[0]),
-                          activations::in(memory + at.hidden, n * (to.n_used + 1), std::max(n_hidden, n_shared)),
+                          activations::in(memory + at.hidden, n * (to.n_used + 1), width_of_hidden(dst)),
                           n,
                           to.n_used };
     switch (src[of::router]->type) {

@@ -151,6 +151,16 @@ constexpr op_signature     signature       = { "dw_delta_step", operands, n_src 
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_step
 
+// A product with large weights, the output head above all:
+//   dst[rows, n] = weights x
+//   x [K, n]; weights [K, rows]
+namespace product_of_rows {
+enum src { x, weights, n_src };
+constexpr const char *     operands[n_src] = { "x", "weights" };
+constexpr op_signature     signature       = { "dw_product", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace product_of_rows
+
 // The end of a gated-delta-net layer:
 //   dst[D, n] = residual + weights (rms_norm(y) * norm * silu(z)), the norm over each head
 //   y, z [S, H, n] contiguous, S a multiple of 32; norm [S]; weights [S H, D]; residual [D, n]

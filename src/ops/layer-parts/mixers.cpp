@@ -3,6 +3,8 @@
 #include "ops/layer-parts/layer-parts.h"
 #include "ops/layer-parts/reference.h"
 
+#include <algorithm>
+
 namespace {
 
 using namespace dw::layer_parts;
@@ -60,6 +62,18 @@ void run_attention_inputs(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
+void run_product(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace of      = product_of_rows;
+    const auto *  src = dst->src;
+    const int64_t n = dst->ne[1], width = src[of::x]->ne[0], n_rows = dst->ne[0];
+    for (int64_t row = 0; row < n; ++row) { // of the weights there are many
+        const values  x     = seen_by(src[of::weights]->type, row_of(src[of::x], row), width);
+        const int64_t first = n_rows * ith / nth, end = n_rows * (ith + 1) / nth;
+        const values  y = product(src[of::weights], x, first, end - first);
+        std::copy(y.begin(), y.end(), (float *) ((char *) dst->data + row * dst->nb[1]) + first);
+    }
+}
+
 void add_product(ggml_tensor * dst, const ggml_tensor * weights, const ggml_tensor * residual, const values & x,
                  int64_t row) {
     const values  y    = product(weights, x);
@@ -110,6 +124,7 @@ void run_attention_output(ggml_tensor * dst, int ith, int nth, void *) {
 namespace dw::layer_parts {
 const op_descriptor delta_inputs::on_cpu     = { delta_inputs::signature, run_delta_inputs };
 const op_descriptor attention_inputs::on_cpu = { attention_inputs::signature, run_attention_inputs };
+const op_descriptor product_of_rows::on_cpu  = { product_of_rows::signature, run_product };
 const op_descriptor delta_output::on_cpu     = { delta_output::signature, run_delta_output };
 const op_descriptor attention_output::on_cpu = { attention_output::signature, run_attention_output };
 } // namespace dw::layer_parts

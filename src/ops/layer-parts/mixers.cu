@@ -32,7 +32,7 @@ __global__ void normalise_gated(const float * y, const float * z, const float * 
             v = make_float4(a.x * scale * w.x * silu(g.x), a.y * scale * w.y * silu(g.y), a.z * scale * w.z * silu(g.z),
                             a.w * scale * w.w * silu(g.w));
         }
-        store(out.blocks_of(row), out.values_of(row), (head * size + i) / 4, v, is_there);
+        out.store(row, (head * size + i) / 4, v, is_there);
     }
 }
 
@@ -49,7 +49,14 @@ __global__ void gated(const float * y, int64_t y_stride, const float * gate, int
         const float4 g = *(const float4 *) (gate + row * row_stride + (i / size) * head_stride + i % size);
         v              = make_float4(a.x * sigmoid(g.x), a.y * sigmoid(g.y), a.z * sigmoid(g.z), a.w * sigmoid(g.w));
     }
-    store(out.blocks_of(row), out.values_of(row), i / 4, v, is_there);
+    out.store(row, i / 4, v, is_there);
+}
+
+__global__ void see(const float * x, int64_t stride, activations out) {
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const int row = blockIdx.x;
+    out.store(row, groups::of<GGML_TYPE_F32>(x + row * stride, out.width), 1.0f);
 }
 
 namespace inputs {
@@ -195,9 +202,37 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
 
 } // namespace attention_out
 
+namespace product_op {
+
+namespace of = product_of_rows;
+
+bool takes(const ggml_tensor * dst) {
+    const ggml_tensor * x = dst->src[of::x];
+    return is_rows(x, dst->ne[1]) && x->ne[0] <= max_width && dw::is_f32(dst) &&
+           is_weights(dst->src[of::weights], x->ne[0]) && dst->src[of::weights]->ne[1] == dst->ne[0];
+}
+
+size_t workspace(const ggml_tensor * dst) {
+    return activations::bytes(dst->ne[1], dst->src[of::x]->ne[0]);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor * x    = dst->src[of::x];
+    const activations   seen = activations::in((char *) with.workspace, x->ne[1], x->ne[0]);
+    ggml_cuda_kernel_launch(see, { dim3((unsigned) x->ne[1]), dim3(threads_for(x->ne[0])), 0, with.stream },
+                            dw::data_of<const float>(x), dw::stride_of(x, 1), seen);
+    product_list list;
+    list.add(dst->src[of::weights], dw::data_of<float>(dst), dw::stride_of(dst, 1));
+    list.launch(seen, (int) dst->ne[1], with.stream);
+}
+
+} // namespace product_op
+
 } // namespace
 
 namespace dw::layer_parts {
+const op_descriptor product_of_rows::on_cuda  = { product_of_rows::signature, nullptr, product_op::takes,
+                                                  product_op::workspace, product_op::launch };
 const op_descriptor delta_inputs::on_cuda     = { delta_inputs::signature, nullptr, delta_in::takes, inputs::workspace,
                                                   delta_in::launch };
 const op_descriptor attention_inputs::on_cuda = { attention_inputs::signature, nullptr, attention_in::takes,

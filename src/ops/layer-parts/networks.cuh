@@ -61,32 +61,27 @@ struct group {
     __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
 };
 
-// call(std::integral_constant<int, c>) with the least c that holds n, for parts of at most 8
+constexpr int most_columns = 4; // pairs that read weights together; few experts have more in a batch
+
+// call(std::integral_constant<int, c>) with the least c that holds n, for parts of at most most_columns
 template <bool is_single, typename call_type> __device__ __forceinline__ void with_columns(int n, call_type && call) {
-    if constexpr (is_single) {
+    if (is_single || n == 1) {
         call(std::integral_constant<int, 1>{});
-    } else if (n == 1) {
-        call(std::integral_constant<int, 1>{});
-    } else if (n == 2) {
-        call(std::integral_constant<int, 2>{});
-    } else if (n <= 4) {
-        call(std::integral_constant<int, 4>{});
-    } else {
-        call(std::integral_constant<int, 8>{});
+    } else if constexpr (!is_single) {
+        if (n == 2) {
+            call(std::integral_constant<int, 2>{});
+        } else {
+            call(std::integral_constant<int, most_columns>{});
+        }
     }
 }
 
-// Hidden values [first, first + hidden_of_a_warp) of pairs [p0, p0 + n_columns) into `out` [pairs][hidden_of_a_block].
+// Hidden value `value` of pairs [p0, p0 + n_columns) into `out` [pairs][hidden_of_a_block].
 template <ggml_type type, int n_columns>
-__device__ __forceinline__ void hide(const group & g, int p0, int first, int lane, float * out) {
-    const char * rows[2 * hidden_of_a_warp];
+__device__ __forceinline__ void hide(const group & g, int p0, int value, int lane, float * out) {
+    const char * rows[2] = { g.of.gate.row(g.expert, value), g.of.up.row(g.expert, g.of.first_up + value) };
     column       columns[n_columns];
-    float        sums[2 * hidden_of_a_warp][n_columns] = {};
-#pragma unroll
-    for (int i = 0; i < hidden_of_a_warp; ++i) {
-        rows[2 * i]     = g.of.gate.row(g.expert, first + i);
-        rows[2 * i + 1] = g.of.up.row(g.expert, g.of.first_up + first + i);
-    }
+    float        sums[2][n_columns] = {};
 #pragma unroll
     for (int c = 0; c < n_columns; ++c) {
         columns[c] = g.all.h.of(g.row(min(p0 + c, g.n_pairs - 1)));
@@ -94,29 +89,30 @@ __device__ __forceinline__ void hide(const group & g, int p0, int first, int lan
     add_dots<type>(sums, rows, columns, g.of.gate.width, lane);
     add_lanes(sums);
 #pragma unroll
-    for (int i = 0; i < hidden_of_a_warp; ++i) {
-#pragma unroll
-        for (int c = 0; c < n_columns; ++c) {
-            if (lane == i * n_columns + c) {
-                out[c * hidden_of_a_block + (first + i) % hidden_of_a_block] =
-                    silu(sums[2 * i][c]) * sums[2 * i + 1][c];
-            }
+    for (int c = 0; c < n_columns; ++c) {
+        if (lane == c) {
+            out[c * hidden_of_a_block + value % hidden_of_a_block] = silu(sums[0][c]) * sums[1][c];
         }
     }
 }
 
+// Ask for this warp's rows in L2.
+__device__ __forceinline__ void prefetch_rows(const network & of, int expert, int first, int lane) {
+    for (int i = 0; i < hidden_of_a_warp; ++i) {
+        prefetch(of.gate.row(expert, first + i), (int) of.gate.row_stride, lane);
+        prefetch(of.up.row(expert, of.first_up + first + i), (int) of.up.row_stride, lane);
+    }
+}
+
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group).
-template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, is_single ? 2 : 1)
+template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, 2)
     hide_all(arguments a) {
-    __shared__ float found[8 * hidden_of_a_block];
+    __shared__ float found[most_columns * hidden_of_a_block];
     ggml_cuda_pdl_lc();
     const int index = (int) blockIdx.y - 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
     const int begin = blockIdx.x * hidden_of_a_block, first = begin + warp * hidden_of_a_warp;
     if (index < 0 && begin < a.shared.width) {
-        for (int i = 0; i < hidden_of_a_warp; ++i) {
-            prefetch(a.shared.gate.row(0, first + i), (int) a.shared.gate.row_stride, lane);
-            prefetch(a.shared.up.row(0, first + i), (int) a.shared.up.row_stride, lane);
-        }
+        prefetch_rows(a.shared, 0, first, lane);
     }
     ggml_cuda_pdl_sync();
     if (index >= 0 && index >= a.chosen->n_groups) {
@@ -126,11 +122,17 @@ template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, i
     if (begin >= g.of.width) {
         return;
     }
-    for (int p0 = 0; p0 < g.n_pairs; p0 += 8) {
-        const int n_columns = min(8, g.n_pairs - p0);
+    if (index >= 0) {
+        prefetch_rows(g.of, g.expert, first, lane);
+    }
+    for (int p0 = 0; p0 < g.n_pairs; p0 += most_columns) {
+        const int n_columns = min(most_columns, g.n_pairs - p0);
         with_type(g.of.gate.type, [&](auto type) {
             with_columns<is_single>(n_columns, [&](auto columns) {
-                hide<decltype(type)::value, decltype(columns)::value>(g, p0, first, lane, found);
+#pragma unroll 1
+                for (int i = 0; i < hidden_of_a_warp; ++i) {
+                    hide<decltype(type)::value, decltype(columns)::value>(g, p0, first + i, lane, found);
+                }
             });
         });
         __syncthreads();
@@ -139,7 +141,7 @@ template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, i
             const bool is_there = lane < hidden_of_a_block / 4;
             const auto v =
                 is_there ? ((const float4 *) (found + warp * hidden_of_a_block))[lane] : make_float4(0, 0, 0, 0);
-            store(a.hidden.blocks_of(pair), a.hidden.values_of(pair), begin / 4 + lane, v, is_there);
+            a.hidden.store(pair, begin / 4 + lane, v, is_there);
         }
         __syncthreads();
     }

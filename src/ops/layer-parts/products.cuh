@@ -1,5 +1,5 @@
-// Products of rows of activations with several weights in one launch, and the norm before them. Two rows of weights a
-// warp. A kernel starts while the one before it ends, and asks for its weights in the meantime.
+// Products of rows of activations with several weights in one launch, and the norm before them. One or two rows of
+// weights a warp. A kernel starts while the one before it ends, and asks for its weights in the meantime.
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -9,9 +9,8 @@
 
 namespace dw::layer_parts {
 
-constexpr int warps          = 4; // of a block of products
-constexpr int rows_of_a_warp = 2;
-constexpr int max_parts      = 4;
+constexpr int warps     = 4; // of a block of products
+constexpr int max_parts = 4;
 
 enum class end_of_product { as_is, sigmoid, softplus, add };
 
@@ -19,7 +18,6 @@ enum class end_of_product { as_is, sigmoid, softplus, add };
 struct part {
     const char *   weights;
     int64_t        stride; // bytes of a row
-    int            n_bytes;
     ggml_type      type;
     int            n_rows, first_warp;
     float *        out; // [n][out_stride]
@@ -48,7 +46,7 @@ static __global__ void normalise(const float * x, int64_t stride, const float * 
     }
     __syncthreads();
     const float scale = rsqrtf(sum_of_warps(sums) / out.width + epsilon);
-    store(out.blocks_of(row), out.values_of(row), values.times(weights), scale, out.width);
+    out.store(row, values.times(weights), scale);
 }
 
 static __device__ float ended(const part & of, float sum, int row, int column) {
@@ -67,7 +65,7 @@ static __device__ float ended(const part & of, float sum, int row, int column) {
 }
 
 // rows [first, first + rows_of_a_warp) of a part with n columns, n_columns at a time
-template <ggml_type type, int n_columns>
+template <ggml_type type, int rows_of_a_warp, int n_columns>
 __device__ void multiply(const part & of, const activations & x, int first, int n, int lane) {
     const int    last = of.n_rows - 1;
     const char * rows[rows_of_a_warp];
@@ -96,7 +94,8 @@ __device__ void multiply(const part & of, const activations & x, int first, int 
     }
 }
 
-template <int n_columns> __global__ void __launch_bounds__(32 * warps) products(parts all, activations x, int n) {
+template <int rows_of_a_warp, int n_columns> __global__ void __launch_bounds__(32 * warps)
+    products(parts all, activations x, int n) {
     static_assert(rows_of_a_warp * n_columns <= 32, "a lane a sum");
     ggml_cuda_pdl_lc();
     const int warp = blockIdx.x * warps + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -111,7 +110,9 @@ template <int n_columns> __global__ void __launch_bounds__(32 * warps) products(
     }
     ggml_cuda_pdl_sync();
     if (first < of.n_rows) {
-        with_type(of.type, [&](auto type) { multiply<decltype(type)::value, n_columns>(of, x, first, n, lane); });
+        with_type(of.type, [&](auto type) {
+            multiply<decltype(type)::value, rows_of_a_warp, n_columns>(of, x, first, n, lane);
+        });
     }
 }
 
@@ -126,36 +127,44 @@ class product_list {
         made.stride     = (int64_t) weights->nb[1];
         made.type       = weights->type;
         made.n_rows     = (int) weights->ne[1];
-        made.first_warp = n_warps_;
         made.out        = out;
         made.out_stride = out_stride;
         made.end        = end_of_product::as_is;
-        n_warps_ += (made.n_rows + rows_of_a_warp - 1) / rows_of_a_warp;
         return made;
     }
 
-    void launch(const activations & x, int n, cudaStream_t stream) const {
+    // x: n rows
+    void launch(const activations & x, int n, cudaStream_t stream) {
+        int n_rows = 0;
+        for (int i = 0; i < all_.n; ++i) {
+            n_rows += all_.each[i].n_rows;
+        }
+        const bool is_small = n_rows <= 8192; // more warps keep more loads in flight than larger ones
         switch (n) {
             case 1:
-                return launch_for<1>(x, n, stream);
+                return is_small ? launch_for<1, 1>(x, n, stream) : launch_for<2, 1>(x, n, stream);
             case 2:
-                return launch_for<2>(x, n, stream);
+                return is_small ? launch_for<1, 2>(x, n, stream) : launch_for<2, 2>(x, n, stream);
             case 3:
             case 4:
-                return launch_for<4>(x, n, stream);
+                return is_small ? launch_for<1, 4>(x, n, stream) : launch_for<2, 4>(x, n, stream);
             default:
-                return launch_for<8>(x, n, stream);
+                return launch_for<1, 8>(x, n, stream);
         }
     }
 
   private:
-    template <int n_columns> void launch_for(const activations & x, int n, cudaStream_t stream) const {
-        ggml_cuda_kernel_launch(products<n_columns>,
-                                { dim3(dw::n_blocks(n_warps_, warps)), dim3(32 * warps), 0, stream }, all_, x, n);
+    template <int rows_of_a_warp, int n_columns> void launch_for(const activations & x, int n, cudaStream_t stream) {
+        int n_warps = 0;
+        for (int i = 0; i < all_.n; ++i) {
+            all_.each[i].first_warp = n_warps;
+            n_warps += (all_.each[i].n_rows + rows_of_a_warp - 1) / rows_of_a_warp;
+        }
+        ggml_cuda_kernel_launch(products<rows_of_a_warp, n_columns>,
+                                { dim3(dw::n_blocks(n_warps, warps)), dim3(32 * warps), 0, stream }, all_, x, n);
     }
 
     parts all_{};
-    int   n_warps_ = 0;
 };
 
 inline void launch_norm(const dw::launch_context & with, const ggml_tensor * x, const ggml_tensor * norm, float epsilon,

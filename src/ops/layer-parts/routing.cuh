@@ -58,47 +58,51 @@ template <ggml_type type> __global__ void route(const float * x, int64_t stride,
     }
     for (int row = expert; row < n; row += gridDim.x) {
         const groups values = groups::of<GGML_TYPE_F32>(x + row * stride, h.width);
-        store(h.blocks_of(row), h.values_of(row), values.times(scaled), total(row).x, h.width);
+        h.store(row, values.times(scaled), total(row).x);
     }
 }
 
-// A logit and its expert as one integer: greater for the better one, of equals for the lower expert. 0: none.
-__device__ __forceinline__ uint64_t key_of(float logit, int expert) {
-    const uint32_t bits  = __float_as_uint(logit);
-    const uint32_t order = bits & 0x80000000 ? ~bits : bits | 0x80000000;
-    return (uint64_t) (isnan(logit) ? 0 : order) << 32 | (uint32_t) ~expert;
+// Integers in the order of logits; 0: a NaN, or an expert that is taken.
+__device__ __forceinline__ uint32_t order_of(float logit) {
+    const uint32_t bits = __float_as_uint(logit);
+    return isnan(logit) ? 1 : bits & 0x80000000 ? ~bits : bits | 0x80000000;
 }
 
-__device__ __forceinline__ uint64_t best_of_lanes(uint64_t key) {
-#pragma unroll
+__device__ __forceinline__ uint32_t most_of_lanes(uint32_t x) {
+#if __CUDA_ARCH__ >= 800
+    return __reduce_max_sync(0xffffffff, x);
+#else
     for (int offset = 16; offset > 0; offset /= 2) {
-        const uint64_t other = __shfl_xor_sync(0xffffffff, (unsigned long long) key, offset);
-        key                  = other > key ? other : key;
+        x = max(x, __shfl_xor_sync(0xffffffff, x, offset));
     }
-    return key;
+    return x;
+#endif
 }
 
 // One row's experts, best first, and their weights. A warp.
 __device__ __forceinline__ void choose_row(const float * logits, int n_experts, int n_used, int lane, int * chosen,
                                            float * weights) {
-    uint64_t keys[max_experts / 32];
+    uint32_t orders[max_experts / 32];
 #pragma unroll
     for (int i = 0; i < (int) max_experts / 32; ++i) {
         const int expert = lane + 32 * i;
-        keys[i]          = expert < n_experts ? key_of(logits[expert], expert) : 0;
+        orders[i]        = expert < n_experts ? order_of(logits[expert]) : 0;
     }
     float first = 0.0f, sum = 0.0f;
     for (int rank = 0; rank < n_used; ++rank) {
-        uint64_t mine = 0;
+        uint32_t mine = 0;
+        int      at   = 0;
 #pragma unroll
         for (int i = 0; i < (int) max_experts / 32; ++i) {
-            mine = keys[i] > mine ? keys[i] : mine;
+            at   = orders[i] > mine ? i : at;
+            mine = max(orders[i], mine);
         }
-        const uint64_t best   = best_of_lanes(mine);
-        const int      expert = (int) ~(uint32_t) best;
+        // of equals the lowest expert
+        const uint32_t best   = most_of_lanes(mine);
+        const int      expert = (int) ~most_of_lanes(mine == best ? ~(uint32_t) (lane + 32 * at) : 0);
 #pragma unroll
         for (int i = 0; i < (int) max_experts / 32; ++i) {
-            keys[i] = keys[i] == best ? 0 : keys[i];
+            orders[i] = lane + 32 * i == expert ? 0 : orders[i];
         }
         const float logit = logits[expert];
         first             = rank == 0 ? logit : first;

@@ -68,30 +68,68 @@ __device__ __forceinline__ int packed(float4 v, float scale) {
     return round(v.x) | round(v.y) << 8 | round(v.z) << 16 | round(v.w) << 24;
 }
 
-// Writes group `group` of a row, of which this lane has `v`. All 32 lanes call it, for groups that follow each other.
-// The sum that ggml's block has beside its scale is left out: no type here reads it.
-__device__ __forceinline__ void store(block_q8_1 * blocks, float * values, int group, float4 v, bool is_there) {
-    const float scale = most_of_block(is_there ? magnitude(v) : 0.0f) / 127.0f;
-    if (!is_there) {
-        return;
-    }
-    block_q8_1 & block            = blocks[group / 8];
-    ((int *) block.qs)[group % 8] = packed(v, scale);
-    ((float4 *) values)[group]    = v;
-    if (group % 8 == 0) {
-        block.ds = make_half2(__float2half(scale), __float2half(0.0f));
-    }
-}
+// Where rows of activations lie in a workspace, n rows of K values, each in the orders that columns have.
+struct activations {
+    float *      values;
+    float2 *     scales;
+    int8_t *     quants;
+    block_q8_1 * blocks;
+    int          width; // K, a multiple of 32
 
-// Writes the row times `scale`.
-__device__ __forceinline__ void store(block_q8_1 * blocks, float * values, const groups & row, float scale, int width) {
-#pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-        const float4 v = row.at[i];
-        store(blocks, values, groups::index(i), make_float4(v.x * scale, v.y * scale, v.z * scale, v.w * scale),
-              4 * groups::index(i) < width);
+    static size_t bytes(int64_t n, int64_t width) {
+        return (size_t) (n * width) * (sizeof(float) + 1) +
+               (size_t) (n * width / 32) * (sizeof(float2) + sizeof(block_q8_1));
     }
-}
+    // at: aligned to 16 bytes
+    static activations in(char * at, int64_t n, int64_t width) {
+        activations made;
+        made.width  = (int) width;
+        made.values = (float *) at;
+        made.quants = (int8_t *) (made.values + n * width);
+        made.scales = (float2 *) (made.quants + n * width);
+        made.blocks = (block_q8_1 *) (made.scales + n * width / 32);
+        return made;
+    }
+    __device__ __forceinline__ column of(int row) const {
+        const int64_t first = (int64_t) row * width;
+        return { values + first, blocks + first / 32, quants + first, scales + first / 32 };
+    }
+
+    // Writes group `group` of a row, of which this lane has `v`. All 32 lanes call it, for groups that follow each
+    // other. The sum that ggml's block has beside its scale is left out: no type here reads it.
+    __device__ __forceinline__ void store(int row, int group, float4 v, bool is_there) const {
+        const float scale   = most_of_block(is_there ? magnitude(v) : 0.0f) / 127.0f;
+        const int   four    = packed(v, scale);
+        const float rounded = __half2float(__float2half(scale));
+        int         sum     = __dp4a(four, 0x01010101, 0);
+#pragma unroll
+        for (int offset = 4; offset > 0; offset /= 2) {
+            sum += __shfl_xor_sync(0xffffffff, sum, offset);
+        }
+        if (!is_there) {
+            return;
+        }
+        const int64_t first                  = (int64_t) row * width;
+        ((float4 *) (values + first))[group] = v;
+        ((int *) (quants + first))[group]    = four;
+        block_q8_1 & block                   = blocks[first / 32 + group / 8];
+        ((int *) block.qs)[group % 8]        = four;
+        if (group % 8 == 0) {
+            block.ds                       = make_half2(__float2half(scale), __float2half(0.0f));
+            scales[first / 32 + group / 8] = make_float2(rounded, rounded * (float) sum);
+        }
+    }
+
+    // Writes the row times `factor`.
+    __device__ __forceinline__ void store(int row, const groups & of, float factor) const {
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) {
+            const float4 v = of.at[i];
+            store(row, groups::index(i), make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor),
+                  4 * groups::index(i) < width);
+        }
+    }
+};
 
 // The sum over a block's threads, given the sums of its warps.
 __device__ __forceinline__ float sum_of_warps(const float * sums) {
@@ -109,25 +147,5 @@ __device__ __forceinline__ float sigmoid(float x) {
 __device__ __forceinline__ float silu(float x) {
     return x * sigmoid(x);
 }
-
-// Where rows of activations lie in a workspace, n rows of K values.
-struct activations {
-    block_q8_1 * blocks; // [n][K / 32]
-    float *      values; // [n][K]
-    int          width;  // K
-
-    static size_t bytes(int64_t n, int64_t width) {
-        return (size_t) (n * width) * sizeof(float) + (size_t) (n * width / 32) * sizeof(block_q8_1);
-    }
-    // at: aligned to 16 bytes
-    static activations in(char * at, int64_t n, int64_t width) {
-        return { (block_q8_1 *) (at + (size_t) (n * width) * sizeof(float)), (float *) at, (int) width };
-    }
-    __device__ __forceinline__ column of(int row) const {
-        return { blocks + (int64_t) row * (width / 32), values + (int64_t) row * width };
-    }
-    __device__ __forceinline__ block_q8_1 * blocks_of(int row) const { return blocks + (int64_t) row * (width / 32); }
-    __device__ __forceinline__ float *      values_of(int row) const { return values + (int64_t) row * width; }
-};
 
 } // namespace dw::layer_parts

@@ -105,7 +105,7 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
 
 
 FUSED_PARTS = (
-    "experts", "feed forward", "delta inputs", "delta windows", "delta heads", "delta step",
+    "experts", "feed forward", "delta inputs", "delta front", "delta heads", "delta step",
     "attention inputs", "delta output", "attention output", "product",
 )  # fmt: skip
 

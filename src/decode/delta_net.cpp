@@ -111,74 +111,92 @@ struct state_use {
     explicit operator bool() const { return copy != nullptr; }
 };
 
+// What a convolution becomes: queries and keys normalised by head, and values.
+struct heads {
+    std::vector<ggml_tensor *> results; // q, k, v; none: it becomes something else
+    float                      epsilon = 0.0f;
+    int64_t                    size = 0, n_keys = 0;
+
+    static heads of(ggml_tensor * convolved, const graph_edit & edit) {
+        const auto &  users = edit.users(as(convolved, GGML_OP_SSM_CONV));
+        ggml_tensor * silu  = users.size() == 1 ? as(users[0], GGML_UNARY_OP_SILU) : nullptr;
+        if (!silu || edit.users(silu).size() != 3) {
+            return {};
+        }
+        ggml_tensor *const q = edit.users(silu)[0], *k = edit.users(silu)[1], *v = edit.users(silu)[2];
+        heads              found{ {}, 0.0f, q->ne[0], q->ne[1] };
+        const size_t       bytes = (size_t) (found.n_keys * found.size) * sizeof(float); // of q, of a row
+        for (ggml_tensor * part : { q, k, v }) {
+            if (!as(part, GGML_OP_VIEW) || part->ne[0] != found.size || part->nb[1] != found.size * sizeof(float) ||
+                part->view_offs != found.results.size() * bytes) {
+                return {};
+            }
+            found.results.push_back(part == v ? v : found.normalised(part, edit));
+        }
+        const bool is_whole = found.results[0] && found.results[1] && k->ne[1] == found.n_keys;
+        return is_whole ? found : heads{};
+    }
+    explicit operator bool() const { return !results.empty(); }
+
+  private:
+    // rms_norm(part) / sqrt(size)
+    ggml_tensor * normalised(const ggml_tensor * part, const graph_edit & edit) {
+        const auto &  users  = edit.users(part);
+        ggml_tensor * normal = users.size() == 1 ? as(users[0], GGML_OP_RMS_NORM) : nullptr;
+        ggml_tensor * scaled =
+            normal && edit.users(normal).size() == 1 ? as(edit.users(normal)[0], GGML_OP_SCALE) : nullptr;
+        float scale = 0.0f;
+        if (scaled) {
+            std::memcpy(&epsilon, normal->op_params, sizeof(epsilon));
+            std::memcpy(&scale, scaled->op_params, sizeof(scale));
+        }
+        return scale == 1.0f / sqrtf((float) size) ? scaled : nullptr;
+    }
+};
+
 } // namespace
 
-bool fuser::delta_windows(ggml_tensor * joined) {
-    ggml_tensor * x = source(as(source(as(joined, GGML_OP_CONCAT), 1), GGML_OP_TRANSPOSE));
-    if (!x || joined->ne[2] != 1 || joined->op_params[0] != 0) {
+bool fuser::delta_front(ggml_tensor * convolved) {
+    const heads   found  = heads::of(convolved, edit_);
+    ggml_tensor * joined = found ? as(convolved->src[0], GGML_OP_CONCAT) : nullptr;
+    ggml_tensor * x      = source(as(source(joined, 1), GGML_OP_TRANSPOSE));
+    if (!x || joined->ne[2] != 1 || joined->op_params[0] != 0 || x->ne[1] > parts::max_rows) {
         return false;
     }
-    const state_use state = state_use::of(joined->src[0], joined, edit_);
-    if (!state || x->ne[1] > parts::max_rows) {
+    ggml_tensor *                          kernel = convolved->src[1];
+    const state_use                        state  = state_use::of(joined->src[0], joined, edit_);
+    const std::vector<const ggml_tensor *> inputs{ x, state.states, state.cells, state.target, kernel };
+    std::vector<ggml_tensor *>             ends(found.results);
+    ends.push_back(state.copy);
+    if (!state || !edit_.is_closed(ends, inputs)) {
         return false;
     }
-    const std::vector<const ggml_tensor *> inputs{ x, state.states, state.cells, state.target };
-    if (!edit_.is_closed({ joined, state.copy }, inputs)) {
-        return false;
-    }
-    namespace op = parts::delta_windows;
-    ggml_tensor * node =
-        made(op::signature, { joined->ne[0], joined->ne[1], 1, 1 },
-             { { op::x, x }, { op::states, state.states }, { op::cells, state.cells }, { op::target, state.target } },
-             { owner_of(state.states), owner_of(state.target) }, {});
-    return replace(joined, inputs, node, { state.copy });
+    namespace op       = parts::delta_front;
+    ggml_tensor * node = made(op::signature, { ggml_nelements(convolved), 1, 1, 1 },
+                              { { op::x, x },
+                                { op::states, state.states },
+                                { op::cells, state.cells },
+                                { op::target, state.target },
+                                { op::kernel, kernel } },
+                              { kernel, owner_of(state.states), owner_of(state.target) },
+                              { found.epsilon, 0, 0, (int32_t) found.size, (int32_t) found.n_keys });
+    return split(found.results, inputs, node, { state.copy });
 }
 
 bool fuser::delta_heads(ggml_tensor * convolved) {
-    const auto &  users = edit_.users(as(convolved, GGML_OP_SSM_CONV));
-    ggml_tensor * silu  = users.size() == 1 ? as(users[0], GGML_UNARY_OP_SILU) : nullptr;
-    if (!silu || edit_.users(silu).size() != 3) {
-        return false;
-    }
-    std::vector<ggml_tensor *> results; // q, k, v
-    float                      epsilon = 0.0f;
-    for (ggml_tensor * part : edit_.users(silu)) {
-        const auto &  readers = edit_.users(as(part, GGML_OP_VIEW));
-        ggml_tensor * normal  = readers.size() == 1 ? as(readers[0], GGML_OP_RMS_NORM) : nullptr;
-        if (!normal || results.size() == 2) {
-            results.push_back(part);
-            continue;
-        }
-        std::memcpy(&epsilon, normal->op_params, sizeof(epsilon));
-        ggml_tensor * scaled = edit_.users(normal).size() == 1 ? as(edit_.users(normal)[0], GGML_OP_SCALE) : nullptr;
-        float         scale  = 0.0f;
-        if (scaled) {
-            std::memcpy(&scale, scaled->op_params, sizeof(scale));
-        }
-        if (scale != 1.0f / sqrtf((float) part->ne[0])) {
-            return false;
-        }
-        results.push_back(scaled);
-    }
-    if (!as(results[0], GGML_OP_SCALE) || !as(results[1], GGML_OP_SCALE) || !as(results[2], GGML_OP_VIEW)) {
-        return false;
-    }
-    const ggml_tensor *q = results[0]->src[0]->src[0], *k = results[1]->src[0]->src[0], *v = results[2];
-    const int64_t      size = q->ne[0], n_keys = q->ne[1];
-    const size_t       bytes = (size_t) (n_keys * size) * sizeof(float); // of q, of a row
-    if (q->view_offs != 0 || k->view_offs != bytes || v->view_offs != 2 * bytes || k->ne[1] != n_keys ||
-        v->ne[0] != size || q->nb[1] != size * sizeof(float) || v->nb[1] != q->nb[1]) {
+    const heads found = heads::of(convolved, edit_);
+    if (!found || found.results[0]->ne[2] * found.results[0]->ne[3] > parts::max_rows) {
         return false;
     }
     ggml_tensor *windows = convolved->src[0], *kernel = convolved->src[1];
-    if (!edit_.is_closed(results, { windows, kernel }) || q->ne[2] * q->ne[3] > parts::max_rows) {
+    if (!edit_.is_closed(found.results, { windows, kernel })) {
         return false;
     }
     namespace op       = parts::delta_heads;
     ggml_tensor * node = made(op::signature, { ggml_nelements(convolved), 1, 1, 1 },
                               { { op::windows, windows }, { op::kernel, kernel } }, { kernel },
-                              { epsilon, 0, 0, (int32_t) size, (int32_t) n_keys });
-    return split(results, { windows, kernel }, node);
+                              { found.epsilon, 0, 0, (int32_t) found.size, (int32_t) found.n_keys });
+    return split(found.results, { windows, kernel }, node);
 }
 
 bool fuser::delta_step(ggml_tensor * rule) {

@@ -47,8 +47,9 @@ fused_counts fuser::run() {
         count(fused_experts, experts(node));
         count(fused_feed_forward, feed_forward(node));
         count(fused_delta_inputs, delta_inputs(node));
-        count(fused_delta_windows, delta_windows(node));
-        count(fused_delta_heads, delta_heads(node));
+        const bool is_front = delta_front(node);
+        count(fused_delta_front, is_front);
+        count(fused_delta_heads, !is_front && delta_heads(node));
         count(fused_delta_step, delta_step(node));
         count(fused_delta_output, delta_output(node));
         count(fused_attention_inputs, attention_inputs(node));
@@ -80,9 +81,9 @@ bool fuser::replace(ggml_tensor * result, const std::vector<const ggml_tensor *>
 }
 
 bool fuser::split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
-                  ggml_tensor * node) {
+                  ggml_tensor * node, const std::vector<ggml_tensor *> & ended) {
     if (node) {
-        edit_.split(results, inputs, node);
+        edit_.split(results, ended, inputs, node);
     }
     return node != nullptr;
 }

@@ -17,7 +17,7 @@ enum fused_part {
     fused_experts,
     fused_feed_forward,
     fused_delta_inputs,
-    fused_delta_windows,
+    fused_delta_front,
     fused_delta_heads,
     fused_delta_step,
     fused_attention_inputs,

@@ -38,7 +38,7 @@ class fuser {
     bool replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * node,
                  const std::vector<ggml_tensor *> & ended = {});
     bool split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
-               ggml_tensor * node);
+               ggml_tensor * node, const std::vector<ggml_tensor *> & ended = {});
 
     static bool has_few_rows(const ggml_tensor * x) { return x->ne[1] <= parts::max_rows && ggml_is_matrix(x); }
 
@@ -46,7 +46,7 @@ class fuser {
     bool feed_forward(ggml_tensor * sum);
     bool delta_inputs(ggml_tensor * scaled);
     bool attention_inputs(ggml_tensor * scaled);
-    bool delta_windows(ggml_tensor * joined);
+    bool delta_front(ggml_tensor * convolved);
     bool delta_heads(ggml_tensor * convolved);
     bool delta_step(ggml_tensor * rule);
     bool delta_output(ggml_tensor * sum);

@@ -104,9 +104,11 @@ void graph_edit::replace(ggml_tensor * result, const std::vector<ggml_tensor *> 
     changes_.push_back(to);
 }
 
-void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
-                       ggml_tensor * made) {
-    tensors gone = between(results, inputs);
+void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::vector<ggml_tensor *> & ended,
+                       const std::vector<const ggml_tensor *> & inputs, ggml_tensor * made) {
+    std::vector<ggml_tensor *> all(results);
+    all.insert(all.end(), ended.begin(), ended.end());
+    tensors gone = between(all, inputs);
     size_t  at   = 0;
     for (ggml_tensor * result : results) {
         gone.erase(result);

@@ -35,9 +35,9 @@ class graph_edit {
                  const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made);
 
     // The results become what they are of `made`, an array of F32: one after another, each contiguous. `made` takes the
-    // place of the first of them. Call after is_closed().
-    void split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
-               ggml_tensor * made);
+    // place of the first of them. `ended` as above. Call after is_closed().
+    void split(const std::vector<ggml_tensor *> & results, const std::vector<ggml_tensor *> & ended,
+               const std::vector<const ggml_tensor *> & inputs, ggml_tensor * made);
 
     // Writes the changes to the graph. Throws std::bad_alloc before the first of them.
     void finish();

@@ -122,12 +122,19 @@ def test_mixers_and_dense_layers_at_model_shapes(rng):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 16])
-def test_windows_are_copies(rng, n):
-    for shape in ({}, {"channels": 8192}, {"channels": 100, "width": 3}):
-        part = parts.delta_windows(rng, n, **shape)
+def test_the_front_of_a_chain_is_that_of_its_windows(rng, n):
+    for shape in ({}, {"size": 128, "n_keys": 16, "heads": 32}, {"size": 32, "n_keys": 1, "heads": 1}):
+        part = parts.delta_front(rng, n, **shape)
         found, written = part.run_and_write("CUDA")
-        assert np.array_equal(found, part.wanted)
+        assert parts.distance(found, part.wanted) < BOUNDS[True]
         assert np.array_equal(written, part.wanted_target)
+        x, states, cells, _, kernel = part.operands
+        old = states[0][cells[0][0]].reshape(x[0].shape[1], 3)
+        windows = np.concatenate([old, x[0].T], axis=1)
+        trees = np.stack([windows[:, i : i + 4] for i in range(n)])
+        of_trees = parts.delta_heads(rng, n, **shape)
+        of_trees.operands = [(trees, "F32"), kernel]
+        assert np.array_equal(of_trees.run("CUDA"), found)
 
 
 def test_heads(rng):

@@ -21,8 +21,9 @@ MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 TINY = str(MODELS / "tiny-moe-f16.gguf")
 ALWAYS = {"experts": 12, "delta inputs": 9, "delta heads": 9, "delta output": 9, "attention inputs": 3}
 ALWAYS |= {"attention output": 3}
-OF_TINY = {**ALWAYS, "delta windows": 9, "delta step": 9}
-DELTA_NET = {"delta inputs", "delta windows", "delta heads", "delta step", "delta output"}
+OF_TINY = {**ALWAYS, "delta front": 9, "delta step": 9}
+OF_TINY.pop("delta heads")
+DELTA_NET = {"delta inputs", "delta front", "delta step", "delta output"}
 ATTENTION = {"attention inputs", "attention output"}
 WAYS = {
     "mtp": {"speculation": "mtp"},

@@ -222,19 +222,6 @@ def delta_inputs(
     return Part("dw_delta_inputs", operands, wanted.shape, wanted, (0,), (n_qkv, n_z, heads, heads))
 
 
-def delta_windows(rng: np.random.Generator, n: int, *, channels: int = 96, width: int = 4) -> Part:
-    """Return dw_delta_windows; the target is another cell's state."""
-    x, states = f32(rng, n, channels), f32(rng, 3, channels * (width - 1))
-    cells = rng.integers(0, 3, 2, dtype=np.int32)
-    wanted = np.concatenate([states[cells[0]].reshape(channels, -1), x.T], axis=1)
-    target = np.full(channels * (width - 1), np.nan, np.float32)
-    operands = [(x, "F32"), (states, "F32"), (cells, "I32"), (target, "F32")]
-    return Part(
-        "dw_delta_windows", operands, wanted.shape, wanted, (), (), target=(3, 1),
-        wanted_target=wanted[:, n:].ravel(),
-    )  # fmt: skip
-
-
 def delta_heads(
     rng: np.random.Generator,
     n: int,
@@ -259,6 +246,20 @@ def delta_heads(
     by_row = (0,) if rows == 1 else ()
     operands = [(windows, "F32"), (kernel, "F32")]
     return Part("dw_delta_heads", operands, wanted.shape, wanted, by_row, sizes, size=size, n_keys=n_keys)
+
+
+def delta_front(rng: np.random.Generator, n: int, *, size: int = 64, n_keys: int = 2, heads: int = 4) -> Part:
+    """Return dw_delta_front of n rows; the target is another cell's state."""
+    like = delta_heads(rng, 1, rows=n, size=size, n_keys=n_keys, heads=heads)
+    (windows, _), kernel = like.operands
+    states, cells = f32(rng, 3, windows.shape[1] * 3), rng.integers(0, 3, 2, dtype=np.int32)
+    states[cells[0]] = windows[0, :, :3].ravel()
+    target = np.full(windows.shape[1] * 3, np.nan, np.float32)
+    operands = [(windows[0, :, 3:].T.copy(), "F32"), (states, "F32"), (cells, "I32"), (target, "F32"), kernel]
+    return replace(
+        like, name="dw_delta_front", operands=operands, by_row=(), target=(3, 1),
+        wanted_target=windows[0, :, n:].ravel(),
+    )  # fmt: skip
 
 
 def delta_step(rng: np.random.Generator, n: int, *, size: int = 64, n_keys: int = 2, heads: int = 4) -> Part:

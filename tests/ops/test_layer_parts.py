@@ -65,10 +65,10 @@ def test_mixers_of_mixed_types(rng):
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 16])
-def test_windows_are_copies(rng, n):
-    part = parts.delta_windows(rng, n)
+def test_the_front_of_a_chain_and_the_state_behind_it(rng, n):
+    part = parts.delta_front(rng, n)
     found, written = part.run_and_write()
-    assert np.array_equal(found, part.wanted)
+    assert parts.distance(found, part.wanted) < BOUND
     assert np.array_equal(written, part.wanted_target)
 
 

@@ -36,7 +36,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::product_of_rows::on_cpu,
     &dw::layer_parts::delta_inputs::on_cpu,
     &dw::layer_parts::attention_inputs::on_cpu,
-    &dw::layer_parts::delta_windows::on_cpu,
+    &dw::layer_parts::delta_front::on_cpu,
     &dw::layer_parts::delta_heads::on_cpu,
     &dw::layer_parts::delta_step::on_cpu,
     &dw::layer_parts::delta_output::on_cpu,

@@ -33,7 +33,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::product_of_rows::on_cuda,
     &dw::layer_parts::delta_inputs::on_cuda,
     &dw::layer_parts::attention_inputs::on_cuda,
-    &dw::layer_parts::delta_windows::on_cuda,
+    &dw::layer_parts::delta_front::on_cuda,
     &dw::layer_parts::delta_heads::on_cuda,
     &dw::layer_parts::delta_step::on_cuda,
     &dw::layer_parts::delta_output::on_cuda,

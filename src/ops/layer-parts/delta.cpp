@@ -16,54 +16,81 @@ const float * cell_of(const ggml_tensor * states, const ggml_tensor * cells) {
     return (const float *) ((const char *) states->data + *(const int32_t *) cells->data * states->nb[1]);
 }
 
-void run_windows(ggml_tensor * dst, int ith, int nth, void *) {
-    namespace of            = delta_windows;
-    const ggml_tensor * x   = dst->src[of::x];
-    const int64_t       n_x = x->ne[1] * x->ne[2], n_channels = dst->ne[1], n_old = dst->ne[0] - n_x;
-    const float *       old = cell_of(dst->src[of::states], dst->src[of::cells]);
-    for (int64_t c = n_channels * ith / nth; c < n_channels * (ith + 1) / nth; ++c) {
-        float * row = (float *) dst->data + c * dst->ne[0];
-        std::memcpy(row, old + c * n_old, n_old * sizeof(float));
-        for (int64_t i = 0; i < n_x; ++i) {
-            row[n_old + i] = ((const float *) x->data)[i * n_channels + c];
-        }
-        std::memcpy((float *) dst->src[of::target]->data + c * n_old, row + n_x, n_old * sizeof(float));
-    }
-}
+// Where a head's values of a row lie in a result of q, k and v one after another.
+struct heads_layout {
+    int64_t size, n_heads, n_keys, n; // n_heads: of q, k and v together
 
-// silu(convolution) of row r, channel c
-float convolved(const ggml_tensor * windows, const ggml_tensor * kernel, int64_t r, int64_t c) {
-    const int64_t n_of_a_sequence = windows->ne[0] - kernel->ne[0] + 1;
-    const char *  at = (const char *) windows->data + c * windows->nb[1] + r / n_of_a_sequence * windows->nb[2] +
-                      r % n_of_a_sequence * windows->nb[0];
-    const float * w   = row_of(kernel, c);
-    float         sum = 0.0f;
-    for (int64_t j = 0; j < kernel->ne[0]; ++j) {
-        sum += ((const float *) at)[j] * w[j];
+    bool    is_normalised(int64_t head) const { return head < 2 * n_keys; }
+    int64_t at(int64_t head, int64_t row) const {
+        const int64_t part = std::min<int64_t>(head / n_keys, 2); // q, k, v
+        return part * n_keys * size * n +
+               (row * (part < 2 ? n_keys : n_heads - 2 * n_keys) + head - part * n_keys) * size;
     }
-    return silu(sum);
+};
+
+// silu(convolution) of values [head size], into y; those of q and k are normalised
+void finish_head(const heads_layout & of, int64_t head, float epsilon, float * y) {
+    double squares = 0.0;
+    for (int64_t c = 0; c < of.size; ++c) {
+        y[c] = silu(y[c]);
+        squares += (double) y[c] * y[c];
+    }
+    const float scale = 1.0f / std::sqrt((float) (squares / (double) of.size) + epsilon) / std::sqrt((float) of.size);
+    for (int64_t c = 0; of.is_normalised(head) && c < of.size; ++c) {
+        y[c] *= scale;
+    }
 }
 
 void run_heads(ggml_tensor * dst, int ith, int nth, void *) {
-    namespace of                = delta_heads;
-    const settings      with    = settings_of(dst);
-    const ggml_tensor * windows = dst->src[of::windows];
-    const int64_t       size = with.size, n_heads = windows->ne[1] / size, n_keys = with.n_keys;
-    const int64_t       n = dst->ne[0] / windows->ne[1];
-    for (int64_t i = ith; i < n_heads * n; i += nth) {
-        const int64_t head = i % n_heads, r = i / n_heads;
-        const int64_t part      = std::min<int64_t>(head / n_keys, 2); // q, k, v
-        const int64_t n_of_part = part < 2 ? n_keys : n_heads - 2 * n_keys;
-        float * y = (float *) dst->data + part * n_keys * size * n + (r * n_of_part + head - part * n_keys) * size;
-        double  squares = 0.0;
-        for (int64_t c = 0; c < size; ++c) {
-            y[c] = convolved(windows, dst->src[of::kernel], r, head * size + c);
-            squares += (double) y[c] * y[c];
+    namespace op                        = delta_heads;
+    const settings      with            = settings_of(dst);
+    const ggml_tensor * windows         = dst->src[op::windows];
+    const ggml_tensor * kernel          = dst->src[op::kernel];
+    const int64_t       n_of_a_sequence = windows->ne[0] - kernel->ne[0] + 1;
+    const heads_layout  of{ with.size, windows->ne[1] / with.size, with.n_keys, dst->ne[0] / windows->ne[1] };
+    for (int64_t i = ith; i < of.n_heads * of.n; i += nth) {
+        const int64_t head = i % of.n_heads, r = i / of.n_heads;
+        float *       y = (float *) dst->data + of.at(head, r);
+        for (int64_t c = 0; c < of.size; ++c) {
+            const char * at = (const char *) windows->data + (head * of.size + c) * windows->nb[1] +
+                              r / n_of_a_sequence * windows->nb[2] + r % n_of_a_sequence * windows->nb[0];
+            const float * w = row_of(kernel, head * of.size + c);
+            y[c]            = 0.0f;
+            for (int64_t j = 0; j < kernel->ne[0]; ++j) {
+                y[c] += ((const float *) at)[j] * w[j];
+            }
         }
-        const float scale =
-            1.0f / std::sqrt((float) (squares / (double) size) + with.epsilon) / std::sqrt((float) size);
-        for (int64_t c = 0; part < 2 && c < size; ++c) {
-            y[c] *= scale;
+        finish_head(of, head, with.epsilon, y);
+    }
+}
+
+void run_front(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace op               = delta_front;
+    const settings      with   = settings_of(dst);
+    const ggml_tensor * x      = dst->src[op::x];
+    const ggml_tensor * kernel = dst->src[op::kernel];
+    const int64_t       n_old = kernel->ne[0] - 1, n_channels = kernel->ne[1];
+    const float *       old    = cell_of(dst->src[op::states], dst->src[op::cells]);
+    float *             target = (float *) dst->src[op::target]->data;
+    const heads_layout  of{ with.size, n_channels / with.size, with.n_keys, dst->ne[0] / n_channels };
+    values              seen(n_old + of.n);
+    for (int64_t head = ith; head < of.n_heads; head += nth) {
+        for (int64_t c = 0; c < of.size; ++c) {
+            const int64_t channel = head * of.size + c;
+            const float * w       = row_of(kernel, channel);
+            std::memcpy(seen.data(), old + channel * n_old, n_old * sizeof(float));
+            for (int64_t r = 0; r < of.n; ++r) {
+                seen[n_old + r] = ((const float *) x->data)[r * n_channels + channel];
+                float & y       = ((float *) dst->data + of.at(head, r))[c];
+                y               = 0.0f;
+                for (int64_t j = 0; j <= n_old; ++j) {
+                    y += seen[r + j] * w[j];
+                }
+            }
+            std::memcpy(target + channel * n_old, seen.data() + of.n, n_old * sizeof(float));
+        }
+        for (int64_t r = 0; r < of.n; ++r) {
+            finish_head(of, head, with.epsilon, (float *) dst->data + of.at(head, r));
         }
     }
 }
@@ -96,7 +123,7 @@ void run_step(ggml_tensor * dst, int ith, int nth, void *) {
 } // namespace
 
 namespace dw::layer_parts {
-const op_descriptor delta_windows::on_cpu = { delta_windows::signature, run_windows };
-const op_descriptor delta_heads::on_cpu   = { delta_heads::signature, run_heads };
-const op_descriptor delta_step::on_cpu    = { delta_step::signature, run_step };
+const op_descriptor delta_heads::on_cpu = { delta_heads::signature, run_heads };
+const op_descriptor delta_front::on_cpu = { delta_front::signature, run_front };
+const op_descriptor delta_step::on_cpu  = { delta_step::signature, run_step };
 } // namespace dw::layer_parts

@@ -9,72 +9,86 @@ namespace {
 
 using namespace dw::layer_parts;
 
-constexpr int n_threads  = 256;
-constexpr int max_kernel = 8;   // W
-constexpr int max_size   = 256; // S of delta_heads: a thread a channel
-constexpr int columns    = 4;   // of a block of delta_step, a warp each
+constexpr int chain_width = 4;   // W of delta_front
+constexpr int max_size    = 256; // S of delta_heads: a thread a channel
+constexpr int columns     = 4;   // of a block of delta_step, a warp each
 
-__global__ void window(const float * x, const float * states, int64_t stride, const int32_t * cells, float * target,
-                       float * out, int n_channels, int n_old, int n_new) {
-    ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
-    const int c = blockIdx.x * n_threads + threadIdx.x;
-    if (c >= n_channels) {
-        return;
-    }
-    const float * old = states + cells[0] * stride + (int64_t) c * n_old;
-    float *       row = out + (int64_t) c * (n_old + n_new);
-    float         last[max_kernel];
-    for (int i = 0; i < n_old; ++i) {
-        last[i] = row[i] = old[i];
-    }
-    for (int i = 0; i < n_new; ++i) {
-        const float value = row[n_old + i] = x[(int64_t) i * n_channels + c];
-        for (int j = 0; j + 1 < n_old; ++j) {
-            last[j] = last[j + 1];
-        }
-        last[n_old - 1] = value;
-    }
-    for (int i = 0; i < n_old; ++i) { // the cell may be the one that was read, by this thread alone
-        target[(int64_t) c * n_old + i] = last[i];
-    }
-}
-
-struct head_arguments {
-    const char *  windows;
-    int64_t       nb0, nb1, nb2; // bytes
-    const float * kernel;
-    int64_t       kernel_stride;
-    float *       out;
-    int           width, n_of_a_sequence, n_keys, n_heads, n; // n_heads: of q, k and v together
-    float         epsilon;
+// Where heads go: q, k and v one after another.
+struct heads_layout {
+    float * out;
+    int     n_keys, n_heads, n; // n_heads: of q, k and v together
+    float   epsilon;
 };
 
-// blocks: (head, row); a thread a channel
-__global__ void heads(head_arguments a) {
+// y, this thread's channel of a head before its SiLU, of row r. All threads of the block, which is one of a head.
+__device__ __forceinline__ void finish_head(const heads_layout & of, int r, float y) {
     __shared__ float sums[max_size / 32];
-    ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
-    const int     size = blockDim.x, head = blockIdx.x, r = blockIdx.y, c = head * size + threadIdx.x;
-    const char *  at = a.windows + c * a.nb1 + r / a.n_of_a_sequence * a.nb2 + r % a.n_of_a_sequence * a.nb0;
-    const float * w  = a.kernel + c * a.kernel_stride;
-    float         y  = 0.0f;
-    for (int j = 0; j < a.width; ++j) {
-        y += *(const float *) (at + j * a.nb0) * w[j];
-    }
-    y                   = silu(y);
-    const int part      = min(head / a.n_keys, 2); // q, k, v
-    const int n_of_part = part < 2 ? a.n_keys : a.n_heads - 2 * a.n_keys;
+    const int        size = blockDim.x, head = blockIdx.x;
+    const int        part      = min(head / of.n_keys, 2); // q, k, v
+    const int        n_of_part = part < 2 ? of.n_keys : of.n_heads - 2 * of.n_keys;
+    y                          = silu(y);
     if (part < 2) {
         const float sum = sum_of_lanes(y * y);
+        __syncthreads(); // of the row before
         if (threadIdx.x % 32 == 0) {
             sums[threadIdx.x / 32] = sum;
         }
         __syncthreads();
-        y *= rsqrtf(sum_of_warps(sums) / size + a.epsilon) * rsqrtf((float) size);
+        y *= rsqrtf(sum_of_warps(sums) / size + of.epsilon) * rsqrtf((float) size);
     }
-    a.out[(int64_t) part * a.n_keys * size * a.n + ((int64_t) r * n_of_part + head - part * a.n_keys) * size +
-          threadIdx.x] = y;
+    of.out[(int64_t) part * of.n_keys * size * of.n + ((int64_t) r * n_of_part + head - part * of.n_keys) * size +
+           threadIdx.x] = y;
+}
+
+struct windows_of {
+    const char * data;
+    int64_t      nb0, nb1, nb2; // bytes
+    int          n_of_a_sequence;
+};
+
+// blocks: (head, row); a thread a channel
+__global__ void heads(windows_of a, const float * kernel, int64_t kernel_stride, int width, heads_layout of) {
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const int     r = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x;
+    const char *  at = a.data + c * a.nb1 + r / a.n_of_a_sequence * a.nb2 + r % a.n_of_a_sequence * a.nb0;
+    const float * w  = kernel + c * kernel_stride;
+    float         y  = 0.0f;
+    for (int j = 0; j < width; ++j) {
+        y += *(const float *) (at + j * a.nb0) * w[j];
+    }
+    finish_head(of, r, y);
+}
+
+// blocks: head; a thread a channel
+__global__ void front(const float * x, const float * states, int64_t stride, const int32_t * cells, float * target,
+                      const float * kernel, int64_t kernel_stride, heads_layout of) {
+    ggml_cuda_pdl_lc();
+    const int c = blockIdx.x * blockDim.x + threadIdx.x, n_channels = gridDim.x * blockDim.x;
+    float     w[chain_width], seen[chain_width];
+#pragma unroll
+    for (int j = 0; j < chain_width; ++j) {
+        w[j] = kernel[c * kernel_stride + j];
+    }
+    ggml_cuda_pdl_sync();
+    const float * old = states + cells[0] * stride + (int64_t) c * (chain_width - 1);
+#pragma unroll
+    for (int j = 0; j + 1 < chain_width; ++j) {
+        seen[j + 1] = old[j];
+    }
+    for (int r = 0; r < of.n; ++r) {
+        float y = 0.0f;
+#pragma unroll
+        for (int j = 0; j < chain_width; ++j) {
+            seen[j] = j + 1 < chain_width ? seen[j + 1] : x[(int64_t) r * n_channels + c];
+            y += seen[j] * w[j];
+        }
+        finish_head(of, r, y);
+    }
+#pragma unroll
+    for (int j = 0; j + 1 < chain_width; ++j) { // the cell may be the one that was read, by this thread alone
+        target[(int64_t) c * (chain_width - 1) + j] = seen[j + 1];
+    }
 }
 
 struct by_row {
@@ -145,30 +159,18 @@ bool is_cell(const ggml_tensor * target, const ggml_tensor * states) {
            ggml_is_contiguous(target);
 }
 
-namespace windows_op {
-
-namespace of = delta_windows;
-
-bool takes(const ggml_tensor * dst) {
-    const ggml_tensor * x     = dst->src[of::x];
-    const int64_t       n_x   = x->ne[1] * x->ne[2];
-    const int64_t       n_old = dst->ne[0] - n_x;
-    return dw::is_f32(x) && ggml_is_contiguous(x) && dw::is_f32(dst) && ggml_is_contiguous(dst) && n_x <= max_rows &&
-           x->ne[0] == dst->ne[1] && n_old >= 1 && n_old < max_kernel && dw::is_i32(dst->src[of::cells]) &&
-           dst->src[of::states]->ne[0] == n_old * dst->ne[1] && is_cell(dst->src[of::target], dst->src[of::states]);
+// size and n_keys fit a result of C channels
+bool are_heads(const settings & with, const ggml_tensor * dst, int64_t n_channels, int64_t n) {
+    return with.size % 32 == 0 && with.size >= 32 && with.size <= max_size && with.n_keys >= 1 &&
+           n_channels % with.size == 0 && n_channels / with.size > 2 * with.n_keys && n >= 1 && n <= max_rows &&
+           dw::is_f32(dst) && ggml_is_contiguous(dst) && dst->ne[0] == n * n_channels;
 }
 
-void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor * x   = dst->src[of::x];
-    const int           n_x = (int) (x->ne[1] * x->ne[2]), n_channels = (int) dst->ne[1];
-    ggml_cuda_kernel_launch(window, { dim3(dw::n_blocks(n_channels, n_threads)), dim3(n_threads), 0, with.stream },
-                            dw::data_of<const float>(x), dw::data_of<const float>(dst->src[of::states]),
-                            dw::stride_of(dst->src[of::states], 1), dw::data_of<const int32_t>(dst->src[of::cells]),
-                            dw::data_of<float>(dst->src[of::target]), dw::data_of<float>(dst), n_channels,
-                            (int) dst->ne[0] - n_x, n_x);
+heads_layout layout_of(ggml_tensor * dst, int64_t n_channels) {
+    const settings with = settings_of(dst);
+    return { dw::data_of<float>(dst), with.n_keys, (int) n_channels / with.size, (int) (dst->ne[0] / n_channels),
+             with.epsilon };
 }
-
-} // namespace windows_op
 
 namespace heads_op {
 
@@ -176,28 +178,47 @@ namespace of = delta_heads;
 
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor *windows = dst->src[of::windows], *kernel = dst->src[of::kernel];
-    const settings     with = settings_of(dst);
-    const int64_t      n    = (windows->ne[0] - kernel->ne[0] + 1) * windows->ne[2];
-    return dw::is_f32(windows) && dw::is_f32(kernel) && dw::is_f32(dst) && ggml_is_contiguous(dst) &&
-           with.size % 32 == 0 && with.size >= 32 && with.size <= max_size && with.n_keys >= 1 &&
-           windows->ne[1] == kernel->ne[1] && windows->ne[1] % with.size == 0 &&
-           windows->ne[1] / with.size > 2 * with.n_keys && n >= 1 && dst->ne[0] == n * windows->ne[1];
+    return dw::is_f32(windows) && dw::is_f32(kernel) && windows->ne[1] == kernel->ne[1] &&
+           are_heads(settings_of(dst), dst, windows->ne[1], (windows->ne[0] - kernel->ne[0] + 1) * windows->ne[2]);
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor *windows = dst->src[of::windows], *kernel = dst->src[of::kernel];
-    const settings     to    = settings_of(dst);
-    const int          width = (int) kernel->ne[0], n_heads = (int) windows->ne[1] / to.size;
-    const int          n = (int) (dst->ne[0] / windows->ne[1]);
-    ggml_cuda_kernel_launch(heads, { dim3(n_heads, n), dim3(to.size), 0, with.stream },
-                            head_arguments{ dw::data_of<const char>(windows), (int64_t) windows->nb[0],
-                                            (int64_t) windows->nb[1], (int64_t) windows->nb[2],
-                                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1),
-                                            dw::data_of<float>(dst), width, (int) windows->ne[0] - width + 1, to.n_keys,
-                                            n_heads, n, to.epsilon });
+    const heads_layout to    = layout_of(dst, windows->ne[1]);
+    const int          width = (int) kernel->ne[0];
+    ggml_cuda_kernel_launch(heads, { dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
+                            windows_of{ dw::data_of<const char>(windows), (int64_t) windows->nb[0],
+                                        (int64_t) windows->nb[1], (int64_t) windows->nb[2],
+                                        (int) windows->ne[0] - width + 1 },
+                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), width, to);
 }
 
 } // namespace heads_op
+
+namespace front_op {
+
+namespace of = delta_front;
+
+bool takes(const ggml_tensor * dst) {
+    const ggml_tensor *x = dst->src[of::x], *kernel = dst->src[of::kernel];
+    return dw::is_f32(x) && ggml_is_contiguous(x) && dw::is_f32(kernel) && kernel->ne[0] == chain_width &&
+           x->ne[0] == kernel->ne[1] && dw::is_i32(dst->src[of::cells]) &&
+           dst->src[of::states]->ne[0] == (chain_width - 1) * x->ne[0] &&
+           is_cell(dst->src[of::target], dst->src[of::states]) &&
+           are_heads(settings_of(dst), dst, x->ne[0], x->ne[1] * x->ne[2]);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor *kernel = dst->src[of::kernel], *states = dst->src[of::states];
+    const heads_layout to = layout_of(dst, kernel->ne[1]);
+    ggml_cuda_kernel_launch(front, { dim3(to.n_heads), dim3(settings_of(dst).size), 0, with.stream },
+                            dw::data_of<const float>(dst->src[of::x]), dw::data_of<const float>(states),
+                            dw::stride_of(states, 1), dw::data_of<const int32_t>(dst->src[of::cells]),
+                            dw::data_of<float>(dst->src[of::target]), dw::data_of<const float>(kernel),
+                            dw::stride_of(kernel, 1), to);
+}
+
+} // namespace front_op
 
 namespace step_op {
 
@@ -251,9 +272,9 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
 } // namespace
 
 namespace dw::layer_parts {
-const op_descriptor delta_windows::on_cuda = { delta_windows::signature, nullptr, windows_op::takes, nullptr,
-                                               windows_op::launch };
-const op_descriptor delta_heads::on_cuda   = { delta_heads::signature, nullptr, heads_op::takes, nullptr,
-                                               heads_op::launch };
-const op_descriptor delta_step::on_cuda = { delta_step::signature, nullptr, step_op::takes, nullptr, step_op::launch };
+const op_descriptor delta_heads::on_cuda = { delta_heads::signature, nullptr, heads_op::takes, nullptr,
+                                             heads_op::launch };
+const op_descriptor delta_front::on_cuda = { delta_front::signature, nullptr, front_op::takes, nullptr,
+                                             front_op::launch };
+const op_descriptor delta_step::on_cuda  = { delta_step::signature, nullptr, step_op::takes, nullptr, step_op::launch };
 } // namespace dw::layer_parts

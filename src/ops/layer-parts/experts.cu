@@ -1,4 +1,5 @@
-// The feed-forward half of a layer on CUDA: layer-parts.h. Four kernels: router and norm, choice, gate and up, down. Of
+// The feed-forward half of a layer on CUDA: layer-parts.h. Four kernels: router and norm, choice, gate and up, down;
+// of one row the third makes the choice. Of
 // a batch each expert that a row chose is read once. A kernel starts while the one before it ends.
 
 #include "ops/door/launch.h"
@@ -175,6 +176,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                             to.is_joint ? (int) n_hidden : 0, (int) n_hidden },
                           { matrix::from(src[of::shared_gate]), matrix::from(src[of::shared_up]),
                             matrix::from(src[of::shared_down]), 0, (int) n_shared },
+                          n == 1 ? logits : nullptr,
+                          (int) src[of::router]->ne[1],
                           chosen,
                           activations::in(memory + at.h, n, dst->ne[0]),
                           activations::in(memory + at.hidden, n * (to.n_used + 1), width_of_hidden(dst)),
@@ -190,13 +193,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
         default:
             launch_router<GGML_TYPE_BF16>(dst, logits, a.h, with.stream);
     }
+    if (n == 1) {
+        return launch_networks<true>(a, dst, with.stream);
+    }
     ggml_cuda_kernel_launch(choose, { dim3(1), dim3(32 * n), 0, with.stream }, (const float *) logits,
                             (int) src[of::router]->ne[1], to.n_used, chosen);
-    if (n == 1) {
-        launch_networks<true>(a, dst, with.stream);
-    } else {
-        launch_networks<false>(a, dst, with.stream);
-    }
+    launch_networks<false>(a, dst, with.stream);
 }
 
 } // namespace

@@ -116,17 +116,6 @@ constexpr op_signature     signature       = { "dw_attention_inputs", operands, 
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace attention_inputs
 
-// The inputs that a chain's convolution sees, and the convolution state behind them. For one sequence.
-//   dst[W - 1 + n, C]: the state of the cell, then x; `target` becomes the last W - 1 of it
-//   x [C, n] contiguous; states [(W - 1) * C, n_cells]; cells i32, the first counts; target [(W - 1) * C], of the
-//   states
-namespace delta_windows {
-enum src { x, states, cells, target, n_src };
-constexpr const char *     operands[n_src] = { "x", "states", "cells", "target" };
-constexpr op_signature     signature       = { "dw_delta_windows", operands, n_src };
-extern const op_descriptor on_cpu, on_cuda;
-} // namespace delta_windows
-
 // Keys, queries and values of a gated-delta-net layer:
 //   y = silu(convolution of the windows);  dst[C * n]: q, k [S, Hk, n] and v [S, H, n], one after another; those of q
 //   and k are rms_norm(y) / sqrt(S), by head
@@ -138,6 +127,17 @@ constexpr const char *     operands[n_src] = { "windows", "kernel" };
 constexpr op_signature     signature       = { "dw_delta_heads", operands, n_src };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_heads
+
+// The same along a chain of one sequence, from the convolution state of a cell; `target` becomes the state behind it.
+//   dst as of delta_heads
+//   x [C, n] contiguous; states [(W - 1) * C, n_cells]; cells i32, the first counts; target [(W - 1) * C], of the
+//   states; kernel [W, C], W = 4 settings: epsilon, size, n_keys
+namespace delta_front {
+enum src { x, states, cells, target, kernel, n_src };
+constexpr const char *     operands[n_src] = { "x", "states", "cells", "target", "kernel" };
+constexpr op_signature     signature       = { "dw_delta_front", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_front
 
 // The gated delta rule along a chain of one sequence, as delta-net.h has it, from the state of a cell; `target` becomes
 // the state behind it. Rounded as ggml's GATED_DELTA_NET and tree-ops.h round.

@@ -36,11 +36,13 @@ struct network {
 };
 
 struct arguments {
-    network        routed, shared;
-    const routes * chosen;
-    activations    h;      // rows
-    activations    hidden; // by pair
-    int            n, n_used;
+    network       routed, shared;
+    const float * logits; // of one row, which chooses in hide_all; nullptr: `chosen` was filled before
+    int           n_experts;
+    routes *      chosen; // nullptr: all rows take the shared network, and nothing else
+    activations   h;      // rows
+    activations   hidden; // by pair
+    int           n, n_used;
 };
 
 // A group of pairs that take the same network; group -1 is all rows with the shared expert.
@@ -50,13 +52,16 @@ struct group {
     int               index, expert, n_pairs;
 
     __device__ __forceinline__ group(const arguments & a, int i) :
+        group(a, i, i < 0 ? 0 : a.chosen->experts[i], i < 0 ? a.n : a.chosen->n_pairs[i]) {}
+    __device__ __forceinline__ group(const arguments & a, int i, int of_expert, int n) :
         of(i < 0 ? a.shared : a.routed),
         all(a),
         index(i),
-        expert(i < 0 ? 0 : a.chosen->experts[i]),
-        n_pairs(i < 0 ? a.n : a.chosen->n_pairs[i]) {}
+        expert(of_expert),
+        n_pairs(n) {}
+    // a row that is alone has a group a rank
     __device__ __forceinline__ int pair(int i) const {
-        return index < 0 ? i * (all.n_used + 1) + all.n_used : all.chosen->pairs[index][i];
+        return index < 0 ? i * (all.n_used + 1) + all.n_used : all.n == 1 ? index : all.chosen->pairs[index][i];
     }
     __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
 };
@@ -105,8 +110,7 @@ __device__ __forceinline__ void prefetch_rows(const network & of, int expert, in
 }
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group).
-template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, 2)
-    hide_all(arguments a) {
+template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, 2) hide_all(arguments a) {
     __shared__ float found[most_columns * hidden_of_a_block];
     ggml_cuda_pdl_lc();
     const int index = (int) blockIdx.y - 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -115,10 +119,19 @@ template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, 2
         prefetch_rows(a.shared, 0, first, lane);
     }
     ggml_cuda_pdl_sync();
-    if (index >= 0 && index >= a.chosen->n_groups) {
+    __shared__ choice_of_row own;
+    if (is_single && a.logits) {
+        if (warp == 0) {
+            choose_row(a.logits, a.n_experts, a.n_used, lane, own.experts, own.weights);
+        }
+        __syncthreads();
+        if (blockIdx.x == 0 && index < 0) {
+            write_choice(own, a.n_used, a.chosen);
+        }
+    } else if (index >= 0 && index >= a.chosen->n_groups) {
         return;
     }
-    const group g(a, index);
+    const group g = is_single && index >= 0 ? group(a, index, own.experts[index], 1) : group(a, index);
     if (begin >= g.of.width) {
         return;
     }

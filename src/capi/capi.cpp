@@ -129,6 +129,25 @@ dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past) {
     });
 }
 
+dw_status dw_best(const llama_context * target, int32_t row, int32_t n, llama_token * tokens, float * logits,
+                  bool * found) {
+    static_assert(DW_MAX_BEST == dw_n_top, "as many as a row keeps");
+    return guard([&] {
+        require("dw_best", target, tokens, logits, found);
+        if (n < 1 || n > DW_MAX_BEST) {
+            fail(DW_ERR_ARGUMENT, "found n = %d; expected 1 to %d", n, DW_MAX_BEST);
+        }
+        target_context * there = target_context::find(target);
+        *found                 = there && there->left().has_top();
+        if (*found) {
+            const top_row best = there->left().top(row);
+            std::copy_n(best.tokens, n, tokens);
+            std::copy_n(best.logits, n, logits);
+        }
+        return DW_OK;
+    });
+}
+
 dw_status dw_next(dw_engine * engine, llama_sampler * sampler, llama_token * token) {
     return with(engine, "dw_next", [&](auto & e) {
         require("dw_next", sampler, token);

@@ -44,6 +44,7 @@ extern "C" {
 
 // experts of a layer
 #define DW_MAX_EXPERTS 1024
+#define DW_MAX_BEST 64
 
 typedef struct dw_engine dw_engine;
 
@@ -260,6 +261,13 @@ DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 // Get the row that dw_next samples next: its index for llama_get_logits_ith, and its n_past.
 // Returns DW_ROUND_END when the walk is over.
 DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
+
+// The best tokens of a row of the newest verify, for who samples without dw_next: a chain that begins with a choice among
+// n tokens or fewer needs no logits. row: of dw_row, or any other of that verify. n: 1..DW_MAX_BEST; tokens i32[n],
+// logits f32[n], best first, of equals the smaller token. found: false if nobody looked for them, or something else was
+// decoded since. Test: tests/model/engine/test_results.py, tests/server/test_best_rows.py.
+DW_API dw_status dw_best(const struct llama_context * target, int32_t row, int32_t n, llama_token * tokens,
+                         float * logits, bool * found);
 
 // Sample the next row with `sampler`, which accepts the token. The walk goes on while samples equal the draft.
 // Errors: DW_ERR_STATE if no row is left.

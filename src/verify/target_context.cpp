@@ -26,6 +26,11 @@ std::shared_ptr<target_context> target_context::of(llama_context * target, int32
     return std::shared_ptr<target_context>(new target_context(target, exact_rows, always_top));
 }
 
+target_context * target_context::find(const llama_context * target) noexcept {
+    const attachment * there = attachment::of(target);
+    return there ? dynamic_cast<target_context *>(there->listener) : nullptr;
+}
+
 target_context::target_context(llama_context * target, int32_t exact_rows, bool always_top) :
     target_(target),
     attached_(target, exact_rows, this, model_attachment::of(llama_get_model(target))),

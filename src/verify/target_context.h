@@ -45,6 +45,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // the one of `target`, made for the first engine on it; throws failure where that has other exact_rows.
     // `always_top`: see results.h
     static std::shared_ptr<target_context> of(llama_context * target, int32_t exact_rows, bool always_top);
+    // the one of `target`; nullptr: no engine is on it
+    static target_context * find(const llama_context * target) noexcept;
     ~target_context() override;
     target_context(const target_context &)             = delete;
     target_context & operator=(const target_context &) = delete;

@@ -22,6 +22,7 @@ MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
 MAX_EXPERTS = 1024
+MAX_BEST = 64
 
 OK = 0
 ROUND_END = 1
@@ -268,6 +269,10 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_verify": (_STATUS, [EngineHandle]),
     "dw_verify_all": (_STATUS, [_P(EngineHandle), ctypes.c_int32]),
     "dw_row": (_STATUS, [EngineHandle, _I32P, _I32P]),
+    "dw_best": (
+        _STATUS,
+        [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _P(Token), _P(ctypes.c_float), _P(ctypes.c_bool)],
+    ),
     "dw_took": (_STATUS, [EngineHandle, Token]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
     "dw_rewind": (_STATUS, [EngineHandle]),

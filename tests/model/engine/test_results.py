@@ -5,11 +5,14 @@ On a CPU this only happens when asked for (RESULTS_TOP); on a GPU it is the rule
 
 from __future__ import annotations
 
+import ctypes
+
 import numpy as np
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
 from draftwood.engine.engine import Engine
+from draftwood.engine.status import check
 from draftwood.errors import ContextFullError, NativeError, OptionError, UnsupportedError
 
 from bench.testing_api import RESULTS_TOP, next_scheduled, replay
@@ -194,3 +197,34 @@ def test_logits_are_there_when_the_engine_is_gone(rig):
         rows.append(r.logits(-1).copy())
     assert rows[0].any()
     assert np.array_equal(*rows)
+
+
+def best_of(r: Rig, row: int, n: int) -> tuple[list[int], list[float]] | None:
+    """Return tokens and logits of dw_best, or None if it found none."""
+    tokens, logits, found = (_capi.Token * n)(), (ctypes.c_float * n)(), ctypes.c_bool()
+    check(_capi.lib.dw_best(r.ctx, row, n, tokens, logits, ctypes.byref(found)))
+    return (list(tokens), list(logits)) if found.value else None
+
+
+def test_best_tokens_of_each_row_of_a_verify(rig):
+    r = rig(results=RESULTS_TOP)
+    r.engine.eval(PROMPT[:-1], 0)
+    r.engine.propose_given(PROMPT[-1], [5, 7, 9])
+    r.engine.verify()
+    for row in range(4):
+        tokens, logits = best_of(r, row, 64)
+        all_logits = r.logits(row)
+        order = np.lexsort((np.arange(r.n_vocab), -all_logits))[:64]
+        assert tokens == order.tolist()
+        assert logits == all_logits[order].tolist()
+    r.engine.commit()
+
+
+def test_best_tokens_are_found_only_where_somebody_looked(rig):
+    r = rig()
+    r.engine.eval(PROMPT[:-1], 0)
+    r.engine.propose_given(PROMPT[-1], [5])
+    r.engine.verify()
+    assert best_of(r, 0, 8) is None
+    with pytest.raises(OptionError, match="expected 1 to 64"):
+        best_of(r, 0, 65)

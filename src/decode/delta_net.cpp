@@ -93,22 +93,34 @@ struct state_use {
     ggml_tensor * copy   = nullptr;
     ggml_tensor * target = nullptr;
 
-    // read: what the graph works on; updated: what reads a part of `updated_in` and is copied
-    static state_use of(ggml_tensor * read, ggml_tensor * updated_in, const graph_edit & edit) {
+    // read: what the graph works on; the new state is the part of `updated_in` from byte `first` on
+    static state_use of(ggml_tensor * read, ggml_tensor * updated_in, size_t first, const graph_edit & edit) {
         ggml_tensor * rows = as(plain(read), GGML_OP_GET_ROWS);
-        if (!rows || rows->ne[1] != 1 || ggml_nelements(rows) != rows->ne[0]) {
+        if (!rows || ggml_nelements(rows) != rows->src[0]->ne[0] || !is_only_input(rows->src[1])) {
             return {};
         }
         for (ggml_tensor * part : edit.users(updated_in)) {
             const auto &  users = edit.users(part);
             ggml_tensor * copy  = as(part, GGML_OP_VIEW) && users.size() == 1 ? as(users[0], GGML_OP_CPY) : nullptr;
-            if (copy && edit.users(copy).empty()) {
+            if (copy && edit.users(copy).empty() && part->view_offs == first &&
+                is_cell_of(rows->src[0], copy->src[1])) {
                 return { rows->src[0], rows->src[1], copy, copy->src[1] };
             }
         }
         return {};
     }
     explicit operator bool() const { return copy != nullptr; }
+
+  private:
+    // the cells of a batch, of which there is one
+    static bool is_only_input(ggml_tensor * cells) {
+        const ggml_tensor * all = owner_of(cells);
+        return all->op == GGML_OP_NONE && (all->flags & GGML_TENSOR_FLAG_INPUT) != 0 && all->ne[0] == 1;
+    }
+    static bool is_cell_of(ggml_tensor * states, ggml_tensor * target) {
+        return owner_of(states) == owner_of(target) && target->type == GGML_TYPE_F32 && ggml_is_contiguous(target) &&
+               ggml_nelements(target) == states->ne[0] && target->view_offs % states->nb[1] == 0;
+    }
 };
 
 // What a convolution becomes: queries and keys normalised by head, and values.
@@ -126,9 +138,12 @@ struct heads {
         ggml_tensor *const q = edit.users(silu)[0], *k = edit.users(silu)[1], *v = edit.users(silu)[2];
         heads              found{ {}, 0.0f, q->ne[0], q->ne[1] };
         const size_t       bytes = (size_t) (found.n_keys * found.size) * sizeof(float); // of q, of a row
+        if ((2 * found.n_keys + v->ne[1]) * found.size != silu->ne[0]) {
+            return {};
+        }
         for (ggml_tensor * part : { q, k, v }) {
             if (!as(part, GGML_OP_VIEW) || part->ne[0] != found.size || part->nb[1] != found.size * sizeof(float) ||
-                part->view_offs != found.results.size() * bytes) {
+                part->nb[2] != silu->nb[1] || part->view_offs != found.results.size() * bytes) {
                 return {};
             }
             found.results.push_back(part == v ? v : found.normalised(part, edit));
@@ -163,23 +178,23 @@ bool fuser::delta_front(ggml_tensor * convolved) {
     if (!x || joined->ne[2] != 1 || joined->op_params[0] != 0 || x->ne[1] > parts::max_rows) {
         return false;
     }
-    ggml_tensor *                          kernel = convolved->src[1];
-    const state_use                        state  = state_use::of(joined->src[0], joined, edit_);
+    ggml_tensor *   kernel = convolved->src[1];
+    const state_use state  = state_use::of(joined->src[0], joined, (size_t) x->ne[1] * sizeof(float), edit_);
     const std::vector<const ggml_tensor *> inputs{ x, state.states, state.cells, state.target, kernel };
     std::vector<ggml_tensor *>             ends(found.results);
     ends.push_back(state.copy);
     if (!state || !edit_.is_closed(ends, inputs)) {
         return false;
     }
-    namespace op       = parts::delta_front;
-    ggml_tensor * node = made(op::signature, { ggml_nelements(convolved), 1, 1, 1 },
-                              { { op::x, x },
-                                { op::states, state.states },
-                                { op::cells, state.cells },
-                                { op::target, state.target },
-                                { op::kernel, kernel } },
-                              { kernel, owner_of(state.states), owner_of(state.target) },
-                              { found.epsilon, 0, 0, (int32_t) found.size, (int32_t) found.n_keys });
+    namespace op = parts::delta_front;
+    ggml_tensor * node =
+        made(op::signature, { ggml_nelements(convolved), 1, 1, 1 },
+             { { op::x, x },
+               { op::states, state.states },
+               { op::cells, state.cells },
+               { op::target, state.target },
+               { op::kernel, kernel } },
+             { kernel, owner_of(state.states) }, { found.epsilon, 0, 0, (int32_t) found.size, (int32_t) found.n_keys });
     return split(found.results, inputs, node, { state.copy });
 }
 
@@ -199,19 +214,30 @@ bool fuser::delta_heads(ggml_tensor * convolved) {
     return split(found.results, { windows, kernel }, node);
 }
 
+namespace {
+
+// The kernel of the convolution that queries come from: it says where a layer is computed.
+ggml_tensor * kernel_of(ggml_tensor * q) {
+    ggml_tensor * part = as(source(as(source(as(q, GGML_OP_SCALE)), GGML_OP_RMS_NORM)), GGML_OP_VIEW);
+    return source(as(source(as(source(part), GGML_UNARY_OP_SILU)), GGML_OP_SSM_CONV), 1);
+}
+
+} // namespace
+
 bool fuser::delta_step(ggml_tensor * rule) {
     const auto & users = edit_.users(as(rule, GGML_OP_GATED_DELTA_NET));
-    if (users.size() != 2 || rule->op_params[0] != 1 || rule->src[2]->ne[2] > parts::max_rows) {
+    if (users.size() != 2 || rule->op_params[0] != 1) {
         return false;
     }
-    const state_use state = state_use::of(rule->src[5], rule, edit_);
-    ggml_tensor *   out   = state && users[0] == state.copy->src[0] ? users[1] : users[0];
-    if (!state || !as(out, GGML_OP_VIEW) || out->view_offs != 0 || !ggml_is_contiguous(out) ||
-        ggml_nelements(out) != ggml_nelements(rule->src[2])) {
+    ggml_tensor * const * src   = rule->src; // q, k, v, g, beta, state
+    ggml_tensor *         v     = src[2];
+    const state_use       state = state_use::of(src[5], rule, ggml_nelements(v) * sizeof(float), edit_);
+    ggml_tensor *         out   = state && users[0] == state.copy->src[0] ? users[1] : users[0];
+    if (!state || !as(out, GGML_OP_VIEW) || out->view_offs != 0 || !ggml_is_contiguous(out) || edit_.is_held(out) ||
+        ggml_nelements(out) != ggml_nelements(v) || v->ne[2] > parts::max_rows || src[3]->ne[0] != 1) {
         return false;
     }
-    ggml_tensor * const *                  src = rule->src;
-    const std::vector<const ggml_tensor *> inputs{ src[0], src[1],       src[2],      src[3],
+    const std::vector<const ggml_tensor *> inputs{ src[0], src[1],       v,           src[3],
                                                    src[4], state.states, state.cells, state.target };
     if (!edit_.is_closed({ out, state.copy }, inputs)) {
         return false;
@@ -220,13 +246,13 @@ bool fuser::delta_step(ggml_tensor * rule) {
     ggml_tensor * node = made(op::signature, { out->ne[0], out->ne[1], out->ne[2], out->ne[3] },
                               { { op::q, src[0] },
                                 { op::k, src[1] },
-                                { op::v, src[2] },
+                                { op::v, v },
                                 { op::g, src[3] },
                                 { op::beta, src[4] },
                                 { op::states, state.states },
                                 { op::cells, state.cells },
                                 { op::target, state.target } },
-                              { owner_of(state.states), owner_of(state.target) }, {});
+                              { kernel_of(src[0]), owner_of(state.states) }, {});
     return replace(out, inputs, node, { state.copy });
 }
 

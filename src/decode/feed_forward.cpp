@@ -3,6 +3,8 @@
 #include "decode/fuser.h"
 #include "decode/pattern.h"
 
+#include <cstring>
+
 namespace draftwood {
 
 namespace {
@@ -41,10 +43,25 @@ struct routing {
         ggml_tensor * softmax  = as(plain(source(chosen)), GGML_OP_SOFT_MAX);
         ggml_tensor * ids      = source(chosen, 1);
         ggml_tensor * sorted   = as(source(as(ids, GGML_OP_VIEW)), GGML_OP_ARGSORT);
-        if (!total || plain(total->src[0]) != chosen || !softmax || softmax->src[1] || source(sorted) != softmax) {
+        if (!total || plain(total->src[0]) != chosen || !softmax || source(sorted) != softmax || ids->view_offs != 0 ||
+            sorted->op_params[0] != GGML_SORT_ORDER_DESC || !is_plain(softmax) || !is_no_limit(limited)) {
             return {};
         }
         return { weights_times(softmax->src[0], h), ids };
+    }
+
+  private:
+    // neither mask, sinks, scale nor bias
+    static bool is_plain(const ggml_tensor * softmax) {
+        float scale[2]; // and bias
+        std::memcpy(scale, softmax->op_params, sizeof(scale));
+        return !softmax->src[1] && !softmax->src[2] && scale[0] == 1.0f && scale[1] == 0.0f;
+    }
+    // of a sum of probabilities: the largest of at most `max_experts` is never as little
+    static bool is_no_limit(const ggml_tensor * clamp) {
+        float range[2];
+        std::memcpy(range, clamp->op_params, sizeof(range));
+        return range[0] < 1.0f / parts::max_experts && range[1] > 1.0f;
     }
 };
 

@@ -6,20 +6,25 @@
 #include "decode/pattern.h"
 #include "ops/door/registry.h"
 
+#include <algorithm>
+
 namespace draftwood {
 
 namespace {
 
-// The device that holds the weights; nullptr: they have no memory, or lie on several.
+// The device whose own memory holds all of them; nullptr: none, or several. What is pinned on the host for a device is
+// the CPU's.
 ggml_backend_dev_t device_of(std::initializer_list<ggml_tensor *> weights) {
     ggml_backend_dev_t found = nullptr;
     for (const ggml_tensor * each : weights) {
         if (!each || !each->buffer) {
             return nullptr;
         }
-        ggml_backend_dev_t device = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(each->buffer));
-        device                    = device ? device : cpu_device(); // its own buffer types name none
-        if (found && device != found) {
+        ggml_backend_buffer_type_t type = ggml_backend_buffer_get_type(each->buffer);
+        ggml_backend_dev_t         device =
+            ggml_backend_buffer_is_host(each->buffer) ? nullptr : ggml_backend_buft_get_device(type);
+        device = device ? device : cpu_device();
+        if ((found && device != found) || !ggml_backend_dev_supports_buft(device, type)) {
             return nullptr;
         }
         found = device;
@@ -42,12 +47,11 @@ bool has_device() {
 } // namespace
 
 fused_counts fuser::run() {
-    const auto count = [&](fused_part which, bool found) { counts_[which] += found ? 1 : 0; };
     for (ggml_tensor * node : edit_.nodes()) {
+        const bool is_front = delta_front(node);
         count(fused_experts, experts(node));
         count(fused_feed_forward, feed_forward(node));
         count(fused_delta_inputs, delta_inputs(node));
-        const bool is_front = delta_front(node);
         count(fused_delta_front, is_front);
         count(fused_delta_heads, !is_front && delta_heads(node));
         count(fused_delta_step, delta_step(node));
@@ -82,18 +86,18 @@ bool fuser::replace(ggml_tensor * result, const std::vector<const ggml_tensor *>
 
 bool fuser::split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
                   ggml_tensor * node, const std::vector<ggml_tensor *> & ended) {
-    if (node) {
+    const bool can = node && std::none_of(results.begin(), results.end(),
+                                          [&](const ggml_tensor * each) { return edit_.is_held(each); });
+    if (can) {
         edit_.split(results, ended, inputs, node);
     }
-    return node != nullptr;
+    return can;
 }
 
-// The output head: no layer has as many rows.
 bool fuser::product(ggml_tensor * node) {
-    constexpr int64_t least_rows = 32768;
-    namespace op                 = parts::product_of_rows;
-    ggml_tensor * x              = source(as(node, GGML_OP_MUL_MAT), 1);
-    if (!x || node->src[0]->op != GGML_OP_NONE || node->ne[0] < least_rows || !has_few_rows(x)) {
+    namespace op    = parts::product_of_rows;
+    ggml_tensor * x = node == logits_ ? source(as(node, GGML_OP_MUL_MAT), 1) : nullptr;
+    if (!x || node->src[0]->op != GGML_OP_NONE || !has_few_rows(x) || !edit_.is_closed({ node }, { x })) {
         return false;
     }
     ggml_tensor * weights = node->src[0];
@@ -102,8 +106,8 @@ bool fuser::product(ggml_tensor * node) {
                         { weights }, {}));
 }
 
-fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu) {
-    return on_cpu || has_device() ? fuser(ctx, graph, on_cpu).run() : fused_counts{};
+fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, const graph_results & results, bool on_cpu) {
+    return on_cpu || has_device() ? fuser(ctx, graph, results, on_cpu).run() : fused_counts{};
 }
 
 } // namespace draftwood

@@ -7,9 +7,11 @@
 
 #include <array>
 #include <cstdint>
+#include <vector>
 
 struct ggml_cgraph;
 struct ggml_context;
+struct ggml_tensor;
 
 namespace draftwood {
 
@@ -30,8 +32,14 @@ enum fused_part {
 // how many of each a graph has
 using fused_counts = std::array<int32_t, n_fused_parts>;
 
+// What is read of a graph beside its end: nodes that must stay.
+struct graph_results {
+    const ggml_tensor *              logits = nullptr;
+    std::vector<const ggml_tensor *> kept; // hidden states, inputs of layers
+};
+
 // graph: built, without memory, in `ctx`. on_cpu: layers on a CPU, too, where the ops are references and slow: for
 // tests. Throws std::bad_alloc; the graph is then as it was.
-fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu);
+fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, const graph_results & results, bool on_cpu);
 
 } // namespace draftwood

@@ -19,9 +19,10 @@ namespace parts = dw::layer_parts;
 
 class fuser {
   public:
-    fuser(ggml_context * ctx, ggml_cgraph * graph, bool on_cpu) :
+    fuser(ggml_context * ctx, ggml_cgraph * graph, const graph_results & results, bool on_cpu) :
         ctx_(ctx),
-        edit_(graph),
+        edit_(graph, results.kept),
+        logits_(results.logits),
         on_cpu_(on_cpu) {}
 
     fused_counts run();
@@ -53,10 +54,11 @@ class fuser {
     bool attention_output(ggml_tensor * sum);
     bool product(ggml_tensor * node);
 
-    ggml_context * ctx_;
-    graph_edit     edit_;
-    bool           on_cpu_;
-    fused_counts   counts_{};
+    ggml_context *      ctx_;
+    graph_edit          edit_;
+    const ggml_tensor * logits_;
+    bool                on_cpu_;
+    fused_counts        counts_{};
 };
 
 } // namespace draftwood

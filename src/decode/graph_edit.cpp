@@ -36,9 +36,10 @@ void make_view(ggml_tensor & node, ggml_tensor * of, size_t offset) {
 
 } // namespace
 
-graph_edit::graph_edit(ggml_cgraph * graph) :
+graph_edit::graph_edit(ggml_cgraph * graph, const std::vector<const ggml_tensor *> & kept) :
     graph_(graph),
-    nodes_(graph->nodes, graph->nodes + graph->n_nodes) {
+    nodes_(graph->nodes, graph->nodes + graph->n_nodes),
+    kept_(kept.begin(), kept.end()) {
     for (ggml_tensor * node : nodes_) {
         for_each_source(node, [&](const ggml_tensor * source) {
             std::vector<ggml_tensor *> & known = users_[source];
@@ -73,17 +74,22 @@ graph_edit::tensors graph_edit::between(const std::vector<ggml_tensor *> &      
     return found;
 }
 
+bool graph_edit::is_held(const ggml_tensor * node) const {
+    return (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || kept_.count(node) > 0;
+}
+
+bool graph_edit::may_go(const ggml_tensor * node, const tensors & together) const {
+    const std::vector<ggml_tensor *> & readers = users(node);
+    return !is_held(node) && std::all_of(readers.begin(), readers.end(),
+                                         [&](const ggml_tensor * user) { return together.count(user) > 0; });
+}
+
 bool graph_edit::is_closed(const std::vector<ggml_tensor *> &       results,
                            const std::vector<const ggml_tensor *> & inputs) const {
     const tensors all = between(results, inputs);
     return std::all_of(all.begin(), all.end(), [&](const ggml_tensor * node) {
-        if (std::find(results.begin(), results.end(), node) != results.end()) {
-            return true;
-        }
-        const std::vector<ggml_tensor *> & readers = users(node);
-        return (node->flags & GGML_TENSOR_FLAG_OUTPUT) == 0 &&
-               std::all_of(readers.begin(), readers.end(),
-                           [&](const ggml_tensor * user) { return all.count(user) > 0; });
+        const bool is_result = std::find(results.begin(), results.end(), node) != results.end();
+        return removed_.count(node) == 0 && changed_.count(node) == 0 && (is_result || may_go(node, all));
     });
 }
 
@@ -102,6 +108,7 @@ void graph_edit::replace(ggml_tensor * result, const std::vector<ggml_tensor *> 
     std::copy(std::begin(made->op_params), std::end(made->op_params), to.to.op_params);
     std::copy(std::begin(made->nb), std::end(made->nb), to.to.nb);
     changes_.push_back(to);
+    changed_.insert(result);
 }
 
 void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::vector<ggml_tensor *> & ended,
@@ -115,6 +122,7 @@ void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::ve
         change to{ result, *result };
         make_view(to.to, made, at);
         changes_.push_back(to);
+        changed_.insert(result);
         at += (size_t) ggml_nelements(result) * sizeof(float);
     }
     removed_.insert(gone.begin(), gone.end());
@@ -122,6 +130,25 @@ void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::ve
         return std::find(results.begin(), results.end(), node) != results.end();
     });
     in_front_[*first] = made;
+}
+
+// ggml names the owner of a view's memory, not what it is a view of: an owner that went, or is a view now, is another.
+void graph_edit::move_views(const std::vector<ggml_tensor *> & order) const {
+    for (ggml_tensor * node : order) {
+        const bool has_offset = node->op == GGML_OP_VIEW;
+        const bool is_view =
+            has_offset || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
+        if (!is_view || !node->src[0]) {
+            continue;
+        }
+        size_t offset = 0;
+        if (has_offset) {
+            std::memcpy(&offset, node->op_params, sizeof(offset));
+        }
+        ggml_tensor * of = node->src[0];
+        node->view_src   = of->view_src ? of->view_src : of;
+        node->view_offs  = of->view_offs + offset;
+    }
 }
 
 void graph_edit::finish() {
@@ -142,6 +169,7 @@ void graph_edit::finish() {
     for (const change & each : changes_) {
         *each.node = each.to;
     }
+    move_views(order);
     std::copy(order.begin(), order.end(), graph_->nodes);
     graph_->n_nodes = (int) order.size();
     // a backend fuses nodes by how often they are used

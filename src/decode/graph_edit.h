@@ -16,7 +16,8 @@ namespace draftwood {
 
 class graph_edit {
   public:
-    explicit graph_edit(ggml_cgraph * graph);
+    // kept: nodes that somebody holds, or nullptr; they may change, but not go
+    graph_edit(ggml_cgraph * graph, const std::vector<const ggml_tensor *> & kept);
     graph_edit(const graph_edit &)             = delete;
     graph_edit & operator=(const graph_edit &) = delete;
 
@@ -26,7 +27,8 @@ class graph_edit {
     // Nodes that read `tensor`, in the graph's order.
     const std::vector<ggml_tensor *> & users(const ggml_tensor * tensor) const;
 
-    // Whether all between `inputs` and `results` serves these results alone: they can be computed another way.
+    // Whether all between `inputs` and `results` serves these results alone, and nothing of it was changed before: they
+    // can be computed another way.
     bool is_closed(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) const;
 
     // `result` becomes `made`, a node that no graph has, of the same shape. What is between `ended` and the inputs
@@ -34,8 +36,11 @@ class graph_edit {
     void replace(ggml_tensor * result, const std::vector<ggml_tensor *> & ended,
                  const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made);
 
+    // whether somebody holds the node: it may not become a view
+    bool is_held(const ggml_tensor * node) const;
+
     // The results become what they are of `made`, an array of F32: one after another, each contiguous. `made` takes the
-    // place of the first of them. `ended` as above. Call after is_closed().
+    // place of the first of them. `ended` as above. Nobody may hold a result. Call after is_closed().
     void split(const std::vector<ggml_tensor *> & results, const std::vector<ggml_tensor *> & ended,
                const std::vector<const ggml_tensor *> & inputs, ggml_tensor * made);
 
@@ -45,6 +50,8 @@ class graph_edit {
   private:
     using tensors = std::unordered_set<const ggml_tensor *>;
 
+    bool    may_go(const ggml_tensor * node, const tensors & together) const;
+    void    move_views(const std::vector<ggml_tensor *> & order) const;
     tensors between(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) const;
 
     struct change {
@@ -57,7 +64,7 @@ class graph_edit {
     std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> users_;
     std::unordered_map<const ggml_tensor *, ggml_tensor *>              in_front_; // of a node, what was made
     std::vector<change>                                                 changes_;
-    tensors                                                             removed_;
+    tensors                                                             kept_, changed_, removed_;
 };
 
 } // namespace draftwood

@@ -5,12 +5,17 @@
 
 from __future__ import annotations
 
+from itertools import islice
+
 import numpy as np
 import pytest
+from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
 from draftwood.engine.engine import build_info
 
+from bench import testing_api as api
 from tests.gpu.recorder import OP_ERROR
+from tests.model.test_fused_layers import ALWAYS, OF_TINY, TINY
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
 
@@ -188,3 +193,16 @@ def test_what_it_cannot_run_is_refused(rng):
     part = parts.attention_inputs(rng, 2, ("Q4_0", "Q4_K", "Q4_K"))
     assert not ggml.supports(part.op(), part.operands, "CUDA")
     assert ggml.supports((good := parts.experts(rng, 16, Q4)).op(), good.operands, "CUDA")
+
+
+def test_a_model_on_the_card_is_made_of_them():
+    """The same parts as tests/model/test_fused_layers.py finds on a CPU."""
+    for way, settings in {"off": {}, "mtp": {"draft_tokens": 3}, "tree": {"tree_budget": 12}}.items():
+        llm = Llama(
+            TINY, n_gpu_layers=-1, n_ctx=512, verbose=False, flash_attn=True, speculation=way, **settings
+        )
+        prompt = llm.tokenize(b"import os\nimport sys\n\n\ndef main():\n", add_bos=False)
+        assert len(list(islice(llm.generate(prompt, temp=0.0), 64))) == 64
+        parts_of = {name: n for name, n in api.fused(llm._engine).items() if n}
+        assert parts_of == (OF_TINY if way == "off" else ALWAYS)
+        llm.close()

@@ -20,11 +20,11 @@ from tests.model.rig import PROMPT
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 TINY = str(MODELS / "tiny-moe-f16.gguf")
 ALWAYS = {"experts": 12, "delta inputs": 9, "delta heads": 9, "delta output": 9, "attention inputs": 3}
-ALWAYS |= {"attention output": 3}
+ALWAYS |= {"attention output": 3, "product": 1}
 OF_TINY = {**ALWAYS, "delta front": 9, "delta step": 9}
 OF_TINY.pop("delta heads")
 DELTA_NET = {"delta inputs", "delta front", "delta step", "delta output"}
-ATTENTION = {"attention inputs", "attention output"}
+ATTENTION = {"attention inputs", "attention output", "product"}
 WAYS = {
     "mtp": {"speculation": "mtp"},
     "tree": {"speculation": "tree", "tree_budget": 16},
@@ -105,7 +105,7 @@ def test_prompts_and_gpus_alone_stay_llama_cpps(rig):
     assert not counts(r.engine)  # on a CPU nobody asked for it
     api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval([*PROMPT, *PROMPT], len(PROMPT))
-    assert not counts(r.engine)
+    assert counts(r.engine) == {"product": 1}  # of one row, the last
     r.engine.eval(PROMPT, 3 * len(PROMPT))
     assert counts(r.engine) == OF_TINY
 
@@ -129,3 +129,34 @@ def test_without_exact_rows_nothing_is_fused(rig):
     r = rig(TINY, exact_rows=0, drafter=_capi.DRAFTER_NONE)
     r.engine.eval(PROMPT, 0)
     assert not counts(r.engine)
+
+
+def decode(r, rows: list[tuple[int, int, int]]) -> None:
+    """Decode (token, position, sequence) in one batch, each with logits, past the engine."""
+    batch = native.llama_batch_init(len(rows), 0, 1)
+    batch.n_tokens = len(rows)
+    for i, (token, position, sequence) in enumerate(rows):
+        batch.token[i], batch.pos[i], batch.logits[i] = token, position, True
+        batch.n_seq_id[i], batch.seq_id[i][0] = 1, sequence
+    assert native.llama_decode(r.ctx, batch) == 0
+    native.llama_batch_free(batch)
+
+
+def test_two_sequences_in_a_batch(rig):
+    """Their states lie in two cells, which llama.cpp copies; what follows is near what its own nodes give."""
+    rows = []
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
+        r = rig(TINY, n_seq_max=2, n_ctx=512)
+        api.fuse(r.engine, where)
+        for sequence in (1, 0):
+            decode(r, [(token, i, sequence) for i, token in enumerate(PROMPT[: 5 + sequence])])
+        for step in range(3):
+            decode(r, [(7 + step, 5 + step, 0), (9 + step, 6 + step, 1)])
+        assert bool(counts(r.engine)) == (where == api.FUSE_EVERYWHERE)
+        assert "delta front" not in counts(r.engine)
+        decode(r, [(3, 9, 1)])
+        assert ("delta front" in counts(r.engine)) == (where == api.FUSE_EVERYWHERE)
+        decode(r, [(4, 8, 0), (5, 10, 1)])
+        rows.append(np.array([r.logits(0), r.logits(1)]))
+        r.close()
+    assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3

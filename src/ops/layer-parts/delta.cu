@@ -119,7 +119,7 @@ template <int size> __global__ void step(step_arguments a) {
     ggml_cuda_pdl_lc();
     const int     head = blockIdx.x, column = blockIdx.y * columns + threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t at   = ((int64_t) head * size + column) * size;
-    const float * from = a.states + a.cells[0] * a.stride + at;
+    const float * from = a.states + a.cells[0] * a.stride + at; // an input, written before the graph
     prefetch((const char *) from, size * (int) sizeof(float), lane);
     ggml_cuda_pdl_sync();
     float state[per_lane];

@@ -74,7 +74,9 @@ __device__ __forceinline__ float add_products(float sum, float4 a, float4 b) {
 }
 
 __device__ __forceinline__ int dot(uint4 a, int4 b) {
-    return __dp4a((int) a.w, b.w, __dp4a((int) a.z, b.z, __dp4a((int) a.y, b.y, __dp4a((int) a.x, b.x, 0))));
+    return ggml_cuda_dp4a(
+        (int) a.w, b.w,
+        ggml_cuda_dp4a((int) a.z, b.z, ggml_cuda_dp4a((int) a.y, b.y, ggml_cuda_dp4a((int) a.x, b.x, 0))));
 }
 
 __device__ __forceinline__ uint4 nibbles(uint4 a, int shift) {
@@ -145,8 +147,8 @@ struct part_of_q6_K {
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
             const int at = block * QK_K + side * 128 + i * 32 + 4 * word;
-            sum =
-                fmaf(scale[i] * x.scales[at / 32].x, (float) __dp4a(quants[i], *(const int *) (x.quants + at), 0), sum);
+            sum          = fmaf(scale[i] * x.scales[at / 32].x,
+                                (float) ggml_cuda_dp4a(quants[i], *(const int *) (x.quants + at), 0), sum);
         }
         return sum;
     }

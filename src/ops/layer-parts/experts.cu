@@ -127,7 +127,8 @@ bool takes(const ggml_tensor * dst) {
                           dw::is_f32(src[of::norm]) && ggml_nelements(src[of::norm]) == width;
     const bool are_routed = is_float(src[of::router]->type) && src[of::router]->ne[0] == width &&
                             ggml_is_contiguous(src[of::router]) && src[of::shared_router]->ne[0] == width &&
-                            src[of::shared_router]->type == src[of::router]->type;
+                            src[of::shared_router]->type == src[of::router]->type &&
+                            ggml_nelements(src[of::shared_router]) == width;
     return is_sized && are_rows && are_routed &&
            is_weights(src[of::gate], width, n_hidden * (with.is_joint ? 2 : 1), n_experts) &&
            is_weights(src[of::up], width, n_hidden, n_experts) && src[of::up]->type == src[of::gate]->type &&

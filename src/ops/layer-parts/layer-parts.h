@@ -1,12 +1,12 @@
-// Parts of a layer as one op each: what llama.cpp builds from 5 to 20 nodes, and a GPU launches as so many kernels. A
+// Parts of a layer as one op each: what llama.cpp builds from 5 to 30 nodes, and a GPU launches as so many kernels. A
 // decode of few rows is bound by launches, not by bytes: 35B-A3B takes 1,580 kernels and 4.1 ms a token on an H200, and
 // its bytes 0.45 ms.
 //
 // Each row's result has the same bits whatever the number of rows beside it, 1 to max_rows: sums run in an order that
-// depends on sizes alone. So a verify of drafts computes what plain decoding computes.
+// depends on sizes alone. So a verify of so many rows computes what plain decoding computes.
 //
 // Weights are read as ggml stores them. A product of quantised weights takes its input in blocks of 32 values of 8 bits
-// with an F16 scale (ggml's q8_1), as ggml-cuda's own does; other weights take F32. Both references do so too.
+// with an F16 scale (ggml's q8_1), as ggml-cuda's own does; other weights take F32. So does the reference.
 //
 // Sizes: D = width of the model, n = rows, E = experts, k = experts of a row, F = width of an expert, G = width of the
 // shared expert. All f32 unless said otherwise; "weights" are of one of product_types. dst is contiguous.
@@ -128,7 +128,8 @@ constexpr op_signature     signature       = { "dw_delta_heads", operands, n_src
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_heads
 
-// The same along a chain of one sequence, from the convolution state of a cell; `target` becomes the state behind it.
+// Keys, queries and values along a chain of one sequence, from the convolution state of a cell; `target` becomes the
+// state behind it.
 //   dst as of delta_heads
 //   x [C, n] contiguous; states [(W - 1) * C, n_cells]; cells i32, the first counts; target [(W - 1) * C], of the
 //   states; kernel [W, C], W = 4 settings: epsilon, size, n_keys

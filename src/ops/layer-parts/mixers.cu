@@ -1,5 +1,5 @@
 // Begin and end of a delta-net or attention layer on CUDA: layer-parts.h. Two kernels each: the activations, a row a
-// block, then all products, two rows of weights a warp. A kernel starts while the one before it ends, and asks for its
+// block, then all products. A kernel starts while the one before it ends, and asks for its
 // weights in the meantime.
 
 #include "ops/layer-parts/products.cuh"
@@ -52,7 +52,7 @@ __global__ void gated(const float * y, int64_t y_stride, const float * gate, int
     out.store(row, i / 4, v, is_there);
 }
 
-__global__ void see(const float * x, int64_t stride, activations out) {
+__global__ void __launch_bounds__(1024) see(const float * x, int64_t stride, activations out) {
     ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
     const int row = blockIdx.x;

@@ -19,8 +19,9 @@ choice chosen(const values & logits, int32_t n_used) {
     choice found;
     found.experts.resize(logits.size());
     std::iota(found.experts.begin(), found.experts.end(), 0);
-    std::stable_sort(found.experts.begin(), found.experts.end(),
-                     [&](int32_t a, int32_t b) { return logits[a] > logits[b]; });
+    std::stable_sort(found.experts.begin(), found.experts.end(), [&](int32_t a, int32_t b) {
+        return logits[a] > logits[b] || (std::isnan(logits[b]) && !std::isnan(logits[a]));
+    });
     found.experts.resize(n_used);
     float sum = 0.0f;
     for (int32_t expert : found.experts) {

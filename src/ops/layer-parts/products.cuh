@@ -33,7 +33,8 @@ struct parts {
     int  n;
 };
 
-static __global__ void normalise(const float * x, int64_t stride, const float * norm, float epsilon, activations out) {
+static __global__ void __launch_bounds__(1024)
+    normalise(const float * x, int64_t stride, const float * norm, float epsilon, activations out) {
     __shared__ float sums[32];
     ggml_cuda_pdl_lc();
     const int    row     = blockIdx.x;
@@ -195,7 +196,8 @@ inline bool is_weights(const ggml_tensor * t, int64_t width) {
 }
 
 inline bool is_rows(const ggml_tensor * t, int64_t n) {
-    return dw::is_f32(t) && t->ne[0] % 32 == 0 && t->ne[1] == n && n >= 1 && n <= max_rows && t->nb[1] % 16 == 0;
+    return dw::is_f32(t) && t->ne[0] % 32 == 0 && t->ne[1] == n && t->ne[2] == 1 && t->ne[3] == 1 && n >= 1 &&
+           n <= max_rows && t->nb[1] % 16 == 0;
 }
 
 } // namespace dw::layer_parts

@@ -101,7 +101,7 @@ struct activations {
         const float scale   = most_of_block(is_there ? magnitude(v) : 0.0f) / 127.0f;
         const int   four    = packed(v, scale);
         const float rounded = __half2float(__float2half(scale));
-        int         sum     = __dp4a(four, 0x01010101, 0);
+        int         sum     = ggml_cuda_dp4a(four, 0x01010101, 0);
 #pragma unroll
         for (int offset = 4; offset > 0; offset /= 2) {
             sum += __shfl_xor_sync(0xffffffff, sum, offset);

@@ -154,9 +154,9 @@ typedef struct dw_stats {
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process
     int64_t  n_replays;        // of them, captured CUDA graphs launched as they were
-    int64_t  n_fused_parts;    // parts of layers that are one op in the target's newest graph (src/decode/fused_layers.h)
-    int64_t  t_draft_us;       // where a draft stays on its device: until it was queued
-    int64_t  t_verify_us;      // and until both were done
+    int64_t  n_fused_parts; // parts of layers that are one op in the target's newest graph (src/decode/fused_layers.h)
+    int64_t  t_draft_us;    // where a draft stays on its device: until it was queued
+    int64_t  t_verify_us;   // and until both were done
     int64_t  t_eval_us;
     int64_t  t_sample_us;
     int64_t  t_commit_us;
@@ -262,10 +262,10 @@ DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 // Returns DW_ROUND_END when the walk is over.
 DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
 
-// The best tokens of a row of the newest verify, for who samples without dw_next: a chain that begins with a choice among
-// n tokens or fewer needs no logits. row: of dw_row, or any other of that verify. n: 1..DW_MAX_BEST; tokens i32[n],
-// logits f32[n], best first, of equals the smaller token. found: false if nobody looked for them, or something else was
-// decoded since. Test: tests/model/engine/test_results.py, tests/server/test_best_rows.py.
+// The best tokens of a row of the newest verify, for who samples without dw_next: a chain that begins with a choice
+// among n tokens or fewer needs no logits. row: of dw_row, or any other of that verify. n: 1..DW_MAX_BEST; tokens
+// i32[n], logits f32[n], best first, of equals the smaller token. found: false if nobody looked for them, or something
+// else was decoded since. Test: tests/model/engine/test_results.py, tests/server/test_best_rows.py.
 DW_API dw_status dw_best(const struct llama_context * target, int32_t row, int32_t n, llama_token * tokens,
                          float * logits, bool * found);
 

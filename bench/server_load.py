@@ -245,6 +245,7 @@ def main(
     """Run the sides, show a line a row, add the document to the results."""
     if results:
         rows_of_results.check_writable("--results", results)
+    origin = facts.machine(build_info())  # before another build takes its place
     wanted, table, wrong = requests_of(), [], []
     with ExitStack() as stack:
         servers = [stack.enter_context(started(side, port + i, SLOTS)) for i, side in enumerate(sides)]
@@ -271,7 +272,7 @@ def main(
         wrong += [f"{side}: {each}" for side in sides if side in OURS for each in growth(memory[side])]
     document = {
         "schema": SCHEMA,
-        **facts.machine(build_info()),
+        **origin,
         "model": "tiny-moe F16",
         "slots": SLOTS,
         "turn": turn,

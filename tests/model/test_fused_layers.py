@@ -52,7 +52,7 @@ def text(llm: Llama, n: int, **sampling) -> list[int]:
 @pytest.fixture(scope="module")
 def plain():
     llm = load(speculation="off")
-    yield {temp: text(llm, 12, temp=temp) for temp in (0.0, 0.8)}
+    yield {temp: text(llm, 24, temp=temp) for temp in (0.0, 0.8)}
     llm.close()
 
 
@@ -84,7 +84,7 @@ def test_logits_are_near_llama_cpps(rig):
 @pytest.mark.parametrize("way", WAYS)
 def test_text_is_the_same_with_drafts(plain, way, temp):
     llm = load(**WAYS[way])
-    assert text(llm, 12, temp=temp) == plain[temp]
+    assert text(llm, 24, temp=temp) == plain[temp]
     assert counts(llm._engine) == ALWAYS  # a verify leaves the recurrent state alone
     assert llm._engine.stats().drafted > 0
     llm.close()

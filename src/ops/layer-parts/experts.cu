@@ -1,6 +1,6 @@
-// The feed-forward half of a layer on CUDA: layer-parts.h. Four kernels: router and norm, choice, gate and up, down;
-// of one row the third makes the choice. Of
-// a batch each expert that a row chose is read once. A kernel starts while the one before it ends.
+// The feed-forward half of a layer on CUDA: layer-parts.h. Four kernels: router and norm, choice, gate and up, down; of
+// one row the last two choose for themselves. Of a batch each expert that a row chose is read once. A kernel starts
+// while the one before it ends.
 
 #include "ops/door/launch.h"
 #include "ops/layer-parts/networks.cuh"
@@ -12,68 +12,140 @@ namespace {
 using namespace dw::layer_parts;
 namespace of = dw::layer_parts::experts;
 
-constexpr int outputs_of_a_block = 4;
+constexpr int outputs_of_a_block = tile_rows;
+constexpr int most_lower_warps   = 16;
 
-// Outputs [first, first + outputs_of_a_block) of pairs [p0, p0 + n_columns) into `out` [pairs][outputs_of_a_block].
+// Where the kernel finds what it sums up: outputs of pairs, [pairs][outputs_of_a_block].
+__device__ __forceinline__ float & output_of(float * found, int pair, int output) {
+    return found[pair * outputs_of_a_block + output];
+}
+
+// The groups of a warp: the first has the shared expert, the others share the routed ones.
+struct groups_of_warp {
+    int first, step, n;
+
+    __device__ __forceinline__ groups_of_warp(int warp, int n_warps, int n_groups) :
+        first(warp - 1),
+        step(warp == 0 ? 1 : n_warps - 1),
+        n(warp == 0 ? 1 : (n_groups - first + step - 1) / step) {}
+    __device__ __forceinline__ int of(int i) const { return first + i * step; }
+};
+
+// Outputs [first, first + outputs_of_a_block) of a group, of float weights.
 template <ggml_type type, int n_columns>
-__device__ __forceinline__ void lower(const group & g, int p0, int first, int lane, float * out) {
-    constexpr int at_once = n_columns == 1 ? outputs_of_a_block : 2;
-    column        columns[n_columns];
+__device__ __forceinline__ void lower_floats(const group & g, int first, int lane, float * found) {
+    constexpr int at_once = 2;
+    for (int p0 = 0; p0 < g.n_pairs; p0 += n_columns) {
+        const float * columns[n_columns];
 #pragma unroll
-    for (int c = 0; c < n_columns; ++c) {
-        columns[c] = g.all.hidden.of(g.pair(min(p0 + c, g.n_pairs - 1)));
-    }
-#pragma unroll 1
-    for (int m0 = 0; m0 < outputs_of_a_block; m0 += at_once) {
-        const char * rows[at_once];
-        float        sums[at_once][n_columns] = {};
-#pragma unroll
-        for (int m = 0; m < at_once; ++m) {
-            rows[m] = g.of.down.row(g.expert, first + m0 + m);
+        for (int c = 0; c < n_columns; ++c) {
+            columns[c] = g.all.hidden.row(g.pair(min(p0 + c, g.n_pairs - 1)));
         }
-        add_dots<type>(sums, rows, columns, g.of.down.width, lane);
-        add_lanes(sums);
+#pragma unroll 1
+        for (int m0 = 0; m0 < outputs_of_a_block; m0 += at_once) {
+            const char * rows[at_once];
+            float        sums[at_once][n_columns] = {};
 #pragma unroll
-        for (int m = 0; m < at_once; ++m) {
+            for (int m = 0; m < at_once; ++m) {
+                rows[m] = g.of.down.row(g.expert, first + m0 + m);
+            }
+            add_dots<type>(sums, rows, columns, g.of.down.width, lane);
+            add_lanes(sums);
 #pragma unroll
-            for (int c = 0; c < n_columns; ++c) {
-                if (lane == m * n_columns + c && p0 + c < g.n_pairs) {
-                    out[g.pair(p0 + c) * outputs_of_a_block + m0 + m] = sums[m][c];
+            for (int m = 0; m < at_once; ++m) {
+#pragma unroll
+                for (int c = 0; c < n_columns; ++c) {
+                    if (lane == m * n_columns + c && p0 + c < g.n_pairs) {
+                        output_of(found, g.pair(p0 + c), m0 + m) = sums[m][c];
+                    }
                 }
             }
         }
     }
 }
 
-// dst = x + the weighted sum of down hidden. Blocks: a few outputs; a warp a group.
-template <bool is_single> __global__ void __launch_bounds__(512, 2)
-    lower_all(arguments a, const float * x, int64_t x_stride, float * dst, int64_t dst_stride) {
-    extern __shared__ float found[]; // [pairs][outputs_of_a_block]
+// Outputs [first, first + outputs_of_a_block) of this warp's groups, of quantised weights. group_of(i) is its group i.
+template <ggml_type type, int n_wide, typename group_type> __device__ __forceinline__ void
+lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float * found, group_type && group_of) {
+    const int         lane     = threadIdx.x % 32;
+    const int         n_pieces = (width + piece_values<type> - 1) / piece_values<type>;
+    lane_sums<n_wide> sums     = {};
+    const auto        piece_of = [&](int i) {
+        const group    g     = group_of(i / n_pieces);
+        const matrix & of    = g.of.down;
+        const int      value = i % n_pieces * piece_values<type>;
+        return piece{ of.row(g.expert, first) + value / 32 * (tiled<type>::bytes / 8), of.row_stride, tile_rows - 1,
+                      min(piece_values<type>, width - value) };
+    };
+    const auto multiply = [&](int i, const piece & each, const char * slot) {
+        const group                g = group_of(i / n_pieces);
+        const lane_columns<n_wide> columns(g.all.hidden, lane, [&](int c) { return g.pair(min(c, g.n_pairs - 1)); });
+        multiply_piece<type, n_wide>(sums, slot, each, columns, i % n_pieces * piece_values<type>, lane);
+        if (i % n_pieces < n_pieces - 1) {
+            return;
+        }
+#pragma unroll
+        for (int w = 0; w < n_wide; ++w) {
+#pragma unroll
+            for (int k = 0; k < 4; ++k) {
+                const int column = tile_columns * w + lane % 4 * 2 + k % 2;
+                if (column < g.n_pairs) {
+                    output_of(found, g.pair(column), lane / 4 + k / 2 * 8) = sums[w][k];
+                }
+                sums[w][k] = 0.0f;
+            }
+        }
+    };
+    for_each_piece<type>(slots, n_slots, n_groups * n_pieces, lane, piece_of, [] { ggml_cuda_pdl_sync(); }, multiply);
+}
+
+// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. The choice is older than the kernel
+// before this one, which let it start: weights of experts are on their way before that one ends.
+template <bool is_single, int n_wide> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
+    lower_all(arguments a, tile_plan plan, const float * x, int64_t x_stride, float * dst, int64_t dst_stride) {
+    extern __shared__ __align__(16) char memory[];
+    __shared__ choice_of_row             own;
     ggml_cuda_pdl_lc();
     const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const int first = blockIdx.x * outputs_of_a_block;
-    if (warp == 0) {
-        prefetch(a.shared.down.row(0, first), outputs_of_a_block * (int) a.shared.down.row_stride, lane);
-    }
-    ggml_cuda_pdl_sync();
-    const int n_groups = a.chosen->n_groups;
-    for (int index = warp - 1; index < n_groups; index += n_warps) {
-        const group g(a, index);
-        for (int p0 = 0; p0 < g.n_pairs; p0 += most_columns) {
-            with_type(g.of.down.type, [&](auto type) {
-                with_columns<is_single>(min(most_columns, g.n_pairs - p0), [&](auto columns) {
-                    lower<decltype(type)::value, decltype(columns)::value>(g, p0, first, lane, found);
-                });
-            });
+    float *   found = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    if (is_single) {
+        if (warp == 0) {
+            choose_row(a.logits, a.n_experts, a.n_used, lane, own.experts, own.weights);
         }
+        __syncthreads();
     }
+    const groups_of_warp mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
+    const auto           group_of = [&](int i) {
+        const int index = mine.of(i);
+        return index < 0   ? group(a, index, 0, a.n)
+                         : is_single ? group(a, index, own.experts[index], 1)
+                                     : group(a, index, a.chosen->experts[index], a.chosen->n_pairs[index]);
+    };
+    const network & of = warp == 0 ? a.shared : a.routed;
+    with_type(of.down.type, [&](auto type_is) {
+        constexpr ggml_type type = decltype(type_is)::value;
+        if constexpr (are_floats<type>) {
+            ggml_cuda_pdl_sync();
+            for (int i = 0; i < mine.n; ++i) {
+                const group g = group_of(i);
+                with_columns<is_single>(min(g.n_pairs, most_columns), [&](auto columns) {
+                    lower_floats<type, decltype(columns)::value>(g, first, lane, found);
+                });
+            }
+        } else {
+            lower_tiles<type, n_wide>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp, plan.n_slots,
+                                      found, group_of);
+        }
+    });
     __syncthreads();
-    const int n_ranks = a.n_used + 1;
+    const float * weights = is_single ? own.weights : a.chosen->weights;
+    const int     n_ranks = a.n_used + 1;
     for (int i = threadIdx.x; i < a.n * outputs_of_a_block; i += blockDim.x) {
         const int row = i / outputs_of_a_block, output = i % outputs_of_a_block;
         float     sum = 0.0f;
-        for (int pair = row * n_ranks; pair < (row + 1) * n_ranks; ++pair) {
-            sum = fmaf(a.chosen->weights[pair], found[pair * outputs_of_a_block + output], sum);
+        for (int rank = 0; rank < n_ranks; ++rank) {
+            sum = fmaf(weights[row * n_ranks + rank], output_of(found, row * n_ranks + rank, output), sum);
         }
         dst[row * dst_stride + first + output] = x[row * x_stride + first + output] + sum;
     }
@@ -110,7 +182,7 @@ size_t workspace(const ggml_tensor * dst) {
 
 bool is_weights(const ggml_tensor * t, int64_t width, int64_t n_rows, int64_t n_experts) {
     return is_product_type(t->type) && t->ne[0] == width && t->ne[1] >= n_rows && t->ne[2] == n_experts &&
-           width % ggml_blck_size(t->type) == 0;
+           width % ggml_blck_size(t->type) == 0 && (is_float(t->type) || has_tile_products());
 }
 
 bool takes(const ggml_tensor * dst) {
@@ -149,19 +221,33 @@ void launch_router(const ggml_tensor * dst, float * logits, const activations & 
                             h);
 }
 
-template <bool is_single> void launch_networks(const arguments & a, const ggml_tensor * dst, cudaStream_t stream) {
+template <bool is_single, int n_wide>
+void launch_lower(const arguments & a, ggml_tensor * dst, int n_groups, cudaStream_t stream) {
     const ggml_tensor * x        = dst->src[of::x];
-    const int           n_pairs  = a.n * (a.n_used + 1);
-    const int           n_groups = std::min<int>(a.n * a.n_used, (int) dst->src[of::router]->ne[1]);
-    const int64_t       widest   = std::max(a.routed.width, a.shared.width);
+    const int           n_warps  = std::min(most_lower_warps, n_groups + 1);
+    const ggml_type     types[]  = { a.routed.down.type, a.shared.down.type };
+    const bool          has_many = n_groups + 1 > n_warps;
+    const tile_launch with(types, 2, has_many ? tile_values * most_slots + 1 : std::max(a.routed.width, a.shared.width),
+                           n_warps, sizeof(float) * a.n * (a.n_used + 1) * outputs_of_a_block);
+    CUDA_SET_SHARED_MEMORY_LIMIT((lower_all<is_single, n_wide>), shared_memory_of_block());
     ggml_cuda_kernel_launch(
-        hide_all<is_single>,
-        { dim3(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1), dim3(32 * hidden_warps), 0, stream }, a);
-    ggml_cuda_kernel_launch(lower_all<is_single>,
-                            { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * std::min(16, n_groups + 1)),
-                              (int) (n_pairs * outputs_of_a_block * sizeof(float)), stream },
-                            a, dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
-                            dw::stride_of(dst, 1));
+        lower_all<is_single, n_wide>,
+        { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * n_warps), with.bytes, stream }, a, with.plan,
+        dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst), dw::stride_of(dst, 1));
+}
+
+void launch_networks(const arguments & a, ggml_tensor * dst, cudaStream_t stream) {
+    if (a.n == 1) {
+        launch_hidden<true>(a, a.n_used, stream);
+        return launch_lower<true, 1>(a, dst, a.n_used, stream);
+    }
+    const int n_groups = std::min(a.n * a.n_used, a.n_experts);
+    launch_hidden<false>(a, n_groups, stream);
+    if (a.n <= tile_columns) {
+        launch_lower<false, 1>(a, dst, n_groups, stream);
+    } else {
+        launch_lower<false, 2>(a, dst, n_groups, stream);
+    }
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
@@ -194,12 +280,11 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
         default:
             launch_router<GGML_TYPE_BF16>(dst, logits, a.h, with.stream);
     }
-    if (n == 1) {
-        return launch_networks<true>(a, dst, with.stream);
+    if (n > 1) {
+        ggml_cuda_kernel_launch(choose, { dim3(1), dim3(32 * n), 0, with.stream }, (const float *) logits,
+                                (int) src[of::router]->ne[1], to.n_used, chosen);
     }
-    ggml_cuda_kernel_launch(choose, { dim3(1), dim3(32 * n), 0, with.stream }, (const float *) logits,
-                            (int) src[of::router]->ne[1], to.n_used, chosen);
-    launch_networks<false>(a, dst, with.stream);
+    launch_networks(a, dst, with.stream);
 }
 
 } // namespace

@@ -51,12 +51,10 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
         0
     };
     launch_norm(with, x, src[of::norm], settings_of(dst).epsilon, h);
-    const ggml_cuda_kernel_launch_params blocks{ dim3(dw::n_blocks(n_hidden, hidden_of_a_block)),
-                                                 dim3(32 * hidden_warps), 0, with.stream };
     if (n == 1) {
-        ggml_cuda_kernel_launch(hide_all<true>, blocks, a);
+        launch_hidden<true>(a, 0, with.stream);
     } else {
-        ggml_cuda_kernel_launch(hide_all<false>, blocks, a);
+        launch_hidden<false>(a, 0, with.stream);
     }
     add_product(with, dst, src[of::down], x, hidden);
 }

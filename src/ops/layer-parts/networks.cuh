@@ -1,17 +1,21 @@
-// Hidden values of feed-forward networks, of experts that rows chose or of one that all rows take.
+// Hidden values of feed-forward networks, of experts that rows chose or of one that all rows take. A block computes 32
+// hidden values: of quantised weights four strips of 16 rows, gate's and up's, by two warps each.
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
+#include "ops/door/launch.h"
 #include "ops/layer-parts/routing.cuh"
+#include "ops/layer-parts/tiles.cuh"
 
 #include <type_traits>
 
 namespace dw::layer_parts {
 
 constexpr int hidden_of_a_block = 32; // values, a block of 8 bits
-constexpr int hidden_warps      = 16;
+constexpr int hidden_warps      = 8;
 constexpr int hidden_of_a_warp  = hidden_of_a_block / hidden_warps;
+constexpr int warps_of_a_strip  = 2;
 
 // weights [K, rows, experts]
 struct matrix {
@@ -37,7 +41,7 @@ struct network {
 
 struct arguments {
     network       routed, shared;
-    const float * logits; // of one row, which chooses in hide_all; nullptr: `chosen` was filled before
+    const float * logits; // of one row, which chooses in each kernel; nullptr: `chosen` was filled before
     int           n_experts;
     routes *      chosen; // nullptr: all rows take the shared network, and nothing else
     activations   h;      // rows
@@ -66,7 +70,7 @@ struct group {
     __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
 };
 
-constexpr int most_columns = 4; // pairs that read weights together; few experts have more in a batch
+constexpr int most_columns = 4; // pairs that read float weights together
 
 // call(std::integral_constant<int, c>) with the least c that holds n, for parts of at most most_columns
 template <bool is_single, typename call_type> __device__ __forceinline__ void with_columns(int n, call_type && call) {
@@ -81,15 +85,15 @@ template <bool is_single, typename call_type> __device__ __forceinline__ void wi
     }
 }
 
-// Hidden value `value` of pairs [p0, p0 + n_columns) into `out` [pairs][hidden_of_a_block].
+// Hidden value `value` of pairs [p0, p0 + n_columns) into `out` [pairs][hidden_of_a_block], of float weights.
 template <ggml_type type, int n_columns>
 __device__ __forceinline__ void hide(const group & g, int p0, int value, int lane, float * out) {
-    const char * rows[2] = { g.of.gate.row(g.expert, value), g.of.up.row(g.expert, g.of.first_up + value) };
-    column       columns[n_columns];
-    float        sums[2][n_columns] = {};
+    const char *  rows[2] = { g.of.gate.row(g.expert, value), g.of.up.row(g.expert, g.of.first_up + value) };
+    const float * columns[n_columns];
+    float         sums[2][n_columns] = {};
 #pragma unroll
     for (int c = 0; c < n_columns; ++c) {
-        columns[c] = g.all.h.of(g.row(min(p0 + c, g.n_pairs - 1)));
+        columns[c] = g.all.h.row(g.row(min(p0 + c, g.n_pairs - 1)));
     }
     add_dots<type>(sums, rows, columns, g.of.gate.width, lane);
     add_lanes(sums);
@@ -101,63 +105,144 @@ __device__ __forceinline__ void hide(const group & g, int p0, int value, int lan
     }
 }
 
-// Ask for this warp's rows in L2.
-__device__ __forceinline__ void prefetch_rows(const network & of, int expert, int first, int lane) {
-    for (int i = 0; i < hidden_of_a_warp; ++i) {
-        prefetch(of.gate.row(expert, first + i), (int) of.gate.row_stride, lane);
-        prefetch(of.up.row(expert, of.first_up + first + i), (int) of.up.row_stride, lane);
-    }
-}
-
-// hidden = silu(gate h) * up h. Blocks: (32 hidden values, group).
-template <bool is_single> __global__ void __launch_bounds__(32 * hidden_warps, 2) hide_all(arguments a) {
-    __shared__ float found[most_columns * hidden_of_a_block];
-    ggml_cuda_pdl_lc();
-    const int index = (int) blockIdx.y - 1, warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int begin = blockIdx.x * hidden_of_a_block, first = begin + warp * hidden_of_a_warp;
-    if (index < 0 && begin < a.shared.width) {
-        prefetch_rows(a.shared, 0, first, lane);
-    }
-    ggml_cuda_pdl_sync();
-    __shared__ choice_of_row own;
-    if (is_single && a.logits) {
-        if (warp == 0) {
-            choose_row(a.logits, a.n_experts, a.n_used, lane, own.experts, own.weights);
-        }
-        __syncthreads();
-        if (blockIdx.x == 0 && index < 0) {
-            write_choice(own, a.n_used, a.chosen);
-        }
-    } else if (index >= 0 && index >= a.chosen->n_groups) {
-        return;
-    }
-    const group g = is_single && index >= 0 ? group(a, index, own.experts[index], 1) : group(a, index);
-    if (begin >= g.of.width) {
-        return;
-    }
-    if (index >= 0) {
-        prefetch_rows(g.of, g.expert, first, lane);
-    }
+// Hidden values from `begin` on of all pairs of a group. A block.
+template <ggml_type type, bool is_single>
+__device__ __forceinline__ void hide_floats(const group & g, int begin, char * memory) {
+    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    float *   found = (float *) memory; // [pairs][hidden_of_a_block]
     for (int p0 = 0; p0 < g.n_pairs; p0 += most_columns) {
         const int n_columns = min(most_columns, g.n_pairs - p0);
-        with_type(g.of.gate.type, [&](auto type) {
-            with_columns<is_single>(n_columns, [&](auto columns) {
+        with_columns<is_single>(n_columns, [&](auto columns) {
 #pragma unroll 1
-                for (int i = 0; i < hidden_of_a_warp; ++i) {
-                    hide<decltype(type)::value, decltype(columns)::value>(g, p0, first + i, lane, found);
-                }
-            });
+            for (int i = 0; i < hidden_of_a_warp; ++i) {
+                hide<type, decltype(columns)::value>(g, p0, begin + warp * hidden_of_a_warp + i, lane, found);
+            }
         });
         __syncthreads();
         if (warp < n_columns) {
-            const int  pair     = g.pair(p0 + warp);
             const bool is_there = lane < hidden_of_a_block / 4;
             const auto v =
                 is_there ? ((const float4 *) (found + warp * hidden_of_a_block))[lane] : make_float4(0, 0, 0, 0);
-            a.hidden.store(pair, begin / 4 + lane, v, is_there);
+            g.all.hidden.store(g.pair(p0 + warp), begin / 4 + lane, v, is_there);
         }
         __syncthreads();
     }
+}
+
+// A hidden value of a column, from the sums that the warps of gate's and up's strips left.
+template <int n_wide> __device__ __forceinline__ float hidden_value(const float * of_warps, int column, int value) {
+    float of[2] = {};
+#pragma unroll
+    for (int side = 0; side < 2; ++side) {
+        const int strip = 2 * side + value / tile_rows;
+#pragma unroll
+        for (int w = 0; w < warps_of_a_strip; ++w) {
+            of[side] += of_warps[(strip * warps_of_a_strip + w) * floats_of_sums<n_wide> +
+                                 place_of_sum(column, value % tile_rows)];
+        }
+    }
+    return silu(of[0]) * of[1];
+}
+
+// Hidden values from `begin` on of all pairs of a group, at most 8 n_wide. A block. between() as of for_each_piece.
+template <ggml_type type, int n_wide, typename between_type> __device__ __forceinline__ void
+hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, between_type && between) {
+    const int      warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int      strip = warp / warps_of_a_strip, first = warp % warps_of_a_strip;
+    const matrix & of       = strip < 2 ? g.of.gate : g.of.up;
+    const char *   rows     = of.row(g.expert, (strip < 2 ? 0 : g.of.first_up) + begin + strip % 2 * tile_rows);
+    const int      n_pieces = (of.width + piece_values<type> - 1) / piece_values<type>;
+    const int      n_mine   = (n_pieces - first + warps_of_a_strip - 1) / warps_of_a_strip;
+    const auto     value_of = [&](int i) { return (first + i * warps_of_a_strip) * piece_values<type>; };
+    const auto     piece_of = [&](int i) {
+        const int value = value_of(i);
+        return piece{ rows + value / 32 * (tiled<type>::bytes / 8), of.row_stride, tile_rows - 1,
+                      min(piece_values<type>, of.width - value) };
+    };
+    lane_sums<n_wide> sums = {};
+    for_each_piece<type>(memory + warp * plan.slots_of_a_warp, plan.n_slots, n_mine, lane, piece_of, between,
+                         [&](int i, const piece & each, const char * slot) {
+                             const lane_columns<n_wide> columns(g.all.h, lane,
+                                                                [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
+                             multiply_piece<type, n_wide>(sums, slot, each, columns, value_of(i), lane);
+                         });
+    float * of_warps = (float *) (memory + hidden_warps * plan.slots_of_a_warp);
+    store_sums(of_warps + warp * floats_of_sums<n_wide>, sums, lane);
+    __syncthreads();
+    for (int i = warp; i < g.n_pairs; i += hidden_warps) {
+        const float value = hidden_value<n_wide>(of_warps, i, lane);
+        float4      v;
+        v.x = __shfl_sync(0xffffffff, value, 4 * lane % 32);
+        v.y = __shfl_sync(0xffffffff, value, (4 * lane + 1) % 32);
+        v.z = __shfl_sync(0xffffffff, value, (4 * lane + 2) % 32);
+        v.w = __shfl_sync(0xffffffff, value, (4 * lane + 3) % 32);
+        g.all.hidden.store(g.pair(i), begin / 4 + lane, v, lane < hidden_of_a_block / 4);
+    }
+}
+
+// hidden = silu(gate h) * up h. Blocks: (32 hidden values, group); group 0 is the shared network's. What the kernel
+// before this one wrote is there when the kernel behind it starts.
+template <bool is_single, int n_wide> __global__ void __launch_bounds__(32 * hidden_warps, n_wide == 1 ? 3 : 2)
+    hide_all(arguments a, tile_plan plan) {
+    extern __shared__ __align__(16) char memory[];
+    __shared__ choice_of_row             own;
+    const int                            index = (int) blockIdx.y - 1, begin = blockIdx.x * hidden_of_a_block;
+    const auto                           wait = [] {
+        ggml_cuda_pdl_sync();
+        ggml_cuda_pdl_lc();
+    };
+    if (index >= 0) {
+        wait();
+        if (is_single) {
+            if (threadIdx.x < 32) {
+                choose_row(a.logits, a.n_experts, a.n_used, threadIdx.x, own.experts, own.weights);
+            }
+            __syncthreads();
+        } else if (index >= a.chosen->n_groups) {
+            return;
+        }
+    }
+    const group g = index < 0   ? group(a, index, 0, a.n)
+                    : is_single ? group(a, index, own.experts[index], 1)
+                                : group(a, index, a.chosen->experts[index], a.chosen->n_pairs[index]);
+    if (begin >= g.of.width) {
+        return;
+    }
+    with_type(g.of.gate.type, [&](auto type_is) {
+        constexpr ggml_type type    = decltype(type_is)::value;
+        const auto          between = [&] {
+            if (index < 0) {
+                wait();
+            }
+        };
+        if constexpr (are_floats<type>) {
+            between();
+            hide_floats<type, is_single>(g, begin, memory);
+        } else if (n_wide > 1 && g.n_pairs > tile_columns) {
+            hide_tiles<type, n_wide>(g, begin, plan, memory, between);
+        } else {
+            hide_tiles<type, 1>(g, begin, plan, memory, between);
+        }
+    });
+}
+
+// n_groups: the shared network's not counted
+template <bool is_single> void launch_hidden(const arguments & a, int n_groups, cudaStream_t stream) {
+    const bool        is_wide = a.n > tile_columns;
+    const size_t      of_sums = sizeof(float) * hidden_warps * (is_wide ? floats_of_sums<2> : floats_of_sums<1>);
+    const int64_t     widest  = std::max(a.routed.width, a.shared.width);
+    const ggml_type   types[] = { a.routed.gate.type, a.shared.gate.type };
+    const tile_launch with(types, 2, dw::n_blocks(a.shared.gate.width, warps_of_a_strip), hidden_warps, of_sums);
+    const ggml_cuda_kernel_launch_params blocks{ dim3(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1),
+                                                 dim3(32 * hidden_warps), with.bytes, stream };
+    if constexpr (!is_single) {
+        if (is_wide) {
+            CUDA_SET_SHARED_MEMORY_LIMIT((hide_all<false, 2>), shared_memory_of_block());
+            return ggml_cuda_kernel_launch(hide_all<false, 2>, blocks, a, with.plan);
+        }
+    }
+    CUDA_SET_SHARED_MEMORY_LIMIT((hide_all<is_single, 1>), shared_memory_of_block());
+    ggml_cuda_kernel_launch(hide_all<is_single, 1>, blocks, a, with.plan);
 }
 
 } // namespace dw::layer_parts

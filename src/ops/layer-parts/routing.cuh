@@ -127,21 +127,6 @@ struct choice_of_row {
     float weights[max_used + 1];
 };
 
-// `out` of a batch of one row. Some threads of a block.
-__device__ __forceinline__ void write_choice(const choice_of_row & of, int n_used, routes * out) {
-    const int rank = threadIdx.x;
-    if (rank <= n_used) {
-        out->weights[rank] = of.weights[rank];
-    }
-    if (rank < n_used) {
-        out->experts[rank] = of.experts[rank];
-        out->n_pairs[rank] = 1;
-    }
-    if (rank == 0) {
-        out->n_groups = n_used;
-    }
-}
-
 // Puts the pairs of each expert together. The first pair of an expert leads its group; groups follow each other as
 // their leaders do. chosen [n_pairs], in shared memory, as `leads` is.
 __device__ __forceinline__ void group_pairs(const int * chosen, int n_pairs, int n_used, bool * leads, routes * out) {

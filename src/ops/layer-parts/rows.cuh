@@ -1,4 +1,4 @@
-// Activations before a product: a row's norm, and the blocks of 8 bits that quantised weights are multiplied with.
+// Activations before a product: a row's norm, and the values of 8 bits that quantised weights are multiplied with.
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -68,35 +68,32 @@ __device__ __forceinline__ int packed(float4 v, float scale) {
     return round(v.x) | round(v.y) << 8 | round(v.z) << 16 | round(v.w) << 24;
 }
 
-// Where rows of activations lie in a workspace, n rows of K values, each in the orders that columns have.
+// A block of 32 values of 8 bits: its scale, and scale * sum of the values.
+using scale_and_sum = float2;
+
+// Where rows of activations lie in a workspace, n rows of K values: as they are, and as quantised weights see them.
 struct activations {
-    float *      values;
-    float2 *     scales;
-    int8_t *     quants;
-    block_q8_1 * blocks;
-    int          width; // K, a multiple of 32
+    float *         values; // [n][K]
+    scale_and_sum * scales; // [n][K / 32]
+    int8_t *        quants; // [n][K]
+    int             width;  // K, a multiple of 32; of 64 if quantised weights read it
 
     static size_t bytes(int64_t n, int64_t width) {
-        return (size_t) (n * width) * (sizeof(float) + 1) +
-               (size_t) (n * width / 32) * (sizeof(float2) + sizeof(block_q8_1));
+        return (size_t) (n * width) * (sizeof(float) + 1) + (size_t) (n * width / 32) * sizeof(scale_and_sum);
     }
     // at: aligned to 16 bytes
     static activations in(char * at, int64_t n, int64_t width) {
         activations made;
         made.width  = (int) width;
         made.values = (float *) at;
-        made.quants = (int8_t *) (made.values + n * width);
-        made.scales = (float2 *) (made.quants + n * width);
-        made.blocks = (block_q8_1 *) (made.scales + n * width / 32);
+        made.scales = (scale_and_sum *) (made.values + n * width);
+        made.quants = (int8_t *) (made.scales + n * width / 32);
         return made;
     }
-    __device__ __forceinline__ column of(int row) const {
-        const int64_t first = (int64_t) row * width;
-        return { values + first, blocks + first / 32, quants + first, scales + first / 32 };
-    }
+    __device__ __forceinline__ const float * row(int i) const { return values + (int64_t) i * width; }
 
     // Writes group `group` of a row, of which this lane has `v`. All 32 lanes call it, for groups that follow each
-    // other. The sum that ggml's block has beside its scale is left out: no type here reads it.
+    // other.
     __device__ __forceinline__ void store(int row, int group, float4 v, bool is_there) const {
         const float scale   = most_of_block(is_there ? magnitude(v) : 0.0f) / 127.0f;
         const int   four    = packed(v, scale);
@@ -112,10 +109,7 @@ struct activations {
         const int64_t first                  = (int64_t) row * width;
         ((float4 *) (values + first))[group] = v;
         ((int *) (quants + first))[group]    = four;
-        block_q8_1 & block                   = blocks[first / 32 + group / 8];
-        ((int *) block.qs)[group % 8]        = four;
         if (group % 8 == 0) {
-            block.ds                       = make_half2(__float2half(scale), __float2half(0.0f));
             scales[first / 32 + group / 8] = make_float2(rounded, rounded * (float) sum);
         }
     }

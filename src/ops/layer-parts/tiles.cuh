@@ -474,8 +474,10 @@ inline int values_of_slot(ggml_type type) {
     return size_of_slot(type).y;
 }
 
+// Dynamic shared memory that a block may have. A kernel has few variables in shared memory beside it.
 inline size_t shared_memory_of_block() {
-    return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo;
+    constexpr size_t of_variables = 1024;
+    return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo - of_variables;
 }
 
 // The number of slots, n_slots at most, that leave shared memory for `others`.

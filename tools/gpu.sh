@@ -58,6 +58,7 @@ unpack() {
 
 build() {
     unpack
+    rm -rf "$site" # pip does not replace what lies there
     python3 -m pip install -q --no-index --no-deps --target "$site" "$packed"/wheels/*.whl
     python3 -m pip install -v --no-index --no-deps --no-build-isolation --target "$site" . > "$1/build.log" 2>&1 ||
         { tail -60 "$1/build.log"; exit 1; }

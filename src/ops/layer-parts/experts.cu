@@ -6,6 +6,7 @@
 #include "ops/layer-parts/networks.cuh"
 
 #include <algorithm>
+#include <climits>
 
 namespace {
 
@@ -65,44 +66,42 @@ __device__ __forceinline__ void lower_floats(const group & g, int first, int lan
 }
 
 // Outputs [first, first + outputs_of_a_block) of this warp's groups, of quantised weights. group_of(i) is its group i.
-template <ggml_type type, int n_wide, typename group_type> __device__ __forceinline__ void
+template <ggml_type type, int n_columns, typename group_type> __device__ __forceinline__ void
 lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float * found, group_type && group_of) {
-    const int         lane     = threadIdx.x % 32;
-    const int         n_pieces = (width + piece_values<type> - 1) / piece_values<type>;
-    lane_sums<n_wide> sums     = {};
-    const auto        piece_of = [&](int i) {
-        const group    g     = group_of(i / n_pieces);
-        const matrix & of    = g.of.down;
-        const int      value = i % n_pieces * piece_values<type>;
-        return piece{ of.row(g.expert, first) + value / 32 * (tiled<type>::bytes / 8), of.row_stride, tile_rows - 1,
-                      min(piece_values<type>, width - value) };
+    const int  lane     = threadIdx.x % 32;
+    const int  n_pieces = (width + tiled<type>::n_values - 1) / tiled<type>::n_values; // of a group
+    const auto rows_of  = [&](const group & g) {
+        return strip{ g.of.down.row(g.expert, first), g.of.down.row_stride, tile_rows - 1, width };
     };
-    const auto multiply = [&](int i, const piece & each, const char * slot) {
-        const group                g = group_of(i / n_pieces);
-        const lane_columns<n_wide> columns(g.all.hidden, lane, [&](int c) { return g.pair(min(c, g.n_pairs - 1)); });
-        multiply_piece<type, n_wide>(sums, slot, each, columns, i % n_pieces * piece_values<type>, lane);
-        if (i % n_pieces < n_pieces - 1) {
-            return;
-        }
-#pragma unroll
-        for (int w = 0; w < n_wide; ++w) {
-#pragma unroll
-            for (int k = 0; k < 4; ++k) {
-                const int column = tile_columns * w + lane % 4 * 2 + k % 2;
-                if (column < g.n_pairs) {
-                    output_of(found, g.pair(column), lane / 4 + k / 2 * 8) = sums[w][k];
-                }
-                sums[w][k] = 0.0f;
+    const auto piece_of = [&](int i) {
+        return rows_of(group_of(i / n_pieces)).template piece<type>(i % n_pieces * tiled<type>::n_values);
+    };
+    const piece_queue<type, decltype(piece_of)> queue(slots, n_slots, n_groups * n_pieces, piece_of);
+    ggml_cuda_pdl_sync();
+    for (int i = 0; i < n_groups; ++i) {
+        const group g = group_of(i);
+        with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
+            sums_of<decltype(columns)::value> sums(g.all.hidden, lane,
+                                                   [&](int c) { return g.pair(min(c, g.n_pairs - 1)); });
+            for (int k = 0; k < n_pieces; ++k) {
+                const int at = i * n_pieces + k, value = k * tiled<type>::n_values;
+                multiply_piece<type>(sums, queue.await(at), rows_of(g).template piece<type>(value), value, lane);
+                queue.release(at);
             }
-        }
-    };
-    for_each_piece<type>(slots, n_slots, n_groups * n_pieces, lane, piece_of, [] { ggml_cuda_pdl_sync(); }, multiply);
+            sums.each([&](int column, int row, float sum) {
+                if (column < g.n_pairs) {
+                    output_of(found, g.pair(column), row) = sum;
+                }
+            });
+        });
+    }
 }
 
 // dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. The choice is older than the kernel
 // before this one, which let it start: weights of experts are on their way before that one ends.
-template <bool is_single, int n_wide> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
+template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
     lower_all(arguments a, tile_plan plan, const float * x, int64_t x_stride, float * dst, int64_t dst_stride) {
+    constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
     ggml_cuda_pdl_lc();
@@ -134,8 +133,8 @@ template <bool is_single, int n_wide> __global__ void __launch_bounds__(32 * mos
                 });
             }
         } else {
-            lower_tiles<type, n_wide>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp, plan.n_slots,
-                                      found, group_of);
+            lower_tiles<type, n_columns>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp,
+                                         plan.n_slots, found, group_of);
         }
     });
     __syncthreads();
@@ -221,32 +220,29 @@ void launch_router(const ggml_tensor * dst, float * logits, const activations & 
                             h);
 }
 
-template <bool is_single, int n_wide>
-void launch_lower(const arguments & a, ggml_tensor * dst, int n_groups, cudaStream_t stream) {
+template <int n_columns> void launch_lower(const arguments & a, ggml_tensor * dst, int n_groups, cudaStream_t stream) {
     const ggml_tensor * x        = dst->src[of::x];
     const int           n_warps  = std::min(most_lower_warps, n_groups + 1);
     const ggml_type     types[]  = { a.routed.down.type, a.shared.down.type };
-    const bool          has_many = n_groups + 1 > n_warps;
-    const tile_launch with(types, 2, has_many ? tile_values * most_slots + 1 : std::max(a.routed.width, a.shared.width),
-                           n_warps, sizeof(float) * a.n * (a.n_used + 1) * outputs_of_a_block);
-    CUDA_SET_SHARED_MEMORY_LIMIT((lower_all<is_single, n_wide>), shared_memory_of_block());
+    const bool          has_many = n_groups + 1 > n_warps; // a warp has several groups
+    const int           n_values = has_many ? INT_MAX : std::max(a.routed.width, a.shared.width);
+    const tile_launch   with(types, 2, n_values, n_warps, sizeof(float) * a.n * (a.n_used + 1) * outputs_of_a_block);
+    CUDA_SET_SHARED_MEMORY_LIMIT(lower_all<n_columns>, shared_memory_of_block());
     ggml_cuda_kernel_launch(
-        lower_all<is_single, n_wide>,
+        lower_all<n_columns>,
         { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * n_warps), with.bytes, stream }, a, with.plan,
         dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst), dw::stride_of(dst, 1));
 }
 
 void launch_networks(const arguments & a, ggml_tensor * dst, cudaStream_t stream) {
-    if (a.n == 1) {
-        launch_hidden<true>(a, a.n_used, stream);
-        return launch_lower<true, 1>(a, dst, a.n_used, stream);
-    }
     const int n_groups = std::min(a.n * a.n_used, a.n_experts);
-    launch_hidden<false>(a, n_groups, stream);
-    if (a.n <= tile_columns) {
-        launch_lower<false, 1>(a, dst, n_groups, stream);
+    launch_hidden(a, n_groups, stream);
+    if (a.n == 1) {
+        launch_lower<1>(a, dst, n_groups, stream);
+    } else if (a.n <= 8) {
+        launch_lower<8>(a, dst, n_groups, stream);
     } else {
-        launch_lower<false, 2>(a, dst, n_groups, stream);
+        launch_lower<16>(a, dst, n_groups, stream);
     }
 }
 

@@ -50,12 +50,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
         n,
         0
     };
-    launch_norm(with, x, src[of::norm], settings_of(dst).epsilon, h);
-    if (n == 1) {
-        launch_hidden<true>(a, 0, with.stream);
-    } else {
-        launch_hidden<false>(a, 0, with.stream);
-    }
+    launch_input(normalised_rows(x, src[of::norm], settings_of(dst).epsilon), h, n, with.stream);
+    launch_hidden(a, 0, with.stream);
     add_product(with, dst, src[of::down], x, hidden);
 }
 

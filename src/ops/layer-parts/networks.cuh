@@ -5,8 +5,8 @@
 #pragma once
 
 #include "ops/door/launch.h"
+#include "ops/layer-parts/pieces.cuh"
 #include "ops/layer-parts/routing.cuh"
-#include "ops/layer-parts/tiles.cuh"
 
 #include <type_traits>
 
@@ -130,47 +130,41 @@ __device__ __forceinline__ void hide_floats(const group & g, int begin, char * m
 }
 
 // A hidden value of a column, from the sums that the warps of gate's and up's strips left.
-template <int n_wide> __device__ __forceinline__ float hidden_value(const float * of_warps, int column, int value) {
+template <int n_columns> __device__ __forceinline__ float hidden_value(const float * of_warps, int column, int value) {
     float of[2] = {};
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
         const int strip = 2 * side + value / tile_rows;
 #pragma unroll
         for (int w = 0; w < warps_of_a_strip; ++w) {
-            of[side] += of_warps[(strip * warps_of_a_strip + w) * floats_of_sums<n_wide> +
+            of[side] += of_warps[(strip * warps_of_a_strip + w) * floats_of_sums<n_columns> +
                                  place_of_sum(column, value % tile_rows)];
         }
     }
     return silu(of[0]) * of[1];
 }
 
-// Hidden values from `begin` on of all pairs of a group, at most 8 n_wide. A block. between() as of for_each_piece.
-template <ggml_type type, int n_wide, typename between_type> __device__ __forceinline__ void
-hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, between_type && between) {
-    const int      warp = threadIdx.x / 32, lane = threadIdx.x % 32;
-    const int      strip = warp / warps_of_a_strip, first = warp % warps_of_a_strip;
-    const matrix & of       = strip < 2 ? g.of.gate : g.of.up;
-    const char *   rows     = of.row(g.expert, (strip < 2 ? 0 : g.of.first_up) + begin + strip % 2 * tile_rows);
-    const int      n_pieces = (of.width + piece_values<type> - 1) / piece_values<type>;
-    const int      n_mine   = (n_pieces - first + warps_of_a_strip - 1) / warps_of_a_strip;
-    const auto     value_of = [&](int i) { return (first + i * warps_of_a_strip) * piece_values<type>; };
-    const auto     piece_of = [&](int i) {
-        const int value = value_of(i);
-        return piece{ rows + value / 32 * (tiled<type>::bytes / 8), of.row_stride, tile_rows - 1,
-                      min(piece_values<type>, of.width - value) };
-    };
-    lane_sums<n_wide> sums = {};
-    for_each_piece<type>(memory + warp * plan.slots_of_a_warp, plan.n_slots, n_mine, lane, piece_of, between,
-                         [&](int i, const piece & each, const char * slot) {
-                             const lane_columns<n_wide> columns(g.all.h, lane,
-                                                                [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
-                             multiply_piece<type, n_wide>(sums, slot, each, columns, value_of(i), lane);
-                         });
-    float * of_warps = (float *) (memory + hidden_warps * plan.slots_of_a_warp);
-    store_sums(of_warps + warp * floats_of_sums<n_wide>, sums, lane);
+// Hidden values from `begin` on of all pairs of a group, n_columns at most. A block. before(): called when weights are
+// on their way.
+template <ggml_type type, int n_columns, typename before_type> __device__ __forceinline__ void
+hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, before_type && before) {
+    const int                 warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip_of_warp = warp / warps_of_a_strip;
+    const bool                is_up = strip_of_warp >= 2;
+    const matrix &            of    = is_up ? g.of.up : g.of.gate;
+    const int                 first = (is_up ? g.of.first_up : 0) + begin + strip_of_warp % 2 * tile_rows;
+    const strip               rows{ of.row(g.expert, first), of.row_stride, tile_rows - 1, of.width };
+    const part_of_strip<type> mine(rows, warp % warps_of_a_strip, warps_of_a_strip);
+    const auto                sums     = mine.multiply(memory + warp * plan.slots_of_a_warp, plan.n_slots, lane, [&] {
+        before();
+        return sums_of<n_columns>(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
+    });
+    float *                   of_warps = (float *) (memory + hidden_warps * plan.slots_of_a_warp);
+    sums.each([&](int column, int row, float sum) {
+        of_warps[warp * floats_of_sums<n_columns> + place_of_sum(column, row)] = sum;
+    });
     __syncthreads();
     for (int i = warp; i < g.n_pairs; i += hidden_warps) {
-        const float value = hidden_value<n_wide>(of_warps, i, lane);
+        const float value = hidden_value<n_columns>(of_warps, i, lane);
         float4      v;
         v.x = __shfl_sync(0xffffffff, value, 4 * lane % 32);
         v.y = __shfl_sync(0xffffffff, value, (4 * lane + 1) % 32);
@@ -180,10 +174,11 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, be
     }
 }
 
-// hidden = silu(gate h) * up h. Blocks: (32 hidden values, group); group 0 is the shared network's. What the kernel
-// before this one wrote is there when the kernel behind it starts.
-template <bool is_single, int n_wide> __global__ void __launch_bounds__(32 * hidden_warps, n_wide == 1 ? 3 : 2)
+// hidden = silu(gate h) * up h. Blocks: (32 hidden values, group); group 0 is the shared network's. n_columns: of a
+// group, at most. What the kernel before this one wrote is there when the kernel behind it starts.
+template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps, n_columns == 1 ? 3 : 2)
     hide_all(arguments a, tile_plan plan) {
+    constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
     const int                            index = (int) blockIdx.y - 1, begin = blockIdx.x * hidden_of_a_block;
@@ -208,41 +203,42 @@ template <bool is_single, int n_wide> __global__ void __launch_bounds__(32 * hid
     if (begin >= g.of.width) {
         return;
     }
+    const auto before = [&] {
+        if (index < 0) {
+            wait();
+        }
+    };
     with_type(g.of.gate.type, [&](auto type_is) {
-        constexpr ggml_type type    = decltype(type_is)::value;
-        const auto          between = [&] {
-            if (index < 0) {
-                wait();
-            }
-        };
+        constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (are_floats<type>) {
-            between();
+            before();
             hide_floats<type, is_single>(g, begin, memory);
-        } else if (n_wide > 1 && g.n_pairs > tile_columns) {
-            hide_tiles<type, n_wide>(g, begin, plan, memory, between);
         } else {
-            hide_tiles<type, 1>(g, begin, plan, memory, between);
+            with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
+                hide_tiles<type, decltype(columns)::value>(g, begin, plan, memory, before);
+            });
         }
     });
 }
 
-// n_groups: the shared network's not counted
-template <bool is_single> void launch_hidden(const arguments & a, int n_groups, cudaStream_t stream) {
-    const bool        is_wide = a.n > tile_columns;
-    const size_t      of_sums = sizeof(float) * hidden_warps * (is_wide ? floats_of_sums<2> : floats_of_sums<1>);
+template <int n_columns> void launch_hidden_of(const arguments & a, int n_groups, cudaStream_t stream) {
+    const size_t      of_sums = sizeof(float) * hidden_warps * floats_of_sums<n_columns>;
     const int64_t     widest  = std::max(a.routed.width, a.shared.width);
     const ggml_type   types[] = { a.routed.gate.type, a.shared.gate.type };
     const tile_launch with(types, 2, dw::n_blocks(a.shared.gate.width, warps_of_a_strip), hidden_warps, of_sums);
-    const ggml_cuda_kernel_launch_params blocks{ dim3(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1),
-                                                 dim3(32 * hidden_warps), with.bytes, stream };
-    if constexpr (!is_single) {
-        if (is_wide) {
-            CUDA_SET_SHARED_MEMORY_LIMIT((hide_all<false, 2>), shared_memory_of_block());
-            return ggml_cuda_kernel_launch(hide_all<false, 2>, blocks, a, with.plan);
-        }
+    CUDA_SET_SHARED_MEMORY_LIMIT(hide_all<n_columns>, shared_memory_of_block());
+    ggml_cuda_kernel_launch(
+        hide_all<n_columns>,
+        { dim3(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1), dim3(32 * hidden_warps), with.bytes, stream }, a,
+        with.plan);
+}
+
+// n_groups: the shared network's not counted
+inline void launch_hidden(const arguments & a, int n_groups, cudaStream_t stream) {
+    if (a.n == 1) {
+        return launch_hidden_of<1>(a, n_groups, stream);
     }
-    CUDA_SET_SHARED_MEMORY_LIMIT((hide_all<is_single, 1>), shared_memory_of_block());
-    ggml_cuda_kernel_launch(hide_all<is_single, 1>, blocks, a, with.plan);
+    return a.n <= 8 ? launch_hidden_of<8>(a, n_groups, stream) : launch_hidden_of<16>(a, n_groups, stream);
 }
 
 } // namespace dw::layer_parts

@@ -1,11 +1,13 @@
-// Products of rows of activations with several weights in one launch, and the norm before them. A block multiplies 16
-// rows of quantised weights, its warps parts of them; or of float weights a row a warp. Weights are asked for before
-// the kernel waits for the one before it. Test: tests/gpu/test_layer_parts_cuda.py.
+// Products of rows of activations with several weights in one launch. A block multiplies 16 rows of quantised weights,
+// its warps parts of them, or of float weights a row a warp. Weights are asked for before the kernel waits for the one
+// before it. One row of activations is made by each block for itself, more rows by a kernel before.
+// Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
 #include "ops/door/launch.h"
-#include "ops/layer-parts/tiles.cuh"
+#include "ops/layer-parts/inputs.cuh"
+#include "ops/layer-parts/pieces.cuh"
 
 namespace dw::layer_parts {
 
@@ -32,23 +34,6 @@ struct parts {
     part each[max_parts];
     int  n;
 };
-
-static __global__ void __launch_bounds__(1024)
-    normalise(const float * x, int64_t stride, const float * norm, float epsilon, activations out) {
-    __shared__ float sums[32];
-    ggml_cuda_pdl_lc();
-    const int    row     = blockIdx.x;
-    const groups weights = groups::of<GGML_TYPE_F32>(norm, out.width);
-    ggml_cuda_pdl_sync();
-    const groups values = groups::of<GGML_TYPE_F32>(x + row * stride, out.width);
-    const float  sum    = sum_of_lanes(values.dot(values));
-    if (threadIdx.x % 32 == 0) {
-        sums[threadIdx.x / 32] = sum;
-    }
-    __syncthreads();
-    const float scale = rsqrtf(sum_of_warps(sums) / out.width + epsilon);
-    out.store(row, values.times(weights), scale);
-}
 
 static __device__ float ended(const part & of, float sum, int row, int column) {
     switch (of.end) {
@@ -88,43 +73,38 @@ __device__ void multiply_row(const part & of, const activations & x, int row, in
 }
 
 // rows [first, first + 16) of a part with quantised weights times n columns. A block, its warps every so many pieces.
-template <ggml_type type, int n_wide> __device__ void multiply_strip(const part & of, const activations & x, int first,
-                                                                     int n, const tile_plan & plan, char * memory) {
-    const int    warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const int    n_pieces = (x.width + piece_values<type> - 1) / piece_values<type>;
-    const int    n_mine   = (n_pieces - warp + n_warps - 1) / n_warps;
-    const int    last_row = min(tile_rows, of.n_rows - first) - 1;
-    const char * rows     = of.weights + first * of.stride;
-    const auto   value_of = [&](int i) { return (warp + i * n_warps) * piece_values<type>; };
-    const auto   piece_of = [&](int i) {
-        const int value = value_of(i);
-        return piece{ rows + value / 32 * (tiled<type>::bytes / 8), of.stride, last_row,
-                      min(piece_values<type>, x.width - value) };
-    };
-    const lane_columns<n_wide> columns(x, lane, [&](int c) { return min(c, n - 1); });
-    lane_sums<n_wide>          sums = {};
-    for_each_piece<type>(
-        memory + warp * plan.slots_of_a_warp, plan.n_slots, n_mine, lane, piece_of, [] { ggml_cuda_pdl_sync(); },
-        [&](int i, const piece & each, const char * slot) {
-            multiply_piece<type, n_wide>(sums, slot, each, columns, value_of(i), lane);
-        });
-    float * of_warps = (float *) (memory + n_warps * plan.slots_of_a_warp);
-    store_sums(of_warps + warp * floats_of_sums<n_wide>, sums, lane);
+// ready(): the activations, when they are there.
+template <ggml_type type, int n_columns, typename ready_type>
+__device__ void multiply_strip(const part & of, int width, int first, int n, const tile_plan & plan, char * memory,
+                               ready_type && ready) {
+    const int   warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const strip rows{ of.weights + first * of.stride, of.stride, min(tile_rows, of.n_rows - first) - 1, width };
+    const part_of_strip<type> mine(rows, warp, n_warps);
+    const auto                sums     = mine.multiply(memory + warp * plan.slots_of_a_warp, plan.n_slots, lane, [&] {
+        return sums_of<n_columns>(ready(), lane, [&](int c) { return min(c, n - 1); });
+    });
+    float *                   of_warps = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    sums.each([&](int column, int row, float sum) {
+        of_warps[warp * floats_of_sums<n_columns> + place_of_sum(column, row)] = sum;
+    });
     __syncthreads();
     for (int i = threadIdx.x; i < n * tile_rows; i += blockDim.x) {
         const int column = i / tile_rows, row = i % tile_rows;
         float     sum = 0.0f;
         for (int w = 0; w < n_warps; ++w) {
-            sum += of_warps[w * floats_of_sums<n_wide> + place_of_sum(column, row)];
+            sum += of_warps[w * floats_of_sums<n_columns> + place_of_sum(column, row)];
         }
-        if (row <= last_row) {
+        if (row <= rows.last_row) {
             of.out[column * of.out_stride + first + row] = ended(of, sum, first + row, column);
         }
     }
 }
 
-template <int n_wide> __global__ void __launch_bounds__(32 * most_warps, n_wide == 1 ? 3 : 2)
-    products(parts all, activations x, int n, tile_plan plan) {
+// own: where a block keeps the activations that it makes, in its memory; 0: `input` has them
+template <int n_columns, typename input_type> __global__ void __launch_bounds__(32 * most_warps, n_columns <= 2   ? 4
+                                                                                                 : n_columns == 8 ? 3
+                                                                                                                  : 2)
+    products(parts all, input_type input, int width, int n, tile_plan plan, int own) {
     extern __shared__ __align__(16) char memory[];
     ggml_cuda_pdl_lc();
     const int block = blockIdx.x, warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -132,21 +112,28 @@ template <int n_wide> __global__ void __launch_bounds__(32 * most_warps, n_wide 
     while (i + 1 < all.n && block >= all.each[i + 1].first_block) {
         ++i;
     }
-    const part & of = all.each[i];
+    const part & of    = all.each[i];
+    const auto   ready = [&] {
+        ggml_cuda_pdl_sync();
+        if constexpr (std::is_same_v<input_type, activations>) {
+            return input;
+        } else {
+            const activations made = activations::in(memory + own, 1, width);
+            input.write(0, made);
+            __syncthreads();
+            return made;
+        }
+    };
     with_type(of.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (are_floats<type>) {
-            const int row = n_warps * (block - of.first_block) + warp;
-            ggml_cuda_pdl_sync();
+            const int         row = n_warps * (block - of.first_block) + warp;
+            const activations x   = ready();
             if (row < of.n_rows) {
-                if (n == 1) {
-                    multiply_row<type, 1>(of, x, row, n, lane);
-                } else {
-                    multiply_row<type, 4>(of, x, row, n, lane);
-                }
+                multiply_row<type, n_columns == 1 ? 1 : 4>(of, x, row, n, lane);
             }
         } else {
-            multiply_strip<type, n_wide>(of, x, tile_rows * (block - of.first_block), n, plan, memory);
+            multiply_strip<type, n_columns>(of, width, tile_rows * (block - of.first_block), n, plan, memory, ready);
         }
     });
 }
@@ -168,14 +155,33 @@ class product_list {
         return made;
     }
 
+    // n rows of activations of this width, made of `input`, in memory for activations::bytes(n, width)
+    template <typename input_type>
+    void launch(const input_type & input, void * memory, int64_t width, int n, cudaStream_t stream) {
+        if (n == 1 && input.can_be_made_by(32 * warps_for(width))) {
+            return launch_for<1>(input, (int) width, n, stream);
+        }
+        const activations x = activations::in((char *) memory, n, width);
+        launch_input(input, x, n, stream);
+        launch(x, n, stream);
+    }
+
     // x: n rows
     void launch(const activations & x, int n, cudaStream_t stream) {
-        return n <= tile_columns ? launch_for<1>(x, n, stream) : launch_for<2>(x, n, stream);
+        if (n <= 2) {
+            return n == 1 ? launch_for<1>(x, x.width, n, stream) : launch_for<2>(x, x.width, n, stream);
+        }
+        return n <= 8 ? launch_for<8>(x, x.width, n, stream) : launch_for<16>(x, x.width, n, stream);
     }
 
   private:
-    template <int n_wide> void launch_for(const activations & x, int n, cudaStream_t stream) {
-        const int n_warps  = std::clamp((x.width + 511) / 512, 1, most_warps); // 512 values a warp keep it busy
+    static int warps_for(int64_t width) {
+        return (int) std::clamp<int64_t>((width + 511) / 512, 1, most_warps); // 512 values a warp keep it busy
+    }
+
+    template <int n_columns, typename input_type>
+    void launch_for(const input_type & input, int width, int n, cudaStream_t stream) {
+        const int n_warps  = warps_for(width);
         int       n_blocks = 0;
         ggml_type types[max_parts];
         for (int i = 0; i < all_.n; ++i) {
@@ -184,32 +190,39 @@ class product_list {
             each.first_block = n_blocks;
             n_blocks += (int) dw::n_blocks(each.n_rows, is_float(each.type) ? n_warps : tile_rows);
         }
-        const tile_launch with(types, all_.n, dw::n_blocks(x.width, n_warps), n_warps,
-                               sizeof(float) * floats_of_sums<n_wide> * n_warps);
-        CUDA_SET_SHARED_MEMORY_LIMIT(products<n_wide>, shared_memory_of_block());
-        ggml_cuda_kernel_launch(products<n_wide>, { dim3(n_blocks), dim3(32 * n_warps), with.bytes, stream }, all_, x,
-                                n, with.plan);
+        constexpr bool    makes_input = !std::is_same_v<input_type, activations>;
+        const size_t      of_sums     = sizeof(float) * floats_of_sums<n_columns> * n_warps;
+        const size_t      others      = of_sums + (makes_input ? activations::bytes(1, width) : 0);
+        const tile_launch with(types, all_.n, dw::n_blocks(width, n_warps), n_warps, others);
+        const int         own = (int) (with.bytes - others + of_sums);
+        CUDA_SET_SHARED_MEMORY_LIMIT((products<n_columns, input_type>), shared_memory_of_block());
+        ggml_cuda_kernel_launch(products<n_columns, input_type>,
+                                { dim3(n_blocks), dim3(32 * n_warps), with.bytes, stream }, all_, input, width, n,
+                                with.plan, own);
     }
 
     parts all_{};
 };
 
-inline void launch_norm(const dw::launch_context & with, const ggml_tensor * x, const ggml_tensor * norm, float epsilon,
-                        const activations & out) {
-    ggml_cuda_kernel_launch(normalise, { dim3((unsigned) x->ne[1]), dim3(threads_for(x->ne[0])), 0, with.stream },
-                            dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<const float>(norm), epsilon,
-                            out);
+inline normalised normalised_rows(const ggml_tensor * x, const ggml_tensor * norm, float epsilon) {
+    return { dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<const float>(norm), epsilon,
+             (int) x->ne[0] };
 }
 
-// dst = residual + weights x
-inline void add_product(const dw::launch_context & with, ggml_tensor * dst, const ggml_tensor * weights,
-                        const ggml_tensor * residual, const activations & x) {
+// dst = residual + weights x, x as of product_list::launch
+template <typename input_type> void add_product(const dw::launch_context & with, ggml_tensor * dst,
+                                                const ggml_tensor * weights, const ggml_tensor * residual,
+                                                const input_type & input) {
     product_list list;
     part &       made = list.add(weights, dw::data_of<float>(dst), dw::stride_of(dst, 1));
     made.end          = end_of_product::add;
     made.a            = dw::data_of<const float>(residual);
     made.a_stride     = dw::stride_of(residual, 1);
-    list.launch(x, (int) dst->ne[1], with.stream);
+    if constexpr (std::is_same_v<input_type, activations>) {
+        list.launch(input, (int) dst->ne[1], with.stream);
+    } else {
+        list.launch(input, with.workspace, weights->ne[0], (int) dst->ne[1], with.stream);
+    }
 }
 
 inline bool is_vector(const ggml_tensor * t, int64_t n) {

@@ -82,7 +82,7 @@ struct activations {
         return (size_t) (n * width) * (sizeof(float) + 1) + (size_t) (n * width / 32) * sizeof(scale_and_sum);
     }
     // at: aligned to 16 bytes
-    static activations in(char * at, int64_t n, int64_t width) {
+    static __host__ __device__ activations in(char * at, int64_t n, int64_t width) {
         activations made;
         made.width  = (int) width;
         made.values = (float *) at;

@@ -1,0 +1,137 @@
+// What products take as input, made of other tensors: rows of activations, a block a row. As a kernel of its own, or
+// by each block of a product for itself. Test: tests/gpu/test_layer_parts_cuda.py.
+//
+// An input writes row `row` with all threads of a block; can_be_made_by(n) says whether n threads give the same bits as
+// the kernel's; threads(width) are the kernel's.
+
+#pragma once
+
+#include "ops/layer-parts/rows.cuh"
+
+namespace dw::layer_parts {
+
+constexpr int most_threads = 1024;
+
+// rms_norm(x) * norm
+struct normalised {
+    const float * x;
+    int64_t       stride;
+    const float * norm; // [width]
+    float         epsilon;
+    int           width;
+
+    static int threads(int64_t width) { return threads_for(width); }
+    bool       can_be_made_by(int n_threads) const { return n_threads == threads_for(width); }
+
+    __device__ __forceinline__ void write(int row, const activations & out) const {
+        __shared__ float sums[most_threads / 32];
+        const groups     values = groups::of<GGML_TYPE_F32>(x + row * stride, width);
+        const groups     scaled = values.times(groups::of<GGML_TYPE_F32>(norm, width));
+        const float      sum    = sum_of_lanes(values.dot(values));
+        if (threadIdx.x % 32 == 0) {
+            sums[threadIdx.x / 32] = sum;
+        }
+        __syncthreads();
+        out.store(row, scaled, rsqrtf(sum_of_warps(sums) / width + epsilon));
+    }
+};
+
+// y, z [heads][size] of a row: rms_norm(y) * norm * silu(z). A warp a head.
+struct normalised_heads {
+    const float *y, *z, *norm;
+    float        epsilon;
+    int          size;
+
+    static int threads(int64_t) { return most_threads; }
+    bool       can_be_made_by(int) const { return true; }
+
+    __device__ __forceinline__ void write(int row, const activations & out) const {
+        for (int head = threadIdx.x / 32; head < out.width / size; head += blockDim.x / 32) {
+            write_head(row, head, out);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void write_head(int row, int head, const activations & out) const {
+        const int     lane = threadIdx.x % 32;
+        const float * from = y + (int64_t) row * out.width + head * size;
+        const float * gate = z + (int64_t) row * out.width + head * size;
+        float         sum  = 0.0f;
+        for (int i = 4 * lane; i < size; i += 128) {
+            const float4 v = *(const float4 *) (from + i);
+            sum            = add_products(sum, v, v);
+        }
+        const float scale = rsqrtf(sum_of_lanes(sum) / size + epsilon);
+        for (int first = 0; first < size; first += 128) {
+            const int  i        = first + 4 * lane;
+            const bool is_there = i < size;
+            float4     v        = make_float4(0, 0, 0, 0);
+            if (is_there) {
+                const float4 a = *(const float4 *) (from + i), w = *(const float4 *) (norm + i),
+                             g = *(const float4 *) (gate + i);
+                v              = make_float4(a.x * scale * w.x * silu(g.x), a.y * scale * w.y * silu(g.y),
+                                             a.z * scale * w.z * silu(g.z), a.w * scale * w.w * silu(g.w));
+            }
+            out.store(row, (head * size + i) / 4, v, is_there);
+        }
+    }
+};
+
+// y [heads][size] of a row times sigmoid(gate)
+struct gated_heads {
+    const float * y;
+    int64_t       y_stride;
+    const float * gate;
+    int64_t       head_stride, row_stride;
+    int           size;
+
+    static int threads(int64_t) { return most_threads; }
+    bool       can_be_made_by(int) const { return true; }
+
+    __device__ __forceinline__ void write(int row, const activations & out) const {
+        for (int first = 128 * (threadIdx.x / 32); first < out.width; first += 4 * blockDim.x) {
+            const int  i        = first + 4 * (threadIdx.x % 32);
+            const bool is_there = i < out.width;
+            float4     v        = make_float4(0, 0, 0, 0);
+            if (is_there) {
+                const float4 a = *(const float4 *) (y + row * y_stride + i);
+                const float4 g = *(const float4 *) (gate + row * row_stride + (i / size) * head_stride + i % size);
+                v = make_float4(a.x * sigmoid(g.x), a.y * sigmoid(g.y), a.z * sigmoid(g.z), a.w * sigmoid(g.w));
+            }
+            out.store(row, i / 4, v, is_there);
+        }
+    }
+};
+
+// x as it is
+struct unchanged {
+    const float * x;
+    int64_t       stride;
+
+    static int threads(int64_t width) { return threads_for(width); }
+    bool       can_be_made_by(int) const { return false; } // heads have too many blocks
+
+    __device__ __forceinline__ void write(int row, const activations & out) const {
+        for (int first = 128 * (threadIdx.x / 32); first < out.width; first += 4 * blockDim.x) {
+            const int  i        = first + 4 * (threadIdx.x % 32);
+            const bool is_there = i < out.width;
+            out.store(row, i / 4, is_there ? *(const float4 *) (x + row * stride + i) : make_float4(0, 0, 0, 0),
+                      is_there);
+        }
+    }
+};
+
+template <typename input_type> __global__ void __launch_bounds__(most_threads)
+    write_rows(input_type input, activations out) {
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    input.write(blockIdx.x, out);
+}
+
+template <typename input_type>
+void launch_input(const input_type & input, const activations & out, int n, cudaStream_t stream) {
+    ggml_cuda_kernel_launch(write_rows<input_type>, { dim3(n), dim3(input_type::threads(out.width)), 0, stream }, input,
+                            out);
+}
+
+} // namespace dw::layer_parts

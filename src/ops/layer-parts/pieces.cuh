@@ -1,0 +1,289 @@
+// Weights on their way into shared memory, in pieces: 16 rows of 256 or 512 values. Each warp has slots of its own, and
+// asks for the next pieces while it multiplies one. Test: tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "ops/layer-parts/tiles.cuh"
+
+#include <algorithm>
+
+namespace dw::layer_parts {
+
+// How a type's tiles lie in memory and in a slot:
+//   block, block_bytes  values and bytes of a block
+//   n_at_once           tiles of a piece
+//   pitch               bytes from row to row of a slot, which lets the lanes of one load meet different banks
+//   is_aligned          each row's blocks begin at multiples of 16 bytes, as copies do
+struct layout_of_blocks {
+    int  block, block_bytes, n_at_once, pitch;
+    bool is_aligned;
+};
+
+template <ggml_type type> constexpr layout_of_blocks layout_of() {
+    switch (type) {
+        case GGML_TYPE_Q4_K:
+            return { QK_K, sizeof(block_q4_K), 2, 288, true };
+        case GGML_TYPE_Q5_K:
+            return { QK_K, sizeof(block_q5_K), 2, 352, true };
+        case GGML_TYPE_Q6_K:
+            return { QK_K, sizeof(block_q6_K), 1, 240, false };
+        case GGML_TYPE_Q8_0:
+            return { QK8_0, sizeof(block_q8_0), 1, 304, false };
+        default:
+            return { QK_K, sizeof(block_iq4_xs), 2, 304, false };
+    }
+}
+
+template <ggml_type type> struct tiled {
+    static constexpr layout_of_blocks of         = layout_of<type>();
+    static constexpr int              pitch      = of.pitch;
+    static constexpr int              n_values   = of.n_at_once * tile_values; // of a row of a piece
+    static constexpr int              slot_bytes = tile_rows * of.pitch;
+
+    // n: values of a row, whole blocks
+    static __device__ __forceinline__ int bytes(int n) { return n / of.block * of.block_bytes; }
+    // what lies before a row in its slot
+    static __device__ __forceinline__ int offset(const char * row) {
+        return of.is_aligned ? 0 : (int) ((uintptr_t) row % 16);
+    }
+};
+
+// 16 rows of weights, n_values each from a row's value 0 on.
+struct strip {
+    const char * from;     // row 0
+    int64_t      stride;   // bytes
+    int          last_row; // rows behind it are this one
+    int          n_values;
+
+    __device__ __forceinline__ const char * row(int i) const { return from + min(i, last_row) * stride; }
+
+    // up to tiled<type>::n_values values from `first` on
+    template <ggml_type type> __device__ __forceinline__ strip piece(int first) const {
+        return { from + tiled<type>::bytes(first), stride, last_row, min(tiled<type>::n_values, n_values - first) };
+    }
+    template <ggml_type type> __device__ __forceinline__ int n_pieces() const {
+        return (n_values + tiled<type>::n_values - 1) / tiled<type>::n_values;
+    }
+};
+
+__device__ __forceinline__ void copy_16(char * to, const char * from) {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((uint32_t) __cvta_generic_to_shared(to)),
+                 "l"(from)
+                 : "memory");
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+// Copies a piece into a slot, without waiting. A warp.
+template <ggml_type type> __device__ __forceinline__ void ask_for(char * slot, const strip & of, int lane) {
+    constexpr int n = tiled<type>::pitch / 16, n_tail = n % 8; // loads of 16 bytes a row; 8 lanes of a row side by side
+    const int     n_bytes = tiled<type>::bytes(of.n_values);
+    const auto    ask     = [&](int row, int i) {
+        const char * at    = of.row(row);
+        const int    begin = tiled<type>::offset(at);
+        if (16 * i < begin + n_bytes) {
+            copy_16(slot + row * tiled<type>::pitch + 16 * i, at - begin + 16 * i);
+        }
+    };
+#pragma unroll
+    for (int row = 0; row < tile_rows; row += 4) {
+#pragma unroll
+        for (int i = 0; i + 8 <= n; i += 8) {
+            ask(row + lane / 8, i + lane % 8);
+        }
+    }
+    if constexpr (n_tail > 0) {
+#pragma unroll
+        for (int i = 0; i < (tile_rows * n_tail + 31) / 32; ++i) {
+            const int at = 32 * i + lane;
+            if (at < tile_rows * n_tail) {
+                ask(at / n_tail, n / 8 * 8 + at % n_tail);
+            }
+        }
+    }
+}
+
+__device__ __forceinline__ void end_of_request() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// All requests of this warp but the last n_open have arrived.
+template <int n_open> __device__ __forceinline__ void wait_for_requests() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(n_open) : "memory");
+#endif
+    __syncwarp();
+}
+
+// sums += a piece that has arrived in a slot, times columns from their value `first` on. A warp.
+template <ggml_type type, typename sums_type> __device__ __forceinline__ void
+multiply_piece(sums_type & sums, const char * slot, const strip & of, int first, int lane) {
+    const int    row = lane / 4;
+    const char * a   = slot + row * tiled<type>::pitch + tiled<type>::offset(of.row(row));
+    const char * b   = slot + (row + 8) * tiled<type>::pitch + tiled<type>::offset(of.row(row + 8));
+#pragma unroll 1
+    for (int done = 0; done < of.n_values; done += tile_values) {
+        sums.template add<type>(a, b, first + done, min(steps_of_tile, (of.n_values - done) / 32));
+        a += tiled<type>::bytes(tile_values);
+        b += tiled<type>::bytes(tile_values);
+    }
+}
+
+// How a block multiplies tiles: the slots of its warps in shared memory, n_slots each.
+struct tile_plan {
+    int n_slots, slots_of_a_warp; // bytes
+};
+
+constexpr int most_slots = 2;
+
+// Pieces 0 .. n - 1 of a warp, in turn. piece_of(i) describes one.
+template <ggml_type type, typename piece_type> class piece_queue {
+  public:
+    // Asks for the first ones.
+    __device__ __forceinline__ piece_queue(char * slots, int n_slots, int n, piece_type piece_of) :
+        slots_(slots),
+        n_slots_(n_slots),
+        n_(n),
+        piece_of_(piece_of) {
+        for (int i = 0; i < min(n, n_slots); ++i) {
+            ask(i);
+        }
+    }
+
+    // The slot of piece i, which is there when it returns.
+    __device__ __forceinline__ char * await(int i) const {
+        if (n_slots_ > 1 && i + 1 < n_) {
+            wait_for_requests<1>();
+        } else {
+            wait_for_requests<0>();
+        }
+        return slots_ + i % n_slots_ * tiled<type>::slot_bytes;
+    }
+
+    // Piece i has been read.
+    __device__ __forceinline__ void release(int i) const {
+        if (i + n_slots_ < n_) {
+            __syncwarp();
+            ask(i + n_slots_);
+        }
+    }
+
+  private:
+    __device__ __forceinline__ void ask(int i) const {
+        ask_for<type>(slots_ + i % n_slots_ * tiled<type>::slot_bytes, piece_of_(i), threadIdx.x % 32);
+        end_of_request();
+    }
+
+    char *     slots_;
+    int        n_slots_, n_;
+    piece_type piece_of_;
+};
+
+// A warp's part of a product: pieces first, first + step, ... of a strip times all columns of `sums`.
+template <ggml_type type> class part_of_strip {
+  public:
+    __device__ __forceinline__ part_of_strip(const strip & of, int first, int step) :
+        of_(of),
+        first_(first),
+        step_(step),
+        n_((of.n_pieces<type>() - first + step - 1) / step) {}
+
+    // before(): called when weights are on their way; it returns the sums
+    template <typename before_type>
+    __device__ __forceinline__ auto multiply(char * slots, int n_slots, int lane, before_type && before) const {
+        const auto                                  piece_of = [&](int i) { return of_.piece<type>(value_of(i)); };
+        const piece_queue<type, decltype(piece_of)> queue(slots, n_slots, n_, piece_of);
+        auto                                        sums = before();
+        for (int i = 0; i < n_; ++i) {
+            multiply_piece<type>(sums, queue.await(i), piece_of(i), value_of(i), lane);
+            queue.release(i);
+        }
+        return sums;
+    }
+
+  private:
+    __device__ __forceinline__ int value_of(int i) const { return (first_ + i * step_) * tiled<type>::n_values; }
+
+    strip of_;
+    int   first_, step_, n_;
+};
+
+// Host: bytes of a slot of a type, and values of a row that it holds; 0 bytes: the type is not tiled.
+template <ggml_type type> constexpr int2 size_of_slot() {
+    return { tiled<type>::slot_bytes, tiled<type>::n_values };
+}
+
+inline int2 size_of_slot(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_K:
+            return size_of_slot<GGML_TYPE_Q4_K>();
+        case GGML_TYPE_Q5_K:
+            return size_of_slot<GGML_TYPE_Q5_K>();
+        case GGML_TYPE_Q6_K:
+            return size_of_slot<GGML_TYPE_Q6_K>();
+        case GGML_TYPE_Q8_0:
+            return size_of_slot<GGML_TYPE_Q8_0>();
+        case GGML_TYPE_IQ4_XS:
+            return size_of_slot<GGML_TYPE_IQ4_XS>();
+        default:
+            return { 0, 1 << 20 };
+    }
+}
+
+inline int bytes_of_slot(ggml_type type) {
+    return size_of_slot(type).x;
+}
+
+inline int values_of_slot(ggml_type type) {
+    return size_of_slot(type).y;
+}
+
+// Dynamic shared memory that a block may have. A kernel has few variables in shared memory beside it.
+inline size_t shared_memory_of_block() {
+    constexpr size_t of_variables = 1024;
+    return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo - of_variables;
+}
+
+// The number of slots, n_slots at most, that leave shared memory for `others`.
+inline int slots_that_fit(int n_slots, size_t bytes_of_all, size_t others) {
+    while (n_slots > 1 && n_slots * bytes_of_all + others > shared_memory_of_block()) {
+        --n_slots;
+    }
+    return n_slots;
+}
+
+// Shared memory of a block that multiplies tiles: slots of its warps, then what else it needs.
+struct tile_launch {
+    tile_plan plan;
+    size_t    bytes;
+
+    // n_values: of a row, for one warp; others: bytes beside the slots
+    tile_launch(const ggml_type * types, int n_types, int64_t n_values, int n_warps, size_t others) {
+        int  most    = 0;
+        bool is_long = false;
+        for (int i = 0; i < n_types; ++i) {
+            most    = std::max(most, bytes_of_slot(types[i]));
+            is_long = is_long || values_of_slot(types[i]) < n_values;
+        }
+        plan.n_slots         = slots_that_fit(is_long ? most_slots : 1, (size_t) (most * n_warps), others);
+        plan.slots_of_a_warp = plan.n_slots * most;
+        bytes                = n_warps * plan.slots_of_a_warp + others;
+    }
+};
+
+// Every device has the tensor cores that tiles need, and was compiled for.
+inline bool has_tile_products() {
+    const auto & info = ggml_cuda_info();
+    for (int i = 0; i < info.device_count; ++i) {
+        if (ggml_cuda_highest_compiled_arch(info.devices[i].cc) < GGML_CUDA_CC_AMPERE) {
+            return false;
+        }
+    }
+    return true;
+}
+
+} // namespace dw::layer_parts

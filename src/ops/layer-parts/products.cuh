@@ -101,8 +101,8 @@ __device__ void multiply_strip(const part & of, int width, int first, int n, con
 }
 
 // own: where a block keeps the activations that it makes, in its memory; 0: `input` has them
-template <int n_columns, typename input_type> __global__ void __launch_bounds__(32 * most_warps, n_columns <= 2   ? 4
-                                                                                                 : n_columns == 8 ? 3
+template <int n_columns, typename input_type> __global__ void __launch_bounds__(32 * most_warps, n_columns == 1   ? 4
+                                                                                                 : n_columns <= 8 ? 3
                                                                                                                   : 2)
     products(parts all, input_type input, int width, int n, tile_plan plan, int own) {
     extern __shared__ __align__(16) char memory[];

@@ -43,6 +43,8 @@ __device__ __forceinline__ float add_products(float sum, float4 a, float4 b) {
 template <ggml_type type, int n_rows, int n_columns>
 __device__ __forceinline__ void add_dots(float (&sums)[n_rows][n_columns], const char * const (&rows)[n_rows],
                                          const float * const (&columns)[n_columns], int n_values, int lane) {
+    constexpr int n_ahead = n_columns * n_rows <= 2 ? 4 : 1; // turns whose loads are in flight together
+#pragma unroll n_ahead
     for (int i = 4 * lane; i < n_values; i += 128) {
         float4 x[n_columns];
 #pragma unroll

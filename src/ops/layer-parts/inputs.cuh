@@ -1,8 +1,8 @@
 // What products take as input, made of other tensors: rows of activations, a block a row. As a kernel of its own, or
 // by each block of a product for itself. Test: tests/gpu/test_layer_parts_cuda.py.
 //
-// An input writes row `row` with all threads of a block; can_be_made_by(n) says whether n threads give the same bits as
-// the kernel's; threads(width) are the kernel's.
+// An input writes row `row` with all threads of a block, threads(width) in the kernel; by_products: blocks of products
+// may, can_be_made_by(n): n threads give the same bits.
 
 #pragma once
 
@@ -20,8 +20,9 @@ struct normalised {
     float         epsilon;
     int           width;
 
-    static int threads(int64_t width) { return threads_for(width); }
-    bool       can_be_made_by(int n_threads) const { return n_threads == threads_for(width); }
+    static constexpr bool by_products = true;
+    static int            threads(int64_t width) { return threads_for(width); }
+    bool                  can_be_made_by(int n_threads) const { return n_threads == threads_for(width); }
 
     __device__ __forceinline__ void write(int row, const activations & out) const {
         __shared__ float sums[most_threads / 32];
@@ -42,16 +43,52 @@ struct normalised_heads {
     float        epsilon;
     int          size;
 
-    static int threads(int64_t) { return most_threads; }
-    bool       can_be_made_by(int) const { return true; }
+    static constexpr bool by_products = true;
+    static int            threads(int64_t) { return most_threads; }
+    bool                  can_be_made_by(int) const { return true; }
 
     __device__ __forceinline__ void write(int row, const activations & out) const {
-        for (int head = threadIdx.x / 32; head < out.width / size; head += blockDim.x / 32) {
-            write_head(row, head, out);
+        const int n_heads = out.width / size, n_warps = blockDim.x / 32;
+        if (size == of_lanes) {
+            for (int head = threadIdx.x / 32; head < n_heads; head += at_once * n_warps) {
+                write_heads(row, head, n_warps, n_heads, out);
+            }
+        } else {
+            for (int head = threadIdx.x / 32; head < n_heads; head += n_warps) {
+                write_head(row, head, out);
+            }
         }
     }
 
   private:
+    static constexpr int of_lanes = 128, at_once = 4; // values of a warp, four a lane; heads whose loads overlap
+
+    static __device__ __forceinline__ float4 value(float4 y, float4 norm, float4 z, float scale) {
+        return make_float4(y.x * scale * norm.x * silu(z.x), y.y * scale * norm.y * silu(z.y),
+                           y.z * scale * norm.z * silu(z.z), y.w * scale * norm.w * silu(z.w));
+    }
+
+    // heads head, head + step, ... of of_lanes values
+    __device__ __forceinline__ void write_heads(int row, int head, int step, int n_heads,
+                                                const activations & out) const {
+        const int    lane    = threadIdx.x % 32;
+        const float4 weights = ((const float4 *) norm)[lane];
+        float4       from[at_once], gate[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            const int at = min(head + i * step, n_heads - 1) * of_lanes / 4 + lane;
+            from[i]      = ((const float4 *) (y + (int64_t) row * out.width))[at];
+            gate[i]      = ((const float4 *) (z + (int64_t) row * out.width))[at];
+        }
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            const float scale = rsqrtf(sum_of_lanes(add_products(0.0f, from[i], from[i])) / of_lanes + epsilon);
+            if (head + i * step < n_heads) {
+                out.store(row, (head + i * step) * of_lanes / 4 + lane, value(from[i], weights, gate[i], scale), true);
+            }
+        }
+    }
+
     __device__ __forceinline__ void write_head(int row, int head, const activations & out) const {
         const int     lane = threadIdx.x % 32;
         const float * from = y + (int64_t) row * out.width + head * size;
@@ -67,10 +104,8 @@ struct normalised_heads {
             const bool is_there = i < size;
             float4     v        = make_float4(0, 0, 0, 0);
             if (is_there) {
-                const float4 a = *(const float4 *) (from + i), w = *(const float4 *) (norm + i),
-                             g = *(const float4 *) (gate + i);
-                v              = make_float4(a.x * scale * w.x * silu(g.x), a.y * scale * w.y * silu(g.y),
-                                             a.z * scale * w.z * silu(g.z), a.w * scale * w.w * silu(g.w));
+                v = value(*(const float4 *) (from + i), *(const float4 *) (norm + i), *(const float4 *) (gate + i),
+                          scale);
             }
             out.store(row, (head * size + i) / 4, v, is_there);
         }
@@ -85,8 +120,9 @@ struct gated_heads {
     int64_t       head_stride, row_stride;
     int           size;
 
-    static int threads(int64_t) { return most_threads; }
-    bool       can_be_made_by(int) const { return true; }
+    static constexpr bool by_products = true;
+    static int            threads(int64_t) { return most_threads; }
+    bool                  can_be_made_by(int) const { return true; }
 
     __device__ __forceinline__ void write(int row, const activations & out) const {
         for (int first = 128 * (threadIdx.x / 32); first < out.width; first += 4 * blockDim.x) {
@@ -108,8 +144,8 @@ struct unchanged {
     const float * x;
     int64_t       stride;
 
-    static int threads(int64_t width) { return threads_for(width); }
-    bool       can_be_made_by(int) const { return false; } // heads have too many blocks
+    static constexpr bool by_products = false; // an output head has thousands of blocks
+    static int            threads(int64_t width) { return threads_for(width); }
 
     __device__ __forceinline__ void write(int row, const activations & out) const {
         for (int first = 128 * (threadIdx.x / 32); first < out.width; first += 4 * blockDim.x) {

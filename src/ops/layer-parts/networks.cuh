@@ -221,7 +221,8 @@ template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps, n_
     });
 }
 
-template <int n_columns> void launch_hidden_of(const arguments & a, int n_groups, cudaStream_t stream) {
+// Each file has its own: a limit of shared memory is set for a file's kernels.
+template <int n_columns> static void launch_hidden_of(const arguments & a, int n_groups, cudaStream_t stream) {
     const size_t      of_sums = sizeof(float) * hidden_warps * floats_of_sums<n_columns>;
     const int64_t     widest  = std::max(a.routed.width, a.shared.width);
     const ggml_type   types[] = { a.routed.gate.type, a.shared.gate.type };
@@ -234,7 +235,7 @@ template <int n_columns> void launch_hidden_of(const arguments & a, int n_groups
 }
 
 // n_groups: the shared network's not counted
-inline void launch_hidden(const arguments & a, int n_groups, cudaStream_t stream) {
+static inline void launch_hidden(const arguments & a, int n_groups, cudaStream_t stream) {
     if (a.n == 1) {
         return launch_hidden_of<1>(a, n_groups, stream);
     }

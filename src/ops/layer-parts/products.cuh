@@ -13,6 +13,7 @@ namespace dw::layer_parts {
 
 constexpr int most_warps = 8; // of a block of products
 constexpr int max_parts  = 4;
+constexpr int few_rows   = 512; // of float weights: a warp a row would leave most of a GPU idle
 
 enum class end_of_product { as_is, sigmoid, softplus, add };
 
@@ -22,7 +23,8 @@ struct part {
     int64_t        stride; // bytes of a row
     ggml_type      type;
     int            n_rows, first_block;
-    float *        out; // [n][out_stride]
+    int            n_shares; // warps of a row of float weights, which share the columns
+    float *        out;      // [n][out_stride]
     int64_t        out_stride;
     end_of_product end;
     const float *  a; // softplus: added before [rows]; add: the residual [n][a_stride]
@@ -50,22 +52,22 @@ static __device__ float ended(const part & of, float sum, int row, int column) {
     }
 }
 
-// row `row` of a part with float weights times n columns. A warp.
+// Row `row` of a part with float weights times columns [first, last). A warp.
 template <ggml_type type, int n_columns>
-__device__ void multiply_row(const part & of, const activations & x, int row, int n, int lane) {
+__device__ void multiply_row(const part & of, const activations & x, int row, int first, int last, int lane) {
     const char * const rows[1] = { of.weights + row * of.stride };
-    for (int c0 = 0; c0 < n; c0 += n_columns) {
+    for (int c0 = first; c0 < last; c0 += n_columns) {
         const float * columns[n_columns];
         float         sums[1][n_columns] = {};
 #pragma unroll
         for (int c = 0; c < n_columns; ++c) {
-            columns[c] = x.row(min(c0 + c, n - 1));
+            columns[c] = x.row(min(c0 + c, last - 1));
         }
         add_dots<type>(sums, rows, columns, x.width, lane);
         add_lanes(sums);
 #pragma unroll
         for (int c = 0; c < n_columns; ++c) {
-            if (lane == c && c0 + c < n) {
+            if (lane == c && c0 + c < last) {
                 of.out[(c0 + c) * of.out_stride + row] = ended(of, sums[0][c], row, c0 + c);
             }
         }
@@ -127,10 +129,16 @@ template <int n_columns, typename input_type> __global__ void __launch_bounds__(
     with_type(of.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (are_floats<type>) {
-            const int         row = n_warps * (block - of.first_block) + warp;
-            const activations x   = ready();
+            const int         task = n_warps * (block - of.first_block) + warp, row = task / of.n_shares;
+            const activations x = ready();
             if (row < of.n_rows) {
-                multiply_row<type, n_columns == 1 ? 1 : 4>(of, x, row, n, lane);
+                const int columns = (n + of.n_shares - 1) / of.n_shares, first = task % of.n_shares * columns;
+                const int last = min(first + columns, n);
+                if (n_columns == 1 || of.n_shares > 1) {
+                    multiply_row<type, n_columns == 1 ? 1 : 2>(of, x, row, first, last, lane);
+                } else {
+                    multiply_row<type, n_columns == 1 ? 1 : 4>(of, x, row, first, last, lane);
+                }
             }
         } else {
             multiply_strip<type, n_columns>(of, width, tile_rows * (block - of.first_block), n, plan, memory, ready);
@@ -138,7 +146,8 @@ template <int n_columns, typename input_type> __global__ void __launch_bounds__(
     });
 }
 
-// Launch-time description of the parts.
+// Launch-time description of the parts. Each file has its own: a limit of shared memory is set for a file's kernels.
+namespace {
 class product_list {
   public:
     // Returns the part, whose end may be set.
@@ -158,8 +167,10 @@ class product_list {
     // n rows of activations of this width, made of `input`, in memory for activations::bytes(n, width)
     template <typename input_type>
     void launch(const input_type & input, void * memory, int64_t width, int n, cudaStream_t stream) {
-        if (n == 1 && input.can_be_made_by(32 * warps_for(width))) {
-            return launch_for<1>(input, (int) width, n, stream);
+        if constexpr (input_type::by_products) {
+            if (n == 1 && input.can_be_made_by(32 * warps_for(width))) {
+                return launch_for<1>(input, (int) width, n, stream);
+            }
         }
         const activations x = activations::in((char *) memory, n, width);
         launch_input(input, x, n, stream);
@@ -188,7 +199,9 @@ class product_list {
             part & each      = all_.each[i];
             types[i]         = each.type;
             each.first_block = n_blocks;
-            n_blocks += (int) dw::n_blocks(each.n_rows, is_float(each.type) ? n_warps : tile_rows);
+            each.n_shares    = each.n_rows <= few_rows ? (n + 1) / 2 : 1;
+            n_blocks += (int) (is_float(each.type) ? dw::n_blocks(each.n_rows * each.n_shares, n_warps)
+                                                   : dw::n_blocks(each.n_rows, tile_rows));
         }
         constexpr bool    makes_input = !std::is_same_v<input_type, activations>;
         const size_t      of_sums     = sizeof(float) * floats_of_sums<n_columns> * n_warps;
@@ -203,6 +216,7 @@ class product_list {
 
     parts all_{};
 };
+} // namespace
 
 inline normalised normalised_rows(const ggml_tensor * x, const ggml_tensor * norm, float epsilon) {
     return { dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<const float>(norm), epsilon,

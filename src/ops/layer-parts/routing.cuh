@@ -36,6 +36,7 @@ template <ggml_type type> __global__ void route(const float * x, int64_t stride,
         expert == n_experts ? shared_router : (const char *) router + (size_t) expert * h.width * bytes;
     const groups weights = groups::of<type>(row_of_expert, h.width).times(scaled);
     ggml_cuda_pdl_sync();
+#pragma unroll 2
     for (int row = 0; row < n; ++row) {
         const groups values  = groups::of<GGML_TYPE_F32>(x + row * stride, h.width);
         const float  squares = sum_of_lanes(values.dot(values)), product = sum_of_lanes(values.dot(weights));
@@ -79,45 +80,58 @@ __device__ __forceinline__ uint32_t most_of_lanes(uint32_t x) {
 #endif
 }
 
-// One row's experts, best first, and their weights. A warp.
-__device__ __forceinline__ void choose_row(const float * logits, int n_experts, int n_used, int lane, int * chosen,
-                                           float * weights) {
-    uint32_t orders[max_experts / 32];
+// The logit of an order.
+__device__ __forceinline__ float logit_of(uint32_t order) {
+    return order <= 1 ? NAN : __uint_as_float(order & 0x80000000 ? order & 0x7fffffff : ~order);
+}
+
+// One row's experts, best first, and their weights. A warp, of which each lane has up to n_of_lane experts.
+template <int n_of_lane> __device__ __forceinline__ void choose_row_of(const float * logits, int n_experts, int n_used,
+                                                                       int lane, int * chosen, float * weights) {
+    uint32_t orders[n_of_lane];
 #pragma unroll
-    for (int i = 0; i < (int) max_experts / 32; ++i) {
+    for (int i = 0; i < n_of_lane; ++i) {
         const int expert = lane + 32 * i;
         orders[i]        = expert < n_experts ? order_of(logits[expert]) : 0;
     }
-    float first = 0.0f, sum = 0.0f;
+    const float of_shared = logits[n_experts];
+    int         mine      = 0; // of the rank that is this lane's number
+    uint32_t    my_order  = 0;
     for (int rank = 0; rank < n_used; ++rank) {
-        uint32_t mine = 0;
+        uint32_t most = 0;
         int      at   = 0;
 #pragma unroll
-        for (int i = 0; i < (int) max_experts / 32; ++i) {
-            at   = orders[i] > mine ? i : at;
-            mine = max(orders[i], mine);
+        for (int i = 0; i < n_of_lane; ++i) {
+            at   = orders[i] > most ? i : at;
+            most = max(orders[i], most);
         }
         // of equals the lowest expert
-        const uint32_t best   = most_of_lanes(mine);
-        const int      expert = (int) ~most_of_lanes(mine == best ? ~(uint32_t) (lane + 32 * at) : 0);
+        const uint32_t best   = most_of_lanes(most);
+        const int      expert = (int) ~most_of_lanes(most == best ? ~(uint32_t) (lane + 32 * at) : 0);
 #pragma unroll
-        for (int i = 0; i < (int) max_experts / 32; ++i) {
+        for (int i = 0; i < n_of_lane; ++i) {
             orders[i] = lane + 32 * i == expert ? 0 : orders[i];
         }
-        const float logit = logits[expert];
-        first             = rank == 0 ? logit : first;
-        const float e     = expf(logit - first);
-        sum += e;
-        if (lane == 0) {
-            chosen[rank]  = expert;
-            weights[rank] = e;
-        }
+        mine     = rank == lane ? expert : mine;
+        my_order = rank == lane ? best : my_order;
+    }
+    const float logit = logit_of(my_order), first = __shfl_sync(0xffffffff, logit, 0);
+    const float e = lane < n_used ? expf(logit - first) : 0.0f, sum = sum_of_lanes(e);
+    if (lane < n_used) {
+        chosen[lane]  = mine;
+        weights[lane] = e / sum;
+    } else if (lane == n_used) {
+        weights[lane] = sigmoid(of_shared);
     }
     __syncwarp();
-    if (lane < n_used) {
-        weights[lane] /= sum;
-    } else if (lane == n_used) {
-        weights[lane] = sigmoid(logits[n_experts]);
+}
+
+__device__ __forceinline__ void choose_row(const float * logits, int n_experts, int n_used, int lane, int * chosen,
+                                           float * weights) {
+    if (n_experts <= 256) {
+        choose_row_of<8>(logits, n_experts, n_used, lane, chosen, weights);
+    } else {
+        choose_row_of<max_experts / 32>(logits, n_experts, n_used, lane, chosen, weights);
     }
 }
 
@@ -127,52 +141,51 @@ struct choice_of_row {
     float weights[max_used + 1];
 };
 
-// Puts the pairs of each expert together. The first pair of an expert leads its group; groups follow each other as
-// their leaders do. chosen [n_pairs], in shared memory, as `leads` is.
-__device__ __forceinline__ void group_pairs(const int * chosen, int n_pairs, int n_used, bool * leads, routes * out) {
-    const int pair   = threadIdx.x;
-    int       leader = pair, n_before = 0, n_all = 0;
-    if (pair < n_pairs) {
-        for (int i = 0; i < n_pairs; ++i) {
-            const bool is_same = chosen[i] == chosen[pair];
-            leader             = is_same && i < leader ? i : leader;
-            n_before += is_same && i < pair;
-            n_all += is_same;
-        }
-        leads[pair] = leader == pair;
-    }
-    __syncthreads();
-    if (pair >= n_pairs) {
-        return;
-    }
-    int group = 0;
-    for (int i = 0; i < leader; ++i) {
-        group += leads[i];
-    }
-    out->pairs[group][n_before] = (pair_id) (pair / n_used * (n_used + 1) + pair % n_used);
-    if (leads[pair]) {
-        out->experts[group] = chosen[pair];
-        out->n_pairs[group] = n_all;
-    }
-    if (pair == n_pairs - 1) {
-        out->n_groups = group + 1;
-        for (int i = leader + 1; i < n_pairs; ++i) {
-            out->n_groups += leads[i];
-        }
-    }
-}
+// Which rows chose an expert, and at which rank. In shared memory.
+struct choices_by_expert {
+    int     rows[max_experts]; // a bit a row
+    uint8_t ranks[max_rows][max_experts];
+};
 
 // Fills `out`. One block, a warp a row.
 static __global__ void choose(const float * logits, int n_experts, int n_used, routes * out) {
-    __shared__ int  chosen[max_pairs];
-    __shared__ bool leads[max_pairs];
+    __shared__ int               chosen[max_pairs];
+    __shared__ choices_by_expert by;
+    __shared__ int               n_groups;
     ggml_cuda_pdl_lc();
+    const int row = threadIdx.x / 32, lane = threadIdx.x % 32, n_ranks = n_used + 1;
+    for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
+        by.rows[expert] = 0;
+    }
+    if (threadIdx.x == 0) {
+        n_groups = 0;
+    }
     ggml_cuda_pdl_sync();
-    const int row = threadIdx.x / 32, n_rows = blockDim.x / 32;
-    choose_row(logits + row * (n_experts + 1), n_experts, n_used, threadIdx.x % 32, chosen + row * n_used,
-               out->weights + row * (n_used + 1));
+    choose_row(logits + row * (n_experts + 1), n_experts, n_used, lane, chosen + row * n_used,
+               out->weights + row * n_ranks);
     __syncthreads();
-    group_pairs(chosen, n_rows * n_used, n_used, leads, out);
+    if (lane < n_used) {
+        const int expert      = chosen[row * n_used + lane];
+        by.ranks[row][expert] = (uint8_t) lane;
+        atomicOr(&by.rows[expert], 1 << row);
+    }
+    __syncthreads();
+    for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
+        uint32_t rows = by.rows[expert];
+        if (rows) {
+            const int group     = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
+            out->experts[group] = expert;
+            out->n_pairs[group] = __popc(rows);
+            for (int i = 0; rows; ++i, rows &= rows - 1) {
+                const int r          = __ffs(rows) - 1;
+                out->pairs[group][i] = (pair_id) (r * n_ranks + by.ranks[r][expert]);
+            }
+        }
+    }
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        out->n_groups = n_groups;
+    }
 }
 
 } // namespace dw::layer_parts

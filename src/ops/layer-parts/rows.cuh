@@ -63,9 +63,11 @@ __device__ __forceinline__ float magnitude(float4 v) {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-__device__ __forceinline__ int packed(float4 v, float scale) {
-    const auto round = [&](float x) { return scale == 0.0f ? 0 : (int) roundf(x / scale) & 0xff; };
-    return round(v.x) | round(v.y) << 8 | round(v.z) << 16 | round(v.w) << 24;
+// four values of 8 bits, of values times `factor`
+__device__ __forceinline__ int packed(float4 v, float factor) {
+    const uint32_t low  = __byte_perm(__float2int_rn(v.x * factor), __float2int_rn(v.y * factor), 0x0040);
+    const uint32_t high = __byte_perm(__float2int_rn(v.z * factor), __float2int_rn(v.w * factor), 0x0040);
+    return (int) __byte_perm(low, high, 0x5410);
 }
 
 // A block of 32 values of 8 bits: its scale, and scale * sum of the values.
@@ -95,9 +97,9 @@ struct activations {
     // Writes group `group` of a row, of which this lane has `v`. All 32 lanes call it, for groups that follow each
     // other.
     __device__ __forceinline__ void store(int row, int group, float4 v, bool is_there) const {
-        const float scale   = most_of_block(is_there ? magnitude(v) : 0.0f) / 127.0f;
-        const int   four    = packed(v, scale);
-        const float rounded = __half2float(__float2half(scale));
+        const float most    = most_of_block(is_there ? magnitude(v) : 0.0f);
+        const int   four    = packed(v, most == 0.0f ? 0.0f : 127.0f / most);
+        const float rounded = __half2float(__float2half(most / 127.0f));
         int         sum     = ggml_cuda_dp4a(four, 0x01010101, 0);
 #pragma unroll
         for (int offset = 4; offset > 0; offset /= 2) {

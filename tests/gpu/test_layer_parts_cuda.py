@@ -116,7 +116,7 @@ def test_experts_of_other_shapes(rng, shape, router):
 def test_mixers_and_dense_layers_at_model_shapes(rng):
     for part in (
         parts.feed_forward(rng, ROWS, ("Q4_K", "Q6_K"), width=5120, hidden=1024),
-        parts.product(rng, ROWS, "Q6_K", width=2048, rows=9000),
+        parts.product(rng, ROWS, "Q6_K", width=2048, rows=27000),
         parts.delta_inputs(rng, ROWS, ("Q4_K", "Q4_K", "F32"), width=2048, n_qkv=8192, n_z=4096, heads=32),
         parts.attention_inputs(rng, ROWS, ("Q4_K", "Q4_K", "Q6_K"), width=2048, rows=(8192, 512, 512)),
         parts.delta_output(rng, ROWS, "Q4_K", width=2048, heads=32, size=128),

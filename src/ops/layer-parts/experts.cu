@@ -69,7 +69,7 @@ __device__ __forceinline__ void lower_floats(const group & g, int first, int lan
 template <ggml_type type, int n_columns, typename group_type> __device__ __forceinline__ void
 lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float * found, group_type && group_of) {
     const int  lane     = threadIdx.x % 32;
-    const int  n_pieces = (width + tiled<type>::n_values - 1) / tiled<type>::n_values; // of a group
+    const int  n_pieces = tiled<type>::n_pieces(width); // of a group
     const auto rows_of  = [&](const group & g) {
         return strip{ g.of.down.row(g.expert, first), g.of.down.row_stride, tile_rows - 1, width };
     };

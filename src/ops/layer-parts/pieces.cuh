@@ -42,6 +42,8 @@ template <ggml_type type> struct tiled {
 
     // n: values of a row, whole blocks
     static __device__ __forceinline__ int bytes(int n) { return n / of.block * of.block_bytes; }
+    // pieces of a row of n values
+    static __device__ __forceinline__ int n_pieces(int n) { return (n + n_values - 1) / n_values; }
     // what lies before a row in its slot
     static __device__ __forceinline__ int offset(const char * row) {
         return of.is_aligned ? 0 : (int) ((uintptr_t) row % 16);
@@ -60,9 +62,6 @@ struct strip {
     // up to tiled<type>::n_values values from `first` on
     template <ggml_type type> __device__ __forceinline__ strip piece(int first) const {
         return { from + tiled<type>::bytes(first), stride, last_row, min(tiled<type>::n_values, n_values - first) };
-    }
-    template <ggml_type type> __device__ __forceinline__ int n_pieces() const {
-        return (n_values + tiled<type>::n_values - 1) / tiled<type>::n_values;
     }
 };
 
@@ -190,7 +189,7 @@ template <ggml_type type> class part_of_strip {
         of_(of),
         first_(first),
         step_(step),
-        n_((of.n_pieces<type>() - first + step - 1) / step) {}
+        n_((tiled<type>::n_pieces(of.n_values) - first + step - 1) / step) {}
 
     // before(): called when weights are on their way; it returns the sums
     template <typename before_type>

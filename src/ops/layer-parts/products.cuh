@@ -9,11 +9,14 @@
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/pieces.cuh"
 
+#include <climits>
+
 namespace dw::layer_parts {
 
 constexpr int most_warps = 8; // of a block of products
 constexpr int max_parts  = 4;
-constexpr int few_rows   = 512; // of float weights: a warp a row would leave most of a GPU idle
+constexpr int large_rows = 1 << 14; // an output head
+constexpr int few_rows   = 512;     // of float weights: a warp a row would leave most of a GPU idle
 
 enum class end_of_product { as_is, sigmoid, softplus, add };
 
@@ -22,7 +25,7 @@ struct part {
     const char *   weights;
     int64_t        stride; // bytes of a row
     ggml_type      type;
-    int            n_rows, first_block;
+    int            n_rows, first_block, n_blocks;
     int            n_shares; // warps of a row of float weights, which share the columns
     float *        out;      // [n][out_stride]
     int64_t        out_stride;
@@ -74,38 +77,62 @@ __device__ void multiply_row(const part & of, const activations & x, int row, in
     }
 }
 
-// rows [first, first + 16) of a part with quantised weights times n columns. A block, its warps every so many pieces.
-// ready(): the activations, when they are there.
-template <ggml_type type, int n_columns, typename ready_type>
-__device__ void multiply_strip(const part & of, int width, int first, int n, const tile_plan & plan, char * memory,
-                               ready_type && ready) {
-    const int   warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const strip rows{ of.weights + first * of.stride, of.stride, min(tile_rows, of.n_rows - first) - 1, width };
-    const part_of_strip<type> mine(rows, warp, n_warps);
-    const auto                sums     = mine.multiply(memory + warp * plan.slots_of_a_warp, plan.n_slots, lane, [&] {
-        return sums_of<n_columns>(ready(), lane, [&](int c) { return min(c, n - 1); });
-    });
-    float *                   of_warps = (float *) (memory + n_warps * plan.slots_of_a_warp);
-    sums.each([&](int column, int row, float sum) {
-        of_warps[warp * floats_of_sums<n_columns> + place_of_sum(column, row)] = sum;
-    });
-    __syncthreads();
+// Rows [first, first + 16) of a part, from the sums of the block's warps.
+template <int n_columns>
+__device__ __forceinline__ void write_strip(const part & of, const float * of_warps, int first, int n) {
+    const int n_warps = blockDim.x / 32;
     for (int i = threadIdx.x; i < n * tile_rows; i += blockDim.x) {
-        const int column = i / tile_rows, row = i % tile_rows;
+        const int column = i / tile_rows, row = first + i % tile_rows;
         float     sum = 0.0f;
         for (int w = 0; w < n_warps; ++w) {
-            sum += of_warps[w * floats_of_sums<n_columns> + place_of_sum(column, row)];
+            sum += of_warps[w * floats_of_sums<n_columns> + place_of_sum(column, i % tile_rows)];
         }
-        if (row <= rows.last_row) {
-            of.out[column * of.out_stride + first + row] = ended(of, sum, first + row, column);
+        if (row < of.n_rows) {
+            of.out[column * of.out_stride + row] = ended(of, sum, row, column);
         }
     }
 }
 
+// A part with quantised weights times n columns: strips of 16 rows, from strip `first` on every `step`-th. A block, its
+// warps every so many pieces of each strip. ready(): the activations, when they are there.
+template <ggml_type type, int n_columns, typename ready_type>
+__device__ void multiply_strips(const part & of, int width, int first, int step, int n, const tile_plan & plan,
+                                char * memory, ready_type && ready) {
+    const int  warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const int  n_strips = (of.n_rows + tile_rows - 1) / tile_rows, n_pieces = tiled<type>::n_pieces(width);
+    const int  of_strip = (n_pieces - warp + n_warps - 1) / n_warps; // pieces of this warp
+    const auto strip_of = [&](int i) {
+        const int row = (first + i * step) * tile_rows;
+        return strip{ of.weights + row * of.stride, of.stride, min(tile_rows, of.n_rows - row) - 1, width };
+    };
+    const auto value_of = [&](int i) { return (warp + i % of_strip * n_warps) * tiled<type>::n_values; };
+    const auto piece_of = [&](int i) { return strip_of(i / of_strip).template piece<type>(value_of(i)); };
+    const int  n_mine   = (n_strips - first + step - 1) / step;
+    const piece_queue<type, decltype(piece_of)> queue(memory + warp * plan.slots_of_a_warp, plan.n_slots,
+                                                      n_mine * of_strip, piece_of);
+    const activations                           x        = ready();
+    float *                                     of_warps = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    for (int i = 0; i < n_mine; ++i) {
+        sums_of<n_columns> sums(x, lane, [&](int c) { return min(c, n - 1); });
+        for (int k = i * of_strip; k < (i + 1) * of_strip; ++k) {
+            multiply_piece<type>(sums, queue.await(k), piece_of(k), value_of(k), lane);
+            queue.release(k);
+        }
+        sums.each([&](int column, int row, float sum) {
+            of_warps[warp * floats_of_sums<n_columns> + place_of_sum(column, row)] = sum;
+        });
+        __syncthreads();
+        write_strip<n_columns>(of, of_warps, (first + i * step) * tile_rows, n);
+        __syncthreads();
+    }
+}
+
+// blocks of most_warps that the registers of a multiprocessor are for
+template <int n_columns> constexpr int blocks_with_registers = n_columns == 1 ? 4 : n_columns <= 8 ? 3 : 2;
+
 // own: where a block keeps the activations that it makes, in its memory; 0: `input` has them
-template <int n_columns, typename input_type> __global__ void __launch_bounds__(32 * most_warps, n_columns == 1   ? 4
-                                                                                                 : n_columns <= 8 ? 3
-                                                                                                                  : 2)
+template <int n_columns, typename input_type>
+__global__ void __launch_bounds__(32 * most_warps, blocks_with_registers<n_columns>)
     products(parts all, input_type input, int width, int n, tile_plan plan, int own) {
     extern __shared__ __align__(16) char memory[];
     ggml_cuda_pdl_lc();
@@ -141,7 +168,7 @@ template <int n_columns, typename input_type> __global__ void __launch_bounds__(
                 }
             }
         } else {
-            multiply_strip<type, n_columns>(of, width, tile_rows * (block - of.first_block), n, plan, memory, ready);
+            multiply_strips<type, n_columns>(of, width, block - of.first_block, of.n_blocks, n, plan, memory, ready);
         }
     });
 }
@@ -192,26 +219,46 @@ class product_list {
 
     template <int n_columns, typename input_type>
     void launch_for(const input_type & input, int width, int n, cudaStream_t stream) {
-        const int n_warps  = warps_for(width);
-        int       n_blocks = 0;
-        ggml_type types[max_parts];
+        constexpr bool makes_input = !std::is_same_v<input_type, activations>;
+        const int      n_warps     = warps_for(width);
+        ggml_type      types[max_parts];
         for (int i = 0; i < all_.n; ++i) {
-            part & each      = all_.each[i];
-            types[i]         = each.type;
-            each.first_block = n_blocks;
-            each.n_shares    = each.n_rows <= few_rows ? (n + 1) / 2 : 1;
-            n_blocks += (int) (is_float(each.type) ? dw::n_blocks(each.n_rows * each.n_shares, n_warps)
-                                                   : dw::n_blocks(each.n_rows, tile_rows));
+            types[i] = all_.each[i].type;
         }
-        constexpr bool    makes_input = !std::is_same_v<input_type, activations>;
-        const size_t      of_sums     = sizeof(float) * floats_of_sums<n_columns> * n_warps;
-        const size_t      others      = of_sums + (makes_input ? activations::bytes(1, width) : 0);
-        const tile_launch with(types, all_.n, dw::n_blocks(width, n_warps), n_warps, others);
-        const int         own = (int) (with.bytes - others + of_sums);
+        const size_t      of_sums  = sizeof(float) * floats_of_sums<n_columns> * n_warps;
+        const size_t      others   = of_sums + (makes_input ? activations::bytes(1, width) : 0);
+        const bool        is_large = all_.each[0].n_rows >= large_rows; // a block multiplies several strips
+        const tile_launch with(types, all_.n, is_large ? INT_MAX : dw::n_blocks(width, n_warps), n_warps, others);
+        const int         own      = (int) (with.bytes - others + of_sums);
+        const int         n_blocks = share_blocks(n, n_warps, blocks_at_once<n_columns>(n_warps, with.bytes));
         CUDA_SET_SHARED_MEMORY_LIMIT((products<n_columns, input_type>), shared_memory_of_block());
         ggml_cuda_kernel_launch(products<n_columns, input_type>,
                                 { dim3(n_blocks), dim3(32 * n_warps), with.bytes, stream }, all_, input, width, n,
                                 with.plan, own);
+    }
+
+    // Blocks that a GPU runs together.
+    template <int n_columns> static int blocks_at_once(int n_warps, size_t bytes) {
+        const int by_registers = most_warps * blocks_with_registers<n_columns> / n_warps;
+        const int by_memory    = (int) (shared_memory_of_block() / (bytes + 1024));
+        return std::max(1, std::min(by_registers, by_memory)) * ggml_cuda_info().devices[ggml_cuda_get_device()].nsm;
+    }
+
+    // Gives each part its blocks, and returns their number: a block a strip, but for large parts.
+    int share_blocks(int n, int n_warps, int at_once) {
+        int n_blocks = 0;
+        for (int i = 0; i < all_.n; ++i) {
+            part & each      = all_.each[i];
+            each.first_block = n_blocks;
+            each.n_shares    = each.n_rows <= few_rows ? (n + 1) / 2 : 1;
+            each.n_blocks    = (int) (is_float(each.type) ? dw::n_blocks(each.n_rows * each.n_shares, n_warps)
+                                                          : dw::n_blocks(each.n_rows, tile_rows));
+            if (!is_float(each.type) && each.n_rows >= large_rows && each.n_blocks > at_once) {
+                each.n_blocks = at_once;
+            }
+            n_blocks += each.n_blocks;
+        }
+        return n_blocks;
     }
 
     parts all_{};

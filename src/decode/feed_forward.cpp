@@ -2,6 +2,7 @@
 
 #include "decode/fuser.h"
 #include "decode/pattern.h"
+#include "ops/expert-slots/expert-slots.h"
 
 #include <cstring>
 
@@ -34,6 +35,7 @@ ggml_tensor * summed(ggml_tensor * sum) {
 struct routing {
     ggml_tensor * router = nullptr;
     ggml_tensor * ids    = nullptr;
+    ggml_tensor * sorted = nullptr; // all experts, of which `ids` are the first
 
     static routing of(ggml_tensor * weights, const ggml_tensor * h) {
         ggml_tensor * quotient = as(plain(weights), GGML_OP_DIV);
@@ -47,7 +49,7 @@ struct routing {
             sorted->op_params[0] != GGML_SORT_ORDER_DESC || !is_plain(softmax) || !is_no_limit(limited)) {
             return {};
         }
-        return { weights_times(softmax->src[0], h), ids };
+        return { weights_times(softmax->src[0], h), ids, sorted };
     }
 
   private:
@@ -80,50 +82,147 @@ bool are_halves(const gated_linear & unit) {
            unit.up->view_offs == unit.gate->ne[0] * sizeof(float) && gate->ne[0] == 2 * unit.gate->ne[0];
 }
 
+// Where products find the experts that were chosen: by their own numbers, or in a pool, a plane of its indices a part.
+struct indices_of {
+    ggml_tensor * all   = nullptr; // dw_expert_ready's; nullptr: by number
+    int32_t       plane = 0;
+
+    static indices_of from(ggml_tensor * ids) {
+        ggml_tensor * all = as(ids, GGML_OP_VIEW) ? ids->src[0] : ids;
+        if (!all || !dw::is_node_of(all, dw::expert_slots::ready_signature)) {
+            return {};
+        }
+        return { all, all == ids ? 0 : (int32_t) (ids->view_offs / all->nb[2]) };
+    }
+};
+
+bool same_indices(ggml_tensor * a, ggml_tensor * b) {
+    const indices_of of_a = indices_of::from(a), of_b = indices_of::from(b);
+    return a == b || (of_a.all && of_a.all == of_b.all && of_a.plane == of_b.plane);
+}
+
 } // namespace
 
-bool fuser::experts(ggml_tensor * sum) {
+// The feed-forward half of a layer that ends in a sum.
+struct fuser::expert_layer {
+    ggml_tensor * sum = nullptr;
+    ggml_tensor * x   = nullptr;
+    norm          normal;
+    routing       chosen;
+    ggml_tensor * gate_ids = nullptr; // of gate and up
+    ggml_tensor * down_ids = nullptr;
+    ggml_tensor * gate = nullptr, *up = nullptr, *down = nullptr;
+    ggml_tensor * s_router = nullptr, *s_gate = nullptr, *s_up = nullptr, *s_down = nullptr;
+    bool          is_joint = false;
+
+    static expert_layer of(ggml_tensor * sum);
+    explicit            operator bool() const { return sum != nullptr; }
+};
+
+fuser::expert_layer fuser::expert_layer::of(ggml_tensor * sum) {
+    expert_layer  found;
     ggml_tensor * both     = as(source(as(sum, GGML_OP_ADD)), GGML_OP_ADD);
-    ggml_tensor * x        = source(as(sum, GGML_OP_ADD), 1);
     ggml_tensor * routed   = both ? as(summed(both->src[0]), GGML_OP_MUL) : nullptr;
     ggml_tensor * shared   = as(source(both, 1), GGML_OP_MUL);
     ggml_tensor * lowered  = as(source(routed), GGML_OP_MUL_MAT_ID);
     ggml_tensor * s_low    = as(source(shared), GGML_OP_MUL_MAT);
     ggml_tensor * s_router = as(source(as(source(shared, 1), GGML_UNARY_OP_SIGMOID)), GGML_OP_MUL_MAT);
-    if (!lowered || !s_low || !s_router || !has_few_rows(x)) {
-        return false;
+    if (!lowered || !s_low || !s_router || lowered->src[0]->op != GGML_OP_NONE || s_low->src[0]->op != GGML_OP_NONE ||
+        s_router->src[0]->op != GGML_OP_NONE) {
+        return {};
     }
-    ggml_tensor * const h      = s_router->src[1];
-    const norm          normal = norm::of(h);
-    const routing       chosen = routing::of(routed->src[1], h);
+    ggml_tensor * const h    = s_router->src[1];
     const gated_linear  unit = gated_linear::of(lowered->src[1]), s_unit = gated_linear::of(s_low->src[1]);
-    if (normal.x != x || !chosen.router || !unit || !s_unit || lowered->src[2] != chosen.ids) {
+    found.x      = source(sum, 1);
+    found.normal = norm::of(h);
+    found.chosen = routing::of(routed->src[1], h);
+    if (found.normal.x != found.x || !found.chosen.router || !unit || !s_unit) {
+        return {};
+    }
+    found.is_joint           = are_halves(unit);
+    ggml_tensor * const gate = as(found.is_joint ? unit.gate->src[0] : unit.gate, GGML_OP_MUL_MAT_ID);
+    found.gate_ids           = source(gate, 2);
+    found.down_ids           = lowered->src[2];
+    found.gate               = experts_times(gate, h, found.gate_ids);
+    found.up   = found.is_joint ? found.gate : experts_times(unit.up, h, source(as(unit.up, GGML_OP_MUL_MAT_ID), 2));
+    found.down = lowered->src[0];
+    found.s_router           = s_router->src[0];
+    found.s_gate             = weights_times(s_unit.gate, h);
+    found.s_up               = weights_times(s_unit.up, h);
+    found.s_down             = s_low->src[0];
+    const bool is_one_choice = found.is_joint || !found.up || same_indices(unit.up->src[2], found.gate_ids);
+    if (!found.gate || !found.up || !found.s_gate || !found.s_up || !is_one_choice) {
+        return {};
+    }
+    found.sum = sum;
+    return found;
+}
+
+bool fuser::experts(ggml_tensor * sum) {
+    const expert_layer of = expert_layer::of(sum);
+    if (!of || !has_few_rows(of.x)) {
         return false;
     }
-    const bool    is_joint = are_halves(unit);
-    ggml_tensor * gate     = experts_times(is_joint ? unit.gate->src[0] : unit.gate, h, chosen.ids);
-    ggml_tensor * up       = is_joint ? gate : experts_times(unit.up, h, chosen.ids);
-    ggml_tensor * s_gate = weights_times(s_unit.gate, h), *s_up = weights_times(s_unit.up, h);
-    if (!gate || !up || !s_gate || !s_up || lowered->src[0]->op != GGML_OP_NONE || s_low->src[0]->op != GGML_OP_NONE ||
-        s_router->src[0]->op != GGML_OP_NONE || !edit_.is_closed({ sum }, { x })) {
+    const indices_of above = indices_of::from(of.gate_ids), below = indices_of::from(of.down_ids);
+    if (above.all && above.all == below.all) {
+        return pooled_experts(of, above.all, { (uint8_t) above.plane, (uint8_t) below.plane });
+    }
+    if (of.gate_ids != of.chosen.ids || of.down_ids != of.chosen.ids || !edit_.is_closed({ sum }, { of.x })) {
         return false;
     }
     namespace op = parts::experts;
-    return replace(sum, { x },
+    return replace(sum, { of.x },
                    made(op::signature, { sum->ne[0], sum->ne[1], 1, 1 },
-                        { { op::x, x },
-                          { op::norm, normal.weights },
-                          { op::router, chosen.router },
-                          { op::gate, gate },
-                          { op::up, up },
-                          { op::down, lowered->src[0] },
-                          { op::shared_router, s_router->src[0] },
-                          { op::shared_gate, s_gate },
-                          { op::shared_up, s_up },
-                          { op::shared_down, s_low->src[0] } },
-                        { normal.weights, chosen.router, gate, up, lowered->src[0], s_router->src[0], s_gate, s_up,
-                          s_low->src[0] },
-                        { normal.epsilon, (int32_t) chosen.ids->ne[0], is_joint ? 1 : 0 }));
+                        { { op::x, of.x },
+                          { op::norm, of.normal.weights },
+                          { op::router, of.chosen.router },
+                          { op::gate, of.gate },
+                          { op::up, of.up },
+                          { op::down, of.down },
+                          { op::shared_router, of.s_router },
+                          { op::shared_gate, of.s_gate },
+                          { op::shared_up, of.s_up },
+                          { op::shared_down, of.s_down } },
+                        { of.normal.weights, of.chosen.router, of.gate, of.up, of.down, of.s_router, of.s_gate, of.s_up,
+                          of.s_down },
+                        { of.normal.epsilon, (int32_t) of.chosen.ids->ne[0], of.is_joint ? 1 : 0 }));
+}
+
+// The choice takes the place of the sorted experts, whose first ones the pool's op reads.
+bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes) {
+    namespace before          = parts::choice;
+    namespace after           = parts::chosen_experts;
+    ggml_tensor *const sorted = of.chosen.sorted, *const sum = of.sum;
+    const int32_t n_used = (int32_t) of.chosen.ids->ne[0];
+    if (indices->src[dw::expert_slots::choice] != of.chosen.ids ||
+        !edit_.is_closed({ sorted, sum }, { of.x, indices, of.chosen.ids }) || edit_.is_held(sorted)) {
+        return false;
+    }
+    parts::settings with{ of.normal.epsilon, n_used, of.is_joint ? 1 : 0 };
+    with.planes[0]       = planes[0];
+    with.planes[1]       = planes[1];
+    ggml_tensor * choice = made(before::signature, { sorted->ne[0], sorted->ne[1], 1, 1 },
+                                { { before::x, of.x },
+                                  { before::norm, of.normal.weights },
+                                  { before::router, of.chosen.router },
+                                  { before::shared_router, of.s_router } },
+                                { of.normal.weights, of.chosen.router, of.s_router }, with, GGML_TYPE_I32);
+    ggml_tensor * networks =
+        choice ? made(after::signature, { sum->ne[0], sum->ne[1], 1, 1 },
+                      { { after::x, of.x },
+                        { after::norm, of.normal.weights },
+                        { after::choice, sorted },
+                        { after::indices, indices },
+                        { after::gate, of.gate },
+                        { after::up, of.up },
+                        { after::down, of.down },
+                        { after::shared_gate, of.s_gate },
+                        { after::shared_up, of.s_up },
+                        { after::shared_down, of.s_down } },
+                      { of.normal.weights, of.gate, of.up, of.down, of.s_gate, of.s_up, of.s_down }, with)
+               : nullptr;
+    return networks && replace(sorted, { of.x }, choice) &&
+           replace(sum, { of.x, indices, of.chosen.ids, sorted }, networks);
 }
 
 bool fuser::feed_forward(ggml_tensor * sum) {

@@ -66,12 +66,12 @@ fused_counts fuser::run() {
 
 ggml_tensor * fuser::made(const dw::op_signature & op, std::array<int64_t, GGML_MAX_DIMS> ne,
                           std::initializer_list<dw::operand> operands, std::initializer_list<ggml_tensor *> weights,
-                          const parts::settings & with) {
+                          const parts::settings & with, ggml_type type) {
     ggml_backend_dev_t device = device_of(weights);
     if (!device || (!on_cpu_ && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) || !has_op(device, op)) {
         return nullptr;
     }
-    ggml_tensor * node = dw::new_node(ctx_, find_op(device, op), ne, operands);
+    ggml_tensor * node = dw::new_node(ctx_, find_op(device, op), ne, operands, nullptr, type);
     parts::set(node, with);
     return ggml_backend_dev_supports_op(device, node) ? node : nullptr;
 }

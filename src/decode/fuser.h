@@ -33,7 +33,7 @@ class fuser {
     // A node of the op for the device of these weights; nullptr: it cannot run there.
     ggml_tensor * made(const dw::op_signature & op, std::array<int64_t, GGML_MAX_DIMS> ne,
                        std::initializer_list<dw::operand> operands, std::initializer_list<ggml_tensor *> weights,
-                       const parts::settings & with);
+                       const parts::settings & with, ggml_type type = GGML_TYPE_F32);
 
     // false: there is no node
     bool replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * node,
@@ -43,7 +43,9 @@ class fuser {
 
     static bool has_few_rows(const ggml_tensor * x) { return x->ne[1] <= parts::max_rows && ggml_is_matrix(x); }
 
+    struct expert_layer;
     bool experts(ggml_tensor * sum);
+    bool pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes);
     bool feed_forward(ggml_tensor * sum);
     bool delta_inputs(ggml_tensor * scaled);
     bool attention_inputs(ggml_tensor * scaled);

@@ -13,9 +13,11 @@ import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
+from draftwood.engine.experts import ExpertPool
 
 from bench import testing_api as api
-from tests.model.rig import PROMPT
+from tests.model.rig import PROMPT, Rig
+from tests.model.test_expert_pool import LAYERS, rows_of
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 TINY = str(MODELS / "tiny-moe-f16.gguf")
@@ -31,6 +33,12 @@ WAYS = {
     "ngram": {"speculation": "ngram"},
     "dflash": {"speculation": "dflash", "drafter": str(MODELS / "dflash-f16.gguf")},
 }
+POOLED = {
+    "f16": {},
+    "q4_k and q6_k": {"types": "*down_exps*=Q6_K,Q4_K", "width": 256, "expert_ff": 256},
+    "merged": {"merged_experts": True, "types": "Q8_0"},
+}
+TOKENS = [(7 * i * i + 3 * i) % 380 + 1 for i in range(25)]
 TEXT = b"import os\nimport sys\n\n\ndef main():\n    for name in "
 
 
@@ -160,3 +168,24 @@ def test_two_sequences_in_a_batch(rig):
         rows.append(np.array([r.logits(0), r.logits(1)]))
         r.close()
     assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
+
+
+@pytest.mark.parametrize("guess", [False, True], ids=["", "guesses"])
+@pytest.mark.parametrize("kind", POOLED)
+def test_experts_in_a_pool_are_those_of_one_memory(gguf, kind, guess):
+    """The same rows bit for bit at any number of slots, and every layer of it is fused."""
+    path = gguf("moe-mtp", experts=16, top_k=3, **POOLED[kind])
+    batches = [1, 1, 4, 1, 16, 2]
+    found = {}
+    for slots in (None, 0, 1, 4, 8, 15):
+        pool = None if slots is None else ExpertPool(slots, guess=guess)
+        r = Rig(path, pool=pool)
+        api.fuse(r.engine, api.FUSE_EVERYWHERE)
+        found[slots] = rows_of(r, TOKENS, batches)
+        assert counts(r.engine)["experts"] == LAYERS, slots
+        misses = pool.stats().misses if pool else 0
+        assert (misses > 0) == bool(slots)
+        r.close()
+        if pool:
+            pool.close()
+    assert all(np.array_equal(rows, found[None]) for rows in found.values())

@@ -32,6 +32,8 @@ const dw::op_descriptor * const ops[] = {
     &dw::expert_slots::guess_on_cpu,
     &dw::expert_readahead::on_cpu,
     &dw::layer_parts::experts::on_cpu,
+    &dw::layer_parts::choice::on_cpu,
+    &dw::layer_parts::chosen_experts::on_cpu,
     &dw::layer_parts::feed_forward::on_cpu,
     &dw::layer_parts::product_of_rows::on_cpu,
     &dw::layer_parts::delta_inputs::on_cpu,

@@ -29,6 +29,8 @@ const dw::op_descriptor * const ops[] = {
     &dw::expert_slots::ready_on_cuda,
     &dw::expert_slots::guess_on_cuda,
     &dw::layer_parts::experts::on_cuda,
+    &dw::layer_parts::choice::on_cuda,
+    &dw::layer_parts::chosen_experts::on_cuda,
     &dw::layer_parts::feed_forward::on_cuda,
     &dw::layer_parts::product_of_rows::on_cuda,
     &dw::layer_parts::delta_inputs::on_cuda,

@@ -45,11 +45,12 @@ constexpr bool is_product_type(ggml_type type) {
 
 // What a node says beside its operands. It lies behind the layer pointer.
 struct settings {
-    float   epsilon  = 0.0f; // of the norm
-    int32_t n_used   = 0;    // k
-    int32_t is_joint = 0;    // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
-    int32_t size     = 0;    // S, of a head
-    int32_t n_keys   = 0;    // Hk, key heads
+    float   epsilon   = 0.0f; // of the norm
+    int32_t n_used    = 0;    // k
+    int32_t is_joint  = 0;    // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
+    int32_t size      = 0;    // S, of a head
+    int32_t n_keys    = 0;    // Hk, key heads
+    uint8_t planes[4] = {};   // of the indices of gate and up, and of down; then unused
 };
 constexpr size_t settings_at = layer_at + sizeof(void *);
 static_assert(settings_at + sizeof(settings) <= GGML_MAX_OP_PARAMS, "settings fit");
@@ -80,6 +81,32 @@ constexpr const char *     operands[n_src] = { "x",    "norm",          "router"
 constexpr op_signature     signature       = { "dw_experts", operands, n_src };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace experts
+
+// The same in two ops, for experts that lie in a pool (ops/expert-slots/expert-slots.h): between the two a third one
+// makes room for the chosen ones and says where they are. Bits are those of dw_experts.
+//
+//   dst i32[E, n]: of each row the k experts, best first; then k + 1 weights, as the bits of f32: theirs, and that of
+//   the shared expert; what follows is undefined. E >= 2 k + 1
+//   x [D, n]; norm [D]; router weights [D, E], float; shared_router weights [D, 1], float
+//   settings: epsilon, n_used
+namespace choice {
+enum src { x, norm, router, shared_router, n_src };
+constexpr const char *     operands[n_src] = { "x", "norm", "router", "shared_router" };
+constexpr op_signature     signature       = { "dw_choice", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace choice
+
+//   dst[D, n] = x + the weighted sum, as above
+//   choice i32[E, n], of dw_choice; indices i32[k, n, planes], contiguous: where the chosen experts lie, for each rank
+//   and row; the others as above, but that gate, up and down have so many experts as there are indices
+//   settings: epsilon, n_used, is_joint, planes
+namespace chosen_experts {
+enum src { x, norm, choice, indices, gate, up, down, shared_gate, shared_up, shared_down, n_src };
+constexpr const char *     operands[n_src] = { "x",  "norm", "choice",      "indices",   "gate",
+                                               "up", "down", "shared_gate", "shared_up", "shared_down" };
+constexpr op_signature     signature       = { "dw_chosen_experts", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace chosen_experts
 
 // The feed-forward half of a dense layer, its residual included:
 //   h = rms_norm(x) * norm;  dst[D, n] = x + down(silu(gate h) * up h)

@@ -43,6 +43,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
         {},
         { matrix::from(src[of::gate]), matrix::from(src[of::up]), matrix::from(src[of::down]), 0, (int) n_hidden },
         nullptr,
+        {},
         0,
         nullptr,
         h,

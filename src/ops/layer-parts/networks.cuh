@@ -41,9 +41,10 @@ struct network {
 
 struct arguments {
     network       routed, shared;
-    const float * logits; // of one row, which chooses in each kernel; nullptr: `chosen` was filled before
+    const float * logits; // of one row, which chooses in each kernel; nullptr: it chose before
+    chosen_before before; // of one row, if there are no logits
     int           n_experts;
-    routes *      chosen; // nullptr: all rows take the shared network, and nothing else
+    routes *      chosen; // of several rows; nullptr: all rows take the shared network, and nothing else
     activations   h;      // rows
     activations   hidden; // by pair
     int           n, n_used;
@@ -53,22 +54,34 @@ struct arguments {
 struct group {
     const network &   of;
     const arguments & all;
-    int               index, expert, n_pairs;
+    int               index, expert, n_pairs; // expert: where its weights are
+    const pair_id *   pairs;                  // nullptr: those of a row that is alone, or of all rows
 
-    __device__ __forceinline__ group(const arguments & a, int i) :
-        group(a, i, i < 0 ? 0 : a.chosen->experts[i], i < 0 ? a.n : a.chosen->n_pairs[i]) {}
-    __device__ __forceinline__ group(const arguments & a, int i, int of_expert, int n) :
-        of(i < 0 ? a.shared : a.routed),
-        all(a),
-        index(i),
-        expert(of_expert),
-        n_pairs(n) {}
-    // a row that is alone has a group a rank
+    __device__ __forceinline__ static group of_all_rows(const arguments & a) {
+        return { a.shared, a, -1, 0, a.n, nullptr };
+    }
+    __device__ __forceinline__ static group of_rank(const arguments & a, int rank, int expert) {
+        return { a.routed, a, rank, expert, 1, nullptr };
+    }
     __device__ __forceinline__ int pair(int i) const {
-        return index < 0 ? i * (all.n_used + 1) + all.n_used : all.n == 1 ? index : all.chosen->pairs[index][i];
+        return index < 0 ? i * (all.n_used + 1) + all.n_used : pairs ? pairs[i] : index;
     }
     __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
 };
+
+// The choice of a row that is alone; side 0: where gate and up are, 1: where down is. A warp.
+__device__ __forceinline__ void choose_alone(const arguments & a, int side, choice_of_row & to) {
+    const int lane = threadIdx.x % 32;
+    if (a.logits) {
+        choose_row(a.logits, a.n_experts, a.n_used, lane, to.experts, to.weights);
+    } else if (lane <= a.n_used) {
+        to.weights[lane] = a.before.weight(0, lane, a.n_used);
+        if (lane < a.n_used) {
+            to.experts[lane] = a.before.index(side, 0, lane, a.n_used);
+        }
+    }
+    __syncwarp();
+}
 
 constexpr int most_columns = 4; // pairs that read float weights together
 
@@ -177,7 +190,7 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, be
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group); group 0 is the shared network's. n_columns: of a
 // group, at most. What the kernel before this one wrote is there when the kernel behind it starts.
 template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps, n_columns == 1 ? 3 : 2)
-    hide_all(arguments a, tile_plan plan) {
+    hide_all(const __grid_constant__ arguments a, tile_plan plan) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
@@ -190,16 +203,18 @@ template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps, n_
         wait();
         if (is_single) {
             if (threadIdx.x < 32) {
-                choose_row(a.logits, a.n_experts, a.n_used, threadIdx.x, own.experts, own.weights);
+                choose_alone(a, 0, own);
             }
             __syncthreads();
         } else if (index >= a.chosen->n_groups) {
             return;
         }
     }
-    const group g = index < 0   ? group(a, index, 0, a.n)
-                    : is_single ? group(a, index, own.experts[index], 1)
-                                : group(a, index, a.chosen->experts[index], a.chosen->n_pairs[index]);
+    const group g =
+        index < 0 ? group::of_all_rows(a)
+        : is_single
+            ? group::of_rank(a, index, own.experts[index])
+            : group{ a.routed, a, index, a.chosen->places[0][index], a.chosen->n_pairs[index], a.chosen->pairs[index] };
     if (begin >= g.of.width) {
         return;
     }

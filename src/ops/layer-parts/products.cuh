@@ -133,7 +133,7 @@ template <int n_columns> constexpr int blocks_with_registers = n_columns == 1 ? 
 // own: where a block keeps the activations that it makes, in its memory; 0: `input` has them
 template <int n_columns, typename input_type>
 __global__ void __launch_bounds__(32 * most_warps, blocks_with_registers<n_columns>)
-    products(parts all, input_type input, int width, int n, tile_plan plan, int own) {
+    products(const __grid_constant__ parts all, input_type input, int width, int n, tile_plan plan, int own) {
     extern __shared__ __align__(16) char memory[];
     ggml_cuda_pdl_lc();
     const int block = blockIdx.x, warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;

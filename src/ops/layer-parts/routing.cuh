@@ -16,11 +16,26 @@ using pair_id = uint16_t;
 
 // The choice of a batch, in device memory.
 struct routes {
-    float   weights[max_rows * (max_used + 1)]; // by pair
-    int     n_groups;                           // distinct experts
-    int     experts[max_pairs];                 // by group
-    int     n_pairs[max_pairs];                 // by group, max_rows at most
-    pair_id pairs[max_pairs][max_rows];         // by group
+    float weights[max_rows * (max_used + 1)];       // by pair
+    int   n_groups;                                 // distinct experts
+    int   places[2][max_pairs];                     // by group, where an expert's gate and up, and its down are
+    int   n_pairs[max_pairs];                       // by group, max_rows at most
+    alignas(16) pair_id pairs[max_pairs][max_rows]; // by group
+};
+
+// What dw_choice and a pool's op said of rows.
+struct chosen_before {
+    const int32_t * choice; // [n][stride]; nullptr: they did not
+    int64_t         stride;
+    const int32_t * places[2]; // [n][k], as of routes
+
+    __device__ __forceinline__ int   expert(int row, int rank) const { return choice[row * stride + rank]; }
+    __device__ __forceinline__ float weight(int row, int rank, int n_used) const {
+        return __int_as_float(choice[row * stride + n_used + rank]);
+    }
+    __device__ __forceinline__ int index(int side, int row, int rank, int n_used) const {
+        return places[side][row * n_used + rank];
+    }
 };
 
 // logits [n][E + 1], the last one the shared expert's; h, the rows normalised. A block an expert.
@@ -147,8 +162,8 @@ struct choices_by_expert {
     uint8_t ranks[max_rows][max_experts];
 };
 
-// Fills `out`. One block, a warp a row.
-static __global__ void choose(const float * logits, int n_experts, int n_used, routes * out) {
+// Fills `out`, from logits or from what was chosen before. One block, a warp a row.
+static __global__ void choose(const float * logits, chosen_before before, int n_experts, int n_used, routes * out) {
     __shared__ int               chosen[max_pairs];
     __shared__ choices_by_expert by;
     __shared__ int               n_groups;
@@ -161,8 +176,15 @@ static __global__ void choose(const float * logits, int n_experts, int n_used, r
         n_groups = 0;
     }
     ggml_cuda_pdl_sync();
-    choose_row(logits + row * (n_experts + 1), n_experts, n_used, lane, chosen + row * n_used,
-               out->weights + row * n_ranks);
+    if (!before.choice) {
+        choose_row(logits + row * (n_experts + 1), n_experts, n_used, lane, chosen + row * n_used,
+                   out->weights + row * n_ranks);
+    } else if (lane <= n_used) {
+        out->weights[row * n_ranks + lane] = before.weight(row, lane, n_used);
+        if (lane < n_used) {
+            chosen[row * n_used + lane] = before.expert(row, lane);
+        }
+    }
     __syncthreads();
     if (lane < n_used) {
         const int expert      = chosen[row * n_used + lane];
@@ -174,8 +196,11 @@ static __global__ void choose(const float * logits, int n_experts, int n_used, r
         uint32_t rows = by.rows[expert];
         if (rows) {
             const int group     = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
-            out->experts[group] = expert;
             out->n_pairs[group] = __popc(rows);
+            for (int side = 0; side < 2; ++side) {
+                const int r              = __ffs(rows) - 1;
+                out->places[side][group] = before.choice ? before.index(side, r, by.ranks[r][expert], n_used) : expert;
+            }
             for (int i = 0; rows; ++i, rows &= rows - 1) {
                 const int r          = __ffs(rows) - 1;
                 out->pairs[group][i] = (pair_id) (r * n_ranks + by.ranks[r][expert]);
@@ -185,6 +210,21 @@ static __global__ void choose(const float * logits, int n_experts, int n_used, r
     __syncthreads();
     if (threadIdx.x == 0) {
         out->n_groups = n_groups;
+    }
+}
+
+// Writes the choice of rows as dw_choice has it. One block, a warp a row.
+static __global__ void write_choice(const float * logits, int n_experts, int n_used, int32_t * out, int64_t stride) {
+    __shared__ choice_of_row found[max_rows];
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const int row = threadIdx.x / 32, lane = threadIdx.x % 32;
+    choose_row(logits + row * (n_experts + 1), n_experts, n_used, lane, found[row].experts, found[row].weights);
+    if (lane < n_used) {
+        out[row * stride + lane] = found[row].experts[lane];
+    }
+    if (lane <= n_used) {
+        out[row * stride + n_used + lane] = __float_as_int(found[row].weights[lane]);
     }
 }
 

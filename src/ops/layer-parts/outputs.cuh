@@ -1,0 +1,216 @@
+// Outputs of feed-forward networks of experts: down's product for all pairs, and their weighted sum. A block computes
+// 16 outputs of all rows, a warp some of the experts. Test: tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "ops/layer-parts/networks.cuh"
+
+#include <algorithm>
+#include <climits>
+
+namespace dw::layer_parts {
+
+constexpr int outputs_of_a_block = tile_rows;
+constexpr int most_lower_warps   = 16;
+
+// Where the kernel finds what it sums up: outputs of pairs, [pairs][outputs_of_a_block].
+__device__ __forceinline__ float & output_of(float * found, int pair, int output) {
+    return found[pair * outputs_of_a_block + output];
+}
+
+// What routes say of groups, in shared memory: a warp looks it up for each of its groups.
+struct groups_in_block {
+    int *     places; // [most]
+    int *     n_pairs;
+    pair_id * pairs; // [most][max_rows]
+
+    static size_t bytes(int most) { return (size_t) most * (2 * sizeof(int) + max_rows * sizeof(pair_id)); }
+
+    __device__ __forceinline__ groups_in_block(char * at, int most) :
+        places((int *) at),
+        n_pairs(places + most),
+        pairs((pair_id *) (n_pairs + most)) {}
+
+    // All threads of a block.
+    __device__ __forceinline__ void load(const routes & from, int side) const {
+        for (int i = threadIdx.x; i < from.n_groups; i += blockDim.x) {
+            places[i]  = from.places[side][i];
+            n_pairs[i] = from.n_pairs[i];
+        }
+        constexpr int of_group = max_rows * sizeof(pair_id) / sizeof(int4);
+        for (int i = threadIdx.x; i < from.n_groups * of_group; i += blockDim.x) {
+            ((int4 *) pairs)[i] = ((const int4 *) from.pairs)[i];
+        }
+        __syncthreads();
+    }
+};
+
+// The groups of a warp: the first has the shared expert, the others share the routed ones.
+struct groups_of_warp {
+    int first, step, n;
+
+    __device__ __forceinline__ groups_of_warp(int warp, int n_warps, int n_groups) :
+        first(warp - 1),
+        step(warp == 0 ? 1 : n_warps - 1),
+        n(warp == 0 ? 1 : (n_groups - first + step - 1) / step) {}
+    __device__ __forceinline__ int of(int i) const { return first + i * step; }
+};
+
+// Outputs [first, first + outputs_of_a_block) of a group, of float weights.
+template <ggml_type type, int n_columns>
+__device__ __forceinline__ void lower_floats(const group & g, int first, int lane, float * found) {
+    constexpr int at_once = 2;
+    for (int p0 = 0; p0 < g.n_pairs; p0 += n_columns) {
+        const float * columns[n_columns];
+#pragma unroll
+        for (int c = 0; c < n_columns; ++c) {
+            columns[c] = g.all.hidden.row(g.pair(min(p0 + c, g.n_pairs - 1)));
+        }
+#pragma unroll 1
+        for (int m0 = 0; m0 < outputs_of_a_block; m0 += at_once) {
+            const char * rows[at_once];
+            float        sums[at_once][n_columns] = {};
+#pragma unroll
+            for (int m = 0; m < at_once; ++m) {
+                rows[m] = g.of.down.row(g.expert, first + m0 + m);
+            }
+            add_dots<type>(sums, rows, columns, g.of.down.width, lane);
+            add_lanes(sums);
+#pragma unroll
+            for (int m = 0; m < at_once; ++m) {
+#pragma unroll
+                for (int c = 0; c < n_columns; ++c) {
+                    if (lane == m * n_columns + c && p0 + c < g.n_pairs) {
+                        output_of(found, g.pair(p0 + c), m0 + m) = sums[m][c];
+                    }
+                }
+            }
+        }
+    }
+}
+
+// Outputs [first, first + outputs_of_a_block) of this warp's groups, of quantised weights. group_of(i) is its group i.
+template <ggml_type type, int n_columns, typename group_type> __device__ __forceinline__ void
+lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float * found, group_type && group_of) {
+    const int  lane     = threadIdx.x % 32;
+    const int  n_pieces = tiled<type>::n_pieces(width); // of a group
+    const auto rows_of  = [&](const group & g) {
+        return strip{ g.of.down.row(g.expert, first), g.of.down.row_stride, tile_rows - 1, width };
+    };
+    const auto piece_of = [&](int i) {
+        return rows_of(group_of(i / n_pieces)).template piece<type>(i % n_pieces * tiled<type>::n_values);
+    };
+    const piece_queue<type, decltype(piece_of)> queue(slots, n_slots, n_groups * n_pieces, piece_of);
+    ggml_cuda_pdl_sync();
+    for (int i = 0; i < n_groups; ++i) {
+        const group g = group_of(i);
+        with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
+            sums_of<decltype(columns)::value> sums(g.all.hidden, lane,
+                                                   [&](int c) { return g.pair(min(c, g.n_pairs - 1)); });
+            for (int k = 0; k < n_pieces; ++k) {
+                const int at = i * n_pieces + k, value = k * tiled<type>::n_values;
+                multiply_piece<type>(sums, queue.await(at), rows_of(g).template piece<type>(value), value, lane);
+                queue.release(at);
+            }
+            sums.each([&](int column, int row, float sum) {
+                if (column < g.n_pairs) {
+                    output_of(found, g.pair(column), row) = sum;
+                }
+            });
+        });
+    }
+}
+
+// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. The choice is older than the kernel
+// before this one, which let it start: weights of experts are on their way before that one ends.
+template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
+    lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, const float * x, int64_t x_stride,
+              float * dst, int64_t dst_stride) {
+    constexpr bool    is_single = n_columns == 1;
+    extern __shared__ __align__(16) char memory[];
+    __shared__ choice_of_row             own;
+    ggml_cuda_pdl_lc();
+    const int             warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
+    const int             first = blockIdx.x * outputs_of_a_block;
+    float *               found = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    const groups_in_block shared((char *) (found + a.n * (a.n_used + 1) * outputs_of_a_block), most_groups);
+    if (!is_single) {
+        shared.load(*a.chosen, 1);
+    } else {
+        if (warp == 0) {
+            choose_alone(a, 1, own);
+        }
+        __syncthreads();
+    }
+    const groups_of_warp mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
+    const auto           group_of = [&](int i) {
+        const int index = mine.of(i);
+        return index < 0   ? group::of_all_rows(a)
+                         : is_single ? group::of_rank(a, index, own.experts[index])
+                                     : group{ a.routed,
+                                    a,
+                                    index,
+                                    shared.places[index],
+                                    shared.n_pairs[index],
+                                    shared.pairs + index * max_rows };
+    };
+    const network & of = warp == 0 ? a.shared : a.routed;
+    with_type(of.down.type, [&](auto type_is) {
+        constexpr ggml_type type = decltype(type_is)::value;
+        if constexpr (are_floats<type>) {
+            ggml_cuda_pdl_sync();
+            for (int i = 0; i < mine.n; ++i) {
+                const group g = group_of(i);
+                with_columns<is_single>(min(g.n_pairs, most_columns), [&](auto columns) {
+                    lower_floats<type, decltype(columns)::value>(g, first, lane, found);
+                });
+            }
+        } else {
+            lower_tiles<type, n_columns>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp,
+                                         plan.n_slots, found, group_of);
+        }
+    });
+    __syncthreads();
+    const float * weights = is_single ? own.weights : a.chosen->weights;
+    const int     n_ranks = a.n_used + 1;
+    for (int i = threadIdx.x; i < a.n * outputs_of_a_block; i += blockDim.x) {
+        const int row = i / outputs_of_a_block, output = i % outputs_of_a_block;
+        float     sum = 0.0f;
+        for (int rank = 0; rank < n_ranks; ++rank) {
+            sum = fmaf(weights[row * n_ranks + rank], output_of(found, row * n_ranks + rank, output), sum);
+        }
+        dst[row * dst_stride + first + output] = x[row * x_stride + first + output] + sum;
+    }
+}
+
+// Each file has its own: a limit of shared memory is set for a file's kernels.
+template <int n_columns> static void launch_lower_of(const arguments & a, const ggml_tensor * x, ggml_tensor * dst,
+                                                     int n_groups, cudaStream_t stream) {
+    const int         n_warps  = std::min(most_lower_warps, n_groups + 1);
+    const ggml_type   types[]  = { a.routed.down.type, a.shared.down.type };
+    const bool        has_many = n_groups + 1 > n_warps; // a warp has several groups
+    const int         n_values = has_many ? INT_MAX : std::max(a.routed.width, a.shared.width);
+    const int         most     = a.n == 1 ? 0 : GGML_PAD(n_groups, 4);
+    const size_t      of_found = sizeof(float) * a.n * (a.n_used + 1) * outputs_of_a_block;
+    const tile_launch with(types, 2, n_values, n_warps, of_found + groups_in_block::bytes(most));
+    CUDA_SET_SHARED_MEMORY_LIMIT(lower_all<n_columns>, shared_memory_of_block());
+    ggml_cuda_kernel_launch(
+        lower_all<n_columns>,
+        { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * n_warps), with.bytes, stream }, a, with.plan,
+        most, dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst), dw::stride_of(dst, 1));
+}
+
+// dst = x + the weighted sum of all networks; h and the choice are there
+static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_tensor * dst, cudaStream_t stream) {
+    const int n_groups = std::min(a.n * a.n_used, a.n_experts);
+    launch_hidden(a, n_groups, stream);
+    if (a.n == 1) {
+        launch_lower_of<1>(a, x, dst, n_groups, stream);
+    } else if (a.n <= 8) {
+        launch_lower_of<8>(a, x, dst, n_groups, stream);
+    } else {
+        launch_lower_of<16>(a, x, dst, n_groups, stream);
+    }
+}
+
+} // namespace dw::layer_parts

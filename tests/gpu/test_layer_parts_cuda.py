@@ -99,6 +99,14 @@ def test_experts_at_model_shapes(rng, kinds):
     check_rows(rng, part)
 
 
+@pytest.mark.parametrize("n", [1, 2, 6, 16])
+@pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K")])
+def test_experts_in_a_pool_give_the_same_bits(rng, n, kinds):
+    for shape in ({}, {"is_joint": True}, {"n_experts": 33, "n_used": 16}, MODEL):
+        part = parts.experts(rng, n, kinds, **shape)
+        assert np.array_equal(parts.in_a_pool(rng, part, "CUDA"), part.run("CUDA")), shape
+
+
 @pytest.mark.parametrize("router", parts.FLOATS)
 @pytest.mark.parametrize("shape", [
     {"n_experts": 512, "n_used": 10}, {"n_experts": 33, "n_used": 16}, {"n_experts": 8, "n_used": 8},

@@ -135,10 +135,10 @@ def descriptor(name: str, backend: str = "CPU") -> Descriptor | None:
     return Descriptor.from_address(found) if found else None
 
 
-def custom(name: str, shape: tuple[int, ...] | None = None) -> Callable[..., Any]:
+def custom(name: str, shape: tuple[int, ...] | None = None, kind: str = "F32") -> Callable[..., Any]:
     """Return op(context, *sources) that runs one of tree-ops.h, tree-attention.h, top-rows.h on all threads.
 
-    Its result is f32 of `shape`; without one it works in place on the first source. The node may run on a
+    Its result is of `kind` and `shape`; without one it works in place on the first source. The node may run on a
     CUDA device, too, where there is one that has the op.
     """
     reference = descriptor(name)
@@ -147,21 +147,26 @@ def custom(name: str, shape: tuple[int, ...] | None = None) -> Callable[..., Any
     def op(context: Any, *sources: Any) -> Any:
         assert len(sources) == reference.n_operands, reference.operand_names()
         userdata = symbol("CUDA", name) or ctypes.addressof(reference)
-        node = custom_node(context, reference.cpu, userdata, sources, shape)
+        node = custom_node(context, reference.cpu, userdata, sources, shape, kind)
         return base.ggml_set_name(node, name.encode())
 
     return op
 
 
 def custom_node(
-    context: Any, function: int, userdata: int | None, sources: Any, shape: tuple[int, ...] | None
+    context: Any,
+    function: int,
+    userdata: int | None,
+    sources: Any,
+    shape: tuple[int, ...] | None,
+    kind: str = "F32",
 ) -> Any:
     """Return a GGML_OP_CUSTOM node; shape as `custom` has it."""
     tail = (function, ALL_THREADS, userdata)
     if shape is not None:
         ne = (*reversed(shape), *[1] * (MAX_DIMS - len(shape)))
         taken = sources[:_MOST_TAKEN]
-        node = base.ggml_custom_4d(context, TYPES["F32"], *ne, (_p * len(taken))(*taken), len(taken), *tail)
+        node = base.ggml_custom_4d(context, TYPES[kind], *ne, (_p * len(taken))(*taken), len(taken), *tail)
         for i, source in enumerate(sources[_MOST_TAKEN:], _MOST_TAKEN):  # as new_node of src/ops/door/node.h
             ctypes.c_uint64.from_address(node + _SRC + 8 * i).value = source
         return node

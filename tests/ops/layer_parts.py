@@ -27,6 +27,7 @@ class _Settings(ctypes.Structure):
     _fields_ = [
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("n_used", "is_joint", "size", "n_keys")),
+        ("planes", ctypes.c_uint8 * 4),
     ]
 
 
@@ -49,14 +50,17 @@ class Part:
     target: tuple[int, int] = (0, 0)
     """The operand that the node writes to, and the one of all states whose part it is; 0, 0: none."""
     wanted_target: Array | None = None
+    planes: tuple[int, int] = (0, 0)
+    """Of indices: of gate and up, and of down."""
+    kind: str = "F32"
 
     def op(self) -> Callable[..., Any]:
         """Return op(context, *sources) for ggml_graph.run."""
-        make = ggml.custom(self.name, self.shape)
+        make = ggml.custom(self.name, self.shape, self.kind)
 
         def made(context: Any, *sources: Any) -> Any:
             node = make(context, *sources)
-            settings = _Settings(EPSILON, self.n_used, self.is_joint, self.size, self.n_keys)
+            settings = _Settings(EPSILON, self.n_used, self.is_joint, self.size, self.n_keys, self.planes)
             ctypes.memmove(node + _SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
             return node
 
@@ -189,6 +193,39 @@ def experts(
         o_s_down,
     ]
     return Part("dw_experts", operands, (n, width), wanted, (0,), (width,), n_used, is_joint)
+
+
+def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
+    """Return what dw_choice and dw_chosen_experts make of dw_experts' operands.
+
+    Experts lie elsewhere than their numbers say, those of down elsewhere than the others. What is not an expert is
+    poison.
+    """
+    x, norm, router, gate, up, down, shared_router, *shared = part.operands
+    n, n_experts = len(x[0]), len(router[0])
+    first = [x, norm, router, shared_router]
+    chosen = replace(part, name="dw_choice", operands=first, shape=(n, n_experts), kind="I32")
+    choice = ggml.run(chosen.op(), first, chosen.shape, backend=backend, n_threads=2, dtype=np.int32)
+    ids = choice[:, : part.n_used]
+    assert all(len(set(row)) == part.n_used for row in ids.tolist())
+    planes, moved = [np.zeros_like(ids)], []
+    for _ in range(2):
+        places = rng.permutation(n_experts + 3)[:n_experts].astype(np.int32)
+        planes.append(places[ids])
+        moved.append(places)
+
+    def at(places: Array, stored: Array) -> Array:
+        whole = np.full((n_experts + 3, *stored.shape[1:]), 0xFF, np.uint8).astype(stored.dtype)
+        whole[places] = stored
+        return whole
+
+    weights = [(at(moved[i], stored), kind) for i, (stored, kind) in ((0, gate), (0, up), (1, down))]
+    if part.is_joint:
+        weights[1] = weights[0]
+    indices = (np.stack(planes), "I32")
+    operands = [x, norm, (choice, "I32"), indices, *weights, *shared]
+    last = replace(part, name="dw_chosen_experts", operands=operands, planes=(1, 2))
+    return last.run(backend)
 
 
 def feed_forward(

@@ -46,6 +46,13 @@ def test_gate_and_up_may_be_one_tensor(rng):
     check(parts.experts(rng, 3, ("F32",) * 4, width=64, hidden=32, shared=32, is_joint=True))
 
 
+@pytest.mark.parametrize("is_joint", [False, True], ids=["", "joint"])
+@pytest.mark.parametrize("n", [1, 5])
+def test_experts_in_a_pool_give_the_same_bits(rng, n, is_joint):
+    part = parts.experts(rng, n, MIXED, is_joint=is_joint)
+    assert np.array_equal(parts.in_a_pool(rng, part, "CPU"), part.run())
+
+
 def test_of_equal_logits_the_lower_expert_comes_first(rng):
     part = parts.experts(rng, 1, ("F32",) * 4, width=64, hidden=32, shared=32, n_experts=8, n_used=3)
     router, kind = part.operands[2]

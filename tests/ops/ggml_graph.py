@@ -138,8 +138,8 @@ def descriptor(name: str, backend: str = "CPU") -> Descriptor | None:
 def custom(name: str, shape: tuple[int, ...] | None = None, kind: str = "F32") -> Callable[..., Any]:
     """Return op(context, *sources) that runs one of tree-ops.h, tree-attention.h, top-rows.h on all threads.
 
-    Its result is of `kind` and `shape`; without one it works in place on the first source. The node may run on a
-    CUDA device, too, where there is one that has the op.
+    Its result is of `kind` and `shape`; without a shape it works in place on the first source. The node
+    may run on a CUDA device, too, where there is one that has the op.
     """
     reference = descriptor(name)
     assert reference, name

@@ -6,7 +6,8 @@
 // depends on sizes alone. So a verify of so many rows computes what plain decoding computes.
 //
 // Weights are read as ggml stores them. A product of quantised weights takes its input in blocks of 32 values of 8 bits
-// with an F16 scale (ggml's q8_1), as ggml-cuda's own does; other weights take F32. So does the reference.
+// with an F16 scale (ggml's q8_1), as ggml-cuda's own does; other weights take F32. So does the reference. On CUDA
+// quantised weights need compute capability 8.0: takes() declines them elsewhere.
 //
 // Sizes: D = width of the model, n = rows, E = experts, k = experts of a row, F = width of an expert, G = width of the
 // shared expert. All f32 unless said otherwise; "weights" are of one of product_types. dst is contiguous.

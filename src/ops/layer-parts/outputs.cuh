@@ -186,13 +186,19 @@ template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps
 // Each file has its own: a limit of shared memory is set for a file's kernels.
 template <int n_columns> static void launch_lower_of(const arguments & a, const ggml_tensor * x, ggml_tensor * dst,
                                                      int n_groups, cudaStream_t stream) {
-    const int         n_warps  = std::min(most_lower_warps, n_groups + 1);
-    const ggml_type   types[]  = { a.routed.down.type, a.shared.down.type };
-    const bool        has_many = n_groups + 1 > n_warps; // a warp has several groups
-    const int         n_values = has_many ? INT_MAX : std::max(a.routed.width, a.shared.width);
-    const int         most     = a.n == 1 ? 0 : GGML_PAD(n_groups, 4);
-    const size_t      of_found = sizeof(float) * a.n * (a.n_used + 1) * outputs_of_a_block;
-    const tile_launch with(types, 2, n_values, n_warps, of_found + groups_in_block::bytes(most));
+    const int    most     = a.n == 1 ? 0 : GGML_PAD(n_groups, 4);
+    const size_t of_found = sizeof(float) * a.n * (a.n_used + 1) * outputs_of_a_block;
+    const size_t others   = of_found + groups_in_block::bytes(most);
+    const auto   of_warps = [&](int n_warps) {
+        const ggml_type types[]  = { a.routed.down.type, a.shared.down.type };
+        const bool      has_many = n_groups + 1 > n_warps; // a warp has several groups
+        return tile_launch(types, 2, has_many ? INT_MAX : std::max(a.routed.width, a.shared.width), n_warps, others);
+    };
+    int n_warps = std::min(most_lower_warps, n_groups + 1);
+    while (n_warps > 2 && of_warps(n_warps).bytes > shared_memory_of_block()) {
+        --n_warps; // a warp has all of a group, so bits stay
+    }
+    const tile_launch with = of_warps(n_warps);
     CUDA_SET_SHARED_MEMORY_LIMIT(lower_all<n_columns>, shared_memory_of_block());
     ggml_cuda_kernel_launch(
         lower_all<n_columns>,

@@ -92,7 +92,11 @@ struct indices_of {
         if (!all || !dw::is_node_of(all, dw::expert_slots::ready_signature)) {
             return {};
         }
-        return { all, all == ids ? 0 : (int32_t) (ids->view_offs / all->nb[2]) };
+        const size_t at = ids->view_offs - all->view_offs;
+        if (ids->ne[0] != all->ne[0] || ids->ne[1] != all->ne[1] || at % all->nb[2] != 0) {
+            return {};
+        }
+        return { all, (int32_t) (at / all->nb[2]) };
     }
 };
 
@@ -195,7 +199,9 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     ggml_tensor *const sorted = of.chosen.sorted, *const sum = of.sum;
     const int32_t n_used = (int32_t) of.chosen.ids->ne[0];
     if (indices->src[dw::expert_slots::choice] != of.chosen.ids ||
-        !edit_.is_closed({ sorted, sum }, { of.x, indices, of.chosen.ids }) || edit_.is_held(sorted)) {
+        !edit_.is_closed({ sorted, sum }, { of.x, indices, of.chosen.ids }) || edit_.is_held(sorted) ||
+        edit_.users(sorted).size() != 1 || // other readers would see weights
+        sorted->ne[0] < 2 * n_used + 1) {  // what dw_choice writes of a row
         return false;
     }
     parts::settings with{ of.normal.epsilon, n_used, of.is_joint ? 1 : 0 };

@@ -189,3 +189,15 @@ def test_experts_in_a_pool_are_those_of_one_memory(gguf, kind, guess):
         if pool:
             pool.close()
     assert all(np.array_equal(rows, found[None]) for rows in found.values())
+
+
+def test_a_pool_of_few_experts_stays_llama_cpps(gguf):
+    """A row of sorted experts has no room for the weights."""
+    pool = ExpertPool(2)
+    r = Rig(gguf("moe-mtp", experts=4, top_k=3), pool=pool)
+    api.fuse(r.engine, api.FUSE_EVERYWHERE)
+    r.engine.eval(PROMPT[:4], 0)
+    assert "experts" not in counts(r.engine)
+    assert "delta inputs" in counts(r.engine)
+    r.close()
+    pool.close()

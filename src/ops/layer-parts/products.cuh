@@ -195,7 +195,7 @@ class product_list {
     template <typename input_type>
     void launch(const input_type & input, void * memory, int64_t width, int n, cudaStream_t stream) {
         if constexpr (input_type::by_products) {
-            if (n == 1 && input.can_be_made_by(32 * warps_for(width))) {
+            if (n == 1 && input.can_be_made_by(32 * warps_for(width)) && leaves_room_for_input(width)) {
                 return launch_for<1>(input, (int) width, n, stream);
             }
         }
@@ -235,6 +235,16 @@ class product_list {
         ggml_cuda_kernel_launch(products<n_columns, input_type>,
                                 { dim3(n_blocks), dim3(32 * n_warps), with.bytes, stream }, all_, input, width, n,
                                 with.plan, own);
+    }
+
+    // whether a block has shared memory for one row of activations beside what it multiplies
+    bool leaves_room_for_input(int64_t width) const {
+        int slot = 0;
+        for (int i = 0; i < all_.n; ++i) {
+            slot = std::max(slot, bytes_of_slot(all_.each[i].type));
+        }
+        const size_t of_a_warp = slot + sizeof(float) * floats_of_sums<1>;
+        return activations::bytes(1, width) + of_a_warp * warps_for(width) <= shared_memory_of_block();
     }
 
     // Blocks that a GPU runs together.

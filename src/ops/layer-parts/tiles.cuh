@@ -22,7 +22,7 @@ namespace dw::layer_parts {
 constexpr int tile_rows = 16, tile_values = 256, steps_of_tile = 8, n_classes = 4;
 
 // d += a b, 32 values of 8 bits
-template <ggml_type type> __device__ __forceinline__ void add_product(int (&d)[4], const words_of_a & a, uint2 b) {
+template <ggml_type type> __device__ __forceinline__ void accumulate(int (&d)[4], const words_of_a & a, uint2 b) {
 #if __CUDA_ARCH__ >= 800
     if constexpr (unpacked<type>::is_signed) {
         asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
@@ -39,7 +39,7 @@ template <ggml_type type> __device__ __forceinline__ void add_product(int (&d)[4
 }
 
 // d += a b, 16 values of 8 bits; a: rows lane / 4 and lane / 4 + 8
-template <ggml_type type> __device__ __forceinline__ void add_product(int (&d)[4], uint2 a, uint32_t b) {
+template <ggml_type type> __device__ __forceinline__ void accumulate(int (&d)[4], uint2 a, uint32_t b) {
 #if __CUDA_ARCH__ >= 800
     asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
         : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
@@ -97,7 +97,7 @@ template <int n_wide> class many_sums {
 #pragma unroll
             for (int w = 0; w < n_wide; ++w) {
                 int d[4] = {};
-                add_product<type>(d, words, unpacked<type>::values(quants_[w] + at, step, lane_));
+                accumulate<type>(d, words, unpacked<type>::values(quants_[w] + at, step, lane_));
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float4        two = x[w][i % 2];
@@ -194,7 +194,7 @@ template <int n> class few_sums {
                 const auto words = tile.words(chain + i);
 #pragma unroll
                 for (int c = 0; c < n; ++c) {
-                    add_product<type>(d[c], words, i == mine ? values[c] : values_type{});
+                    accumulate<type>(d[c], words, i == mine ? values[c] : values_type{});
                 }
             }
             finish<type>(tile, d, chain + lane_ % 4 * 2, first, n_steps);

@@ -65,7 +65,7 @@ bool is_routed(const ggml_tensor * router, const ggml_tensor * shared_router, in
            ggml_nelements(shared_router) == width;
 }
 
-// n_places: of gate, up and down each
+// n_above, n_below: experts' places in gate and up, and in down
 bool are_networks(const ggml_tensor * dst, const operands & of, int64_t n_above, int64_t n_below) {
     const int64_t width = dst->ne[0], n_hidden = of.down->ne[0], n_shared = of.shared_down->ne[0];
     return n_hidden % 32 == 0 && n_shared % 32 == 0 && ggml_are_same_shape(of.x, dst) && dw::is_f32(dst) &&
@@ -238,9 +238,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     a.n_experts           = (int) src[of::choice]->ne[0];
     a.before              = { (const int32_t *) src[of::choice]->data, src[of::choice]->ne[0], { plane(0), plane(1) } };
     const ggml_tensor * x = src[of::x];
-    launch_input(normalised{ dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<const float>(src[of::norm]),
-                             to.epsilon, (int) x->ne[0] },
-                 a.h, a.n, with.stream);
+    launch_input(normalised_rows(x, src[of::norm], to.epsilon), a.h, a.n, with.stream);
     launch_choice(a, nullptr, with.stream);
     launch_networks(a, x, dst, with.stream);
 }

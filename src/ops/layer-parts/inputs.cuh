@@ -6,6 +6,7 @@
 
 #pragma once
 
+#include "ops/door/launch.h"
 #include "ops/layer-parts/rows.cuh"
 
 namespace dw::layer_parts {
@@ -36,6 +37,12 @@ struct normalised {
         out.store(row, scaled, rsqrtf(sum_of_warps(sums) / width + epsilon));
     }
 };
+
+// x [width, n]
+inline normalised normalised_rows(const ggml_tensor * x, const ggml_tensor * norm, float epsilon) {
+    return { dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<const float>(norm), epsilon,
+             (int) x->ne[0] };
+}
 
 // y, z [heads][size] of a row: rms_norm(y) * norm * silu(z). A warp a head.
 struct normalised_heads {

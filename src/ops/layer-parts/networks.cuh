@@ -172,9 +172,7 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, be
         return sums_of<n_columns>(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
     });
     float *                   of_warps = (float *) (memory + hidden_warps * plan.slots_of_a_warp);
-    sums.each([&](int column, int row, float sum) {
-        of_warps[warp * floats_of_sums<n_columns> + place_of_sum(column, row)] = sum;
-    });
+    store_sums(of_warps + warp * floats_of_sums<n_columns>, sums);
     __syncthreads();
     for (int i = warp; i < g.n_pairs; i += hidden_warps) {
         const float value = hidden_value<n_columns>(of_warps, i, lane);

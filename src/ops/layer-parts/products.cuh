@@ -9,6 +9,7 @@
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/pieces.cuh"
 
+#include <array>
 #include <climits>
 
 namespace dw::layer_parts {
@@ -118,9 +119,7 @@ __device__ void multiply_strips(const part & of, int width, int first, int step,
             multiply_piece<type>(sums, queue.await(k), piece_of(k), value_of(k), lane);
             queue.release(k);
         }
-        sums.each([&](int column, int row, float sum) {
-            of_warps[warp * floats_of_sums<n_columns> + place_of_sum(column, row)] = sum;
-        });
+        store_sums(of_warps + warp * floats_of_sums<n_columns>, sums);
         __syncthreads();
         write_strip<n_columns>(of, of_warps, (first + i * step) * tile_rows, n);
         __syncthreads();
@@ -130,7 +129,7 @@ __device__ void multiply_strips(const part & of, int width, int first, int step,
 // blocks of most_warps that the registers of a multiprocessor are for
 template <int n_columns> constexpr int blocks_with_registers = n_columns == 1 ? 4 : n_columns <= 8 ? 3 : 2;
 
-// own: where a block keeps the activations that it makes, in its memory; 0: `input` has them
+// own: where a block's memory has room for the activations that it makes of `input`
 template <int n_columns, typename input_type>
 __global__ void __launch_bounds__(32 * most_warps, blocks_with_registers<n_columns>)
     products(const __grid_constant__ parts all, input_type input, int width, int n, tile_plan plan, int own) {
@@ -217,18 +216,23 @@ class product_list {
         return (int) std::clamp<int64_t>((width + 511) / 512, 1, most_warps); // 512 values a warp keep it busy
     }
 
+    std::array<ggml_type, max_parts> types() const {
+        std::array<ggml_type, max_parts> found{};
+        for (int i = 0; i < all_.n; ++i) {
+            found[i] = all_.each[i].type;
+        }
+        return found;
+    }
+
     template <int n_columns, typename input_type>
     void launch_for(const input_type & input, int width, int n, cudaStream_t stream) {
-        constexpr bool makes_input = !std::is_same_v<input_type, activations>;
-        const int      n_warps     = warps_for(width);
-        ggml_type      types[max_parts];
-        for (int i = 0; i < all_.n; ++i) {
-            types[i] = all_.each[i].type;
-        }
-        const size_t      of_sums  = sizeof(float) * floats_of_sums<n_columns> * n_warps;
-        const size_t      others   = of_sums + (makes_input ? activations::bytes(1, width) : 0);
-        const bool        is_large = all_.each[0].n_rows >= large_rows; // a block multiplies several strips
-        const tile_launch with(types, all_.n, is_large ? INT_MAX : dw::n_blocks(width, n_warps), n_warps, others);
+        constexpr bool    makes_input = !std::is_same_v<input_type, activations>;
+        const int         n_warps     = warps_for(width);
+        const size_t      of_sums     = sizeof(float) * floats_of_sums<n_columns> * n_warps;
+        const size_t      others      = of_sums + (makes_input ? activations::bytes(1, width) : 0);
+        const bool        is_large    = all_.each[0].n_rows >= large_rows; // a block multiplies several strips
+        const tile_launch with(types().data(), all_.n, is_large ? INT_MAX : dw::n_blocks(width, n_warps), n_warps,
+                               others);
         const int         own      = (int) (with.bytes - others + of_sums);
         const int         n_blocks = share_blocks(n, n_warps, blocks_at_once<n_columns>(n_warps, with.bytes));
         CUDA_SET_SHARED_MEMORY_LIMIT((products<n_columns, input_type>), shared_memory_of_block());
@@ -239,12 +243,9 @@ class product_list {
 
     // whether a block has shared memory for one row of activations beside what it multiplies
     bool leaves_room_for_input(int64_t width) const {
-        int slot = 0;
-        for (int i = 0; i < all_.n; ++i) {
-            slot = std::max(slot, bytes_of_slot(all_.each[i].type));
-        }
-        const size_t of_a_warp = slot + sizeof(float) * floats_of_sums<1>;
-        return activations::bytes(1, width) + of_a_warp * warps_for(width) <= shared_memory_of_block();
+        const int    n_warps = warps_for(width);
+        const size_t others  = sizeof(float) * floats_of_sums<1> * n_warps + activations::bytes(1, width);
+        return tile_launch(types().data(), all_.n, 0, n_warps, others).bytes <= shared_memory_of_block();
     }
 
     // Blocks that a GPU runs together.
@@ -275,15 +276,10 @@ class product_list {
 };
 } // namespace
 
-inline normalised normalised_rows(const ggml_tensor * x, const ggml_tensor * norm, float epsilon) {
-    return { dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<const float>(norm), epsilon,
-             (int) x->ne[0] };
-}
-
 // dst = residual + weights x, x as of product_list::launch
-template <typename input_type> void add_product(const dw::launch_context & with, ggml_tensor * dst,
-                                                const ggml_tensor * weights, const ggml_tensor * residual,
-                                                const input_type & input) {
+template <typename input_type> static void add_product(const dw::launch_context & with, ggml_tensor * dst,
+                                                       const ggml_tensor * weights, const ggml_tensor * residual,
+                                                       const input_type & input) {
     product_list list;
     part &       made = list.add(weights, dw::data_of<float>(dst), dw::stride_of(dst, 1));
     made.end          = end_of_product::add;

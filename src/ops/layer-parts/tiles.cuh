@@ -137,8 +137,7 @@ template <int n_wide> class many_sums {
         for (int w = 0; w < n_wide; ++w) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                if constexpr (unpacked<type>::is_cut) { // there may be no second one, and a row's first may lie
-                                                        // anywhere
+                if constexpr (unpacked<type>::is_cut) { // there may be no second one
                     const float2 one = scales_[w][i][block];
                     x[w][i]          = make_float4(one.x, one.y, one.x, one.y);
                 } else if (step % (2 * of_block) == 0) {
@@ -253,6 +252,10 @@ template <int n> class few_sums {
 template <int n_columns> using sums_of =
     std::conditional_t<(n_columns <= 2), few_sums<(n_columns <= 2 ? n_columns : 1)>,
                        many_sums<(n_columns <= 2 ? 1 : n_columns / 8)>>;
+
+template <typename sums_type> __device__ __forceinline__ void store_sums(float * to, const sums_type & sums) {
+    sums.each([&](int column, int row, float sum) { to[place_of_sum(column, row)] = sum; });
+}
 
 // call(std::integral_constant<int, c>) with the least c of 1, 2, 8, 16 that holds n columns; `most` of them at most
 template <int most, typename call_type> __device__ __forceinline__ void with_columns_of_tile(int n, call_type && call) {

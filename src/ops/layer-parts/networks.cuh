@@ -1,5 +1,5 @@
 // Hidden values of feed-forward networks, of experts that rows chose or of one that all rows take. A block computes 32
-// hidden values: of quantised weights four strips of 16 rows, gate's and up's, by two warps each.
+// hidden values: of quantised weights four strips of 16 rows, gate's and up's, in two halves each.
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -13,9 +13,11 @@
 namespace dw::layer_parts {
 
 constexpr int hidden_of_a_block = 32; // values, a block of 8 bits
-constexpr int hidden_warps      = 8;
-constexpr int hidden_of_a_warp  = hidden_of_a_block / hidden_warps;
-constexpr int warps_of_a_strip  = 2;
+constexpr int halves_of_a_strip = 2;  // every second piece each
+constexpr int n_halves          = 4 * halves_of_a_strip;
+
+// warps of a block: of one row a half of a strip each; of several rows two, so that more blocks are on their way
+template <int n_columns> constexpr int hidden_warps = n_columns == 1 ? n_halves : n_halves / 2;
 
 // weights [K, rows, experts]
 struct matrix {
@@ -121,14 +123,14 @@ __device__ __forceinline__ void hide(const group & g, int p0, int value, int lan
 // Hidden values from `begin` on of all pairs of a group. A block.
 template <ggml_type type, bool is_single>
 __device__ __forceinline__ void hide_floats(const group & g, int begin, char * memory) {
-    const int warp = threadIdx.x / 32, lane = threadIdx.x % 32;
+    const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
     float *   found = (float *) memory; // [pairs][hidden_of_a_block]
     for (int p0 = 0; p0 < g.n_pairs; p0 += most_columns) {
         const int n_columns = min(most_columns, g.n_pairs - p0);
         with_columns<is_single>(n_columns, [&](auto columns) {
 #pragma unroll 1
-            for (int i = 0; i < hidden_of_a_warp; ++i) {
-                hide<type, decltype(columns)::value>(g, p0, begin + warp * hidden_of_a_warp + i, lane, found);
+            for (int i = warp; i < hidden_of_a_block; i += n_warps) {
+                hide<type, decltype(columns)::value>(g, p0, begin + i, lane, found);
             }
         });
         __syncthreads();
@@ -142,16 +144,16 @@ __device__ __forceinline__ void hide_floats(const group & g, int begin, char * m
     }
 }
 
-// A hidden value of a column, from the sums that the warps of gate's and up's strips left.
-template <int n_columns> __device__ __forceinline__ float hidden_value(const float * of_warps, int column, int value) {
+// A hidden value of a column, from the sums of the halves of gate's and up's strips.
+template <int n_columns> __device__ __forceinline__ float hidden_value(const float * of_halves, int column, int value) {
     float of[2] = {};
 #pragma unroll
     for (int side = 0; side < 2; ++side) {
         const int strip = 2 * side + value / tile_rows;
 #pragma unroll
-        for (int w = 0; w < warps_of_a_strip; ++w) {
-            of[side] += of_warps[(strip * warps_of_a_strip + w) * floats_of_sums<n_columns> +
-                                 place_of_sum(column, value % tile_rows)];
+        for (int half = 0; half < halves_of_a_strip; ++half) {
+            of[side] += of_halves[(strip * halves_of_a_strip + half) * floats_of_sums<n_columns> +
+                                  place_of_sum(column, value % tile_rows)];
         }
     }
     return silu(of[0]) * of[1];
@@ -161,21 +163,26 @@ template <int n_columns> __device__ __forceinline__ float hidden_value(const flo
 // on their way.
 template <ggml_type type, int n_columns, typename before_type> __device__ __forceinline__ void
 hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, before_type && before) {
-    const int                 warp = threadIdx.x / 32, lane = threadIdx.x % 32, strip_of_warp = warp / warps_of_a_strip;
-    const bool                is_up = strip_of_warp >= 2;
-    const matrix &            of    = is_up ? g.of.up : g.of.gate;
-    const int                 first = (is_up ? g.of.first_up : 0) + begin + strip_of_warp % 2 * tile_rows;
-    const strip               rows{ of.row(g.expert, first), of.row_stride, tile_rows - 1, of.width };
-    const part_of_strip<type> mine(rows, warp % warps_of_a_strip, warps_of_a_strip);
-    const auto                sums     = mine.multiply(memory + warp * plan.slots_of_a_warp, plan.n_slots, lane, [&] {
-        before();
-        return sums_of<n_columns>(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
-    });
-    float *                   of_warps = (float *) (memory + hidden_warps * plan.slots_of_a_warp);
-    store_sums(of_warps + warp * floats_of_sums<n_columns>, sums);
+    const int  warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32, n_mine = n_halves / n_warps;
+    const auto strip_of = [&](int i) {
+        const int      number = (warp + i * n_warps) / halves_of_a_strip; // two of gate, two of up
+        const matrix & of     = number < 2 ? g.of.gate : g.of.up;
+        const int      first  = (number < 2 ? 0 : g.of.first_up) + begin + number % 2 * tile_rows;
+        return strip{ of.row(g.expert, first), (int) of.row_stride, tile_rows - 1, of.width };
+    };
+    strips_of_warp<type, decltype(strip_of)> strips(memory + warp * plan.slots_of_a_warp, plan.n_slots, n_mine,
+                                                    g.of.gate.width, warp % halves_of_a_strip, halves_of_a_strip,
+                                                    strip_of);
+    before();
+    float * of_halves = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    for (int i = 0; i < n_mine; ++i) {
+        sums_of<n_columns> sums(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
+        strips.multiply(sums, i);
+        store_sums(of_halves + (warp + i * n_warps) * floats_of_sums<n_columns>, sums);
+    }
     __syncthreads();
-    for (int i = warp; i < g.n_pairs; i += hidden_warps) {
-        const float value = hidden_value<n_columns>(of_warps, i, lane);
+    for (int i = warp; i < g.n_pairs; i += n_warps) {
+        const float value = hidden_value<n_columns>(of_halves, i, lane);
         float4      v;
         v.x = __shfl_sync(0xffffffff, value, 4 * lane % 32);
         v.y = __shfl_sync(0xffffffff, value, (4 * lane + 1) % 32);
@@ -187,7 +194,7 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, be
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group); group 0 is the shared network's. n_columns: of a
 // group, at most. What the kernel before this one wrote is there when the kernel behind it starts.
-template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps, n_columns == 1 ? 3 : 2)
+template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps<n_columns>, n_columns == 1 ? 3 : 4)
     hide_all(const __grid_constant__ arguments a, tile_plan plan) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
@@ -236,14 +243,16 @@ template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps, n_
 
 // Each file has its own: a limit of shared memory is set for a file's kernels.
 template <int n_columns> static void launch_hidden_of(const arguments & a, int n_groups, cudaStream_t stream) {
-    const size_t      of_sums = sizeof(float) * hidden_warps * floats_of_sums<n_columns>;
+    constexpr int     n_warps = hidden_warps<n_columns>;
+    const size_t      of_sums = sizeof(float) * n_halves * floats_of_sums<n_columns>;
     const int64_t     widest  = std::max(a.routed.width, a.shared.width);
     const ggml_type   types[] = { a.routed.gate.type, a.shared.gate.type };
-    const tile_launch with(types, 2, dw::n_blocks(a.shared.gate.width, warps_of_a_strip), hidden_warps, of_sums);
+    const tile_launch with(types, 2, dw::n_blocks(a.shared.gate.width * n_halves, halves_of_a_strip * n_warps), n_warps,
+                           of_sums);
     CUDA_SET_SHARED_MEMORY_LIMIT(hide_all<n_columns>, shared_memory_of_block());
     ggml_cuda_kernel_launch(
         hide_all<n_columns>,
-        { dim3(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1), dim3(32 * hidden_warps), with.bytes, stream }, a,
+        { dim3(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1), dim3(32 * n_warps), with.bytes, stream }, a,
         with.plan);
 }
 

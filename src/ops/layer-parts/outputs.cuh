@@ -93,25 +93,18 @@ __device__ __forceinline__ void lower_floats(const group & g, int first, int lan
 template <ggml_type type, int n_columns, typename group_type> __device__ __forceinline__ void
 lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float * found, group_type && group_of) {
     const int  lane     = threadIdx.x % 32;
-    const int  n_pieces = tiled<type>::n_pieces(width); // of a group
-    const auto rows_of  = [&](const group & g) {
-        return strip{ g.of.down.row(g.expert, first), g.of.down.row_stride, tile_rows - 1, width };
+    const auto strip_of = [&](int i) {
+        const group g = group_of(i);
+        return strip{ g.of.down.row(g.expert, first), (int) g.of.down.row_stride, tile_rows - 1, width };
     };
-    const auto piece_of = [&](int i) {
-        return rows_of(group_of(i / n_pieces)).template piece<type>(i % n_pieces * tiled<type>::n_values);
-    };
-    const piece_queue<type, decltype(piece_of)> queue(slots, n_slots, n_groups * n_pieces, piece_of);
+    strips_of_warp<type, decltype(strip_of)> strips(slots, n_slots, n_groups, width, 0, 1, strip_of);
     ggml_cuda_pdl_sync();
     for (int i = 0; i < n_groups; ++i) {
         const group g = group_of(i);
         with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
             sums_of<decltype(columns)::value> sums(g.all.hidden, lane,
                                                    [&](int c) { return g.pair(min(c, g.n_pairs - 1)); });
-            for (int k = 0; k < n_pieces; ++k) {
-                const int at = i * n_pieces + k, value = k * tiled<type>::n_values;
-                multiply_piece<type>(sums, queue.await(at), rows_of(g).template piece<type>(value), value, lane);
-                queue.release(at);
-            }
+            strips.multiply(sums, i);
             sums.each([&](int column, int row, float sum) {
                 if (column < g.n_pairs) {
                     output_of(found, g.pair(column), row) = sum;

@@ -39,11 +39,10 @@ template <ggml_type type> struct tiled {
     static constexpr int              pitch      = of.pitch;
     static constexpr int              n_values   = of.n_at_once * tile_values; // of a row of a piece
     static constexpr int              slot_bytes = tile_rows * of.pitch;
+    static constexpr bool             is_whole   = n_values == of.block; // a piece is one block of a row
 
     // n: values of a row, whole blocks
     static __device__ __forceinline__ int bytes(int n) { return n / of.block * of.block_bytes; }
-    // pieces of a row of n values
-    static __device__ __forceinline__ int n_pieces(int n) { return (n + n_values - 1) / n_values; }
     // what lies before a row in its slot
     static __device__ __forceinline__ int offset(const char * row) {
         return of.is_aligned ? 0 : (int) ((uintptr_t) row % 16);
@@ -53,7 +52,7 @@ template <ggml_type type> struct tiled {
 // 16 rows of weights, n_values each from a row's value 0 on.
 struct strip {
     const char * from;     // row 0
-    int64_t      stride;   // bytes
+    int          stride;   // bytes
     int          last_row; // rows behind it are this one
     int          n_values;
 
@@ -65,41 +64,48 @@ struct strip {
     }
 };
 
+// 16 bytes, without waiting. Weights are read once a token: they leave what is read again in the L2 cache.
 __device__ __forceinline__ void copy_16(char * to, const char * from) {
 #if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.cg.shared.global.L2::128B [%0], [%1], 16;" ::"r"((uint32_t) __cvta_generic_to_shared(to)),
-                 "l"(from)
+    uint64_t read_once;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                     (uint32_t) __cvta_generic_to_shared(to)),
+                 "l"(from), "l"(read_once)
                  : "memory");
 #else
     NO_DEVICE_CODE;
 #endif
 }
 
-// Copies a piece into a slot, without waiting. A warp.
+// Copies a piece into a slot, without waiting. A warp: 8 lanes copy 128 bytes of a row, side by side.
 template <ggml_type type> __device__ __forceinline__ void ask_for(char * slot, const strip & of, int lane) {
-    constexpr int n = tiled<type>::pitch / 16, n_tail = n % 8; // loads of 16 bytes a row; 8 lanes of a row side by side
-    const int     n_bytes = tiled<type>::bytes(of.n_values);
-    const auto    ask     = [&](int row, int i) {
-        const char * at    = of.row(row);
-        const int    begin = tiled<type>::offset(at);
+    using tile       = tiled<type>;
+    constexpr int  n = tile::pitch / 16, n_tail = n % 8;    // loads of a row
+    constexpr bool is_few     = n_tail == 1 || n_tail == 2; // the last ones are of 16 rows at once
+    constexpr int  n_by_eight = (is_few ? n : n + 7) / 8;
+    const int      n_bytes    = tile::is_whole ? tile::of.block_bytes : tile::bytes(of.n_values);
+    const auto     ask        = [&](int i, char * to, const char * at) {
+        const int begin = tile::offset(at);
         if (16 * i < begin + n_bytes) {
-            copy_16(slot + row * tiled<type>::pitch + 16 * i, at - begin + 16 * i);
+            copy_16(to + 16 * i, at - begin + 16 * i);
         }
     };
+    const int first = lane % 8;
 #pragma unroll
-    for (int row = 0; row < tile_rows; row += 4) {
+    for (int row = lane / 8, k = 0; k < tile_rows / 4; ++k, row += 4) {
+        const char * at = of.row(row);
 #pragma unroll
-        for (int i = 0; i + 8 <= n; i += 8) {
-            ask(row + lane / 8, i + lane % 8);
+        for (int i = 0; i < n_by_eight; ++i) {
+            if (8 * i + 8 <= n || 8 * i + first < n) {
+                ask(8 * i + first, slot + row * tile::pitch, at);
+            }
         }
     }
-    if constexpr (n_tail > 0) {
-#pragma unroll
-        for (int i = 0; i < (tile_rows * n_tail + 31) / 32; ++i) {
-            const int at = 32 * i + lane;
-            if (at < tile_rows * n_tail) {
-                ask(at / n_tail, n / 8 * 8 + at % n_tail);
-            }
+    if constexpr (is_few) {
+        const int row = lane / n_tail;
+        if (row < tile_rows) {
+            ask(n - n_tail + lane % n_tail, slot + row * tile::pitch, of.row(row));
         }
     }
 }
@@ -126,7 +132,7 @@ multiply_piece(sums_type & sums, const char * slot, const strip & of, int first,
     const char * b   = slot + (row + 8) * tiled<type>::pitch + tiled<type>::offset(of.row(row + 8));
 #pragma unroll 1
     for (int done = 0; done < of.n_values; done += tile_values) {
-        sums.template add<type>(a, b, first + done, min(steps_of_tile, (of.n_values - done) / 32));
+        sums.template add<type>(a, b, first + done, min(blocks_of_tile, (of.n_values - done) / 32));
         a += tiled<type>::bytes(tile_values);
         b += tiled<type>::bytes(tile_values);
     }
@@ -139,76 +145,73 @@ struct tile_plan {
 
 constexpr int most_slots = 2;
 
-// Pieces 0 .. n - 1 of a warp, in turn. piece_of(i) describes one.
-template <ggml_type type, typename piece_type> class piece_queue {
+// A warp's part of strips 0 .. n - 1 of `width` values a row, in turn: pieces first, first + step, ... of each.
+// strip_of(i) is strip i. While a piece is multiplied the next one is on its way.
+template <ggml_type type, typename strips_type> class strips_of_warp {
   public:
-    // Asks for the first ones.
-    __device__ __forceinline__ piece_queue(char * slots, int n_slots, int n, piece_type piece_of) :
+    // Asks for the first pieces.
+    __device__ __forceinline__ strips_of_warp(char * slots, int n_slots, int n, int width, int first, int step,
+                                              strips_type strip_of) :
         slots_(slots),
-        n_slots_(n_slots),
-        n_(n),
-        piece_of_(piece_of) {
-        for (int i = 0; i < min(n, n_slots); ++i) {
-            ask(i);
+        has_two_(n_slots > 1),
+        n_(first * tiled<type>::n_values < width ? n : 0),
+        width_(width),
+        first_(first * tiled<type>::n_values),
+        step_(step * tiled<type>::n_values),
+        value_(first_),
+        strip_of_(strip_of) {
+        if (n_ > 0) {
+            asked_ = strip_of_(0);
+        }
+#pragma unroll 1
+        for (int i = 0; i < n_slots; ++i) {
+            ask();
         }
     }
 
-    // The slot of piece i, which is there when it returns.
-    __device__ __forceinline__ char * await(int i) const {
-        if (n_slots_ > 1 && i + 1 < n_) {
-            wait_for_requests<1>();
-        } else {
-            wait_for_requests<0>();
-        }
-        return slots_ + i % n_slots_ * tiled<type>::slot_bytes;
-    }
-
-    // Piece i has been read.
-    __device__ __forceinline__ void release(int i) const {
-        if (i + n_slots_ < n_) {
+    // sums += strip i, the next one
+    template <typename sums_type> __device__ __forceinline__ void multiply(sums_type & sums, int i) {
+        const strip of = strip_of_(i);
+#pragma unroll 1
+        for (int value = first_; value < width_; value += step_) {
+            if (has_two_) {
+                wait_for_requests<1>();
+            } else {
+                wait_for_requests<0>();
+            }
+            multiply_piece<type>(sums, slots_ + read_, of.piece<type>(value), value, threadIdx.x % 32);
+            read_ = next(read_);
             __syncwarp();
-            ask(i + n_slots_);
+            ask();
         }
     }
 
   private:
-    __device__ __forceinline__ void ask(int i) const {
-        ask_for<type>(slots_ + i % n_slots_ * tiled<type>::slot_bytes, piece_of_(i), threadIdx.x % 32);
+    __device__ __forceinline__ int next(int slot) const { return has_two_ ? tiled<type>::slot_bytes - slot : 0; }
+
+    // Each call ends a request, so that waiting for all but the last one is waiting for the piece that is next.
+    __device__ __forceinline__ void ask() {
+        if (i_ < n_) {
+            ask_for<type>(slots_ + write_, asked_.template piece<type>(value_), threadIdx.x % 32);
+            write_ = next(write_);
+            value_ += step_;
+            if (value_ >= width_) {
+                value_ = first_;
+                if (++i_ < n_) {
+                    asked_ = strip_of_(i_);
+                }
+            }
+        }
         end_of_request();
     }
 
-    char *     slots_;
-    int        n_slots_, n_;
-    piece_type piece_of_;
-};
-
-// A warp's part of a product: pieces first, first + step, ... of a strip times all columns of `sums`.
-template <ggml_type type> class part_of_strip {
-  public:
-    __device__ __forceinline__ part_of_strip(const strip & of, int first, int step) :
-        of_(of),
-        first_(first),
-        step_(step),
-        n_((tiled<type>::n_pieces(of.n_values) - first + step - 1) / step) {}
-
-    // before(): called when weights are on their way; it returns the sums
-    template <typename before_type>
-    __device__ __forceinline__ auto multiply(char * slots, int n_slots, int lane, before_type && before) const {
-        const auto                                  piece_of = [&](int i) { return of_.piece<type>(value_of(i)); };
-        const piece_queue<type, decltype(piece_of)> queue(slots, n_slots, n_, piece_of);
-        auto                                        sums = before();
-        for (int i = 0; i < n_; ++i) {
-            multiply_piece<type>(sums, queue.await(i), piece_of(i), value_of(i), lane);
-            queue.release(i);
-        }
-        return sums;
-    }
-
-  private:
-    __device__ __forceinline__ int value_of(int i) const { return (first_ + i * step_) * tiled<type>::n_values; }
-
-    strip of_;
-    int   first_, step_, n_;
+    char *      slots_;
+    bool        has_two_;
+    int         n_, width_, first_, step_; // values
+    int         i_ = 0, value_;            // what to ask for next: number of its strip, value
+    strip       asked_;                    // strip i_
+    int         read_ = 0, write_ = 0;     // slots, in bytes
+    strips_type strip_of_;
 };
 
 // Host: bytes of a slot of a type, and values of a row that it holds; 0 bytes: the type is not tiled.

@@ -100,25 +100,18 @@ template <ggml_type type, int n_columns, typename ready_type>
 __device__ void multiply_strips(const part & of, int width, int first, int step, int n, const tile_plan & plan,
                                 char * memory, ready_type && ready) {
     const int  warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const int  n_strips = (of.n_rows + tile_rows - 1) / tile_rows, n_pieces = tiled<type>::n_pieces(width);
-    const int  of_strip = (n_pieces - warp + n_warps - 1) / n_warps; // pieces of this warp
+    const int  n_strips = (of.n_rows + tile_rows - 1) / tile_rows, n_mine = (n_strips - first + step - 1) / step;
     const auto strip_of = [&](int i) {
         const int row = (first + i * step) * tile_rows;
-        return strip{ of.weights + row * of.stride, of.stride, min(tile_rows, of.n_rows - row) - 1, width };
+        return strip{ of.weights + row * of.stride, (int) of.stride, min(tile_rows, of.n_rows - row) - 1, width };
     };
-    const auto value_of = [&](int i) { return (warp + i % of_strip * n_warps) * tiled<type>::n_values; };
-    const auto piece_of = [&](int i) { return strip_of(i / of_strip).template piece<type>(value_of(i)); };
-    const int  n_mine   = (n_strips - first + step - 1) / step;
-    const piece_queue<type, decltype(piece_of)> queue(memory + warp * plan.slots_of_a_warp, plan.n_slots,
-                                                      n_mine * of_strip, piece_of);
-    const activations                           x        = ready();
-    float *                                     of_warps = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    strips_of_warp<type, decltype(strip_of)> strips(memory + warp * plan.slots_of_a_warp, plan.n_slots, n_mine, width,
+                                                    warp, n_warps, strip_of);
+    const activations                        x        = ready();
+    float *                                  of_warps = (float *) (memory + n_warps * plan.slots_of_a_warp);
     for (int i = 0; i < n_mine; ++i) {
         sums_of<n_columns> sums(x, lane, [&](int c) { return min(c, n - 1); });
-        for (int k = i * of_strip; k < (i + 1) * of_strip; ++k) {
-            multiply_piece<type>(sums, queue.await(k), piece_of(k), value_of(k), lane);
-            queue.release(k);
-        }
+        strips.multiply(sums, i);
         store_sums(of_warps + warp * floats_of_sums<n_columns>, sums);
         __syncthreads();
         write_strip<n_columns>(of, of_warps, (first + i * step) * tile_rows, n);

@@ -2,13 +2,12 @@
 // (mma.m16n8k32, m16n8k16; compute capability 8.0 and up). Weights are unpacked from shared memory into registers, in
 // the layout that ggml stores them in: unpack.cuh. How they get there: pieces.cuh.
 //
-// A warp multiplies a tile. Lane l has rows l/4 and l/4 + 8 of it. Dots of sub-blocks, 32 or 16 values, are exact
-// integers; they are scaled and added up in four classes, sub-blocks 2c, 2c + 1 of 8 in class c, in ascending order,
-// then (0 + 1) + (2 + 3). So the bits of a column do not depend on its place, on its neighbours, or on which of two
-// ways computes it:
+// A warp multiplies a tile. Lane l has rows l/4 and l/4 + 8 of it. Dots of blocks of 32 values are exact integers; they
+// are scaled and added up in four classes of blocks (unpacked::class_of), in ascending order, then (0 + 1) + (2 + 3).
+// So the bits of a column do not depend on its place, on its neighbours, or on which of two ways computes it:
 //   many  8 or 16 columns, a column of the tensor core each; a lane has all classes of two columns
-//   few   1 or 2 columns, one after another: a column of the tensor core for each of 8 sub-blocks, so that one chain of
-//         products gives all dots; a lane has the class that is its number % 4
+//   few   1 or 2 columns, one after another: a column of the tensor core for each of 8 blocks or halves of blocks, so
+//         that one chain of products gives all dots; a lane has the class that is its number % 4
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -19,7 +18,7 @@
 
 namespace dw::layer_parts {
 
-constexpr int tile_rows = 16, tile_values = 256, steps_of_tile = 8, n_classes = 4;
+constexpr int tile_rows = 16, tile_values = 256, blocks_of_tile = 8, n_classes = 4;
 
 // d += a b, 32 values of 8 bits
 template <ggml_type type> __device__ __forceinline__ void accumulate(int (&d)[4], const words_of_a & a, uint2 b) {
@@ -75,35 +74,33 @@ template <int n_wide> class many_sums {
         }
     }
 
-    // a, b: rows lane / 4 and lane / 4 + 8 of a tile. Columns from their value `first` on, n_steps blocks of 32.
+    // a, b: rows lane / 4 and lane / 4 + 8 of a tile. Columns from their value `first` on, n_blocks blocks of 32.
     template <ggml_type type>
-    __device__ __forceinline__ void add(const char * a, const char * b, int first, int n_steps) {
+    __device__ __forceinline__ void add(const char * a, const char * b, int first, int n_blocks) {
         const unpacked<type> tile(a, b, lane_);
         scales_of_two        x;
 #pragma unroll
-        for (int step = 0; step < unpacked<type>::n_steps; ++step) {
-            if (unpacked<type>::is_cut && unpacked<type>::block_of(step) >= n_steps) {
+        for (int block = 0; block < blocks_of_tile; ++block) {
+            if (unpacked<type>::is_cut && block >= n_blocks) {
                 break;
             }
-            const auto   words = tile.words(step);
-            const float2 scale = tile.scale(step);
+            const auto   words = tile.words(block);
+            const float2 scale = tile.scale(block);
+            const int    c     = unpacked<type>::class_of(block);
             float2       least = {};
-            const int    c     = unpacked<type>::class_of(step);
-            const int    at    = first + 32 * unpacked<type>::block_of(step);
             if constexpr (unpacked<type>::has_least) {
-                least = tile.least(step);
+                least = tile.least(block);
             }
-            load_scales<type>(x, step, first);
+            load_scales<type>(x, block, first);
 #pragma unroll
             for (int w = 0; w < n_wide; ++w) {
-                int d[4] = {};
-                accumulate<type>(d, words, unpacked<type>::values(quants_[w] + at, step, lane_));
+                int d[4];
+                multiply(d, tile, words, unpacked<type>::values(quants_[w] + first + 32 * block, lane_), block);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float4        two = x[w][i % 2];
-                    const scale_and_sum x =
-                        unpacked<type>::block_of(step) % 2 ? make_float2(two.z, two.w) : make_float2(two.x, two.y);
-                    sums_[w][i][c] = fmaf((i / 2 ? scale.y : scale.x) * x.x, (float) d[i], sums_[w][i][c]);
+                    const scale_and_sum x   = block % 2 ? make_float2(two.z, two.w) : make_float2(two.x, two.y);
+                    sums_[w][i][c]          = fmaf((i / 2 ? scale.y : scale.x) * x.x, (float) d[i], sums_[w][i][c]);
                     if constexpr (unpacked<type>::has_least) {
                         sums_[w][i][c] = fmaf(i / 2 ? -least.y : -least.x, x.y, sums_[w][i][c]);
                     }
@@ -128,20 +125,36 @@ template <int n_wide> class many_sums {
     // Of the blocks 2 i and 2 i + 1 of columns.
     using scales_of_two = float4[n_wide][2];
 
-    // Loads them when `step` is the first of block 2 i.
+    // d: dots of a block, in whole numbers
+    template <ggml_type type> static __device__ __forceinline__ void
+    multiply(int (&d)[4], const unpacked<type> & tile, const words_of_a & words, uint2 values, int block) {
+        if constexpr (unpacked<type>::has_halves) {
+            const int4 by       = tile.halves(block);
+            int        first[4] = {}, second[4] = {};
+            accumulate<type>(first, make_uint2(words.at[0], words.at[1]), values.x);
+            accumulate<type>(second, make_uint2(words.at[2], words.at[3]), values.y);
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                d[i] = first[i] * (i / 2 ? by.z : by.x) + second[i] * (i / 2 ? by.w : by.y);
+            }
+        } else {
+            d[0] = d[1] = d[2] = d[3] = 0;
+            accumulate<type>(d, words, values);
+        }
+    }
+
+    // Loads them when `block` is 2 i.
     template <ggml_type type>
-    __device__ __forceinline__ void load_scales(scales_of_two & x, int step, int first) const {
-        constexpr int of_block = unpacked<type>::n_steps / 8;
-        const int     block    = first / 32 + step / of_block;
+    __device__ __forceinline__ void load_scales(scales_of_two & x, int block, int first) const {
 #pragma unroll
         for (int w = 0; w < n_wide; ++w) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
+                const scale_and_sum * at = scales_[w][i] + first / 32 + block;
                 if constexpr (unpacked<type>::is_cut) { // there may be no second one
-                    const float2 one = scales_[w][i][block];
-                    x[w][i]          = make_float4(one.x, one.y, one.x, one.y);
-                } else if (step % (2 * of_block) == 0) {
-                    x[w][i] = *(const float4 *) (scales_[w][i] + block);
+                    x[w][i] = make_float4(at->x, at->y, at->x, at->y);
+                } else if (block % 2 == 0) {
+                    x[w][i] = *(const float4 *) at;
                 }
             }
         }
@@ -169,34 +182,15 @@ template <int n> class few_sums {
     }
 
     template <ggml_type type>
-    __device__ __forceinline__ void add(const char * a, const char * b, int first, int n_steps) {
+    __device__ __forceinline__ void add(const char * a, const char * b, int first, int n_blocks) {
         const unpacked<type> tile(a, b, lane_);
-        constexpr int        of_chain = steps_of_tile; // columns of the tensor core
-        const int            mine     = lane_ / 4;     // this lane's step of a chain as an operand
+        if constexpr (unpacked<type>::has_halves) {
 #pragma unroll
-        for (int chain = 0; chain < unpacked<type>::n_steps; chain += of_chain) {
-            using values_type = decltype(unpacked<type>::values(quants_[0], 0, lane_));
-            values_type values[n];
-            int         d[n][4] = {};
-#pragma unroll
-            for (int c = 0; c < n; ++c) {
-                const int  block    = unpacked<type>::block_of(chain + mine);
-                const bool is_there = !unpacked<type>::is_cut || block < n_steps;
-                values[c] = is_there ? unpacked<type>::values(quants_[c] + first + 32 * block, chain + mine, lane_)
-                                     : values_type{};
+            for (int block = 0; block < blocks_of_tile; block += n_classes) {
+                add_halves(tile, block, first);
             }
-#pragma unroll
-            for (int i = 0; i < of_chain; ++i) {
-                if (unpacked<type>::is_cut && i >= n_steps) {
-                    break;
-                }
-                const auto words = tile.words(chain + i);
-#pragma unroll
-                for (int c = 0; c < n; ++c) {
-                    accumulate<type>(d[c], words, i == mine ? values[c] : values_type{});
-                }
-            }
-            finish<type>(tile, d, chain + lane_ % 4 * 2, first, n_steps);
+        } else {
+            add_blocks(tile, first, n_blocks);
         }
     }
 
@@ -216,30 +210,85 @@ template <int n> class few_sums {
     }
 
   private:
-    // Takes the dots of two steps, of which this lane has both rows.
-    template <ggml_type type> __device__ __forceinline__ void finish(const unpacked<type> & tile, const int (&d)[n][4],
-                                                                     int step, int first, int n_steps) {
+    // A tile. The columns of the tensor core are its blocks.
+    template <ggml_type type>
+    __device__ __forceinline__ void add_blocks(const unpacked<type> & tile, int first, int n_blocks) {
+        const int mine = lane_ / 4; // this lane's block as an operand
+        uint2     values[n];
+        int       d[n][4] = {}, odd[n][4] = {}; // two chains of products are done sooner than one
 #pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int block = unpacked<type>::block_of(step + i);
-            if (unpacked<type>::is_cut && block >= n_steps) {
+        for (int c = 0; c < n; ++c) {
+            const bool is_there = !unpacked<type>::is_cut || mine < n_blocks;
+            values[c] = is_there ? unpacked<type>::values(quants_[c] + first + 32 * mine, lane_) : make_uint2(0, 0);
+        }
+#pragma unroll
+        for (int block = 0; block < blocks_of_tile; ++block) {
+            if (unpacked<type>::is_cut && block >= n_blocks) {
                 break;
             }
-            const float2 scale = tile.scale(step + i);
-            float2       least = {};
-            if constexpr (unpacked<type>::has_least) {
-                least = tile.least(step + i);
+            const auto words = tile.words(block);
+#pragma unroll
+            for (int c = 0; c < n; ++c) {
+                accumulate<type>(block % 2 ? odd[c] : d[c], words, block == mine ? values[c] : make_uint2(0, 0));
+            }
+        }
+#pragma unroll
+        for (int c = 0; c < n; ++c) {
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                d[c][i] += odd[c][i];
+            }
+        }
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int block = lane_ % 4 * 2 + i;
+            if (unpacked<type>::is_cut && block >= n_blocks) {
+                break;
             }
 #pragma unroll
             for (int c = 0; c < n; ++c) {
-                const scale_and_sum x = scales_[c][first / 32 + block];
-                sums_[c][0]           = fmaf(scale.x * x.x, (float) d[c][i], sums_[c][0]);
-                sums_[c][1]           = fmaf(scale.y * x.x, (float) d[c][2 + i], sums_[c][1]);
-                if constexpr (unpacked<type>::has_least) {
-                    sums_[c][0] = fmaf(-least.x, x.y, sums_[c][0]);
-                    sums_[c][1] = fmaf(-least.y, x.y, sums_[c][1]);
-                }
+                finish(tile, c, block, first, d[c][i], d[c][2 + i]);
             }
+        }
+    }
+
+    // Blocks [block, block + 4) of a tile. The columns of the tensor core are their halves.
+    template <ggml_type type>
+    __device__ __forceinline__ void add_halves(const unpacked<type> & tile, int block, int first) {
+        const int mine = lane_ / 8, half = lane_ / 4 % 2; // this lane's operand
+        uint32_t  values[n];
+        int       d[n][4] = {};
+#pragma unroll
+        for (int c = 0; c < n; ++c) {
+            values[c] = *(const uint32_t *) (quants_[c] + first + 32 * (block + mine) + 16 * half + lane_ % 4 * 4);
+        }
+#pragma unroll
+        for (int i = 0; i < n_classes; ++i) {
+            const auto words = tile.words(block + i);
+#pragma unroll
+            for (int c = 0; c < n; ++c) {
+                const uint32_t x = i == mine ? values[c] : 0;
+                accumulate<type>(d[c], words, half ? make_uint2(0, x) : make_uint2(x, 0));
+            }
+        }
+        const int4 by = tile.halves(block + lane_ % 4);
+#pragma unroll
+        for (int c = 0; c < n; ++c) {
+            finish(tile, c, block + lane_ % 4, first, d[c][0] * by.x + d[c][1] * by.y, d[c][2] * by.z + d[c][3] * by.w);
+        }
+    }
+
+    // Takes the dots of a block, of which this lane has both rows.
+    template <ggml_type type>
+    __device__ __forceinline__ void finish(const unpacked<type> & tile, int c, int block, int first, int a, int b) {
+        const scale_and_sum x     = scales_[c][first / 32 + block];
+        const float2        scale = tile.scale(block);
+        sums_[c][0]               = fmaf(scale.x * x.x, (float) a, sums_[c][0]);
+        sums_[c][1]               = fmaf(scale.y * x.x, (float) b, sums_[c][1]);
+        if constexpr (unpacked<type>::has_least) {
+            const float2 least = tile.least(block);
+            sums_[c][0]        = fmaf(-least.x, x.y, sums_[c][0]);
+            sums_[c][1]        = fmaf(-least.y, x.y, sums_[c][1]);
         }
     }
 

@@ -1,13 +1,14 @@
 // How tensor cores see blocks of quantised weights: the operands, scales and least values of a tile, 16 rows of 256
 // values, for one lane. Test: tests/gpu/test_layer_parts_cuda.py.
 //
-// unpacked<type> of a tile has two rows, lane / 4 and lane / 4 + 8, at addresses in shared memory:
-//   n_steps      sub-blocks of a row: 8 of 32 values, or 16 of 16
-//   words(i)     of step i: the operand A, in an order of values that suits the type
-//   values(x, i, lane)  the operand B in that order, of block block_of(i) of a column at x
+// unpacked<type> of a tile has two rows, lane / 4 and lane / 4 + 8, at addresses in shared memory, and 8 blocks of
+// each:
+//   words(i)     of block i: the operand A, in an order of values that suits the type
+//   values(x, lane)  the operand B in that order, of a column's block at x
 //   scale(i), least(i)  of both rows
-//   class_of(i)  which sums step i belongs to: tiles.cuh
-//   is_cut       a row may end with any block of 32
+//   halves(i)    has_halves: of both rows, whole numbers that the dots of a block's halves count
+//   class_of(i)  which sums block i belongs to: tiles.cuh
+//   is_cut       a row may end with any block
 
 #pragma once
 
@@ -16,20 +17,27 @@
 
 namespace dw::layer_parts {
 
-// A of a step of 32 values: rows lane / 4, lane / 4 + 8, and these of its second half.
+// A of a block of 32 values: rows lane / 4, lane / 4 + 8, and these of its second half.
 struct words_of_a {
     uint32_t at[4];
 };
 
-// four bytes from an address that is a multiple of 2
-__device__ __forceinline__ uint32_t word_at(const char * at, bool is_odd) {
-    const uint32_t * low = (const uint32_t *) (at - (is_odd ? 2 : 0));
-    return is_odd ? __byte_perm(low[0], low[1], 0x5432) : low[0];
-}
+// Words of shared memory from an address that is a multiple of 2. They are read with the word behind them.
+class words_from {
+  public:
+    __device__ __forceinline__ explicit words_from(const char * at) :
+        at_((const uint32_t *) (at - ((uintptr_t) at & 2))),
+        pick_((uintptr_t) at & 2 ? 0x5432 : 0x3210) {}
+    // the word at a distance in bytes, a multiple of 4
+    __device__ __forceinline__ uint32_t word(int distance) const {
+        const uint32_t * of = at_ + distance / 4;
+        return __byte_perm(of[0], of[1], pick_);
+    }
 
-__device__ __forceinline__ bool is_odd(const char * at) {
-    return (uintptr_t) at % 4 != 0;
-}
+  private:
+    const uint32_t * at_;
+    uint32_t         pick_;
+};
 
 // byte i of w times d, exact; less = -d * 2^23
 __device__ __forceinline__ float times_byte(uint32_t w, int i, float d, float less) {
@@ -73,11 +81,10 @@ struct scales_of_K {
     }
 };
 
-// What types with steps of 32 values have in common.
+// What types whose blocks of 32 values have one scale have in common.
 struct in_blocks_of_32 {
-    static constexpr int                  n_steps = 8;
-    static __device__ __forceinline__ int block_of(int step) { return step; }
-    static __device__ __forceinline__ int class_of(int step) { return step / 2; }
+    static constexpr bool                 has_halves = false;
+    static __device__ __forceinline__ int class_of(int block) { return block / 2; }
 };
 
 template <> struct unpacked<GGML_TYPE_Q4_K> : in_blocks_of_32 {
@@ -103,7 +110,7 @@ template <> struct unpacked<GGML_TYPE_Q4_K> : in_blocks_of_32 {
     __device__ __forceinline__ float2 least(int i) const {
         return make_float2(of_a.least_value(i), of_b.least_value(i));
     }
-    static __device__ __forceinline__ uint2 values(const int8_t * x, int, int lane) { return side_by_side(x, lane); }
+    static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return side_by_side(x, lane); }
 };
 
 template <> struct unpacked<GGML_TYPE_Q5_K> : in_blocks_of_32 {
@@ -131,7 +138,7 @@ template <> struct unpacked<GGML_TYPE_Q5_K> : in_blocks_of_32 {
     __device__ __forceinline__ float2 least(int i) const {
         return make_float2(of_a.least_value(i), of_b.least_value(i));
     }
-    static __device__ __forceinline__ uint2 values(const int8_t * x, int, int lane) { return side_by_side(x, lane); }
+    static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return side_by_side(x, lane); }
 };
 
 template <> struct unpacked<GGML_TYPE_IQ4_XS> : in_blocks_of_32 {
@@ -154,7 +161,7 @@ template <> struct unpacked<GGML_TYPE_IQ4_XS> : in_blocks_of_32 {
         return __half2float(__ushort_as_half((unsigned short) head.x)) * (float) ((low | high << 4) - 32);
     }
     __device__ __forceinline__ float2       scale(int i) const { return make_float2(scale(a, i), scale(b, i)); }
-    static __device__ __forceinline__ uint2 values(const int8_t * x, int, int lane) { return of_both_halves(x, lane); }
+    static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
 };
 
 template <> struct unpacked<GGML_TYPE_Q8_0> : in_blocks_of_32 {
@@ -167,52 +174,50 @@ template <> struct unpacked<GGML_TYPE_Q8_0> : in_blocks_of_32 {
         b(row8),
         at(2 + 4 * (lane % 4)) {}
     __device__ __forceinline__ words_of_a words(int i) const {
-        const char *x = a + i * sizeof(block_q8_0) + at, *y = b + i * sizeof(block_q8_0) + at;
-        const bool  odd_x = is_odd(x), odd_y = is_odd(y);
-        return { { word_at(x, odd_x), word_at(y, odd_y), word_at(x + 16, odd_x), word_at(y + 16, odd_y) } };
+        const words_from x(a + i * sizeof(block_q8_0) + at), y(b + i * sizeof(block_q8_0) + at);
+        return { { x.word(0), y.word(0), x.word(16), y.word(16) } };
     }
     static __device__ __forceinline__ float scale(const char * row, int i) {
         return __half2float(*(const half *) (row + i * sizeof(block_q8_0)));
     }
     __device__ __forceinline__ float2       scale(int i) const { return make_float2(scale(a, i), scale(b, i)); }
-    static __device__ __forceinline__ uint2 values(const int8_t * x, int, int lane) { return of_both_halves(x, lane); }
+    static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
 };
 
-// Step 8 s + 2 i + h: half h of block 4 s + i. As operands values less 32 count 4 times.
+// As operands values less 32 count 4 times.
 template <> struct unpacked<GGML_TYPE_Q6_K> {
-    static constexpr int  n_steps   = 16;
-    static constexpr bool is_signed = true, has_least = false, is_cut = false;
-    const char *          a, *b;
-    bool                  odd_a, odd_b;
+    static constexpr bool is_signed = true, has_least = false, is_cut = false, has_halves = true;
+    words_from            a, b; // this lane's words
+    const char *          scales_a, *scales_b;
     float                 d_a, d_b;
-    int                   at;
 
     __device__ __forceinline__ unpacked(const char * row, const char * row8, int lane) :
-        a(row),
-        b(row8),
-        odd_a(is_odd(row)),
-        odd_b(is_odd(row8)),
+        a(row + 4 * (lane % 4)),
+        b(row8 + 4 * (lane % 4)),
+        scales_a(row + 192),
+        scales_b(row8 + 192),
         d_a(0.25f * __half2float(*(const half *) (row + 208))),
-        d_b(0.25f * __half2float(*(const half *) (row8 + 208))),
-        at(4 * (lane % 4)) {}
-    static __device__ __forceinline__ int      block_of(int step) { return step / 2; }
-    static __device__ __forceinline__ int      class_of(int step) { return step % 8 / 2; }
-    static __device__ __forceinline__ uint32_t word(const char * row, bool odd, int side, int i, int within) {
-        const uint32_t four = word_at(row + 64 * side + i % 2 * 32 + within, odd);
-        const uint32_t two  = word_at(row + 128 + 32 * side + within, odd);
-        return (((i < 2 ? four << 2 : four >> 2) & 0x3c3c3c3c) | (two << (6 - 2 * i) & 0xc0c0c0c0)) ^ 0x80808080;
+        d_b(0.25f * __half2float(*(const half *) (row8 + 208))) {}
+    static __device__ __forceinline__ int      class_of(int block) { return block % 4; }
+    static __device__ __forceinline__ uint32_t word(const words_from & of, int side, int i, int half) {
+        const uint32_t four = of.word(64 * side + i % 2 * 32 + 16 * half);
+        const uint32_t two  = of.word(128 + 32 * side + 16 * half) ^ 0xaaaaaaaa; // less 32
+        return ((i < 2 ? four << 2 : four >> 2) & 0x3c3c3c3c) | (two << (6 - 2 * i) & 0xc0c0c0c0);
     }
-    __device__ __forceinline__ uint2 words(int step) const {
-        const int side = step / 8, i = step % 8 / 2, within = step % 2 * 16 + at;
-        return make_uint2(word(a, odd_a, side, i, within), word(b, odd_b, side, i, within));
+    __device__ __forceinline__ words_of_a words(int block) const {
+        const int side = block / 4, i = block % 4;
+        return { { word(a, side, i, 0), word(b, side, i, 0), word(a, side, i, 1), word(b, side, i, 1) } };
     }
-    __device__ __forceinline__ float2 scale(int step) const {
-        return make_float2(d_a * (float) *(const int8_t *) (a + 192 + step),
-                           d_b * (float) *(const int8_t *) (b + 192 + step));
+    __device__ __forceinline__ float2      scale(int) const { return make_float2(d_a, d_b); }
+    static __device__ __forceinline__ int2 halves(const char * scales, int block) {
+        const int two = *(const int16_t *) (scales + 2 * block);
+        return make_int2((int8_t) two, two >> 8);
     }
-    static __device__ __forceinline__ uint32_t values(const int8_t * x, int step, int lane) {
-        return *(const uint32_t *) (x + step % 2 * 16 + lane % 4 * 4);
+    __device__ __forceinline__ int4 halves(int block) const {
+        const int2 x = halves(scales_a, block), y = halves(scales_b, block);
+        return make_int4(x.x, x.y, y.x, y.y);
     }
+    static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
 };
 
 } // namespace dw::layer_parts

@@ -24,6 +24,7 @@ from ops_cuda import layers, seconds
 
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
+from tests.ops.layer_part import Operand, Part
 from tests.ops.test_quant_rows import random_weights
 
 WIDTH, HIDDEN, EXPERTS, USED = 2048, 512, 256, 8
@@ -32,22 +33,22 @@ COPIES = {"dw_experts": 4}  # of an op in a graph; others: 24
 RNG = np.random.default_rng(0)
 
 
-def weights(*shape: int) -> parts.Operand:
+def weights(*shape: int) -> Operand:
     """Return random weights."""
     return random_weights(RNG, shape, KIND), KIND
 
 
-def f32(*shape: int) -> parts.Operand:
+def f32(*shape: int) -> Operand:
     """Return random values."""
-    return parts.f32(RNG, *shape), "F32"
+    return RNG.normal(0, 1, shape).astype(np.float32), "F32"
 
 
-def part(name: str, shape: tuple[int, ...], *operands: parts.Operand, **settings: int) -> parts.Part:
+def part(name: str, shape: tuple[int, ...], *operands: Operand, **settings: int) -> Part:
     """Return a node of which nobody knows the result."""
-    return parts.Part(name, list(operands), shape, np.zeros(0), (), (), **settings)
+    return Part(name, list(operands), shape, np.zeros(0), (), (), **settings)
 
 
-def cases(n: int) -> Iterator[tuple[parts.Part, int]]:
+def cases(n: int) -> Iterator[tuple[Part, int]]:
     """Yield each op at n rows, and the bytes of weights that it reads."""
     x, norm, heads = f32(n, WIDTH), f32(WIDTH), (32, 128)
     expert = 3 * HIDDEN * WIDTH * 144 // 256

@@ -18,6 +18,7 @@ from tests.gpu.recorder import OP_ERROR
 from tests.model.test_fused_layers import ALWAYS, OF_TINY, TINY
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
+from tests.ops.layer_part import FLOATS, KINDS, Part
 
 pytestmark = [
     pytest.mark.gpu,
@@ -53,7 +54,7 @@ def rng(record_property):
         record_property(OP_ERROR, max(errors))
 
 
-def check(part: parts.Part, is_float: bool) -> None:
+def check(part: Part, is_float: bool) -> None:
     """Hold it against float64, which the CPU's tests are held against, too."""
     found = part.run("CUDA")
     assert np.isfinite(found).all()
@@ -63,7 +64,7 @@ def check(part: parts.Part, is_float: bool) -> None:
     assert error <= BOUNDS[is_float], f"{part.name}: {error}"
 
 
-def check_rows(rng, part: parts.Part) -> None:
+def check_rows(rng, part: Part) -> None:
     """Each row is the same beside any others."""
     whole = part.rows_of(part.run("CUDA"))
     for n in (1, 2, 3, 5, 8, 9, 15):
@@ -76,17 +77,17 @@ def test_smallest(rng):
     for kind in ("Q4_K", "F16"):
         for n in (1, 3):
             for part in parts.every_part(rng, n, kind):
-                check(part, kind in parts.FLOATS)
+                check(part, kind in FLOATS)
 
 
-@pytest.mark.parametrize("kind", parts.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 2, 7, 16])
 def test_each_type_of_weights(rng, n, kind):
     for part in parts.every_part(rng, n, kind):
-        check(part, kind in parts.FLOATS)
+        check(part, kind in FLOATS)
 
 
-@pytest.mark.parametrize("kind", parts.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 def test_rows_do_not_depend_on_their_number(rng, kind):
     for part in parts.every_part(rng, ROWS, kind):
         check_rows(rng, part)
@@ -107,7 +108,7 @@ def test_experts_in_a_pool_give_the_same_bits(rng, n, kinds):
         assert np.array_equal(parts.in_a_pool(rng, part, "CUDA"), part.run("CUDA")), shape
 
 
-@pytest.mark.parametrize("router", parts.FLOATS)
+@pytest.mark.parametrize("router", FLOATS)
 @pytest.mark.parametrize("shape", [
     {"n_experts": 512, "n_used": 10}, {"n_experts": 33, "n_used": 16}, {"n_experts": 8, "n_used": 8},
     {"n_experts": 5, "n_used": 1, "width": 96, "hidden": 32, "shared": 160},

@@ -6,6 +6,7 @@ import numpy as np
 import pytest
 
 from tests.ops import layer_parts as parts
+from tests.ops.layer_part import FLOATS, KINDS, Part
 
 BOUND = 1e-5  # a value of 8 bits may round to its neighbour once
 MIXED = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
@@ -18,19 +19,19 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def check(part: parts.Part, bound: float = BOUND) -> None:
+def check(part: Part, bound: float = BOUND) -> None:
     error = parts.distance(part.run(), part.wanted)
     assert error <= bound, f"{part.name}: {error}"
 
 
-@pytest.mark.parametrize("kind", parts.KINDS)
+@pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3])
 def test_each_type_of_weights(rng, n, kind):
     for part in parts.every_part(rng, n, kind):
-        check(part, BOUND if kind in parts.FLOATS else 1e-3)
+        check(part, BOUND if kind in FLOATS else 1e-3)
 
 
-@pytest.mark.parametrize("router", parts.FLOATS)
+@pytest.mark.parametrize("router", FLOATS)
 def test_experts_of_mixed_types_and_sizes(rng, router):
     check(parts.experts(rng, 2, MIXED, router=router), 1e-3)
     check(parts.experts(rng, 2, MIXED, hidden=256, shared=512, n_experts=8, n_used=8), 1e-3)

@@ -13,9 +13,9 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
-from draftwood.engine import _capi
 from draftwood.engine.engine import probe_model
 from draftwood.errors import ModelFileError, OptionError, translated
+from draftwood.load import header as header_file
 
 _HINT = 'kv_overrides={"tokenizer.ggml.add_bos_token": False}, or leave it out'
 _LONGEST = 127  # bytes of a name or a text: llama_model_kv_override has 128, of which one ends it
@@ -24,18 +24,7 @@ _KINDS = (bool, int, float, str)  # a bool is an int, too
 _REPLACES = {int: (0, 1, 2, 3, 4, 5, 10, 11), float: (6, 12), str: (8,)}
 _ALIGNMENT = "general.alignment"  # GGUF's own: an override has no effect
 
-
-class _InitParams(ctypes.Structure):
-    """gguf_init_params."""
-
-    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
-
-
-_lib: Any = _capi.lib  # as in devices.py
-for _name in ("init_from_file", "init_empty"):
-    getattr(_lib, f"gguf_{_name}").restype = ctypes.c_void_p
-_lib.gguf_find_key.restype = ctypes.c_int64
-_lib.gguf_write_to_file.restype = ctypes.c_bool
+_lib = header_file.library
 _SETTERS: dict[type, Any] = {
     int: lambda header, key, value: _lib.gguf_set_val_u32(header, key, ctypes.c_uint32(value)),
     float: lambda header, key, value: _lib.gguf_set_val_f32(header, key, ctypes.c_float(value)),
@@ -92,10 +81,10 @@ def _check_text(text: str) -> None:
 
 def _write_header(path: str, given: Mapping[str, Any], copy: str) -> None:
     """Write the header of `path` with the overrides that llama.cpp would heed, and no tensors."""
-    source = ctypes.c_void_p(_lib.gguf_init_from_file(os.fsencode(path), _InitParams(True, None)))
     header = ctypes.c_void_p(_lib.gguf_init_empty())
     try:
-        _lib.gguf_set_kv(header, source)
+        with header_file.opened(path) as source:
+            _lib.gguf_set_kv(header, source)
         for name, value in given.items():
             kind = next(kind for kind in _KINDS if isinstance(value, kind))
             if _heeded(header, name, kind):
@@ -104,7 +93,6 @@ def _write_header(path: str, given: Mapping[str, Any], copy: str) -> None:
             raise OSError(f"{copy} could not be written")
     finally:
         _lib.gguf_free(header)
-        _lib.gguf_free(source)
 
 
 def _heeded(header: ctypes.c_void_p, name: str, kind: type) -> bool:

@@ -1,0 +1,75 @@
+"""The header of a sound GGUF, read by the library (gguf.h at the pin): for what `probe_model` does not tell.
+
+Must not know: what a field or a tensor means.
+Tests: tests/model/test_kv_overrides.py, tests/model/test_fused_layers.py.
+"""
+
+from __future__ import annotations
+
+import contextlib
+import ctypes
+import os
+from collections.abc import Iterator
+from dataclasses import dataclass
+from typing import Any
+
+from draftwood.engine import _capi
+
+_SUFFIX = ".weight"
+_UINT16 = 2  # GGUF_TYPE_UINT16
+
+
+class _InitParams(ctypes.Structure):
+    """gguf_init_params."""
+
+    _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
+
+
+library: Any = _capi.lib  # as in devices.py
+for _name in ("init_from_file", "init_empty"):
+    getattr(library, f"gguf_{_name}").restype = ctypes.c_void_p
+for _name in ("find_key", "get_n_tensors"):
+    getattr(library, f"gguf_{_name}").restype = ctypes.c_int64
+library.gguf_write_to_file.restype = ctypes.c_bool
+library.gguf_get_val_u16.restype = ctypes.c_uint16
+library.gguf_get_tensor_name.restype = ctypes.c_char_p
+library.gguf_get_tensor_ne.restype = ctypes.POINTER(ctypes.c_int64)
+library.ggml_type_name.restype = ctypes.c_char_p
+
+
+@dataclass(frozen=True, slots=True)
+class Tensor:
+    """A tensor as the header has it."""
+
+    type: str
+    """"Q4_K"."""
+    shape: tuple[int, int, int, int]
+    """As ggml's ne: the length of a row comes first."""
+
+
+@contextlib.contextmanager
+def opened(path: str) -> Iterator[ctypes.c_void_p]:
+    """Read the header of the file at `path`, which `probe_model` took."""
+    header = ctypes.c_void_p(library.gguf_init_from_file(os.fsencode(path), _InitParams(True, None)))
+    try:
+        yield header
+    finally:
+        library.gguf_free(header)
+
+
+def tensors(path: str) -> dict[str, Tensor] | None:
+    """Return all tensors, ".weight" left out of their names; None for one of several files."""
+    with opened(path) as header:
+        key = ctypes.c_int64(library.gguf_find_key(header, b"split.count"))
+        is_number = key.value >= 0 and library.gguf_get_kv_type(header, key) == _UINT16
+        if is_number and library.gguf_get_val_u16(header, key) > 1:
+            return None
+        return dict(_tensor(header, i) for i in range(library.gguf_get_n_tensors(header)))
+
+
+def _tensor(header: ctypes.c_void_p, i: int) -> tuple[str, Tensor]:
+    at = ctypes.c_int64(i)
+    name = library.gguf_get_tensor_name(header, at).decode("utf-8", "replace").removesuffix(_SUFFIX)
+    kind = library.ggml_type_name(library.gguf_get_tensor_type(header, at)).decode().upper()
+    a, b, c, d = library.gguf_get_tensor_ne(header, at)[:4]
+    return name, Tensor(kind, (a, b, c, d))

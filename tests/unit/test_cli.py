@@ -734,7 +734,8 @@ def test_doctor_says_that_layers_stay_on_the_cpu_and_what_to_do():
 
 MODEL_FACTS = {"path": "m.gguf", "architecture": "qwen35moe", "n_layer_nextn": 1, "n_tensors": 5,
                "file_bytes": 9 << 30, "drafter": "mtp", "drafter_path": None, "reason": "", "draft_tokens": 5,
-               "smallest_n_batch": 7, "recurrent_snapshots": 0, "tree_refusal": ""}  # fmt: skip
+               "smallest_n_batch": 7, "recurrent_snapshots": 0, "tree_refusal": "",
+               "fused": {"layers": 40, "declined": [], "reason": ""}}  # fmt: skip
 
 
 def test_doctor_says_what_drafts_for_a_model():
@@ -748,6 +749,15 @@ def test_doctor_says_what_drafts_for_a_model():
     given = facts(library={"model": {**model, "drafter": "dflash", "drafter_path": "d.gguf"}})
     assert reasons(given)["DFlash drafting"] == (True, "")
     assert re.search(r"drafter +dflash, d\.gguf", judged(given)[1])
+
+
+def test_doctor_says_which_layers_are_fused():
+    assert "fused layers all 40 (on a CUDA card)\n" in judged(facts(library={"model": MODEL_FACTS}))[1]
+    declined = [{"part": "experts", "layers": [3, 7], "reason": "X is Q3_K", "mend": "X"}]
+    model = {**MODEL_FACTS, "fused": {"layers": 40, "declined": declined, "reason": ""}}
+    words = judged(facts(library={"model": model}))[1]
+    assert "fused layers 38 of 40 (on a CUDA card); llama.cpp computes these parts:\n" in words
+    assert "\n             experts of layers 3, 7: X is Q3_K\n             hint: " in words
 
 
 def test_doctor_says_how_a_round_is_verified():

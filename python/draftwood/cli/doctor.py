@@ -18,7 +18,7 @@ from typing import Any
 
 import click
 
-from draftwood.cli import shared
+from draftwood.cli import fused, shared
 from draftwood.cli.failure import in_options
 from draftwood.cli.serve import program
 
@@ -342,6 +342,8 @@ def _model_lines(library: Facts) -> list[str]:
         lines.append(
             _line("needs", f"{needs} {model['smallest_n_batch']}, for {model['draft_tokens']} tokens")
         )
+    first, *others = fused.lines(model["fused"])
+    lines += [_line("fused layers", first), *(_line("", other) for other in others)]
     for device in library["devices"]:
         fits = "fit" if model["file_bytes"] < device["memory_free"] else "do not fit"
         lines.append(_line("memory", f"the weights {fits} in what is free on {device['name']}"))

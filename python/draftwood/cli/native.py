@@ -16,10 +16,11 @@ from typing import Any
 
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.cli import fused
 from draftwood.engine import _capi
 from draftwood.engine.engine import build_info, probe_drafter
 from draftwood.errors import DraftwoodError
-from draftwood.load import cpu, rpc
+from draftwood.load import cpu, header, rpc
 from draftwood.load.devices import describe, devices, without_tree_ops
 from draftwood.load.files import checked_model
 from draftwood.options import Options, Plan, default_draft_tokens, needed_batch, plan
@@ -81,6 +82,7 @@ def model_facts(
         "smallest_n_batch": 1 if planned.drafter == "none" else needed,
         "recurrent_snapshots": planned.n_rs_seq,
         "tree_refusal": tree_refusal(planned.n_rs_seq, n_gpu_layers, layer_devices),
+        "fused": fused.told(header.tensors(path), info),
     }
 
 

@@ -1,0 +1,197 @@
+"""Which parts of a file's layers `draftwood doctor` calls fused: the rules are those of the ops."""
+
+from __future__ import annotations
+
+import re
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import gguf
+import numpy as np
+import pytest
+from draftwood.cli import fused
+from draftwood.load import header
+from draftwood.load.header import Tensor
+
+from tests.unit.model_of_experts import INFO
+
+PARTS = Path(__file__).resolve().parents[2] / "src" / "ops" / "layer-parts"
+HEADER = (PARTS / "layer-parts.h").read_text("utf-8")
+MOE, DENSE = replace(INFO, n_layers=4), replace(INFO, n_layers=4, architecture="qwen35", n_experts=0)
+DELTA_NET = [
+    "attn_qkv",
+    "attn_gate",
+    "ssm_beta",
+    "ssm_alpha",
+    "ssm_out",
+    "ssm_dt.bias",
+    "ssm_a",
+    "ssm_conv1d",
+    "ssm_norm",
+]
+ATTENTION = ["attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"]
+ROUTERS = ["ffn_gate_inp", "ffn_gate_inp_shexp"]
+SHARED = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"]
+EXPERTS = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", *SHARED, *ROUTERS]
+OF_DENSE = ["ffn_gate", "ffn_up", "ffn_down"]
+NORMS = ["attn_norm", "post_attention_norm"]
+F32 = {*NORMS, *ROUTERS, "output_norm", "ssm_dt.bias", "ssm_a", "ssm_conv1d", "ssm_norm", "attn_q_norm"}
+ROWS = {"ssm_conv1d": 4, "ssm_norm": 128, "attn_q_norm": 256}
+TYPES = "fused products take F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS"
+
+
+def model(is_moe: bool, **changes: Any) -> dict[str, Tensor]:
+    """Return 4 layers, the last of attention, and an MTP block that nobody asks for.
+
+    changes: a type, or the values of a row, by a tensor's name with "__" for ".".
+    """
+    names = ["output", "output_norm", "token_embd", "blk.4.attn_q", "blk.4.nextn.eh_proj"]
+    for i in range(4):
+        own = [*(ATTENTION if i == 3 else DELTA_NET), *(EXPERTS if is_moe else OF_DENSE), *NORMS]
+        names += [f"blk.{i}.{name}" for name in own]
+    return {name: _tensor(name, changes) for name in names}
+
+
+def _tensor(name: str, changes: dict[str, Any]) -> Tensor:
+    short = re.sub(r"^blk\.\d+\.", "", name)
+    kind, row = "F32" if short in F32 else "Q4_K", ROWS.get(short, 2048)
+    for key, to in changes.items():
+        if key.replace("__", ".") in (name, short):
+            kind, row = (to, row) if isinstance(to, str) else (kind, to)
+    return Tensor(kind, (row, 1, 1, 1))
+
+
+def declined(tensors: dict[str, Tensor], info: Any = MOE) -> dict[str, tuple[list[int], str]]:
+    return {each["part"]: (each["layers"], each["reason"]) for each in fused.told(tensors, info)["declined"]}
+
+
+def number(name: str, text: str = HEADER) -> int:
+    found = re.search(rf"\b{name}\s*=\s*(\d+);", text)
+    assert found, name
+    return int(found[1])
+
+
+def test_the_rules_are_those_of_the_ops():
+    listed = re.search(r"product_types\[\] = \{(.*?)\}", HEADER, re.DOTALL)
+    assert listed
+    assert tuple(re.findall(r"GGML_TYPE_(\w+)", listed[1])) == fused.PRODUCT_TYPES
+    body = re.search(r"bool is_float\(ggml_type type\) \{(.*?)\}", HEADER, re.DOTALL)
+    assert body
+    assert tuple(re.findall(r"GGML_TYPE_(\w+)", body[1])) == fused.FLOATS
+    limits = (number("max_width"), number("max_experts"), number("max_used"))
+    assert limits == (fused.MAX_WIDTH, fused.MAX_EXPERTS, fused.MAX_USED)
+    on_cuda = (PARTS / "delta.cu").read_text("utf-8")
+    assert tuple(map(int, re.findall(r"v->ne\[0\] == (\d+)", on_cuda))) == fused.STATE_SIZES
+    assert (number("chain_width", on_cuda),) == fused.TAPS
+
+
+@pytest.mark.parametrize("is_moe", [True, False], ids=["experts", "dense"])
+def test_a_model_of_which_all_is_fused_takes_one_line(is_moe):
+    found = fused.told(model(is_moe), MOE if is_moe else DENSE)
+    assert found == {"layers": 4, "declined": [], "reason": ""}
+    assert fused.lines(found) == ["all 4 (on a CUDA card)"]
+
+
+@pytest.mark.parametrize("kind", fused.PRODUCT_TYPES)
+def test_types_that_are_fused(kind):
+    weights = (
+        "attn_qkv",
+        "ssm_beta",
+        "ssm_out",
+        "attn_v",
+        "attn_output",
+        "ffn_down_exps",
+        "ffn_down_shexp",
+        "output",
+    )
+    assert not declined(model(True, **dict.fromkeys(weights, kind)))
+
+
+@pytest.mark.parametrize(
+    ("changes", "part", "layers", "reason"),
+    [
+        ({"blk__1__ffn_down_exps": "Q3_K"}, "experts", [1], f"ffn_down_exps is Q3_K; {TYPES}"),
+        ({"ffn_down_shexp": "Q5_0"}, "experts", [0, 1, 2, 3], f"ffn_down_shexp is Q5_0; {TYPES}"),
+        ({"blk__2__ffn_up_exps": "Q6_K"}, "experts", [2],
+         "ffn_gate_exps is Q4_K and ffn_up_exps is Q6_K; expected one type"),
+        ({"ffn_gate_inp": "Q8_0", "ffn_gate_inp_shexp": "Q8_0"}, "experts", [0, 1, 2, 3],
+         "ffn_gate_inp_shexp is Q8_0; expected F32, F16, BF16"),
+        ({"blk__0__ffn_gate_inp_shexp": "F16"}, "experts", [0],
+         "ffn_gate_inp is F32 and ffn_gate_inp_shexp is F16; expected one type"),
+        ({"ffn_down_exps": 720}, "experts", [0, 1, 2, 3],
+         "rows of ffn_down_exps have 720 values; expected a multiple of 32"),
+        ({"blk__0__ssm_alpha": "Q4_1"}, "delta inputs", [0], f"ssm_alpha is Q4_1; {TYPES}"),
+        ({"ssm_conv1d": 3}, "delta front", [0, 1, 2], "rows of ssm_conv1d have 3 values; expected 4"),
+        ({"ssm_norm": 16}, "delta step", [0, 1, 2], "rows of ssm_norm have 16 values; expected 32, 64, 128"),
+        ({"ssm_out": "Q2_K"}, "delta output", [0, 1, 2], f"ssm_out is Q2_K; {TYPES}"),
+        ({"attn_k": "IQ3_S"}, "attention inputs", [3], f"attn_k is IQ3_S; {TYPES}"),
+        ({"attn_output": "Q4_0"}, "attention output", [3], f"attn_output is Q4_0; {TYPES}"),
+        ({"blk__1__attn_norm": "F16"}, "delta inputs", [1], "attn_norm is F16; expected F32"),
+        ({"attn_norm": 20480}, "attention inputs", [3],
+         "rows of attn_norm have 20480 values; expected a multiple of 32, 16384 at most"),
+        ({"output": "Q3_K"}, "output head", [], f"output is Q3_K; {TYPES}"),
+    ],
+)  # fmt: skip
+def test_what_is_not_fused_and_why(changes, part, layers, reason):
+    assert declined(model(True, **changes))[part] == (layers, reason)
+
+
+def test_other_parts_of_such_a_layer_are():
+    assert set(declined(model(True, blk__1__ffn_down_exps="Q3_K"))) == {"experts"}
+    assert set(declined(model(False, ffn_up="Q5_K"), DENSE)) == {"feed forward"}
+
+
+def test_merged_experts_tied_heads_and_missing_tensors():
+    tensors = model(True)
+    for i in range(4):
+        tensors[f"blk.{i}.ffn_gate_up_exps"] = tensors.pop(f"blk.{i}.ffn_gate_exps")
+        del tensors[f"blk.{i}.ffn_up_exps"]
+    del tensors["output"]
+    assert not declined(tensors)
+    tensors["blk.0.ffn_gate_up_exps"] = tensors["token_embd"] = Tensor("Q3_K", (2048, 1, 1, 1))
+    assert declined(tensors)["experts"] == ([0], f"ffn_gate_up_exps is Q3_K; {TYPES}")
+    assert declined(tensors)["output head"] == ([], f"token_embd is Q3_K; {TYPES}")
+    del tensors["blk.3.attn_q"]
+    assert declined(tensors)["attention inputs"] == ([3], "the file has no attn_q")
+
+
+def test_numbers_of_experts():
+    found = declined(model(True), replace(MOE, n_experts=1024))
+    assert found == {"experts": ([0, 1, 2, 3], "there are 1024; expected 512 at most")}
+    found = declined(model(True), replace(MOE, n_experts_used=32))
+    assert found == {"experts": ([0, 1, 2, 3], "a token has 32; expected 16 at most")}
+
+
+def test_layers_with_one_reason_share_a_line():
+    changes = {f"blk__{i}__ffn_down_exps": "Q3_K" for i in (0, 1, 3)}
+    assert fused.lines(fused.told(model(True, output="Q3_K", **changes), MOE)) == [
+        "1 of 4 (on a CUDA card); llama.cpp computes these parts:",
+        f"output head: output is Q3_K; {TYPES}",
+        f"experts of layers 0-1, 3: ffn_down_exps is Q3_K; {TYPES}",
+        "hint: for more speed, llama-quantize --tensor-type output=TYPE --tensor-type ffn_down_exps=TYPE; "
+        "the text is right either way",
+    ]
+    (_, line) = fused.lines(fused.told(model(True, blk__2__ssm_conv1d=3), MOE))  # no type would mend it
+    assert line == "delta front of layer 2: rows of ssm_conv1d have 3 values; expected 4"
+
+
+def test_what_a_header_does_not_tell():
+    (line,) = fused.lines(fused.told(model(True), replace(MOE, architecture="llama")))
+    assert line.startswith("not told for architecture 'llama'; speculation_stats.fused_parts")
+    (line,) = fused.lines(fused.told(None, MOE))
+    assert line.startswith("not told for one of several files; ")
+
+
+def test_one_of_several_files_has_not_all_tensors(tmp_path):
+    found = []
+    for n_files in (0, 1, 2):  # llama-gguf-split --merge leaves a 0
+        out = gguf.GGUFWriter(tmp_path / "part.gguf", "qwen35")
+        out.add_uint16("split.count", n_files)
+        out.add_tensor("blk.0.ffn_up.weight", np.zeros((3, 64), np.float16))
+        out.write_header_to_file()
+        out.write_kv_data_to_file()
+        out.write_tensors_to_file()
+        out.close()
+        found.append(header.tensors(str(tmp_path / "part.gguf")))
+    assert found == [*[{"blk.0.ffn_up": Tensor("F16", (64, 3, 1, 1))}] * 2, None]

@@ -121,6 +121,9 @@ struct fuser::expert_layer {
 
     static expert_layer of(ggml_tensor * sum);
     explicit            operator bool() const { return sum != nullptr; }
+
+  private:
+    bool are_types() const; // those that the ops take together
 };
 
 fuser::expert_layer fuser::expert_layer::of(ggml_tensor * sum) {
@@ -155,11 +158,16 @@ fuser::expert_layer fuser::expert_layer::of(ggml_tensor * sum) {
     found.s_up               = weights_times(s_unit.up, h);
     found.s_down             = s_low->src[0];
     const bool is_one_choice = found.is_joint || !found.up || same_indices(unit.up->src[2], found.gate_ids);
-    if (!found.gate || !found.up || !found.s_gate || !found.s_up || !is_one_choice) {
+    if (!found.gate || !found.up || !found.s_gate || !found.s_up || !is_one_choice || !found.are_types()) {
         return {};
     }
     found.sum = sum;
     return found;
+}
+
+bool fuser::expert_layer::are_types() const {
+    return gate->type == up->type && s_gate->type == s_up->type && parts::is_float(chosen.router->type) &&
+           s_router->type == chosen.router->type;
 }
 
 bool fuser::experts(ggml_tensor * sum) {
@@ -241,7 +249,7 @@ bool fuser::feed_forward(ggml_tensor * sum) {
         return false;
     }
     ggml_tensor *gate = weights_times(unit.gate, h), *up = weights_times(unit.up, h), *down = lowered->src[0];
-    if (!gate || !up || !edit_.is_closed({ sum }, { x })) {
+    if (!gate || !up || gate->type != up->type || !edit_.is_closed({ sum }, { x })) {
         return false;
     }
     namespace op = parts::feed_forward;

@@ -32,6 +32,12 @@ ggml_backend_dev_t device_of(std::initializer_list<ggml_tensor *> weights) {
     return found;
 }
 
+// A CPU's references would multiply by other types, too: a layer is fused on each device alike.
+bool are_product_types(std::initializer_list<ggml_tensor *> weights) {
+    return std::all_of(weights.begin(), weights.end(),
+                       [](const ggml_tensor * each) { return !each || parts::is_product_type(each->type); });
+}
+
 // whether a device other than a CPU can run them
 bool has_device() {
     for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
@@ -67,7 +73,7 @@ fused_counts fuser::run() {
 ggml_tensor * fuser::made(const dw::op_signature & op, std::array<int64_t, GGML_MAX_DIMS> ne,
                           std::initializer_list<dw::operand> operands, std::initializer_list<ggml_tensor *> weights,
                           const parts::settings & with, ggml_type type) {
-    ggml_backend_dev_t device = device_of(weights);
+    ggml_backend_dev_t device = are_product_types(weights) ? device_of(weights) : nullptr;
     if (!device || (!on_cpu_ && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) || !has_op(device, op)) {
         return nullptr;
     }

@@ -68,10 +68,10 @@ def write_qwen3moe(path, like):
     out.close()
 
 
-def write_lora(path, names, rank=4):
+def write_lora(path, names, rank=4, architecture="qwen3moe"):
     """Write an adapter of random weights for these tensors, {name: shape as numpy has it}."""
     chance = np.random.default_rng(1)
-    out = gguf.GGUFWriter(path, "qwen3moe")
+    out = gguf.GGUFWriter(path, architecture)
     out.add_string("general.type", "adapter")
     out.add_string("adapter.type", "lora")
     out.add_float32("adapter.lora.alpha", float(rank))

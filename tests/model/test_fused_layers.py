@@ -5,6 +5,7 @@ On a CPU the ops are references; engines run them there because a test says so.
 
 from __future__ import annotations
 
+import ctypes
 from itertools import islice
 from pathlib import Path
 
@@ -12,12 +13,16 @@ import numpy as np
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.cli import fused
 from draftwood.engine import _capi
+from draftwood.engine.engine import probe_model
 from draftwood.engine.experts import ExpertPool
+from draftwood.load import header
 
 from bench import testing_api as api
 from tests.model.rig import PROMPT, Rig
 from tests.model.test_expert_pool import LAYERS, rows_of
+from tests.model.test_expert_pool_models import write_lora
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 TINY = str(MODELS / "tiny-moe-f16.gguf")
@@ -35,7 +40,7 @@ WAYS = {
 }
 POOLED = {
     "f16": {},
-    "q4_k and q6_k": {"types": "*down_exps*=Q6_K,Q4_K", "width": 256, "expert_ff": 256},
+    "q4_k and q6_k": {"types": "*down_exps*=Q6_K,Q4_K", "width": 256, "expert_ff": 256, "shared_ff": 256},
     "merged": {"merged_experts": True, "types": "Q8_0"},
 }
 TOKENS = [(7 * i * i + 3 * i) % 380 + 1 for i in range(25)]
@@ -105,6 +110,113 @@ def test_both_architectures_and_types(gguf, rig, preset, own, types):
     api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval(PROMPT, 0)
     assert set(counts(r.engine)) == {own, *DELTA_NET, *ATTENTION}
+
+
+def predicted(path: str) -> dict[str, int]:
+    """Return how many parts a step of one row has, as `draftwood doctor` tells them from the file."""
+    info = probe_model(path)
+    every = range(info.n_layers)
+    found = {"experts" if info.n_experts else "feed forward": len(every)}
+    found |= dict.fromkeys(DELTA_NET, sum((i + 1) % 4 != 0 for i in every))
+    found |= {**dict.fromkeys(ATTENTION, sum((i + 1) % 4 == 0 for i in every)), "product": 1}
+    told = fused.told(header.tensors(path), info)
+    assert not told["reason"]
+    for part in {each["part"] for each in told["declined"]}:
+        layers = {i for each in told["declined"] if each["part"] == part for i in each["layers"]}
+        found["product" if part == "output head" else part] -= len(layers) or 1
+    return {part: n for part, n in found.items() if n}
+
+
+@pytest.mark.parametrize(
+    ("preset", "types", "parts"),
+    [
+        ("planted-moe", "F16", {}),
+        ("planted-moe", "blk.1.ffn_down_exps*=IQ4_NL,F16", {"experts": 3}),
+        ("planted-moe", "blk.2.ffn_up_exps*=Q8_0,F16", {"experts": 3}),
+        ("planted-moe", "blk.0.attn_qkv*=Q5_0,F16", {"delta inputs": 2}),
+        ("planted-moe", "*attn_k.*=Q5_0,Q8_0", {"attention inputs": 0}),
+        ("planted-moe", "blk.1.ssm_out*=Q5_1,Q8_0", {"delta output": 2}),
+        ("planted-moe", "*attn_output*=IQ4_NL,Q8_0", {"attention output": 0}),
+        ("planted-dense", "blk.3.ffn_gate*=Q8_0,F16", {"feed forward": 3}),
+        ("moe-mtp", "output.weight=Q5_0,F16", {"product": 0}),
+    ],
+)  # fmt: skip
+def test_a_tensor_of_another_type_concerns_its_part_alone(gguf, preset, types, parts):
+    """And `draftwood doctor` says so from the file; the text is the same with drafts and without."""
+    path, texts = gguf(preset, types=types), []
+    own = {"feed forward" if preset == "planted-dense" else "experts": 4}
+    whole = {**own, **dict.fromkeys(DELTA_NET, 3), **dict.fromkeys(ATTENTION, 1)}
+    expected = {part: n for part, n in {**whole, **parts}.items() if n}
+    for way in ({"speculation": "off"}, {"speculation": "mtp"}, {"speculation": "tree", "tree_budget": 8}):
+        llm = Llama(path, n_ctx=256, verbose=False, n_threads=1, **way)
+        api.fuse(llm._engine, api.FUSE_EVERYWHERE)
+        texts.append([text(llm, 24, temp=temp) for temp in (0.0, 0.8)])
+        if way["speculation"] == "off":
+            assert counts(llm._engine) == predicted(path) == expected
+        else:
+            assert counts(llm._engine)["delta inputs"] == expected["delta inputs"]
+            assert llm._engine.stats().drafted > 0
+        llm.close()
+    assert texts[0] == texts[1] == texts[2]
+
+
+ADAPTERS = {  # of TINY, and what is left of OF_TINY beside one
+    "experts": ({"blk.1.ffn_down_exps": (16, 256, 32)}, {"experts": 11}),
+    "shared expert": ({"blk.0.ffn_up_shexp": (64, 256)}, {"experts": 11}),
+    "attention": (
+        {"blk.3.attn_q": (1024, 256), "blk.7.attn_output": (256, 512)},
+        {"attention inputs": 2, "attention output": 2},
+    ),
+    "delta net": (
+        {"blk.0.attn_gate": (256, 256), "blk.1.ssm_alpha": (2, 256), "blk.2.ssm_out": (256, 256)},
+        {"delta inputs": 7, "delta output": 8},
+    ),
+}
+
+
+@pytest.mark.parametrize("what", ADAPTERS)
+def test_a_lora_between_requests_concerns_its_parts_while_it_is_there(plain, tmp_path, what):
+    """Its text is that of llama.cpp's nodes, with drafts and without; behind it all is as before."""
+    shapes, parts = ADAPTERS[what]
+    write_lora(tmp_path / "lora.gguf", shapes, architecture="qwen35moe")
+    ways = [("off", api.FUSE_NOWHERE), *((way, api.FUSE_EVERYWHERE) for way in ("off", "mtp", "tree"))]
+    with_lora = []
+    for way, where in ways:
+        llm = load(where, speculation=way)
+        adapter = native.llama_adapter_lora_init(llm._model.model, str(tmp_path / "lora.gguf").encode())
+        assert adapter
+        assert text(llm, 24, temp=0.0) == plain[0.0]
+        for scale in (8.0, None):
+            set_lora(llm, adapter, scale)
+            llm.reset()
+            found = text(llm, 24, temp=0.0)
+            if (way, where) == ("off", api.FUSE_EVERYWHERE):
+                assert counts(llm._engine) == (OF_TINY if scale is None else {**OF_TINY, **parts})
+            if scale is not None:
+                with_lora.append(found)
+        assert found == plain[0.0]
+        llm.close()
+    assert with_lora == [with_lora[0]] * len(ways)
+    assert with_lora[0] != plain[0.0], "the adapter acts"
+
+
+def test_a_lora_of_the_head_keeps_it_llama_cpps(gguf, tmp_path):
+    write_lora(tmp_path / "lora.gguf", {"output": (384, 256)}, architecture="qwen35moe")
+    llm = Llama(gguf("planted-moe"), n_ctx=256, verbose=False, lora_path=str(tmp_path / "lora.gguf"))
+    api.fuse(llm._engine, api.FUSE_EVERYWHERE)
+    text(llm, 2, temp=0.0)
+    assert "product" not in counts(llm._engine)
+    assert counts(llm._engine)["experts"] == 4
+    llm.close()
+
+
+def set_lora(llm: Llama, adapter, scale: float | None) -> None:
+    n = 0 if scale is None else 1
+    adapters = (native.llama_adapter_lora_p_ctypes * 1)(adapter)
+    scales = (ctypes.c_float * 1)(scale or 0.0)
+    assert (
+        native.llama_set_adapters_lora(llm._ctx.ctx, adapters if n else None, n, scales if n else None) == 0
+    )
 
 
 def test_prompts_and_gpus_alone_stay_llama_cpps(rig):

@@ -74,7 +74,7 @@ inline void set(ggml_tensor * node, const settings & to) {
 //   x [D, n]; norm [D]; router weights [D, E], float; gate, up weights [D, F, E]; down weights [F, D, E];
 //   shared_router weights [D, 1], float; shared_gate, shared_up weights [D, G]; shared_down weights [G, D]
 //   settings: epsilon, n_used, is_joint
-// F and G are multiples of 32.
+// F and G are multiples of 32. gate and up are of one type, so are shared_gate and shared_up, and both routers.
 namespace experts {
 enum src { x, norm, router, gate, up, down, shared_router, shared_gate, shared_up, shared_down, n_src };
 constexpr const char *     operands[n_src] = { "x",    "norm",          "router",      "gate",      "up",
@@ -113,7 +113,7 @@ extern const op_descriptor on_cpu, on_cuda;
 //   h = rms_norm(x) * norm;  dst[D, n] = x + down(silu(gate h) * up h)
 //   x [D, n]; norm [D]; gate, up weights [D, F]; down weights [F, D]
 //   settings: epsilon
-// F is a multiple of 32.
+// F is a multiple of 32. gate and up are of one type.
 namespace feed_forward {
 enum src { x, norm, gate, up, down, n_src };
 constexpr const char *     operands[n_src] = { "x", "norm", "gate", "up", "down" };

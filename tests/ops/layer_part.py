@@ -96,18 +96,28 @@ class Part:
         return np.concatenate([part.reshape(n, -1) for part in np.split(result.ravel(), ends)], axis=1)
 
 
-def weights(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> tuple[Operand, Array]:
-    """Return weights of a type, and as float64."""
+def stored_weights(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Operand:
+    """Return weights of a type, of a tenth or so."""
     if kind in FLOATS:
-        stored = ggml.encode(rng.normal(0, 0.1, shape).astype(np.float32), kind)
-        return (stored, kind), ggml.decode(stored, kind)
+        return ggml.encode(rng.normal(0, 0.1, shape).astype(np.float32), kind), kind
     stored = random_weights(rng, shape, kind)
-    factor = np.float16(0.1 / decoded(stored, kind).std())
     blocks = stored.reshape(-1, ggml.BLOCKS[kind][1])
+    factor = np.float16(0.1 / decoded(blocks[:4096], kind).std())
     for at in HALVES.get(kind, [0]):
         scales = blocks[:, at : at + 2].copy().view(np.float16) * factor
         blocks[:, at : at + 2] = scales.view(np.uint8)
-    return (stored, kind), decoded(stored, kind)
+    return stored, kind
+
+
+def as_float64(stored: Array, kind: str) -> Array:
+    """Return what weights of a type are."""
+    return ggml.decode(stored, kind) if kind in FLOATS else decoded(stored, kind)
+
+
+def weights(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> tuple[Operand, Array]:
+    """Return weights of a type, and as float64."""
+    operand = stored_weights(rng, shape, kind)
+    return operand, as_float64(*operand)
 
 
 def seen(x: Array, kind: str) -> Array:

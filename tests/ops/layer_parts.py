@@ -7,7 +7,18 @@ from dataclasses import replace
 import numpy as np
 
 from tests.ops import ggml_graph as ggml
-from tests.ops.layer_part import EPSILON, Array, Part, f32, normalised, sigmoid, times, weights
+from tests.ops.layer_part import (
+    EPSILON,
+    Array,
+    Part,
+    as_float64,
+    f32,
+    normalised,
+    sigmoid,
+    stored_weights,
+    times,
+    weights,
+)
 
 
 def experts(
@@ -20,13 +31,9 @@ def experts(
     o_router, w_router = weights(rng, (n_experts, width), router)
     o_shared, w_shared = weights(rng, (1, width), router)
     up_kind, down_kind, s_up_kind, s_down_kind = kinds
-    if is_joint:
-        o_gate, w_gate_up = weights(rng, (n_experts, 2 * hidden, width), up_kind)
-        o_up, (w_gate, w_up) = o_gate, np.split(w_gate_up, 2, axis=1)
-    else:
-        o_gate, w_gate = weights(rng, (n_experts, hidden, width), up_kind)
-        o_up, w_up = weights(rng, (n_experts, hidden, width), up_kind)
-    o_down, w_down = weights(rng, (n_experts, width, hidden), down_kind)
+    o_gate = stored_weights(rng, (n_experts, (2 if is_joint else 1) * hidden, width), up_kind)
+    o_up = o_gate if is_joint else stored_weights(rng, (n_experts, hidden, width), up_kind)
+    o_down = stored_weights(rng, (n_experts, width, hidden), down_kind)
     o_s_gate, w_s_gate = weights(rng, (shared, width), s_up_kind)
     o_s_up, w_s_up = weights(rng, (shared, width), s_up_kind)
     o_s_down, w_s_down = weights(rng, (width, shared), s_down_kind)
@@ -43,8 +50,9 @@ def experts(
         shares = np.exp((logits[row][best] - logits[row][best[0]]).astype(np.float64))
         here = h[row : row + 1]
         for expert, share in zip(best, shares / shares.sum(), strict=True):
-            of = (w_gate[expert], w_up[expert], w_down[expert])
-            wanted[row] += share * passed(here, *of, up_kind, down_kind)[0]
+            gate, up, down = (as_float64(stored[expert], kind) for stored, kind in (o_gate, o_up, o_down))
+            passed_on = passed(here, gate[:hidden], up[-hidden:], down, up_kind, down_kind)
+            wanted[row] += share * passed_on[0]
         own = sigmoid(times(w_shared, router, here))[0, 0]
         wanted[row] += own * passed(here, w_s_gate, w_s_up, w_s_down, s_up_kind, s_down_kind)[0]
     operands = [

@@ -106,13 +106,13 @@ lint: $(STAMP)       ## ruff, mypy, which room uses which, clang-format, the pat
 	$(VENV)/bin/ruff format --check .
 	$(VENV)/bin/mypy
 	$(PY) tools/lint_rooms.py
-	find src -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
+	find src bench/chain -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format --dry-run --Werror
 	$(PY) tools/patches.py check
 
 format: $(STAMP)     ## let the formatters write
 	$(VENV)/bin/ruff check --fix .
 	$(VENV)/bin/ruff format .
-	find src -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
+	find src bench/chain -name '*.cpp' -o -name '*.h' -o -name '*.cu' -o -name '*.cuh' | xargs $(VENV)/bin/clang-format -i
 
 asan: $(STAMP)       ## the engine's tests on a library with address and undefined-behaviour sanitizers
 	$(PY) _build/source.py

@@ -8,6 +8,7 @@
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
 #   tools/gpu.sh test FOLDER PART...  there: tests/gpu in parts (bench/run.py test --help); log and rows into FOLDER
 #   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; bench/run.py collect runs here
+#   tools/gpu.sh chain [ARCH]     here: bench/chain, which times a layer's ops without all of that; build/gpu/chain runs there
 #
 # The machine has CUDA, CMake, ninja, pytest and what pyproject.toml's dependencies name, except for $wheels.
 set -euo pipefail
@@ -108,8 +109,32 @@ bench() {
     run python3 bench/run.py run "$@"
 }
 
+# Only the ops' own sources, for one architecture: minutes where the library takes an hour.
+chain() {
+    tree="$(readlink -f "$(.venv/bin/python _build/source.py)")/vendor/llama.cpp/ggml"
+    made=build/chain cublas=build/chain/cublas
+    mkdir -p "$made" "$packed"
+    if [ ! -d "$cublas" ]; then # headers alone, of a large package
+        .venv/bin/python -m pip download -q --no-deps -d "$made" nvidia-cublas
+        .venv/bin/python -m zipfile -e "$made"/nvidia_cublas-*.whl "$made/wheel"
+        mv "$made"/wheel/nvidia/cu*/include "$cublas"
+        rm -rf "$made/wheel" "$made"/nvidia_cublas-*.whl
+    fi
+    printf '#define GGML_VERSION "chain"\n#define GGML_COMMIT "chain"\n' > "$made/ggml-version.h"
+    includes="-Isrc -Ibench -I$made -I$cublas -I$tree/include -I$tree/src -I$tree/src/ggml-cuda"
+    for source in ggml.c ggml-quants.c; do
+        gcc -O2 $includes -c "$tree/src/$source" -o "$made/$source.o"
+    done
+    printf '%s\n' src/ops/layer-parts/*.cu bench/chain/chain.cu |
+        xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o "'"$made"'/$(basename {}).o"' nvcc -arch="${1:-sm_90}" -O3 \
+            -std=c++17 -use_fast_math -extended-lambda -diag-suppress 177,20012 $includes
+    # what ggml.c asks of backends is not called
+    nvcc -arch="${1:-sm_90}" -Xlinker --unresolved-symbols=ignore-all -o "$packed/chain" "$made"/*.o
+    strip "$packed/chain"
+}
+
 case "${1:-}" in
-    pack | build | keep | wheel | run | bench) "$@" ;;
+    pack | build | keep | wheel | run | bench | chain) "$@" ;;
     test) run python3 bench/run.py "$@" ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

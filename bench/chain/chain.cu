@@ -1,0 +1,222 @@
+// Times the ops of delta-net layers of 35B-A3B one by one on a card: a CUDA graph of 40 layers with weights of their
+// own, without a model, a build of the library, or Python. Built where nvcc is and run where a card is, in seconds:
+//
+//     tools/gpu.sh chain                            here: build/gpu/chain
+//     build/gpu/chain 1 6                           there: a line of JSON for 1 and for 6 rows
+//     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
+//
+// A line has us a layer of the chain, of each op alone, and what the chain saves without it. Every number of rows has
+// to give row 0 the same bits: else it ends with 1.
+
+#include "chain/layers.cuh"
+#include "ops/door/launch.h"
+
+#include <algorithm>
+#include <cstdio>
+#include <cstdlib>
+#include <cstring>
+#include <functional>
+#include <random>
+#include <string>
+#include <vector>
+
+// What ggml-cuda.cu has, for one device.
+int ggml_cuda_get_device() {
+    int device;
+    CUDA_CHECK(cudaGetDevice(&device));
+    return device;
+}
+
+void ggml_cuda_error(const char * statement, const char *, const char * file, int line, const char * message) {
+    fprintf(stderr, "%s:%d: %s: %s\n", file, line, statement, message);
+    exit(2);
+}
+
+const ggml_cuda_device_info & ggml_cuda_info() {
+    static const ggml_cuda_device_info info = [] {
+        cudaDeviceProp of;
+        CUDA_CHECK(cudaGetDeviceProperties(&of, 0));
+        ggml_cuda_device_info made{};
+        made.device_count         = 1;
+        made.devices[0].cc        = 100 * of.major + 10 * of.minor;
+        made.devices[0].nsm       = of.multiProcessorCount;
+        made.devices[0].smpb      = of.sharedMemPerBlock;
+        made.devices[0].smpbo     = of.sharedMemPerBlockOptin;
+        made.devices[0].warp_size = 32;
+        return made;
+    }();
+    return info;
+}
+
+namespace {
+
+using namespace chain;
+
+constexpr int most = 16, n_warm = 4, n_runs = 20;
+
+class bench {
+  public:
+    explicit bench(int n_layers) :
+        layers_(n_layers),
+        head_(weights(GGML_TYPE_Q6_K, { width, n_vocab })),
+        cells_(tensor(GGML_TYPE_I32, { 1 }, memory(sizeof(int32_t)))),
+        rows_(mixed_rows()) {
+        CUDA_CHECK(cudaMemset(cells_->data, 0, sizeof(int32_t)));
+        CUDA_CHECK(cudaStreamCreate(&stream_));
+        CUDA_CHECK(cudaEventCreate(&begin_));
+        CUDA_CHECK(cudaEventCreate(&end_));
+    }
+
+    // Prints a line; returns the bits of row 0 behind the layers.
+    uint64_t run(int n, bool is_check) {
+        const rows_of_layers           rows(n);
+        std::vector<std::vector<node>> layers;
+        for (const auto & of : layers_) {
+            of.restore();
+            layers.push_back(rows.of_layer(of, cells_));
+        }
+        const uint64_t bits = values(rows, layers);
+        printf("{\"rows\": %d, \"bits\": \"%016llx\"", n, (unsigned long long) bits);
+        if (!is_check) {
+            times(rows, layers);
+        }
+        printf("}\n");
+        fflush(stdout);
+        return bits;
+    }
+
+  private:
+    // Rows that choose some of each other's experts, as rows of one text do.
+    static std::vector<float> mixed_rows() {
+        std::mt19937                          random(1);
+        std::uniform_real_distribution<float> draw(-1.0f, 1.0f);
+        std::vector<float>                    common(width), made;
+        std::generate(common.begin(), common.end(), [&] { return draw(random); });
+        for (int64_t i = 0; i < most * width; ++i) {
+            made.push_back(0.65f * common[i % width] + 0.35f * draw(random));
+        }
+        return made;
+    }
+
+    void start(const rows_of_layers & rows) {
+        CUDA_CHECK(cudaMemcpyAsync(rows.x->data, rows_.data(), (size_t) rows.n * width * sizeof(float),
+                                   cudaMemcpyHostToDevice, stream_));
+    }
+
+    void launch(const node & of) {
+        if (!of.op->takes(of.dst)) {
+            fprintf(stderr, "%s: declined\n", of.name);
+            exit(2);
+        }
+        const size_t bytes = of.op->workspace ? of.op->workspace(of.dst) : 0;
+        GGML_ASSERT(bytes <= workspace_bytes);
+        of.op->launch({ 0, stream_, workspace_, workspace_bytes, nullptr }, of.dst);
+    }
+
+    uint64_t values(const rows_of_layers & rows, const std::vector<std::vector<node>> & layers) {
+        std::vector<float> found(width);
+        start(rows);
+        for (size_t i = 0; i < std::min<size_t>(layers.size(), 4); ++i) {
+            for (const node & each : layers[i]) {
+                CUDA_CHECK(cudaMemsetAsync(each.dst->data, 0xff, ggml_nbytes(each.dst), stream_)); // poison
+                launch(each);
+            }
+        }
+        CUDA_CHECK(cudaStreamSynchronize(stream_));
+        CUDA_CHECK(cudaMemcpy(found.data(), rows.x->data, width * sizeof(float), cudaMemcpyDeviceToHost));
+        uint64_t bits = 0;
+        for (float each : found) {
+            uint32_t word;
+            memcpy(&word, &each, sizeof(word));
+            bits = bits * 1099511628211ull + word;
+        }
+        return bits;
+    }
+
+    // us of what `queue` launches as one CUDA graph, the median of runs
+    double time(const rows_of_layers & rows, const std::function<void()> & queue) {
+        cudaGraph_t     graph;
+        cudaGraphExec_t made;
+        CUDA_CHECK(cudaStreamBeginCapture(stream_, cudaStreamCaptureModeRelaxed));
+        queue();
+        CUDA_CHECK(cudaStreamEndCapture(stream_, &graph));
+        CUDA_CHECK(cudaGraphInstantiate(&made, graph, 0));
+        std::vector<float> found;
+        for (int i = 0; i < n_warm + n_runs; ++i) {
+            start(rows);
+            CUDA_CHECK(cudaEventRecord(begin_, stream_));
+            CUDA_CHECK(cudaGraphLaunch(made, stream_));
+            CUDA_CHECK(cudaEventRecord(end_, stream_));
+            CUDA_CHECK(cudaStreamSynchronize(stream_));
+            float ms;
+            CUDA_CHECK(cudaEventElapsedTime(&ms, begin_, end_));
+            if (i >= n_warm) {
+                found.push_back(1000.0f * ms);
+            }
+        }
+        CUDA_CHECK(cudaGraphExecDestroy(made));
+        CUDA_CHECK(cudaGraphDestroy(graph));
+        std::nth_element(found.begin(), found.begin() + n_runs / 2, found.end());
+        return found[n_runs / 2];
+    }
+
+    void times(const rows_of_layers & rows, const std::vector<std::vector<node>> & layers) {
+        const auto of_layers = [&](const std::function<bool(size_t)> & is_in) {
+            return time(rows,
+                        [&] {
+                            for (const auto & layer : layers) {
+                                for (size_t i = 0; i < layer.size(); ++i) {
+                                    if (is_in(i)) {
+                                        launch(layer[i]);
+                                    }
+                                }
+                            }
+                        }) /
+                   (double) layers.size();
+        };
+        const double all = of_layers([](size_t) { return true; });
+        printf(", \"layer_us\": %.2f", all);
+        for (size_t op = 0; op < layers[0].size(); ++op) {
+            printf(", \"%s\": {\"alone_us\": %.2f, \"saved_us\": %.2f}", layers[0][op].name,
+                   of_layers([&](size_t i) { return i == op; }), all - of_layers([&](size_t i) { return i != op; }));
+        }
+        const node head = { "head", &of::product_of_rows::on_cuda,
+                            rows_of_layers::result(rows.logits, { rows.x, head_ }) };
+        printf(", \"head_us\": %.1f", time(rows, [&] { launch(head); }));
+    }
+
+    static constexpr size_t workspace_bytes = 64 << 20;
+
+    std::vector<layer_weights> layers_;
+    ggml_tensor *              head_, *cells_;
+    std::vector<float>         rows_; // [most][width]
+    void *                     workspace_ = memory(workspace_bytes);
+    cudaStream_t               stream_;
+    cudaEvent_t                begin_, end_;
+};
+
+} // namespace
+
+int main(int argc, char ** argv) {
+    bool             is_check = false;
+    int              n_layers = 40;
+    std::vector<int> rows;
+    for (const std::string argument : std::vector<std::string>(argv + 1, argv + argc)) {
+        if (argument == "--check") {
+            is_check = true;
+        } else if (argument.rfind("--layers=", 0) == 0) {
+            n_layers = std::max(1, atoi(argument.c_str() + strlen("--layers=")));
+        } else {
+            rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
+        }
+    }
+    cudaDeviceProp card;
+    CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
+    printf("{\"card\": \"%s\"}\n", card.name);
+    bench                 all(n_layers);
+    std::vector<uint64_t> bits;
+    for (int n : rows.empty() ? std::vector<int>{ 1, 2, 6, 16 } : rows) {
+        bits.push_back(all.run(n, is_check));
+    }
+    return std::all_of(bits.begin(), bits.end(), [&](uint64_t each) { return each == bits[0]; }) ? 0 : 1;
+}

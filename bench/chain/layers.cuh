@@ -1,0 +1,100 @@
+// The ops of a gated-delta-net layer of 35B-A3B on random weights. Must not know: how they are timed.
+
+#pragma once
+
+#include "chain/tensors.cuh"
+#include "ops/layer-parts/layer-parts.h"
+
+namespace chain {
+
+namespace of = dw::layer_parts;
+
+constexpr int64_t width = 2048, n_experts = 256, hidden = 512, n_heads = 32, n_keys = 16, size = 128;
+constexpr int64_t channels = (2 * n_keys + n_heads) * size, n_vocab = 248320;
+
+struct node {
+    const char *              name;
+    const dw::op_descriptor * op;
+    ggml_tensor *             dst;
+};
+
+struct layer_weights {
+    ggml_tensor * norm       = floats({ width }, 0.1f, 1.0f);
+    ggml_tensor * qkv        = weights(GGML_TYPE_Q4_K, { width, channels });
+    ggml_tensor * z          = weights(GGML_TYPE_Q4_K, { width, n_heads * size });
+    ggml_tensor * beta       = floats({ width, n_heads }, 0.02f);
+    ggml_tensor * alpha      = floats({ width, n_heads }, 0.02f);
+    ggml_tensor * dt         = floats({ n_heads });
+    ggml_tensor * a          = floats({ n_heads }, 0.5f, -1.0f);
+    ggml_tensor * windows    = floats({ 3 * channels, 1 }, 0.1f);
+    ggml_tensor * kernel     = floats({ 4, channels }, 0.5f);
+    ggml_tensor * states     = floats({ size * size * n_heads, 1 }, 0.02f);
+    ggml_tensor * of_heads   = floats({ size }, 0.1f, 1.0f);
+    ggml_tensor * out        = weights(GGML_TYPE_Q4_K, { n_heads * size, width }, 0.3f);
+    ggml_tensor * after      = floats({ width }, 0.1f, 1.0f);
+    ggml_tensor * router     = floats({ width, n_experts }, 0.05f);
+    ggml_tensor * gate       = weights(GGML_TYPE_Q4_K, { width, hidden, n_experts });
+    ggml_tensor * up         = weights(GGML_TYPE_Q4_K, { width, hidden, n_experts });
+    ggml_tensor * down       = weights(GGML_TYPE_Q6_K, { hidden, width, n_experts }, 0.3f);
+    ggml_tensor * own_router = floats({ width, 1 }, 0.02f);
+    ggml_tensor * own_gate   = weights(GGML_TYPE_Q4_K, { width, hidden });
+    ggml_tensor * own_up     = weights(GGML_TYPE_Q4_K, { width, hidden });
+    ggml_tensor * own_down   = weights(GGML_TYPE_Q6_K, { hidden, width }, 0.3f);
+
+    // as they were, for the next number of rows
+    void restore() const {
+        fill_floats<<<64, 256>>>((float *) windows->data, ggml_nelements(windows), 5, 0.1f, 0.0f);
+        fill_floats<<<256, 256>>>((float *) states->data, ggml_nelements(states), 6, 0.02f, 0.0f);
+    }
+};
+
+// What layers hand on for n rows. x is a layer's input and its result.
+struct rows_of_layers {
+    int64_t       n;
+    ggml_tensor * x       = floats({ width, n });
+    ggml_tensor * between = floats({ width, n });
+    ggml_tensor * inputs  = floats({ (channels + n_heads * size + 2 * n_heads) * n });
+    ggml_tensor * heads   = floats({ channels * n });
+    ggml_tensor * y       = floats({ size, n_heads, n });
+    ggml_tensor * logits  = floats({ n_vocab, n });
+
+    explicit rows_of_layers(int64_t n) :
+        n(n) {}
+
+    static ggml_tensor * view(const ggml_tensor * of, const std::vector<int64_t> & shape, int64_t first) {
+        return tensor(GGML_TYPE_F32, shape, (float *) of->data + first);
+    }
+
+    static ggml_tensor * result(const ggml_tensor * dst, const std::vector<ggml_tensor *> & operands) {
+        auto * made = new ggml_tensor(*dst);
+        std::copy(operands.begin(), operands.end(), made->src);
+        of::settings with;
+        with.epsilon = 1e-6f;
+        with.n_used  = 8;
+        with.size    = size;
+        with.n_keys  = n_keys;
+        of::set(made, with);
+        return made;
+    }
+
+    std::vector<node> of_layer(const layer_weights & w, ggml_tensor * cells) const {
+        const auto part = [&](int64_t rows, int64_t first) { return view(inputs, { 1, rows, n }, first * n); };
+        auto *     qkv  = view(inputs, { channels, n }, 0);
+        auto *     z    = view(inputs, { size, n_heads, n }, channels * n);
+        auto *     beta = part(n_heads, channels + n_heads * size);
+        auto *     g    = part(n_heads, channels + n_heads * size + n_heads);
+        auto *     q    = view(heads, { size, n_keys, n }, 0);
+        auto *     k    = view(heads, { size, n_keys, n }, n_keys * size * n);
+        auto *     v    = view(heads, { size, n_heads, n }, 2 * n_keys * size * n);
+        return { { "inputs", &of::delta_inputs::on_cuda,
+                   result(inputs, { x, w.norm, w.qkv, w.z, w.beta, w.alpha, w.dt, w.a }) },
+                 { "front", &of::delta_front::on_cuda, result(heads, { qkv, w.windows, cells, w.windows, w.kernel }) },
+                 { "step", &of::delta_step::on_cuda, result(y, { q, k, v, g, beta, w.states, cells, w.states }) },
+                 { "output", &of::delta_output::on_cuda, result(between, { y, z, w.of_heads, w.out, x }) },
+                 { "experts", &of::experts::on_cuda,
+                   result(x, { between, w.after, w.router, w.gate, w.up, w.down, w.own_router, w.own_gate, w.own_up,
+                               w.own_down }) } };
+    }
+};
+
+} // namespace chain

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import re
+import time
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from draftwood.cli import fused
+from draftwood.errors import ModelFileError
 from draftwood.load import header
 from draftwood.load.header import Tensor
 
@@ -83,7 +85,7 @@ def test_the_rules_are_those_of_the_ops():
     assert limits == (fused.MAX_WIDTH, fused.MAX_EXPERTS, fused.MAX_USED)
     on_cuda = (PARTS / "delta.cu").read_text("utf-8")
     assert tuple(map(int, re.findall(r"v->ne\[0\] == (\d+)", on_cuda))) == fused.STATE_SIZES
-    assert (number("chain_width", on_cuda),) == fused.TAPS
+    assert (number("chain_width", on_cuda), number("max_size", on_cuda)) == (*fused.TAPS, fused.MAX_HEAD)
 
 
 @pytest.mark.parametrize("is_moe", [True, False], ids=["experts", "dense"])
@@ -130,6 +132,12 @@ def test_types_that_are_fused(kind):
         ({"blk__1__attn_norm": "F16"}, "delta inputs", [1], "attn_norm is F16; expected F32"),
         ({"attn_norm": 20480}, "attention inputs", [3],
          "rows of attn_norm have 20480 values; expected a multiple of 32, 16384 at most"),
+        ({"ssm_norm": 512}, "delta front", [0, 1, 2],
+         "rows of ssm_norm have 512 values; expected a multiple of 32, 256 at most"),
+        ({"attn_norm": 2000}, "delta output", [0, 1, 2],
+         "rows of attn_norm have 2000 values; expected a multiple of 32"),
+        ({"attn_norm": 2000}, "attention output", [3],
+         "rows of attn_norm have 2000 values; expected a multiple of 32"),
         ({"output": "Q3_K"}, "output head", [], f"output is Q3_K; {TYPES}"),
     ],
 )  # fmt: skip
@@ -138,6 +146,8 @@ def test_what_is_not_fused_and_why(changes, part, layers, reason):
 
 
 def test_other_parts_of_such_a_layer_are():
+    assert set(declined(model(True, ssm_norm=256))) == {"delta step"}
+    assert not declined(model(True, output_norm="F16", attn_q_norm="F16"))
     assert set(declined(model(True, blk__1__ffn_down_exps="Q3_K"))) == {"experts"}
     assert set(declined(model(False, ffn_up="Q5_K"), DENSE)) == {"feed forward"}
 
@@ -169,11 +179,25 @@ def test_layers_with_one_reason_share_a_line():
         "1 of 4 (on a CUDA card); llama.cpp computes these parts:",
         f"output head: output is Q3_K; {TYPES}",
         f"experts of layers 0-1, 3: ffn_down_exps is Q3_K; {TYPES}",
-        "hint: for more speed, llama-quantize --tensor-type output=TYPE --tensor-type ffn_down_exps=TYPE; "
-        "the text is right either way",
+        "hint: for speed, llama-quantize --tensor-type '^output[.]weight=TYPE' "
+        "--tensor-type '[.]ffn_down_exps[.]weight=TYPE' on the F16 file; the text is right either way",
     ]
-    (_, line) = fused.lines(fused.told(model(True, blk__2__ssm_conv1d=3), MOE))  # no type would mend it
-    assert line == "delta front of layer 2: rows of ssm_conv1d have 3 values; expected 4"
+    for changes, reason in (  # llama-quantize does not mend these
+        ({"blk__2__ssm_conv1d": 3}, "delta front of layer 2: rows of ssm_conv1d have 3 values; expected 4"),
+        (
+            {"blk__2__ffn_gate_inp_shexp": "F16"},
+            "experts of layer 2: ffn_gate_inp is F32 and ffn_gate_inp_shexp is F16; expected one type",
+        ),
+    ):
+        (_, line) = fused.lines(fused.told(model(True, **changes), MOE))
+        assert line == reason
+
+
+def test_a_header_of_many_tensors_takes_no_time():
+    tensors = {**model(True), **{f"blk.{i}.x{i}": Tensor("F32", (32, 1, 1, 1)) for i in range(200_000)}}
+    begin = time.process_time()
+    fused.told(tensors, replace(MOE, n_layers=512))
+    assert time.process_time() - begin < 2.0
 
 
 def test_what_a_header_does_not_tell():
@@ -181,6 +205,13 @@ def test_what_a_header_does_not_tell():
     assert line.startswith("not told for architecture 'llama'; speculation_stats.fused_parts")
     (line,) = fused.lines(fused.told(None, MOE))
     assert line.startswith("not told for one of several files; ")
+
+
+def test_a_file_that_is_gone_by_then(tmp_path):
+    (tmp_path / "cut.gguf").write_bytes(b"GGUF")
+    for name in ("none.gguf", "cut.gguf"):
+        with pytest.raises(ModelFileError, match=name):
+            header.tensors(str(tmp_path / name))
 
 
 def test_one_of_several_files_has_not_all_tensors(tmp_path):

@@ -8,7 +8,7 @@ Tests: tests/unit/test_fused.py (rules, words), tests/model/test_fused_layers.py
 from __future__ import annotations
 
 from collections.abc import Iterator
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, NamedTuple
 
 if TYPE_CHECKING:  # at run time they would load the library
     from draftwood.engine.engine import ModelInfo
@@ -18,25 +18,42 @@ PRODUCT_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
 FLOATS = ("F32", "F16", "BF16")
 MAX_WIDTH, MAX_EXPERTS, MAX_USED = 16384, 512, 16
 STATE_SIZES = (32, 64, 128)
+MAX_HEAD = 256
 TAPS = (4,)
 ARCHITECTURES = ("qwen35", "qwen35moe")
 
-# part -> weights that it multiplies by, and what it reads as F32
+_Lengths = tuple[int, ...] | range
+_ROW: _Lengths = range(32, 2**31, 32)
+_WIDTH: _Lengths = range(32, MAX_WIDTH + 1, 32)
+
+
+class _Part(NamedTuple):
+    """Weights that a part multiplies by, what it reads as F32, and how many values rows may have."""
+
+    products: str
+    f32: str = ""
+    rows: dict[str, _Lengths] = {}
+
+
 _DELTA_NET = {
-    "delta inputs": ("attn_qkv attn_gate ssm_beta ssm_alpha", "attn_norm ssm_dt.bias ssm_a"),
-    "delta front": ("", "ssm_conv1d ssm_norm"),
-    "delta step": ("", "ssm_norm"),
-    "delta output": ("ssm_out", "ssm_norm"),
+    "delta inputs": _Part(
+        "attn_qkv attn_gate ssm_beta ssm_alpha", "attn_norm ssm_dt.bias ssm_a", {"attn_norm": _WIDTH}
+    ),
+    "delta front": _Part("", "ssm_conv1d", {"ssm_conv1d": TAPS, "ssm_norm": range(32, MAX_HEAD + 1, 32)}),
+    "delta step": _Part("", "", {"ssm_norm": STATE_SIZES}),
+    "delta output": _Part("ssm_out", "ssm_norm", {"ssm_norm": _ROW, "attn_norm": _ROW}),
 }
 _ATTENTION = {
-    "attention inputs": ("attn_q attn_k attn_v", "attn_norm"),
-    "attention output": ("attn_output", "attn_q_norm"),
+    "attention inputs": _Part("attn_q attn_k attn_v", "attn_norm", {"attn_norm": _WIDTH}),
+    "attention output": _Part("attn_output", "", {"attn_q_norm": _ROW, "attn_norm": _ROW}),
 }
 _ROUTERS = "ffn_gate_inp ffn_gate_inp_shexp"
 _OTHERS = f"ffn_down_exps ffn_gate_shexp ffn_up_shexp ffn_down_shexp {_ROUTERS}"
-_DENSE = ("ffn_gate ffn_up ffn_down", "post_attention_norm")
-_EXPERTS = (f"ffn_gate_exps ffn_up_exps {_OTHERS}", "post_attention_norm")
-_MERGED = (f"ffn_gate_up_exps {_OTHERS}", "post_attention_norm")
+_NORM = "post_attention_norm"
+_DENSE = _Part("ffn_gate ffn_up ffn_down", _NORM, {_NORM: _WIDTH, "ffn_down": _ROW})
+_OF_EXPERTS = {_NORM: _WIDTH, "ffn_down_exps": _ROW, "ffn_down_shexp": _ROW}
+_EXPERTS = _Part(f"ffn_gate_exps ffn_up_exps {_OTHERS}", _NORM, _OF_EXPERTS)
+_MERGED = _Part(f"ffn_gate_up_exps {_OTHERS}", _NORM, _OF_EXPERTS)
 _ALIKE = (
     ("ffn_gate", "ffn_up"),
     ("ffn_gate_exps", "ffn_up_exps"),
@@ -44,16 +61,8 @@ _ALIKE = (
     ("ffn_gate_inp", "ffn_gate_inp_shexp"),
 )
 
-# tensor -> values that a row may have
-_LENGTHS: dict[str, tuple[int, ...] | range] = {
-    **dict.fromkeys(("attn_norm", "post_attention_norm", "output_norm"), range(32, MAX_WIDTH + 1, 32)),
-    **dict.fromkeys(("attn_q_norm", "ffn_down", "ffn_down_exps", "ffn_down_shexp"), range(32, 2**31, 32)),
-    "ssm_conv1d": TAPS,
-    "ssm_norm": STATE_SIZES,
-}
-
 Reason = tuple[str, str]
-"""Words, and the tensor that another type would mend or ""."""
+"""Words, and the tensor that llama-quantize would mend or ""."""
 
 
 def told(tensors: dict[str, Tensor] | None, info: ModelInfo) -> dict[str, Any]:
@@ -64,20 +73,30 @@ def told(tensors: dict[str, Tensor] | None, info: ModelInfo) -> dict[str, Any]:
     if tensors is None or info.architecture not in ARCHITECTURES:
         reason = "one of several files" if tensors is None else f"architecture '{info.architecture}'"
         return {"layers": 0, "declined": [], "reason": reason}
-    head = ("output" if "output" in tensors else "token_embd", "output_norm")
+    head = _Part("output" if "output" in tensors else "token_embd", "", {"output_norm": _WIDTH})
     found: dict[tuple[str, Reason], list[int]] = {}
     for of_head in _reasons(head, tensors):
         found["output head", of_head] = []
+    by_layer = _by_layer(tensors)
     for i in range(info.n_layers):
-        prefix = f"blk.{i}."
-        own = {name.removeprefix(prefix): t for name, t in tensors.items() if name.startswith(prefix)}
-        for key in _of_layer(own, info):
+        for key in _of_layer(by_layer.get(i, {}), info):
             found.setdefault(key, []).append(i)
     declined = [
         {"part": part, "layers": layers, "reason": reason, "mend": mend}
         for (part, (reason, mend)), layers in found.items()
     ]
     return {"layers": info.n_layers, "declined": declined, "reason": ""}
+
+
+def _by_layer(tensors: dict[str, Tensor]) -> dict[int, dict[str, Tensor]]:
+    """Return each layer's tensors by their own names."""
+    found: dict[int, dict[str, Tensor]] = {}
+    for name, tensor in tensors.items():
+        block, _, rest = name.partition(".")
+        number, _, own = rest.partition(".")
+        if block == "blk" and number.isdecimal():
+            found.setdefault(int(number), {})[own] = tensor
+    return found
 
 
 def _of_layer(own: dict[str, Tensor], info: ModelInfo) -> Iterator[tuple[str, Reason]]:
@@ -94,28 +113,32 @@ def _of_layer(own: dict[str, Tensor], info: ModelInfo) -> Iterator[tuple[str, Re
         yield from ((name, reason) for reason in _reasons(part, own))
 
 
-def _reasons(part: tuple[str, str], own: dict[str, Tensor]) -> Iterator[Reason]:
-    products, f32 = (names.split() for names in part)
-    missing = [name for name in (*products, *f32) if name not in own]
+def _reasons(part: _Part, own: dict[str, Tensor]) -> Iterator[Reason]:
+    products, f32 = part.products.split(), part.f32.split()
+    missing = [name for name in dict.fromkeys((*products, *f32, *part.rows)) if name not in own]
     if missing:
         yield f"the file has no {', '.join(missing)}", ""
         return
     for name in (*products, *f32):
-        types = FLOATS if name in _ROUTERS.split() else PRODUCT_TYPES if name in products else ("F32",)
-        kind, length = own[name].type, own[name].shape[0]
-        if kind not in types:
-            what = "fused products take" if types == PRODUCT_TYPES else "expected"
-            yield f"{name} is {kind}; {what} {', '.join(types)}", name
-        if length not in _LENGTHS.get(name, (length,)):
-            yield f"rows of {name} have {length} values; expected {_lengths(_LENGTHS[name])}", ""
+        is_weights = name in products and name not in _ROUTERS.split()
+        types = PRODUCT_TYPES if is_weights else FLOATS if name in products else ("F32",)
+        if own[name].type not in types:
+            what = "fused products take" if is_weights else "expected"
+            yield f"{name} is {own[name].type}; {what} {', '.join(types)}", name if is_weights else ""
+    for name, allowed in part.rows.items():
+        if own[name].shape[0] not in allowed:
+            yield f"rows of {name} have {own[name].shape[0]} values; expected {_lengths(allowed)}", ""
     for a, b in _ALIKE:
         if a in products and own[a].type != own[b].type:
-            yield f"{a} is {own[a].type} and {b} is {own[b].type}; expected one type", b
+            yield (
+                f"{a} is {own[a].type} and {b} is {own[b].type}; expected one type",
+                "" if b in _ROUTERS else b,
+            )
 
 
-def _lengths(allowed: tuple[int, ...] | range) -> str:
+def _lengths(allowed: _Lengths) -> str:
     if isinstance(allowed, range):
-        most = f", {MAX_WIDTH} at most" if allowed.stop == MAX_WIDTH + 1 else ""
+        most = f", {allowed[-1]} at most" if allowed is not _ROW else ""
         return f"a multiple of 32{most}"
     return ", ".join(str(n) for n in allowed)
 
@@ -134,9 +157,14 @@ def lines(found: dict[str, Any]) -> list[str]:
         said.append(f"{each['part']}{of}: {each['reason']}")
     mends = dict.fromkeys(each["mend"] for each in declined if each["mend"])
     if mends:
-        flags = " ".join(f"--tensor-type {name}=TYPE" for name in mends)
-        said.append(f"hint: for more speed, llama-quantize {flags}; the text is right either way")
+        flags = " ".join(f"--tensor-type '{_pattern(name)}=TYPE'" for name in mends)
+        said.append(f"hint: for speed, llama-quantize {flags} on the F16 file; the text is right either way")
     return said
+
+
+def _pattern(name: str) -> str:
+    """Return what llama-quantize finds this tensor by, and no other."""
+    return rf"{'^' if name in ('output', 'token_embd') else '[.]'}{name}[.]weight"
 
 
 def _ranges(numbers: list[int]) -> str:

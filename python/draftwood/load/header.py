@@ -14,6 +14,7 @@ from dataclasses import dataclass
 from typing import Any
 
 from draftwood.engine import _capi
+from draftwood.errors import ModelFileError
 
 _SUFFIX = ".weight"
 _UINT16 = 2  # GGUF_TYPE_UINT16
@@ -49,8 +50,12 @@ class Tensor:
 
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[ctypes.c_void_p]:
-    """Read the header of the file at `path`, which `probe_model` took."""
+    """Read the header of the file at `path`, which `probe_model` took. Errors: ModelFileError."""
     header = ctypes.c_void_p(library.gguf_init_from_file(os.fsencode(path), _InitParams(True, None)))
+    if not header.value:
+        raise ModelFileError(
+            f"{path} cannot be read; expected the GGUF that it was before", hint="is it being written anew?"
+        )
     try:
         yield header
     finally:

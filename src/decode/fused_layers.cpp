@@ -32,7 +32,7 @@ ggml_backend_dev_t device_of(std::initializer_list<ggml_tensor *> weights) {
     return found;
 }
 
-// A CPU's references would multiply by other types, too: a layer is fused on each device alike.
+// The CPU's references multiply by other types, too. They are declined there so that graphs are alike on all devices.
 bool are_product_types(std::initializer_list<ggml_tensor *> weights) {
     return std::all_of(weights.begin(), weights.end(),
                        [](const ggml_tensor * each) { return !each || parts::is_product_type(each->type); });

@@ -1,7 +1,7 @@
 // Layers of a decode with few rows, made from ops of layer-parts.h: the graph that llama.cpp built is looked through
 // for what these ops compute, and the nodes between are left out. What is not exactly that stays llama.cpp's: a LoRA, a
-// control vector, a scale or a bias in between, weights of another type or on another device. What that makes of a file
-// is told by python/draftwood/cli/fused.py, too: `draftwood doctor`.
+// control vector, a scale or a bias in between, weights of another type or on another device. For `draftwood doctor`
+// python/draftwood/cli/fused.py repeats these rules.
 // Must not know: contexts, rounds. Test: tests/model/test_fused_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once

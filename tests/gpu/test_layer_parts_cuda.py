@@ -122,6 +122,23 @@ def test_experts_of_other_shapes(rng, shape, router):
     check_rows(rng, part)
 
 
+@pytest.mark.parametrize("n", [1, 2, 6, 16])
+def test_rows_that_end_within_a_tile(rng, n):
+    """Rows of Q8_0 are whole blocks of 32 values, not of 256."""
+    kinds = ("Q8_0",) * 4
+    for part in (
+        parts.experts(rng, n, kinds, width=2048 + 96, hidden=96, shared=32),
+        parts.feed_forward(rng, n, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288),
+        parts.product(rng, n, "Q8_0", width=320, rows=301),
+    ):
+        check(part, is_float=False)
+
+
+def test_rows_that_end_within_a_tile_do_not_depend_on_their_number(rng):
+    check_rows(rng, parts.experts(rng, ROWS, ("Q8_0",) * 4, width=2048 + 96, hidden=96, shared=32))
+    check_rows(rng, parts.feed_forward(rng, ROWS, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288))
+
+
 def test_mixers_and_dense_layers_at_model_shapes(rng):
     for part in (
         parts.feed_forward(rng, ROWS, ("Q4_K", "Q6_K"), width=5120, hidden=1024),

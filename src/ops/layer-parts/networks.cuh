@@ -8,6 +8,7 @@
 #include "ops/layer-parts/pieces.cuh"
 #include "ops/layer-parts/routing.cuh"
 
+#include <climits>
 #include <type_traits>
 
 namespace dw::layer_parts {
@@ -18,6 +19,7 @@ constexpr int n_halves          = 4 * halves_of_a_strip;
 
 // warps of a block: of one row a half of a strip each; of several rows two, so that more blocks are on their way
 template <int n_columns> constexpr int hidden_warps = n_columns == 1 ? n_halves : n_halves / 2;
+static_assert(hidden_warps<16> % halves_of_a_strip == 0, "a warp has the same half of each of its strips");
 
 // weights [K, rows, experts]
 struct matrix {
@@ -86,6 +88,7 @@ __device__ __forceinline__ void choose_alone(const arguments & a, int side, choi
 }
 
 constexpr int most_columns = 4; // pairs that read float weights together
+static_assert(hidden_warps<16> >= most_columns, "a warp stores a pair's hidden values");
 
 // call(std::integral_constant<int, c>) with the least c that holds n, for parts of at most most_columns
 template <bool is_single, typename call_type> __device__ __forceinline__ void with_columns(int n, call_type && call) {
@@ -247,7 +250,8 @@ template <int n_columns> static void launch_hidden_of(const arguments & a, int n
     const size_t      of_sums = sizeof(float) * n_halves * floats_of_sums<n_columns>;
     const int64_t     widest  = std::max(a.routed.width, a.shared.width);
     const ggml_type   types[] = { a.routed.gate.type, a.shared.gate.type };
-    const tile_launch with(types, 2, dw::n_blocks(a.shared.gate.width * n_halves, halves_of_a_strip * n_warps), n_warps,
+    const tile_launch with(types, 2,
+                           n_warps < n_halves ? INT_MAX : dw::n_blocks(a.shared.gate.width, halves_of_a_strip), n_warps,
                            of_sums);
     CUDA_SET_SHARED_MEMORY_LIMIT(hide_all<n_columns>, shared_memory_of_block());
     ggml_cuda_kernel_launch(

@@ -143,7 +143,7 @@ struct tile_plan {
     int n_slots, slots_of_a_warp; // bytes
 };
 
-constexpr int most_slots = 2;
+constexpr int most_slots = 2; // of a warp: strips_of_warp has one or both
 
 // A warp's part of strips 0 .. n - 1 of `width` values a row, in turn: pieces first, first + step, ... of each.
 // strip_of(i) is strip i. While a piece is multiplied the next one is on its way.

@@ -109,11 +109,12 @@ bench() {
     run python3 bench/run.py run "$@"
 }
 
-# Only the ops' own sources, for one architecture: minutes where the library takes an hour.
+# Only the ops' own sources, for one architecture: a minute where the library takes an hour.
 chain() {
     tree="$(readlink -f "$(.venv/bin/python _build/source.py)")/vendor/llama.cpp/ggml"
     made=build/chain cublas=build/chain/cublas
     mkdir -p "$made" "$packed"
+    rm -f "$made"/*.o
     if [ ! -d "$cublas" ]; then # headers alone, of a large package
         .venv/bin/python -m pip download -q --no-deps -d "$made" nvidia-cublas
         .venv/bin/python -m zipfile -e "$made"/nvidia_cublas-*.whl "$made/wheel"

@@ -6,12 +6,13 @@
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
 //
 // A line has us a layer of the chain, of each op alone, and what the chain saves without it. Every number of rows has
-// to give row 0 the same bits: else it ends with 1.
+// to give row 0 the same bits: else it ends with 1, and with 2 if a value is not finite.
 
 #include "chain/layers.cuh"
 #include "ops/door/launch.h"
 
 #include <algorithm>
+#include <cmath>
 #include <cstdio>
 #include <cstdlib>
 #include <cstring>
@@ -126,6 +127,10 @@ class bench {
         CUDA_CHECK(cudaMemcpy(found.data(), rows.x->data, width * sizeof(float), cudaMemcpyDeviceToHost));
         uint64_t bits = 0;
         for (float each : found) {
+            if (!std::isfinite(each)) {
+                fprintf(stderr, "%d rows: a value is %f\n", (int) rows.n, each);
+                exit(2);
+            }
             uint32_t word;
             memcpy(&word, &each, sizeof(word));
             bits = bits * 1099511628211ull + word;

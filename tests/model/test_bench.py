@@ -157,7 +157,7 @@ def test_over_a_pool_of_experts(bench, gguf, tmp_path):
 
 
 def test_refusals(gguf, llama_arch, tmp_path, prompts):
-    assert "Model path does not exist: no-such.gguf\n\nhint: check the path\n" in refused("no-such.gguf")
+    assert "Model path does not exist: no-such.gguf\n\nhint: check the path" in refused("no-such.gguf")
     assert f"{tmp_path} is a directory; expected a GGUF file" in refused(str(tmp_path))
     assert "hint: draftwood bench MODEL --drafter FILE" in refused(str(DRAFTER))
     assert "is not a GGUF file" in refused(__file__)

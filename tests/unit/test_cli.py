@@ -10,6 +10,7 @@ import pty
 import re
 import select
 import signal
+import socket
 import subprocess
 import sys
 import textwrap
@@ -503,12 +504,35 @@ def test_serve_refuses_what_is_no_model_before_the_server_starts(monkeypatch, tm
     path = tmp_path / "nope.gguf"
     for arguments in ([str(path)], ["-m", str(path)], [str(path), "--spec-type", "none"]):
         result = invoke("serve", *arguments, "--speculation", speculation)
-        expected = f"Error: Model path does not exist: {path}\n\nhint: check the path\n"
+        hint = f"hint: check the path; it was looked for in {tmp_path}"
+        expected = f"Error: Model path does not exist: {path}\n\n{hint}\n"
         assert (result.exit_code, result.stderr) == (1, expected)
     path.write_bytes(b"GGUF damaged")
     result = invoke("serve", str(path), "--speculation", speculation)
     assert result.exit_code == 1
     assert "damaged or cut-off header" in result.stderr
+
+
+def test_serve_says_that_a_port_is_taken_before_the_server_starts(model, monkeypatch):
+    monkeypatch.setattr(os, "execv", lambda path, command: None)
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = str(taken.getsockname()[1])
+        for where in ([model, "--port", port], [model, "--port", port, "--host", "localhost"]):
+            result = invoke("serve", *where)
+            assert result.exit_code == 1
+            assert f"port {port} of " in result.stderr
+            assert "in use; expected a free one\n\nhint: --port N" in result.stderr
+        monkeypatch.setenv("LLAMA_ARG_PORT", port)
+        assert invoke("serve", model).exit_code == 1
+        assert invoke("serve", "-h").exit_code == 0
+    assert invoke("serve", model).exit_code == 0
+
+
+def test_a_missing_model_names_those_beside_it(tmp_path):
+    for name in ("tiny-moe-f16.gguf", "tiny-moe-q8_0.gguf", "other.txt"):
+        (tmp_path / name).write_bytes(b"")
+    result = invoke("run", str(tmp_path / "tiny-moe.gguf"), "x")
+    assert f"hint: in {tmp_path}: tiny-moe-f16.gguf, tiny-moe-q8_0.gguf" in result.stderr
 
 
 def test_serve_leaves_a_file_that_is_still_to_be_downloaded_to_the_server(model, monkeypatch):

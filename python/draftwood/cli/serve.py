@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import errno
 import os
+import socket
 import subprocess
 import sys
 from importlib import resources
@@ -13,7 +15,7 @@ import click
 
 from draftwood.cli import server_pool, shared
 from draftwood.cli.failure import library_needed
-from draftwood.cli.server_flags import given, name_of, value
+from draftwood.cli.server_flags import given, name_of, number, value
 from draftwood.errors import UnsupportedError
 from draftwood.options import SPECULATIONS, Options, plan
 
@@ -35,6 +37,8 @@ _SOURCE_VARIABLES = ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCK
 # a user who gives one of these has chosen a page, or none
 _PAGE_FLAGS = frozenset(("--path", "--no-ui", "--no-webui"))
 _PAGE_VARIABLES = ("LLAMA_ARG_STATIC_PATH",)
+# what llama-server answers without serving
+_HELP_FLAGS = frozenset(("-h", "--help", "--usage", "--version", "--license", "--completion-bash"))
 # --speculation as llama-server's --spec-type; "plain" are our kernels without drafts
 _TYPES = {each: "plain" if each == "off" else each for each in SPECULATIONS}
 _DRAFTER = "-md DRAFTER.gguf"
@@ -95,6 +99,7 @@ def command(arguments: tuple[str, ...], speculation: str, **pool: Any) -> None:
         from draftwood.load import cpu
     cpu.check()
     _capi.cuda.hand_on(os.environ)
+    need_free_port(list(arguments))
     command = [server, *with_page(with_pool(command_line(list(arguments), speculation), **pool))]
     sys.stderr.flush()
     if sys.platform == "win32":  # a new process in any case, which finds DLLs by PATH
@@ -127,6 +132,25 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
             click.echo(f"draftwood: nothing is drafted: {planned.reason}", err=True)
             return arguments
     return [*arguments, _TYPE, _TYPES[speculation]]
+
+
+def need_free_port(arguments: list[str]) -> None:
+    """Raise UnsupportedError if the server's port is taken. llama-server does not say that it is."""
+    host = value(arguments, ("--host",), os.environ.get("LLAMA_ARG_HOST")) or "127.0.0.1"
+    port = number(arguments, ("--port",), "LLAMA_ARG_PORT", 8080)
+    if host.endswith(".sock") or given(arguments, _HELP_FLAGS, ()):
+        return
+    try:
+        ((family, _, _, _, address),) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:1]
+        with socket.socket(family) as trial:
+            trial.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            trial.bind(address)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise UnsupportedError(
+                f"port {port} of {host} is in use; expected a free one",
+                hint="--port N, or end the server that has it",
+            ) from None
 
 
 def with_pool(arguments: list[str], **options: Any) -> list[str]:

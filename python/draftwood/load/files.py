@@ -6,6 +6,7 @@ Must not know: contexts, drafting. Test: tests/model/test_bad_input.py.
 from __future__ import annotations
 
 import contextlib
+import difflib
 import functools
 import os
 from typing import Any
@@ -85,9 +86,18 @@ def template_in_words(path: str) -> contextlib.AbstractContextManager[None]:
     )
 
 
+def _beside(path: str) -> str:
+    """Return which models lie in the folder that a missing file was looked for in, the likest names first."""
+    folder, name = os.path.split(os.path.abspath(path))
+    with contextlib.suppress(OSError):
+        if found := [each for each in os.listdir(folder) if each.endswith(".gguf")]:
+            return f"in {folder}: {', '.join(difflib.get_close_matches(name, found, 3, 0.0))}"
+    return f"check the path; it was looked for in {folder}"
+
+
 def _probed(path: str, kind: str) -> ModelInfo:
     if not os.path.exists(path):
-        raise ModelFileError(f"{kind} path does not exist: {path}", hint="check the path")
+        raise ModelFileError(f"{kind} path does not exist: {path}", hint=_beside(path))
     if os.path.isdir(path):
         raise ModelFileError(f"{path} is a directory; expected a GGUF file", hint="check the path")
     return probe_model(path)

@@ -8,6 +8,13 @@ set(DRAFTWOOD_CPU_VARIANTS "x64;sse42;haswell;alderlake;skylakex;icelake;zen4" C
 
 if (NOT CMAKE_SYSTEM_PROCESSOR MATCHES "^(x86_64|AMD64|amd64)$")
     set(DRAFTWOOD_CPU_VARIANTS "")   # all that ggml has for this architecture
+    if (CMAKE_SYSTEM_NAME STREQUAL "Linux" AND CMAKE_SYSTEM_PROCESSOR STREQUAL "aarch64")
+        include(CheckCXXCompilerFlag)
+        check_cxx_compiler_flag(-march=armv9.2-a+sme DRAFTWOOD_COMPILER_KNOWS_SME)   # GCC 14
+        if (NOT DRAFTWOOD_COMPILER_KNOWS_SME)
+            set(DRAFTWOOD_CPU_VARIANTS "armv8.0_1;armv8.2_1;armv8.2_2;armv8.2_3;armv8.6_1;armv8.6_2")
+        endif()
+    endif()
 endif()
 
 # ggml refuses GGML_NATIVE for an x86 module, since the module's score would not know the features. Here the compiler
@@ -48,7 +55,8 @@ function(draftwood_finish_cpu_variants)
             list(APPEND targets ${backend})
         endif()
     endforeach()
-    foreach(target IN LISTS targets)
+    # ggml-base rounds activations for products that are ggml's own; Arm has fused operations without any option
+    foreach(target IN LISTS targets ITEMS ggml-base)
         # A product is rounded, or fused with the sum that takes it, where the source says so. Left to the compiler,
         # the same expression may round in one place and not in the next, and equal rows would differ.
         target_compile_options(${target} PRIVATE $<$<CXX_COMPILER_ID:GNU,Clang>:-ffp-contract=off>)

@@ -23,13 +23,15 @@ SIZES = range(1, 131)
 
 # name: flags, and what the CPU must have to run it, as /proc/cpuinfo calls it
 CPUS = {
-    "sse2": (["-march=x86-64"], []),
+    "sse2": (["-march=x86-64"], ["sse2"]),
     "sse4.2": (["-march=nehalem"], ["sse4_2"]),
     "avx": (["-march=sandybridge"], ["avx"]),
     "avx2": (["-march=haswell"], ["avx2", "fma", "f16c"]),
     "zen, avx2": (["-march=haswell", "-mtune=znver3"], ["avx2", "fma", "f16c"]),
     "avx512": (["-march=skylake-avx512"], ["avx512bw", "avx512vl"]),
     "zen, avx512": (["-march=skylake-avx512", "-mtune=znver3"], ["avx512bw", "avx512vl"]),
+    "neon": (["-march=armv8-a"], ["asimd"]),
+    "neon, dotprod": (["-march=armv8.2-a+dotprod+fp16"], ["asimddp"]),
 }
 
 

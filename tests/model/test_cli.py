@@ -489,7 +489,8 @@ def test_doctor_says_which_layers_are_fused(gguf):
     assert done.returncode == 0
     assert "\nfused layers 3 of 4 (on a CUDA card); llama.cpp computes these parts:\n" in done.stdout
     assert re.search(
-        r"\n +experts of layer 1: ffn_down_exps is IQ4_NL; .*\n +hint: .*=TYPE; .*\n", done.stdout
+        r"\n +experts of layer 1: ffn_down_exps is IQ4_NL; .*\n +hint: .*=TYPE' on the F16 file; .*\n",
+        done.stdout,
     )
 
 

@@ -26,16 +26,16 @@ class _InitParams(ctypes.Structure):
     _fields_ = [("no_alloc", ctypes.c_bool), ("ctx", ctypes.c_void_p)]
 
 
-library: Any = _capi.lib  # as in devices.py
+_lib: Any = _capi.lib  # as in devices.py
 for _name in ("init_from_file", "init_empty"):
-    getattr(library, f"gguf_{_name}").restype = ctypes.c_void_p
+    getattr(_lib, f"gguf_{_name}").restype = ctypes.c_void_p
 for _name in ("find_key", "get_n_tensors"):
-    getattr(library, f"gguf_{_name}").restype = ctypes.c_int64
-library.gguf_write_to_file.restype = ctypes.c_bool
-library.gguf_get_val_u16.restype = ctypes.c_uint16
-library.gguf_get_tensor_name.restype = ctypes.c_char_p
-library.gguf_get_tensor_ne.restype = ctypes.POINTER(ctypes.c_int64)
-library.ggml_type_name.restype = ctypes.c_char_p
+    getattr(_lib, f"gguf_{_name}").restype = ctypes.c_int64
+_lib.gguf_write_to_file.restype = ctypes.c_bool
+_lib.gguf_get_val_u16.restype = ctypes.c_uint16
+_lib.gguf_get_tensor_name.restype = ctypes.c_char_p
+_lib.gguf_get_tensor_ne.restype = ctypes.POINTER(ctypes.c_int64)
+_lib.ggml_type_name.restype = ctypes.c_char_p
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,7 +51,7 @@ class Tensor:
 @contextlib.contextmanager
 def opened(path: str) -> Iterator[ctypes.c_void_p]:
     """Read the header of the file at `path`, which `probe_model` took. Errors: ModelFileError."""
-    header = ctypes.c_void_p(library.gguf_init_from_file(os.fsencode(path), _InitParams(True, None)))
+    header = ctypes.c_void_p(_lib.gguf_init_from_file(os.fsencode(path), _InitParams(True, None)))
     if not header.value:
         raise ModelFileError(
             f"{path} cannot be read; expected the GGUF that it was before", hint="is it being written anew?"
@@ -59,22 +59,22 @@ def opened(path: str) -> Iterator[ctypes.c_void_p]:
     try:
         yield header
     finally:
-        library.gguf_free(header)
+        _lib.gguf_free(header)
 
 
 def tensors(path: str) -> dict[str, Tensor] | None:
     """Return all tensors, ".weight" left out of their names; None for one of several files."""
     with opened(path) as header:
-        key = ctypes.c_int64(library.gguf_find_key(header, b"split.count"))
-        is_number = key.value >= 0 and library.gguf_get_kv_type(header, key) == _UINT16
-        if is_number and library.gguf_get_val_u16(header, key) > 1:
+        key = ctypes.c_int64(_lib.gguf_find_key(header, b"split.count"))
+        is_number = key.value >= 0 and _lib.gguf_get_kv_type(header, key) == _UINT16
+        if is_number and _lib.gguf_get_val_u16(header, key) > 1:
             return None
-        return dict(_tensor(header, i) for i in range(library.gguf_get_n_tensors(header)))
+        return dict(_tensor(header, i) for i in range(_lib.gguf_get_n_tensors(header)))
 
 
 def _tensor(header: ctypes.c_void_p, i: int) -> tuple[str, Tensor]:
     at = ctypes.c_int64(i)
-    name = library.gguf_get_tensor_name(header, at).decode("utf-8", "replace").removesuffix(_SUFFIX)
-    kind = library.ggml_type_name(library.gguf_get_tensor_type(header, at)).decode().upper()
-    a, b, c, d = library.gguf_get_tensor_ne(header, at)[:4]
+    name = _lib.gguf_get_tensor_name(header, at).decode("utf-8", "replace").removesuffix(_SUFFIX)
+    kind = _lib.ggml_type_name(_lib.gguf_get_tensor_type(header, at)).decode().upper()
+    a, b, c, d = _lib.gguf_get_tensor_ne(header, at)[:4]
     return name, Tensor(kind, (a, b, c, d))

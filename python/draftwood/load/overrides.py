@@ -13,6 +13,7 @@ import tempfile
 from collections.abc import Mapping
 from typing import Any
 
+from draftwood.engine import _capi
 from draftwood.engine.engine import probe_model
 from draftwood.errors import ModelFileError, OptionError, translated
 from draftwood.load import header as header_file
@@ -24,7 +25,7 @@ _KINDS = (bool, int, float, str)  # a bool is an int, too
 _REPLACES = {int: (0, 1, 2, 3, 4, 5, 10, 11), float: (6, 12), str: (8,)}
 _ALIGNMENT = "general.alignment"  # GGUF's own: an override has no effect
 
-_lib = header_file.library
+_lib: Any = _capi.lib  # header_file has said what its functions return
 _SETTERS: dict[type, Any] = {
     int: lambda header, key, value: _lib.gguf_set_val_u32(header, key, ctypes.c_uint32(value)),
     float: lambda header, key, value: _lib.gguf_set_val_f32(header, key, ctypes.c_float(value)),

@@ -145,6 +145,11 @@ def test_over_a_pool_of_experts(bench, gguf, tmp_path):
     assert set(pools) == {"off", "mtp", "ngram"}
     assert re.search(r"^hits of the experts' pools: off \d+%, mtp \d+%, ngram \d+%$", done.stdout, re.M)
     assert "95 %: an interval needs 6 repeats" in done.stdout
+    assert re.search(
+        r"^ratio: the median of pairs that took turns, over plain decode; on \d+ CPU threads$",
+        done.stdout,
+        re.M,
+    )
     for stats in pools.values():
         assert 0 < stats["slots"] <= stats["experts"] // 2
         assert stats["misses"] > 0

@@ -148,11 +148,12 @@ def document(
 
 
 def notes(facts: Mapping[str, Any]) -> list[str]:
-    """Return what the tables leave open: why there are no intervals, and what pools of experts did.
+    """Return what the tables leave open: what a ratio is, why it has no interval, what pools of experts did.
 
     facts: of `document`; "expert_vram" is the size that was asked for, if any.
     """
-    lines = []
+    threads = facts["threads"]
+    lines = [f"ratio: the median of pairs that took turns, over plain decode; on {threads} CPU threads"]
     if facts["repeats"] < FEWEST:
         lines.append(f"95 %: an interval needs {FEWEST} repeats")
     if size := facts.get("expert_vram"):

@@ -8,7 +8,7 @@
 #   tools/gpu.sh run COMMAND...   there: COMMAND with that installation
 #   tools/gpu.sh test FOLDER PART...  there: tests/gpu in parts (bench/run.py test --help); log and rows into FOLDER
 #   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; bench/run.py collect runs here
-#   tools/gpu.sh chain [ARCH]     here: bench/chain, which times a layer's ops without all of that; build/gpu/chain runs there
+#   tools/gpu.sh chain [ARCH]     here: bench/chain, which times a layer's ops without the library; build/gpu/chain runs there
 #
 # The machine has CUDA, CMake, ninja, pytest and what pyproject.toml's dependencies name, except for $wheels.
 set -euo pipefail

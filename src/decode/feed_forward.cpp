@@ -123,7 +123,7 @@ struct fuser::expert_layer {
     explicit            operator bool() const { return sum != nullptr; }
 
   private:
-    bool are_types() const; // those that the ops take together
+    bool has_types_of_ops() const; // gate's and up's are alike, routers' are float and alike
 };
 
 fuser::expert_layer fuser::expert_layer::of(ggml_tensor * sum) {
@@ -158,14 +158,14 @@ fuser::expert_layer fuser::expert_layer::of(ggml_tensor * sum) {
     found.s_up               = weights_times(s_unit.up, h);
     found.s_down             = s_low->src[0];
     const bool is_one_choice = found.is_joint || !found.up || same_indices(unit.up->src[2], found.gate_ids);
-    if (!found.gate || !found.up || !found.s_gate || !found.s_up || !is_one_choice || !found.are_types()) {
+    if (!found.gate || !found.up || !found.s_gate || !found.s_up || !is_one_choice || !found.has_types_of_ops()) {
         return {};
     }
     found.sum = sum;
     return found;
 }
 
-bool fuser::expert_layer::are_types() const {
+bool fuser::expert_layer::has_types_of_ops() const {
     return gate->type == up->type && s_gate->type == s_up->type && parts::is_float(chosen.router->type) &&
            s_router->type == chosen.router->type;
 }

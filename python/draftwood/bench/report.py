@@ -153,7 +153,7 @@ def notes(facts: Mapping[str, Any]) -> list[str]:
     facts: of `document`; "expert_vram" is the size that was asked for, if any.
     """
     threads = facts["threads"]
-    lines = [f"ratio: the median of pairs that took turns, over plain decode; on {threads} CPU threads"]
+    lines = [f"ratio: over plain decode, the median of pairs that took turns; CPU threads: {threads}"]
     if facts["repeats"] < FEWEST:
         lines.append(f"95 %: an interval needs {FEWEST} repeats")
     if size := facts.get("expert_vram"):

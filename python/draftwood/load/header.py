@@ -1,7 +1,7 @@
 """The header of a sound GGUF, read by the library (gguf.h at the pin): for what `probe_model` does not tell.
 
 Must not know: what a field or a tensor means.
-Tests: tests/model/test_kv_overrides.py, tests/model/test_fused_layers.py.
+Tests: tests/unit/test_fused.py, tests/model/test_kv_overrides.py, tests/model/test_fused_layers.py.
 """
 
 from __future__ import annotations

@@ -118,3 +118,14 @@ def test_a_test_that_is_left_out_must_fail():
 def test_an_entry_without_a_test_is_an_error():
     config = {**CONFIG, "left_out": {"why": ["test_z.py"]}}
     assert run.judge({"off": run.Run({}, [])}, config, partial=False)[0][-1] == "no such test: test_z.py"
+
+
+def test_the_suite_does_not_take_the_callers_pytest_options(monkeypatch, tmp_path):
+    """-x would end it at the first test that is left out, and all behind it would be missing."""
+    monkeypatch.setenv("PYTEST_ADDOPTS", "-x")
+    monkeypatch.setattr(run, "program", lambda name: tmp_path / name)
+    (tmp_path / run.TESTS).mkdir(parents=True)
+    given = {}
+    monkeypatch.setattr(run.subprocess, "Popen", lambda command, env, **more: given.update(env))
+    run.start("plain", tmp_path, {"models": {}, "downloads": {}}, [])
+    assert not given["PYTEST_ADDOPTS"]

@@ -102,6 +102,7 @@ def start(kind: str, folder: Path, config: dict[str, Any], arguments: list[str])
         **{"LLAMA_SERVER_BIN_PATH": server, "PORT": str(free_port())},
         **{"LLAMA_CACHE": settings["cache"], "MODEL_ENDPOINT": CLOSED, "SLOW_TESTS": "1"},
         "LLAMA_ARG_STATIC_PATH": str(resources.files("draftwood") / "web"),
+        "PYTEST_ADDOPTS": "",  # -x would end the suite at the first test that is left out
         "PYTHONPATH": os.pathsep.join([str(tests), str(HERE)]),
     }
     options = ["-p", "plugin", "-p", "no:cacheprovider", "--timeout", "120", "-q", "--tb", "short"]

@@ -16,6 +16,7 @@ import click
 from draftwood.cli import server_pool, shared
 from draftwood.cli.failure import library_needed
 from draftwood.cli.server_flags import given, name_of, number, value
+from draftwood.cli.server_help import need_known
 from draftwood.errors import UnsupportedError
 from draftwood.options import SPECULATIONS, Options, plan
 
@@ -42,7 +43,7 @@ _HELP_FLAGS = frozenset(("-h", "--help", "--usage", "--version", "--license", "-
 # --speculation as llama-server's --spec-type; "plain" are our kernels without drafts
 _TYPES = {each: "plain" if each == "off" else each for each in SPECULATIONS}
 _DRAFTER = "-md DRAFTER.gguf"
-# options of `draftwood run` that llama-server has by another name, or not at all
+# options of `draftwood run`, and of older servers, that llama-server has by another name, or not at all
 _READS = "llama-server reads a mapped file as Linux does: leave it out"
 _OTHERWISE = {
     "--drafter": _DRAFTER,
@@ -54,6 +55,8 @@ _OTHERWISE = {
     "--draft-vocab": "an eighth of the vocabulary is what it drafts from: leave it out",
     "--exact": "its kernels are exact, as draftwood run's: leave it out",
     "--no-exact": "--spec-type none, for llama.cpp's own kernels",
+    "--no-mmap": "--load-mode none",
+    "--mlock": "--load-mode mlock",
 }
 
 
@@ -99,8 +102,9 @@ def command(arguments: tuple[str, ...], speculation: str, **pool: Any) -> None:
         from draftwood.load import cpu
     cpu.check()
     _capi.cuda.hand_on(os.environ)
-    need_free_port(list(arguments))
-    command = [server, *with_page(with_pool(command_line(list(arguments), speculation), **pool))]
+    flags = command_line(list(arguments), speculation)  # before the port: --prot 8081 names another one
+    need_free_port(flags)
+    command = [server, *with_page(with_pool(flags, **pool))]
     sys.stderr.flush()
     if sys.platform == "win32":  # a new process in any case, which finds DLLs by PATH
         os.environ["PATH"] = os.pathsep.join([str(Path(_capi.lib._name).parent), os.environ["PATH"]])
@@ -117,6 +121,7 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
     _check(arguments)
     if arguments and not arguments[0].startswith("-"):
         arguments = ["-m", *arguments]
+    need_known(program("llama-server"), arguments, _own_flags())
     path = _model(arguments)
     info = None if path is None else _header(path)
     has_model = path is not None or given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
@@ -179,6 +184,11 @@ def _check(arguments: list[str]) -> None:
         raise click.UsageError(
             f"found {_TYPE} {types} without a drafter, from which nothing is drafted\n\nhint: {_DRAFTER}"
         )
+
+
+def _own_flags() -> list[str]:
+    options = (each for each in command.params if isinstance(each, click.Option))
+    return [flag for option in options for flag in (*option.opts, *option.secondary_opts)]
 
 
 def _model(arguments: list[str]) -> str | None:

@@ -43,7 +43,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_replay": (_STATUS, [_capi.EngineHandle, _I32, _P(_F64)]),
     "dw_limit_memory": (_STATUS, [_capi.EngineHandle, _I64, _I64, _I64]),
     "dw_fuse": (_STATUS, [_capi.EngineHandle, _I32]),
-    "dw_fused": (_STATUS, [_capi.EngineHandle, _P(_I32)]),
+    "dw_fused": (_STATUS, [_capi.EngineHandle, ctypes.c_bool, _P(_I32)]),
     "dw_expert_limit_host": (_STATUS, [_capi.PoolHandle, _I64]),
     "dw_accepted_log_new": (_STATUS, [_capi.EngineHandle, _P(AcceptedLogHandle)]),
     "dw_accepted_log_free": (None, [AcceptedLogHandle]),
@@ -111,14 +111,14 @@ FUSED_PARTS = (
 
 
 def fuse(engine: Engine, where: int) -> None:
-    """Say where the target's layers are made of a few ops, from the next graph on."""
+    """Say where layers of the target and its drafter are made of a few ops, from the next graph on."""
     check(_lib.dw_fuse(engine._handle, where))
 
 
-def fused(engine: Engine) -> dict[str, int]:
-    """Return how many of each part the newest graph has."""
+def fused(engine: Engine, *, of_drafter: bool = False) -> dict[str, int]:
+    """Return how many of each part the newest graph has, the target's or its drafter's."""
     n = (_I32 * len(FUSED_PARTS))()
-    check(_lib.dw_fused(engine._handle, n))
+    check(_lib.dw_fused(engine._handle, of_drafter, n))
     return dict(zip(FUSED_PARTS, n, strict=True))
 
 

@@ -31,7 +31,7 @@ NONE = {
     "tree_budget": f'{options.DEFAULT_TREE_BUDGET} with `"tree"`; up to {options.DEFAULT_TREE_BUDGET} with '
     '`"auto"`; else chains',
     "draft_model": "none",
-    "draft_vocab": "an eighth of the vocabulary",
+    "draft_vocab": "an eighth of the vocabulary, a quarter on a card",
     "tensor_buft_overrides": "none",
     "rpc_servers": "none",
     "vram": "what is free, for a model larger than its one card; else no pool",

@@ -63,8 +63,8 @@ class Llama(Intercepts, Generation):
         tree_budget: draft trees verified in up to so many rows, 1 to 64, the newest token's included (16 with
             "tree", and at most 16 with "auto"; else drafts are chains).
         draft_p_min: end a draft where the drafter gives its path less than this probability.
-        draft_vocab: on a CPU, choose drafts among so many tokens: the vocabulary's first, and those that
-            texts used of late (None: an eighth of the vocabulary).
+        draft_vocab: choose drafts among so many tokens: the vocabulary's first, and those that texts used of
+            late (None: an eighth of the vocabulary, a quarter on a card).
         exact: on CPU, run kernels whose rows do not depend on each other's number, so that text is the same
             with drafting on and off, and after a prompt in one piece or in several. False takes llama.cpp's
             stock kernels.

@@ -53,7 +53,7 @@ class SpeculationStats:
     row_limit: int
     """Rows that a verify may have since a larger one found no memory for its graph; 0: as many as asked."""
     draft_vocab: int
-    """Tokens that the drafter's output head has on a CPU; 0: the whole vocabulary."""
+    """Tokens that the drafter's output head has; 0: the whole vocabulary."""
     shared_rounds: int
     """Rounds since a graph found no memory of its own: all take turns in one place, built each time."""
     ahead_rounds: int

@@ -54,9 +54,9 @@ drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, 
     memory_(attached_.model->budget().drafter, context_bytes(ctx)),
     batch_(ctx),
     results_(attached_, head, params.results == DW_RESULTS_TOP) {
-    short_head_ = short_head::make(head, params.draft_vocab, attached_.model->budget().drafter);
+    short_head_ = short_head::make(results_.backend(), head, params.draft_vocab, attached_.model->budget().drafter);
     if (short_head_) {
-        attached_.head = { head, short_head_->rows() };
+        attached_.head = short_head_->rows();
         see_control_tokens();
     }
 }
@@ -83,8 +83,8 @@ void drafter_context::see(const llama_token * tokens, int32_t n) {
     }
 }
 
-llama_token drafter_context::token_of(int32_t place) const {
-    return results_.is_short() ? short_head_->token(place) : place;
+llama_token drafter_context::token_of(int32_t logit) const {
+    return results_.is_short() ? short_head_->token(logit) : logit;
 }
 
 std::vector<candidate> drafter_context::candidates(int32_t i, float temperature) {
@@ -93,6 +93,9 @@ std::vector<candidate> drafter_context::candidates(int32_t i, float temperature)
     if (!results_.has_top()) {
         const logit_row row = results_.logits(i);
         found               = most_probable(row.values, row.n, n_candidates, t);
+        for (candidate & each : found) {
+            each.token = token_of(each.token);
+        }
     } else {
         const top_row row = results_.top(i);
         // at other temperatures the sum over all is not known; what is not among the best hardly counts
@@ -105,16 +108,13 @@ std::vector<candidate> drafter_context::candidates(int32_t i, float temperature)
             found.push_back({ row.tokens[k], row.logits[k] / t - log_sum });
         }
     }
-    for (candidate & each : found) {
-        each.token = token_of(each.token);
-    }
     return found;
 }
 
 likeliest drafter_context::best(int32_t i, float path, float p_min) {
     if (results_.has_top()) {
         const top_row row = results_.top(i);
-        return { token_of(row.tokens[0]), p_min > 0.0f ? path * std::exp(row.logits[0] - row.log_sum) : path };
+        return { row.tokens[0], p_min > 0.0f ? path * std::exp(row.logits[0] - row.log_sum) : path };
     }
     const logit_row row  = results_.logits(i);
     const float *   best = std::max_element(row.values, row.values + row.n);

@@ -73,7 +73,7 @@ class drafter_context {
     };
 
     void           see_control_tokens();
-    llama_token    token_of(int32_t place) const; // in the newest decode's rows of logits
+    llama_token    token_of(int32_t logit) const; // of the newest decode's rows
     llama_memory_t memory() const { return llama_get_memory(ctx_.get()); }
 
     std::unique_ptr<llama_context, deleter> ctx_;

@@ -41,12 +41,12 @@ bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
                        [&](const ggml_tensor * each) { return place(each) == place(tensors[0]); });
 }
 
-// Tokens need not come to the host if all who look them up are on the device that finds them. What a short head finds
-// are places, which the host knows the tokens of.
+// Tokens need not come to the host if all who look them up are on the device that finds them.
 bool drafts_ahead(const llama_model * model, const attachment & drafter, const attachment & target) {
-    const mtp_block block  = mtp_block_of(model);
-    const bool      queued = drafter.async_inputs && target.async_inputs;
-    return !drafter.head.few && drafter.top_rows && target.top_rows && block.head->ne[1] >= dw_n_top &&
+    const mtp_block     block  = mtp_block_of(model);
+    const ggml_tensor * head   = drafter.head.few ? drafter.head.few : block.head;
+    const bool          queued = drafter.async_inputs && target.async_inputs;
+    return drafter.top_rows && target.top_rows && head->ne[1] >= dw_n_top &&
            (queued || ggml_backend_buffer_is_host(block.head->buffer)) &&
            on_one_device({ block.head, block.projection, block.embeddings, token_embeddings(model) });
 }

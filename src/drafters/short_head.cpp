@@ -2,65 +2,96 @@
 
 #include "drafters/short_head.h"
 
-#include <cstring>
-#include <utility>
+#include "llama/inputs.h"
+
+#include <vector>
 
 namespace draftwood {
 
 namespace {
 
-constexpr int32_t part_by_default  = 8;   // of the vocabulary
-constexpr int32_t least_by_default = 256; // tokens: a smaller vocabulary's head is read whole
+constexpr int32_t part_on_cpu  = 8; // of the vocabulary
+constexpr int32_t part_on_card = 4;
+constexpr int32_t least_tokens = 256; // a smaller part is not worth it: the head is read whole
 
 // tokens that the head is made for; 0: all
-int32_t size_for(int32_t n_asked, int32_t n_vocab) {
+int32_t size_for(int32_t n_asked, int32_t n_vocab, bool on_cpu) {
     if (n_asked > 0) {
         return n_asked < n_vocab ? n_asked : 0;
     }
-    const int32_t size = n_vocab / part_by_default;
-    return size >= least_by_default ? size : 0;
+    const int32_t size = n_vocab / (on_cpu ? part_on_cpu : part_on_card);
+    return size >= least_tokens ? size : 0;
+}
+
+// whether each row lies in one piece where the backend reads it
+bool has_plain_rows(const ggml_tensor * head, ggml_backend_t backend) {
+    return ggml_is_contiguous(head) &&
+           (ggml_backend_buffer_is_host(head->buffer) ||
+            ggml_backend_buffer_get_type(head->buffer) == ggml_backend_get_default_buffer_type(backend));
 }
 
 } // namespace
 
-std::unique_ptr<short_head> short_head::make(const ggml_tensor * head, int32_t n_asked, budget_share & share) {
-    if (!head || !head->buffer || !ggml_backend_buffer_is_host(head->buffer) || !ggml_is_contiguous(head)) {
+std::unique_ptr<short_head> short_head::make(ggml_backend_t backend, const ggml_tensor * head, int32_t n_asked,
+                                             budget_share & share) {
+    if (!head || !head->buffer || !has_plain_rows(head, backend)) {
         return nullptr;
     }
-    const int32_t size = size_for(n_asked, (int32_t) head->ne[1]);
-    if (size == 0 || !share.has_room(size * (int64_t) head->nb[1])) {
+    const bool    on_cpu = ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+    const int32_t size   = size_for(n_asked, (int32_t) head->ne[1], on_cpu);
+    if (size == 0) {
         return nullptr;
     }
-    ggml_context_ptr        tensors(ggml_init({ ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
-    ggml_tensor *           rows = ggml_new_tensor_2d(tensors.get(), head->type, head->ne[0], size);
-    ggml_backend_buffer_ptr buffer(
-        ggml_backend_alloc_ctx_tensors_from_buft(tensors.get(), ggml_backend_cpu_buffer_type()));
-    if (!buffer) {
+    std::unique_ptr<short_head> made(new short_head(backend, head, size));
+    if (!share.has_room(made->bytes()) || !made->allocate(share)) {
         return nullptr;
     }
-    return std::unique_ptr<short_head>(
-        new short_head(head, rows, std::move(tensors), std::move(buffer), budget_lease(share, ggml_nbytes(rows))));
+    made->fill();
+    return made;
 }
 
-short_head::short_head(const ggml_tensor * head, ggml_tensor * rows, ggml_context_ptr tensors,
-                       ggml_backend_buffer_ptr buffer, budget_lease memory) :
+short_head::short_head(ggml_backend_t backend, const ggml_tensor * head, int32_t size) :
+    backend_(backend),
     head_(head),
-    vocab_((int32_t) rows->ne[1], (int32_t) head->ne[1]),
-    tensors_(std::move(tensors)),
-    rows_(rows),
-    buffer_(std::move(buffer)),
-    memory_(std::move(memory)) {
-    ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    vocab_(size, (int32_t) head->ne[1]),
+    tensors_(ggml_init({ 2 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true })),
+    rows_(ggml_new_tensor_2d(tensors_.get(), head->type, head->ne[0], size)),
+    tokens_(ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, size)) {
     ggml_set_name(rows_, "dw_short_head");
-    memcpy(rows_->data, head->data, ggml_nbytes(rows_));
+    ggml_set_name(tokens_, "dw_short_tokens");
+}
+
+bool short_head::allocate(budget_share & share) {
+    buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend_));
+    if (!buffer_) {
+        return false;
+    }
+    ggml_backend_buffer_set_usage(buffer_.get(), GGML_BACKEND_BUFFER_USAGE_WEIGHTS);
+    memory_ = budget_lease(share, bytes());
+    return true;
+}
+
+void short_head::fill() {
+    std::vector<int32_t> tokens(size());
+    for (int32_t i = 0; i < size(); ++i) {
+        tokens[i] = token(i);
+    }
+    ggml_backend_tensor_set(tokens_, tokens.data(), 0, ggml_nbytes(tokens_));
+    const ggml_tensor first = part_of(head_, 0, ggml_nbytes(rows_));
+    ggml_tensor       here  = part_of(rows_, 0, ggml_nbytes(rows_));
+    ggml_backend_tensor_copy_async(backend_, backend_, &first, &here);
 }
 
 void short_head::see(const llama_token * tokens, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
-        if (const int32_t place = vocab_.use(tokens[i]); place >= 0) {
-            memcpy((char *) rows_->data + place * rows_->nb[1], (const char *) head_->data + tokens[i] * head_->nb[1],
-                   rows_->nb[1]);
+        const int32_t place = vocab_.use(tokens[i]);
+        if (place < 0) {
+            continue;
         }
+        const ggml_tensor row  = part_of(head_, tokens[i] * head_->nb[1], head_->nb[1]);
+        ggml_tensor       here = part_of(rows_, place * rows_->nb[1], rows_->nb[1]);
+        ggml_backend_tensor_copy_async(backend_, backend_, &row, &here);
+        ggml_backend_tensor_set_async(backend_, tokens_, &tokens[i], place * sizeof(int32_t), sizeof(int32_t));
     }
 }
 

@@ -47,14 +47,14 @@ void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
     if (!dw) {
         return;
     }
-    dw->add_outputs(graph);
+    const ggml_tensor * logits = dw->add_outputs(graph);
     if (dw->fuses() == fuse_where::nowhere || graph.cparams.cb_eval) { // somebody looks at each node
         return;
     }
     dw->n_fused = {};
     try {
         const llm_graph_result & results = *graph.res;
-        graph_results            kept{ results.t_logits, { results.t_embd, results.t_embd_pooled, results.t_h_nextn } };
+        graph_results            kept{ logits, { results.t_embd, results.t_embd_pooled, results.t_h_nextn } };
         kept.kept.insert(kept.kept.end(), results.t_layer_inp.begin(), results.t_layer_inp.end());
         dw->n_fused = fuse_layers(graph.ctx0, graph.gf, kept, dw->fuses() == fuse_where::everywhere);
     } catch (const std::exception &) {

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 19
+#define DW_API_VERSION 20
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -96,9 +96,9 @@ typedef struct dw_params {
     const dw_curve * curve; // from an engine of the same models, settings and machine; NULL: measured at the start
     int32_t tree_budget;    // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
     int32_t seq_id;         // of the context, 0..n_seq_max-1; each may have an engine of its own
-    // Tokens that drafts are chosen from where the output head lies in plain host memory, at least 64: the vocabulary's
-    // first, and those that texts used of late (src/drafters/short_head.h). 0: an eighth of a vocabulary of at least
-    // 2048 tokens, else all of it; n_vocab or more: all of it
+    // Tokens that drafts are chosen from, at least 64: the vocabulary's first, and those that texts used of late
+    // (src/drafters/short_head.h). 0: an eighth of a vocabulary of at least 2048 tokens, on a card a quarter of one of
+    // at least 1024, else all of it; n_vocab or more: all of it
     int32_t draft_vocab;
     int32_t results; // 0; tests set another value: draftwood-testing.h
 } dw_params;
@@ -147,7 +147,7 @@ typedef struct dw_stats {
     int64_t  graph_bytes;      // the same, by kept graphs of verifies and drafts; at most 512 MiB
     int64_t  tree_bytes;       // the same, by state factors of draft tokens, from which a commit makes the state
     int64_t  row_limit;        // rows that a verify may have since a larger one found no memory; 0: as asked
-    int64_t  draft_vocab;      // tokens that the drafter's output head has on a CPU (dw_params); 0: all
+    int64_t  draft_vocab;      // tokens that the drafter's output head has (dw_params); 0: all
     int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
     int64_t  n_joint_rounds;   // whose draft was made together with other sequences' (dw_propose_all)

@@ -104,26 +104,29 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
     }
 }
 
-void dw_attachment::add_outputs(llm_graph_context & graph) noexcept {
+const ggml_tensor * dw_attachment::add_outputs(llm_graph_context & graph) noexcept {
+    ggml_tensor * logits = graph.res->get_logits();
     try {
         forget_tails();
         tails_.erase(graph.gf);
         if (memory_alone && graph.n_outputs == 0) {
             keep_memory_writes(graph);
-            return;
+            return nullptr;
         }
-        graph_tail & tail    = tails_[graph.gf];
-        tail.few_logits      = shorten_logits(graph, head);
-        ggml_tensor * logits = tail.few_logits ? tail.few_logits : graph.res->get_logits();
+        graph_tail & tail = tails_[graph.gf];
+        tail.few_logits   = shorten_logits(graph, head);
+        logits            = tail.few_logits ? tail.few_logits : logits;
         if (!top_rows || !logits || logits->ne[1] > dw_max_top_rows || logits->ne[0] < dw_n_top) {
-            return;
+            return logits;
         }
-        tail.top = dw::top_rows::build(graph.ctx0, logits, dw_n_top, *top_rows);
+        ggml_tensor * tokens = tail.few_logits ? head.few_tokens : nullptr;
+        tail.top             = dw::top_rows::build(graph.ctx0, logits, tokens, dw_n_top, *top_rows);
         ggml_set_output(tail.top);
         ggml_build_forward_expand(graph.gf, tail.top);
     } catch (const std::exception &) {
         // no memory to remember it: such rows are sampled from their logits
     }
+    return logits;
 }
 
 // Graphs that are gone leave their entries.

@@ -82,12 +82,13 @@ struct dw_attachment {
     // What the hooks call (hooks/hooks.h), in the order of a decode.
     void decode_begins(const draftwood::sequence_set & into) noexcept;
     void select_graph(int64_t n_rows, bool has_outputs) noexcept;
-    void add_outputs(llm_graph_context & graph) noexcept; // to a graph that is being built
-    bool graph_fits() const noexcept;
-    void before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
-    bool keeps(const ggml_tensor * result, float * host, size_t bytes) noexcept;
-    void state_is_written(llama_seq_id seq) noexcept; // -1: of all
-    void state_is_read(llama_seq_id seq) noexcept;
+    // to a graph that is being built; returns its logits, those of a short head where it has one, or nullptr
+    const ggml_tensor * add_outputs(llm_graph_context & graph) noexcept;
+    bool                graph_fits() const noexcept;
+    void                before_compute(ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
+    bool                keeps(const ggml_tensor * result, float * host, size_t bytes) noexcept;
+    void                state_is_written(llama_seq_id seq) noexcept; // -1: of all
+    void                state_is_read(llama_seq_id seq) noexcept;
 
     llama_context * const               ctx;
     const int32_t                       exact_rows;

@@ -13,8 +13,7 @@
 
 namespace draftwood {
 
-// The best tokens of a row of logits: i32[dw_n_top], f32[dw_n_top], best first. With a short head (short_logits.h) its
-// rows instead of tokens.
+// The best tokens of a row of logits: i32[dw_n_top], f32[dw_n_top], best first.
 struct top_row {
     const int32_t * tokens;
     const float *   logits;
@@ -56,7 +55,7 @@ class results {
     // whether the newest decode has its rows' best tokens; those of row i of its batch (-1: the last), copied with all
     // others once. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
-    bool    is_short() const { return few_logits_ != nullptr; } // its tokens are rows of a short head
+    bool    is_short() const { return few_logits_ != nullptr; } // its logits are of a short head
     bool    is_lost() const { return is_lost_; }                // of a short head, computed in several graphs
     top_row top(int32_t i);
     // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32

@@ -21,6 +21,7 @@ MODES = {
     "mtp": {"speculation": "mtp"},
     "mtp-12": {"speculation": "mtp", "draft_tokens": 12},
     "mtp-cut": {"speculation": "mtp", "draft_p_min": 0.3},
+    "mtp-few": {"speculation": "mtp", "draft_vocab": 64},
     "mtp-tree": {"speculation": "mtp", "tree_budget": 16},
     "mtp-tree-64": {"speculation": "mtp", "tree_budget": 64, "draft_tokens": 8},
     "dflash": {"speculation": "dflash", **DRAFTER},
@@ -111,8 +112,24 @@ def test_logits_stay_on_the_device(mode):
     stats = llm.speculation_stats
     llm.close()
     assert stats.logits_rows == 0
+    assert stats.draft_vocab == 4096 // 4
     if mode == "mtp":
         assert stats.ahead_rounds > 0.9 * stats.rounds
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 8])
+def test_a_short_head_there_drafts_what_it_drafts_here(draft_tokens):
+    """The prompt fills it: none of its tokens is among the first 1,024."""
+    prompt = [1024 + 7 * i % 3000 for i in range(600)]
+    rates = []
+    for n_gpu_layers in (0, -1):
+        few = {"draft_vocab": 1024, "draft_tokens": draft_tokens, "n_gpu_layers": n_gpu_layers}
+        llm = load(speculation="mtp", **few)
+        list(islice(llm.generate(prompt, temp=0.0), 256))
+        rates.append(llm.speculation_stats.tokens_per_round)
+        llm.close()
+    assert rates[1] == pytest.approx(rates[0], rel=0.05)
+    assert rates[1] > 1.05
 
 
 @pytest.mark.parametrize("n_gpu_layers", [1, 5, 13])

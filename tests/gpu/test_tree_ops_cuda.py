@@ -252,6 +252,11 @@ def test_top_rows_of_a_model(rng, n_rows):
     check_top_rows(tops.normal(rng, (n_rows, 248320)).astype(np.float32), 64)
 
 
+@pytest.mark.parametrize(("n_vocab", "k"), [(64, 64), (8193, 7), (62080, 64)])
+def test_top_rows_of_few_tokens(rng, n_vocab, k):
+    tops.check_names(rng, n_vocab, k, backend="CUDA")
+
+
 def test_top_rows_of_the_largest_vocabulary(rng):
     check_top_rows(tops.normal(rng, (1, 128 * tops.PART)).astype(np.float32), 64)
 

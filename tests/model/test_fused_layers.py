@@ -103,6 +103,19 @@ def test_text_is_the_same_with_drafts(plain, way, temp):
     llm.close()
 
 
+@pytest.mark.parametrize("draft_vocab", [None, 64, 4096], ids=["default", "few", "all"])
+@pytest.mark.parametrize("way", ["mtp", "dflash"])
+def test_the_head_of_drafts_is_fused(plain, way, draft_vocab):
+    """Also one with the rows of few tokens, which llama.cpp knows nothing of."""
+    llm = load(**WAYS[way], draft_vocab=draft_vocab)
+    llm._engine.eval(TOKENS, 0)
+    assert llm._engine.propose(5, 2) == 2
+    assert api.fused(llm._engine, of_drafter=True)["product"] == 1
+    assert text(llm, 24, temp=0.0) == plain[0.0]
+    assert llm.speculation_stats.draft_vocab == {None: 512, 64: 64, 4096: 0}[draft_vocab]
+    llm.close()
+
+
 @pytest.mark.parametrize(("preset", "own"), [("moe-mtp", "experts"), ("dense-mtp", "feed forward")])
 @pytest.mark.parametrize("types", ["F16", "Q8_0"])
 def test_both_architectures_and_types(gguf, rig, preset, own, types):

@@ -112,6 +112,7 @@ class Descriptor(ctypes.Structure):
         ("name", ctypes.c_char_p),
         ("operands", ctypes.POINTER(ctypes.c_char_p)),
         ("n_operands", ctypes.c_int),
+        ("n_optional", ctypes.c_int),
         ("cpu", _p),
         ("takes", _p),
         ("workspace", _p),
@@ -145,7 +146,8 @@ def custom(name: str, shape: tuple[int, ...] | None = None, kind: str = "F32") -
     assert reference, name
 
     def op(context: Any, *sources: Any) -> Any:
-        assert len(sources) == reference.n_operands, reference.operand_names()
+        lacking = reference.n_operands - len(sources)
+        assert 0 <= lacking <= reference.n_optional, reference.operand_names()
         userdata = symbol("CUDA", name) or ctypes.addressof(reference)
         node = custom_node(context, reference.cpu, userdata, sources, shape, kind)
         return base.ggml_set_name(node, name.encode())

@@ -24,7 +24,7 @@ OPERANDS = {
     "dw_tree_values": ["values", "weights", "tree"],
     "dw_tree_commit_rows": ["cache", "moves"],
     "dw_tree_commit_columns": ["cache", "moves"],
-    "dw_top_rows": ["logits"],
+    "dw_top_rows": ["logits", "tokens"],
 }
 
 

@@ -29,11 +29,15 @@ def shape_of(logits, k):
     return len(logits), layout(k).n_values
 
 
-def top_rows(logits, k, *, backend="CPU", n_threads=2):
-    """Return ids i32 [R, k], their logits [R, k], greatest [R] and log-sum-exp [R] of logits [R, n]."""
+def top_rows(logits, k, tokens=None, *, backend="CPU", n_threads=2):
+    """Return ids i32 [R, k], their logits [R, k], greatest [R] and log-sum-exp [R] of logits [R, n].
+
+    With tokens i32 [n] ids are of these.
+    """
     shape = shape_of(logits, k)
     op = ggml.custom("dw_top_rows", shape)
-    return split(ggml.run(op, [(logits, "F32")], shape, backend=backend, n_threads=n_threads), k)
+    operands = [(logits, "F32"), *([] if tokens is None else [(tokens, "I32")])]
+    return split(ggml.run(op, operands, shape, backend=backend, n_threads=n_threads), k)
 
 
 def split(found, k):
@@ -160,6 +164,20 @@ def test_every_number_of_tokens(k):
 def test_rows_of_a_model():
     logits = normal(np.random.default_rng(), (4, 248320)).astype(np.float32)
     check(logits, 64, top_rows(logits, 64))
+
+
+def check_names(rng, n_vocab, k, **settings):
+    """Check that ids are of the given tokens, in any order, and that nothing else changes."""
+    logits = ties(rng, (3, n_vocab)).astype(np.float32)
+    tokens = rng.permutation(248320)[:n_vocab].astype(np.int32)
+    named, bare = (top_rows(logits, k, names, **settings) for names in (tokens, None))
+    assert np.array_equal(named[0], tokens[bare[0]])
+    assert all(np.array_equal(*each) for each in zip(named[1:], bare[1:], strict=True))
+
+
+@pytest.mark.parametrize(("n_vocab", "k"), [(1, 1), (64, 64), (8193, 7), (62080, 64)])
+def test_logits_of_few_tokens(n_vocab, k):
+    check_names(np.random.default_rng(), n_vocab, k)
 
 
 def test_a_row_begins_with_its_best_token():

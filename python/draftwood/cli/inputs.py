@@ -47,7 +47,7 @@ _MODEL: tuple[shared.Option, ...] = (
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
                  help="End a draft when its path is less probable than this."),
     click.option("--draft-vocab", type=click.IntRange(MIN_DRAFT_VOCAB, MAX_DRAFT_VOCAB),
-                 help="On a CPU, choose drafts among so many tokens. Default: an eighth of all."),
+                 help="Choose drafts among so many tokens. Default: an eighth of all, a quarter on a card."),
     click.option("-v", "--verbose", is_flag=True, help="Show llama.cpp's log."),
 )  # fmt: skip
 _SETTINGS = (

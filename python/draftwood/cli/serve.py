@@ -52,7 +52,7 @@ _OTHERWISE = {
     "--max-tokens": "-n N, or max_tokens in a request",
     "--tree-budget": "--spec-type tree, whose verifies have up to 16 rows",
     **dict.fromkeys(("--expert-readahead", "--no-expert-readahead"), _READS),
-    "--draft-vocab": "an eighth of the vocabulary is what it drafts from: leave it out",
+    "--draft-vocab": "it drafts from an eighth of the vocabulary, a quarter on a card: leave it out",
     "--exact": "its kernels are exact, as draftwood run's: leave it out",
     "--no-exact": "--spec-type none, for llama.cpp's own kernels",
     "--no-mmap": "--load-mode none",

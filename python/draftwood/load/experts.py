@@ -27,7 +27,7 @@ IN_PLAIN_MEMORY = "slots of experts lie in plain memory"
 """How the warning begins that a pool is on no card."""
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
 _STAGED_LAYERS = 2
-_SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees
+_SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees, a short head
 _SEQUENCE = 1 << 27  # bytes: the recurrent state and draft trees of one more, 35B-A3B's
 _LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for decoding are worth more
 

@@ -13,8 +13,8 @@
 namespace dw {
 
 struct operand {
-    int           index; // of the op's `src` enum
-    ggml_tensor * tensor;
+    int           index;  // of the op's `src` enum
+    ggml_tensor * tensor; // nullptr: an optional one that the node lacks
 };
 
 // the node's sources in the op's order
@@ -23,7 +23,8 @@ inline std::array<ggml_tensor *, GGML_MAX_SRC> sources_of(const op_signature &  
     std::array<ggml_tensor *, GGML_MAX_SRC> sources{};
     GGML_ASSERT((int) operands.size() == op.n_operands);
     for (const operand & each : operands) {
-        GGML_ASSERT(each.tensor && each.index < op.n_operands && !sources[each.index]);
+        const bool is_optional = each.index >= op.n_operands - op.n_optional;
+        GGML_ASSERT((each.tensor || is_optional) && each.index < op.n_operands && !sources[each.index]);
         sources[each.index] = each.tensor;
     }
     return sources;

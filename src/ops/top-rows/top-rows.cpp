@@ -41,6 +41,8 @@ float log_sum_exp(const float * logits, int64_t n, float max) {
 
 void run_top_rows(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * logits  = dst->src[dw::top_rows::logits];
+    const ggml_tensor * named   = dst->src[dw::top_rows::tokens];
+    const int32_t *     tokens  = named ? (const int32_t *) named->data : nullptr;
     const int64_t       n_vocab = logits->ne[0];
     const int64_t       k       = dw::top_rows::k_of(dst->ne[0]);
     for (int64_t row = ith; row < dst->ne[1]; row += nth) {
@@ -51,7 +53,7 @@ void run_top_rows(ggml_tensor * dst, int ith, int nth, void *) {
             best.offer((int32_t) i, in[i], k);
         }
         for (int64_t rank = 0; rank < k; ++rank) {
-            out.token(rank, best.ids[rank], best.logits[rank]);
+            out.token(rank, tokens ? tokens[best.ids[rank]] : best.ids[rank], best.logits[rank]);
         }
         const float max = std::isnan(best.logits[0]) ? -INFINITY : best.logits[0];
         out.sums(max, log_sum_exp(in, n_vocab, max));

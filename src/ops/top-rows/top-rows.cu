@@ -199,9 +199,9 @@ __global__ void __launch_bounds__(n_threads, 4)
     }
 }
 
-// grid: row
+// grid: row; tokens: nullptr, or what the ids stand for
 __global__ void __launch_bounds__(n_threads)
-    top_of_rows(const partials from, int n_parts, int k, float * out, int64_t out_stride) {
+    top_of_rows(const partials from, int n_parts, int k, const int32_t * tokens, float * out, int64_t out_stride) {
     __shared__ selection       s;
     const int                  row    = blockIdx.x;
     const int                  n_keys = n_parts * k;
@@ -230,7 +230,10 @@ __global__ void __launch_bounds__(n_threads)
             to.sums(max, max + logf(sum));
         }
     }
-    each_of_best(s, k, [&](int rank, token_key key) { to.token(rank, (int32_t) id_of(key), logit_of(order_of(key))); });
+    each_of_best(s, k, [&](int rank, token_key key) {
+        const int32_t id = (int32_t) id_of(key);
+        to.token(rank, tokens ? tokens[id] : id, logit_of(order_of(key)));
+    });
 }
 
 size_t n_keys(const ggml_tensor * logits, int64_t k) {
@@ -245,8 +248,11 @@ size_t workspace(const ggml_tensor * dst) {
 // A row's keys fall to n_threads threads, and only those of k groups can be left: n_candidates hold them.
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * logits = dst->src[top_rows::logits];
+    const ggml_tensor * tokens = dst->src[top_rows::tokens];
     const int64_t       k      = top_rows::k_of(dst->ne[0]);
-    return dw::is_f32(dst) && dw::is_f32(logits) && k >= 1 && k <= top_rows::max_k && k <= logits->ne[0] &&
+    const bool          named  = !tokens || (tokens->type == GGML_TYPE_I32 && ggml_is_contiguous(tokens) &&
+                                   ggml_nelements(tokens) == logits->ne[0]);
+    return named && dw::is_f32(dst) && dw::is_f32(logits) && k >= 1 && k <= top_rows::max_k && k <= logits->ne[0] &&
            top_rows::n_parts(logits->ne[0]) <= top_rows::max_parts && logits->ne[1] == dst->ne[1];
 }
 
@@ -257,9 +263,11 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const int64_t       n_rows  = logits->ne[1];
     token_key *         keys    = (token_key *) with.workspace;
     const partials      between = { keys, (partial *) (keys + n_keys(logits, k)) };
+    const ggml_tensor * named   = dst->src[top_rows::tokens];
     top_of_parts<<<dim3((unsigned) n_parts, (unsigned) n_rows), n_threads, 0, with.stream>>>(
         dw::data_of<float>(logits), dw::stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
     top_of_rows<<<(unsigned) n_rows, n_threads, 0, with.stream>>>(between, (int) n_parts, (int) k,
+                                                                  named ? dw::data_of<int32_t>(named) : nullptr,
                                                                   dw::data_of<float>(dst), dw::stride_of(dst, 1));
 }
 

@@ -9,13 +9,13 @@
 #include "ops/top-rows/row.h"
 
 // K, from dst's shape, is 1 to max_k and at most n_vocab.
-//   dst f32[2 K + 2, R], rows as row.h packs them. Of equals the smaller id comes first; a NaN comes after all numbers,
-//   -inf included, and is left out of both sums.
-//   logits f32[n_vocab, R]
+//   dst f32[2 K + 2, R], rows as row.h packs them. Of equals the earlier logit comes first; a NaN comes after all
+//   numbers, -inf included, and is left out of both sums. logits f32[n_vocab, R] tokens i32[n_vocab], optional: the
+//   tokens that the logits are of, which dst then has as ids
 namespace dw::top_rows {
-enum src { logits, n_src };
-constexpr const char *     operands[n_src] = { "logits" };
-constexpr op_signature     signature       = { "dw_top_rows", operands, n_src };
+enum src { logits, tokens, n_src };
+constexpr const char *     operands[n_src] = { "logits", "tokens" };
+constexpr op_signature     signature       = { "dw_top_rows", operands, n_src, /*n_optional*/ 1 };
 extern const op_descriptor on_cpu, on_cuda;
 
 constexpr int64_t max_k     = 64;   // most tokens of a row
@@ -26,8 +26,9 @@ constexpr int64_t n_parts(int64_t n_vocab) {
     return (n_vocab + part_size - 1) / part_size;
 }
 
-// a node for these logits [n_vocab, R]
-inline ggml_tensor * build(ggml_context * ctx, ggml_tensor * of, int64_t k, const dw_custom_op & op) {
-    return new_node(ctx, op, { layout_for(k).n_values, of->ne[1], 1, 1 }, { { logits, of } });
+// a node for these logits [n_vocab, R]; named: nullptr or their tokens
+inline ggml_tensor * build(ggml_context * ctx, ggml_tensor * of, ggml_tensor * named, int64_t k,
+                           const dw_custom_op & op) {
+    return new_node(ctx, op, { layout_for(k).n_values, of->ne[1], 1, 1 }, { { logits, of }, { tokens, named } });
 }
 } // namespace dw::top_rows

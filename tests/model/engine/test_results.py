@@ -58,9 +58,10 @@ def text(r: Rig, seed: int | None, n_top: int) -> list[int]:
 
 @pytest.mark.parametrize("seed", [None, 7], ids=["greedy", "seeded"])
 @pytest.mark.parametrize("budget", TREES.values(), ids=TREES)
-def test_best_tokens_give_the_text_that_logits_give(rig, budget, seed):
+@pytest.mark.parametrize("draft_vocab", [0, 64], ids=["whole-head", "short-head"])
+def test_best_tokens_give_the_text_that_logits_give(rig, budget, draft_vocab, seed):
     plain = text(rig(), seed, 0)
-    r = rig(drafter=MTP, results=RESULTS_TOP, tree_budget=budget)
+    r = rig(drafter=MTP, results=RESULTS_TOP, tree_budget=budget, draft_vocab=draft_vocab)
     assert text(r, seed, 1 if seed is None else 40) == plain
     stats = r.engine.stats()
     assert stats.logits_rows == 0

@@ -96,6 +96,13 @@ def test_it_drafts_what_the_whole_head_drafts_if_it_has_that(rig, preset, result
     assert n_later >= 5
 
 
+def test_a_draft_made_ahead_is_the_draft(rig):
+    """Its tokens go from row to row where they are computed, and the host reads them later."""
+    ahead, r = (rig(drafter=MTP, draft_vocab=FEW, results=RESULTS[how]) for how in ("top", "logits"))
+    for prompt in prompts(8, below=r.n_vocab):
+        assert draft(ahead, prompt).tokens == draft(r, prompt).tokens
+
+
 def test_log_probabilities_are_of_its_tokens(rig):
     """They add up to one over what it has."""
     short = rig(drafter=MTP, draft_vocab=FEW, tree_budget=64)

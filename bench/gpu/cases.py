@@ -54,6 +54,8 @@ class Case:
     """Mean tokens of a round, each position accepted with the same chance; or:"""
     rates: Rates = ()
     """How often a round keeps at least 1, 2, ... drafts."""
+    draft_vocab: int = 0
+    """Tokens that drafts are chosen from; 0: as without the option."""
     sampler: str = "greedy"
     prompt: int = 960
     """Tokens; the default lets each segment of the headline cases cross 1,024 positions."""

@@ -77,7 +77,7 @@ def settings(case: Case, drafter: str | None) -> dict[str, Any]:
         # n-grams are never asked: drafts come from here
         tree = {"tree_budget": case.nodes} if case.shape == "tree" else {}
         return {"speculation": "ngram", "draft_tokens": case.drafts, **tree}
-    own: dict[str, Any] = {"draft_tokens": case.drafts}
+    own: dict[str, Any] = {"draft_tokens": case.drafts, "draft_vocab": case.draft_vocab or None}
     if case.drafter == "dflash":
         own["drafter"] = drafter
     if case.auto:
@@ -127,6 +127,7 @@ class Ours:
             "n_vocab": own.n_vocab(),
             "speculation": own.speculation,
             "draft_tokens": engine.draft_tokens if drafts else 0,
+            "draft_vocab": engine.stats().draft_vocab,
             "tree_refusal": own.tree_refusal,
             "tree_bytes": engine.stats().tree_bytes,
             "recurrent_snapshots": own._plan.n_rs_seq,

@@ -19,7 +19,7 @@ from bench.gpu.work import BenchError
 SCHEMA = 1
 _HELD = (  # no counters: what is held now, a limit, a mean
     *("checkpoints", "checkpoint_bytes", "drafter_bytes", "graph_bytes", "tree_bytes"),
-    *("row_limit", "tokens_per_round"),
+    *("row_limit", "tokens_per_round", "draft_vocab"),
 )
 _SPREAD = (
     "ours",
@@ -239,10 +239,11 @@ def _limit(state: dict[str, Any], case: Case, facts: dict[str, Any], figure: dic
         return None
     counted = Reads(**model["reads"])
     n_bytes = counted.forward(union, case.prompt + case.rounds * (figure.get("length") or 1.0) / 2)
+    head = counted.head * (facts["draft_vocab"] or facts["n_vocab"]) / facts["n_vocab"]
     if case.drafter == "mtp":
-        n_bytes += case.drafts * (counted.mtp + counted.head)
+        n_bytes += case.drafts * (counted.mtp + head)
     if case.drafter == "dflash":
-        n_bytes += model["drafter_bytes"] + counted.head
+        n_bytes += model["drafter_bytes"] + head
     took = (figure.get("round_ms") or figure["t1_ms"]) / 1000
     return round(100 * n_bytes / floor["bytes_per_second"] / took, 2)
 

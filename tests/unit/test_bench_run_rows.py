@@ -28,7 +28,7 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
     """Two repeats: a plain step 10 ms, a round of 4 tokens round_s, of which draft 3 ms and forward 14 ms."""
     stats = {"rounds": 10, "emitted": 40, "draft_seconds": 0.001, "gpu_launches": 100, "gpu_replays": 99,
              "checkpoints": 4, "graph_bytes": 9, "row_limit": 16, "tokens_per_round": 4.0,
-             "drafted_by_depth": [10, 5]}  # fmt: skip
+             "draft_vocab": 1024, "drafted_by_depth": [10, 5]}  # fmt: skip
     turn = {"seconds": 10 * round_s, "tokens": 40, "rounds": 10, "phases": {"propose": 0.03}, "stats": stats}
     other = {**turn, "stats": {**stats, "drafted_by_depth": [10, 6, 1]}}
     plain = {"seconds": 0.1, "tokens": 10, "rounds": 10, "phases": {}, "stats": {}}
@@ -38,7 +38,7 @@ def restart(round_s: float = 0.02, stock_ms: float = 1000.0) -> dict:
     return {
         "origin": ORIGIN,
         "asked": CASE.asked,
-        "facts": {"mean_nodes": 6.0},
+        "facts": {"mean_nodes": 6.0, "n_vocab": 4096, "draft_vocab": 1024},
         "plain": [plain, plain],
         "candidate": [turn, other],
         "parts": [{"draft": [0.003, 0.003], "forward": [0.014, 0.014]}] * 2,
@@ -78,8 +78,8 @@ def test_a_row_by_hand():
         "rounds": 60, "emitted": 240, "draft_seconds": 0.006, "gpu_launches": 600, "gpu_replays": 594,
         "drafted_by_depth": [60, 33, 3],
     }  # fmt: skip
-    # 6 rows lie between 4 and 8: 30 experts of 10 bytes; 5 drafts of 250 bytes; 980 cells
-    n_bytes = 1000 + 300 + 20 + (960 + 128 * 4 / 2) + 5 * 250
+    # 6 rows lie between 4 and 8: 30 experts of 10 bytes; 5 drafts of 50 and a quarter of the head; 980 cells
+    n_bytes = 1000 + 300 + 20 + (960 + 128 * 4 / 2) + 5 * (50 + 200 / 4)
     assert row["limit_pct"] == pytest.approx(100 * n_bytes / 1e6 / 0.02, abs=0.01)
     assert row["synthetic"] is True
     assert row["text"].startswith("invalid")

@@ -113,7 +113,7 @@ dflash_context::dflash_context(target_context & target, const llama_context_para
     model(load(params.drafter_path, file.bytes, llama_get_model(target.get()),
                /*use_extra_bufts*/ params.exact_rows == 0)),
     ctx(make_context(target.get(), context_params, model.get()),
-        output_head(output_head(model.get()) ? model.get() : llama_get_model(target.get())), params,
+        output_head(output_head(model.get()) ? model.get() : llama_get_model(target.get())), head_reads::once, params,
         target.attached().model),
     layers(target_layers(model.get())),
     block_size(file.block_size),

@@ -21,6 +21,9 @@ struct likeliest {
     float       path; // probability of the draft up to it; 1 where nobody asked
 };
 
+// how often a draft of several tokens reads the output head
+enum class head_reads { once, each_token };
+
 class drafter_context {
   public:
     // What every drafter's context shares with its target's parameters: as many sequences of the same length, and a
@@ -30,7 +33,7 @@ class drafter_context {
     // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on
     // CPU those kernels are the faster ones for a few rows (bench/LOG.md).
     // `model`: the target's, whose budget counts this context's memory.
-    drafter_context(llama_context * ctx, const ggml_tensor * head, const dw_params & params,
+    drafter_context(llama_context * ctx, const ggml_tensor * head, head_reads reads, const dw_params & params,
                     std::shared_ptr<model_attachment> model);
     ~drafter_context()                                   = default;
     drafter_context(const drafter_context &)             = delete;

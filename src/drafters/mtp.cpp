@@ -56,7 +56,8 @@ bool drafts_ahead(const llama_model * model, const attachment & drafter, const a
 mtp_context::mtp_context(target_context & target, const llama_context_params & context_params,
                          const dw_params & params) :
     block(mtp_block_of(llama_get_model(target.get()))),
-    ctx(make_context(target.get(), context_params), block.head, params, target.attached().model),
+    ctx(make_context(target.get(), context_params), block.head, head_reads::each_token, params,
+        target.attached().model),
     ahead(drafts_ahead(llama_get_model(target.get()), ctx.attached(), target.attached())),
     outputs(ctx.left().backend(), llama_model_n_embd_out(llama_get_model(target.get())), n_outputs(target.get())) {
     ctx.keep_hidden();

@@ -10,17 +10,12 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t part_on_cpu  = 8; // of the vocabulary
-constexpr int32_t part_on_card = 4;
 constexpr int32_t least_tokens = 256; // a smaller part is not worth it: the head is read whole
 
 // tokens that the head is made for; 0: all
-int32_t size_for(int32_t n_asked, int32_t n_vocab, bool on_cpu) {
-    if (n_asked > 0) {
-        return n_asked < n_vocab ? n_asked : 0;
-    }
-    const int32_t size = n_vocab / (on_cpu ? part_on_cpu : part_on_card);
-    return size >= least_tokens ? size : 0;
+int32_t size_for(int32_t n_asked, int32_t part, int32_t n_vocab) {
+    const int32_t size = n_asked > 0 ? n_asked : n_vocab / part;
+    return size < n_vocab && (n_asked > 0 || size >= least_tokens) ? size : 0;
 }
 
 // whether each row lies in one piece where the backend reads it
@@ -33,12 +28,11 @@ bool has_plain_rows(const ggml_tensor * head, ggml_backend_t backend) {
 } // namespace
 
 std::unique_ptr<short_head> short_head::make(ggml_backend_t backend, const ggml_tensor * head, int32_t n_asked,
-                                             budget_share & share) {
+                                             int32_t part, budget_share & share) {
     if (!head || !head->buffer || !has_plain_rows(head, backend)) {
         return nullptr;
     }
-    const bool    on_cpu = ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
-    const int32_t size   = size_for(n_asked, (int32_t) head->ne[1], on_cpu);
+    const int32_t size = size_for(n_asked, part, (int32_t) head->ne[1]);
     if (size == 0) {
         return nullptr;
     }

@@ -18,11 +18,11 @@ namespace draftwood {
 
 class short_head {
   public:
-    // Of n_asked tokens; 0: an eighth of the vocabulary, on a card a quarter: there the head is a smaller part of a
-    // round. `backend` computes with `head` [n_embd, n_vocab]. Returns nullptr, for the whole head, where that is all
-    // of it or too few, without memory, or if the rows do not lie one by one, as over several cards or repacked.
+    // Of n_asked tokens, n_vocab or more: of all; 0: of one `part`-th of the vocabulary. `backend` computes with `head`
+    // [n_embd, n_vocab]. Returns nullptr, for the whole head, where that is all of it or too few, without memory, or if
+    // the rows do not lie one by one, as over several cards or repacked.
     static std::unique_ptr<short_head> make(ggml_backend_t backend, const ggml_tensor * head, int32_t n_asked,
-                                            budget_share & share);
+                                            int32_t part, budget_share & share);
 
     // for as long as this lives: rows of the head's type, and whose they are
     head_rows rows() const { return { head_, rows_, tokens_ }; }

@@ -19,7 +19,15 @@ import numpy as np
 
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
-from draftwood.api.chat import ChatOptions, bound_request, chat, template_in_words, with_timings
+from draftwood.api.chat import (
+    FALLBACK,
+    ChatOptions,
+    bound_request,
+    chat,
+    template_in_words,
+    warn_of_fallback,
+    with_timings,
+)
 from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
 from draftwood.api.timings import Latest
@@ -169,6 +177,7 @@ class Llama(Intercepts, Generation):
         try:
             with experts.memory_in_words(self._pool, self._info), files.template_in_words(model_path):
                 super().__init__(model_path, **kwargs)
+            self._format_is_told = kwargs.get("chat_format") is not None or self.chat_format != FALLBACK
             self._readahead = readahead.begin(self.model, prepared.read_ahead)  # before graphs are built
             if self._readahead is not None:
                 self._stack.callback(self._readahead.close)  # behind the engine, which is made later
@@ -342,6 +351,9 @@ class Llama(Intercepts, Generation):
         asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         options = asked.over(self._chat_options)
         self._latest.timings = None
+        if not self._format_is_told and self.chat_format == FALLBACK:
+            self._format_is_told = True
+            warn_of_fallback()
         with template_in_words():
             if options == ChatOptions():
                 return with_timings(self._latest, super().create_chat_completion(**request))

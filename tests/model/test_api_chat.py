@@ -307,6 +307,24 @@ def test_chat_formats_without_the_files_template(qwen3):
         qwen3.create_chat_completion(HI, chat_template_kwargs={})
 
 
+def test_a_file_without_a_template_is_said_once(llama_arch):
+    """Upstream formats such a chat for Llama 2 and says so if verbose; to other models "</s>" may end it."""
+    llm = Llama(llama_arch, n_ctx=256, verbose=False)
+    with pytest.warns(UserWarning, match="found no chat template in the model file; .*llama-2") as seen:
+        first = llm.create_chat_completion(HI, max_tokens=4, temperature=0.0)
+    assert (len(seen), seen[0].filename) == (1, __file__)
+    assert llm.create_chat_completion(HI, max_tokens=4, temperature=0.0)["choices"] == first["choices"]
+    llm.close()
+    llm = Llama(llama_arch, n_ctx=256, verbose=False, chat_format="llama-2")  # chosen: nothing is said
+    assert llm.create_chat_completion(HI, max_tokens=4, temperature=0.0)["choices"] == first["choices"]
+    llm.close()
+    llm = Llama(llama_arch, n_ctx=256, verbose=False)
+    llm.chat_format = "chatml"
+    llm.create_chat_completion(HI, max_tokens=4, temperature=0.0)
+    llm.create_completion("hi", max_tokens=4)
+    llm.close()
+
+
 def test_templates_without_tool_calls(qwen3):
     qwen3.metadata["tokenizer.chat_template"] = "{{ messages[0].content }}"
     with pytest.raises(UnsupportedError, match="template without <tool_call>"):

@@ -26,7 +26,10 @@ from draftwood.api.timings import Latest
 from draftwood.errors import OptionError, UnsupportedError, translated
 from draftwood.generate.host import Host
 from draftwood.load.grammars import require_schema
+from draftwood.warn import warn
 
+FALLBACK = "llama-2"
+"""The chat_format that upstream takes for a model file without a template."""
 REASONING_FORMATS = (None, "none", "auto", "deepseek")
 
 
@@ -140,6 +143,15 @@ def chat(llm: Host, request: dict[str, Any], options: ChatOptions) -> Any:
     if request["stream"]:
         return _split_chunks(result, splitter)
     return _split_result(result, splitter)
+
+
+def warn_of_fallback() -> None:
+    """Say that messages are formatted for another model. Upstream prints it, and only if verbose."""
+    warn(
+        f'found no chat template in the model file; messages get chat_format="{FALLBACK}", as by '
+        "llama-cpp-python, and a reply may be empty (a base model continues text: create_completion(); "
+        "for a chat model give its own chat_format=)"
+    )
 
 
 def template_in_words() -> contextlib.AbstractContextManager[None]:

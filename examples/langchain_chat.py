@@ -12,6 +12,8 @@ import draftwood
 
 draftwood.install()  # before anything imports llama_cpp; needed only beside an installed llama-cpp-python
 
+# This import gives a DeprecationWarning: the package is no longer maintained. No other one has
+# ChatLlamaCpp; maintained ones talk to a server, as in langchain_server.py.
 from langchain_community.chat_models import ChatLlamaCpp  # noqa: E402
 from langchain_core.messages import HumanMessage, SystemMessage  # noqa: E402
 from langchain_core.tools import tool  # noqa: E402

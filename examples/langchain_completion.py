@@ -12,6 +12,8 @@ import draftwood
 
 draftwood.install()  # before anything imports llama_cpp; needed only beside an installed llama-cpp-python
 
+# This import gives a DeprecationWarning: the package is no longer maintained. No other one has
+# LlamaCpp; maintained ones talk to a server, as in langchain_server.py.
 from langchain_community.llms import LlamaCpp  # noqa: E402
 
 

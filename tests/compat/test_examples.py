@@ -92,6 +92,15 @@ def test_langchain_embeddings(clients):
     assert "embedding=True contexts generate no text" in out
 
 
+@pytest.mark.parametrize("name", ["langchain_completion.py", "langchain_server.py"])
+def test_langchain_has_no_newer_way_to_say_it(clients, name):
+    """No class that the examples use is deprecated, only langchain-community as a whole."""
+    whole = "ignore:`langchain-community` is being sunset:DeprecationWarning"
+    options = ("-W", "ignore", "-W", "error::DeprecationWarning:__main__", "-W", whole)
+    done = clients.start(*options, EXAMPLES / name, TINY, QUESTION)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
 def test_instructor(clients):
     out = run(clients, "instructor_class.py", QUESTION)
     assert re.fullmatch(HELD, line(out, "JSON_SCHEMA"))

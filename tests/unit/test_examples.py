@@ -32,3 +32,14 @@ def test_the_readme_names_what_is_to_be_installed():
     for file in EXAMPLES.glob("requirements*.txt"):
         for name in re.findall(r"^([\w-]+)[=>]=", file.read_text("utf-8"), re.MULTILINE):
             assert re.search(rf"(?<![\w-]){name}(?![\w-])", readme), f"{name} of {file.name}"
+
+
+def test_what_a_package_says_of_itself_is_explained_where_it_is_imported():
+    """langchain-community warns on import; whoever follows the warning to the line finds the reason there."""
+    warned = [path for path in RUNNABLE if "langchain_community" in path.read_text("utf-8")]
+    assert warned
+    for path in warned:
+        lines = path.read_text("utf-8").splitlines()
+        at = next(i for i, line in enumerate(lines) if line.startswith("from langchain_community"))
+        assert "DeprecationWarning" in lines[at - 2], path.name
+    assert "`langchain-community` gives a DeprecationWarning" in (EXAMPLES / "README.md").read_text("utf-8")

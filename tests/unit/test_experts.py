@@ -204,12 +204,14 @@ def card(monkeypatch):
 ALL = {"n_gpu_layers": -1, "n_ctx": 4096}
 
 
-def test_a_model_larger_than_its_card_gets_what_is_free(card):
+@pytest.mark.parametrize("layers", [-1, 99, 42])  # 40, an MTP block, and the output
+def test_a_model_larger_than_its_card_gets_what_is_free(card, layers):
     card(16 * GIB)
+    wanted = {**ALL, "n_gpu_layers": layers}
     with pytest.warns(
         UserWarning, match=r"takes 2\d\.\d GiB and CUDA0 has 16.0 GiB free: \d\d% of its experts"
     ):
-        assert experts.room(INFO, given(), ALL) == 16 * GIB - experts.beside(INFO, ALL)
+        assert experts.room(INFO, given(), wanted) == 16 * GIB - experts.beside(INFO, ALL)
 
 
 @pytest.mark.parametrize(
@@ -217,6 +219,7 @@ def test_a_model_larger_than_its_card_gets_what_is_free(card):
     [
         ([80 * GIB], ALL, {}),  # all of it fits
         ([16 * GIB], {**ALL, "n_gpu_layers": 20}, {}),  # the caller has placed layers
+        ([16 * GIB], {**ALL, "n_gpu_layers": 41}, {}),  # all of them, and the output is left out
         ([16 * GIB], ALL, {"n_cpu_moe": 8}),
         ([16 * GIB], ALL, {"rpc_servers": "host:1"}),
         ([16 * GIB, 16 * GIB], ALL, {}),

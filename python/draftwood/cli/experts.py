@@ -214,10 +214,11 @@ def show(model: str, prompt: str, n_gpu_layers: int, vram: str | None, expert_vr
     with library_needed():
         from draftwood import Llama
         from draftwood.load import experts, files
+        from draftwood.load.placement import all_layers
 
     info = files.checked_model(model)
     experts.require_experts(info)
-    if vram is None and expert_vram is None and n_gpu_layers != -1:
+    if vram is None and expert_vram is None and not all_layers(n_gpu_layers, info):
         raise _no_pool(info, asked_for=False)  # with all layers on a card its size may do
     sizes: dict[str, Any] = {"vram": vram, "expert_vram": expert_vram, "expert_heat": expert_heat,
                              "expert_guess": expert_guess}  # fmt: skip

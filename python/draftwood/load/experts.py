@@ -18,6 +18,7 @@ from draftwood.engine.experts import ExpertPool
 from draftwood.errors import DraftwoodError, ExpertMemoryError, OptionError, UnsupportedError
 from draftwood.load import memory
 from draftwood.load.devices import cards, describe
+from draftwood.load.placement import all_layers
 from draftwood.stats import ExpertLayer
 from draftwood.warn import warn
 
@@ -95,7 +96,8 @@ def _beside_rest(vram: int | str, info: ModelInfo, kwargs: dict[str, Any]) -> in
 
 def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any]) -> int | None:
     elsewhere = placement["n_cpu_moe"] or placement["tensor_buft_overrides"] or placement["rpc_servers"]
-    found = [describe(card) for card in cards()] if kwargs.get("n_gpu_layers", 0) == -1 else []
+    on_card = all_layers(kwargs.get("n_gpu_layers", 0), info)
+    found = [describe(card) for card in cards()] if on_card else []
     if elsewhere or len(found) != 1 or found[0]["backend"] != "CUDA" or info.expert_bytes == 0:
         return None
     rest, free = beside(info, kwargs), int(found[0]["memory_free"])

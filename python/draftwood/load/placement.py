@@ -1,6 +1,6 @@
 """Which memory tensors are loaded into: llama.cpp's own --n-cpu-moe and --override-tensor, as arguments.
 
-Must not know: models, contexts. Tests: tests/model/test_api_placement.py.
+Must not know: models, contexts. Tests: tests/unit/test_placement.py, tests/model/test_api_placement.py.
 """
 
 from __future__ import annotations
@@ -79,14 +79,22 @@ def pooled_layers(info: ModelInfo, pool: ExpertPool) -> list[tuple[int, int]]:
     return [(layer, pool.buffer_type) for layer in range(info.n_layers)]
 
 
-def embeddings_on_card(n_gpu_layers: int, file_bytes: int) -> dict[str, str]:
+def all_layers(n_gpu_layers: int, info: ModelInfo) -> bool:
+    """Tell whether llama.cpp puts the whole model on the card: all layers, and the output as one more.
+
+    Its rule is n_gpu_layers > n_layer_all (llama-context.cpp), which counts MTP blocks.
+    """
+    return n_gpu_layers < 0 or n_gpu_layers > info.n_layers + info.n_layer_nextn
+
+
+def embeddings_on_card(n_gpu_layers: int, info: ModelInfo) -> dict[str, str]:
     """Return the override that puts token embeddings on the one CUDA card that has room for the whole model.
 
     llama.cpp leaves them in host memory, so that a drafted token must come to the host before it is verified.
     """
     found = [describe(card) for card in cards()]
-    fits = len(found) == 1 and found[0]["memory_free"] >= file_bytes + _SPARE
-    if not fits or found[0]["backend"] != "CUDA" or n_gpu_layers != -1:
+    fits = len(found) == 1 and found[0]["memory_free"] >= info.file_bytes + _SPARE
+    if not fits or found[0]["backend"] != "CUDA" or not all_layers(n_gpu_layers, info):
         return {}
     return {r"^token_embd\.weight$": found[0]["name"]}
 

@@ -173,7 +173,7 @@ class Llama(Intercepts, Generation):
         self._plan, self._as_given, self._auto_flash = prepared.plan, prepared.given, prepared.auto_flash
         self._servers, self._tensor_overrides = prepared.servers, prepared.tensor_overrides
         self._pool, self._info = prepared.pool, prepared.info
-        forks.watch(on_card=kwargs.get("n_gpu_layers", 0) != 0 and bool(cards()))
+        forks.watch(self._turns, on_card=kwargs.get("n_gpu_layers", 0) != 0 and bool(cards()))
         try:
             with experts.memory_in_words(self._pool, self._info), files.template_in_words(model_path):
                 super().__init__(model_path, **kwargs)
@@ -233,6 +233,8 @@ class Llama(Intercepts, Generation):
         """Free the model. Closing twice is allowed; any other use afterwards raises ClosedError."""
         if not hasattr(self, "_turns"):
             return  # arguments that did not bind: never constructed, yet __del__ comes here
+        if forks.is_lost(self._turns):
+            return  # the engine is as that thread left it, within a step: not to be freed
         if sys.is_finalizing():  # a thread that has the turn never gives it back
             self._close()
         else:

@@ -5,8 +5,9 @@ from __future__ import annotations
 import pytest
 
 FORK = """
-import os, signal, sys, time
+import os, signal, sys, threading, time, warnings
 from draftwood import Llama, UnsupportedError
+from draftwood._llama_cpp.llama import LogitsProcessorList
 from draftwood.load import forks
 
 case, model = sys.argv[1:]
@@ -30,12 +31,27 @@ def child(llm):
     llm.close()
     return said
 
+def generate_elsewhere(llm):
+    # Returns when the generation is within a step, with a function that lets it go on to its end.
+    warnings.simplefilter("ignore", DeprecationWarning)  # of Python 3.12, for any fork beside a thread
+    within, go_on = threading.Event(), threading.Event()
+    def hold(ids, scores):
+        within.set()
+        go_on.wait(120)
+        return scores
+    settings = {"max_tokens": 4, "logits_processor": LogitsProcessorList([hold])}
+    thread = threading.Thread(target=llm.create_completion, args=("three",), kwargs=settings, daemon=True)
+    thread.start()
+    within.wait(60)
+    return lambda: (go_on.set(), thread.join())
+
 if case == "old runtime":
     forks._end_threads = lambda: False
 llm = Llama(model, **settings)
 if case == "card":
-    forks.watch(on_card=True)
+    forks.watch(llm._turns, on_card=True)
 expected = text(llm)
+go_on = generate_elsewhere(llm) if case == "busy" else lambda: None
 come, go = os.pipe()
 pid = os.fork()
 if pid == 0:
@@ -48,6 +64,7 @@ while os.waitpid(pid, os.WNOHANG) == (0, 0):
         sys.exit("the child hangs")
     time.sleep(0.02)
 said = os.read(come, 1 << 16).decode()
+go_on()
 assert text(llm) == expected, "the parent goes on"
 print(said == expected, said)
 """
@@ -61,9 +78,15 @@ def test_a_child_generates(gguf, python, case):
 
 
 @pytest.mark.parametrize(
-    ("case", "found"), [("old runtime", "OpenMP threads, which"), ("card", "layers on a card, whose driver")]
+    ("case", "found"),
+    [
+        ("old runtime", "OpenMP threads, which"),
+        ("card", "layers on a card, whose driver"),
+        ("busy", "a Llama at work in another thread, which"),
+    ],
 )
 def test_a_child_that_cannot(gguf, python, case, found):
+    """With a generation in another thread of the parent it waited for that thread for ever."""
     done = python(FORK, case, gguf("planted-moe"), timeout=120)
     assert done.returncode == 0, done.stderr[-1500:]
     assert f"found a process that was forked from one with {found}" in done.stdout

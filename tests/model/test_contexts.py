@@ -78,9 +78,18 @@ def test_batch_that_the_system_would_not_grant(open_model, monkeypatch, name, n_
     open_model(n_ctx=1024, n_batch=768, n_ubatch=n_ubatch)
 
 
-def test_memory_of_this_machine():
+@pytest.mark.parametrize("known", [True, False])
+def test_memory_of_this_machine(monkeypatch, known):
+    """Linux says what is left; elsewhere ggml does."""
+    if not known:
+        monkeypatch.setattr(contexts.memory, "with_swap", lambda: None)
     left, whole = contexts.host_memory()
     assert 1 << 28 < left <= whole < 1 << 50
+
+
+def test_memory_of_a_cgroup(monkeypatch):
+    monkeypatch.setattr(contexts.memory, "with_swap", lambda: (5, 7))
+    assert contexts.host_memory() == (5, 7)
 
 
 @pytest.mark.parametrize(

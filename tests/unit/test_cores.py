@@ -17,12 +17,12 @@ def machine(tmp_path, monkeypatch):
 
     def make(n: int, own: str = "", files: dict[str, str] | None = None) -> None:
         for name, text in (files or {}).items():
-            path = tmp_path / "cgroup" / name
+            path = tmp_path / "sys/fs/cgroup" / name
             path.parent.mkdir(parents=True, exist_ok=True)
             path.write_text(text)
-        (tmp_path / "own").write_text(own)
-        monkeypatch.setattr(cores, "_CGROUPS", tmp_path / "cgroup")
-        monkeypatch.setattr(cores, "_OWN", tmp_path / "own")
+        (tmp_path / "proc/self").mkdir(parents=True)
+        (tmp_path / "proc/self/cgroup").write_text(own)
+        monkeypatch.setattr(cores, "_ROOT", tmp_path)
         monkeypatch.setattr(os, "sched_getaffinity", lambda _: set(range(n)), raising=False)
         monkeypatch.setattr(os, "cpu_count", lambda: 64)
 

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftwood.load.memory import available
+from draftwood.load.memory import available, with_swap
 
 GIB = 1 << 30
 MEMINFO = f"MemTotal:  {32 * GIB // 1024} kB\nMemAvailable:   {16 * GIB // 1024} kB\n"
@@ -68,6 +68,38 @@ def test_what_is_left(tmp_path, files, expected):
     assert available(made(tmp_path, files)) == expected
 
 
+SWAP = f"SwapTotal: {8 * GIB // 1024} kB\nSwapFree: {2 * GIB // 1024} kB\n"
+
+
+@pytest.mark.parametrize(
+    ("files", "expected"),
+    [
+        pytest.param({}, None, id="nothing is known"),
+        pytest.param({"proc/meminfo": MEMINFO}, None, id="half of it is"),
+        pytest.param({"proc/meminfo": MEMINFO + SWAP}, (18 * GIB, 40 * GIB), id="the machine"),
+        pytest.param(
+            {
+                **V2,
+                "proc/meminfo": MEMINFO + SWAP,
+                "sys/fs/cgroup/user/memory.max": f"{4 * GIB}\n",
+                "sys/fs/cgroup/user/memory.stat": f"anon {GIB}\n",
+            },
+            (3 * GIB, 40 * GIB),
+            id="a nested cgroup, less what it uses",
+        ),
+        pytest.param(
+            {**V1, "proc/meminfo": MEMINFO + SWAP, "sys/fs/cgroup/memory/memory.limit_in_bytes": f"{GIB}"},
+            (GIB, 40 * GIB),
+            id="a cgroup that does not say what it uses",
+        ),
+    ],
+)
+def test_what_is_left_with_swap(tmp_path, files, expected):
+    assert with_swap(made(tmp_path, files)) == expected
+
+
 def test_this_machine():
     found = available()
     assert found is None or found > 0
+    both = with_swap()
+    assert both is None or 0 < both[0] <= both[1]

@@ -12,20 +12,17 @@ import contextlib
 import ctypes
 import functools
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine import _capi
 from draftwood.errors import OptionError, UnsupportedError
-from draftwood.load import log
+from draftwood.load import log, memory
 from draftwood.load.devices import cards, devices
 from draftwood.options import HYBRID_ARCHITECTURES
 
 _ROW_BYTES = 800_000  # of each row in the plan of a hybrid model's graph (ggml_backend_sched_new)
 _OTHER_CACHES = ("sliding_window", "lora_rank", "compress", "shared_kv")  # in names of a model's metadata
-_MEMINFO = Path("/proc/meminfo")
-_LIMITS = ("memory.max", "memory/memory.limit_in_bytes")  # of a container, below /sys/fs/cgroup
 _lib: Any = _capi.lib
 _lib.ggml_row_size.restype = ctypes.c_size_t
 _lib.ggml_blck_size.restype = ctypes.c_int64
@@ -97,16 +94,10 @@ def attention_of(model: Any) -> Attention | None:
 
 def host_memory() -> tuple[int, int]:
     """Return the bytes of memory and swap that are left for this process, at most, and all of them."""
+    if (known := memory.with_swap()) is not None:
+        return known
     cpu = next(each for each in devices() if each["type"] == "CPU")
-    left, whole = int(cpu["memory_free"]), int(cpu["memory_total"])
-    with contextlib.suppress(OSError, KeyError, ValueError, IndexError):  # not everywhere, or not in full
-        lines = (line.split() for line in _MEMINFO.read_text().splitlines())
-        bytes_ = {words[0].rstrip(":"): int(words[1]) << 10 for words in lines}
-        left, whole = bytes_["MemAvailable"] + bytes_["SwapFree"], bytes_["MemTotal"] + bytes_["SwapTotal"]
-    for name in _LIMITS:
-        with contextlib.suppress(OSError, ValueError):  # "max" is none
-            left = min(left, int(Path("/sys/fs/cgroup", name).read_text()))
-    return left, whole
+    return int(cpu["memory_free"]), int(cpu["memory_total"])
 
 
 def require_room(model: Any, params: Any) -> None:

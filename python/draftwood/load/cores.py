@@ -9,11 +9,11 @@ from __future__ import annotations
 import math
 import os
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
-_CGROUPS = Path("/sys/fs/cgroup")
-_OWN = Path("/proc/self/cgroup")
+from draftwood.load import cgroups
+
+_ROOT = cgroups.ROOT
 
 
 def usable_cores() -> int:
@@ -35,30 +35,9 @@ def fit_threads(kwargs: dict[str, Any]) -> None:
 
 def _limits() -> Iterator[float]:
     """Yield the limits in cores of this process's cgroup and of those around it."""
-    for folder in _cgroups():
-        quota, _, period = _read(folder / "cpu.max").partition(" ")
-        quota = quota or _read(folder / "cpu.cfs_quota_us")
-        period = period or _read(folder / "cpu.cfs_period_us")
+    for folder in cgroups.folders("cpu", _ROOT):
+        quota, _, period = cgroups.read(folder / "cpu.max").partition(" ")
+        quota = quota or cgroups.read(folder / "cpu.cfs_quota_us")
+        period = period or cgroups.read(folder / "cpu.cfs_period_us")
         if quota.isdigit() and period.isdigit() and int(quota) > 0 and int(period) > 0:
             yield int(quota) / int(period)
-
-
-def _cgroups() -> Iterator[Path]:
-    """Yield the folders that may limit it, of cgroup version 2 (no controllers in its line) or 1."""
-    for line in _read(_OWN).splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers and "cpu" not in controllers.split(","):
-            continue
-        top = _CGROUPS / controllers
-        inner = top / path.lstrip("/")
-        while inner != top and top in inner.parents:
-            yield inner
-            inner = inner.parent
-        yield top
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text(encoding="utf-8", errors="replace").strip()
-    except OSError:
-        return ""

@@ -8,46 +8,47 @@ from __future__ import annotations
 import re
 from pathlib import Path
 
-_ROOT = Path("/")
+from draftwood.load import cgroups
 
 
-def available(root: Path = _ROOT) -> int | None:
+def available(root: Path = cgroups.ROOT) -> int | None:
     """Return bytes that are free, or hold pages of files that the kernel would give up; None if unknown.
 
     root: a folder with `proc` and `sys`, another one in tests.
     """
-    found = [_of_machine(root), *_of_groups(root)]
-    known = [n for n in found if n is not None]
-    return min(known) if known else None
+    known = _of_groups(root)
+    if (free := _of_machine(root).get("MemAvailable")) is not None:
+        known.append(free)
+    return min(known, default=None)
 
 
-def _of_machine(root: Path) -> int | None:
-    match = re.search(r"^MemAvailable:\s+(\d+) kB", _read(root / "proc/meminfo"), re.MULTILINE)
-    return int(match[1]) * 1024 if match else None
+def with_swap(root: Path = cgroups.ROOT) -> tuple[int, int] | None:
+    """Return as many bytes and those of free swap, and all that the machine has; None if unknown.
+
+    What a cgroup may swap is not counted.
+    """
+    has = _of_machine(root)
+    try:
+        left, whole = has["MemAvailable"] + has["SwapFree"], has["MemTotal"] + has["SwapTotal"]
+    except KeyError:
+        return None
+    return min([left, *_of_groups(root)]), whole
 
 
-def _of_groups(root: Path) -> list[int | None]:
+def _of_machine(root: Path) -> dict[str, int]:
+    lines = re.findall(r"^(\w+):\s+(\d+) kB", cgroups.read(root / "proc/meminfo"), re.MULTILINE)
+    return {name: int(number) * 1024 for name, number in lines}
+
+
+def _of_groups(root: Path) -> list[int]:
     """Return what each memory cgroup of this process leaves, its own and those around it."""
-    left = []
-    for line in _read(root / "proc/self/cgroup").splitlines():
-        _, controllers, path = line.split(":", 2)
-        if controllers == "" or "memory" in controllers.split(","):
-            top = root / "sys/fs/cgroup" / controllers
-            group = top / path.strip("/")
-            left += [_of_group(each) for each in (group, *group.parents) if each.is_relative_to(top)]
-    return left
+    left = (_of_group(each) for each in cgroups.folders("memory", root))
+    return [n for n in left if n is not None]
 
 
 def _of_group(group: Path) -> int | None:
-    limit = _read(group / "memory.max") or _read(group / "memory.limit_in_bytes")
-    used = re.search(r"^(?:anon|total_rss) (\d+)", _read(group / "memory.stat"), re.MULTILINE)
-    if not limit.strip().isdigit() or used is None:
+    limit = cgroups.read(group / "memory.max") or cgroups.read(group / "memory.limit_in_bytes")
+    if not limit.isdigit():
         return None  # no limit, or no such group here
-    return max(0, int(limit) - int(used[1]))
-
-
-def _read(path: Path) -> str:
-    try:
-        return path.read_text()
-    except (OSError, UnicodeDecodeError):
-        return ""
+    used = re.search(r"^(?:anon|total_rss) (\d+)", cgroups.read(group / "memory.stat"), re.MULTILINE)
+    return max(0, int(limit) - (int(used[1]) if used else 0))

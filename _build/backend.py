@@ -13,7 +13,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-import ninja
+import build_output
 import pyfiles
 import source
 from applier import PatchError
@@ -85,7 +85,7 @@ def build_wheel(
 ) -> str:
     """Build the wheel (PEP 517)."""
     settings = with_source(config_settings)
-    with ninja.watched("draftwood", ROOT / "src"):
+    with build_output.watched("draftwood", ROOT / "src"):
         return str(_skbuild.build_wheel(wheel_directory, settings, metadata_directory))
 
 
@@ -94,5 +94,5 @@ def build_editable(
 ) -> str:
     """Build the editable wheel (PEP 660)."""
     settings = with_source(config_settings)
-    with ninja.watched("draftwood", ROOT / "src"):
+    with build_output.watched("draftwood", ROOT / "src"):
         return str(_skbuild.build_editable(wheel_directory, settings, metadata_directory))

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import re
 import subprocess
 import sys
 from pathlib import Path
@@ -116,3 +117,11 @@ def test_cmake_gets_two_paths_and_reads_the_rest_from_the_tree() -> None:
     tree = Path(settings["cmake.define.DRAFTWOOD_SDIST_DIR"])
     assert (tree / "vendor" / "llama.cpp" / "CMakeLists.txt").is_file()
     assert (Path(settings["cmake.define.DRAFTWOOD_STAGED_PYTHON"]) / "llama.py").is_file()
+
+
+def test_no_module_hides_a_package():
+    """pip puts _build in front of sys.path: a ninja.py there hid the package from scikit-build-core."""
+    required = re.findall(r'^ *"([\w.-]+)', (ROOT / "pyproject.toml").read_text(), re.MULTILINE)
+    packages = {name.replace("-", "_").lower() for name in required} | sys.stdlib_module_names
+    assert {"ninja", "cmake", "scikit_build_core"} <= packages
+    assert not packages & {path.stem for path in (ROOT / "_build").glob("*.py")}

@@ -12,7 +12,7 @@ SCRIPT = """
 import os, subprocess, sys
 from pathlib import Path
 sys.path.insert(0, sys.argv[1])
-import ninja
+import build_output
 lines = ["-- configured", "[1/4] CXX a.o", "/llama.cpp/a.cpp: warning"]
 lines += ["[2/4] CXX b.o", "/here/src/b.cpp: warning", "[3/4] CXX c.o"]
 if len(sys.argv) > 2:
@@ -20,7 +20,7 @@ if len(sys.argv) > 2:
 else:
     lines += ["[4/4] link", "-- installed", "[wheel] done"]
 try:
-    with ninja.watched("draftwood", Path("/here/src")):
+    with build_output.watched("draftwood", Path("/here/src")):
         assert os.environ["NINJA_STATUS"] == "[%f/%t] "
         for line in lines:
             subprocess.run(["echo", line], check=True)

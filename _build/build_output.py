@@ -28,7 +28,7 @@ def watched(what: str, own: Path) -> Iterator[None]:
 
     own: the folder whose warnings are passed on.
 
-    Works on the file descriptor, since ninja is another process. Test: tests/unit/test_ninja.py.
+    Works on the file descriptor, since ninja is another process. Test: tests/unit/test_build_output.py.
     """
     old_status = os.environ.get("NINJA_STATUS")
     os.environ["NINJA_STATUS"] = "[%f/%t] "

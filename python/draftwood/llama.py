@@ -22,12 +22,12 @@ from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.api.chat import (
     FALLBACK,
     ChatOptions,
-    bound_request,
     chat,
     template_in_words,
     warn_of_fallback,
     with_timings,
 )
+from draftwood.api.chat_request import bound_request
 from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
 from draftwood.api.timings import Latest

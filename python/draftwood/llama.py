@@ -39,7 +39,7 @@ from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate import raw
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
-from draftwood.generate.turns import Turns, in_turn, step_by_step
+from draftwood.generate.turns import Turns, in_turn, step_by_step, without_waiting
 from draftwood.load import experts, files, fixes, forks, heat, readahead, rpc
 from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
@@ -54,6 +54,7 @@ raw.apply()
 _DEFAULTS = Options()
 _CHAT = inspect.signature(Base.create_chat_completion)
 _COMPLETION = inspect.signature(Base._create_completion)
+_COUNTERS = ("tree_refusal", "speculation_stats", "expert_stats", "readahead_stats")
 _SPOKEN = {"none": "off", "given": "draft_model"}
 
 
@@ -190,6 +191,8 @@ class Llama(Intercepts, Generation):
             self._attach_engine()
             if (self._is_hybrid or self._is_recurrent) and self._ctx.memory is not None:
                 self._stack.callback(raw.watch(self))  # not a method of ours: no cycle
+            for name in _COUNTERS:
+                getattr(self, name)  # for threads that look while another one generates
         except BaseException:
             self.close()
             raise
@@ -272,27 +275,39 @@ class Llama(Intercepts, Generation):
         return self._plan.reason
 
     @property
+    @without_waiting
     def tree_refusal(self) -> str:
         """Why drafts are chains here whatever tree_budget says; empty where they can be trees."""
         return self._engine.tree_refusal if self._engine else self._plan.reason
 
     @property
+    @without_waiting
     def speculation_stats(self) -> SpeculationStats | None:
-        """Counters of the engine; None where upstream's own loop runs (exact=False without drafting)."""
+        """Counters of the engine; None where upstream's own loop runs (exact=False without drafting).
+
+        Never waits. While another thread generates, these are the counters as they were last read; a
+        completion reads them at its begin and its end.
+        """
         return self._engine.stats() if self._engine else None
 
     @property
+    @without_waiting
     def expert_stats(self) -> ExpertStats | None:
-        """Counters of the pool of experts; None without one."""
+        """Counters of the pool of experts; None without one. As last read while another thread generates."""
         return self._pool.stats() if self._pool else None
 
     @property
+    @without_waiting
     def readahead_stats(self) -> ReadaheadStats | None:
-        """Counters of the experts that are read ahead from the model's file; None where none are."""
+        """Counters of the experts that are read ahead from the model's file; None where none are.
+
+        As last read while another thread generates.
+        """
         return self._readahead.stats() if self._readahead else None
 
+    @in_turn
     def reset_speculation_stats(self) -> None:
-        """Set the counters of `speculation_stats` to zero."""
+        """Set the counters of `speculation_stats` to zero. Waits while another thread generates."""
         if self._engine:
             self._engine.stats_reset()
 

@@ -270,3 +270,36 @@ def test_a_stream_that_begins_changes_no_whole_call():
 def test_wrong_arguments_of_generate_are_told_at_the_call():
     with closing(Llama(str(TINY), **SETTINGS)) as llm, pytest.raises(TypeError):
         llm.generate([1], no_such_argument=1)
+
+
+def test_counters_are_read_beside_a_generation(llm):
+    """Another thread sees what was read last: the engine is not asked while it works. Its own thread asks."""
+    before, within, go_on, own = llm.speculation_stats, Event(), Event(), []
+
+    def hold(ids: Any, scores: Any) -> Any:
+        within.set()
+        assert go_on.wait(60)
+        own.append(llm.speculation_stats)
+        return scores
+
+    with ThreadPoolExecutor(2) as pool:
+        call = pool.submit(llm, "def f(", max_tokens=2, logits_processor=LogitsProcessorList([hold]))
+        assert within.wait(60)
+        assert llm.speculation_stats == before
+        assert (llm.tree_refusal, llm.expert_stats, llm.readahead_stats) == ("", None, None)
+        reset = pool.submit(llm.reset_speculation_stats)
+        time.sleep(0.2)
+        assert not reset.done()
+        go_on.set()
+        assert call.result(60)
+        reset.result(60)
+    assert own[0].prompt_tokens > before.prompt_tokens
+    assert llm.speculation_stats.prompt_tokens == 0
+
+
+def test_counters_are_read_beside_close(llm):
+    before = llm.speculation_stats
+    with llm._turns, ThreadPoolExecutor(1) as pool:  # as close() does
+        llm._close()
+        assert pool.submit(lambda: llm.speculation_stats).result(60) == before
+    assert llm.speculation_stats is None

@@ -5,7 +5,7 @@ for a stream until that ends, or until nobody has read it for PATIENCE seconds. 
 which ends the stream with an error (generation.py). It does so at once in the main thread that reads the
 stream itself, and after GRACE seconds in another thread that does: a pool of threads may read the next
 part in any of them.
-load_state and reset take the context between two steps.
+load_state and reset take the context between two steps. Counters are read without waiting.
 Must not know: what is done in a turn. Test: tests/model/test_threads.py.
 """
 
@@ -38,6 +38,8 @@ class Turns:
         self._left: list[Generator[Any, Any, None]] = []
         self._stream: _Stream | None = None
         self._steps = 0  # that run within each other
+        self.seen: dict[str, Any] = {}
+        """What `without_waiting` read last, by name."""
 
     def __enter__(self) -> None:
         self._lock.acquire()
@@ -133,6 +135,19 @@ def in_turn(method: _F) -> _F:
             return method(self, *args, **kwargs)
 
     return whole  # type: ignore[return-value]
+
+
+def without_waiting(getter: _F) -> _F:
+    """Return the getter; while another thread has the turn, it returns what was read last, by any thread."""
+
+    @functools.wraps(getter)
+    def glance(self: Any) -> Any:
+        with self._turns.at_once() as mine:
+            if mine:
+                self._turns.seen[getter.__name__] = getter(self)
+            return self._turns.seen[getter.__name__]
+
+    return glance  # type: ignore[return-value]
 
 
 def step_by_step(method: _F) -> _F:

@@ -18,12 +18,6 @@ void require_budget(int32_t budget) {
     }
 }
 
-// nullptr: the engine's drafter has no context
-attachment * of_drafter(session & e) {
-    llama_context * ctx = e.drafter_memory();
-    return ctx ? attachment::of(ctx) : nullptr;
-}
-
 } // namespace
 
 dw_status dw_next_scheduled(dw_engine * engine, llama_sampler * sampler, bool accept, llama_token * token) {
@@ -56,16 +50,16 @@ dw_status dw_fuse(dw_engine * engine, int32_t where) {
             fail(DW_ERR_ARGUMENT, "found where = %d; expected 0 to 2", where);
         }
         e.target().context().attached().fuse((fuse_where) where);
-        if (attachment * drafter = of_drafter(e)) {
+        if (attachment * drafter = e.drafter_attached()) {
             drafter->fuse((fuse_where) where);
         }
     });
 }
 
-dw_status dw_fused(dw_engine * engine, bool drafter, int32_t * n) {
+dw_status dw_fused(dw_engine * engine, bool of_drafter, int32_t * n) {
     return with(engine, "dw_fused", [&](auto & e) {
         require("dw_fused", n);
-        const attachment * whose = drafter ? of_drafter(e) : &e.target().context().attached();
+        const attachment * whose = of_drafter ? e.drafter_attached() : &e.target().context().attached();
         if (!whose) {
             fail(DW_ERR_UNSUPPORTED, "the engine's drafter has no context");
         }

@@ -56,6 +56,7 @@ class dflash_drafter : public drafter {
     void         reset() override;
 
     llama_context * memory() override;
+    dw_attachment * attached() override { return &ctx_.attached(); }
 
   private:
     // one of the blocks of a decode (dflash_joint.cpp)

@@ -8,6 +8,7 @@
 #include <memory>
 #include <vector>
 
+struct dw_attachment;
 struct llama_context;
 
 namespace draftwood {
@@ -83,6 +84,9 @@ class drafter {
 
     // whether its graphs take turns in one place since one found no memory (graph_store.h)
     virtual bool short_of_memory() const { return false; }
+
+    // of its own context; nullptr: it has none
+    virtual dw_attachment * attached() { return nullptr; }
 
     // tokens that it chooses among; 0: the whole vocabulary
     virtual int32_t draft_vocab() const { return 0; }

@@ -19,10 +19,13 @@ constexpr int32_t n_candidates     = 8;    // a ninth is hardly ever right
 constexpr int32_t rows_lost        = -4;   // beside llama_decode's
 constexpr float greedy_temperature = 1.0f; // at which a drafter's probability says how often the best token is this one
 
-// One in so many tokens has a row in the short head. On a card the head is a smaller part of a round: fewer missed
-// tokens are worth more there, and a head that a round reads once is worth none (bench/LOG.md).
+// One in so many tokens has a row in the short head. For cards estimated, not measured (bench/LOG.md): a head is a
+// smaller part of a round there, and one that a round reads once is not worth a missed token.
 int32_t part_of_vocab(bool on_gpu, head_reads reads) {
-    return !on_gpu ? 8 : reads == head_reads::each_token ? 4 : 1;
+    if (!on_gpu) {
+        return 8;
+    }
+    return reads == head_reads::each_token ? 4 : 1;
 }
 
 } // namespace
@@ -53,16 +56,17 @@ llama_context_params drafter_context::params_for(llama_context * target, llama_c
     return params;
 }
 
-drafter_context::drafter_context(llama_context * ctx, const ggml_tensor * head, head_reads reads,
+drafter_context::drafter_context(llama_context * ctx, const logits_head & head, head_reads reads,
                                  const dw_params & params, std::shared_ptr<model_attachment> model) :
     ctx_(ctx),
     attached_(ctx, params.exact_rows, /*listener*/ nullptr, std::move(model)),
     memory_(attached_.model->budget().drafter, context_bytes(ctx)),
     batch_(ctx),
-    results_(attached_, head, params.results == DW_RESULTS_TOP) {
-    const int32_t part = part_of_vocab(results_.on_gpu(), reads);
-    short_head_ =
-        short_head::make(results_.backend(), head, params.draft_vocab, part, attached_.model->budget().drafter);
+    results_(attached_, head.weights, params.results == DW_RESULTS_TOP) {
+    if (!head.is_scaled) { // else its product is not the logits (short_logits.h)
+        short_head_ = short_head::make(results_.backend(), head.weights, params.draft_vocab,
+                                       part_of_vocab(results_.on_gpu(), reads), attached_.model->budget().drafter);
+    }
     if (short_head_) {
         attached_.head = short_head_->rows();
         see_control_tokens();

@@ -6,6 +6,7 @@
 #include "drafters/short_head.h"
 #include "llama/attachment.h"
 #include "llama/batch.h"
+#include "llama/facts.h"
 #include "llama/results.h"
 #include "tree/build.h"
 #include "verify/target_context.h"
@@ -30,18 +31,18 @@ class drafter_context {
     // plain KV cache whose rejected cells are just removed.
     static llama_context_params params_for(llama_context * target, llama_context_params params);
 
-    // Takes `ctx`, whose logits `head` gives (results.h). exact_rows as in dw_params: drafts need no exact rows, but on
+    // Takes `ctx`, whose logits `head` gives. exact_rows as in dw_params: drafts need no exact rows, but on
     // CPU those kernels are the faster ones for a few rows (bench/LOG.md).
     // `model`: the target's, whose budget counts this context's memory.
-    drafter_context(llama_context * ctx, const ggml_tensor * head, head_reads reads, const dw_params & params,
+    drafter_context(llama_context * ctx, const logits_head & head, head_reads reads, const dw_params & params,
                     std::shared_ptr<model_attachment> model);
     ~drafter_context()                                   = default;
     drafter_context(const drafter_context &)             = delete;
     drafter_context & operator=(const drafter_context &) = delete;
 
-    llama_context *    get() const { return ctx_.get(); }
-    row_batch &        batch() { return batch_; } // of the next decode, as in sequence.h
-    const attachment & attached() const { return attached_; }
+    llama_context * get() const { return ctx_.get(); }
+    row_batch &     batch() { return batch_; } // of the next decode, as in sequence.h
+    attachment &    attached() { return attached_; }
     // from now on decodes leave the hidden states of rows with an output
     void keep_hidden() { attached_.keep_output_hidden(); }
     // from now on decodes without outputs compute what the KV cache takes and no more: for a drafter of one layer

@@ -44,11 +44,11 @@ bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
 // Tokens need not come to the host if all who look them up are on the device that finds them.
 bool drafts_ahead(const llama_model * model, const attachment & drafter, const attachment & target) {
     const mtp_block     block  = mtp_block_of(model);
-    const ggml_tensor * head   = drafter.head.few ? drafter.head.few : block.head;
+    const ggml_tensor * head   = drafter.head.few ? drafter.head.few : block.head.weights;
     const bool          queued = drafter.async_inputs && target.async_inputs;
     return drafter.top_rows && target.top_rows && head->ne[1] >= dw_n_top &&
-           (queued || ggml_backend_buffer_is_host(block.head->buffer)) &&
-           on_one_device({ block.head, block.projection, block.embeddings, token_embeddings(model) });
+           (queued || ggml_backend_buffer_is_host(head->buffer)) &&
+           on_one_device({ block.head.weights, block.projection, block.embeddings, token_embeddings(model) });
 }
 
 } // namespace
@@ -260,6 +260,9 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
 // runs.
 void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
     for (int32_t i = 0; i < request.depth; ++i) {
+        if (!ctx_.left().has_top()) {
+            fail(DW_ERR_MEMORY, "a graph of the MTP block found no memory for its best tokens");
+        }
         drafted_.copy(i, ctx_.left().device_top(), 0, 1); // a row of one value: its best token
         tree.add(i, request.last, 0.0f);
         if (i + 1 == request.depth) {

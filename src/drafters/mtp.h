@@ -45,6 +45,7 @@ class mtp_drafter : public drafter {
     void         reset() override;
 
     llama_context * memory() override;
+    dw_attachment * attached() override { return &ctx_.attached(); }
 
     bool can_draft_ahead() const override { return shared_->ahead; }
     void settle(token_tree & tree) override;

@@ -25,6 +25,8 @@ class recent_vocab {
 
     int32_t size() const { return (int32_t) tokens_.size(); }
     int32_t token(int32_t place) const { return tokens_[place]; }
+    // those of all places, for as long as this lives
+    const int32_t * tokens() const { return tokens_.data(); }
 
     // The text has this token. Returns the place that was given to it, or -1 if it has one already. As in a clock, a
     // place is taken from a token that was not used since the hand passed it last. The hand starts at the end, among

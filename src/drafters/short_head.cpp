@@ -2,9 +2,8 @@
 
 #include "drafters/short_head.h"
 
+#include "llama/backends.h"
 #include "llama/inputs.h"
-
-#include <vector>
 
 namespace draftwood {
 
@@ -29,15 +28,13 @@ bool has_plain_rows(const ggml_tensor * head, ggml_backend_t backend) {
 
 std::unique_ptr<short_head> short_head::make(ggml_backend_t backend, const ggml_tensor * head, int32_t n_asked,
                                              int32_t part, budget_share & share) {
-    if (!head || !head->buffer || !has_plain_rows(head, backend)) {
-        return nullptr;
-    }
-    const int32_t size = size_for(n_asked, part, (int32_t) head->ne[1]);
+    const bool    has_rows = head && head->buffer && has_plain_rows(head, backend);
+    const int32_t size     = has_rows ? size_for(n_asked, part, (int32_t) head->ne[1]) : 0;
     if (size == 0) {
         return nullptr;
     }
     std::unique_ptr<short_head> made(new short_head(backend, head, size));
-    if (!share.has_room(made->bytes()) || !made->allocate(share)) {
+    if (!made->allocate(share)) {
         return nullptr;
     }
     made->fill();
@@ -56,6 +53,9 @@ short_head::short_head(ggml_backend_t backend, const ggml_tensor * head, int32_t
 }
 
 bool short_head::allocate(budget_share & share) {
+    if (!share.has_room(bytes()) || !has_spare_memory(backend_, (size_t) bytes())) {
+        return false;
+    }
     buffer_.reset(ggml_backend_alloc_ctx_tensors(tensors_.get(), backend_));
     if (!buffer_) {
         return false;
@@ -66,11 +66,7 @@ bool short_head::allocate(budget_share & share) {
 }
 
 void short_head::fill() {
-    std::vector<int32_t> tokens(size());
-    for (int32_t i = 0; i < size(); ++i) {
-        tokens[i] = token(i);
-    }
-    ggml_backend_tensor_set(tokens_, tokens.data(), 0, ggml_nbytes(tokens_));
+    ggml_backend_tensor_set(tokens_, vocab_.tokens(), 0, ggml_nbytes(tokens_));
     const ggml_tensor first = part_of(head_, 0, ggml_nbytes(rows_));
     ggml_tensor       here  = part_of(rows_, 0, ggml_nbytes(rows_));
     ggml_backend_tensor_copy_async(backend_, backend_, &first, &here);
@@ -85,7 +81,8 @@ void short_head::see(const llama_token * tokens, int32_t n) {
         const ggml_tensor row  = part_of(head_, tokens[i] * head_->nb[1], head_->nb[1]);
         ggml_tensor       here = part_of(rows_, place * rows_->nb[1], rows_->nb[1]);
         ggml_backend_tensor_copy_async(backend_, backend_, &row, &here);
-        ggml_backend_tensor_set_async(backend_, tokens_, &tokens[i], place * sizeof(int32_t), sizeof(int32_t));
+        ggml_backend_tensor_set_async(backend_, tokens_, vocab_.tokens() + place, place * sizeof(int32_t),
+                                      sizeof(int32_t));
     }
 }
 

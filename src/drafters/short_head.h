@@ -18,9 +18,9 @@ namespace draftwood {
 
 class short_head {
   public:
-    // Of n_asked tokens, n_vocab or more: of all; 0: of one `part`-th of the vocabulary. `backend` computes with `head`
-    // [n_embd, n_vocab]. Returns nullptr, for the whole head, where that is all of it or too few, without memory, or if
-    // the rows do not lie one by one, as over several cards or repacked.
+    // n_asked: tokens of the head; 0: n_vocab / part. `backend` computes with `head` [n_embd, n_vocab]. Returns
+    // nullptr, and the whole head is read, if that is not less than n_vocab, if a default size is under 256, without
+    // memory, or if rows do not lie one after another (split over cards, repacked).
     static std::unique_ptr<short_head> make(ggml_backend_t backend, const ggml_tensor * head, int32_t n_asked,
                                             int32_t part, budget_share & share);
 

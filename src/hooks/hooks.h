@@ -1,6 +1,6 @@
 // The contract between llama.cpp's patched lines and draftwood: the only header that patched lines of libllama
 // include. Those of ggml include hooks/backend-modules.h, llama/sched-inputs.h and ops/door. It declares what those
-// lines call and nothing else; the bodies pass calls on to llama/, verify/ and experts/. Must not know: rounds,
+// lines call and nothing else; the bodies pass calls on to llama/, decode/ and experts/. Must not know: rounds,
 // drafters.
 //
 // Every hook but dw_hook_mul_mat_id takes the pointer that the patch `llama-cparams-hook-state` adds to llama_cparams.

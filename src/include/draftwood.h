@@ -97,8 +97,8 @@ typedef struct dw_params {
     int32_t tree_budget;    // rows of a verify when drafts are trees, root included, 1..DW_MAX_TREE; 0: chains only
     int32_t seq_id;         // of the context, 0..n_seq_max-1; each may have an engine of its own
     // Tokens that drafts are chosen from, at least 64: the vocabulary's first, and those that texts used of late
-    // (src/drafters/short_head.h). 0: an eighth of a vocabulary of at least 2048 tokens, on a card a quarter of one of
-    // at least 1024, else all of it; n_vocab or more: all of it
+    // (src/drafters/short_head.h). 0: on a CPU an eighth of a vocabulary of at least 2048 tokens; on a card for MTP a
+    // quarter of one of at least 1024; else all of it. n_vocab or more: all of it
     int32_t draft_vocab;
     int32_t results; // 0; tests set another value: draftwood-testing.h
 } dw_params;

@@ -10,6 +10,8 @@ namespace draftwood {
 
 namespace {
 
+constexpr size_t to_spare = size_t(32) << 20; // bytes of a device
+
 // the first backend of `ctx` for which `is` holds; nullptr: none
 template <typename F> ggml_backend_t find_backend(llama_context * ctx, F is) {
     ggml_backend_sched_t sched = ctx->get_sched();
@@ -45,6 +47,15 @@ int32_t n_gpus(llama_context * ctx) {
         return false;
     });
     return n;
+}
+
+bool has_spare_memory(ggml_backend_t backend, size_t n_bytes) {
+    ggml_backend_dev_t dev  = ggml_backend_get_device(backend);
+    size_t             free = 0, total = 0;
+    if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
+        ggml_backend_dev_memory(dev, &free, &total);
+    }
+    return total == 0 || free >= n_bytes + to_spare;
 }
 
 // Looked up by name, since the CPU backend may be a module of its own (GGML_BACKEND_DL).

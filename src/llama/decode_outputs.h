@@ -45,7 +45,8 @@ struct decode_outputs {
     const ggml_tensor * hidden() const;
     const ggml_tensor * layer_input(int32_t il) const;
 
-    // Copies kept outputs to where llama.cpp has them, and forgets them. Waits for their devices.
+    // Copies kept outputs to where llama.cpp has them, and forgets them. The caller has
+    // synchronised the context: on CUDA the copies do not wait for its stream.
     void copy_kept();
 };
 

@@ -16,8 +16,8 @@ bool is_qwen35(std::string_view architecture) {
     return architecture == "qwen35" || architecture == "qwen35moe";
 }
 
-const ggml_tensor * output_head(const llama_model * model) {
-    return model->output;
+logits_head output_head(const llama_model * model) {
+    return { model->output, model->output_s != nullptr };
 }
 
 const ggml_tensor * token_embeddings(const llama_model * model) {
@@ -55,7 +55,9 @@ mtp_block mtp_block_of(const llama_model * model) {
         return {};
     }
     const auto & own = model->layers[il].nextn;
-    return { own.eh_proj, own.hnorm, own.shared_head_head ? own.shared_head_head : model->output,
+    return { own.eh_proj, own.hnorm,
+             own.shared_head_head ? logits_head{ own.shared_head_head, own.shared_head_head_s != nullptr }
+                                  : output_head(model),
              own.embed_tokens ? own.embed_tokens : model->tok_embd };
 }
 

@@ -19,7 +19,12 @@ const char * architecture(const llama_model * model);
 // qwen35 or qwen35moe: the architectures whose MTP blocks, DFlash drafters and draft trees we know
 bool is_qwen35(std::string_view architecture);
 
-const ggml_tensor * output_head(const llama_model * model);      // nullptr: it has none
+// The weight [n_embd, n_vocab] that gives logits.
+struct logits_head {
+    const ggml_tensor * weights   = nullptr; // nullptr: the model has none
+    bool                is_scaled = false;   // its products are multiplied by a number of the file
+};
+logits_head         output_head(const llama_model * model);
 const ggml_tensor * token_embeddings(const llama_model * model); // nullptr: it has none
 
 std::vector<const ggml_tensor *> tensors_of(const llama_model * model);
@@ -34,7 +39,7 @@ bool has_2d_positions(const llama_model * model);
 struct mtp_block {
     const ggml_tensor * projection;  // of a token's embedding and a hidden state; nullptr: the block was not loaded
     const ggml_tensor * hidden_norm; // reads the hidden state first
-    const ggml_tensor * head;        // its own, or the model's
+    logits_head         head;        // its own, or the model's
     const ggml_tensor * embeddings;  // its own, or the model's
 };
 int32_t   n_mtp_blocks(const llama_model * model);

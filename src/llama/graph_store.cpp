@@ -3,6 +3,7 @@
 #include "llama/graph_store.h"
 
 #include "llama-context.h"
+#include "llama/backends.h"
 #include "llama/context_members.h"
 #include "llama/sched-inputs.h"
 
@@ -14,8 +15,6 @@ namespace draftwood {
 namespace {
 
 using members = dw_context_graph;
-
-constexpr size_t to_spare = size_t(32) << 20; // bytes of a device
 
 // nodes that a graph of so many rows may have, as llama.cpp counts them
 int64_t max_nodes_of(const llama_context & ctx, int64_t n_rows) {
@@ -79,14 +78,12 @@ void graph_store::enter_own(const graph_shape & wanted) {
 }
 
 bool graph_store::fits() const {
+    if (current_ == graph_shape{}) { // the context's own place, which llama.cpp has set aside
+        return true;
+    }
     ggml_backend_sched_t sched = ctx_->get_sched();
-    for (int i = 0; !(current_ == graph_shape{}) && i < ggml_backend_sched_get_n_backends(sched); ++i) {
-        ggml_backend_dev_t dev  = ggml_backend_get_device(ggml_backend_sched_get_backend(sched, i));
-        size_t             free = 0, total = 0;
-        if (dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_GPU) {
-            ggml_backend_dev_memory(dev, &free, &total);
-        }
-        if (total > 0 && free < to_spare) {
+    for (int i = 0; i < ggml_backend_sched_get_n_backends(sched); ++i) {
+        if (!has_spare_memory(ggml_backend_sched_get_backend(sched, i), 0)) {
             return false;
         }
     }
@@ -94,21 +91,19 @@ bool graph_store::fits() const {
 }
 
 void graph_store::copied(ggml_backend_t backend) {
-    auto & event = copies_[current_];
-    if (!event) {
-        event.reset(ggml_backend_event_new(ggml_backend_get_device(backend)));
+    if (!copied_) {
+        copied_.reset(ggml_backend_event_new(ggml_backend_get_device(backend)));
     }
-    if (event) {
-        ggml_backend_event_record(event.get(), backend);
+    if (copied_) {
+        ggml_backend_event_record(copied_.get(), backend);
     } else {
         ggml_backend_synchronize(backend);
     }
 }
 
 void graph_store::wait_for_copies() {
-    const auto event = copies_.find(current_);
-    if (event != copies_.end() && event->second) {
-        ggml_backend_event_synchronize(event->second.get());
+    if (copied_) {
+        ggml_backend_event_synchronize(copied_.get());
     }
 }
 
@@ -172,11 +167,13 @@ void graph_store::swap_to(const graph_shape & wanted) {
     last.built                       = reusable && reusable == result.get();
     last.result                      = std::move(result);
     last.sched                       = std::move(sched);
+    last.copied                      = std::move(copied_);
     last.last_used                   = ++clock_;
     last.bytes                       = bytes_of(last.sched.get(), last.result.get());
 
     result   = std::move(next.result);
     sched    = std::move(next.sched);
+    copied_  = std::move(next.copied);
     reusable = next.built ? result.get() : nullptr;
     current_ = wanted;
     seen_    = sched.get();

@@ -81,6 +81,7 @@ class graph_store {
     struct slot {
         llm_graph_result_ptr   result;
         ggml_backend_sched_ptr sched;
+        ggml_backend_event_ptr copied;            // its inputs are on their device; nullptr: they never went there
         bool                   built     = false; // the scheduler holds this result's graph
         int64_t                last_used = 0;
         size_t                 bytes     = 0; // known once it was left
@@ -94,13 +95,13 @@ class graph_store {
     bool drop_oldest();
     void count_bytes();
 
-    llama_context *                               ctx_;
-    budget_share &                                share_;
-    int64_t                                       counted_ = 0; // bytes of ours in it
-    std::map<graph_shape, slot>                   slots_;
-    std::map<graph_shape, ggml_backend_event_ptr> copies_;    // of inputs, one device
-    graph_shape                                   current_{}; // whose slot the context holds
-    int64_t                                       clock_ = 0;
+    llama_context *             ctx_;
+    budget_share &              share_;
+    int64_t                     counted_ = 0; // bytes of ours in it
+    std::map<graph_shape, slot> slots_;
+    graph_shape                 current_{}; // whose slot the context holds
+    ggml_backend_event_ptr      copied_;    // of that one
+    int64_t                     clock_ = 0;
 
     ggml_backend_sched_t seen_ = nullptr; // the scheduler left in the context; another one: llama.cpp made its own
     bool                 distrusted_      = false;

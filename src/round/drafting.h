@@ -79,6 +79,7 @@ class drafting {
     std::vector<float> mark(llama_pos pos) const;
     void               resume(llama_pos pos, const std::vector<float> & mark);
     llama_context *    memory() { return drafter_ ? drafter_->memory() : nullptr; }
+    dw_attachment *    attached() { return drafter_ ? drafter_->attached() : nullptr; } // the drafter's
     int32_t            draft_vocab() const { return drafter_ ? drafter_->draft_vocab() : 0; }
     bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
 

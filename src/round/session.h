@@ -50,6 +50,7 @@ class session : private sequence_listener {
     void    restore(const uint8_t * state, size_t n_bytes, int32_t n_keep);
     // the drafter's part of the sequence, for others to save, load or copy with the target's; nullptr: it has none
     llama_context * drafter_memory() { return drafting_.memory(); }
+    dw_attachment * drafter_attached() { return drafting_.attached(); } // nullptr: it has no context
 
     // --- what a caller reads and sets
     int32_t             n_past() const { return n_past_; }

@@ -35,7 +35,7 @@ target_context::target_context(llama_context * target, int32_t exact_rows, bool 
     target_(target),
     attached_(target, exact_rows, this, model_attachment::of(llama_get_model(target))),
     batch_(target),
-    results_(attached_, output_head(llama_get_model(target)), always_top) {}
+    results_(attached_, output_head(llama_get_model(target)).weights, always_top) {}
 
 target_context::~target_context() {
     results_.let_go(); // llama.cpp's callers may read the last decode's later

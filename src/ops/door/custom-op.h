@@ -23,7 +23,7 @@ struct op_signature {
     const char *         name;     // "dw_...": the registry's key, and the start of a node's name
     const char * const * operands; // names of dst->src[0], dst->src[1], ...; of an op in place, src[0] is dst itself
     int                  n_operands;
-    int                  n_optional = 0; // of the last of them: a node may lack them
+    int                  n_optional = 0; // so many of the last operands may be missing
 };
 
 struct op_descriptor {

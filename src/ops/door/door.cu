@@ -60,8 +60,7 @@ const dw::op_descriptor * descriptor_of(const ggml_tensor * node) {
 
 bool has_operands(const ggml_tensor * node, const dw::op_signature & op) {
     for (int i = 0; i < GGML_MAX_SRC; ++i) {
-        const bool may_lack = i >= op.n_operands - op.n_optional, may_have = i < op.n_operands;
-        if (node->src[i] ? !may_have : !may_lack) {
+        if (node->src[i] ? i >= op.n_operands : i < op.n_operands - op.n_optional) {
             return false;
         }
     }

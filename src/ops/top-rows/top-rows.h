@@ -9,9 +9,12 @@
 #include "ops/top-rows/row.h"
 
 // K, from dst's shape, is 1 to max_k and at most n_vocab.
-//   dst f32[2 K + 2, R], rows as row.h packs them. Of equals the earlier logit comes first; a NaN comes after all
-//   numbers, -inf included, and is left out of both sums. logits f32[n_vocab, R] tokens i32[n_vocab], optional: the
-//   tokens that the logits are of, which dst then has as ids
+//   dst f32[2 K + 2, R], rows as row.h packs them. Of equal logits the earlier comes first. A NaN comes after all
+//   numbers, -inf included, and neither sum counts it.
+//
+//   logits f32[n_vocab, R]
+//
+//   tokens i32[n_vocab], optional: the token of each logit; dst then has these as ids
 namespace dw::top_rows {
 enum src { logits, tokens, n_src };
 constexpr const char *     operands[n_src] = { "logits", "tokens" };

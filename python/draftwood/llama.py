@@ -24,6 +24,7 @@ from draftwood.api.chat import (
     ChatOptions,
     chat,
     template_in_words,
+    walkable,
     warn_of_fallback,
     with_timings,
 )
@@ -367,6 +368,7 @@ class Llama(Intercepts, Generation):
         request = bound_request(_CHAT, self, *args, **kwargs)
         asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         options = asked.over(self._chat_options)
+        request["messages"] = walkable(self, request["messages"])
         self._latest.timings = None
         if not self._format_is_told and self.chat_format == FALLBACK:
             self._format_is_told = True

@@ -17,6 +17,7 @@ from pathlib import Path
 import draftwood
 import pytest
 from draftwood import Llama, OptionError, UnsupportedError
+from draftwood._llama_cpp.llama_chat_format import Jinja2ChatFormatter
 
 from tests.model.test_api_completion import Replay
 from tests.model.test_api_replies import TEMPLATES, TINY, TOOLS, called, tagged
@@ -116,8 +117,15 @@ def post(address, body):
 
 def replay(template, **settings):
     llm = Replay(str(TINY), n_ctx=512, speculation="off", exact=False, verbose=False, n_threads=1, **settings)
-    llm.metadata["tokenizer.chat_template"] = TEMPLATES[template]
+    use(llm, TEMPLATES[template])
     return llm
+
+
+def use(llm, template):
+    """Give a model the template as if its file had it."""
+    llm.metadata["tokenizer.chat_template"] = template
+    made = Jinja2ChatFormatter(template=template, eos_token="</s>", bos_token="<s>")
+    llm._chat_handlers["chat_template.default"] = made.to_chat_handler()
 
 
 @pytest.fixture
@@ -331,8 +339,41 @@ def test_templates_without_tool_calls(qwen3):
         qwen3.create_chat_completion(HI, tools=TOOLS, parse_tool_calls=True)
 
 
-def test_arguments_that_are_no_json(qwen35):
-    broken = {**CALL, "function": {"name": "now", "arguments": "{"}}
-    messages = [*HI, {"role": "assistant", "content": "", "tool_calls": [broken]}, *HI]
-    with pytest.raises(OptionError, match="whose arguments are no JSON"):
-        qwen35.create_chat_completion(messages, chat_template_kwargs={})
+ASKED = pytest.mark.parametrize("asked", [{}, {"chat_template_kwargs": {}}], ids=["upstreams", "ours"])
+
+
+def with_call(**function):
+    call = {"type": "function", "function": {"name": "now", **function}}
+    return [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, *HI]
+
+
+@ASKED
+@pytest.mark.parametrize("walk", ["call.arguments | items", "call.arguments|items", "call.arguments.items()"])
+def test_arguments_in_text_can_be_walked_through(qwen35, asked, walk):
+    use(qwen35, TEMPLATES["qwen35"].replace("call.arguments | items", walk))
+    given = json.dumps({"place": "Oslo", "days": 2})
+    prompts = [
+        prompt_of(qwen35, {"chat_template_kwargs": None, "messages": with_call(arguments=each), **asked})
+        for each in (given, json.loads(given))
+    ]
+    assert "<parameter=place>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>" in prompts[0]
+    assert prompts[0] == prompts[1]
+
+
+def test_arguments_stay_text_for_a_template_that_prints_them(qwen3):
+    text = '{"place":  "Oslo"}'
+    request = {"chat_template_kwargs": None, "messages": with_call(arguments=text)}
+    assert text in prompt_of(qwen3, request)
+
+
+@ASKED
+@pytest.mark.parametrize("text", ["{", "[1]", "null", '"x"', ""])
+def test_arguments_that_are_no_object(qwen35, asked, text):
+    with pytest.raises(OptionError, match="whose arguments are no JSON object"):
+        qwen35.create_chat_completion(with_call(arguments=text), **asked)
+
+
+@ASKED
+def test_calls_that_lack_arguments_are_left_to_the_template(qwen35, asked):
+    request = {"chat_template_kwargs": None, "messages": with_call(), **asked}
+    assert "<function=now>\n</function>" in prompt_of(qwen35, request)

@@ -8,6 +8,7 @@ Tests: tests/model/test_api_chat.py.
 from __future__ import annotations
 
 import contextlib
+import re
 import uuid
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -28,6 +29,8 @@ from draftwood.warn import warn
 
 FALLBACK = "llama-2"
 """The chat_format that upstream takes for a model file without a template."""
+_WALKS = re.compile(r"\b(arguments|_args)\s*(\|\s*items\b|\.items\()")
+"""What Qwen3.5's templates and their like have, which fail on arguments that are text."""
 REASONING_FORMATS = (None, "none", "auto", "deepseek")
 
 
@@ -134,20 +137,33 @@ def _chunks_with_timings(latest: Latest, chunks: Iterator[Any]) -> Iterator[Any]
         yield {**chunk, "timings": latest.timings} if ends and latest.timings is not None else chunk
 
 
-def _template(llm: Host) -> str:
+def walkable(llm: Host, messages: Any) -> Any:
+    """Return messages with arguments of tool calls as objects, if the file's template walks through them.
+
+    OpenAI's format has them as text. Errors: OptionError for a text that is no JSON object.
+    """
+    return with_objects(messages) if _WALKS.search(_file_template(llm) or "") else messages
+
+
+def _file_template(llm: Host) -> str | None:
+    """Return the template of the model file; None if another format is in force."""
     name = llm.chat_format
-    metadata = llm.metadata
-    template = metadata.get(f"tokenizer.{name}")
+    template = llm.metadata.get(f"tokenizer.{name}")
     if template is None and name == "chat_template.default":
-        template = metadata.get("tokenizer.chat_template")
-    if template is None or llm.chat_handler is not None:
-        found = "a chat_handler" if llm.chat_handler is not None else f"chat_format={name!r}"
+        template = llm.metadata.get("tokenizer.chat_template")
+    return template if llm.chat_handler is None else None
+
+
+def _template(llm: Host) -> str:
+    template = _file_template(llm)
+    if template is None:
+        found = "a chat_handler" if llm.chat_handler is not None else f"chat_format={llm.chat_format!r}"
         raise UnsupportedError(
             f"found {found}; chat_template_kwargs, reasoning_format and parse_tool_calls work with the chat "
             "template of the model file",
             hint="leave chat_format and chat_handler out",
         )
-    return str(template)
+    return template
 
 
 class _Formatter:
@@ -165,8 +181,6 @@ class _Formatter:
         )
 
     def __call__(self, *, messages: Any, tools: Any = None, **rest: Any) -> Any:
-        # a template that walks through arguments cannot take the text that OpenAI's format has there
-        messages = [with_objects(message) for message in messages] if self._walks() else messages
         if self._variables is not None:
             rest.update({"enable_thinking": True, **self._variables})
             tools = [whole_tool(tool) for tool in tools] if tools else None
@@ -174,9 +188,6 @@ class _Formatter:
         response = self._jinja(messages=messages, tools=tools, **rest)
         self.prompt = response.prompt
         return response
-
-    def _walks(self) -> bool:
-        return "arguments|items" in self.template.replace(" ", "")
 
 
 def _split_result(result: dict[str, Any], splitter: Splitter) -> dict[str, Any]:

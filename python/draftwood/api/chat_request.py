@@ -56,23 +56,37 @@ def _check_messages(messages: Any) -> None:
         )
 
 
-def with_objects(message: dict[str, Any]) -> dict[str, Any]:
-    """Return the message with the arguments of its tool calls as objects."""
-    calls = message.get("tool_calls")
-    return {**message, "tool_calls": [_with_object(call) for call in calls]} if calls else message
+def with_objects(messages: Any) -> list[Any]:
+    """Return messages with the arguments of their tool calls as objects. Errors: OptionError."""
+    return [_with_objects(message) for message in messages]
 
 
-def _with_object(call: dict[str, Any]) -> dict[str, Any]:
-    arguments = call["function"]["arguments"]
-    if not isinstance(arguments, str):
+def _with_objects(message: Any) -> Any:
+    calls = message.get("tool_calls") if isinstance(message, dict) else None
+    if not isinstance(calls, (list, tuple)):
+        return message
+    return {**message, "tool_calls": [_with_object(call) for call in calls]}
+
+
+def _with_object(call: Any) -> Any:
+    """Return a call, or its function, with an object; what is not there is left to the template."""
+    if not isinstance(call, dict):
+        return call
+    if "function" in call:
+        return {**call, "function": _with_object(call["function"])}
+    text = call.get("arguments")
+    if not isinstance(text, str):
         return call
     try:
-        return {**call, "function": {**call["function"], "arguments": json.loads(arguments)}}
+        arguments = json.loads(text)
     except ValueError:
+        arguments = None
+    if not isinstance(arguments, dict):
         raise OptionError(
-            f"found a tool call in the messages whose arguments are no JSON: {arguments[:80]!r}",
-            hint="pass the arguments as the model wrote them, or drop the message",
-        ) from None
+            f"found a tool call in the messages whose arguments are no JSON object: {text[:80]!r}",
+            hint='"arguments": "{\\"place\\": \\"Oslo\\"}", as the model wrote them, or drop the message',
+        )
+    return {**call, "arguments": arguments}
 
 
 def whole_tool(tool: dict[str, Any]) -> dict[str, Any]:

@@ -247,20 +247,22 @@ class Llama(Intercepts, Generation):
 
     def _close(self) -> None:
         self._turns.drop_stream()
-        if self._pieces is not None:
-            self._pieces.close()
-        if self._engine is not None:
-            self._keep_times()
-            self._engine = None
-        if self._pool is not None and (path := heat.path_of(self._placement["expert_heat"])):
-            heat.write(path, self._pool, self._info)
-        super().close()
-        self._readahead = None  # closed by the stack, in front of the contexts and the model
-        if self._pool is not None:  # behind the model in it
-            self._pool.close()
-            self._pool = None
-        if self._servers is not None:
-            self._servers.close()
+        with contextlib.ExitStack() as stack:  # from the last to the first, whichever of them fail
+            stack.callback(self._forget)
+            if self._servers is not None:
+                stack.callback(self._servers.close)
+            if self._pool is not None:
+                stack.callback(self._pool.close)
+            stack.callback(super().close)  # the engine, what reads ahead, the contexts, the model
+            if self._pool is not None and (path := heat.path_of(self._placement["expert_heat"])):
+                stack.callback(heat.write, path, self._pool, self._info)
+            if self._engine is not None:
+                stack.callback(self._keep_times)
+            if self._pieces is not None:
+                stack.callback(self._pieces.close)
+
+    def _forget(self) -> None:
+        self._engine = self._pool = self._readahead = None
         # upstream keeps the freed pointers and would hand them to the library
         closed: Any = _Closed()
         self._model = self._ctx = self._batch = self.tokenizer_ = closed

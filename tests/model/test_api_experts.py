@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import json
 import pickle
+import warnings
 from pathlib import Path
 
 import pytest
 from draftwood import ExpertStats, Llama
 from draftwood.engine.engine import probe_model
 from draftwood.engine.experts import ExpertPool
-from draftwood.errors import ExpertMemoryError, ModelFileError, OptionError, UnsupportedError
+from draftwood.errors import ClosedError, ExpertMemoryError, ModelFileError, OptionError, UnsupportedError
 from draftwood.load import experts
 from draftwood.load.experts import IN_PLAIN_MEMORY
 
@@ -94,6 +95,26 @@ def test_a_heat_file_that_cannot_be_written_is_refused_at_load(opened, tmp_path)
     with pytest.raises(OptionError, match="none, which is no folder"):
         opened(0.25, expert_heat=heat)
     opened(None, expert_heat=heat)  # without a pool nothing is written
+
+
+def test_a_heat_file_that_cannot_be_written_at_the_end(opened, tmp_path):
+    """Its warning, made an error by -W error, leaves nothing open."""
+    folder = tmp_path / "folder"
+    folder.mkdir()
+    llm = opened(0.25, speculation="mtp", expert_heat=str(folder / "heat.json"))
+    text(llm)
+    engine, pool, stack = llm._engine, llm._pool, llm._stack
+    folder.rmdir()
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")
+        with pytest.raises(UserWarning, match=r"heat.json could not be written \(No such file"):
+            llm.close()
+    assert not engine._handle
+    assert not pool._handle
+    assert not stack._exit_callbacks
+    with pytest.raises(ClosedError):
+        text(llm)
+    llm.close()
 
 
 def test_memory_that_the_system_refuses_is_said_in_words(opened, monkeypatch):

@@ -3,6 +3,8 @@
 from __future__ import annotations
 
 import json
+import os
+from pathlib import Path
 from types import SimpleNamespace
 
 import pytest
@@ -106,3 +108,20 @@ def test_another_file_is_never_overwritten(tmp_path):
 def test_a_file_that_cannot_be_written_warns(tmp_path):
     with pytest.warns(UserWarning, match="could not be written"):
         heat.write(str(tmp_path / "none" / "heat.json"), Pool({3: [5] * 256}), INFO)
+
+
+def test_a_folder_that_may_not_be_looked_into_warns(tmp_path, monkeypatch):
+    path, look = tmp_path / "heat.json", os.stat
+
+    def refuse(found, *args, **kwargs):
+        if str(found).startswith(str(path)):
+            raise PermissionError(13, "Permission denied")
+        return look(found, *args, **kwargs)
+
+    def refuse_to_open(*_, **__):
+        raise PermissionError(13, "Permission denied")
+
+    monkeypatch.setattr(os, "stat", refuse)
+    monkeypatch.setattr(Path, "open", refuse_to_open)
+    with pytest.warns(UserWarning, match=r"could not be written \(Permission denied\)"):
+        heat.write(str(path), Pool({3: [5] * 256}), INFO)

@@ -6,11 +6,11 @@ Test: tests/unit/test_bench_results.py.
 from __future__ import annotations
 
 import json
-import os
 import tempfile
 from pathlib import Path
 from typing import Any
 
+from draftwood import atomic
 from draftwood.errors import OptionError
 
 _HINT = "name a file in a folder that exists and may be written"
@@ -61,6 +61,4 @@ def append(path: Path, row: dict[str, Any]) -> None:
     before = "["
     if read(path):
         before = path.read_text(encoding="utf-8").rstrip().removesuffix("]").rstrip() + ","
-    part = path.with_name(f"{path.name}.part")
-    part.write_text(f"{before}\n{line}{_END}", encoding="utf-8")
-    os.replace(part, path)  # at once: a crash must not take the older rows
+    atomic.replace(path, f"{before}\n{line}{_END}")  # a crash must not take the older rows

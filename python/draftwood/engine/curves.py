@@ -12,10 +12,10 @@ import contextlib
 import hashlib
 import json
 import os
-import tempfile
 from pathlib import Path
 from typing import Any
 
+from draftwood import atomic
 from draftwood.engine import _capi
 from draftwood.engine.engine import Curve
 
@@ -54,11 +54,4 @@ def store(name: str, curve: Curve) -> None:
     with contextlib.suppress(OSError, RuntimeError):
         where = folder()
         where.mkdir(parents=True, exist_ok=True)
-        handle, part = tempfile.mkstemp(dir=where, prefix=name)  # another process may write the same
-        try:
-            with os.fdopen(handle, "w") as file:
-                file.write(text)
-            os.replace(part, where / f"{name}.json")
-        finally:
-            with contextlib.suppress(FileNotFoundError):
-                os.unlink(part)
+        atomic.replace(where / f"{name}.json", text)

@@ -10,6 +10,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from draftwood import atomic
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
@@ -38,9 +39,9 @@ def check_path(path: str | None) -> None:
     if path is None:
         return
     folder = Path(path).parent
-    if Path(path).is_dir():
+    if os.path.isdir(path):
         found = "is a folder"
-    elif not folder.is_dir():
+    elif not os.path.isdir(folder):
         found = f"is in {folder}, which is no folder"
     elif not os.access(folder, os.W_OK | os.X_OK):
         found = f"is in {folder}, which cannot be written"
@@ -56,7 +57,7 @@ def require(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
     """Return heat as `read` does, of a file that must be one of this model. Errors: OptionError."""
     if path is None:
         return {}
-    if not Path(path).exists():
+    if not os.path.exists(path):
         raise OptionError(f"found no file {path}; expected a heat file", hint=_WRITES_HEAT)
     heat = _fitting(path, info)
     if heat is None:
@@ -66,7 +67,7 @@ def require(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
 
 def read(path: str | None, info: ModelInfo) -> dict[int, list[int]]:
     """Return heat u32[n_experts] by layer; {} where the file is not there. A file that does not fit warns."""
-    if path is None or not Path(path).exists():
+    if path is None or not os.path.exists(path):
         return {}
     heat = _fitting(path, info)
     if heat is None:
@@ -101,14 +102,12 @@ def _misfit(path: str, info: ModelInfo) -> str:
 
 
 def write(path: str, pool: ExpertPool, info: ModelInfo) -> None:
-    """Write what the pool has learnt, unless that is nothing or the file is another's. Never raises."""
+    """Write what the pool has learnt, unless that is nothing or the file is another's. A failure warns."""
     heat = {str(number): layer.heat for number, layer in pooled(pool, info).items()}
-    if not any(map(any, heat.values())) or (Path(path).exists() and _fitting(path, info) is None):
+    if not any(map(any, heat.values())) or (os.path.exists(path) and _fitting(path, info) is None):
         return
-    text = json.dumps({"schema": _SCHEMA, "n_experts": info.n_experts, "heat": heat})
-    new = Path(f"{path}.new")
     try:
-        new.write_text(text, encoding="utf-8")
-        new.replace(path)
+        text = json.dumps({"schema": _SCHEMA, "n_experts": info.n_experts, "heat": heat})
+        atomic.replace(Path(path), text)
     except OSError as error:
         warn(f"{path} could not be written ({error.strerror}); what was learnt of experts is lost")

@@ -1,4 +1,6 @@
-"""draftwood: llama-cpp-python's `Llama` with MTP drafting for Qwen3.5/3.6 hybrid models.
+"""draftwood: llama-cpp-python's `Llama` with speculative decoding for Qwen3.5 and Qwen3.6 hybrid models.
+
+The model's MTP block, a DFlash drafter or n-grams draft tokens; the model verifies them in chains or trees.
 
     from draftwood import Llama
 

@@ -1,4 +1,4 @@
-"""Counters of the speculative round, as users read them: `llm.speculation_stats`."""
+"""Counters as users read them: `llm.speculation_stats`, `expert_stats`, `readahead_stats`."""
 
 from __future__ import annotations
 
@@ -7,29 +7,34 @@ from typing import Any
 
 
 def _text(stats: Any, first: str) -> str:
-    """Return counters as their repr has them, behind the property that says most."""
+    """Return the most useful property, then the counters as repr() shows them."""
     return f"{first}={getattr(stats, first):.3g}, {stats!r}"
 
 
 @dataclass(frozen=True, slots=True)
 class SpeculationStats:
-    """Counters since the model was loaded or `reset_speculation_stats()`. Times are in seconds.
+    """Counters since the model was loaded or `reset_speculation_stats()`, and sizes as they are now.
 
-    A round is one verify; a plain step is a round whose draft is empty.
+    A round is one verify. A plain step is a round whose draft is empty.
     Test: tests/model/generate/test_same_text.py.
     """
 
     rounds: int
+    """Verifies, plain steps included."""
     drafted: int
+    """Draft tokens that were verified, those of all branches."""
     accepted: int
+    """Of these, tokens that were kept."""
     emitted: int
+    """Tokens that were sampled."""
     prompt_tokens: int
+    """Prompt tokens that were evaluated. Those kept from an earlier turn are not counted."""
     exact_batches: int
-    """Batches of the target that ran row-exact CPU kernels."""
+    """Batches of the model that ran row-exact CPU kernels."""
     cold_rounds: int
     """Rounds without a draft because the drafter lacked the hidden state before the root."""
     failed_drafts: int
-    """Times the drafter failed, while drafting or reading kept tokens: less is drafted then."""
+    """Times that the drafter failed, while it drafted or read kept tokens. Fewer tokens are drafted then."""
     paused_rounds: int
     """Rounds without a draft because speculation="auto" expected plain decode to be faster."""
     ngram_rounds: int
@@ -37,43 +42,56 @@ class SpeculationStats:
     tree_rounds: int
     """Rounds whose draft branched."""
     padding: int
-    """Rows beyond the nodes of such drafts, up to a size whose graph is kept."""
+    """Rows that were added to draft trees so that a kept graph fits them."""
     step_thread_rounds: int
-    """Rounds of several rows that ran on n_threads: faster there than on n_threads_batch, or tried."""
+    """Rounds of several rows that ran on n_threads instead of n_threads_batch: it was faster, or tried."""
     restored: int
     """Times that a checkpoint took recurrent layers back to a prefix."""
     checkpoints: int
-    """Held now, and the memory they take:"""
+    """Checkpoints that are held now."""
     checkpoint_bytes: int
+    """Host memory of these checkpoints, bytes. Limit: the argument of this name."""
     drafter_bytes: int
-    """Held now beside llama.cpp's own memory, by all engines of the model: drafters, graphs, draft trees."""
+    """Memory of drafters now, bytes: KV caches, buffers and short heads, of all engines of the model."""
     graph_bytes: int
-    """At most 512 MiB: the least recently used graph goes."""
+    """Memory of kept graphs now, bytes, of all engines of the model. Limit: 512 MiB; the least recently used
+    graph is dropped."""
     tree_bytes: int
+    """Memory of draft trees now, bytes, of all engines of the model: factors of recurrent states."""
     row_limit: int
-    """Rows that a verify may have since a larger one found no memory for its graph; 0: as many as asked."""
+    """Rows that a verify may have after a larger one found no memory. 0: no limit."""
     draft_vocab: int
-    """Tokens that the drafter's output head has; 0: the whole vocabulary."""
+    """Tokens that drafts are chosen from. 0: the whole vocabulary."""
     shared_rounds: int
-    """Rounds since a graph found no memory of its own: all take turns in one place, built each time."""
+    """Rounds since a graph found no memory of its own. From then on graphs share one place, and each round
+    builds its graph anew."""
     ahead_rounds: int
-    """Rounds whose draft went into the verify on its device, before the host knew it."""
+    """Rounds whose draft went into the verify on the card, before the host knew its tokens."""
     joint_rounds: int
-    """Rounds whose draft was made together with those of other sequences; 0 in a `Llama`, which has one."""
+    """Rounds whose draft was made together with drafts of other sequences. 0 in a `Llama`: it has one."""
     logits_rows: int
-    """Rows sampled from all their logits, copied to the host; others needed their best tokens only."""
+    """Rows that were sampled from all their logits, copied to the host. Other rows needed their best tokens
+    only."""
     gpu_launches: int
-    """Graphs that GPUs computed in this process, and those of them that replayed a captured CUDA graph:"""
+    """Graphs that GPUs computed, by the whole process."""
     gpu_replays: int
+    """Of these, replays of a captured CUDA graph."""
     fused_parts: int
-    """Parts of layers that are one op in the newest graph of a few rows; 0 on a CPU (docs/ops.md)."""
+    """Parts of layers that are one op in the newest graph of a few rows (docs/ops.md). 0 on a CPU."""
     drafted_by_depth: tuple[int, ...]
+    """Rounds whose draft was at least so deep: [0] one token, [1] two tokens."""
     accepted_by_depth: tuple[int, ...]
+    """Of these, rounds that kept the token at this depth."""
     draft_seconds: float
+    """Time of drafting, seconds. A draft that stays on the card counts until it is queued."""
     verify_seconds: float
+    """Time of verifies, seconds. It includes the rest of a draft that stays on the card."""
     prompt_seconds: float
+    """Time of evaluating prompts, seconds."""
     sample_seconds: float
+    """Time of sampling, seconds."""
     commit_seconds: float
+    """Time of keeping accepted tokens and removing the others, seconds."""
 
     @property
     def tokens_per_round(self) -> float:
@@ -136,41 +154,44 @@ class SpeculationStats:
 
 @dataclass(frozen=True, slots=True)
 class ExpertStats:
-    """Counters of an expert pool since the model was loaded: sums over its layers.
+    """Counters of an expert pool since the model was loaded, and its sizes.
 
-    A step's experts are counted once a layer, however many rows chose them.
+    All but `steps` are sums over layers. A step counts an expert once a layer, however many rows chose it.
     Test: tests/model/test_expert_pool.py.
     """
 
     layers: int
+    """Layers whose experts are in the pool."""
     experts: int
+    """Experts of these layers."""
     slots: int
+    """Experts that the device has room for."""
     steps: int
-    """Of one layer: decodes, prompts' batches included."""
+    """Decodes, batches of prompts included."""
     hits: int
-    """Experts that were in a slot."""
+    """Chosen experts that were in a slot."""
     misses: int
-    """Experts that were copied into one."""
+    """Chosen experts that were copied into a slot."""
     in_place: int
-    """Experts that were read from host memory: in prompts, and where a step has more experts than slots."""
+    """Chosen experts that were read from host memory: in prompts, or if a step chose more than slots."""
     bytes_missed: int
-    """That came from host memory for these two, and for guesses."""
+    """Bytes that were read from host memory, for `misses`, `in_place` and `guessed`."""
     host_bytes: int
-    """That all experts take in host memory."""
+    """Host memory of all experts, bytes."""
     device_bytes: int
-    """That the slots take."""
+    """Memory of the slots, bytes."""
     stage_bytes: int
-    """That experts of prompts take on their way; 0: prompts read host memory in place."""
+    """Memory of the card that experts of prompts pass through, bytes. 0: prompts read host memory."""
     layers_beside: int
-    """Layers whose missing experts are copied beside their other work, as a card does it with guesses."""
+    """Layers that copy missing experts while they compute, as on a card with guesses."""
     guessed: int
     """Experts that were fetched before their router had chosen."""
     right: int
-    """Of these, those that it then chose; they are hits."""
+    """Of these, experts that the router then chose. They count as hits."""
 
     @property
     def hit_rate(self) -> float:
-        """The part of experts that were in a slot; 0.0 before the first step."""
+        """Part of the chosen experts that were in a slot, 0.0 to 1.0. 0.0 before the first step."""
         asked = self.hits + self.misses + self.in_place
         return self.hits / asked if asked else 0.0
 
@@ -194,24 +215,25 @@ class ExpertStats:
 
 @dataclass(frozen=True, slots=True)
 class ReadaheadStats:
-    """Counters of experts that are read ahead from a mapped file, since the load: sums over layers.
+    """Counters of experts that are read ahead from a mapped file, since the model was loaded.
 
-    A step's experts are counted once a layer, however many rows chose them.
-    Test: tests/model/test_expert_readahead.py.
+    All but `steps` are sums over layers. A step counts an expert once a layer, however many rows chose it.
+    `experts_read` and `bytes_read` are 0 if the process neither owns the file nor may write it: Linux hides
+    which pages are in memory. Test: tests/model/test_expert_readahead.py.
     """
 
     layers: int
-    """That have experts in a mapped file, an MTP block included."""
+    """Layers with experts in a mapped file, those of an MTP block included."""
     steps: int
-    """Of one layer: decodes, prompts' batches included."""
+    """Decodes, batches of prompts included."""
     experts_used: int
-    """Experts that steps chose."""
+    """Experts that were chosen."""
     experts_read: int
     """Of these, experts with pages that were not in memory."""
     bytes_read: int
-    """Such pages. Both are 0 where Linux hides it: the process neither owns the file nor may write it."""
+    """Bytes of these pages."""
     expert_bytes: int
-    """That all experts of these layers take."""
+    """Bytes of all experts of these layers."""
 
     def to_dict(self) -> dict[str, Any]:
         """Return the counters, ready for JSON."""
@@ -226,18 +248,22 @@ class ReadaheadStats:
 
 @dataclass(frozen=True, slots=True)
 class ExpertLayer:
-    """What a pool knows of a layer."""
+    """What a pool knows of a layer. Its counters are those of ExpertStats."""
 
     slots: int
+    """Experts that the device has room for."""
     expert_bytes: int
-    """Of one expert."""
+    """Bytes of one expert."""
     hits: int
+    """Chosen experts that were in a slot."""
     misses: int
+    """Chosen experts that were copied into a slot."""
     in_place: int
+    """Chosen experts that were read from host memory."""
     heat: tuple[int, ...]
-    """By expert: uses of late, in 1/256."""
+    """Recent uses of each expert, in 1/256 of a use."""
     slot_of: tuple[int, ...]
-    """By expert: its slot, or -1 where it is in host memory alone."""
+    """Slot of each expert. -1: it is in host memory alone."""
 
     @classmethod
     def from_native(cls, raw: Any) -> ExpertLayer:

@@ -16,9 +16,6 @@ from draftwood.engine.status import check
 from draftwood.engine.tree import Tree, native_tree
 from draftwood.errors import OptionError
 
-RESULTS_AUTO = 0
-RESULTS_TOP = 1
-
 FUSE_NOWHERE = 0
 FUSE_ON_GPU = 1
 FUSE_EVERYWHERE = 2

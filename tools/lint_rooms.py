@@ -25,6 +25,8 @@ def includes(text: str) -> Iterator[str]:
     for folder, name in re.findall(r'^\s*#\s*include\s+["<](?:(\w+)/)?([^">]+)[">]', text, re.M):
         if folder in LANGUAGES["src"]:
             yield folder
+        elif name == "draftwood-testing.h":
+            yield name
         elif name.startswith(("draftwood", "llama-")):
             yield "include" if name.startswith("draftwood") else "llama.cpp"
 

@@ -2,7 +2,6 @@
 
 #include "drafters/drafter_context.h"
 
-#include "draftwood-testing.h"
 #include "llama/decode.h"
 #include "llama/facts.h"
 #include "llama/graph_store.h"

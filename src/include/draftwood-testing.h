@@ -10,13 +10,6 @@
 extern "C" {
 #endif
 
-// Values of dw_params.results: what dw_next samples from.
-typedef enum dw_results {
-    DW_RESULTS_AUTO =
-        0, // on a GPU the best tokens of a row if they are enough (dw_request_params.n_top), else its logits
-    DW_RESULTS_TOP = 1, // the best tokens if they are enough, on a CPU too. Test: tests/model/engine/test_results.py
-} dw_results;
-
 // Values of `source` below: who drafts.
 typedef enum dw_draft_source {
     DW_SOURCE_DRAFTER = 0, // the drafter of dw_params

@@ -76,6 +76,13 @@ typedef enum dw_length {
     DW_LENGTH_AUTO = 1,
 } dw_length;
 
+// What dw_next samples from.
+typedef enum dw_results {
+    // on a GPU the best tokens of a row if they are enough (dw_request_params.n_top), else its logits; on a CPU logits
+    DW_RESULTS_AUTO = 0,
+    DW_RESULTS_TOP  = 1, // the best tokens if they are enough, on a CPU too: for tests (test_results.py)
+} dw_results;
+
 // What drafting and verifying take, microseconds, 0 where not known: what DW_LENGTH_AUTO decides by.
 typedef struct dw_curve {
     uint32_t struct_size;
@@ -100,7 +107,7 @@ typedef struct dw_params {
     // (src/drafters/short_head.h). 0: on a CPU an eighth of a vocabulary of at least 2048 tokens; on a card for MTP a
     // quarter of one of at least 1024; else all of it. n_vocab or more: all of it
     int32_t draft_vocab;
-    int32_t results; // 0; tests set another value: draftwood-testing.h
+    int32_t results; // dw_results
 } dw_params;
 
 // What drafting and sampling know of the next requests.

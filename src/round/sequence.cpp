@@ -2,8 +2,6 @@
 
 #include "round/sequence.h"
 
-#include "draftwood-testing.h"
-
 #include <algorithm>
 
 namespace draftwood {

@@ -39,6 +39,7 @@ def test_the_tree_keeps_to_its_rooms(capsys):
         ("src/llama/batch.h", '#  include "verify/tree_state.h"', "llama -> verify"),
         ("src/ops/top-rows/top-rows.cu", '#include "llama-context.h"', "ops -> llama.cpp"),
         ("src/tree/build.cpp", '#include "draftwood.h"', "tree -> include"),
+        ("src/round/session.cpp", '#include "draftwood-testing.h"', "round -> draftwood-testing.h"),
         ("python/draftwood/load/files.py", "from draftwood.api.chat import chat", "load -> api"),
         ("python/draftwood/engine/tree.py", "import draftwood.generate.turns as t", "engine -> generate"),
         ("python/draftwood/engine/tree.py", "if 1:\n from draftwood import Llama", "engine -> draftwood"),

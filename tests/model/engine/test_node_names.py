@@ -7,9 +7,9 @@ from collections import Counter
 
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine._capi import RESULTS_TOP
 from draftwood.engine.tree import Tree
 
-from bench.testing_api import RESULTS_TOP
 from tests.ops import ggml_graph as ggml
 
 # contexts with snapshots of their state have no nodes of ours

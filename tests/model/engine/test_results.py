@@ -15,7 +15,7 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.status import check
 from draftwood.errors import ContextFullError, NativeError, OptionError, UnsupportedError
 
-from bench.testing_api import RESULTS_TOP, next_scheduled, replay
+from bench.testing_api import next_scheduled, replay
 from tests.model.engine.calls import MTP, NONE
 from tests.model.rig import PROMPT, Rig
 
@@ -61,7 +61,7 @@ def text(r: Rig, seed: int | None, n_top: int) -> list[int]:
 @pytest.mark.parametrize("draft_vocab", [0, 64], ids=["whole-head", "short-head"])
 def test_best_tokens_give_the_text_that_logits_give(rig, budget, draft_vocab, seed):
     plain = text(rig(), seed, 0)
-    r = rig(drafter=MTP, results=RESULTS_TOP, tree_budget=budget, draft_vocab=draft_vocab)
+    r = rig(drafter=MTP, results=_capi.RESULTS_TOP, tree_budget=budget, draft_vocab=draft_vocab)
     assert text(r, seed, 1 if seed is None else 40) == plain
     stats = r.engine.stats()
     assert stats.logits_rows == 0
@@ -71,14 +71,14 @@ def test_best_tokens_give_the_text_that_logits_give(rig, budget, draft_vocab, se
 
 
 def test_all_logits_are_used_where_the_sampler_needs_them(rig):
-    r = rig(drafter=MTP, results=RESULTS_TOP)
+    r = rig(drafter=MTP, results=_capi.RESULTS_TOP)
     assert text(r, 7, 0) == text(rig(), 7, 0)
     assert r.engine.stats().logits_rows == TOKENS
 
 
 def test_a_draft_made_ahead_is_the_draft(rig):
     """The tokens of such a draft come to the host when somebody asks, or with the walk."""
-    ahead, r = rig(drafter=MTP, results=RESULTS_TOP), rig(drafter=MTP)
+    ahead, r = rig(drafter=MTP, results=_capi.RESULTS_TOP), rig(drafter=MTP)
     assert ahead.start() == (last := r.start())
     for _ in range(12):
         assert ahead.engine.propose(last) == r.engine.propose(last) == 5
@@ -95,7 +95,7 @@ def test_a_draft_made_ahead_is_the_draft(rig):
 
 def test_logits_of_kept_rows_are_there_for_whoever_asks(rig, run_of):
     """llama_get_logits_ith works as ever, also late in a round and for each row."""
-    run, r = run_of("moe-mtp"), rig(results=RESULTS_TOP)
+    run, r = run_of("moe-mtp"), rig(results=_capi.RESULTS_TOP)
     r.start()
     r.engine.set_request(n_top=1)
     r.engine.propose_given(run.tokens[0], run.tokens[1:4])
@@ -143,7 +143,7 @@ def test_tokens_of_a_verify_that_failed_go_into_no_other_decode(rig):
 
     def text(fails: bool) -> list[int]:
         shared = {"n_seq_max": 2, "kv_unified": True, "n_ctx": 256}
-        r = rig(drafter=MTP, results=RESULTS_TOP, **shared)
+        r = rig(drafter=MTP, results=_capi.RESULTS_TOP, **shared)
         other = Engine(
             r.ctx, r.params, drafter=NONE, draft_tokens=5, draft_p_min=0.0, exact_rows=64, seq_id=1
         )
@@ -208,7 +208,7 @@ def best_of(r: Rig, row: int, n: int) -> tuple[list[int], list[float]] | None:
 
 
 def test_best_tokens_of_each_row_of_a_verify(rig):
-    r = rig(results=RESULTS_TOP)
+    r = rig(results=_capi.RESULTS_TOP)
     r.engine.eval(PROMPT[:-1], 0)
     r.engine.propose_given(PROMPT[-1], [5, 7, 9])
     r.engine.verify()

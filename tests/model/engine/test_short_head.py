@@ -6,10 +6,11 @@ import random
 
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine._capi import RESULTS_TOP
 from draftwood.engine.engine import Engine
 from draftwood.errors import OptionError
 
-from bench.testing_api import RESULTS_TOP, limit_memory, recent_vocab
+from bench.testing_api import limit_memory, recent_vocab
 from tests.model.engine.calls import MTP
 from tests.model.engine.test_node_names import Watch
 from tests.model.rig import PROMPT

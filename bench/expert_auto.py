@@ -21,6 +21,7 @@ from __future__ import annotations
 
 import json
 import os
+import statistics
 import sys
 import tempfile
 import time
@@ -95,7 +96,7 @@ def _cell(ours: Ours, pairs: int, seed: int) -> dict[str, Any]:
 def _side(seconds: Sequence[float], counts: Counter[str]) -> dict[str, Any]:
     chosen = counts["hits"] + counts["misses"]
     return {
-        "tok_s": round(1 / sorted(seconds)[len(seconds) // 2], 2),
+        "tok_s": round(1 / statistics.median(seconds), 2),
         **{key: counts[key] for key in ("tokens", *ROUNDS, *POOLED[1:4], *POOLED[5:])},
         "hit_rate": round(counts["hits"] / chosen, 4) if chosen else None,
         "bytes_missed": counts["bytes_missed"] // counts["tokens"],

@@ -17,6 +17,7 @@ from __future__ import annotations
 
 import json
 import random
+import statistics
 import sys
 import time
 from collections.abc import Sequence
@@ -84,7 +85,7 @@ def measure(llms: dict[str, Llama], n_tokens: int, repeats: int) -> dict[str, An
             if repeat > 0:
                 seconds[side].append(took)
         n_other += firsts["pool"] != firsts["resident"]
-    medians = {side: sorted(took)[len(took) // 2] for side, took in seconds.items()}
+    medians = {side: statistics.median(took) for side, took in seconds.items()}
     of_resident, _ = paired(seconds["resident"], seconds["pool"])
     of_stock, _ = paired(seconds["stock"], seconds["pool"])
     stats = llms["pool"].expert_stats

@@ -202,8 +202,7 @@ class Soak:
     def run_load(self, ends: float) -> None:
         """Load a model, send it requests, and free it."""
         llm = self.pooled()
-        loaded = llm.speculation in ("mtp", "tree", "auto")  # with its MTP block
-        drafter = _capi.DRAFTER_MTP if loaded else _capi.DRAFTER_NGRAM
+        drafter = _capi.DRAFTER_MTP if llm.speculation == "mtp" else _capi.DRAFTER_NGRAM
         beside = None
         if self._dice.random() < 0.5:
             beside = Beside(llm, _capi.DRAFTER_NONE if self._on_card else drafter)

@@ -18,6 +18,7 @@ from __future__ import annotations
 import json
 import os
 import random
+import statistics
 import subprocess
 import sys
 import time
@@ -81,11 +82,11 @@ def measure(model: Path, limit: int, n_tokens: int, repeats: int) -> dict[str, A
         if texts[0] != texts[1]:
             raise SystemExit(f"repeat {repeat}: the texts differ")
     ratio, _ = paired(*seconds.values())
-    speeds = {side: round(n_tokens / sorted(took)[len(took) // 2], 2) for side, took in seconds.items()}
+    speeds = {side: round(n_tokens / statistics.median(took), 2) for side, took in seconds.items()}
     return {
         "tokens_per_second": speeds,
         "ratio": ratio.figures(),
-        "bytes_read_a_token": round(sorted(read)[len(read) // 2]),
+        "bytes_read_a_token": round(statistics.median(read)),
     }
 
 

@@ -62,11 +62,6 @@ class Source:
         """The llama.cpp tree."""
         return self.path / self.lock.inner
 
-    @property
-    def python_package(self) -> Path:
-        """The Python files of llama-cpp-python."""
-        return self.path / "llama_cpp"
-
 
 def series_hash(root: Path, lock: Lock, *, pristine: bool = False) -> str:
     """Hash the archive's hash, what is left out, and the patches in order, to 16 hex digits.

@@ -377,3 +377,87 @@ def test_arguments_that_are_no_object(qwen35, asked, text):
 def test_calls_that_lack_arguments_are_left_to_the_template(qwen35, asked):
     request = {"chat_template_kwargs": None, "messages": with_call(), **asked}
     assert "<function=now>\n</function>" in prompt_of(qwen35, request)
+
+
+@pytest.mark.parametrize("asked", [{}, {"reasoning_format": "auto"}], ids=["upstreams", "ours"])
+@pytest.mark.parametrize(
+    ("messages", "found"),
+    [
+        ([*HI, {"role": "assistant", "content": None}, {"role": "tool", "content": None}], "can only conc"),
+        ([{"role": "user", "content": [{"type": "text", "text": "x"}]}], "can only concatenate str"),
+        ([{"role": "user"}], "undefined|has no attribute"),
+    ],
+    ids=["no content", "parts", "no key"],
+)
+def test_messages_that_the_template_cannot_join(qwen35, asked, messages, found):
+    use(qwen35, "{% for m in messages %}{{ 'x' + m.content }}{% endfor %}")
+    with pytest.raises(UnsupportedError, match=f"chat template failed on this request: .*({found})"):
+        qwen35.create_chat_completion(messages, **asked)
+
+
+def test_a_processors_own_error_comes_through(qwen35):
+    def processor(ids, scores):
+        raise TypeError("mine")
+
+    llm = Llama(str(TINY), n_ctx=256, n_threads=1, verbose=False)
+    with pytest.raises(TypeError, match=r"^mine$"):
+        llm.create_chat_completion(HI, logits_processor=[processor], max_tokens=2)
+    llm.close()
+
+
+PARSES = {"parse_tool_calls": True}
+NOW = {"type": "function", "function": {"name": "now"}}
+
+
+@pytest.mark.parametrize(
+    ("tools", "asked"),
+    [
+        ("weather", {}),
+        (["weather"], {}),
+        ({"name": "now"}, {}),
+        ([{"name": "now"}], PARSES),
+        ([{"type": "function", "function": {}}], {"chat_template_kwargs": {}}),
+        ([{"type": "function", "function": "now"}], {"tool_choice": NOW}),
+        ([{"function": {"name": "now", "parameters": ["x"]}}], PARSES),
+    ],
+    ids=str,
+)
+def test_tools_that_are_none(qwen35, tools, asked):
+    with pytest.raises(
+        OptionError, match=r"found tools=.*; expected a list of dicts, each with a function's"
+    ):
+        qwen35.create_chat_completion(HI, tools=tools, **asked)
+
+
+@pytest.mark.parametrize("choice", [{"type": "function", "name": "now"}, {"function": {}}], ids=str)
+def test_a_tool_choice_that_names_none(qwen3, choice):
+    with pytest.raises(OptionError, match="expected a function's name in it"):
+        qwen3.create_chat_completion(HI, tools=TOOLS, tool_choice=choice)
+
+
+def test_functions_that_are_none(qwen3):
+    with pytest.raises(OptionError, match="found functions="):
+        qwen3.create_chat_completion(HI, functions=[{}], function_call={"name": "now"})
+
+
+def test_tools_of_another_shape_are_left_to_the_template(qwen3):
+    bare = [{"name": "now"}]
+    assert json.dumps(bare[0]) in prompt_of(
+        qwen3, {"chat_template_kwargs": None, "tools": bare, "messages": HI}
+    )
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        {"tools": [NOW], "tool_choice": NOW},
+        {"functions": [{"name": "now"}], "function_call": {"name": "now"}},
+    ],
+    ids=["tools", "functions"],
+)
+def test_a_forced_function_without_parameters_is_called(tiny, asked):
+    message = tiny.create_chat_completion(HI, max_tokens=40, temperature=0.0, **asked)["choices"][0][
+        "message"
+    ]
+    assert message["tool_calls"][0]["function"]["name"] == "now"
+    assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}

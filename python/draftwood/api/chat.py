@@ -18,11 +18,11 @@ import jinja2
 
 from draftwood._llama_cpp import llama_chat_format
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.api.chat_request import whole_tool, with_objects
 from draftwood.api.detokenize import token_text
 from draftwood.api.formats import calls_told_once
 from draftwood.api.replies import CALL, Part, Splitter, opening_of, split
 from draftwood.api.timings import Latest
+from draftwood.api.tools import require_tools, whole_tool, with_objects
 from draftwood.errors import OptionError, UnsupportedError, translated
 from draftwood.generate.host import Host
 from draftwood.warn import warn
@@ -96,6 +96,8 @@ def chat(llm: Host, request: dict[str, Any], options: ChatOptions) -> Any:
             "found a chat template without <tool_call>; parse_tool_calls=True reads the calls of Qwen models",
             hint="pass tool_choice={...} to force one tool with a grammar",
         )
+    if parses or options.chat_template_kwargs is not None:
+        require_tools(tools)
     result = handler(llama=llm, **request)
     opening = opening_of(formatter.prompt) if options.splits else None
     splitter = Splitter(opening, tools if parses else None, tagged="<function=" in formatter.template)
@@ -118,7 +120,7 @@ def template_in_words() -> contextlib.AbstractContextManager[None]:
     return translated(
         jinja2.TemplateError,
         lambda error: UnsupportedError(
-            f"the chat template failed on this request: {error}; expected messages that it knows",
+            f"the chat template failed on this request: {error}; expected messages and tools that it knows",
             hint="look at llm.metadata['tokenizer.chat_template'], or pass chat_format= to Llama()",
         ),
     )

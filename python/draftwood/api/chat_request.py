@@ -1,4 +1,4 @@
-"""A chat request before it is rendered: checked, and as templates can go through it.
+"""A chat request before it is rendered: bound to names, and checked.
 
 Must not know: models, drafting. Tests: tests/model/test_api_chat.py.
 """
@@ -6,10 +6,10 @@ Must not know: models, drafting. Tests: tests/model/test_api_chat.py.
 from __future__ import annotations
 
 import inspect
-import json
 from typing import Any
 
 from draftwood.api.formats import with_schema
+from draftwood.api.tools import forced_function, require_tools, with_parameters
 from draftwood.errors import OptionError
 from draftwood.load.grammars import require_schema
 
@@ -17,7 +17,7 @@ from draftwood.load.grammars import require_schema
 def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
     """Return a call's arguments by upstream's names, `self` left out, defaults included.
 
-    Errors: TypeError as of any call; OptionError for messages or a response_format that are none;
+    Errors: TypeError as of any call; OptionError for messages, tools or a response_format that are none;
     GrammarError for JSON schemas beyond the limits of grammars.py.
     """
     try:
@@ -35,11 +35,14 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
     request = dict(bound.arguments)
     del request["self"]
     _check_messages(request["messages"])
-    forced = isinstance(request["tool_choice"], dict) or isinstance(request["function_call"], dict)
+    forced = forced_function(request["tool_choice"], request["function_call"])
     request["response_format"] = with_schema(request["response_format"])
     require_schema(request["response_format"], "response_format")
     for name in ("tools", "functions"):
-        require_schema(request[name], name, counts=forced)
+        require_schema(request[name], name, counts=forced is not None)
+        require_tools(request[name], name, named=forced is not None)
+        if request[name] and forced is not None:
+            request[name] = [with_parameters(tool, forced) for tool in request[name]]
     return request
 
 
@@ -54,43 +57,3 @@ def _check_messages(messages: Any) -> None:
             f"found {found} of type {type(wrong).__name__}; expected a list of dicts, with role and content",
             hint='create_chat_completion([{"role": "user", "content": "..."}])',
         )
-
-
-def with_objects(messages: Any) -> list[Any]:
-    """Return messages with the arguments of their tool calls as objects. Errors: OptionError."""
-    return [_with_objects(message) for message in messages]
-
-
-def _with_objects(message: Any) -> Any:
-    calls = message.get("tool_calls") if isinstance(message, dict) else None
-    if not isinstance(calls, (list, tuple)):
-        return message
-    return {**message, "tool_calls": [_with_object(call) for call in calls]}
-
-
-def _with_object(call: Any) -> Any:
-    """Return a call, or its function, with an object; what is not there is left to the template."""
-    if not isinstance(call, dict):
-        return call
-    if "function" in call:
-        return {**call, "function": _with_object(call["function"])}
-    text = call.get("arguments")
-    if not isinstance(text, str):
-        return call
-    try:
-        arguments = json.loads(text)
-    except ValueError:
-        arguments = None
-    if not isinstance(arguments, dict):
-        raise OptionError(
-            f"found a tool call in the messages whose arguments are no JSON object: {text[:80]!r}",
-            hint='"arguments": "{\\"place\\": \\"Oslo\\"}", as the model wrote them, or drop the message',
-        )
-    return {**call, "arguments": arguments}
-
-
-def whole_tool(tool: dict[str, Any]) -> dict[str, Any]:
-    """Return the tool with the fields that llama-server hands to templates, no others."""
-    function = tool["function"]
-    rest = {"description": function.get("description") or "", "parameters": function.get("parameters") or {}}
-    return {"type": "function", "function": {"name": function["name"], **rest}}

@@ -2,7 +2,8 @@
 
 Only where a subclass would not be met: these are made inside upstream's own methods, or by users through its
 names. Signatures stay. docs/compat.md lists them. Must not know: engines, requests.
-Tests: tests/model/test_api_bad_input.py, tests/model/test_api_states.py, tests/model/test_contexts.py.
+Tests: tests/model/test_api_bad_input.py, tests/model/test_api_chat.py, tests/model/test_api_states.py,
+tests/model/test_contexts.py.
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ import threading
 from collections.abc import Sequence
 from typing import Any, Literal
 
+import jinja2
 from typing_extensions import NotRequired, TypedDict
 
 from draftwood._llama_cpp import (
     _internals,
     _utils,
     llama_cache,
+    llama_chat_format,
     llama_grammar,
     llama_speculative,
     llama_types,
@@ -72,6 +75,9 @@ def apply() -> None:
             each.__init__ = in_words(each.__init__)
     if not hasattr(llama_grammar.json_schema_to_gbnf, "__wrapped__"):
         llama_grammar.json_schema_to_gbnf = _within_limits(llama_grammar.json_schema_to_gbnf)
+    formatter: Any = llama_chat_format.Jinja2ChatFormatter
+    if not hasattr(formatter.__call__, "__wrapped__"):
+        formatter.__call__ = _failing_as_templates(formatter.__call__)
     silence: Any = _utils.suppress_stdout_stderr
     if not hasattr(silence.__enter__, "__wrapped__"):
         silence.__enter__, silence.__exit__ = _shared_silence(silence.__enter__, silence.__exit__)
@@ -111,6 +117,19 @@ def _within_limits(to_gbnf: Any) -> Any:
                 "found a JSON schema whose parts are nested too deep for Python; expected a flatter one",
                 hint="define inner parts once and refer to them with $ref; mark properties as required",
             ) from None
+
+    return wrapped
+
+
+def _failing_as_templates(render: Any) -> Any:
+    """Return a formatter's call. A value that a template cannot add is a TypeError of Python's in Jinja."""
+
+    @functools.wraps(render)
+    def wrapped(*args: Any, **kwargs: Any) -> Any:
+        try:
+            return render(*args, **kwargs)
+        except TypeError as error:
+            raise jinja2.TemplateRuntimeError(str(error)) from error
 
     return wrapped
 

@@ -195,7 +195,7 @@ void dflash_drafter::feed() {
         const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
                          n_fed_ + bucket(n) <= ctx_.n_positions() && bucket(n) <= free_cells(ctx_.get(), seq_);
         decode_request request;
-        request.slot = few ? drafter_context::slot(1, seq_) : 0;
+        request.slot = few ? drafter_context::slot(graph_kind::own_features, seq_) : 0;
         ctx_.batch().clear();
         add_features(few ? bucket(n) : n, few);
         request.feeds.push_back(
@@ -243,7 +243,7 @@ draft_result dflash_drafter::draft(const draft_request & request, token_tree & t
     ctx_.batch().clear();
     add_block(request, n);
     decode_request block;
-    block.slot         = drafter_context::slot(0, seq_);
+    block.slot         = drafter_context::slot(graph_kind::own_block, seq_);
     const bool decoded = ctx_.decode(block) == 0;
     if (decoded && request.budget > 0) {
         read_tree(request, n, tree);

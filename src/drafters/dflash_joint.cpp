@@ -9,12 +9,6 @@
 
 namespace draftwood {
 
-namespace {
-
-constexpr int32_t joint_blocks = 2, joint_features = 3; // kinds of graphs (drafter_context::slot)
-
-} // namespace
-
 // Calls decode() for blocks that one decode can hold, as many rows each. Without a unified cache llama.cpp takes
 // sequences that follow each other.
 template <typename F> void dflash_drafter::in_runs(std::vector<block> blocks, F decode) {
@@ -71,7 +65,7 @@ void dflash_drafter::feed_together(const std::vector<block> & run) {
             return;
         }
         decode_request request;
-        request.slot = drafter_context::slot(joint_features, run[0].who->seq_);
+        request.slot = drafter_context::slot(graph_kind::joint_features, run[0].who->seq_);
         ctx.batch().clear();
         for (size_t i = 0; i < run.size(); ++i) {
             dflash_drafter & who = *run[i].who;
@@ -103,7 +97,8 @@ void dflash_drafter::draft_together(const std::vector<block> & run) {
         each.who->add_block(each.draft->request, each.n);
     }
     decode_request request;
-    request.slot       = drafter_context::slot(run.size() > 1 ? joint_blocks : 0, run[0].who->seq_);
+    request.slot =
+        drafter_context::slot(run.size() > 1 ? graph_kind::joint_blocks : graph_kind::own_block, run[0].who->seq_);
     const bool decoded = ctx.decode(request) == 0;
     for (size_t i = 0; i < run.size(); ++i) {
         const block & each = run[i];

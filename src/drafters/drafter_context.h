@@ -53,9 +53,12 @@ class drafter_context {
     bool      short_of_memory() const;
     llama_pos end(llama_seq_id seq) const { return llama_memory_seq_pos_max(memory(), seq) + 1; }
     void      remove_from(llama_seq_id seq, llama_pos pos) { llama_memory_seq_rm(memory(), seq, pos, -1); }
-    // of decode_request: graphs of a kind, of which there are fewer than 4, that begin with this sequence
-    static int32_t slot(int32_t kind, llama_seq_id seq) { return kind + 4 * seq; }
-    int32_t        n_positions() const { return (int32_t) llama_n_ctx_seq(ctx_.get()); } // of a sequence
+    // decode_request::slot. A graph is kept by its kind, the first sequence of its rows and their number. Each drafter
+    // names its kinds by an enum of its own, from 0 to n_graph_kinds - 1.
+    template <typename Kind> static int32_t slot(Kind kind, llama_seq_id first) {
+        return (int32_t) kind + n_graph_kinds * first;
+    }
+    int32_t n_positions() const { return (int32_t) llama_n_ctx_seq(ctx_.get()); } // of a sequence
 
     // The best token of row i of the newest decode (-1: its last). Its probability among the tokens that drafts are
     // chosen from may take a pass over their logits: it is only found where p_min > 0 lets it decide something.
@@ -72,6 +75,8 @@ class drafter_context {
     int32_t decode(const decode_request & request);
 
   private:
+    static constexpr int32_t n_graph_kinds = 5; // most that a drafter has
+
     struct deleter {
         void operator()(llama_context * ctx) const { llama_free(ctx); }
     };

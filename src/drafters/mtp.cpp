@@ -166,8 +166,8 @@ void mtp_drafter::feed(int32_t n, bool output) {
         add_row(queue_.tokens[i], queue_.pos + i, output && i == n - 1);
     }
     decode_request request;
-    // a level of a tree has an output in each of as many rows; without outputs all take the context's own graph
-    request.slot = output ? drafter_context::slot(n > 1 ? 1 : 0, seq_) : 0;
+    // without outputs all take the context's own graph
+    request.slot = output ? drafter_context::slot(n > 1 ? graph_kind::pairs : graph_kind::rows, seq_) : 0;
     request.feeds.push_back(hidden_feed(0, waiting_, queue_.first, n));
     if (!decode(request, output ? 1 : 0)) {
         fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
@@ -246,7 +246,7 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
         ctx_.batch().clear();
         add_row(best.token, request.pos + 1 + i, true);
         decode_request next;
-        next.slot = drafter_context::slot(0, seq_);
+        next.slot = drafter_context::slot(graph_kind::rows, seq_);
         next.feeds.push_back(hidden_feed(0, shared_->outputs, 0, 1));
         if (!decode(next, 1)) {
             break; // the context's end: what is drafted so far stands
@@ -271,7 +271,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         ctx_.batch().clear();
         add_row(request.last, request.pos + 1 + i, true);
         decode_request next;
-        next.slot = drafter_context::slot(1 + i % 2, seq_);
+        next.slot = drafter_context::slot(i % 2 == 0 ? graph_kind::ahead : graph_kind::ahead_other, seq_);
         next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, shared_->block.embeddings));
         next.feeds.push_back(hidden_feed(0, shared_->outputs, 0, 1));
         if (!decode(next, 1)) {

@@ -55,6 +55,14 @@ class mtp_drafter : public drafter {
     void               resume(llama_pos pos, const std::vector<float> & mark) override;
 
   private:
+    enum class graph_kind : int32_t {
+        rows,        // each has an output: a token of a chain, a level of a tree, a pair
+        pairs,       // the last one has an output
+        ahead,       // a token that is drafted ahead
+        ahead_other, // the same: two graphs take turns
+        joint,       // a row of each sequence
+    };
+
     // kept tokens whose pairs are not in the block's KV cache yet; the hidden state of tokens[i] is row first + i of
     // waiting_
     struct pair_queue {

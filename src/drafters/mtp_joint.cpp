@@ -9,12 +9,6 @@
 
 namespace draftwood {
 
-namespace {
-
-constexpr int32_t joint_graphs = 3; // those of as many rows of one sequence are others
-
-} // namespace
-
 // All pairs but the last are fed by themselves: sequences differ in how many wait.
 void mtp_drafter::begin_joint(joint_draft & draft) {
     if (!is_ready(draft.request)) {
@@ -97,7 +91,7 @@ void mtp_drafter::draft_next(std::vector<member> run, int32_t depth, std::vector
 bool mtp_drafter::decode_joint(const std::vector<member> & run, int32_t depth) {
     ctx_.batch().clear();
     decode_request request;
-    request.slot = drafter_context::slot(joint_graphs, run[0].who->seq_);
+    request.slot = drafter_context::slot(graph_kind::joint, run[0].who->seq_);
     for (int32_t i = 0; i < (int32_t) run.size(); ++i) {
         mtp_drafter & own = *run[i].who;
         if (depth == 0) {

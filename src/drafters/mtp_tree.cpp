@@ -74,7 +74,7 @@ bool mtp_drafter::decode_level(const std::vector<leaf> & level, const draft_requ
     ctx_.batch().clear();
     decode_request next;
     next.mask = &beams_;
-    next.slot = drafter_context::slot(0, seq_);
+    next.slot = drafter_context::slot(graph_kind::rows, seq_);
     for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
         beams_.add(level[i].row, tree.tokens[level[i].node]);
         add_row(tree.tokens[level[i].node], request.pos + tree.depths[level[i].node], true);

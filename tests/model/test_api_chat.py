@@ -461,3 +461,24 @@ def test_a_forced_function_without_parameters_is_called(tiny, asked):
     ]
     assert message["tool_calls"][0]["function"]["name"] == "now"
     assert json.loads(message["tool_calls"][0]["function"]["arguments"]) == {}
+
+
+@pytest.mark.parametrize(
+    ("unknown", "hint"),
+    [
+        ({"max_token": 5}, "max_tokens=5 in place of max_token"),
+        ({"max_completion_tokens": 5}, "max_tokens=5 in place of max_completion_tokens"),
+        ({"topk": 3}, "top_k=3 in place of topk"),
+        ({"reasoning_fromat": "auto"}, "reasoning_format='auto' in place of reasoning_fromat"),
+        ({"n": 2}, "leave n out, and make one call for each choice"),
+        ({"user": "a", "store": True}, "leave user out; leave store out"),
+        ({"parallel_tool_calls": False}, "leave parallel_tool_calls out"),
+        ({"enable_thinking": False}, "chat_template_kwargs={'enable_thinking': False}"),
+        ({"reasoning_effort": "low", "x": 1}, "chat_template_kwargs={'reasoning_effort': 'low', 'x': 1}"),
+    ],
+    ids=str,
+)
+def test_arguments_that_nobody_knows(qwen3, unknown, hint):
+    with pytest.raises(TypeError, match=r"unexpected keyword argument '\w+'; expected its own") as caught:
+        qwen3.create_chat_completion(HI, **unknown)
+    assert str(caught.value).partition("\n\nhint: ")[2] == hint

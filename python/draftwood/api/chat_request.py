@@ -5,6 +5,7 @@ Must not know: models, drafting. Tests: tests/model/test_api_chat.py.
 
 from __future__ import annotations
 
+import difflib
 import inspect
 from typing import Any
 
@@ -12,6 +13,18 @@ from draftwood.api.formats import with_schema
 from draftwood.api.tools import forced_function, require_tools, with_parameters
 from draftwood.errors import OptionError
 from draftwood.load.grammars import require_schema
+
+# arguments of our create_chat_completion beyond upstream's
+_OURS = ("chat_template_kwargs", "reasoning_format", "parse_tool_calls")
+# arguments of OpenAI's clients and of Transformers that Llama has by other names, or not at all
+_RENAMED = {"max_completion_tokens": "max_tokens", "repetition_penalty": "repeat_penalty"}
+_WITHOUT = {
+    **dict.fromkeys(("user", "store", "metadata", "service_tier", "parallel_tool_calls"), ""),
+    "n": "leave n out, and make one call for each choice",
+    "stream_options": "leave stream_options out; last_usage has the tokens of a stream",
+}
+_VARIABLES = ("reasoning_effort",)  # of the template of gpt-oss, though near to reasoning_format
+_NEAR = 0.8
 
 
 def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> dict[str, Any]:
@@ -26,10 +39,11 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
         unknown = [name for name in kwargs if name not in signature.parameters]
         if not unknown:
             raise
-        variables = ", ".join(f"{name!r}: {kwargs[name]!r}" for name in unknown)
+        known = [*signature.parameters][1:]
+        hint = _advice({name: kwargs[name] for name in unknown}, [*known, *_OURS])
         raise TypeError(
-            f"create_chat_completion() {error}; expected variables of the chat template, such as "
-            f"enable_thinking, as chat_template_kwargs={{{variables}}}"
+            f"create_chat_completion() {error}; expected its own arguments, and variables of the chat "
+            f"template in chat_template_kwargs\n\nhint: {hint}"
         ) from None
     bound.apply_defaults()
     request = dict(bound.arguments)
@@ -44,6 +58,22 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
         if request[name] and forced is not None:
             request[name] = [with_parameters(tool, forced) for tool in request[name]]
     return request
+
+
+def _advice(unknown: dict[str, Any], known: list[str]) -> str:
+    """Return what to write in place of arguments that nobody knows."""
+    hints, variables = [], {}
+    for name, value in unknown.items():
+        near = [_RENAMED[name]] if name in _RENAMED else difflib.get_close_matches(name, known, 1, _NEAR)
+        if name in _WITHOUT:
+            hints.append(_WITHOUT[name] or f"leave {name} out")
+        elif near and name not in _VARIABLES:
+            hints.append(f"{near[0]}={value!r:.80} in place of {name}")
+        else:
+            variables[name] = value
+    if variables:
+        hints.append(f"chat_template_kwargs={variables!r:.120}")
+    return "; ".join(hints)
 
 
 def _check_messages(messages: Any) -> None:

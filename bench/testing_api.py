@@ -1,4 +1,4 @@
-"""src/include/draftwood-testing.h from Python: what only tests and benchmarks call.
+"""src/include/draftwood-testing.h from Python, and calls of draftwood.h that only tests and benchmarks make.
 
 tests/unit/test_capi.py compares the signatures with the header. Must not know: what any test expects.
 """
@@ -90,6 +90,25 @@ for _name, (_restype, _argtypes) in SIGNATURES.items():
     _function = getattr(_lib, _name)
     _function.restype = _restype
     _function.argtypes = _argtypes
+
+
+def propose_all(engines: Sequence[Engine], last: Sequence[int], most: Sequence[int]) -> list[int]:
+    """Draft up to most[i] tokens after last[i] by engines[i]; return how many each drafted.
+
+    The engines are of sequences of one context, whose drafters work together where they can.
+    """
+    n = len(engines)
+    handles = (_capi.EngineHandle * n)(*(engine._handle for engine in engines))
+    tokens, limits = (_capi.Token * n)(*last), (_I32 * n)(*most)
+    drafted = (_I32 * n)()
+    check(_lib.dw_propose_all(handles, tokens, limits, drafted, n))
+    return list(drafted)
+
+
+def verify_all(engines: Sequence[Engine]) -> None:
+    """Evaluate the proposals of several engines, on sequences of one context, in one llama_decode."""
+    handles = (_capi.EngineHandle * len(engines))(*(engine._handle for engine in engines))
+    check(_lib.dw_verify_all(handles, len(engines)))
 
 
 def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:

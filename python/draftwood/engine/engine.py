@@ -220,25 +220,6 @@ class Engine:
         """Evaluate `last` and the draft in one llama_decode."""
         check(_lib.dw_verify(self._handle))
 
-    @staticmethod
-    def propose_all(engines: Sequence[Engine], last: Sequence[int], most: Sequence[int]) -> list[int]:
-        """Draft up to most[i] tokens after last[i] by engines[i]; return how many each drafted.
-
-        The engines are of sequences of one context, whose drafters work together where they can.
-        """
-        n = len(engines)
-        handles = (_capi.EngineHandle * n)(*(engine._handle for engine in engines))
-        tokens, limits = (_capi.Token * n)(*last), (ctypes.c_int32 * n)(*most)
-        drafted = (ctypes.c_int32 * n)()
-        check(_lib.dw_propose_all(handles, tokens, limits, drafted, n))
-        return list(drafted)
-
-    @staticmethod
-    def verify_all(engines: Sequence[Engine]) -> None:
-        """Evaluate the proposals of several engines, on sequences of one context, in one llama_decode."""
-        handles = (_capi.EngineHandle * len(engines))(*(engine._handle for engine in engines))
-        check(_lib.dw_verify_all(handles, len(engines)))
-
     def row(self) -> tuple[int, int] | None:
         """Return (row, n_past) of the row that `next` will sample, or None when the round has ended."""
         status = _lib.dw_row(self._handle, ctypes.byref(self._a), ctypes.byref(self._b))

@@ -40,6 +40,7 @@ import ctypes, json, sys
 from draftwood.engine import _capi
 from draftwood.engine.engine import Engine
 from draftwood.errors import DecodeError
+from bench.testing_api import verify_all
 from tests.model.rig import Rig
 def refuse(over): ctypes.CDLL(None).refuse_over(ctypes.c_size_t(over))
 ALL = 1 << 40

@@ -10,9 +10,10 @@ from typing import Any
 
 import pytest
 from draftwood.engine import _capi
-from draftwood.engine.engine import Curve, Engine
+from draftwood.engine.engine import Curve
 from draftwood.engine.tree import Tree
 
+from bench.testing_api import propose_all, verify_all
 from tests.model.engine.calls import MTP
 from tests.model.engine.test_sequences import Text, close, take, texts
 from tests.model.rig import PROMPT
@@ -41,14 +42,14 @@ def test_one_that_speculates_pads_no_other(rig, kv_unified, speculating):
     made = texts(shared, rig(), PROMPTS)
     for text in made:
         text.engine.propose_given(text.run.tokens[0], [])  # each can verify trees
-    Engine.verify_all([text.engine for text in made])
+    verify_all([text.engine for text in made])
     for text in made:
         take(shared, text, near=0.02 if kv_unified else 0.0)
         text.engine.stats_reset()
     for _ in range(6):
         for seq, text in enumerate(made):
             chain(text, 6 if seq == speculating else 0)
-        Engine.verify_all([text.engine for text in made])
+        verify_all([text.engine for text in made])
         for text in made:
             take(shared, text, near=0.02 if kv_unified else 0.0)
             text.engine.commit()
@@ -73,7 +74,7 @@ def test_any_lengths(rig, kv_unified):
             drafted += text.accept
         if not chosen:
             break
-        Engine.verify_all([text.engine for text in chosen])
+        verify_all([text.engine for text in chosen])
         for text in chosen:
             kept = text.accept
             take(shared, text, near=0.02 if kv_unified else 0.0)
@@ -93,8 +94,8 @@ def written(rig: Any, curve: Curve, n_rounds: int, subset: Any = lambda _: range
         if not chosen:
             break
         engines = [text.engine for text in chosen]
-        Engine.propose_all(engines, [text.run.tokens[text.done - 1] for text in chosen], [5] * len(chosen))
-        Engine.verify_all(engines)
+        propose_all(engines, [text.run.tokens[text.done - 1] for text in chosen], [5] * len(chosen))
+        verify_all(engines)
         for text in chosen:
             while text.engine.row() is not None:
                 assert text.engine.next(shared.sampler) == text.run.tokens[text.done]

@@ -14,6 +14,7 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.tree import Tree
 from draftwood.errors import DecodeError
 
+from bench.testing_api import verify_all
 from tests.model.engine.calls import MTP, NONE
 from tests.model.engine.story import grow, true_length
 from tests.model.engine.test_sequences import Text, close, take
@@ -64,7 +65,7 @@ def propose(text: Text, chance: random.Random, size: int) -> int:
 
 
 def verify(shared: Rig, texts: list[Text], chance: random.Random, near: float = 0.0) -> None:
-    Engine.verify_all([text.engine for text in chance.sample(texts, len(texts))])
+    verify_all([text.engine for text in chance.sample(texts, len(texts))])
     for text in texts:
         kept = text.accept
         take(shared, text, near=near)
@@ -163,7 +164,7 @@ def test_a_batch_with_no_room_for_all_rows_shortens_drafts(rig):
     for text in made:
         tokens = text.run.tokens[text.done - 1 : text.done + 5]
         text.engine.propose_given(tokens[0], tokens[1:])
-    Engine.verify_all([text.engine for text in made])  # two rows each
+    verify_all([text.engine for text in made])  # two rows each
     for text in made:
         text.accept = 1
         take(shared, text, near=0.02)
@@ -203,7 +204,7 @@ def test_an_aborted_verify_of_a_pattern_leaves_all_as_they_were(rig, kv_unified,
     for text in chosen:
         propose(text, chance, 5)
     with aborting(shared, 1 << 30) as nodes:
-        Engine.verify_all([text.engine for text in chosen])
+        verify_all([text.engine for text in chosen])
     after = int(part * len(nodes))
     for text in chosen:
         take(shared, text, near=near)
@@ -213,7 +214,7 @@ def test_an_aborted_verify_of_a_pattern_leaves_all_as_they_were(rig, kv_unified,
         for text in chosen:
             propose(text, chance, 5)
         with aborting(shared, after), pytest.raises(DecodeError, match="llama_decode returned 2"):
-            Engine.verify_all([text.engine for text in chosen])
+            verify_all([text.engine for text in chosen])
         assert [text.engine.n_past for text in made] == held
         ends = [native.llama_memory_seq_pos_max(shared.memory, seq) + 1 for seq in range(N)]
         assert ends == held

@@ -13,8 +13,8 @@ from typing import Any
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
-from draftwood.engine.engine import Engine
 
+from bench.testing_api import propose_all
 from tests.model.engine.test_joint_drafts import any_of, check_counts, propose_each, written
 from tests.model.engine.test_sequences import Text, close, texts
 from tests.model.rig import Rig
@@ -51,10 +51,10 @@ def four(rig: Any, *, n: int = 4, **settings: Any) -> tuple[Rig, list[Text]]:
 @pytest.mark.parametrize("settings", [{}, {"draft_p_min": 0.3}], ids=str)
 def test_together_as_alone(rig, settings):
     found = []
-    for propose in (propose_each, Engine.propose_all):
+    for propose in (propose_each, propose_all):
         shared, made = four(rig, **settings)
         found.append(written(made, shared.sampler, propose, 60, any_of))
-        check_counts([text.engine.stats() for text in made], propose is Engine.propose_all)
+        check_counts([text.engine.stats() for text in made], propose is propose_all)
         close(made)
     assert found[0] == found[1]
 
@@ -69,7 +69,7 @@ def test_where_drafts_may_differ(rig, settings):
     flash = settings.get("flash", False)
     shared, alone = rig(TARGET, **{**SIZES, **settings}), rig(TARGET, flash=flash)
     made = texts(shared, alone, [tokens_of(alone, each) for each in BEGINNINGS], **DFLASH)
-    written(made, shared.sampler, Engine.propose_all, 60, any_of)
+    written(made, shared.sampler, propose_all, 60, any_of)
     check_counts([text.engine.stats() for text in made])
     close(made)
 
@@ -83,7 +83,7 @@ def test_blocks_of_several_lengths(rig):
     for engine, token, n in zip(engines, last, most, strict=True):
         engine.propose(token, n)
         alone.append(engine.draft())
-    assert Engine.propose_all(engines, last, most) == most
+    assert propose_all(engines, last, most) == most
     assert [each.draft() for each in engines] == alone
     close(made)
 
@@ -97,7 +97,7 @@ def test_more_rows_than_a_decode(rig):
     for engine, token in zip(engines, last, strict=True):
         engine.propose(token)
         alone.append(engine.draft())
-    assert Engine.propose_all(engines, last, [7] * n) == [7] * n
+    assert propose_all(engines, last, [7] * n) == [7] * n
     assert [each.draft() for each in engines] == alone
     assert all(each.stats().failed_drafts == 0 for each in engines)
     close(made)
@@ -113,7 +113,7 @@ def test_long_pauses(rig):
             text.engine.verify()
             assert text.engine.next(shared.sampler) == text.run.tokens[text.done]
             text.done += 1
-    written(made, shared.sampler, Engine.propose_all, 30, any_of, seed=chance.randrange(100))
+    written(made, shared.sampler, propose_all, 30, any_of, seed=chance.randrange(100))
     assert all(text.engine.stats().failed_drafts == 0 for text in made)
     assert sum(text.engine.stats().accepted for text in made) > 20
     close(made)
@@ -122,7 +122,7 @@ def test_long_pauses(rig):
 def test_lengths_chosen_for_all(rig):
     """Texts are the same where a batch chooses how far its sequences draft."""
     shared, made = four(rig, length=_capi.LENGTH_AUTO)
-    written(made, shared.sampler, Engine.propose_all, 80, any_of)
+    written(made, shared.sampler, propose_all, 80, any_of)
     stats = [text.engine.stats() for text in made]
     assert all(text.done > 40 for text in made)
     assert all(each.failed_drafts == 0 for each in stats)

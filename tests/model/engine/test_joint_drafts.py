@@ -13,6 +13,7 @@ from draftwood.engine import _capi
 from draftwood.engine.engine import Engine
 from draftwood.errors import DraftwoodError
 
+from bench.testing_api import propose_all, verify_all
 from tests.model.engine.calls import MTP
 from tests.model.engine.test_sequences import Text, close, texts
 from tests.model.rig import PROMPT
@@ -42,7 +43,7 @@ def written(made: list[Text], sampler, propose, n_rounds, subset, seed=4):
         )
         drafts.append([each.draft() for each in engines])
         assert counts == [len(draft) for draft in drafts[-1]]
-        Engine.verify_all(engines)
+        verify_all(engines)
         for text in chosen:
             while text.engine.row() is not None:
                 assert text.engine.next(sampler) == text.run.tokens[text.done]
@@ -64,11 +65,11 @@ def check_counts(stats, together=True):
 @pytest.mark.parametrize("settings", [{}, {"draft_p_min": 0.3}], ids=str)
 def test_together_as_alone(rig, settings):
     found = []
-    for propose in (propose_each, Engine.propose_all):
+    for propose in (propose_each, propose_all):
         shared = rig("planted-moe", **SIZES, **settings)
         made = texts(shared, rig("planted-moe"), PROMPTS)
         found.append(written(made, shared.sampler, propose, 60, any_of))
-        check_counts([text.engine.stats() for text in made], propose is Engine.propose_all)
+        check_counts([text.engine.stats() for text in made], propose is propose_all)
         close(made)
     assert found[0] == found[1]
 
@@ -78,7 +79,7 @@ def test_where_drafts_may_differ(rig, settings):
     """In one cache sums have another order; a short head has the tokens used before. Texts are the same."""
     shared = rig("planted-moe", **SIZES, **settings)
     made = texts(shared, rig("planted-moe"), PROMPTS)
-    written(made, shared.sampler, Engine.propose_all, 60, any_of)
+    written(made, shared.sampler, propose_all, 60, any_of)
     check_counts([text.engine.stats() for text in made])
     close(made)
 
@@ -90,10 +91,10 @@ def test_who_stops_early_changes_no_other_draft(rig, most, kv_unified):
     shared = rig("moe-mtp", **SIZES, kv_unified=kv_unified)  # what it drafts depends on these states alone
     made = texts(shared, rig("moe-mtp"), PROMPTS)
     engines, last = [text.engine for text in made], [text.run.tokens[0] for text in made]
-    Engine.propose_all(engines, last, [5] * 4)
+    propose_all(engines, last, [5] * 4)
     whole = [each.draft() for each in engines]
     assert len({tuple(draft) for draft in whole}) == 4
-    assert Engine.propose_all(engines, last, most) == most
+    assert propose_all(engines, last, most) == most
     assert [each.draft() for each in engines] == [draft[:n] for draft, n in zip(whole, most, strict=True)]
     close(made)
 
@@ -109,7 +110,7 @@ def test_more_sequences_than_rows_of_a_decode(rig):
     for engine, token in zip(engines, last, strict=True):
         engine.propose(token)
         alone.append(engine.draft())
-    assert Engine.propose_all(engines, last, [3] * n) == [3] * n
+    assert propose_all(engines, last, [3] * n) == [3] * n
     assert [each.draft() for each in engines] == alone
     assert all(each.stats().failed_drafts == 0 for each in engines)
     close(made)
@@ -124,7 +125,7 @@ def test_a_sequence_that_others_changed_leaves_the_rest_as_they_are(rig):
     draft = a.draft()
     assert native.llama_memory_seq_rm(shared.memory, 1, -1, -1)
     with pytest.raises(DraftwoodError):
-        Engine.propose_all([a, b], last, [5, 5])
+        propose_all([a, b], last, [5, 5])
     assert a.draft() == draft
     a.verify()
     close(made)
@@ -146,7 +147,7 @@ def test_with_those_who_draft_otherwise(rig):
         engine.eval(PROMPTS[seq], 0)
         assert engine.next(shared.sampler) == run.tokens[0]
         made.append(Text(engine, run))
-    written(made, shared.sampler, Engine.propose_all, 60, lambda chance: range(4))
+    written(made, shared.sampler, propose_all, 60, lambda chance: range(4))
     stats = [text.engine.stats() for text in made]
     assert stats[0].accepted > 10
     assert stats[1].tree_rounds > 5
@@ -161,9 +162,9 @@ def test_one_without_a_hidden_state_is_cold(rig):
     fresh = Engine(shared.ctx, shared.params, **shared.settings, seq_id=2)
     last = [made[0].run.tokens[0], made[1].run.tokens[0], 9]
     engines = [made[0].engine, made[1].engine, fresh]
-    counts = Engine.propose_all(engines, last, [5, 5, 5])
+    counts = propose_all(engines, last, [5, 5, 5])
     assert counts == [5, 5, 0]
-    Engine.verify_all(engines)
+    verify_all(engines)
     close([*made, Text(fresh, made[0].run)])
 
 
@@ -176,8 +177,8 @@ def test_at_the_end_of_the_context(rig):
     for at in range(0, n_ctx - 3, 100):
         made[0].engine.eval((text * 4)[at : min(at + 100, n_ctx - 3)], at)
     engines = [text.engine for text in made]
-    assert Engine.propose_all(engines, [7, made[1].run.tokens[0]], [5, 5]) == [2, 5]
-    Engine.verify_all(engines)
+    assert propose_all(engines, [7, made[1].run.tokens[0]], [5, 5]) == [2, 5]
+    verify_all(engines)
     close(made)
 
 
@@ -196,7 +197,7 @@ def test_refusals_change_nothing(rig):
         ([], [], "0 engines; expected 1 or more"),
     ):
         with pytest.raises(DraftwoodError, match=text):
-            Engine.propose_all(engines, tokens, [5] * len(engines))
+            propose_all(engines, tokens, [5] * len(engines))
         assert a.draft() == draft
     a.verify()
     close([*made, *stranger])

@@ -65,7 +65,7 @@ def text(order, over, lengths=(60, 60)):
     for _ in range(12):
         for each, token in zip(engines, last):
             each.propose_given(token, [])
-        Engine.verify_all(engines)
+        verify_all(engines)
         last = [each.next(r.sampler) for each in engines]
         tokens += last
         for each in engines:
@@ -118,7 +118,7 @@ for i, each in enumerate(engines):
 refuse(4 << 10)
 for each, token in zip(engines, last):
     each.propose_given(token, [5, 6, 7, 8, 9])
-Engine.verify_all(engines)
+verify_all(engines)
 found = [each.row()[1] for each in engines]
 """
 

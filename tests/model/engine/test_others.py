@@ -14,6 +14,7 @@ import pytest
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine.engine import Engine
 
+from bench.testing_api import propose_all, verify_all
 from tests.model.engine.calls import MTP
 from tests.model.engine.story import grow, true_length
 from tests.model.engine.test_sequences import Text, close, take
@@ -96,7 +97,7 @@ def three(shared: Rig, alone: Rig, *, near: float = 0.0, **settings: Any) -> lis
     chance = random.Random(1)
     for _ in range(3):
         propose(made, chance)
-        Engine.verify_all([text.engine for text in made])
+        verify_all([text.engine for text in made])
         for text in made:
             take(shared, text, near=near)
             text.engine.commit()
@@ -120,7 +121,7 @@ def test_proposals_of_others_stay(rig, what, kv_unified):
     others = [made[0], made[2]]
     propose(made, random.Random(5))
     DISTURB[what](shared, 1)
-    Engine.verify_all([text.engine for text in others])
+    verify_all([text.engine for text in others])
     for text in others:
         assert text.accept > 0
         kept = text.accept
@@ -135,7 +136,7 @@ def test_open_rounds_of_others_stay_open(rig, what):
     shared = rig(**SIZES)
     made = three(shared, rig())
     propose(made, random.Random(5))
-    Engine.verify_all([text.engine for text in made])
+    verify_all([text.engine for text in made])
     for text in made:
         assert text.engine.next(shared.sampler) == text.run.tokens[text.done]
         text.done, text.accept = text.done + 1, text.accept - 1
@@ -152,7 +153,7 @@ def test_a_decode_by_others_settles_open_rounds(rig):
     shared = rig(**SIZES)
     made = three(shared, rig())
     propose(made, random.Random(5))
-    Engine.verify_all([text.engine for text in made])
+    verify_all([text.engine for text in made])
     for text in made:
         assert text.engine.next(shared.sampler) == text.run.tokens[text.done]
         text.done += 1
@@ -163,7 +164,7 @@ def test_a_decode_by_others_settles_open_rounds(rig):
         assert text.engine.row() is None
         assert text.engine.n_past == len(text.run.prompt) + text.done - 1
     propose(others, chance)
-    Engine.verify_all([text.engine for text in others])
+    verify_all([text.engine for text in others])
     for text in others:
         take(shared, text)
     close(made)
@@ -196,7 +197,7 @@ def test_drafters_of_others_draft_as_before(rig, what):
         made = three(shared, rig(), tree_budget=10)
         disturb(shared, 1)
         others = [made[0], made[2]]
-        Engine.propose_all(
+        propose_all(
             [text.engine for text in others], [text.run.tokens[text.done - 1] for text in others], [6, 6]
         )
         found.append([text.engine.draft() for text in others])
@@ -227,7 +228,7 @@ def test_a_batch_without_sequences_is_of_sequence_0(rig):
     made = three(shared, rig())
     propose(made, random.Random(5))
     assert shared.raw_decode([5, 6]) == 0
-    Engine.verify_all([text.engine for text in made[1:]])
+    verify_all([text.engine for text in made[1:]])
     for text in made[1:]:
         take(shared, text)
     assert made[0].engine.reach(len(PROMPT)) == 0, "its checkpoint may be another text's"

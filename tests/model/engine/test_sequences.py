@@ -1,6 +1,6 @@
 """Several sequences in one decode: trees, chains and plain steps, each bit-equal to a context of its own.
 
-Every sequence has an engine; Engine.verify_all decodes their proposals together. Contract: dw_verify_all in
+Every sequence has an engine; verify_all decodes their proposals together. Contract: dw_verify_all in
 src/include/draftwood.h, src/verify/target_context.h.
 """
 
@@ -17,6 +17,7 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.tree import Tree
 from draftwood.errors import DraftwoodError
 
+from bench.testing_api import verify_all
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.engine.story import grow, true_length
 from tests.model.rig import PROMPT, Rig, Run
@@ -96,7 +97,7 @@ def test_each_text_is_that_of_its_own_context(rig, preset, drafter, flash):
         chosen = [text for text in chosen if text.done < 60]
         for text in chosen:
             propose(text, chance, 12)
-        Engine.verify_all([text.engine for text in chance.sample(chosen, len(chosen))])
+        verify_all([text.engine for text in chance.sample(chosen, len(chosen))])
         for text in chance.sample(chosen, len(chosen)):
             take(shared, text)
         for text in chance.sample(chosen, len(chosen)):
@@ -115,7 +116,7 @@ def test_one_cache_for_all_sequences(rig):
     while min(text.done for text in made) < 40:
         for text in made:
             propose(text, chance, 12)
-        Engine.verify_all([text.engine for text in made])
+        verify_all([text.engine for text in made])
         for text in made:
             take(shared, text, near=0.02)
             text.engine.commit()
@@ -129,7 +130,7 @@ def test_a_decode_of_one_settles_the_open_rounds_of_others(rig):
     for _ in range(6):
         for text in made:
             text.engine.propose_tree(grow(chance, text.run, text.done, 9, 3))
-        Engine.verify_all([text.engine for text in made])
+        verify_all([text.engine for text in made])
         for text in made[:2]:  # the third round stays open with two rows taken or none
             text.accept = true_length(text.run, text.done, text.engine.tree())
             take(shared, text)
@@ -152,19 +153,19 @@ def test_bad_input(rig):
     made = texts(shared, rig())
     a, b, _ = (text.engine for text in made)
     with pytest.raises(DraftwoodError, match="dw_propose"):
-        Engine.verify_all([a, b])
+        verify_all([a, b])
     a.propose_given(made[0].run.tokens[0], [])
     with pytest.raises(DraftwoodError, match="dw_propose"):
-        Engine.verify_all([a, b])
+        verify_all([a, b])
     with pytest.raises(DraftwoodError, match="each once"):
-        Engine.verify_all([a, a])
+        verify_all([a, a])
     other.start()
     other.engine.propose_given(3, [])
     with pytest.raises(DraftwoodError, match="one llama_context"):
-        Engine.verify_all([a, other.engine])
+        verify_all([a, other.engine])
     assert _capi.lib.dw_verify_all(None, 1) == _capi.ERR_ARGUMENT
     with pytest.raises(DraftwoodError, match="0 engines; expected 1 or more"):
-        Engine.verify_all([])
+        verify_all([])
     a.verify()
     assert a.next(shared.sampler) == made[0].run.tokens[1]
     close(made)
@@ -178,7 +179,7 @@ def test_a_tree_of_one_settles_the_open_trees_of_others(rig):
     for _ in range(5):
         for text in made[:2]:
             text.engine.propose_tree(grow(chance, text.run, text.done, 9, 3))
-        Engine.verify_all([text.engine for text in made[:2]])
+        verify_all([text.engine for text in made[:2]])
         for text in made[:2]:
             text.accept = true_length(text.run, text.done, text.engine.tree())
             take(shared, text)
@@ -229,7 +230,7 @@ def test_a_cache_that_is_nearly_full(rig):
     left = 256 - 118 - 110
     for text in made:
         text.engine.propose_tree(grow(chance, text.run, text.done, 12, 3))
-    Engine.verify_all([text.engine for text in made])  # 24 rows of 28 cells
+    verify_all([text.engine for text in made])  # 24 rows of 28 cells
     for text in made:
         text.accept = true_length(text.run, text.done, text.engine.tree())
         left -= text.accept + 1
@@ -238,7 +239,7 @@ def test_a_cache_that_is_nearly_full(rig):
     assert 12 <= left < 24
     for text in made:
         text.engine.propose_tree(grow(chance, text.run, text.done, 12, 3))
-    Engine.verify_all([text.engine for text in made])
+    verify_all([text.engine for text in made])
     for text in made:
         tree = text.engine.tree()
         assert 1 < len(tree.tokens) <= left // 2

@@ -308,8 +308,9 @@ def test_options_that_make_no_sense(qwen3, asked, error, words):
 
 def test_chat_formats_without_the_files_template(qwen3):
     qwen3.chat_format = "llama-2"
-    with pytest.raises(UnsupportedError, match="found chat_format='llama-2'"):
+    with pytest.raises(UnsupportedError, match="found chat_format='llama-2'") as caught:
         qwen3.create_chat_completion(HI, reasoning_format="auto")
+    assert 'chat_format="chat_template.default"' in caught.value.hint
     qwen3.chat_format, qwen3.chat_handler = "chat_template.default", lambda **kwargs: None
     with pytest.raises(UnsupportedError, match="found a chat_handler"):
         qwen3.create_chat_completion(HI, chat_template_kwargs={})
@@ -330,6 +331,23 @@ def test_a_file_without_a_template_is_said_once(llama_arch):
     llm.chat_format = "chatml"
     llm.create_chat_completion(HI, max_tokens=4, temperature=0.0)
     llm.create_completion("hi", max_tokens=4)
+    llm.close()
+
+
+@pytest.mark.parametrize("asked", [{"reasoning_format": "auto"}, {"chat_template_kwargs": {}}], ids=str)
+@pytest.mark.parametrize("chosen", ["llama-2", "chatml"])
+def test_options_with_a_file_without_a_template(llama_arch, asked, chosen):
+    llm = Llama(llama_arch, n_ctx=256, verbose=False, chat_format=chosen)
+    with pytest.raises(UnsupportedError, match="found no chat template in the model file; ") as caught:
+        llm.create_chat_completion(HI, **asked)
+    assert "chat_format=...) chooses how messages are formatted" in str(caught.value.hint)
+    llm.close()
+
+
+def test_the_files_template_by_its_name(tiny):
+    llm = Llama(str(TINY), n_ctx=512, n_threads=1, verbose=False, chat_format="chat_template.default")
+    asked = {"reasoning_format": "auto", "max_tokens": 4, "temperature": 0.0}
+    assert strip(llm.create_chat_completion(HI, **asked)) == strip(tiny.create_chat_completion(HI, **asked))
     llm.close()
 
 

@@ -158,14 +158,18 @@ def _file_template(llm: Host) -> str | None:
 
 def _template(llm: Host) -> str:
     template = _file_template(llm)
-    if template is None:
-        found = "a chat_handler" if llm.chat_handler is not None else f"chat_format={llm.chat_format!r}"
-        raise UnsupportedError(
-            f"found {found}; chat_template_kwargs, reasoning_format and parse_tool_calls work with the chat "
-            "template of the model file",
-            hint="leave chat_format and chat_handler out",
-        )
-    return template
+    if template is not None:
+        return template
+    found = "a chat_handler" if llm.chat_handler is not None else f"chat_format={llm.chat_format!r}"
+    hint = 'Llama(..., chat_format="chat_template.default") without a chat_handler takes it'
+    if "tokenizer.chat_template" not in llm.metadata:
+        found = "no chat template in the model file"
+        hint = "leave these options out; Llama(..., chat_format=...) chooses how messages are formatted"
+    raise UnsupportedError(
+        f"found {found}; chat_template_kwargs, reasoning_format and parse_tool_calls work with the chat "
+        "template of the model file",
+        hint=hint,
+    )
 
 
 class _Formatter:

@@ -125,8 +125,8 @@ dflash_context::dflash_context(target_context & target, const llama_context_para
 dflash_drafter::dflash_drafter(target_context & target, const llama_context_params & context_params,
                                const dw_params & params) :
     target_(target),
-    shared_(shared_by_drafters<dflash_context>(
-        target, drafter_key("dflash", params) + params.drafter_path,
+    shared_(target.shared<dflash_context>(
+        drafter_key("dflash", params) + params.drafter_path,
         [&] { return std::make_shared<dflash_context>(target, context_params, params); })),
     ctx_(shared_->ctx),
     seq_(params.seq_id),

@@ -9,7 +9,6 @@
 #include "llama/facts.h"
 #include "llama/results.h"
 #include "tree/build.h"
-#include "verify/target_context.h"
 
 #include <memory>
 #include <string>
@@ -93,20 +92,8 @@ class drafter_context {
     std::unique_ptr<short_head>             short_head_; // nullptr: drafts are of the whole vocabulary
 };
 
-// What a drafter shares with those of the target's other sequences. The first of them makes it, with its own
-// context_params. name: of what it is, and of the engine's parameters that it depends on.
-template <typename T, typename F>
-std::shared_ptr<T> shared_by_drafters(target_context & target, const std::string & name, F make) {
-    std::weak_ptr<void> & held  = target.shared_by_engines()[name];
-    std::shared_ptr<T>    found = std::static_pointer_cast<T>(held.lock());
-    if (!found) {
-        found = make();
-        held  = found;
-    }
-    return found;
-}
-
-// that name for a kind of drafter: with how it chooses among tokens
+// The name of a kind of drafter for target_context::shared(): with how it chooses among tokens. Of drafters that share
+// one, the first gives it its context_params.
 std::string drafter_key(const char * kind, const dw_params & params);
 
 } // namespace draftwood

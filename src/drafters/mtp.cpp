@@ -67,9 +67,8 @@ mtp_context::mtp_context(target_context & target, const llama_context_params & c
 mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & context_params,
                          const dw_params & params) :
     target_(target),
-    shared_(
-        shared_by_drafters<mtp_context>(target, drafter_key("mtp", params),
-                                        [&] { return std::make_shared<mtp_context>(target, context_params, params); })),
+    shared_(target.shared<mtp_context>(drafter_key("mtp", params),
+                                       [&] { return std::make_shared<mtp_context>(target, context_params, params); })),
     ctx_(shared_->ctx),
     seq_(params.seq_id),
     n_embd_(llama_model_n_embd_out(llama_get_model(target.get()))),

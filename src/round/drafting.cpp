@@ -31,7 +31,9 @@ drafting::drafting(target_context & target, const llama_context_params & context
     p_min_(params.draft_p_min),
     tree_budget_(params.tree_budget),
     costs_(target.left().on_gpu() ? n_warmup_on_gpu : 1, /*shares_cores*/ !target.left().on_gpu()),
-    together_(model_of_batches(target, costs_.n_warmup())),
+    together_(target.shared<batch_model>(
+        "times of rounds together",
+        [&] { return std::make_shared<batch_model>(costs_.n_warmup(), /*shares_cores*/ !target.left().on_gpu()); })),
     drafter_(make_drafter(target, context_params, params)),
     stats_(stats) {
     if ((chooses_ || tree_budget_ > 0) && drafter_ && params.drafter != DW_DRAFTER_NGRAM) {

@@ -99,7 +99,6 @@ class drafting {
     void        draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
     bool        ask(proposal & draft, const draft_request & request);
     static void drop_failed(drafter & d, token_tree & tree);
-    static std::shared_ptr<batch_model> model_of_batches(target_context & target, int32_t n_warmup);
     static void draft_together(const std::vector<asked> & all, std::vector<joint_draft> & drafts);
     bool        judge(proposal & draft, const draft_request & request, draft_result result);
     void        add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);

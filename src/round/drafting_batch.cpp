@@ -2,23 +2,11 @@
 
 #include "round/drafting.h"
 #include "tree/build.h"
-#include "verify/target_context.h"
 
 #include <algorithm>
 #include <map>
 
 namespace draftwood {
-
-// what engines of a context learn of their rounds together
-std::shared_ptr<batch_model> drafting::model_of_batches(target_context & target, int32_t n_warmup) {
-    std::weak_ptr<void> &        held  = target.shared_by_engines()["times of rounds together"];
-    std::shared_ptr<batch_model> found = std::static_pointer_cast<batch_model>(held.lock());
-    if (!found) {
-        found = std::make_shared<batch_model>(n_warmup, /*shares_cores*/ !target.left().on_gpu());
-        held  = found;
-    }
-    return found;
-}
 
 // Drafts that cannot be made together come first, one by one. The others follow, those of a shared context at once.
 void drafting::propose_all(const std::vector<asked> & all) {

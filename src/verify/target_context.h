@@ -108,9 +108,17 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     std::string  tree_refusal() const { return trees_.empty() ? refusal_ : ""; }
     void         finish_trees() const;
 
-    // What these engines share, drafters and times, by a name that says how it was made. It goes with the last who
-    // holds it.
-    std::map<std::string, std::weak_ptr<void>> & shared_by_engines() { return shared_by_engines_; }
+    // What these engines share, such as a drafter's context or learned times. The first who asks makes it, and it goes
+    // with the last who holds it. name: of what it is, and of the parameters that it depends on; each stands for one T.
+    template <typename T, typename F> std::shared_ptr<T> shared(const std::string & name, F make) {
+        std::weak_ptr<void> & held  = shared_[name];
+        std::shared_ptr<T>    found = std::static_pointer_cast<T>(held.lock());
+        if (!found) {
+            found = make();
+            held  = found;
+        }
+        return found;
+    }
 
     // run what saves or restores a state: not news for the listeners
     template <typename F> auto working(F f) {
@@ -152,7 +160,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool                                       at_work_ = false;
     bool                                       intact_  = true;
     std::vector<member>                        members_;
-    std::map<std::string, std::weak_ptr<void>> shared_by_engines_;
+    std::map<std::string, std::weak_ptr<void>> shared_;
     attachment                                 attached_;
     row_batch                                  batch_;
     results                                    results_;

@@ -481,6 +481,27 @@ def test_serve_puts_m_before_a_model_and_a_type_behind(model):
         assert command_line(["--port", "1", flag, model], "auto") == ["--port", "1", flag, model, *AUTO]
 
 
+def test_serve_finds_the_model_behind_flags(model, monkeypatch):
+    port = ["--port", "8081"]
+    for before, after in ((port, []), (["--no-warmup"], port), ([*port, "-md", "draft.gguf"], ["-c", "64"])):
+        assert command_line([*before, model, *after], "off")[:-2] == [*before, "-m", model, *after]
+    for flags in (
+        [*port, "-md", model],
+        ["--lora", model],
+        ["--log-file", model, "--chat-template-file", model],
+    ):
+        assert "-m" not in command_line(flags, "off")
+    monkeypatch.setenv("LLAMA_ARG_MODEL", "other.gguf")
+    assert command_line([*port, model], "off")[:-2] == [*port, "-m", model]
+
+
+def test_serve_refuses_two_models(model):
+    for arguments in (["--no-warmup", model, "b.gguf"], ["--jinja", model, "--port", "1", "b.gguf"]):
+        result = invoke("serve", *arguments)
+        assert result.exit_code == 2
+        assert f"found {model} and b.gguf; expected one model\n\nhint: draftwood serve" in result.stderr
+
+
 def test_serve_names_the_way_of_drafting(model):
     for speculation, kind in {"off": "plain", "mtp": "mtp", "ngram": "ngram", "tree": "tree"}.items():
         assert command_line([model], speculation) == ["-m", model, "--spec-type", kind]
@@ -502,7 +523,7 @@ def test_serve_refuses_what_is_no_model_before_the_server_starts(monkeypatch, tm
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "execv", lambda path, command: pytest.fail(f"started {command}"))
     path = tmp_path / "nope.gguf"
-    for arguments in ([str(path)], ["-m", str(path)], [str(path), "--spec-type", "none"]):
+    for arguments in ([str(path)], ["-m", str(path)], ["--port", "1", str(path), "--spec-type", "none"]):
         result = invoke("serve", *arguments, "--speculation", speculation)
         hint = f"hint: check the path; it was looked for in {tmp_path}"
         expected = f"Error: Model path does not exist: {path}\n\n{hint}\n"

@@ -84,6 +84,18 @@ def test_all_that_the_program_lists_is_known():
         assert flag in server_help._listed(server_help._said(SERVER, "--help"))
 
 
+def test_which_flags_take_a_value():
+    """As llama-server reads them: one that takes none leaves the first wrong flag behind it to be refused."""
+    takes = server_help.taking_values(SERVER)
+    assert {"-m", "--model", "--port", "-c", "--ctx-size", "-md", "--spec-type", "--alias", "-fa"} <= takes
+    for flag in server_help._listed(server_help._said(SERVER, "--help")):
+        said = server_help._said(SERVER, flag, "--zz1", "--zz2", "--zz3")
+        if "invalid argument: --zz" in said:
+            assert ("invalid argument: --zz1" not in said) == (flag in takes), flag
+        elif "error while handling argument" in said:  # of the value
+            assert flag in takes
+
+
 @pytest.mark.parametrize(
     "arguments",
     [

@@ -16,7 +16,7 @@ import click
 from draftwood.cli import server_pool, shared
 from draftwood.cli.failure import library_needed
 from draftwood.cli.server_flags import given, name_of, number, value
-from draftwood.cli.server_help import need_known
+from draftwood.cli.server_help import need_known, taking_values
 from draftwood.errors import UnsupportedError
 from draftwood.options import SPECULATIONS, Options, plan
 
@@ -119,8 +119,7 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
     click.UsageError for options that llama-server would not know, or would not heed.
     """
     _check(arguments)
-    if arguments and not arguments[0].startswith("-"):
-        arguments = ["-m", *arguments]
+    arguments = _with_model_flag(arguments)
     need_known(program("llama-server"), arguments, _own_flags())
     path = _model(arguments)
     info = None if path is None else _header(path)
@@ -184,6 +183,30 @@ def _check(arguments: list[str]) -> None:
         raise click.UsageError(
             f"found {_TYPE} {types} without a drafter, from which nothing is drafted\n\nhint: {_DRAFTER}"
         )
+
+
+def _with_model_flag(arguments: list[str]) -> list[str]:
+    """Return the arguments with -m before the model: the first word, or a file behind flags."""
+    if arguments and not arguments[0].startswith("-"):
+        return ["-m", *arguments]
+    if given(arguments, _MODEL_FLAGS, ()) or not any(map(_is_file, arguments)):
+        return arguments
+    takes = taking_values(program("llama-server"))
+    behind = [
+        i for i, each in enumerate(arguments) if _is_file(each) and name_of(arguments[i - 1]) not in takes
+    ]
+    if not takes or not behind:  # a program that does not answer is left to speak for itself
+        return arguments
+    if len(behind) > 1:
+        found = " and ".join(arguments[i] for i in behind)
+        raise click.UsageError(
+            f"found {found}; expected one model\n\nhint: draftwood serve model.gguf --port 8081"
+        )
+    return [*arguments[: behind[0]], "-m", *arguments[behind[0] :]]
+
+
+def _is_file(argument: str) -> bool:
+    return argument.endswith(".gguf") and not argument.startswith("-")
 
 
 def _own_flags() -> list[str]:

@@ -1,4 +1,6 @@
-"""Flags that llama-server refuses, answered with the nearest ones that it knows, before a model is loaded.
+"""What llama-server's help tells of its flags: which it knows, and which take a value.
+
+A flag that it refuses is answered with the nearest ones that it knows, before a model is loaded.
 
 Must not know: what flags mean. Test: tests/unit/test_cli_serve_flags.py.
 """
@@ -19,6 +21,7 @@ from draftwood.cli.server_flags import name_of
 # the head of an option's entry: "-c,    --ctx-size N    size of the prompt context"
 _FLAG = re.compile(r"--?[A-Za-z][\w.-]*")
 _HEAD = re.compile(rf"^{_FLAG.pattern}(?:,\s+{_FLAG.pattern})*", re.M)
+_TAKES = re.compile(rf"^({_FLAG.pattern}(?:,\s+{_FLAG.pattern})*) \S", re.M)  # two blanks before a text
 _REFUSED = re.compile(r"^error: invalid argument: (-.*)", re.M)
 _TIMEOUT = 10.0
 """Seconds for an answer of the program. It takes milliseconds; a user's RPC server may keep it waiting."""
@@ -40,6 +43,12 @@ def need_known(server: Path, arguments: list[str], ours: Iterable[str]) -> None:
             f"found {refused[1]}, which llama-server does not know; expected one of its flags\n\n"
             f"hint: {_hint(refused[1], {*known, *ours})}"
         )
+
+
+def taking_values(server: Path) -> frozenset[str]:
+    """Return the flags behind which a value stands; none where the program does not answer."""
+    heads = _TAKES.findall(_said(server, "--help"))
+    return frozenset(flag for head in heads for flag in _FLAG.findall(head))
 
 
 def _said(server: Path, *arguments: str) -> str:

@@ -27,7 +27,8 @@ import draftwood.cli.serve as serve_module
 import pytest
 from click.testing import CliRunner
 from draftwood.cli import Commands, cli
-from draftwood.cli.doctor import describe, paths, problems
+from draftwood.cli.doctor import paths, problems
+from draftwood.cli.doctor_words import describe
 from draftwood.cli.failure import in_options
 from draftwood.cli.inputs import prompt_text
 from draftwood.cli.progress import Bar, Interrupt

@@ -1,7 +1,8 @@
 """A completion: the request made ready, the loop over `generate`, the result.
 
 Gives what llama-cpp-python's `_create_completion` gives, byte for byte, in time linear in the reply: upstream
-detokenises the whole reply for every token. Chunks are stream.py's, log-probabilities logprobs.py's.
+detokenises the whole reply for every token. Prompts are prompt.py's, chunks stream.py's, log-probabilities
+logprobs.py's.
 Must not know: drafting, chat. Tests: tests/model/test_api_completion.py (against upstream's own method).
 """
 
@@ -22,21 +23,20 @@ import numpy as np
 
 from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.api.detokenize import Growing, Pieces, token_text
+from draftwood.api.detokenize import Growing, Pieces
 from draftwood.api.logprobs import of_completion
+from draftwood.api.prompt import checked_prompt, prompt_tokens, room_for_reply
 from draftwood.api.stream import Chunks
 from draftwood.api.timings import Latest, Timer
 from draftwood.errors import IDS_HINT, CacheError, OptionError, translated
 from draftwood.generate.host import Host
 from draftwood.load.fixes import CACHE_ERRORS
-from draftwood.warn import warn
 
 _SAMPLING = [
     *("top_k", "top_p", "min_p", "typical_p", "tfs_z", "mirostat_mode", "mirostat_tau", "mirostat_eta"),
     *("frequency_penalty", "presence_penalty", "repeat_penalty"),
     *("stopping_criteria", "logits_processor", "grammar"),
 ]
-_FIM = 0  # upstream's placeholder for the prefix, middle and suffix tokens of infilling
 
 
 @dataclass(slots=True)
@@ -82,22 +82,22 @@ def complete(llm: Host, pieces: Pieces, request: dict[str, Any], latest: Latest)
 
 
 def _prepare(llm: Host, pieces: Pieces, request: dict[str, Any]) -> _Run:
-    prompt = _checked(request["prompt"])
-    prompt_tokens = _prompt_tokens(llm, prompt, request["suffix"])
-    max_tokens = _max_tokens(llm, request, len(prompt_tokens))
+    prompt = checked_prompt(request["prompt"])
+    tokens = prompt_tokens(llm, prompt, request["suffix"])
+    max_tokens = room_for_reply(llm, request, len(tokens))
     stops = [stop.encode("utf-8") for stop in _listed(request["stop"])]
     head = _head(llm, request["model"])
     # an empty prompt begins with BOS, which keeps a leading space out of the text
     reply = Growing(pieces, [] if len(prompt) > 0 else [llm.token_bos()])
-    chunks = Chunks(llm, pieces, head, request, reply, prompt_tokens, stops) if request["stream"] else None
+    chunks = Chunks(llm, pieces, head, request, reply, tokens, stops) if request["stream"] else None
     if llm.verbose:
         _native.llama_perf_context_reset(llm.ctx)
     if llm.cache:
-        _look_up(llm, prompt_tokens)
+        _look_up(llm, tokens)
     seed = request["seed"]
     llm.set_seed(seed if seed is not None else random.Random(llm._seed).randint(0, 2**32))
-    timer = Timer(llm, len(prompt_tokens))
-    return _Run(llm, pieces, request, head, prompt_tokens, max_tokens, stops, reply, chunks, timer)
+    timer = Timer(llm, len(tokens))
+    return _Run(llm, pieces, request, head, tokens, max_tokens, stops, reply, chunks, timer)
 
 
 def _reply(run: _Run) -> Iterator[dict[str, Any]]:
@@ -135,77 +135,6 @@ def _head(llm: Host, model: str | None) -> dict[str, Any]:
 
 def _listed(stop: Any) -> list[str]:
     return stop if isinstance(stop, list) else [stop] if isinstance(stop, str) else []
-
-
-def _checked(prompt: Any) -> str | list[int]:
-    """Return the prompt. Errors: OptionError for what is neither text nor tokens."""
-    if isinstance(prompt, str):
-        return prompt
-    is_list = isinstance(prompt, list)
-    wrong = [token for token in prompt if not hasattr(token, "__int__")] if is_list else [prompt]
-    if wrong:
-        found = f"a prompt {'with a part ' if is_list else ''}of type {type(wrong[0]).__name__}"
-        raise OptionError(
-            f"found {found}; expected a str or a list of token ids",
-            hint="one call for each prompt" if is_list else 'llm("text")',
-        )
-    tokens: list[int] = prompt
-    return tokens
-
-
-def _prompt_tokens(llm: Host, prompt: str | list[int], suffix: str | None) -> list[int]:
-    """Tokenise a prompt as upstream does, BOS, EOS and infill placeholders included."""
-    vocab, bos = _native.llama_model_get_vocab(llm.model), llm.token_bos()
-    sep = _native.llama_vocab_sep(vocab)
-    as_given = isinstance(prompt, list) and suffix is None
-    head = [] if as_given or bos == -1 or not _native.llama_vocab_get_add_bos(vocab) else [bos]
-    tail = (
-        []
-        if as_given or (sep == -1 and not _native.llama_vocab_get_add_eos(vocab))
-        else [sep if sep != -1 else llm.token_eos()]
-    )
-    body: list[int] = list(prompt) if isinstance(prompt, list) else []
-    if isinstance(prompt, str) and prompt:
-        body = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=suffix is None)
-    if suffix is not None:
-        before, after = [_FIM, *body], [_FIM, *_suffix_tokens(llm, suffix)]
-        body = [*after, *before, _FIM] if llm.spm_infill else [*before, *after, _FIM]
-    tokens = [*head, *body, *tail]
-    if tokens[:2] == [bos] * 2:
-        warn(
-            f'Detected duplicate leading "{token_text(vocab, bos)}" in prompt, this will likely reduce '
-            "response quality, consider removing it...",
-            RuntimeWarning,
-        )
-    return tokens
-
-
-def _suffix_tokens(llm: Host, suffix: str) -> list[int]:
-    if not suffix:
-        return []
-    spaced = llm.metadata.get("tokenizer.ggml.add_space_prefix", "true") == "true"
-    # a tokenizer that puts a space in front puts it before the mark, which is then cut off (two tokens)
-    text = "☺" + suffix if spaced else suffix
-    tokens = llm.tokenize(text.encode("utf-8"), add_bos=False, special=False)
-    return tokens[2:] if spaced else tokens
-
-
-def _max_tokens(llm: Host, request: dict[str, Any], n_prompt: int) -> int:
-    """Check the request against the context and return how many tokens it may yield."""
-    n_ctx = llm.n_ctx()
-    if n_prompt >= n_ctx:
-        raise OptionError(
-            f"Requested tokens ({n_prompt}) exceed context window of {n_ctx}",
-            hint="shorten the prompt, or pass a larger n_ctx to Llama()",
-        )
-    if request["logprobs"] is not None and llm._logits_all is False:
-        raise OptionError(
-            "logprobs is not supported for models created with logits_all=False",
-            hint="pass logits_all=True to Llama()",
-        )
-    room = n_ctx - n_prompt
-    asked: int | None = request["max_tokens"]
-    return room if asked is None or asked <= 0 else min(asked, room)
 
 
 def with_bias(request: dict[str, Any], n_vocab: int) -> Any:

@@ -1,0 +1,88 @@
+"""The prompt of a completion: checked, as tokens, and what room it leaves.
+
+Tokens are upstream's, BOS, EOS and infill included. Must not know: replies, chat.
+Tests: tests/model/test_api_completion.py (against upstream's own), tests/model/test_api_bad_input.py.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+from draftwood._llama_cpp import llama_cpp as _native
+from draftwood.api.detokenize import token_text
+from draftwood.errors import OptionError
+from draftwood.generate.host import Host
+from draftwood.warn import warn
+
+_FIM = 0  # upstream's placeholder for the prefix, middle and suffix tokens of infilling
+
+
+def checked_prompt(prompt: Any) -> str | list[int]:
+    """Return the prompt. Errors: OptionError for what is neither text nor tokens."""
+    if isinstance(prompt, str):
+        return prompt
+    is_list = isinstance(prompt, list)
+    wrong = [token for token in prompt if not hasattr(token, "__int__")] if is_list else [prompt]
+    if wrong:
+        found = f"a prompt {'with a part ' if is_list else ''}of type {type(wrong[0]).__name__}"
+        raise OptionError(
+            f"found {found}; expected a str or a list of token ids",
+            hint="one call for each prompt" if is_list else 'llm("text")',
+        )
+    tokens: list[int] = prompt
+    return tokens
+
+
+def prompt_tokens(llm: Host, prompt: str | list[int], suffix: str | None) -> list[int]:
+    """Tokenise a prompt as upstream does, BOS, EOS and infill placeholders included."""
+    vocab, bos = _native.llama_model_get_vocab(llm.model), llm.token_bos()
+    sep = _native.llama_vocab_sep(vocab)
+    as_given = isinstance(prompt, list) and suffix is None
+    head = [] if as_given or bos == -1 or not _native.llama_vocab_get_add_bos(vocab) else [bos]
+    tail = (
+        []
+        if as_given or (sep == -1 and not _native.llama_vocab_get_add_eos(vocab))
+        else [sep if sep != -1 else llm.token_eos()]
+    )
+    body: list[int] = list(prompt) if isinstance(prompt, list) else []
+    if isinstance(prompt, str) and prompt:
+        body = llm.tokenize(prompt.encode("utf-8"), add_bos=False, special=suffix is None)
+    if suffix is not None:
+        before, after = [_FIM, *body], [_FIM, *_suffix_tokens(llm, suffix)]
+        body = [*after, *before, _FIM] if llm.spm_infill else [*before, *after, _FIM]
+    tokens = [*head, *body, *tail]
+    if tokens[:2] == [bos] * 2:
+        warn(
+            f'Detected duplicate leading "{token_text(vocab, bos)}" in prompt, this will likely reduce '
+            "response quality, consider removing it...",
+            RuntimeWarning,
+        )
+    return tokens
+
+
+def _suffix_tokens(llm: Host, suffix: str) -> list[int]:
+    if not suffix:
+        return []
+    spaced = llm.metadata.get("tokenizer.ggml.add_space_prefix", "true") == "true"
+    # a tokenizer that puts a space in front puts it before the mark, which is then cut off (two tokens)
+    text = "☺" + suffix if spaced else suffix
+    tokens = llm.tokenize(text.encode("utf-8"), add_bos=False, special=False)
+    return tokens[2:] if spaced else tokens
+
+
+def room_for_reply(llm: Host, request: dict[str, Any], n_prompt: int) -> int:
+    """Check the request against the context and return how many tokens it may yield."""
+    n_ctx = llm.n_ctx()
+    if n_prompt >= n_ctx:
+        raise OptionError(
+            f"Requested tokens ({n_prompt}) exceed context window of {n_ctx}",
+            hint="shorten the prompt, or pass a larger n_ctx to Llama()",
+        )
+    if request["logprobs"] is not None and llm._logits_all is False:
+        raise OptionError(
+            "logprobs is not supported for models created with logits_all=False",
+            hint="pass logits_all=True to Llama()",
+        )
+    room = n_ctx - n_prompt
+    asked: int | None = request["max_tokens"]
+    return room if asked is None or asked <= 0 else min(asked, room)

@@ -6,6 +6,7 @@ The server renders the same requests with the same template over HTTP. Replies a
 
 from __future__ import annotations
 
+import dataclasses
 import json
 import socket
 import subprocess
@@ -18,6 +19,8 @@ import draftwood
 import pytest
 from draftwood import Llama, OptionError, UnsupportedError
 from draftwood._llama_cpp.llama_chat_format import Jinja2ChatFormatter
+from draftwood.api import chat_request
+from draftwood.api.chat import ChatOptions
 
 from tests.model.test_api_completion import Replay
 from tests.model.test_api_replies import TEMPLATES, TINY, TOOLS, called, tagged
@@ -500,3 +503,7 @@ def test_arguments_that_nobody_knows(qwen3, unknown, hint):
     with pytest.raises(TypeError, match=r"unexpected keyword argument '\w+'; expected its own") as caught:
         qwen3.create_chat_completion(HI, **unknown)
     assert str(caught.value).partition("\n\nhint: ")[2] == hint
+
+
+def test_each_chat_option_is_known_to_the_advice():
+    assert set(chat_request._OURS) == {field.name for field in dataclasses.fields(ChatOptions)}

@@ -93,7 +93,7 @@ dw_status dw_propose_all(dw_engine * const * engines, const llama_token * last, 
     return guard([&] {
         require("dw_propose_all", engines, last, max_draft, n_draft);
         const std::vector<session *> all = sessions_of("dw_propose_all", engines, n_engines);
-        session::propose_all(all, last, max_draft);
+        propose_batch(all, last, max_draft).run();
         for (size_t i = 0; i < all.size(); ++i) {
             n_draft[i] = all[i]->tree().n_drafts();
         }

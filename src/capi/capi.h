@@ -3,6 +3,7 @@
 #pragma once
 
 #include "llama/status.h"
+#include "round/propose_batch.h"
 #include "round/verify_batch.h"
 
 #include <type_traits>

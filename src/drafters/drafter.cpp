@@ -9,6 +9,11 @@
 
 namespace draftwood {
 
+void drop_failed(drafter & who, token_tree & tree) {
+    who.reset();
+    tree = token_tree(tree.tokens[0]);
+}
+
 std::unique_ptr<drafter> make_drafter(target_context & target, const llama_context_params & context_params,
                                       const dw_params & params) {
     switch (params.drafter) {

@@ -107,6 +107,9 @@ class drafter {
     virtual void               resume(llama_pos, const std::vector<float> &) {}
 };
 
+// A failed draft leaves the root alone, and a drafter that begins anew.
+void drop_failed(drafter & who, token_tree & tree);
+
 // The drafter that `params` names, for `target`, which was made with `context_params`; nullptr for DW_DRAFTER_NONE.
 // Throws failure where the model has none, or the file does not fit.
 std::unique_ptr<drafter> make_drafter(target_context & target, const llama_context_params & context_params,

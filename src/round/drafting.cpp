@@ -19,12 +19,6 @@ constexpr int32_t n_warmup_on_gpu = 2;
 
 } // namespace
 
-// A failed draft leaves the root alone, and a drafter that begins anew.
-void drafting::drop_failed(drafter & d, token_tree & tree) {
-    d.reset();
-    tree = token_tree(tree.tokens[0]);
-}
-
 drafting::drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
                    dw_stats & stats) :
     chooses_(params.length == DW_LENGTH_AUTO),
@@ -166,6 +160,60 @@ void drafting::join_ngrams(token_tree & tree, const token_tree & found, int32_t 
         chain.log_probs[i] = chain.log_probs[i - 1] + std::log((float) costs_.acceptance(from_ngrams, i - 1));
     }
     merge(tree, chain);
+}
+
+// Where lengths are not chosen, what will be drafted. n-grams cost next to nothing: they draft if they are as likely to
+// be right.
+drafting::offer drafting::make_offer(const proposal & draft, const draft_limits & limits) {
+    offer   offer;
+    int32_t n = drafter_ ? std::max(0, limits.n_tokens) : 0;
+    if (n > 0 && chooses_) {
+        n                     = tree_budget_ > 0 ? std::min(n, tree_budget_ - 1) : n;
+        offer.found           = look_up(draft, limits.pos, n);
+        const int32_t n_found = offer.found.n_drafts();
+        if (n_found > 0 &&
+            costs_.expected_tokens(from_ngrams, n_found) >= costs_.expected_tokens(from_drafter, n_found)) {
+            offer.source = from_ngrams;
+            n            = n_found;
+        }
+    } else {
+        offer.member.fixed_rows = n > 0 && limits.n_nodes > 0 ? bucket(limits.n_nodes) : n + 1;
+    }
+    offer.member.by_drafter = offer.source == from_drafter;
+    for (int32_t i = 0; i <= n; ++i) {
+        offer.member.tokens.push_back(costs_.expected_tokens(offer.source, i));
+    }
+    return offer;
+}
+
+drafting::plan drafting::plan_offered(proposal & draft, const draft_limits & limits, const offer & offer,
+                                      int32_t n_tokens) {
+    draft.source = offer.source;
+    stats_.n_paused_rounds += n_tokens == 0 ? 1 : 0;
+    if (n_tokens > 0 && draft.source == from_ngrams) {
+        draft.tree = select(offer.found, n_tokens + 1, n_tokens);
+        stats_.n_ngram_rounds++;
+        return {};
+    }
+    return { request(draft, limits.pos, n_tokens, /*budget*/ 0, /*spine*/ 0), {}, token_tree(0), false };
+}
+
+const void * drafting::joint(const plan & plan) const {
+    return plan.request.depth > 0 && plan.request.budget == 0 ? drafter_->joint() : nullptr;
+}
+
+joint_draft drafting::join(proposal & draft, const plan & plan, llama_seq_id seq, size_t index) const {
+    joint_draft joint{ drafter_.get(), seq, plan.request, &draft.tree, draft_result::failed, index };
+    joint.request.ahead = false;
+    return joint;
+}
+
+// Where several take part, its own time is not known.
+void drafting::joined(proposal & draft, const joint_draft & made, int64_t took, int32_t n) {
+    const bool drafted = judge(draft, made.request, made.result);
+    const bool whole   = n == 1 && made.tree->n_drafts() == made.request.depth;
+    add_draft_time(draft, made.request, drafted, took, whole);
+    stats_.n_joint_rounds += drafted && n > 1 ? 1 : 0;
 }
 
 void drafting::settle(proposal & draft) {

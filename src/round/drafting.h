@@ -40,25 +40,32 @@ class drafting {
     void propose(proposal & draft, const draft_limits & limits);
     // The same with n_tokens by the drafter, which are on the host when it returns: what it takes by itself.
     void propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens);
+
     // What a sequence of a batch could draft, and n-grams found to draft; a root alone: they were not asked.
     struct offer {
         batch_model::member member{};
         draft_source        source = from_drafter;
         token_tree          found{ 0 };
     };
-    offer make_offer(const proposal & draft, const draft_limits & limits);
-
-    // One sequence that is to propose, of several.
-    struct asked {
-        drafting *    who;
-        llama_seq_id  seq;
-        proposal *    draft;
-        draft_limits  limits;
-        const offer * offered  = nullptr; // its length was chosen for all: n_tokens, a chain
-        int32_t       n_tokens = 0;
+    // What a round is to be drafted with; depth 0: nothing is left to do.
+    struct plan {
+        draft_request request{};
+        draft_choice  choice{};
+        token_tree    found{ 0 }; // by n-grams; a root alone: they were not asked
+        bool          chosen = false;
     };
-    // As propose() for each of them, in the order of `seq`. Chains of drafters that share a context are made together.
-    static void propose_all(const std::vector<asked> & all);
+    // propose() in parts, for propose_batch. A plan comes first: by this sequence's own costs, or of an offer whose
+    // length was chosen for all.
+    offer make_offer(const proposal & draft, const draft_limits & limits);
+    plan  plan_draft(proposal & draft, const draft_limits & limits);
+    plan  plan_offered(proposal & draft, const draft_limits & limits, const offer & offer, int32_t n_tokens);
+    // Plans with the same value can be carried out together. nullptr: carry_out() does it alone.
+    const void * joint(const plan & plan) const;
+    void         carry_out(proposal & draft, const plan & plan);
+    // join(): what draft_all() is to make of the plan; `index` is the caller's. joined(): it was made as one of n
+    // drafts that took so many microseconds each.
+    joint_draft join(proposal & draft, const plan & plan, llama_seq_id seq, size_t index) const;
+    void        joined(proposal & draft, const joint_draft & made, int64_t took, int32_t n);
 
     // Fetches the tokens of a draft from its device.
     void settle(proposal & draft);
@@ -84,24 +91,11 @@ class drafting {
     bool               short_of_memory() const { return drafter_ && drafter_->short_of_memory(); }
 
   private:
-    // what a round is to be drafted with; depth 0: nothing is left to do
-    struct plan {
-        draft_request request{};
-        draft_choice  choice{};
-        token_tree    found{ 0 }; // by n-grams; a root alone: they were not asked
-        bool          chosen = false;
-    };
-
-    plan        plan_draft(proposal & draft, const draft_limits & limits);
-    plan        plan_best(proposal & draft, const draft_limits & limits);
-    plan        plan_offered(const asked & asked);
-    void        carry_out(proposal & draft, const plan & plan);
-    void        draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
-    bool        ask(proposal & draft, const draft_request & request);
-    static void drop_failed(drafter & d, token_tree & tree);
-    static void draft_together(const std::vector<asked> & all, std::vector<joint_draft> & drafts);
-    bool        judge(proposal & draft, const draft_request & request, draft_result result);
-    void        add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
+    plan plan_best(proposal & draft, const draft_limits & limits);
+    void draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
+    bool ask(proposal & draft, const draft_request & request);
+    bool judge(proposal & draft, const draft_request & request, draft_result result);
+    void add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
     draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;
     token_tree    look_up(const proposal & draft, llama_pos pos, int32_t depth);
     void          join_ngrams(token_tree & tree, const token_tree & found, int32_t depth) const;

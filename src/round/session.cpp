@@ -108,7 +108,7 @@ void session::measure() {
 }
 
 void session::measure_round(llama_token token, int32_t n_draft) {
-    start(token);
+    begin_round(token);
     proposal & draft = round_.draft();
     drafting_.propose_alone(draft, n_past_, n_draft);
     while (draft.tree.n_drafts() < n_draft) {

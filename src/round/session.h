@@ -15,8 +15,6 @@
 
 namespace draftwood {
 
-class verify_batch;
-
 class session : private sequence_listener {
   public:
     session(llama_context * target, const llama_context_params & context_params, const dw_params & params);
@@ -26,9 +24,7 @@ class session : private sequence_listener {
     session & operator=(const session &) = delete;
 
     // --- the calls of a round (session_round.cpp)
-    int32_t propose(llama_token last, int32_t wanted);
-    // of several sequences of one context: newest tokens and longest drafts of each
-    static void propose_all(const std::vector<session *> & all, const llama_token * last, const int32_t * wanted);
+    int32_t     propose(llama_token last, int32_t wanted); // for this session alone; for several: propose_batch.h
     void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
     void        propose_tree(const token_tree & tree);
     void        verify();                                   // of this session alone; of several: verify_batch.h
@@ -64,18 +60,27 @@ class session : private sequence_listener {
     void                curve(dw_curve & out);
     void                stats_reset();
 
-    // --- what verify_batch asks and says, in this order
+    // --- what propose_batch and verify_batch ask
     const sequence & target() const { return sequence_; }
+    drafting &       drafter() { return drafting_; }
+    const drafting & drafter() const { return drafting_; }
     bool             is_proposed() const { return round_.is_proposed(); }
-    const drafting & drafter() const { return drafting_; } // its costs
-    int32_t          room() const;                         // positions and cells that are left
+    int32_t          room() const; // positions and cells that are left
     bool             verifies_trees() const { return sequence_.tree_refusal().empty() && sequence_.can_draft(); }
+    void             require_known(const char * what) const; // throws if a decode failed, until reset
     void             require_whole(const char * what) const; // throws if others changed the memory
-    void             drop_stale_draft();                     // others copied or cleared the state since the proposal
-    void             shorten_draft(int32_t n_nodes);         // 1: a plain step
-    void             verify_begins();                        // until it ended, nobody knows what the memory holds
-    void             feed_draft(decode_request & request, int32_t n_rows, bool alone);
-    void             verify_failed(bool intact, bool again); // again: the proposal stays
+
+    // --- what propose_batch says and asks, in this order
+    void         begin_round(llama_token last); // its proposal is the root alone; throws failure
+    draft_limits limits(int32_t wanted) const;  // of that proposal
+    proposal &   draft() { return round_.draft(); }
+
+    // --- what verify_batch says, in this order
+    void drop_stale_draft();             // others copied or cleared the state since the proposal
+    void shorten_draft(int32_t n_nodes); // 1: a plain step
+    void verify_begins();                // until it ended, nobody knows what the memory holds
+    void feed_draft(decode_request & request, int32_t n_rows, bool alone);
+    void verify_failed(bool intact, bool again); // again: the proposal stays
     // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
     // all sequences. is_typical: that is what so many rows take.
     struct verify_result {
@@ -97,10 +102,6 @@ class session : private sequence_listener {
     llama_pos settled_end() const { return round_.is_open() ? n_past_ : sequence_.end(); }
     bool      moved() const; // others changed the memory without a word
 
-    static void choose_lengths(const verify_batch & batch, const std::vector<drafting::offer> & offers,
-                               std::vector<drafting::asked> & asked);
-
-    void                              start(llama_token last);
     void                              drop_proposal();
     template <typename F> llama_token walk_on(const char * what, F choose); // choose: the token of a row and node
     llama_token                       sample(llama_sampler * sampler, int32_t row);
@@ -109,7 +110,6 @@ class session : private sequence_listener {
     void                              place(int32_t n_past);
     void                       decode(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits);
     void                       cut(int32_t n_keep);
-    void                       require_known(const char * what) const;
     void                       require_kept(int32_t n_keep) const;
     template <typename F> void changing(F change);
     void                       measure();

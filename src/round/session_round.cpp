@@ -31,6 +31,10 @@ int32_t session::max_nodes() const {
     return sequence_.can_draft() && sequence_.tree_refusal().empty() ? std::max(0, budget) : 0;
 }
 
+draft_limits session::limits(int32_t wanted) const {
+    return { n_past_, std::min(wanted, max_draft()), max_nodes() };
+}
+
 // a draft was made from a token that may not come after all
 void session::drop_proposal() {
     if (round_.is_proposed()) {
@@ -39,7 +43,7 @@ void session::drop_proposal() {
     }
 }
 
-void session::start(llama_token last) {
+void session::begin_round(llama_token last) {
     sequence_.require_tokens(&last, 1);
     require_known("a round");
     commit();
@@ -49,8 +53,8 @@ void session::start(llama_token last) {
 }
 
 int32_t session::propose(llama_token last, int32_t wanted) {
-    start(last);
-    drafting_.propose(round_.draft(), { n_past_, std::min(wanted, max_draft()), max_nodes() });
+    begin_round(last);
+    drafting_.propose(round_.draft(), limits(wanted));
     return tree().n_drafts();
 }
 
@@ -62,7 +66,7 @@ void session::propose_given(llama_token last, const llama_token * draft, int32_t
     if (n_draft > 0) {
         sequence_.prepare_drafts(params_.draft_tokens, params_.tree_budget);
     }
-    start(last);
+    begin_round(last);
     for (int32_t i = 0; i < std::min(n_draft, max_draft()); ++i) {
         round_.draft().tree.add(i, draft[i], 0.0f);
     }
@@ -84,7 +88,7 @@ void session::propose_tree(const token_tree & tree) {
         }
     };
     require_room(positions_left());
-    start(tree.tokens[0]);
+    begin_round(tree.tokens[0]);
     require_room(room());
     if (sequence_.can_draft()) { // else a plain step makes the state our own
         round_.draft().tree = tree;

@@ -49,7 +49,7 @@ dw_status dw_fuse(dw_engine * engine, int32_t where) {
         if (where < DW_FUSE_NOWHERE || where > DW_FUSE_EVERYWHERE) {
             fail(DW_ERR_ARGUMENT, "found where = %d; expected 0 to 2", where);
         }
-        e.target().context().attached().fuse((fuse_where) where);
+        e.sequence().context().attached().fuse((fuse_where) where);
         if (attachment * drafter = e.drafter_attached()) {
             drafter->fuse((fuse_where) where);
         }
@@ -59,7 +59,7 @@ dw_status dw_fuse(dw_engine * engine, int32_t where) {
 dw_status dw_fused(dw_engine * engine, bool of_drafter, int32_t * n) {
     return with(engine, "dw_fused", [&](auto & e) {
         require("dw_fused", n);
-        const attachment * whose = of_drafter ? e.drafter_attached() : &e.target().context().attached();
+        const attachment * whose = of_drafter ? e.drafter_attached() : &e.sequence().context().attached();
         if (!whose) {
             fail(DW_ERR_UNSUPPORTED, "the engine's drafter has no context");
         }
@@ -97,7 +97,7 @@ struct dw_accepted_log : accepted_observer {
 dw_status dw_accepted_log_new(dw_engine * engine, dw_accepted_log ** log) {
     return with(engine, "dw_accepted_log_new", [&](auto & e) {
         require("dw_accepted_log_new", log);
-        *log = new dw_accepted_log(e.target().context().attached().model);
+        *log = new dw_accepted_log(e.sequence().context().attached().model);
     });
 }
 

@@ -13,16 +13,16 @@ propose_batch::propose_batch(const std::vector<session *> & sessions, const llam
                              const int32_t * wanted) {
     for (size_t i = 0; i < sessions.size(); ++i) {
         const session & each = *sessions[i];
-        if (&each.target().context() != &sessions[0]->target().context() ||
+        if (&each.sequence().context() != &sessions[0]->sequence().context() ||
             std::count(sessions.begin(), sessions.end(), sessions[i]) != 1) {
             fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
         }
-        each.target().require_tokens(&last[i], 1);
+        each.sequence().require_tokens(&last[i], 1);
         each.require_known("a round");
         members_.push_back({ sessions[i], last[i], wanted[i] });
     }
     const auto by_sequence = [](const member & a, const member & b) {
-        return a.who->target().id() < b.who->target().id();
+        return a.who->sequence().id() < b.who->sequence().id();
     };
     std::sort(members_.begin(), members_.end(), by_sequence);
 }
@@ -48,14 +48,14 @@ void propose_batch::begin_rounds() {
 
 // One session alone chooses by its own costs, in its plan.
 void propose_batch::choose_lengths() {
-    const auto chooses = [](const member & each) { return each.who->drafter().chooses(); };
+    const auto chooses = [](const member & each) { return each.who->drafting().chooses(); };
     if (members_.size() == 1 || std::none_of(members_.begin(), members_.end(), chooses)) {
         return;
     }
     std::vector<session *>           sessions;
     std::vector<batch_model::member> offers;
     for (member & each : members_) {
-        each.offer = each.who->drafter().make_offer(each.who->draft(), each.limits);
+        each.offer = each.who->drafting().make_offer(each.who->draft(), each.limits);
         sessions.push_back(each.who);
         offers.push_back(each.offer.member);
     }
@@ -73,12 +73,12 @@ void propose_batch::draft() {
     std::map<const void *, std::vector<joint_draft>> groups;
     for (size_t i = 0; i < members_.size(); ++i) {
         const member &       each = members_[i];
-        drafting &           by   = each.who->drafter();
+        drafting &           by   = each.who->drafting();
         proposal &           its  = each.who->draft();
         const drafting::plan plan = each.is_chosen ? by.plan_offered(its, each.limits, each.offer, each.n_tokens)
                                                    : by.plan_draft(its, each.limits);
         if (const void * joint = by.joint(plan)) {
-            groups[joint].push_back(by.join(its, plan, each.who->target().id(), i));
+            groups[joint].push_back(by.join(its, plan, each.who->sequence().id(), i));
         } else {
             by.carry_out(its, plan);
         }
@@ -104,10 +104,10 @@ void propose_batch::draft_together(std::vector<joint_draft> & drafts) {
     for (const joint_draft & each : drafts) {
         session & who = *members_[each.index].who;
         longest       = std::max(longest, each.tree->n_drafts());
-        who.drafter().joined(who.draft(), each, took, n);
+        who.drafting().joined(who.draft(), each, took, n);
     }
     if (longest > 0 && n > 1) {
-        members_[drafts[0].index].who->drafter().together().add_draft(n, longest, (double) took * n);
+        members_[drafts[0].index].who->drafting().together().add_draft(n, longest, (double) took * n);
     }
 }
 

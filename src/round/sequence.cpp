@@ -34,7 +34,7 @@ sequence::~sequence() {
 }
 
 void sequence::require_tokens(const llama_token * tokens, int32_t n_tokens) const {
-    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(target())));
+    const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(llama())));
     for (int32_t i = 0; i < n_tokens; ++i) {
         if (tokens[i] < 0 || tokens[i] >= n_vocab) {
             fail(DW_ERR_ARGUMENT, "token %d; expected 0 to %d", tokens[i], n_vocab - 1);
@@ -53,12 +53,12 @@ void sequence::decode(const llama_token * tokens, int32_t n, llama_pos pos, bool
 }
 
 void sequence::prepare_drafts(int32_t draft_tokens, int32_t tree_budget) {
-    const uint32_t n_rs_seq = llama_n_rs_seq(target());
+    const uint32_t n_rs_seq = llama_n_rs_seq(llama());
     // a verify is one ubatch; with snapshots llama_batch_allocr::split_equal asserts n_ubatch > n_rs_seq + 1
     const int32_t n_rows = std::max({ draft_tokens + 1, tree_budget, n_rs_seq > 0 ? (int32_t) n_rs_seq + 2 : 0 });
-    if (llama_n_ubatch(target()) < (uint32_t) n_rows) {
+    if (llama_n_ubatch(llama()) < (uint32_t) n_rows) {
         const std::string trees = tree_budget > 1 ? " in trees of " + std::to_string(tree_budget) : "";
-        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens%s need at least %d", llama_n_ubatch(target()),
+        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %d draft tokens%s need at least %d", llama_n_ubatch(llama()),
              draft_tokens, trees.c_str(), n_rows);
     }
     if (recurrent_ && n_rs_seq >= (uint32_t) draft_tokens) {
@@ -72,14 +72,14 @@ void sequence::prepare_drafts(int32_t draft_tokens, int32_t tree_budget) {
             DW_ERR_UNSUPPORTED,
             "the context keeps %u recurrent snapshots, draft_tokens is %d, and no verify can do without (%s); expected "
             "n_rs_seq >= draft_tokens",
-            llama_n_rs_seq(target()), draft_tokens, tree_refusal_.c_str());
+            llama_n_rs_seq(llama()), draft_tokens, tree_refusal_.c_str());
     }
 }
 
 int32_t sequence::rows_of(const token_tree & tree, int32_t room) const {
     const int32_t n_rows = tree.is_chain() ? tree.size() : bucket(tree.size());
     const int32_t most =
-        trees() ? std::min({ room, (int32_t) llama_n_ubatch(target()), trees()->max_rows(), shared_->row_limit() }) : 0;
+        trees() ? std::min({ room, (int32_t) llama_n_ubatch(llama()), trees()->max_rows(), shared_->row_limit() }) : 0;
     return n_rows <= most ? n_rows : tree.size();
 }
 
@@ -106,7 +106,7 @@ bool sequence::keep(const token_tree & tree, llama_pos pos, const std::vector<in
 // llama_memory_seq_rm would accept a deeper cut and restore garbage (delta-net-base.cpp, build_recurrent_attn).
 bool sequence::can_cut(int32_t n_keep) const {
     const int32_t n_back = end() - n_keep;
-    return !recurrent_ || (n_back <= (int32_t) llama_n_rs_seq(target()) && n_keep > decoded_.pos && !decoded_.rolled &&
+    return !recurrent_ || (n_back <= (int32_t) llama_n_rs_seq(llama()) && n_keep > decoded_.pos && !decoded_.rolled &&
                            decoded_.pos + decoded_.n == end());
 }
 
@@ -120,13 +120,13 @@ void sequence::cut(int32_t n_keep) {
 
 size_t sequence::state_bytes() const {
     return shared_->working(
-        [&] { return llama_state_seq_get_size_ext(target(), seq_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY); });
+        [&] { return llama_state_seq_get_size_ext(llama(), seq_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY); });
 }
 
 std::vector<uint8_t> sequence::save() const {
     std::vector<uint8_t> state(state_bytes());
     const size_t         n = shared_->working([&] {
-        return llama_state_seq_get_data_ext(target(), state.data(), state.size(), seq_,
+        return llama_state_seq_get_data_ext(llama(), state.data(), state.size(), seq_,
                                                     LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     });
     if (n == 0 || n != state.size()) {
@@ -138,7 +138,7 @@ std::vector<uint8_t> sequence::save() const {
 void sequence::restore(const uint8_t * state, size_t n_bytes, int32_t n_keep) {
     decoded_       = {};
     const size_t n = shared_->working([&] {
-        return llama_state_seq_set_data_ext(target(), state, n_bytes, seq_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
+        return llama_state_seq_set_data_ext(llama(), state, n_bytes, seq_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     });
     if (n != n_bytes || !llama_memory_seq_rm(memory(), seq_, n_keep, -1) || end() != n_keep) {
         fail(DW_ERR_DECODE, "the state of position %d could not be put back (%zu of %zu bytes read)", n_keep, n,

@@ -19,7 +19,7 @@ class sequence {
     sequence(const sequence &)             = delete;
     sequence & operator=(const sequence &) = delete;
 
-    llama_context *  target() const { return shared_->get(); }
+    llama_context *  llama() const { return shared_->get(); }
     target_context & context() const { return *shared_; }
     llama_seq_id     id() const { return seq_; }
     bool             mrope() const { return mrope_; } // an image holds fewer cells than it spans positions
@@ -62,7 +62,7 @@ class sequence {
     void clear();
 
   private:
-    llama_memory_t memory() const { return llama_get_memory(target()); }
+    llama_memory_t memory() const { return llama_get_memory(llama()); }
     tree_state *   trees() const { return tree_refusal_.empty() ? shared_->trees() : nullptr; }
 
     // positions of the last decode: how far recurrent layers can go back

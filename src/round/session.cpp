@@ -90,7 +90,7 @@ session::~session() {
 
 // Rounds on tokens that mean nothing, for the cost curve.
 void session::measure() {
-    if (llama_n_ctx_seq(sequence_.target()) < (uint32_t) params_.draft_tokens + 16) {
+    if (llama_n_ctx_seq(sequence_.llama()) < (uint32_t) params_.draft_tokens + 16) {
         return;
     }
     const llama_token token = 0;

@@ -61,14 +61,14 @@ class session : private sequence_listener {
     void                stats_reset();
 
     // --- what propose_batch and verify_batch ask
-    const sequence & target() const { return sequence_; }
-    drafting &       drafter() { return drafting_; }
-    const drafting & drafter() const { return drafting_; }
-    bool             is_proposed() const { return round_.is_proposed(); }
-    int32_t          room() const; // positions and cells that are left
-    bool             verifies_trees() const { return sequence_.tree_refusal().empty() && sequence_.can_draft(); }
-    void             require_known(const char * what) const; // throws if a decode failed, until reset
-    void             require_whole(const char * what) const; // throws if others changed the memory
+    const draftwood::sequence & sequence() const { return sequence_; }
+    draftwood::drafting &       drafting() { return drafting_; }
+    const draftwood::drafting & drafting() const { return drafting_; }
+    bool                        is_proposed() const { return round_.is_proposed(); }
+    int32_t                     room() const; // positions and cells that are left
+    bool verifies_trees() const { return sequence_.tree_refusal().empty() && sequence_.can_draft(); }
+    void require_known(const char * what) const; // throws if a decode failed, until reset
+    void require_whole(const char * what) const; // throws if others changed the memory
 
     // --- what propose_batch says and asks, in this order
     void         begin_round(llama_token last); // its proposal is the root alone; throws failure
@@ -127,8 +127,8 @@ class session : private sequence_listener {
 
     checkpoints checkpoints_;
     // After the state above: from here on the context calls on_flush().
-    sequence sequence_;
-    drafting drafting_;
+    draftwood::sequence sequence_;
+    draftwood::drafting drafting_;
 };
 
 // Runs what changes the context's memory: if it stops half-way, nobody knows what the memory holds.

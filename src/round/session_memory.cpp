@@ -47,9 +47,9 @@ void session::require_kept(int32_t n_keep) const {
 }
 
 void session::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past, bool all_logits) {
-    if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(sequence_.target())) {
+    if (n_tokens < 1 || n_tokens > (int32_t) llama_n_ubatch(sequence_.llama())) {
         fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens,
-             llama_n_ubatch(sequence_.target()));
+             llama_n_ubatch(sequence_.llama()));
     }
     sequence_.require_tokens(tokens, n_tokens);
     require_known("an evaluation");
@@ -84,7 +84,7 @@ void session::decode(const llama_token * tokens, int32_t n_tokens, int32_t n_pas
 // Cut to n_past, or leave a gap before it where images do: a multimodal handler decodes by itself and then goes on
 // at a position that is further than the cells it filled.
 void session::place(int32_t n_past) {
-    const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx_seq(sequence_.target());
+    const bool gap = sequence_.mrope() && n_past > n_past_ && n_past < (int32_t) llama_n_ctx_seq(sequence_.llama());
     if (!gap) {
         require_kept(n_past);
     }

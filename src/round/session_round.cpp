@@ -11,7 +11,7 @@
 namespace draftwood {
 
 int32_t session::positions_left() const {
-    return (int32_t) llama_n_ctx_seq(sequence_.target()) - n_past_;
+    return (int32_t) llama_n_ctx_seq(sequence_.llama()) - n_past_;
 }
 
 // an image takes more cells than positions, other sequences may share the cache, an open round holds some
@@ -27,7 +27,7 @@ int32_t session::max_draft() const {
 // every row takes a cell, and the token behind the last one must have a position
 int32_t session::max_nodes() const {
     const int32_t budget = std::min(
-        { params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.target()), sequence_.context().row_limit() });
+        { params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.llama()), sequence_.context().row_limit() });
     return sequence_.can_draft() && sequence_.tree_refusal().empty() ? std::max(0, budget) : 0;
 }
 
@@ -84,7 +84,7 @@ void session::propose_tree(const token_tree & tree) {
     const auto require_room = [&](int32_t left) {
         if (tree.size() > left) {
             fail(DW_ERR_CONTEXT, "a tree of %d nodes at position %d of a context of %u tokens", tree.size(), n_past_,
-                 llama_n_ctx_seq(sequence_.target()));
+                 llama_n_ctx_seq(sequence_.llama()));
         }
     };
     require_room(positions_left());
@@ -209,7 +209,7 @@ void session::took(llama_token token) {
 llama_token session::next_scheduled(llama_sampler * sampler, bool accept) {
     return walk_on("dw_next", [&](int32_t row, int32_t node) {
         const llama_token sampled = sample(sampler, row);
-        const int32_t     n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.target())));
+        const int32_t     n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.llama())));
         return scheduled_token(tree(), node, accept && round_.is_open(), sampled, n_vocab);
     });
 }
@@ -264,7 +264,7 @@ void session::commit() {
     const kept_rows all{ kept.data(), rows.data(), (int32_t) path.size(), round_.pos(), /*is_prompt*/ false };
     drafting_.observe(all);
     sequence_.context().attached().model->accepted(
-        { sequence_.target(), sequence_.id(), all.tokens, all.rows, all.n, all.pos });
+        { sequence_.llama(), sequence_.id(), all.tokens, all.rows, all.n, all.pos });
     const int64_t took = ggml_time_us() - start_us;
     stats_.t_commit_us += took;
     if (round_.verify_us() == 0 && round_.n_rows() > 1) { // together with others'

@@ -11,7 +11,9 @@ namespace draftwood {
 
 verify_batch::verify_batch(std::vector<session *> sessions) :
     sessions_(std::move(sessions)) {
-    const auto by_sequence = [](const session * a, const session * b) { return a->target().id() < b->target().id(); };
+    const auto by_sequence = [](const session * a, const session * b) {
+        return a->sequence().id() < b->sequence().id();
+    };
     std::sort(sessions_.begin(), sessions_.end(), by_sequence);
     for (size_t i = 0; i < sessions_.size(); ++i) {
         const session & each = *sessions_[i];
@@ -19,7 +21,7 @@ verify_batch::verify_batch(std::vector<session *> sessions) :
             fail(DW_ERR_STATE, "dw_verify without a dw_propose before it");
         }
         each.require_whole("a verify");
-        if (&each.target().context() != &context() || (i > 0 && sessions_[i] == sessions_[i - 1])) {
+        if (&each.sequence().context() != &context() || (i > 0 && sessions_[i] == sessions_[i - 1])) {
             fail(DW_ERR_ARGUMENT, "expected engines of one llama_context, each once");
         }
     }
@@ -54,8 +56,8 @@ bool verify_batch::can_join(const group & group, const session & next, bool chec
     if (n * group.n_rows > std::min((int32_t) llama_n_ubatch(context().get()), context().row_limit())) {
         return false;
     }
-    const llama_seq_id last = group.members.back()->target().id();
-    if (!has_unified_kv(context().get()) && next.target().id() != last + 1) {
+    const llama_seq_id last = group.members.back()->sequence().id();
+    if (!has_unified_kv(context().get()) && next.sequence().id() != last + 1) {
         return false;
     }
     if (!checks_states || !group.on_trees) {
@@ -63,19 +65,19 @@ bool verify_batch::can_join(const group & group, const session & next, bool chec
     }
     std::vector<llama_seq_id> sequences;
     for (const session * each : group.members) {
-        sequences.push_back(each->target().id());
+        sequences.push_back(each->sequence().id());
     }
-    sequences.push_back(next.target().id());
+    sequences.push_back(next.sequence().id());
     return context().trees()->ready(sequences);
 }
 
 const cost_model & verify_batch::solo() const {
     for (const session * each : sessions_) {
-        if (each->drafter().costs().verify_cost(1) > 0.0) {
-            return each->drafter().costs();
+        if (each->drafting().costs().verify_cost(1) > 0.0) {
+            return each->drafting().costs();
         }
     }
-    return sessions_[0]->drafter().costs();
+    return sessions_[0]->drafting().costs();
 }
 
 verify_batch::duration verify_batch::time_of(const std::vector<group> & groups) const {
@@ -147,7 +149,7 @@ std::vector<verify_batch::group> verify_batch::plan() const {
     const int32_t        fits = alone() ? sessions_[0]->room() : rows_that_fit();
     std::vector<int32_t> rows;
     for (const session * each : sessions_) {
-        rows.push_back(each->target().rows_of(each->tree(), fits));
+        rows.push_back(each->sequence().rows_of(each->tree(), fits));
     }
     const int32_t most = *std::max_element(rows.begin(), rows.end());
     if (alone() || most == 1) {
@@ -188,7 +190,7 @@ bool verify_batch::attempt() {
     for (const group & each : groups) {
         to_verify.push_back({ {}, each.n_rows, each.on_trees });
         for (session * member : each.members) {
-            to_verify.back().members.push_back({ member->target().id(), &member->tree(), member->n_past() });
+            to_verify.back().members.push_back({ member->sequence().id(), &member->tree(), member->n_past() });
             member->verify_begins();
         }
     }

@@ -20,7 +20,7 @@ class verify_batch {
     void run();
 
     // What rounds together take; those of a session alone, of one that knows them if there is one.
-    batch_model &      together() const { return sessions_[0]->drafter().together(); }
+    batch_model &      together() const { return sessions_[0]->drafting().together(); }
     const cost_model & solo() const;
     // Expected microseconds of a verify with so many rows of each session, in the order of their sequences; 0: unknown.
     double expected_time(const std::vector<int32_t> & rows) const;
@@ -34,7 +34,7 @@ class verify_batch {
     };
 
     bool             alone() const { return sessions_.size() == 1; }
-    target_context & context() const { return sessions_[0]->target().context(); }
+    target_context & context() const { return sessions_[0]->sequence().context(); }
     int32_t          rows_that_fit() const;
     bool             can_join(const group & group, const session & next, bool checks_states) const;
     // of graphs: expected microseconds, 0 if not known; and in rows, before anything is known

@@ -4,6 +4,7 @@
 
 #include "llama/facts.h"
 #include "llama/memory.h"
+#include "llama/tensor_bytes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -34,9 +35,7 @@ llama_context * make_context(llama_context * target, llama_context_params params
 }
 
 bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
-    const auto place = [](const ggml_tensor * t) {
-        return ggml_backend_buffer_is_host(t->buffer) ? nullptr : ggml_backend_buffer_get_type(t->buffer);
-    };
+    const auto place = [](const ggml_tensor * t) { return is_on_host(t) ? nullptr : buffer_type_of(t); };
     return std::all_of(tensors.begin(), tensors.end(),
                        [&](const ggml_tensor * each) { return place(each) == place(tensors[0]); });
 }
@@ -46,8 +45,7 @@ bool drafts_ahead(const llama_model * model, const attachment & drafter, const a
     const mtp_block     block  = mtp_block_of(model);
     const ggml_tensor * head   = drafter.head.few ? drafter.head.few : block.head.weights;
     const bool          queued = drafter.async_inputs && target.async_inputs;
-    return drafter.top_rows && target.top_rows && head->ne[1] >= dw_n_top &&
-           (queued || ggml_backend_buffer_is_host(head->buffer)) &&
+    return drafter.top_rows && target.top_rows && head->ne[1] >= dw_n_top && (queued || is_on_host(head)) &&
            on_one_device({ block.head.weights, block.projection, block.embeddings, token_embeddings(model) });
 }
 

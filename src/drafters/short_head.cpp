@@ -3,7 +3,7 @@
 #include "drafters/short_head.h"
 
 #include "llama/backends.h"
-#include "llama/inputs.h"
+#include "llama/tensor_bytes.h"
 
 namespace draftwood {
 
@@ -20,8 +20,7 @@ int32_t size_for(int32_t n_asked, int32_t part, int32_t n_vocab) {
 // whether each row lies in one piece where the backend reads it
 bool has_plain_rows(const ggml_tensor * head, ggml_backend_t backend) {
     return ggml_is_contiguous(head) &&
-           (ggml_backend_buffer_is_host(head->buffer) ||
-            ggml_backend_buffer_get_type(head->buffer) == ggml_backend_get_default_buffer_type(backend));
+           (is_on_host(head) || buffer_type_of(head) == ggml_backend_get_default_buffer_type(backend));
 }
 
 } // namespace
@@ -67,9 +66,7 @@ bool short_head::allocate(budget_share & share) {
 
 void short_head::fill() {
     ggml_backend_tensor_set(tokens_, vocab_.tokens(), 0, ggml_nbytes(tokens_));
-    const ggml_tensor first = part_of(head_, 0, ggml_nbytes(rows_));
-    ggml_tensor       here  = part_of(rows_, 0, ggml_nbytes(rows_));
-    ggml_backend_tensor_copy_async(backend_, backend_, &first, &here);
+    copy_bytes(backend_, rows_, 0, head_, 0, ggml_nbytes(rows_));
 }
 
 void short_head::see(const llama_token * tokens, int32_t n) {
@@ -78,9 +75,7 @@ void short_head::see(const llama_token * tokens, int32_t n) {
         if (place < 0) {
             continue;
         }
-        const ggml_tensor row  = part_of(head_, tokens[i] * head_->nb[1], head_->nb[1]);
-        ggml_tensor       here = part_of(rows_, place * rows_->nb[1], rows_->nb[1]);
-        ggml_backend_tensor_copy_async(backend_, backend_, &row, &here);
+        copy_bytes(backend_, rows_, place * rows_->nb[1], head_, tokens[i] * head_->nb[1], rows_->nb[1]);
         ggml_backend_tensor_set_async(backend_, tokens_, vocab_.tokens() + place, place * sizeof(int32_t),
                                       sizeof(int32_t));
     }

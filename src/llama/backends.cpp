@@ -4,6 +4,7 @@
 
 #include "ggml-cpu.h"
 #include "llama-context.h"
+#include "llama/tensor_bytes.h"
 #include "ops/door/registry.h"
 
 namespace draftwood {
@@ -32,10 +33,10 @@ ggml_backend_t cpu_backend(llama_context * ctx) noexcept {
 }
 
 ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor) {
-    if (ggml_backend_buffer_is_host(tensor->buffer)) {
+    if (is_on_host(tensor)) {
         return cpu_backend(ctx);
     }
-    ggml_backend_dev_t of_tensor = ggml_backend_buft_get_device(ggml_backend_buffer_get_type(tensor->buffer));
+    ggml_backend_dev_t of_tensor = ggml_backend_buft_get_device(buffer_type_of(tensor));
     return find_backend(ctx, [&](ggml_backend_dev_t dev) { return dev == of_tensor; });
 }
 

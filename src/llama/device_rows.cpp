@@ -2,8 +2,8 @@
 
 #include "llama/device_rows.h"
 
-#include "llama/inputs.h"
 #include "llama/status.h"
+#include "llama/tensor_bytes.h"
 
 #include <cstring>
 
@@ -35,7 +35,7 @@ void device_rows::copy(int64_t to, const result_rows & from, int64_t first, int6
 }
 
 void device_rows::copy(int64_t to, const ggml_tensor * from, int64_t first, int64_t n) {
-    copy_bytes(to * row_bytes(), from, first * from->nb[1], n * row_bytes());
+    copy_part(to * row_bytes(), from, first * from->nb[1], n * row_bytes());
 }
 
 void device_rows::copy_columns(int64_t to, int64_t column, int64_t width, const result_rows & from,
@@ -49,7 +49,7 @@ void device_rows::copy_columns(int64_t to, int64_t column, int64_t width, const 
     for (int32_t i = 0; i < n; ++i) {
         const size_t offset = (to + i) * row_bytes() + at;
         if (from.tensor) {
-            copy_bytes(offset, from.tensor, rows[i] * bytes, bytes);
+            copy_part(offset, from.tensor, rows[i] * bytes, bytes);
         } else {
             set_from_host(offset, from.host + rows[i] * width, bytes);
         }
@@ -72,13 +72,12 @@ row_feed device_rows::feed(row_feed::kind kind, int64_t to, int64_t row, int64_t
 }
 
 bool device_rows::same_device(const ggml_tensor * from) const {
-    ggml_backend_buffer_t theirs = from->view_src ? from->view_src->buffer : from->buffer;
-    return ggml_backend_buffer_get_type(theirs) == ggml_backend_buffer_get_type(rows_->buffer);
+    return buffer_type_of(from) == buffer_type_of(rows_);
 }
 
 // Who owns the values may write over them as soon as this returns.
 void device_rows::set_from_host(size_t to, const void * values, size_t bytes) {
-    if (ggml_backend_buffer_is_host(rows_->buffer)) { // a round makes twenty copies, and a backend's call takes longer
+    if (is_on_host(rows_)) { // a round makes twenty copies, and a backend's call takes longer
         std::memmove((char *) rows_->data + to, values, bytes); // the values may lie in these rows, too
         return;
     }
@@ -86,13 +85,11 @@ void device_rows::set_from_host(size_t to, const void * values, size_t bytes) {
     ggml_backend_synchronize(backend_);
 }
 
-void device_rows::copy_bytes(size_t to, const ggml_tensor * from, size_t offset, size_t bytes) {
-    const ggml_tensor part = part_of(from, offset, bytes);
-    ggml_tensor       here = part_of(rows_, to, bytes);
-    if (ggml_backend_buffer_is_host(part.buffer)) {
-        set_from_host(to, part.data, bytes);
+void device_rows::copy_part(size_t to, const ggml_tensor * from, size_t offset, size_t bytes) {
+    if (is_on_host(from)) {
+        set_from_host(to, (const char *) from->data + offset, bytes);
     } else if (same_device(from)) {
-        ggml_backend_tensor_copy_async(backend_, backend_, &part, &here);
+        copy_bytes(backend_, rows_, to, from, offset, bytes);
     } else { // waits until what is queued on this device is done, and with it what was waited for
         std::vector<uint8_t> through(bytes);
         ggml_backend_synchronize(backend_);
@@ -105,7 +102,7 @@ void device_rows::copy_block(int64_t to, size_t at, int64_t width, const ggml_te
     ggml_context_ptr ctx(
         ggml_init({ 4 * ggml_tensor_overhead() + ggml_graph_overhead_custom(4, false), nullptr, /*no_alloc*/ true }));
     ggml_tensor * source = ggml_new_tensor_2d(ctx.get(), GGML_TYPE_F32, width, n);
-    source->buffer       = from->view_src ? from->view_src->buffer : from->buffer;
+    source->buffer       = buffer_of(from);
     source->data         = (char *) from->data + first * from->nb[1];
     ggml_tensor * here   = ggml_view_2d(ctx.get(), rows_, width, n, row_bytes(), to * row_bytes() + at);
     here->buffer         = rows_->buffer;

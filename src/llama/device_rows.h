@@ -40,7 +40,7 @@ class device_rows {
   private:
     bool same_device(const ggml_tensor * other) const;
     void set_from_host(size_t to, const void * values, size_t bytes);
-    void copy_bytes(size_t to, const ggml_tensor * from, size_t offset, size_t bytes);
+    void copy_part(size_t to, const ggml_tensor * from, size_t offset, size_t bytes);
     void copy_block(int64_t to, size_t at, int64_t width, const ggml_tensor * from, int64_t first, int64_t n);
 
     ggml_backend_t          backend_;

@@ -7,6 +7,7 @@
 #include "llama/attachment.h"
 #include "llama/graph_store.h"
 #include "llama/sched-inputs.h"
+#include "llama/tensor_bytes.h"
 
 namespace draftwood {
 
@@ -40,8 +41,7 @@ ggml_tensor * find_input(const llm_graph_result & graph, row_feed::kind kind) {
 
 // pinned, so that the device of `backend` can fetch it on its own
 bool is_pinned_for(ggml_backend_t backend, const ggml_tensor * t) {
-    return t->buffer && ggml_backend_buffer_get_type(t->buffer) ==
-                            ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+    return t->buffer && buffer_type_of(t) == ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
 }
 
 // Copies into the device's stream. Returns false for what is computed in host memory: the next node may write over it
@@ -55,9 +55,7 @@ bool copy_input(void * user, ggml_backend_t backend, const ggml_tensor * input, 
     ggml_backend_tensor_set_async(backend, copy, input->data, 0, ggml_nbytes(copy));
     for (const fed_input & each : attached.outputs.fed) {
         if (each.input == input) {
-            const ggml_tensor from = part_of(each.feed.from, each.feed.offset, each.feed.bytes);
-            ggml_tensor       to   = part_of(copy, each.feed.at, each.feed.bytes);
-            ggml_backend_tensor_copy_async(backend, backend, &from, &to);
+            copy_bytes(backend, copy, each.feed.at, each.feed.from, each.feed.offset, each.feed.bytes);
         }
     }
     attached.graphs->copied(backend);
@@ -98,20 +96,6 @@ bool fill_inputs(attachment & attached, const llm_graph_result & graph) {
 
 void copy_inputs_async(attachment & attached, bool async) noexcept {
     *dw_sched_inputs_of(attached.ctx->get_sched()) = { async ? copy_input : nullptr, async ? &attached : nullptr };
-}
-
-ggml_tensor part_of(const ggml_tensor * tensor, size_t offset, size_t bytes) noexcept {
-    ggml_tensor part{};
-    part.type   = GGML_TYPE_I8;
-    part.buffer = tensor->view_src ? tensor->view_src->buffer : tensor->buffer;
-    part.data   = (char *) tensor->data + offset;
-    part.ne[0]  = (int64_t) bytes;
-    part.nb[0]  = 1;
-    for (int i = 1; i < GGML_MAX_DIMS; ++i) {
-        part.ne[i] = 1;
-        part.nb[i] = bytes;
-    }
-    return part;
 }
 
 } // namespace draftwood

@@ -22,7 +22,4 @@ bool fill_inputs(dw_attachment & attached, const llm_graph_result & graph);
 // The scheduler in place copies inputs without waiting for their device, or as ggml does.
 void copy_inputs_async(dw_attachment & attached, bool async) noexcept;
 
-// `bytes` of a tensor from `offset` on, as a tensor of bytes that can be copied
-ggml_tensor part_of(const ggml_tensor * tensor, size_t offset, size_t bytes) noexcept;
-
 } // namespace draftwood

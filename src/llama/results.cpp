@@ -4,6 +4,7 @@
 
 #include "llama-ext.h"
 #include "llama/backends.h"
+#include "llama/tensor_bytes.h"
 #include "ops/door/registry.h"
 #include "ops/top-rows/top-rows.h"
 
@@ -137,7 +138,7 @@ logit_row results::logits(int32_t i) {
     const int64_t last = few_logits_->ne[1] - 1;
     const int64_t at   = i < 0 ? last : std::min<int64_t>(i, last);
     llama_synchronize(attached_.ctx);
-    if (ggml_backend_buffer_is_host(few_logits_->buffer)) {
+    if (is_on_host(few_logits_)) {
         return { (const float *) few_logits_->data + at * n, (int32_t) n };
     }
     few_row_.resize(n);

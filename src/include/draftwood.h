@@ -92,11 +92,13 @@ typedef struct dw_curve {
 } dw_curve;
 
 typedef struct dw_params {
-    uint32_t         struct_size;      // sizeof(dw_params), set by dw_params_init
-    int32_t          drafter;          // dw_drafter_type
-    int32_t          draft_tokens;     // longest draft, 1..DW_MAX_DRAFT; n_ubatch must be at least one more
-    float            draft_p_min;      // stop drafting when the path's probability falls under this, 0..1
-    int32_t          exact_rows;       // batches of up to this many rows run row-exact kernels on CPU; 0: never
+    uint32_t struct_size;  // sizeof(dw_params), set by dw_params_init
+    int32_t  drafter;      // dw_drafter_type
+    int32_t  draft_tokens; // longest draft, 1..DW_MAX_DRAFT; n_ubatch must be at least one more
+    float    draft_p_min;  // stop drafting when the path's probability falls under this, 0..1
+    // Batches of up to this many rows run row-exact kernels on CPU. 0: never, and on a CUDA card no layer runs as fused
+    // ops (docs/ops.md)
+    int32_t          exact_rows;
     const char *     drafter_path;     // GGUF of a DW_DRAFTER_DFLASH, read during dw_engine_new; else NULL
     int32_t          length;           // dw_length
     int64_t          checkpoint_bytes; // memory for dw_checkpoint, 0: none are kept

@@ -51,8 +51,9 @@ class context_listener {
 // The name is global because a patched line declares it.
 struct dw_attachment {
     // Attaches to `ctx`, which must have no attachment and outlive this one. exact_rows: batches of up to so many rows
-    // run on CPU kernels whose rows do not depend on each other's number; 0: never. listener: nullptr for a context
-    // that nobody else uses. model: the target's, of which a drafter with a model of its own counts its memory, too.
+    // run on CPU kernels whose rows do not depend on each other's number. 0: never, and parts of layers are not fused
+    // on a GPU either. listener: nullptr for a context that nobody else uses. model: the target's, of which a drafter
+    // with a model of its own counts its memory, too.
     dw_attachment(llama_context * ctx, int32_t exact_rows, draftwood::context_listener * listener,
                   std::shared_ptr<draftwood::model_attachment> model);
     // Gives the context back its own graph, kernels and KV step.

@@ -17,7 +17,7 @@ constexpr int32_t n_waiting_max = 256; // tokens whose features may wait: a copy
 constexpr int32_t n_round_max   = 128; // of these, where all are of rounds
 constexpr int32_t n_on_cpu      = 64;  // the same: more leave a core's cache, and a draft reads them all
 
-// of the probability that a position's distribution gives, beside the path that the block was made for
+// part of a token's probability that counts beside the most probable path: the block was made for that path
 constexpr float beside = 0.3f;
 
 // a value of the file's metadata as text; empty: it has none
@@ -54,7 +54,7 @@ llama_model * load(const char * path, int64_t bytes, const llama_model * target,
     llama_model_params params = llama_model_default_params();
     params.use_extra_bufts    = use_extra_bufts;
 
-    // where its target is: it reads the target's embeddings and output, which other devices cannot
+    // on its target's devices: it reads the target's embeddings and output head there
     std::vector<ggml_backend_dev_t> devices = devices_of(target);
     const size_t                    memory  = memory_for(devices);
     if (memory > 0 && (uint64_t) bytes > memory) {
@@ -83,7 +83,7 @@ llama_context * make_context(llama_context * target, llama_context_params params
     params.yarn_beta_slow    = defaults.yarn_beta_slow;
     params.yarn_orig_ctx     = defaults.yarn_orig_ctx;
     params.n_outputs_max     = std::max<uint32_t>(DW_MAX_DRAFT + 1, llama_n_seq_max(target)); // llama.cpp asserts it
-    // the pin's loader keeps its defaults for these two
+    // the pin's loader does not read these two from the file
     params.yarn_beta_fast = number(model, "dflash.rope.scaling.yarn_beta_fast", params.yarn_beta_fast);
     params.yarn_beta_slow = number(model, "dflash.rope.scaling.yarn_beta_slow", params.yarn_beta_slow);
 
@@ -137,11 +137,11 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
     for (const int32_t layer : shared_->layers) {
         target.attached().tap_layer((uint32_t) layer, true);
     }
-    ctx_.remove_from(seq_, 0); // of one who drafted for this sequence before
+    ctx_.remove_from(seq_, 0); // cells of an earlier drafter of this sequence
 }
 
 dflash_drafter::~dflash_drafter() {
-    ctx_.remove_from(seq_, 0); // the others' cells, where all share them
+    ctx_.remove_from(seq_, 0); // in a unified cache the others need the cells
     for (const int32_t layer : shared_->layers) {
         target_.attached().tap_layer((uint32_t) layer, false);
     }
@@ -178,8 +178,8 @@ void dflash_drafter::observe(const kept_rows & kept) {
     }
 }
 
-// The block sees nothing of the positions up to `pos` that were not fed. Where a token has one position, llama.cpp
-// takes none behind a gap, so that the block then sees nothing of those before it either.
+// The block does not see the positions up to `pos` that were not fed. Without M-RoPE llama.cpp takes no positions
+// behind a gap, so that all before it go, too.
 void dflash_drafter::leave_gap(llama_pos pos) {
     if (!shared_->takes_gaps) {
         ctx_.remove_from(seq_, 0);
@@ -187,8 +187,9 @@ void dflash_drafter::leave_gap(llama_pos pos) {
     n_fed_ = pos;
 }
 
-// What a round accepted goes in as one of a few sizes, so that its graph is kept: rows beyond it stand for nothing and
-// are cut off again. Rows with an output, which this graph has not, are those whose graphs are kept (attachment.h).
+// What a round accepted is padded to one of a few sizes, so that its graph is kept. The rows beyond it are cut off
+// again. Its rows are marked as outputs, since only graphs of such rows are kept (graph_store.h). This graph computes
+// no logits.
 void dflash_drafter::feed() {
     for (int32_t first = 0; first < n_waiting_;) {
         const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));

@@ -27,7 +27,7 @@ std::vector<std::string> tokens_of(const gguf_header & header) {
     return tokens;
 }
 
-// kin of other layouts: DFlash2, DSpark, drafters of a part of the vocabulary
+// related drafters of other layouts are refused: DFlash2, DSpark, drafters of a part of the vocabulary
 void require_plain(const gguf_header & header, const char * path) {
     const std::string arch = header.architecture();
     if (arch != "dflash") {

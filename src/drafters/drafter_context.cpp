@@ -14,9 +14,9 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_candidates     = 8;    // a ninth is hardly ever right
-constexpr int32_t rows_lost        = -4;   // beside llama_decode's
-constexpr float greedy_temperature = 1.0f; // at which a drafter's probability says how often the best token is this one
+constexpr int32_t n_candidates       = 8;    // a ninth is hardly ever right
+constexpr int32_t rows_lost          = -4;   // beside llama_decode's
+constexpr float   greedy_temperature = 1.0f; // for greedy requests: it says how often a token is the best
 
 // One in so many tokens has a row in the short head. For cards estimated, not measured (bench/LOG.md): a head is a
 // smaller part of a round there, and one that a round reads once is not worth a missed token.
@@ -32,7 +32,8 @@ int32_t part_of_vocab(bool on_gpu, head_reads reads) {
 int32_t drafter_context::decode(const decode_request & request) {
     results_.forget();
     int32_t rc = draftwood::decode(attached_, request, batch_);
-    // No memory for a graph of its own: in the context's (graph_store.h). Of a tree other branches' cells went with it.
+    // No memory for a kept graph: once more, in the context's own (graph_store.h). Not for a level of a tree: the
+    // decode that failed freed the cells of other branches.
     if (rc == -2 && !request.mask) {
         rc = draftwood::decode(attached_, request, batch_);
     }
@@ -72,7 +73,7 @@ drafter_context::drafter_context(llama_context * ctx, const logits_head & head, 
     }
 }
 
-// They lie at the end of a vocabulary, and each comes once before it is seen: the end of a turn, of thoughts, a call.
+// They lie at the end of a vocabulary, so the head does not begin with them: the end of a turn, of thoughts, a call.
 void drafter_context::see_control_tokens() {
     const llama_vocab * vocab = llama_model_get_vocab(llama_get_model(ctx_.get()));
     int32_t             left  = short_head_->size() / 4;
@@ -109,7 +110,7 @@ std::vector<candidate> drafter_context::candidates(int32_t i, float temperature)
         }
     } else {
         const top_row row = results_.top(i);
-        // at other temperatures the sum over all is not known; what is not among the best hardly counts
+        // at other temperatures the sum over the vocabulary is not known; tokens beside the best hardly count
         float sum = 0.0f;
         for (int64_t k = 0; k < dw_n_top; ++k) {
             sum += std::exp((row.logits[k] - row.logits[0]) / t);

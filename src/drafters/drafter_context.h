@@ -18,7 +18,7 @@ namespace draftwood {
 // the most probable token of a row of logits
 struct likeliest {
     llama_token token;
-    float       path; // probability of the draft up to it; 1 where nobody asked
+    float       path; // probability of the draft up to it; 1 if p_min is 0
 };
 
 // how often a draft of several tokens reads the output head
@@ -40,14 +40,14 @@ class drafter_context {
     drafter_context & operator=(const drafter_context &) = delete;
 
     llama_context * get() const { return ctx_.get(); }
-    row_batch &     batch() { return batch_; } // of the next decode, as in sequence.h
+    row_batch &     batch() { return batch_; } // of the next decode; the caller clears it
     attachment &    attached() { return attached_; }
     // from now on decodes leave the hidden states of rows with an output
     void keep_hidden() { attached_.keep_output_hidden(); }
     // from now on decodes without outputs compute what the KV cache takes and no more: for a drafter of one layer
     void      skip_unused() { attached_.memory_alone = true; }
-    results & left() { return results_; } // by the newest one
-    // the text has these tokens: drafts may be of them
+    results & left() { return results_; } // by the newest decode
+    // the text has these tokens: the short head gets their rows
     void      see(const llama_token * tokens, int32_t n);
     bool      short_of_memory() const;
     llama_pos end(llama_seq_id seq) const { return llama_memory_seq_pos_max(memory(), seq) + 1; }

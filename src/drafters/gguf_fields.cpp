@@ -92,7 +92,7 @@ const field experts[] = {
 
 const char * const rope_scalings[] = { "none", "linear", "yarn", "longrope" }; // LLAMA_ROPE_SCALING_TYPES
 
-// no weights: llama.cpp loads them, and a product with them ends the process
+// types that no weight has: llama.cpp loads them, and a product with them ends the process
 const ggml_type no_weights[] = { GGML_TYPE_Q8_1, GGML_TYPE_Q8_K, GGML_TYPE_I8, GGML_TYPE_I16,
                                  GGML_TYPE_I32,  GGML_TYPE_I64,  GGML_TYPE_F64 };
 // ends of names of tensors that ggml's CPU backend takes as f32 only

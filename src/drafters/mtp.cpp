@@ -13,8 +13,8 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_waiting_max     = 256; // pairs that may wait for a draft: in a pause it may never come
-constexpr int32_t n_waiting_if_sure = 64;  // if it comes for certain: a prompt's pairs belong to the prompt's time
+constexpr int32_t n_waiting_max     = 256; // pairs that may wait for a draft, which in a pause may never come
+constexpr int32_t n_waiting_if_sure = 64;  // the same if it comes for certain: a prompt's pairs are the prompt's time
 
 // of a decode: a level of a tree, or a row of each sequence
 int32_t n_outputs(const llama_context * target) {
@@ -78,11 +78,11 @@ mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & c
     drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
     nothing_(n_embd_) {
     target.attached().tap_hidden(true);
-    ctx_.remove_from(seq_, 0); // of one who drafted for this sequence before
+    ctx_.remove_from(seq_, 0); // cells of an earlier drafter of this sequence
 }
 
 mtp_drafter::~mtp_drafter() {
-    ctx_.remove_from(seq_, 0); // the others' cells, where all share them
+    ctx_.remove_from(seq_, 0); // in a unified cache the others need the cells
     target_.attached().tap_hidden(false);
 }
 
@@ -145,8 +145,8 @@ row_feed mtp_drafter::hidden_feed(int32_t to, const device_rows & from, int64_t 
     return from.feed(row_feed::hidden, to, row, n, shared_->block.hidden_norm);
 }
 
-// Decode the batch. The block's own hidden states of its last n rows, those with an output, go to outputs. Where they
-// were computed, those of all rows may lie, or of these alone.
+// Decode the batch. The block's own hidden states of its last n rows, those with an output, go to outputs. The
+// result may have a row for all rows of the batch, or for these alone.
 bool mtp_drafter::decode(const decode_request & request, int32_t n) {
     const int32_t rc = ctx_.decode(request);
     if (rc == 0 && n > 0) {
@@ -186,8 +186,8 @@ void mtp_drafter::fed(int32_t n) {
     }
 }
 
-// Feed all queued pairs. Only the last one is needed with logits; of the others the block's keys and values are, which
-// a decode without outputs computes alone. Two pairs, as accepted drafts leave them, go in one decode. Its last hidden
+// Feed all queued pairs. Only the last one needs logits. Of the others keys and values are needed, and a decode without
+// outputs computes nothing else. Two pairs, as accepted drafts leave them, go in one decode. Its last hidden
 // state is read where it was computed: to the host a masked context copies the first rows of its hidden states, not
 // those with an output (llama-context.cpp, decode).
 void mtp_drafter::catch_up() {
@@ -206,7 +206,7 @@ bool mtp_drafter::is_ready(const draft_request & request) const {
 
 // the pair that the drafts go on from, behind those that wait
 void mtp_drafter::push_root(const draft_request & request) {
-    if (n_fed_ > request.pos || !beams_.empty()) { // this very token was drafted from before, and its round never came
+    if (n_fed_ > request.pos || !beams_.empty()) { // a draft was made from this token already, and no round followed
         drop_cells_from(request.pos);
     }
     push(&request.last, 1, request.pos, { newest_.tensor(), nullptr }, 0);
@@ -260,7 +260,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         if (!ctx_.left().has_top()) {
             fail(DW_ERR_MEMORY, "a graph of the MTP block found no memory for its best tokens");
         }
-        drafted_.copy(i, ctx_.left().device_top(), 0, 1); // a row of one value: its best token
+        drafted_.copy(i, ctx_.left().device_top(), 0, 1); // the first value of a row: its best token
         tree.add(i, request.last, 0.0f);
         if (i + 1 == request.depth) {
             break;
@@ -292,7 +292,7 @@ void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
 
 void mtp_drafter::drop_cells_from(llama_pos pos) {
     if (pos <= n_fed_) {
-        beams_.clear(); // all of them, or none is left to settle
+        beams_.clear(); // their rows lie from n_fed_ on: all of them go
     }
     ctx_.remove_from(seq_, pos);
     n_fed_ = std::min(n_fed_, pos);

@@ -100,7 +100,7 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
         const int32_t        slot   = verify ? outputs.n_ubatches : request ? request->slot : 0;
         graphs->select({ kind, slot, has_outputs && request ? n_rows : 0 });
     } catch (const std::exception &) {
-        graphs->distrust(); // no memory for another graph: llama.cpp rebuilds, as it always did
+        graphs->distrust(); // no memory for another graph: llama.cpp rebuilds its own
     }
 }
 
@@ -129,7 +129,7 @@ const ggml_tensor * dw_attachment::add_outputs(llm_graph_context & graph) noexce
     return logits;
 }
 
-// Graphs that are gone leave their entries.
+// removes the entries of graphs that are gone
 void dw_attachment::forget_tails() {
     for (auto it = tails_.begin(); it != tails_.end();) {
         it = graphs->holds(it->first) ? std::next(it) : tails_.erase(it);

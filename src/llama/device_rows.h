@@ -18,7 +18,7 @@ class device_rows {
     device_rows(ggml_backend_t backend, int64_t width, int64_t n);
 
     // Rows [first, first + n) of another decode or tensor to `to`.., as wide as these; a single one may be wider. They
-    // must be there once this backend's stream comes to them.
+    // must be complete when this backend's stream comes to the copy.
     void copy(int64_t to, const result_rows & from, int64_t first, int64_t n);
     void copy(int64_t to, const ggml_tensor * from, int64_t first, int64_t n);
 

@@ -49,8 +49,8 @@ class graph_store {
     // Throws std::bad_alloc.
     void select(const graph_shape & wanted);
 
-    // The selected graph has its memory; if it is another than the context's own, does the device have some to spare
-    // for what computes it? ggml-cuda ends the process where it has none.
+    // Whether the devices have memory to spare for computing the selected graph, which has been allocated. ggml-cuda
+    // ends the process if there is none. true in the context's own place, which llama.cpp has set aside.
     bool fits() const;
     // it is about to be computed
     void allocated() noexcept { is_allocated_ = true; }
@@ -60,7 +60,7 @@ class graph_store {
     // the next one is written over it.
     void copied(ggml_backend_t backend);
 
-    // Gives the context its own graph back and drops those of verifies: what they are built on goes.
+    // Gives the context its own graph back and drops those of verifies: tensors that they read are about to go.
     void forget_verifies();
 
     // No graph could be put in place: llama.cpp builds one, and it must not be reused as another.
@@ -84,7 +84,7 @@ class graph_store {
         ggml_backend_event_ptr copied;            // its inputs are on their device; nullptr: they never went there
         bool                   built     = false; // the scheduler holds this result's graph
         int64_t                last_used = 0;
-        size_t                 bytes     = 0; // known once it was left
+        size_t                 bytes     = 0; // known once it is no longer the selected one
     };
 
     void notice_changes();
@@ -107,7 +107,7 @@ class graph_store {
     bool                 distrusted_      = false;
     bool                 is_allocated_    = true;
     bool                 short_of_memory_ = false;
-    graph_shape          own_verify_{}; // whose the graph in the context's own place is; all zero: no verify's
+    graph_shape          own_verify_{}; // the verify whose graph is in the context's own place; all zero: none
 };
 
 } // namespace draftwood

@@ -12,7 +12,7 @@ namespace draftwood {
 
 namespace {
 
-// others hold more than these
+// other kinds hold more than what is marked here
 bool is_known(const llama_memory_i & memory) {
     return typeid(memory) == typeid(llama_kv_cache) || typeid(memory) == typeid(llama_kv_cache_iswa) ||
            typeid(memory) == typeid(llama_memory_recurrent) || typeid(memory) == typeid(llama_memory_hybrid);
@@ -37,7 +37,7 @@ memory_marks::memory_marks(llama_context * ctx, const std::vector<place> & place
     }
 }
 
-// llama.cpp has tried, unless it threw; of a recurrent state it believes that nothing can be removed.
+// llama.cpp removes a failed batch's positions itself, unless it threw, but none from a recurrent state.
 void memory_marks::restore() const {
     llama_memory_t memory = llama_get_memory(ctx_);
     if (llama_memory_recurrent * recurrent = recurrent_of(memory)) {

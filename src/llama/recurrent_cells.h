@@ -1,4 +1,5 @@
-// Whose the cells of llama_memory_recurrent are: one holds the state of a sequence, or of several after a copy.
+// Which sequence each cell of llama_memory_recurrent belongs to. A cell holds the state of one, or of several after a
+// copy.
 // Test: tests/model/engine/test_sequences.py, test_gaps.py.
 
 #pragma once

@@ -43,7 +43,7 @@ class results {
 
     // llama_context::decode was called, for rows of one sequence or several
     void decoded();
-    // they are another decode's now, or none
+    // another decode comes: these results are gone
     void forget();
     // the graphs that they lie in are about to go: what was not copied yet is copied to where llama.cpp has it
     void let_go();
@@ -52,8 +52,8 @@ class results {
     result_rows hidden() const;
     result_rows layer_input(int32_t il) const;
 
-    // whether the newest decode has its rows' best tokens; those of row i of its batch (-1: the last), copied with all
-    // others once. Either all rows of the batch are outputs, or one is.
+    // Whether the newest decode has its rows' best tokens. top() gives those of row i of its batch (-1: the last); its
+    // first call copies all rows. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
     bool    is_short() const { return few_logits_ != nullptr; } // its logits are of a short head
     bool    is_lost() const { return is_lost_; }                // of a short head, computed in several graphs
@@ -64,16 +64,16 @@ class results {
     // Logits of row i, as top() counts rows, of all tokens or of the few that the attachment's head has.
     logit_row logits(int32_t i);
 
-    // whether those of a decode of one ubatch stay where they were computed
+    // whether results of a decode of one ubatch stay where they were computed
     bool stay() const { return attached_.keeps_outputs; }
 
     // the backend that computes the logits, if that is a CUDA device; else the CPU's
     ggml_backend_t backend() const { return backend_; }
     bool           on_gpu() const { return on_gpu_; }
 
-    // what `reader` is given to do from now on finds the results there
+    // work queued on `reader` from now on waits for the results
     void wait_for(ggml_backend_t reader) const;
-    // what it was given so far reads them: the next decode waits for it
+    // work queued on `reader` so far reads them: the next decode waits for it
     void taken_by(ggml_backend_t reader);
 
   private:

@@ -77,8 +77,8 @@ void batch_model::add_commit(double us) {
     commit_us_ += least_weight * (us / speed_ - commit_us_);
 }
 
-// A size that was not measured is to the nearest that was as `alone` says of both. in_micros: as long as none was, that
-// is the estimate itself.
+// A size that was not measured is estimated from the nearest one that was, by the ratio of both in `alone`. If none
+// was, `alone` is the estimate if it is in_micros; else 0.
 double batch_model::at(const times & all, int32_t n_sequences, int32_t n, const shape & alone, bool in_micros) {
     const auto measured = all.find({ n_sequences, n });
     if (measured != all.end() && measured->second.mean > 0.0) {
@@ -126,7 +126,7 @@ double batch_model::draft(int32_t n_sequences, int32_t n_tokens, const cost_mode
     return known;
 }
 
-// Nobody knows what drafts win without the time of plain steps together.
+// Without the time of plain steps together the gain of drafts is not known.
 bool batch_model::must_be_plain(int32_t n_sequences) {
     const mean_time & plain = verifies_[{ n_sequences, 1 }];
     return plain.count < n_warmup_ + n_known || n_since_plain_[n_sequences]++ > plain_pause;

@@ -32,7 +32,7 @@ class batch_model {
     double verify(int32_t n_sequences, int32_t n_rows, const cost_model & solo) const;
     double draft(int32_t n_sequences, int32_t n_tokens, const cost_model & solo) const;
 
-    // rows that take as long as what a graph takes beside its rows, as long as nothing is known
+    // what a graph takes beside its rows, in rows: until something is measured
     double graph_rows() const;
 
     // One sequence of a batch.
@@ -45,7 +45,7 @@ class batch_model {
     using verify_time = std::function<double(const std::vector<int32_t> &)>;
 
     // Choose the tokens that members draft, 0 for those with fixed rows. Once a round. All take a plain step now and
-    // then, and all draft two tokens if that was long ago: times are those of batches.
+    // then, and all draft two tokens if that was long ago, to know the times of batches.
     std::vector<int32_t> choose(const std::vector<member> & members, const verify_time & time, const cost_model & solo);
 
   private:
@@ -54,7 +54,7 @@ class batch_model {
         int32_t count = 0;
     };
     using times = std::map<std::pair<int32_t, int32_t>, mean_time>; // by sequences, and rows or tokens of each
-    using shape = std::function<double(int32_t, int32_t)>;          // how times stand to each other
+    using shape = std::function<double(int32_t, int32_t)>; // times in any unit, of sequences and rows or tokens
 
     struct choice {
         std::vector<int32_t> n_tokens;

@@ -59,8 +59,8 @@ void cost_model::add_draft(int32_t n_tokens, int64_t us, bool is_whole) {
     }
 }
 
-// A machine that is slow now is no cost of drafting, so a round is compared with those before it. Where the drafter
-// drafts again, that draft's own times have what this one cost.
+// What a draft costs the round behind it is measured against the rounds before: the machine may be slow just now. If
+// the drafter drafts in that round again, the cost is in that draft's own time.
 void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
     const double expected = verify_cost(n_rows) * (n_rows > 1 ? verify_group_ : plain_group_).newest_ratio();
     const bool   is_cold  = shares_cores_ && aftermath_.is_behind_draft();

@@ -110,11 +110,12 @@ class cost_model {
     }
 
   private:
-    // depth at which a draft of the source begins: behind one that was right to the end it is no first token
+    // Depth at which a draft of the source begins. After n-grams that were accepted whole the next ones go on from
+    // there.
     int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
 
-    bool         must_catch_up() const;                       // the drafter, before its next draft
-    bool         is_dear() const;                             // and that took much time for nothing of late
+    bool         must_catch_up() const;                       // with earlier tokens, before the next draft
+    bool         is_dear() const;                             // catching up took much time for nothing of late
     bool         has_changed(const size_group & group) const; // the machine's load
     double       common_change() const;
     void         update(size_group & group, double common);

@@ -47,7 +47,7 @@ void drafting::propose(proposal & draft, const draft_limits & limits) {
     carry_out(draft, plan_draft(draft, limits));
 }
 
-// By whom, as far and as wide as it pays, or as asked for.
+// Who drafts, how long and how wide: by costs, or as the caller asked.
 drafting::plan drafting::plan_draft(proposal & draft, const draft_limits & limits) {
     if (!drafter_ || limits.n_tokens < 1) {
         return {};
@@ -61,7 +61,7 @@ drafting::plan drafting::plan_draft(proposal & draft, const draft_limits & limit
 // N-grams cost next to nothing, so they are looked up before the choice.
 drafting::plan drafting::plan_best(proposal & draft, const draft_limits & limits) {
     int32_t n_max = limits.n_tokens;
-    if (tree_budget_ > 0) { // of rows, a chain's too
+    if (tree_budget_ > 0) { // it counts rows, of chains too
         n_max = std::min(n_max, tree_budget_ - 1);
     }
     if (costs_.is_outdated()) {
@@ -92,7 +92,7 @@ void drafting::propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens) 
     this->draft(draft, request(draft, pos, n_tokens, /*budget*/ 0, /*spine*/ 0), nullptr, /*alone*/ true);
 }
 
-// Lets the drafter continue the root as requested. N-grams join a tree: what they `found`, if they were asked before.
+// Lets the drafter go on from the root as requested. N-grams are added to a tree: `found`; nullptr: look them up.
 void drafting::draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone) {
     if (request.depth < 1) {
         return;
@@ -136,7 +136,7 @@ bool drafting::judge(proposal & draft, const draft_request & request, draft_resu
     return result == draft_result::drafted;
 }
 
-// Where times decide, a tree only branches off its spine: what a wider one costs to draft is not in the curve.
+// If costs decide, a tree only branches off its spine: the curve has no times of wider ones.
 draft_request drafting::request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget,
                                 int32_t spine) const {
     const int32_t width = chooses_ ? 1 : max_tree_nodes;
@@ -153,7 +153,7 @@ token_tree drafting::look_up(const proposal & draft, llama_pos pos, int32_t dept
     return found;
 }
 
-// up to `depth` tokens of a chain that n-grams found, each as likely as it was so far
+// Adds up to `depth` tokens of a chain that n-grams found. Each is as probable as such tokens were accepted so far.
 void drafting::join_ngrams(token_tree & tree, const token_tree & found, int32_t depth) const {
     token_tree chain = select(found, depth + 1, depth);
     for (int32_t i = 1; i < chain.size(); ++i) {
@@ -162,8 +162,8 @@ void drafting::join_ngrams(token_tree & tree, const token_tree & found, int32_t 
     merge(tree, chain);
 }
 
-// Where lengths are not chosen, what will be drafted. n-grams cost next to nothing: they draft if they are as likely to
-// be right.
+// If lengths are not chosen, it says what will be drafted. N-grams cost next to nothing: they draft if as many of their
+// tokens are expected to be accepted.
 drafting::offer drafting::make_offer(const proposal & draft, const draft_limits & limits) {
     offer   offer;
     int32_t n = drafter_ ? std::max(0, limits.n_tokens) : 0;
@@ -208,7 +208,7 @@ joint_draft drafting::join(proposal & draft, const plan & plan, llama_seq_id seq
     return joint;
 }
 
-// Where several take part, its own time is not known.
+// The time of one of several is not known.
 void drafting::joined(proposal & draft, const joint_draft & made, int64_t took, int32_t n) {
     const bool drafted = judge(draft, made.request, made.result);
     const bool whole   = n == 1 && made.tree->n_drafts() == made.request.depth;
@@ -238,7 +238,7 @@ int64_t drafting::verify_time(const proposal & draft) const {
     return drafting > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
 }
 
-// What was not sampled was not refused.
+// Tokens that were not sampled count neither as accepted nor as refused.
 void drafting::learn(const proposal & draft, const std::vector<int32_t> & path, bool ended) {
     const std::vector<int32_t> spine   = draft.tree.spine();
     const int32_t              n_path  = (int32_t) path.size();

@@ -38,7 +38,7 @@ class drafting {
 
     // Grows the proposal's tree from its root.
     void propose(proposal & draft, const draft_limits & limits);
-    // The same with n_tokens by the drafter, which are on the host when it returns: what it takes by itself.
+    // The same by the drafter alone, to measure it: n_tokens, which are on the host when it returns.
     void propose_alone(proposal & draft, llama_pos pos, int32_t n_tokens);
 
     // What a sequence of a batch could draft, and n-grams found to draft; a root alone: they were not asked.
@@ -69,9 +69,11 @@ class drafting {
 
     // Fetches the tokens of a draft from its device.
     void settle(proposal & draft);
-    // A draft on its device goes straight into a verify of n_rows rows that is its own; else its tokens come first.
+    // Before a verify of n_rows rows. A draft on the drafter's device goes straight into a verify of it alone;
+    // otherwise its tokens are fetched.
     void feed(proposal & draft, decode_request & verify, int32_t n_rows, bool alone);
-    // microseconds of the verify of such a draft, which ran behind it: only their sum is known; 0: not known
+    // Microseconds of a verify that was fed from the device: those since the draft began, without what drafting is
+    // known to take. 0: not known.
     int64_t verify_time(const proposal & draft) const;
 
     // A round took this path through the tree, root included. ended: its last token was no draft.

@@ -49,7 +49,7 @@ class open_round {
     void propose(int32_t root);
     // proposed -> idle
     void drop_proposal();
-    // any -> the same without rows, or idle without rows if they were a round's
+    // any -> the same without rows; walking and ended -> idle
     void drop_rows();
     // any -> idle without rows
     void forget();
@@ -84,7 +84,7 @@ class open_round {
     int32_t              first_row() const { return first_row_; }
     int64_t              verify_us() const { return verify_us_; }
     int32_t              n_sampled() const { return n_sampled_; }
-    std::vector<int32_t> kept_path() const; // nodes that were sampled; the root, which was emitted before, in any case
+    std::vector<int32_t> kept_path() const; // the root, and the nodes that were sampled
     // walking or ended -> idle
     void close();
 

@@ -38,14 +38,15 @@ class sequence {
     bool can_draft() const { return !trees() || trees()->ready(seq_); }
     // why draft trees cannot be verified here, chains only; empty: they can
     const std::string & tree_refusal() const { return tree_refusal_; }
-    // rows that a verify of the tree decodes: more than its nodes only where it is no chain, and cells are free
+    // Rows that a verify of the tree decodes: its nodes. A tree that is no chain is padded to a bucket if there is
+    // room.
     int32_t rows_of(const token_tree & tree, int32_t room) const;
 
     // a verify was decoded by the context, n_rows of it this sequence's; by: the tree state that commits them, or
     // nullptr
     void verified(llama_pos pos, int32_t n_rows, tree_state * by);
-    // of the last verify, keep the path i32[n_kept] (node 0 first); false if others changed the memory since, and
-    // nothing was done
+    // Of the last verify keep the path i32[n_kept] (node 0 first). Returns false, and does nothing, if others changed
+    // the memory since.
     bool keep(const token_tree & tree, llama_pos pos, const std::vector<int32_t> & path);
 
     // cut to n_keep positions; fails where recurrent layers cannot go back that far
@@ -53,11 +54,11 @@ class sequence {
     bool can_cut(int32_t n_keep) const;
 
     size_t state_bytes() const; // of save()
-    // the recurrent layers' state, and cutting to n_keep positions, whose state this was
+    // The recurrent layers' state. restore() puts it back and cuts to n_keep positions, those that it was saved at.
     std::vector<uint8_t> save() const;
     void                 restore(const uint8_t * state, size_t n_bytes, int32_t n_keep);
 
-    // forget what the last decode was: the memory is not what it left
+    // the memory is no longer what the last decode left
     void unknown() { decoded_ = {}; }
     void clear();
 
@@ -77,9 +78,9 @@ class sequence {
     sequence_listener &             listener_;
     bool                            recurrent_;
     bool                            mrope_;
-    tree_state *                    left_in_ = nullptr; // the open verify's, which left the recurrent state alone
-    decoded                         decoded_;
-    std::string                     tree_refusal_ = "nothing is drafted";
+    tree_state * left_in_ = nullptr; // commits the open verify; nullptr: it wrote the recurrent state
+    decoded      decoded_;
+    std::string  tree_refusal_ = "nothing is drafted";
 };
 
 } // namespace draftwood

@@ -53,7 +53,7 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
     return params;
 }
 
-// A refusal to prepare for drafts comes before a drafter is made.
+// Prepares for drafts before a drafter is made: this may throw failure.
 target_context & prepared(sequence & target, const dw_params & params) {
     if (params.drafter != DW_DRAFTER_NONE) {
         target.prepare_drafts(params.draft_tokens, params.tree_budget);

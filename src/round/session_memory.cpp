@@ -23,7 +23,7 @@ void session::on_flush(bool decodes) noexcept {
             return DW_OK;
         });
         round_.forget();
-        checkpoints_.clear(); // whether in front of them or behind is not ours to know
+        checkpoints_.clear(); // the decode may replace tokens before them
     }
 }
 
@@ -107,7 +107,7 @@ void session::require_whole(const char * what) const {
     }
 }
 
-// after a decode or a commit that stopped half-way the memory holds what nobody knows
+// after a decode or a commit that stopped half-way the content of the memory is unknown
 void session::require_known(const char * what) const {
     if (lost_) {
         fail(DW_ERR_STATE, "%s after a decode that failed; the context's memory is unknown, call dw_reset", what);
@@ -161,8 +161,8 @@ void session::cut(int32_t n_keep) {
     stats_.n_restored += saved ? 1 : 0;
 }
 
-// Where a later request may part from this one: behind what a chat shares, before what only this turn has. Others'
-// decodes in between, such as images, leave positions that a checkpoint cannot stand for.
+// Callers call it where a later request may begin to differ: at the end of what a chat's turns share. Nothing is kept
+// if others decoded since, as for images: a checkpoint stands for the tokens before it, and theirs are not known.
 void session::checkpoint() {
     require_known("a checkpoint");
     commit();
@@ -174,7 +174,7 @@ void session::checkpoint() {
         if (checkpoints_.make_room(sequence_.state_bytes() + mark.size() * sizeof(float))) {
             checkpoints_.put({ n_past_, sequence_.save(), std::move(mark) });
         }
-    } catch (const std::exception &) { // costs a later request time, never this one
+    } catch (const std::exception &) { // a later request evaluates more tokens; this one goes on
     }
 }
 

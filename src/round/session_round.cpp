@@ -35,7 +35,7 @@ draft_limits session::limits(int32_t wanted) const {
     return { n_past_, std::min(wanted, max_draft()), max_nodes() };
 }
 
-// a draft was made from a token that may not come after all
+// the draft was made from a token that may not be the next one
 void session::drop_proposal() {
     if (round_.is_proposed()) {
         drafting_.trim(n_past_);
@@ -229,7 +229,7 @@ void session::rewind() {
     round_.rewind();
 }
 
-// The same rows again change nothing: the state is read only, and cells and factors get what they have.
+// Repeated rows change nothing: the state is only read, and cells and factors get the values that they have.
 double session::replay(int32_t n_times) {
     if (!round_.is_open() || round_.n_rows() < 2 || n_times < 1 || !tree_refusal().empty()) {
         fail(DW_ERR_STATE, "%d replays; expected one or more, of a verify of two rows or more whose round is open",

@@ -38,7 +38,7 @@ void verify_batch::run() {
     }
 }
 
-// Most rows that each sequence may have: the batch has a size, and a unified cache is everybody's.
+// Most rows that each sequence may have: all share n_batch, and the cells of a unified cache.
 int32_t verify_batch::rows_that_fit() const {
     int32_t room = INT32_MAX;
     for (const session * each : sessions_) {
@@ -97,8 +97,8 @@ double verify_batch::expected_time(const std::vector<int32_t> & rows) const {
     return time_of(fastest_layout(rows, /*checks_states*/ false)).micros;
 }
 
-// Sessions with up to most_of_small rows share a number of rows, the others another. The larger one comes first: should
-// there be no memory for its graph, no plain step of others was taken.
+// Sessions with up to most_of_small rows share a number of rows, the others another. The larger one comes first: if
+// there is no memory for its graph, no plain step of others was decoded yet.
 std::vector<verify_batch::group> verify_batch::lay_out(const std::vector<int32_t> & rows, int32_t most_of_small,
                                                        bool checks_states) const {
     std::vector<group> groups;
@@ -158,8 +158,8 @@ std::vector<verify_batch::group> verify_batch::plan() const {
     return fastest_layout(rows, /*checks_states*/ true);
 }
 
-// With tree states for the groups, which settles open rounds. Those for whose group there is no memory take a plain
-// step.
+// plan(), with a tree state for each group on trees. Making one settles open rounds. If there is no memory for a
+// group's, its members take a plain step.
 std::vector<verify_batch::group> verify_batch::plan_with_room() {
     for (;;) {
         std::vector<group> groups = plan();
@@ -177,7 +177,7 @@ std::vector<verify_batch::group> verify_batch::plan_with_room() {
     }
 }
 
-// False where there was no memory for so many rows: the context is as before, and may have fewer from now on.
+// Returns false if there was no memory for so many rows. The context is as before, with a lower row_limit().
 bool verify_batch::attempt() {
     if (!alone()) {
         const int32_t fits = rows_that_fit();
@@ -233,7 +233,7 @@ void verify_batch::verified(const std::vector<group> & groups, int64_t took) {
     }
 }
 
-// Of several graphs the sum is known: each has taken its part of what was expected.
+// Of several graphs only the sum is known. It is divided among them as their expected times are.
 void verify_batch::learn(const std::vector<group> & groups, int64_t took) {
     const duration all = time_of(groups);
     for (const group & each : groups) {

@@ -132,8 +132,8 @@ int32_t target_context::run_batch(const decode_request & request, const std::fun
     }
 }
 
-// The memory is as before where llama.cpp found no room and took nothing, and goes back to the marks where it computed
-// nothing yet or a verify of trees, which writes nothing that counts.
+// The memory is as before if llama.cpp found no room for the rows (1). After other failures it goes back to the marks
+// if nothing was computed, or nothing but verifies on tree states, which leave states alone.
 int32_t target_context::attempt(const memory_marks & marks, const decode_request & request,
                                 const std::function<void()> & begin, std::string & why) {
     attached_.outputs.n_ubatches = 0; // of this one
@@ -175,7 +175,7 @@ void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, 
     }
 }
 
-// The graphs of a decode that failed were verifies', which leave states alone.
+// Whether all graphs that a failed decode computed were verifies on tree states: these leave states alone.
 bool target_context::leaves_states_alone(const decode_request & request) const {
     const auto is_plain = [](const decode_part & part) { return part.verify == nullptr; };
     const auto n        = (size_t) attached_.outputs.n_ubatches;
@@ -227,7 +227,7 @@ void target_context::verify(const std::vector<verify_group> & groups, decode_req
     });
 }
 
-// Not where the model's results come from a GPU: what the CPU does there is little.
+// Not if the results come from a GPU: the CPU then has little to do.
 bool target_context::chooses_threads(int32_t n_rows) const {
     return n_rows > 1 && n_rows <= thread_choice::max_rows && !results_.on_gpu() &&
            llama_n_threads(target_) < llama_n_threads_batch(target_);
@@ -270,7 +270,7 @@ int32_t target_context::free_cells(llama_seq_id seq) const {
     return draftwood::free_cells(target_, seq);
 }
 
-// A tree state with more room is another one: the graphs over the old one's tensors go with it.
+// A larger tree state replaces the old one. Graphs that read the old one's tensors go, too.
 void target_context::prepare_trees(int32_t n_rows, size_t i) {
     if (refused_ || (trees(i) && trees(i)->max_rows() >= n_rows)) {
         return;

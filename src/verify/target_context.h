@@ -35,7 +35,7 @@ class sequence_listener {
 struct verify_group {
     std::vector<planned_tree> members;
     int32_t                   n_rows;
-    bool                      on_trees; // commits are the tree state's; else its rows are chains', or one each
+    bool                      on_trees; // a tree state commits paths; else each member has a chain, or one row
 
     int32_t n_all_rows() const { return n_rows * (int32_t) members.size(); }
 };
@@ -56,13 +56,13 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     void remove(const sequence_listener & listener) noexcept;
 
     llama_context * get() const { return target_; }
-    bool            at_work() const { return at_work_; } // it is us who decode, save or restore: hooks are not news
+    bool            at_work() const { return at_work_; } // an engine decodes, saves or restores: no news to listeners
     int64_t         n_exact_batches() const { return attached_.n_exact_batches; }
     int64_t         n_fused_parts() const { return attached_.n_fused_parts(); }
     void            reset_counters() { attached_.n_exact_batches = 0; }
 
-    row_batch &  batch() { return batch_; }  // of the next decode; cleared by the caller
-    results &    left() { return results_; } // by the newest one
+    row_batch &  batch() { return batch_; }  // of the next decode; the caller clears it
+    results &    left() { return results_; } // by the newest decode
     attachment & attached() { return attached_; }
     // llama_decode of the batch, rows of these sequences, as `request` says. Open rounds of others are settled first,
     // since what they wait for goes. Then `begin` is called, once an attempt. Throws failure.
@@ -70,22 +70,22 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
                 const std::function<void()> & begin);
     // whether the memory is as it was before the newest decode, if that failed
     bool intact() const { return intact_; }
-    // a verify begins: what failed before was its caller's to deal with
+    // a verify begins: failures of earlier decodes no longer count
     void forget_failure() { intact_ = true; }
 
     // For benchmarks: microseconds that the newest decode's graph takes when it is run again and again.
     double replay(int32_t n_times);
 
-    bool is_empty(llama_seq_id but = -1) const; // no sequence holds a position, that one left aside
+    bool is_empty(llama_seq_id but = -1) const; // no sequence other than `but` holds a position
 
-    // cells of a sequence's KV cache that are free; INT32_MAX where that is none of llama_kv_cache
+    // free cells of the sequence's KV cache; INT32_MAX if the context has no llama_kv_cache
     int32_t free_cells(llama_seq_id seq) const;
 
     // whether graphs take turns in the memory that llama.cpp set aside (graph_store.h)
     bool short_of_memory() const;
-    // rows that a verify may have in all, since a larger one found no memory for its graph
+    // rows that a verify may have in all, after a larger one found no memory for its graph; INT32_MAX: none failed
     int32_t row_limit() const { return row_limit_; }
-    // a verify of n_rows rows in all found none: the next may have as many as the next smaller bucket, 1 at least
+    // A verify of n_rows rows in all found none. The limit is the next smaller bucket, at least 1.
     void limit_rows(int32_t n_rows);
 
     // One decode of these groups, one after another; no row is kept until commits say so. Several groups: those on
@@ -97,8 +97,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // whether it ran on n_threads, as plain steps do
     bool on_step_threads() const { return verified_on_ == n_threads; }
 
-    // Make sure of a tree state with room for so many rows; tree_refusal() says why there can be none. Throws failure
-    // with DW_ERR_MEMORY, and what there was stays.
+    // Makes a tree state with room for so many rows, unless there is one. tree_refusal() says why there can be none.
+    // Throws failure with DW_ERR_MEMORY; a smaller one stays.
     void prepare_trees(int32_t n_rows, size_t i = 0);
     // The same for a verify that can do with less: false if there is no such room. A size that found no memory is not
     // tried again until engines of the context come or go. Where there was no room yet, open rounds are settled.
@@ -120,7 +120,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
         return found;
     }
 
-    // run what saves or restores a state: not news for the listeners
+    // runs what saves or restores a state, without telling the listeners
     template <typename F> auto working(F f) {
         const scope work(at_work_);
         return f();

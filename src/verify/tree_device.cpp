@@ -80,7 +80,8 @@ void tree_device::allocate(budget_share & share) {
         name_of_layer(layer.conv_inputs, "dw_tree_conv_inputs", il);
         n_used += shape_.n_factors();
     }
-    // An op has one output, so a layer's follows its factors, where the next layer's begin: by then it was consumed.
+    // An op has one output tensor. A layer's output follows its factors, in the place of the next layer's factors: by
+    // the time that these are written it has been read.
     const int64_t n_out = shape_.max_rows * shape_.n_heads * shape_.size;
     factors_            = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, n_used + n_out);
     tree_               = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_I32, shape_.max_rows, 4);

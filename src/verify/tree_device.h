@@ -60,7 +60,7 @@ class tree_device {
     // the next verify's rows, i32[M, 4]
     void set_tree(const std::vector<int32_t> & rows);
 
-    // nodes of a verify, as in dw_verify_graph; il is one of this device's layers
+    // nodes of a verify, as in verify_graph (llama/decode_request.h); il is one of this device's layers
     ggml_tensor * conv_input(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * x, int32_t il);
     ggml_tensor * delta_net(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * cells, ggml_tensor * q,
                             ggml_tensor * k, ggml_tensor * v, ggml_tensor * g, ggml_tensor * beta, int32_t il);

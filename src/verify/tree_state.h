@@ -35,8 +35,8 @@ class tree_state : public verify_graph {
     bool holds(llama_seq_id seq, llama_pos n_tokens) const;
 
     // The next decode is a verify of these trees in n_rows >= tree.size() rows each, those beyond it copies of the last
-    // node. With `exact` a tree's attention rounds as in plain decoding. Where that fails, all that it did to the
-    // memory is undone by marks of before (memory_marks.h).
+    // node. With `exact` a tree's attention rounds as in plain decoding. If the decode fails, the caller's memory_marks
+    // undo what it did to the memory.
     void begin(const std::vector<planned_tree> & trees, int32_t n_rows, bool exact);
 
     // of a sequence of the last verify keep the path through its tree (node 0 first), and free its other rows; on a GPU

@@ -28,35 +28,47 @@ ggml_tensor * decay_of(ggml_tensor * product, const graph_edit & edit) {
     return as(only(as(only(biased), GGML_UNARY_OP_SOFTPLUS)), GGML_OP_MUL);
 }
 
+// The four products with a layer's input, and what two of them become.
+struct delta_products {
+    ggml_tensor *qkv = nullptr, *z = nullptr;
+    ggml_tensor *beta = nullptr, *w_beta = nullptr;   // sigmoid_of()
+    ggml_tensor *decay = nullptr, *w_alpha = nullptr; // decay_of()
+
+    static delta_products of(ggml_tensor * input, const graph_edit & edit) {
+        const auto & users = edit.users(input);
+        if (users.size() != 4) {
+            return {};
+        }
+        delta_products found;
+        for (ggml_tensor * product : users) {
+            ggml_tensor * weights = weights_times(product, input);
+            if (!weights) {
+                return {};
+            }
+            if (ggml_tensor * sigmoid = sigmoid_of(product, edit)) {
+                found.beta   = sigmoid;
+                found.w_beta = weights;
+            } else if (ggml_tensor * decay = decay_of(product, edit)) {
+                found.decay   = decay;
+                found.w_alpha = weights;
+            } else {
+                (found.qkv ? found.z : found.qkv) = product;
+            }
+        }
+        return found;
+    }
+    explicit operator bool() const { return qkv && z && beta && decay; }
+};
+
 } // namespace
 
 bool fuser::delta_inputs(ggml_tensor * scaled) {
-    const norm   normal = norm::of(scaled);
-    const auto & users  = edit_.users(scaled);
-    if (!normal || users.size() != 4 || !has_few_rows(normal.x)) {
+    const norm           normal = norm::of(scaled);
+    const delta_products found  = delta_products::of(scaled, edit_);
+    if (!normal || !found || !has_few_rows(normal.x)) {
         return false;
     }
-    ggml_tensor *              beta = nullptr, *decay = nullptr, *w_beta = nullptr, *w_alpha = nullptr;
-    std::vector<ggml_tensor *> plain_ones;
-    for (ggml_tensor * product : users) {
-        ggml_tensor * weights = weights_times(product, scaled);
-        if (!weights) {
-            return false;
-        }
-        if (ggml_tensor * found = sigmoid_of(product, edit_)) {
-            beta   = found;
-            w_beta = weights;
-        } else if ((found = decay_of(product, edit_))) {
-            decay   = found;
-            w_alpha = weights;
-        } else {
-            plain_ones.push_back(product);
-        }
-    }
-    if (!beta || !decay || plain_ones.size() != 2) {
-        return false;
-    }
-    ggml_tensor *                    qkv = plain_ones[0], *z = plain_ones[1];
+    const auto [qkv, z, beta, w_beta, decay, w_alpha] = found;
     ggml_tensor *                    dt = decay->src[0]->src[0]->src[1], *a = decay->src[1];
     const std::vector<ggml_tensor *> results{ qkv, z, beta, decay };
     if (dt->op != GGML_OP_NONE || a->op != GGML_OP_NONE || !edit_.is_closed(results, { normal.x })) {

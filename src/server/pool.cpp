@@ -111,6 +111,23 @@ std::string misfit(const std::string & path, const dw_model_info & info) {
                          info.n_layers, info.n_experts);
 }
 
+// Refuses options that do not go together.
+bool asks_for_pool(const common_params & params) {
+    const dw_pool_spec & asked = params.dw_pool;
+    if (asked.n_bytes < 0) {
+        if (!asked.heat_file.empty() || asked.guess >= 0) {
+            refuse("found --expert-heat or --expert-guess without --expert-vram; expected a size");
+        }
+        return false;
+    }
+    if (!asked.is_made && !params.tensor_buft_overrides.empty() && params.tensor_buft_overrides[0].pattern) {
+        refuse(
+            "found --n-cpu-moe, --cpu-moe, --n-cpu-ffn or --override-tensor beside --expert-vram; expected one way to "
+            "place experts\nhint: leave it out: the pool keeps all experts in host memory");
+    }
+    return true;
+}
+
 } // namespace
 
 bool model_pool::make(common_params & params) {
@@ -124,18 +141,10 @@ bool model_pool::make(common_params & params) {
 }
 
 void model_pool::make_or_throw(common_params & params) {
-    dw_pool_spec & asked = params.dw_pool;
+    const dw_pool_spec & asked = params.dw_pool;
     pool_.reset();
-    if (asked.n_bytes < 0) {
-        if (!asked.heat_file.empty() || asked.guess >= 0) {
-            refuse("found --expert-heat or --expert-guess without --expert-vram; expected a size");
-        }
+    if (!asks_for_pool(params)) {
         return;
-    }
-    if (!asked.is_made && !params.tensor_buft_overrides.empty() && params.tensor_buft_overrides[0].pattern) {
-        refuse(
-            "found --n-cpu-moe, --cpu-moe, --n-cpu-ffn or --override-tensor beside --expert-vram; expected one way to "
-            "place experts\nhint: leave it out: the pool keeps all experts in host memory");
     }
     info_.struct_size = sizeof(info_);
     if (dw_probe_model(params.model.path.c_str(), &info_) != DW_OK) {

@@ -27,6 +27,73 @@ int32_t best_child(const token_tree & tree, int32_t node) {
     return best;
 }
 
+// The tree of tree_from_positions() while it grows.
+class position_tree {
+  public:
+    position_tree(int32_t root, const std::vector<std::vector<candidate>> & positions, float beside) :
+        positions_(positions),
+        beside_(beside),
+        tree_(root) {}
+
+    void add_spine(int32_t n_nodes) {
+        for (int32_t depth = 0; depth < n_nodes && !positions_[depth].empty(); ++depth) {
+            add(depth, positions_[depth][0]);
+        }
+    }
+
+    // the most probable paths, up to `budget` nodes
+    void add_best(int32_t budget) {
+        for (int32_t i = 0; i < tree_.size(); ++i) {
+            offer(i, i + 1 < tree_.size() ? 1 : 0); // what follows on the spine is there already
+        }
+        while (tree_.size() < budget && !open_.empty()) {
+            const entry best = open_.top();
+            open_.pop();
+            const candidate & next = positions_[tree_.depths[best.parent]][best.rank];
+            offer(best.parent, best.rank + 1);
+            if (tree_.child(best.parent, next.token) < 0) { // a position may name a token twice
+                add(best.parent, next);
+                offer(tree_.size() - 1, 0);
+            }
+        }
+    }
+
+    const token_tree & tree() const { return tree_; }
+
+  private:
+    // what could come next: the rank-th candidate under a node
+    struct entry {
+        float   log_prob;
+        int32_t parent, rank;
+        bool    operator<(const entry & other) const {
+            return log_prob != other.log_prob ? log_prob < other.log_prob : parent > other.parent;
+        }
+    };
+
+    float path(int32_t parent, const candidate & next) const {
+        return tree_.log_probs[parent] + next.log_prob + (on_spine_[parent] ? 0.0f : beside_);
+    }
+
+    void add(int32_t parent, const candidate & next) {
+        const bool is_best = next.token == positions_[tree_.depths[parent]][0].token;
+        tree_.add(parent, next.token, path(parent, next));
+        on_spine_.push_back(on_spine_[parent] && is_best);
+    }
+
+    void offer(int32_t parent, int32_t rank) {
+        const size_t depth = tree_.depths[parent];
+        if (depth < positions_.size() && rank < (int32_t) positions_[depth].size()) {
+            open_.push({ path(parent, positions_[depth][rank]), parent, rank });
+        }
+    }
+
+    const std::vector<std::vector<candidate>> & positions_;
+    float                                       beside_;
+    token_tree                                  tree_;
+    std::vector<bool>                           on_spine_{ true }; // on the path of all bests
+    std::priority_queue<entry>                  open_;
+};
+
 } // namespace
 
 std::vector<candidate> most_probable(const float * logits, int32_t n_vocab, int32_t n, float temperature) {
@@ -60,51 +127,10 @@ std::vector<candidate> most_probable(const float * logits, int32_t n_vocab, int3
 
 token_tree tree_from_positions(int32_t root, const std::vector<std::vector<candidate>> & positions, int32_t budget,
                                int32_t spine, float beside) {
-    token_tree        tree(root);
-    std::vector<bool> on_spine(1, true);
-    const auto        add = [&](int32_t parent, const candidate & next) {
-        const bool best = on_spine[parent] && next.token == positions[tree.depths[parent]][0].token;
-        tree.add(parent, next.token, tree.log_probs[parent] + next.log_prob + (on_spine[parent] ? 0.0f : beside));
-        on_spine.push_back(best);
-    };
-    spine = std::min({ spine, budget - 1, (int32_t) positions.size() });
-    for (int32_t depth = 0; depth < spine; ++depth) {
-        if (positions[depth].empty()) {
-            break;
-        }
-        add(depth, positions[depth][0]);
-    }
-
-    // what could come next: the rank-th candidate under a node
-    struct entry {
-        float   log_prob;
-        int32_t parent, rank;
-        bool    operator<(const entry & other) const {
-            return log_prob != other.log_prob ? log_prob < other.log_prob : parent > other.parent;
-        }
-    };
-    std::priority_queue<entry> open;
-    const auto                 offer = [&](int32_t parent, int32_t rank) {
-        const size_t depth = tree.depths[parent];
-        if (depth < positions.size() && rank < (int32_t) positions[depth].size()) {
-            open.push({ tree.log_probs[parent] + positions[depth][rank].log_prob + (on_spine[parent] ? 0.0f : beside),
-                        parent, rank });
-        }
-    };
-    for (int32_t i = 0; i < tree.size(); ++i) {
-        offer(i, i + 1 < tree.size() ? 1 : 0); // what follows on the spine is there already
-    }
-    while (tree.size() < budget && !open.empty()) {
-        const entry best = open.top();
-        open.pop();
-        const candidate & next = positions[tree.depths[best.parent]][best.rank];
-        offer(best.parent, best.rank + 1);
-        if (tree.child(best.parent, next.token) < 0) { // a position may name a token twice
-            add(best.parent, next);
-            offer(tree.size() - 1, 0);
-        }
-    }
-    return tree;
+    position_tree grown(root, positions, beside);
+    grown.add_spine(std::min({ spine, budget - 1, (int32_t) positions.size() }));
+    grown.add_best(budget);
+    return grown.tree();
 }
 
 void merge(token_tree & tree, const token_tree & other) {

@@ -15,6 +15,8 @@ from typing import Any
 import numpy as np
 from draftwood._llama_cpp import llama_cpp  # its import loads the libraries, from the right folder
 
+from tests.ops import cuda_on_cpu
+
 TYPES = {"F32": 0, "F16": 1, "I32": 26, "BF16": 30}
 TYPES |= {"Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23}
 BLOCKS = {  # values and bytes of a block
@@ -25,6 +27,7 @@ MAX_DIMS = 4
 _MOST_TAKEN = 9  # sources that ggml_custom_4d takes; a node has room for one more
 _SRC = 152  # src in struct ggml_tensor at the pin
 ALL_THREADS = -1  # GGML_N_TASKS_MAX
+CUDA_ON_CPU = "CUDA on CPU"  # a backend for nodes of our ops: their CUDA kernels, run by cuda_on_cpu.py
 
 folder = llama_cpp._base_path
 base = ctypes.CDLL(str(folder / "libdraftwood-ggml-base.so"))
@@ -195,6 +198,7 @@ def _new_tensor(context: Any, stored: np.ndarray, kind: str) -> Any:
 
 def open_backend(name: str, use_ref: bool = False, n_threads: int = 1) -> Any:
     """Return a backend: "CPU", or "CUDA" for the first device of that kind."""
+    name = "CPU" if name == CUDA_ON_CPU else name
     found = registry.ggml_backend_reg_by_name(name.encode())
     assert found, f"draftwood was built without {name}"
     assert base.ggml_backend_reg_dev_count(found), f"no {name} device"
@@ -225,6 +229,7 @@ class Graph:
         n_threads: int = 1,
     ) -> None:
         self._context = base.ggml_init(_InitParams(4 << 20, None, True))
+        self._on_cpu = backend == CUDA_ON_CPU
         self.backend = open_backend(backend, use_ref, n_threads)
         self.tensors = [_new_tensor(self._context, stored, kind) for stored, kind in operands]
         made = op(self._context, *self.tensors)
@@ -247,6 +252,10 @@ class Graph:
 
     def compute(self) -> None:
         """Run it, and wait for it."""
+        if self._on_cpu:
+            for node in self.nodes:
+                cuda_on_cpu.launch(node)
+            return
         assert base.ggml_backend_graph_compute(self.backend, self._graph) == 0
 
     def bytes_of(self, tensor: Any) -> np.ndarray:
@@ -297,4 +306,6 @@ def run(
 def supports(op: Callable[..., Any], operands: list[tuple[np.ndarray, str]], backend: str) -> bool:
     """Return whether a backend takes the op's node."""
     with Graph(op, operands, backend=backend) as graph:
+        if backend == CUDA_ON_CPU:
+            return cuda_on_cpu.takes(graph.result)
         return bool(base.ggml_backend_supports_op(graph.backend, graph.result))

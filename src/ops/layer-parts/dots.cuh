@@ -6,6 +6,7 @@
 #pragma once
 
 #include "common.cuh"
+#include "ops/door/ptx.cuh"
 #include "ops/layer-parts/layer-parts.h"
 
 namespace dw::layer_parts {
@@ -104,7 +105,7 @@ template <typename call_type> __device__ __forceinline__ void with_type(ggml_typ
 // Ask for the lines of a row in L2, before what it is multiplied with is there.
 __device__ __forceinline__ void prefetch(const char * row, int n_bytes, int lane) {
     for (int at = 128 * lane; at < n_bytes; at += 128 * 32) {
-        asm volatile("prefetch.global.L2 [%0];" ::"l"(row + at));
+        ptx::prefetch_l2(row + at);
     }
 }
 

@@ -64,21 +64,8 @@ struct strip {
     }
 };
 
-// 16 bytes, without waiting. Weights are read once a token: they leave what is read again in the L2 cache.
-__device__ __forceinline__ void copy_16(char * to, const char * from) {
-#if __CUDA_ARCH__ >= 800
-    uint64_t read_once;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                     (uint32_t) __cvta_generic_to_shared(to)),
-                 "l"(from), "l"(read_once)
-                 : "memory");
-#else
-    NO_DEVICE_CODE;
-#endif
-}
-
-// Copies a piece into a slot, without waiting. A warp: 8 lanes copy 128 bytes of a row, side by side.
+// Copies a piece into a slot, without waiting: weights are read once a token, so they leave what is read again in the
+// L2 cache. A warp: 8 lanes copy 128 bytes of a row, side by side.
 template <ggml_type type> __device__ __forceinline__ void ask_for(char * slot, const strip & of, int lane) {
     using tile       = tiled<type>;
     constexpr int  n = tile::pitch / 16, n_tail = n % 8;    // loads of a row
@@ -88,7 +75,7 @@ template <ggml_type type> __device__ __forceinline__ void ask_for(char * slot, c
     const auto     ask        = [&](int i, char * to, const char * at) {
         const int begin = tile::offset(at);
         if (16 * i < begin + n_bytes) {
-            copy_16(to + 16 * i, at - begin + 16 * i);
+            ptx::copy_16(to + 16 * i, at - begin + 16 * i);
         }
     };
     const int first = lane % 8;
@@ -110,17 +97,9 @@ template <ggml_type type> __device__ __forceinline__ void ask_for(char * slot, c
     }
 }
 
-__device__ __forceinline__ void end_of_request() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.commit_group;" ::: "memory");
-#endif
-}
-
 // All requests of this warp but the last n_open have arrived.
 template <int n_open> __device__ __forceinline__ void wait_for_requests() {
-#if __CUDA_ARCH__ >= 800
-    asm volatile("cp.async.wait_group %0;" ::"n"(n_open) : "memory");
-#endif
+    ptx::wait_for_copies<n_open>();
     __syncwarp();
 }
 
@@ -202,7 +181,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
                 }
             }
         }
-        end_of_request();
+        ptx::end_of_copies();
     }
 
     char *      slots_;

@@ -20,34 +20,6 @@ namespace dw::layer_parts {
 
 constexpr int tile_rows = 16, tile_values = 256, blocks_of_tile = 8, n_classes = 4;
 
-// d += a b, 32 values of 8 bits
-template <ggml_type type> __device__ __forceinline__ void accumulate(int (&d)[4], const words_of_a & a, uint2 b) {
-#if __CUDA_ARCH__ >= 800
-    if constexpr (unpacked<type>::is_signed) {
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "r"(b.x), "r"(b.y));
-    } else {
-        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
-            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-            : "r"(a.at[0]), "r"(a.at[1]), "r"(a.at[2]), "r"(a.at[3]), "r"(b.x), "r"(b.y));
-    }
-#else
-    NO_DEVICE_CODE;
-#endif
-}
-
-// d += a b, 16 values of 8 bits; a: rows lane / 4 and lane / 4 + 8
-template <ggml_type type> __device__ __forceinline__ void accumulate(int (&d)[4], uint2 a, uint32_t b) {
-#if __CUDA_ARCH__ >= 800
-    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
-        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
-        : "r"(a.x), "r"(a.y), "r"(b));
-#else
-    NO_DEVICE_CODE;
-#endif
-}
-
 // Where a warp puts its sums: by column, rows side by side. The gaps let lanes meet different banks.
 template <int n_columns> constexpr int floats_of_sums = 20 * n_columns;
 
@@ -131,15 +103,15 @@ template <int n_wide> class many_sums {
         if constexpr (unpacked<type>::has_halves) {
             const int4 by       = tile.halves(block);
             int        first[4] = {}, second[4] = {};
-            accumulate<type>(first, make_uint2(words.at[0], words.at[1]), values.x);
-            accumulate<type>(second, make_uint2(words.at[2], words.at[3]), values.y);
+            ptx::multiply_8_bits(first, make_uint2(words.at[0], words.at[1]), values.x);
+            ptx::multiply_8_bits(second, make_uint2(words.at[2], words.at[3]), values.y);
 #pragma unroll
             for (int i = 0; i < 4; ++i) {
                 d[i] = first[i] * (i / 2 ? by.z : by.x) + second[i] * (i / 2 ? by.w : by.y);
             }
         } else {
             d[0] = d[1] = d[2] = d[3] = 0;
-            accumulate<type>(d, words, values);
+            ptx::multiply_8_bits<unpacked<type>::is_signed>(d, words.at, values);
         }
     }
 
@@ -229,7 +201,8 @@ template <int n> class few_sums {
             const auto words = tile.words(block);
 #pragma unroll
             for (int c = 0; c < n; ++c) {
-                accumulate<type>(block % 2 ? odd[c] : d[c], words, block == mine ? values[c] : make_uint2(0, 0));
+                ptx::multiply_8_bits<unpacked<type>::is_signed>(block % 2 ? odd[c] : d[c], words.at,
+                                                                block == mine ? values[c] : make_uint2(0, 0));
             }
         }
 #pragma unroll
@@ -268,7 +241,8 @@ template <int n> class few_sums {
 #pragma unroll
             for (int c = 0; c < n; ++c) {
                 const uint32_t x = i == mine ? values[c] : 0;
-                accumulate<type>(d[c], words, half ? make_uint2(0, x) : make_uint2(x, 0));
+                ptx::multiply_8_bits<unpacked<type>::is_signed>(d[c], words.at,
+                                                                half ? make_uint2(0, x) : make_uint2(x, 0));
             }
         }
         const int4 by = tile.halves(block + lane_ % 4);

@@ -1,0 +1,75 @@
+// Instructions that CUDA C++ has no words for. All but prefetch_l2 need compute capability 8.0; callers are not
+// launched on less. Must not know: ops. tests/cuda_on_cpu has a file of this name that does the same on a CPU. Test:
+// tests/ops/test_cuda_on_cpu.py, tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "common.cuh"
+
+namespace dw::ptx {
+
+// Asks for the line of L2 that holds an address.
+__device__ __forceinline__ void prefetch_l2(const void * at) {
+    asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+// Copies 16 bytes into shared memory, without waiting; both addresses are multiples of 16. What was read this way is
+// the first to leave L2.
+__device__ __forceinline__ void copy_16(void * shared, const void * from) {
+#if __CUDA_ARCH__ >= 800
+    uint64_t read_once;
+    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
+                     (uint32_t) __cvta_generic_to_shared(shared)),
+                 "l"(from), "l"(read_once)
+                 : "memory");
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+// Ends a group: the copies of this thread since the last one.
+__device__ __forceinline__ void end_of_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.commit_group;" ::: "memory");
+#endif
+}
+
+// Waits for all groups of this thread but the newest n_open.
+template <int n_open> __device__ __forceinline__ void wait_for_copies() {
+#if __CUDA_ARCH__ >= 800
+    asm volatile("cp.async.wait_group %0;" ::"n"(n_open) : "memory");
+#endif
+}
+
+// d += a b, by a warp: a 16 x 32 values of 8 bits, signed or not, b 32 x 8 signed, d 16 x 8. Fragments as in the PTX
+// manual, mma.m16n8k32.
+template <bool is_signed>
+__device__ __forceinline__ void multiply_8_bits(int (&d)[4], const uint32_t (&a)[4], uint2 b) {
+#if __CUDA_ARCH__ >= 800
+    if constexpr (is_signed) {
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+    } else {
+        asm("mma.sync.aligned.m16n8k32.row.col.s32.u8.s8.s32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+            : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+            : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+    }
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+// The same of 16 values, all signed: mma.m16n8k16.
+__device__ __forceinline__ void multiply_8_bits(int (&d)[4], uint2 a, uint32_t b) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.s32.s8.s8.s32 {%0,%1,%2,%3}, {%4,%5}, {%6}, {%0,%1,%2,%3};"
+        : "+r"(d[0]), "+r"(d[1]), "+r"(d[2]), "+r"(d[3])
+        : "r"(a.x), "r"(a.y), "r"(b));
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+} // namespace dw::ptx

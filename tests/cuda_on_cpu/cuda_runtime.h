@@ -1,0 +1,54 @@
+// Stands in for CUDA's header of this name: the language, vectors and the few calls that launchers make. Streams and
+// events do nothing: a kernel has run when its launch returns. Must not know: ggml.
+
+#pragma once
+
+#include <cstddef>
+#include <cstdint>
+#include <math.h>
+
+#define __global__
+#define __device__
+#define __host__
+#define __forceinline__ inline
+#define __grid_constant__
+#define __launch_bounds__(...)
+#define __align__(n)    alignas(n)
+#define __shared__      static // a block runs alone
+#define __constant__    static const
+
+struct dim3 {
+    unsigned x = 1, y = 1, z = 1;
+    dim3(unsigned nx = 1, unsigned ny = 1, unsigned nz = 1) : x(nx), y(ny), z(nz) {}
+};
+
+template <typename T> struct alignas(2 * sizeof(T)) vector_of_2 { T x, y; };
+template <typename T> struct alignas(4 * sizeof(T)) vector_of_4 { T x, y, z, w; };
+using float2 = vector_of_2<float>;
+using int2   = vector_of_2<int>;
+using uint2  = vector_of_2<unsigned>;
+using float4 = vector_of_4<float>;
+using int4   = vector_of_4<int>;
+using uint4  = vector_of_4<unsigned>;
+
+inline float2 make_float2(float x, float y) { return { x, y }; }
+inline int2   make_int2(int x, int y) { return { x, y }; }
+inline uint2  make_uint2(unsigned x, unsigned y) { return { x, y }; }
+inline float4 make_float4(float x, float y, float z, float w) { return { x, y, z, w }; }
+inline int4   make_int4(int x, int y, int z, int w) { return { x, y, z, w }; }
+inline uint4  make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { return { x, y, z, w }; }
+
+using cudaStream_t = void *;
+using cudaEvent_t  = void *;
+enum cudaError_t { cudaSuccess };
+enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+
+template <typename kernel_type> cudaError_t cudaFuncSetAttribute(kernel_type, cudaFuncAttribute, int) {
+    return cudaSuccess;
+}
+// as many blocks as an H100's multiprocessor might hold; launchers only divide work by it
+template <typename kernel_type>
+cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int * n, kernel_type, int, size_t) {
+    *n = 2;
+    return cudaSuccess;
+}

@@ -1,0 +1,52 @@
+// Stands in for src/ops/door/ptx.cuh, which has the contracts.
+
+#pragma once
+
+#include "common.cuh"
+
+namespace dw::ptx {
+
+inline void prefetch_l2(const void *) {}
+
+inline void copy_16(void * shared, const void * from) {
+    if ((uintptr_t) shared % 16 != 0 || (uintptr_t) from % 16 != 0) {
+        cuda_on_cpu::fail("a copy of 16 bytes between addresses that are no multiples of 16");
+    }
+    std::memcpy(shared, from, 16);
+}
+
+inline void end_of_copies() {}
+
+template <int n_open> void wait_for_copies() {}
+
+// What the lanes of a warp give to one product of matrices, n_words of `a` and of `b` each.
+template <int n_words> struct fragments {
+    uint32_t a[2 * n_words], b[n_words];
+};
+
+// d += a b: 16 rows of a, 16 n_words values each, times 8 columns of b. A register has four values in a row. Lane l has
+// rows l / 4 and l / 4 + 8 of a, column l / 4 of b, values 4 (l % 4) + 16 i on for register i of them; and of d columns
+// 2 (l % 4) and the next, of rows l / 4 and l / 4 + 8.
+template <int n_words, bool is_signed> void multiply(int (&d)[4], const fragments<n_words> & mine) {
+    const fragments<n_words> * lanes = cuda_on_cpu::of_lanes(mine);
+    const int                  lane  = cuda_on_cpu::lane();
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16 * n_words; ++k) {
+            const int      word = k / 16, from = k % 16 / 4, shift = 8 * (k % 4);
+            const uint32_t a = lanes[row % 8 * 4 + from].a[2 * word + row / 8] >> shift & 0xff;
+            const auto     b = (int8_t) (lanes[4 * column + from].b[word] >> shift);
+            d[i] += (is_signed ? (int) (int8_t) a : (int) a) * b;
+        }
+    }
+}
+
+template <bool is_signed> void multiply_8_bits(int (&d)[4], const uint32_t (&a)[4], uint2 b) {
+    multiply<2, is_signed>(d, { { a[0], a[1], a[2], a[3] }, { b.x, b.y } });
+}
+
+inline void multiply_8_bits(int (&d)[4], uint2 a, uint32_t b) {
+    multiply<1, true>(d, { { a.x, a.y }, { b } });
+}
+
+} // namespace dw::ptx

@@ -1,0 +1,114 @@
+"""Our CUDA kernels on a CPU, thread by thread.
+
+`launch` runs a node's kernels, `takes` says whether a card would. The sources of src/ops are compiled as
+C++ against tests/cuda_on_cpu, which stands in for CUDA and ggml-cuda. Two things that are no C++ are
+rewritten first: launches in triple angle brackets, and dynamic shared memory. Built once for each state of
+the sources, in build/cuda_on_cpu, within seconds. Needs a C++ compiler with _Float16.
+"""
+
+from __future__ import annotations
+
+import ctypes
+import functools
+import hashlib
+import os
+import re
+import shutil
+import subprocess
+from concurrent.futures import ThreadPoolExecutor
+from pathlib import Path
+from typing import Any
+
+import source
+from draftwood._llama_cpp import llama_cpp
+
+ROOT = Path(__file__).resolve().parents[2]
+STANDINS = ROOT / "tests" / "cuda_on_cpu"
+OUT = ROOT / "build" / "cuda_on_cpu"
+UNITS = ("layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu")
+_LAUNCH = re.compile(r"([\w:]+(?:<[\w: ,<>]*>)?)<<<(.*?)>>>\(", re.DOTALL)
+_DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\d+\))? (\w+) (\w+)\[\];")
+
+
+def _arguments(text: str) -> list[str]:
+    """Split at the commas that are in no brackets."""
+    parts, depth = [""], 0
+    for sign in text:
+        depth += (sign in "([{") - (sign in ")]}")
+        if sign == "," and depth == 0:
+            parts.append("")
+        else:
+            parts[-1] += sign
+    return parts
+
+
+def _rewritten(text: str) -> str:
+    def launch(found: re.Match[str]) -> str:
+        grid, block, shared, stream = _arguments(found[2])
+        return f"ggml_cuda_kernel_launch({found[1]}, {{ dim3({grid}), dim3({block}), {shared}, {stream} }}, "
+
+    return _DYNAMIC.sub(r"\1 * const \2 = (\1 *) cuda_on_cpu::dynamic_memory();", _LAUNCH.sub(launch, text))
+
+
+def _sources() -> dict[Path, str]:
+    """Return what is compiled or included: path under OUT / "src" or STANDINS, text."""
+    found = {}
+    for path in sorted((ROOT / "src" / "ops").rglob("*")):
+        if path.suffix in (".cu", ".cuh", ".h"):
+            found[OUT / "src" / path.relative_to(ROOT / "src")] = _rewritten(path.read_text("utf-8"))
+    return found
+
+
+@functools.cache
+def library() -> ctypes.CDLL:
+    """Build what is not built, and load it."""
+    compiler = shutil.which(os.environ.get("CXX", "c++"))
+    assert compiler, "no C++ compiler"
+    llama = source.ensure_source(ROOT).llama_cpp
+    texts = _sources()
+    standins = sorted(path for path in STANDINS.rglob("*") if path.is_file())
+    state = hashlib.sha256("".join([*texts.values(), *(x.read_text("utf-8") for x in standins)]).encode())
+    built = OUT / f"{state.hexdigest()[:16]}.so"
+    if not built.exists():
+        shutil.rmtree(OUT, ignore_errors=True)
+        for path, text in texts.items():
+            path.parent.mkdir(parents=True, exist_ok=True)
+            path.write_text(text, "utf-8")
+        _build(compiler, [STANDINS, OUT / "src", *(llama / "ggml" / x for x in ("include", "src"))], built)
+    return ctypes.CDLL(str(built))
+
+
+def _build(compiler: str, folders: list[Path], built: Path) -> None:
+    units = [path for pattern in UNITS for path in sorted((OUT / "src" / "ops").glob(pattern))]
+    units += [STANDINS / "fibers.cpp", STANDINS / "launch.cpp"]
+    options = ["-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE", *(f"-I{x}" for x in folders)]
+    options += ["-include", "common.cuh"]  # nvcc knows its words without a header
+
+    def compiled(unit: Path) -> Path:
+        made = OUT / f"{unit.name}.o"
+        subprocess.run([compiler, *options, "-x", "c++", "-c", unit, "-o", made], check=True)
+        return made
+
+    with ThreadPoolExecutor(os.cpu_count()) as pool:
+        made = list(pool.map(compiled, units))
+    whole = built.with_suffix(".part")
+    base = llama_cpp._base_path / "libdraftwood-ggml-base.so"
+    subprocess.run([compiler, "-shared", *made, base, "-o", whole], check=True)
+    whole.replace(built)
+
+
+def takes(node: Any) -> bool:
+    """Return whether a card would run the node."""
+    return bool(_function("cuda_on_cpu_takes")(node))
+
+
+def launch(node: Any) -> None:
+    """Run the node's kernels on its operands in host memory, and wait."""
+    assert _function("cuda_on_cpu_launch")(node), "the node is not taken"
+
+
+@functools.cache
+def _function(name: str) -> Any:
+    found = getattr(library(), name)
+    found.restype, found.argtypes = ctypes.c_bool, [ctypes.c_void_p]
+    return found

@@ -1,0 +1,173 @@
+"""Tests of src/ops/layer-parts' CUDA kernels, wherever they run: against float64, and rows bit for bit.
+
+tests/gpu/test_layer_parts_cuda.py runs them on a card, test_cuda_on_cpu.py on a CPU, where some do less. Each
+gives them a `backend` for ggml_graph.py, and `rng`. `errors` has what a test found with float weights.
+"""
+
+from __future__ import annotations
+
+import numpy as np
+import pytest
+
+from tests.ops import ggml_graph as ggml
+from tests.ops import layer_parts as parts
+from tests.ops.layer_part import FLOATS, KINDS, Part
+
+ROWS = 16  # dw::layer_parts::max_rows
+BOUNDS = {
+    True: 1e-5,
+    False: 3e-3,
+}  # of float weights; of others, where values of 8 bits round to their neighbours
+Q4 = ("Q4_K", "Q4_K", "Q4_K", "Q4_K")
+MODEL = {
+    "width": 2048,
+    "hidden": 512,
+    "shared": 512,
+    "n_experts": 48,
+    "n_used": 8,
+}  # 35B-A3B, but for 256 experts
+
+errors: list[float] = []
+
+
+def check(backend: str, part: Part, is_float: bool) -> None:
+    """Hold it against float64, which the CPU's tests are held against, too."""
+    found = part.run(backend)
+    assert np.isfinite(found).all()
+    error = parts.distance(found, part.wanted)
+    if is_float:
+        errors.append(error)
+    assert error <= BOUNDS[is_float], f"{part.name}: {error}"
+
+
+def check_rows(rng, backend: str, part: Part) -> None:
+    """Each row is the same beside any others."""
+    whole = part.rows_of(part.run(backend))
+    for n in (1, 2, 3, 5, 8, 9, 15) if backend == "CUDA" else (1, 9):
+        rows = [int(row) for row in rng.permutation(ROWS)[:n]]
+        some = part.of_rows(rows)
+        assert np.array_equal(some.rows_of(some.run(backend)), whole[rows]), f"{part.name} of {n} rows"
+
+
+def test_smallest(rng, backend):
+    for kind in ("Q4_K", "F16"):
+        for n in (1, 3):
+            for part in parts.every_part(rng, n, kind):
+                check(backend, part, kind in FLOATS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("n", [1, 2, 7, 16])
+def test_each_type_of_weights(rng, backend, n, kind):
+    for part in parts.every_part(rng, n, kind):
+        check(backend, part, kind in FLOATS)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_rows_do_not_depend_on_their_number(rng, backend, kind):
+    for part in parts.every_part(rng, ROWS, kind):
+        check_rows(rng, backend, part)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("kinds", [Q4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), ("IQ4_XS", "Q5_K", "Q8_0", "Q8_0")])
+def test_experts_at_model_shapes(rng, backend, kinds):
+    part = parts.experts(rng, ROWS, kinds, **MODEL)
+    check(backend, part, is_float=False)
+    check_rows(rng, backend, part)
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 16])
+@pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K")])
+def test_experts_in_a_pool_give_the_same_bits(rng, backend, n, kinds):
+    large = [MODEL] if backend == "CUDA" else []
+    for shape in ({}, {"is_joint": True}, {"n_experts": 33, "n_used": 16}, *large):
+        part = parts.experts(rng, n, kinds, **shape)
+        assert np.array_equal(parts.in_a_pool(rng, part, backend), part.run(backend)), shape
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("shape", [
+    {"n_experts": 512, "n_used": 10}, {"n_experts": 33, "n_used": 16}, {"n_experts": 8, "n_used": 8},
+    {"n_experts": 5, "n_used": 1, "width": 96, "hidden": 32, "shared": 160},
+    {"is_joint": True, "width": 64, "hidden": 96, "shared": 32},
+    {"width": 4096, "hidden": 64, "shared": 32, "n_experts": 20}, {"width": 5120, "hidden": 32, "shared": 32},
+])  # fmt: skip
+def test_experts_of_other_shapes(rng, backend, shape):
+    for router in FLOATS if backend == "CUDA" else FLOATS[:1]:
+        for n in (1, 4, 16):
+            part = parts.experts(rng, n, ("F16", "F32", "BF16", "F16"), router=router, **shape)
+            check(backend, part, is_float=True)
+        check_rows(rng, backend, part)
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 16])
+def test_rows_that_end_within_a_tile(rng, backend, n):
+    """Rows of Q8_0 are whole blocks of 32 values, not of 256."""
+    kinds = ("Q8_0",) * 4
+    for part in (
+        parts.experts(rng, n, kinds, width=2048 + 96, hidden=96, shared=32),
+        parts.feed_forward(rng, n, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288),
+        parts.product(rng, n, "Q8_0", width=320, rows=301),
+    ):
+        check(backend, part, is_float=False)
+
+
+def test_rows_that_end_within_a_tile_do_not_depend_on_their_number(rng, backend):
+    check_rows(rng, backend, parts.experts(rng, ROWS, ("Q8_0",) * 4, width=2048 + 96, hidden=96, shared=32))
+    check_rows(rng, backend, parts.feed_forward(rng, ROWS, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288))
+
+
+@pytest.mark.slow
+def test_mixers_and_dense_layers_at_model_shapes(rng, backend):
+    for part in (
+        parts.feed_forward(rng, ROWS, ("Q4_K", "Q6_K"), width=5120, hidden=1024),
+        parts.product(rng, ROWS, "Q6_K", width=2048, rows=27000),
+        parts.delta_inputs(rng, ROWS, ("Q4_K", "Q4_K", "F32"), width=2048, n_qkv=8192, n_z=4096, heads=32),
+        parts.attention_inputs(rng, ROWS, ("Q4_K", "Q4_K", "Q6_K"), width=2048, rows=(8192, 512, 512)),
+        parts.delta_output(rng, ROWS, "Q4_K", width=2048, heads=32, size=128),
+        parts.attention_output(rng, ROWS, "Q6_K", width=2048, heads=16, size=256),
+    ):
+        check(backend, part, is_float=False)
+        check_rows(rng, backend, part)
+
+
+@pytest.mark.parametrize("n", [1, 2, 3, 7, 16])
+def test_the_front_of_a_chain_is_that_of_its_windows(rng, backend, n):
+    for shape in ({}, {"size": 128, "n_keys": 16, "heads": 32}, {"size": 32, "n_keys": 1, "heads": 1}):
+        part = parts.delta_front(rng, n, **shape)
+        found, written = part.run_and_write(backend)
+        assert parts.distance(found, part.wanted) < BOUNDS[True]
+        assert np.array_equal(written, part.wanted_target)
+        x, states, cells, _, kernel = part.operands
+        old = states[0][cells[0][0]].reshape(x[0].shape[1], 3)
+        windows = np.concatenate([old, x[0].T], axis=1)
+        trees = np.stack([windows[:, i : i + 4] for i in range(n)])
+        of_trees = parts.delta_heads(rng, n, **shape)
+        of_trees.operands = [(trees, "F32"), kernel]
+        assert np.array_equal(of_trees.run(backend), found)
+
+
+def test_heads(rng, backend):
+    for shape in (
+        {},
+        {"rows": 3},
+        {"size": 32, "n_keys": 1, "heads": 1},
+        {"size": 128, "n_keys": 16, "heads": 32},
+    ):
+        for n in (1, 5):
+            check(backend, parts.delta_heads(rng, n, **shape), is_float=True)
+    part = parts.delta_heads(rng, ROWS, size=128, n_keys=16, heads=32)
+    check_rows(rng, backend, part)
+    chain, tree = parts.delta_heads(rng, 1, rows=6), parts.delta_heads(rng, 6)
+    windows, kernel = chain.operands[0][0], chain.operands[1][0]
+    tree.operands = [(np.stack([windows[0, :, i : i + 4] for i in range(6)]), "F32"), (kernel, "F32")]
+    assert np.array_equal(tree.run(backend), chain.run(backend))
+
+
+def test_what_it_cannot_run_is_refused(rng, backend):
+    part = parts.experts(rng, 17, Q4)
+    assert not ggml.supports(part.op(), part.operands, backend)
+    part = parts.attention_inputs(rng, 2, ("Q4_0", "Q4_K", "Q4_K"))
+    assert not ggml.supports(part.op(), part.operands, backend)
+    assert ggml.supports((good := parts.experts(rng, 16, Q4)).op(), good.operands, backend)

@@ -1,4 +1,5 @@
 // What the files of the C line share: the handle, argument checks, the guard. Contract: draftwood.h.
+// Test: tests/model/engine/test_arguments.py, test_tree_input.py, tests/unit/test_capi.py.
 
 #pragma once
 

@@ -1,4 +1,6 @@
 // What the round asks of a drafter. A drafter never decides about text: wrong drafts cost time only.
+// Test: tests/model/engine/test_rounds.py, test_trim.py, test_kept_by_others.py (memory()),
+// tests/model/test_checkpoints.py (mark()).
 
 #pragma once
 

@@ -1,5 +1,6 @@
 // A llama_context of drafters, one for all sequences of their target: decodes rows into it, cuts it, reads the
 // likeliest token. Must not know: the target's memory, rounds, samplers.
+// Test: tests/model/engine/test_results.py, test_short_head.py, test_budget.py.
 
 #pragma once
 

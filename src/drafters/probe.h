@@ -1,4 +1,5 @@
 // What a GGUF's header says of drafting with it, before llama.cpp loads it.
+// Test: tests/model/test_probe_drafter.py, test_bad_input.py, engine/test_creation.py.
 
 #pragma once
 

@@ -1,4 +1,5 @@
 // What the names of experts' tensors say: "blk.N.ffn_.._exps.weight".
+// Test: tests/model/test_expert_pool_models.py.
 
 #pragma once
 

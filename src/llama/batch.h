@@ -1,4 +1,5 @@
 // One batch of rows for a llama_context: a thin owner of llama_batch_ext.
+// Test: tests/model/engine/test_mtp_feed.py (hidden states), tests/model/test_dflash.py (features).
 
 #pragma once
 

@@ -1,6 +1,6 @@
 // Order between the streams of two backends: what was queued on one before record() is done before what is queued on
 // the other after wait(), or before wait() returns where that is a CPU. CPUs compute as they are called and record
-// nothing.
+// nothing. Test: tests/gpu/test_same_text.py.
 
 #pragma once
 

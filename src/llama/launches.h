@@ -1,4 +1,5 @@
 // Graphs that GPUs computed in this process, and how many of them replayed a captured CUDA graph as it was.
+// Test: tests/gpu/test_expert_pool_cuda.py.
 
 #pragma once
 

@@ -1,5 +1,6 @@
 // Failures inside the engine, and the line that no exception crosses.
 // Internal code throws `failure`; `guard` turns whatever was thrown into a dw_status and a text.
+// Test: tests/model/engine/test_arguments.py, test_failures.py.
 
 #pragma once
 

@@ -1,4 +1,5 @@
 // One sequence of the target's context: decoding into it, and going back. Must not know: drafters, samplers, rounds.
+// Test: tests/model/engine/test_trim.py, tests/model/test_checkpoints.py.
 
 #pragma once
 

@@ -1,4 +1,4 @@
-// Time spent in a scope.
+// Time spent in a scope. Test: tests/model/engine/test_rounds.py.
 
 #pragma once
 

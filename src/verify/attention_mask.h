@@ -1,4 +1,5 @@
 // Writes into the mask of a decode's attention (placed_rows in llama/decode_request.h).
+// Test: tests/model/engine/test_trees.py.
 
 #pragma once
 

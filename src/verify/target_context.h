@@ -1,5 +1,6 @@
 // What the engines of one llama_context share, one engine a sequence: hook state, graphs, the batch, the tree state.
 // The one owner of what is attached to that context. Must not know: drafters, samplers, rounds.
+// Test: tests/model/engine/test_others.py, test_shared_context.py, test_sequences.py, test_little_memory.py.
 
 #pragma once
 

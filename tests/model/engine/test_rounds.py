@@ -7,6 +7,7 @@ come from an oracle. Contract: src/include/draftwood.h.
 from __future__ import annotations
 
 import random
+import time
 
 import numpy as np
 import pytest
@@ -196,6 +197,26 @@ def test_stats_count(started):
     r.engine.stats_reset()
     empty = r.engine.stats()
     assert (empty.rounds, empty.emitted, empty.exact_batches, empty.drafted_by_depth) == (0, 0, 0, ())
+
+
+def test_stats_have_the_times_of_parts(rig):
+    start = time.perf_counter()
+    r = rig("planted-moe", drafter=MTP)
+    last = r.start()
+    r.engine.stats_reset()
+    r.engine.eval([last], len(PROMPT))
+    last = r.engine.next(r.sampler)
+    for _ in range(5):
+        r.engine.propose(last)
+        r.engine.verify()
+        while r.engine.row() is not None:
+            last = r.engine.next(r.sampler)
+        r.engine.commit()
+    wall = time.perf_counter() - start
+    stats = r.engine.stats()
+    parts = [getattr(stats, f"{part}_seconds") for part in ("prompt", "draft", "verify", "sample", "commit")]
+    assert min(parts) > 0
+    assert sum(parts) < wall
 
 
 def test_exact_batches_are_counted_up_to_64_rows(rig):

@@ -3,6 +3,9 @@
 #include "decode/fuser.h"
 #include "decode/pattern.h"
 
+#include <algorithm>
+#include <cstring>
+
 namespace draftwood {
 
 bool fuser::attention_inputs(ggml_tensor * scaled) {
@@ -28,6 +31,116 @@ bool fuser::attention_inputs(ggml_tensor * scaled) {
              { { op::x, normal.x }, { op::norm, normal.weights }, { op::q, q }, { op::k, k }, { op::v, v } },
              { normal.weights, q, k, v }, { normal.epsilon, 0, 0 });
     return split(results, { normal.x }, node);
+}
+
+namespace {
+
+// rope(rms_norm(heads) * weights): queries or keys
+struct turned_heads {
+    ggml_tensor *   result    = nullptr;
+    ggml_tensor *   heads     = nullptr; // [S, H, n]
+    ggml_tensor *   weights   = nullptr;
+    ggml_tensor *   positions = nullptr;
+    parts::settings with;
+
+    // product: the heads are it, reshaped, or a view of it
+    static turned_heads of(ggml_tensor * product, const graph_edit & edit) {
+        for (ggml_tensor * part : edit.users(product)) {
+            ggml_tensor * normal = as(edit.only_user(part), GGML_OP_RMS_NORM);
+            ggml_tensor * scaled = edit.only_user(normal);
+            ggml_tensor * rope   = as(edit.only_user(scaled), GGML_OP_ROPE);
+            const norm    found  = scaled ? norm::of(scaled) : norm{};
+            if (rope && found && rope->src[0] == scaled) {
+                turned_heads heads{ rope, part, found.weights, rope->src[1], {} };
+                return heads.read(found.epsilon) ? heads : turned_heads{};
+            }
+        }
+        return {};
+    }
+    explicit operator bool() const { return result != nullptr; }
+
+    bool turns_as(const turned_heads & other) const {
+        return positions == other.positions && std::memcmp(&with, &other.with, sizeof(with)) == 0;
+    }
+
+  private:
+    // ggml_rope_impl's parameters; false: others than rotation.h knows
+    bool read(float epsilon) {
+        int32_t whole[16];
+        float   real[16];
+        std::memcpy(whole, result->op_params, sizeof(whole));
+        std::memcpy(real, result->op_params, sizeof(real));
+        const int32_t mode      = whole[2];
+        const bool    is_scaled = real[7] != 0.0f || real[8] != 1.0f || result->src[2]; // YaRN, factors of a file
+        if (is_scaled || whole[15] != 0 || (mode != GGML_ROPE_TYPE_NEOX && mode != GGML_ROPE_TYPE_IMROPE)) {
+            return false;
+        }
+        with.epsilon = epsilon;
+        with.n_dims  = whole[1];
+        with.base    = real[5];
+        with.scale   = real[6];
+        for (int i = 0; i < 4; ++i) {
+            with.sections[i] = mode == GGML_ROPE_TYPE_IMROPE ? (uint8_t) std::clamp(whole[11 + i], 0, 255) : 0;
+        }
+        return result->ne[0] <= parts::max_head && with.n_dims % 2 == 0 && ggml_is_contiguous(result);
+    }
+};
+
+// Rows of a batch that go into rows of a KV cache.
+struct cache_write {
+    ggml_tensor * node  = nullptr; // SET_ROWS
+    ggml_tensor * cells = nullptr;
+    ggml_tensor * cache = nullptr;
+
+    // rows: a view of them, or themselves, is written
+    static cache_write of(ggml_tensor * rows, const graph_edit & edit) {
+        ggml_tensor * user = edit.only_user(rows);
+        ggml_tensor * node =
+            as(as(user, GGML_OP_VIEW) || as(user, GGML_OP_RESHAPE) ? edit.only_user(user) : user, GGML_OP_SET_ROWS);
+        if (!node || !edit.users(node).empty() || node->src[0]->ne[0] != node->src[2]->ne[0] ||
+            (node->type != GGML_TYPE_F16 && node->type != GGML_TYPE_F32)) {
+            return {};
+        }
+        return { node, node->src[1], node->src[2] };
+    }
+    explicit operator bool() const { return node != nullptr; }
+};
+
+} // namespace
+
+bool fuser::attention_heads(ggml_tensor * scaled) {
+    const std::vector<ggml_tensor *> & products = edit_.users(scaled);
+    if (!norm::of(scaled) || products.size() != 3 || !has_few_rows(scaled)) {
+        return false;
+    }
+    // values go into the cache before keys do
+    const turned_heads q = turned_heads::of(products[0], edit_), k = turned_heads::of(products[2], edit_);
+    const cache_write  keys   = cache_write::of(k.result, edit_);
+    const cache_write  values = cache_write::of(edit_.only_user(products[1]), edit_);
+    if (!q || !keys || !values || !q.turns_as(k) || values.node->src[0]->ne[0] % q.result->ne[0] != 0) {
+        return false;
+    }
+    ggml_tensor *                          v = values.node->src[0];
+    const std::vector<const ggml_tensor *> inputs{ q.heads,    k.heads,      v,          q.positions,
+                                                   keys.cells, values.cells, keys.cache, values.cache };
+    if (!edit_.is_closed({ q.result, keys.node, values.node }, inputs)) {
+        return false;
+    }
+    namespace op       = parts::attention_heads;
+    ggml_tensor * node = made(op::signature, { q.result->ne[0], q.result->ne[1], q.result->ne[2], 1 },
+                              { { op::q, q.heads },
+                                { op::q_norm, q.weights },
+                                { op::k, k.heads },
+                                { op::k_norm, k.weights },
+                                { op::v, v },
+                                { op::positions, q.positions },
+                                { op::k_cells, keys.cells },
+                                { op::k_cache, keys.cache },
+                                { op::v_cells, values.cells },
+                                { op::v_cache, values.cache } },
+                              { q.weights, k.weights, owner_of(keys.cache), owner_of(values.cache) }, q.with);
+    // queries are there before keys and values
+    return node && edit_.move_to(q.result, values.node) && replace(q.result, inputs, node, { keys.node, values.node });
 }
 
 bool fuser::attention_output(ggml_tensor * sum) {

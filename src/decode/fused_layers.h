@@ -24,6 +24,7 @@ enum fused_part {
     fused_delta_heads,
     fused_delta_step,
     fused_attention_inputs,
+    fused_attention_heads,
     fused_delta_output,
     fused_attention_output,
     fused_product,

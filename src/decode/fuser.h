@@ -49,6 +49,7 @@ class fuser {
     bool feed_forward(ggml_tensor * sum);
     bool delta_inputs(ggml_tensor * scaled);
     bool attention_inputs(ggml_tensor * scaled);
+    bool attention_heads(ggml_tensor * scaled);
     bool delta_front(ggml_tensor * convolved);
     bool delta_heads(ggml_tensor * convolved);
     bool delta_step(ggml_tensor * rule);

@@ -56,6 +56,11 @@ const std::vector<ggml_tensor *> & graph_edit::users(const ggml_tensor * tensor)
     return found == users_.end() ? none : found->second;
 }
 
+ggml_tensor * graph_edit::only_user(const ggml_tensor * tensor) const {
+    const std::vector<ggml_tensor *> & readers = users(tensor);
+    return readers.size() == 1 ? readers[0] : nullptr;
+}
+
 // the results included, the inputs and leafs not
 graph_edit::tensors graph_edit::between(const std::vector<ggml_tensor *> &       results,
                                         const std::vector<const ggml_tensor *> & inputs) const {
@@ -132,6 +137,17 @@ void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::ve
     in_front_[*first] = made;
 }
 
+bool graph_edit::move_to(ggml_tensor * node, const ggml_tensor * other) {
+    const auto place = std::find(nodes_.begin(), nodes_.end(), other);
+    for (const ggml_tensor * reader : users(node)) {
+        if (std::find(nodes_.begin(), place, reader) != place) {
+            return false;
+        }
+    }
+    moved_[other] = node;
+    return true;
+}
+
 // ggml names the owner of a view's memory, not what it is a view of: an owner that went, or is a view now, is another.
 void graph_edit::move_views(const std::vector<ggml_tensor *> & order) const {
     for (ggml_tensor * node : order) {
@@ -154,13 +170,20 @@ void graph_edit::move_views(const std::vector<ggml_tensor *> & order) const {
 void graph_edit::finish() {
     std::vector<ggml_tensor *> order;
     order.reserve(nodes_.size() + in_front_.size());
+    tensors moved;
+    for (const auto & [_, node] : moved_) {
+        moved.insert(node);
+    }
     for (ggml_tensor * node : nodes_) {
         const auto made = in_front_.find(node);
         if (made != in_front_.end()) {
             order.push_back(made->second);
         }
-        if (removed_.count(node) == 0) {
+        if (removed_.count(node) == 0 && moved.count(node) == 0) {
             order.push_back(node);
+        }
+        if (const auto here = moved_.find(node); here != moved_.end()) {
+            order.push_back(here->second);
         }
     }
     for (const auto & [_, made] : in_front_) {

@@ -27,6 +27,9 @@ class graph_edit {
     // Nodes that read `tensor`, in the graph's order.
     const std::vector<ggml_tensor *> & users(const ggml_tensor * tensor) const;
 
+    // the node that alone reads `tensor`; nullptr: there are none or several, or no tensor
+    ggml_tensor * only_user(const ggml_tensor * tensor) const;
+
     // Whether all between `inputs` and `results` serves these results alone, and nothing of it was changed before: they
     // can be computed another way.
     bool is_closed(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) const;
@@ -35,6 +38,10 @@ class graph_edit {
     // goes, too: nodes whose work `made` does beside its result. Call after is_closed() for the result and these.
     void replace(ggml_tensor * result, const std::vector<ggml_tensor *> & ended,
                  const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made);
+
+    // `node` is computed where `other` was, which comes later. false, and nothing is changed, if a reader is in front
+    // of that place.
+    bool move_to(ggml_tensor * node, const ggml_tensor * other);
 
     // whether somebody holds the node: it may not become a view
     bool is_held(const ggml_tensor * node) const;
@@ -63,6 +70,7 @@ class graph_edit {
     std::vector<ggml_tensor *>                                          nodes_;
     std::unordered_map<const ggml_tensor *, std::vector<ggml_tensor *>> users_;
     std::unordered_map<const ggml_tensor *, ggml_tensor *>              in_front_; // of a node, what was made
+    std::unordered_map<const ggml_tensor *, ggml_tensor *>              moved_;    // to a node's place
     std::vector<change>                                                 changes_;
     tensors                                                             kept_, changed_, removed_;
 };

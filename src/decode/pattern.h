@@ -41,7 +41,7 @@ inline ggml_tensor * weights_times(ggml_tensor * tensor, const ggml_tensor * x) 
     return product && plain(product->src[1]) == x && product->src[0]->op == GGML_OP_NONE ? product->src[0] : nullptr;
 }
 
-// rms_norm(x) * weights
+// rms_norm(x) * weights, of F32
 struct norm {
     ggml_tensor * x       = nullptr;
     ggml_tensor * weights = nullptr;
@@ -51,7 +51,7 @@ struct norm {
         ggml_tensor * scaled = as(tensor, GGML_OP_MUL);
         ggml_tensor * inner  = as(source(scaled), GGML_OP_RMS_NORM);
         norm          found;
-        if (inner && scaled->src[1]->op == GGML_OP_NONE) {
+        if (inner && scaled->src[1]->op == GGML_OP_NONE && scaled->src[1]->type == GGML_TYPE_F32) {
             found = { inner->src[0], scaled->src[1], 0.0f };
             std::memcpy(&found.epsilon, inner->op_params, sizeof(float));
         }

@@ -26,12 +26,19 @@ from tests.model.test_expert_pool_models import write_lora
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 TINY = str(MODELS / "tiny-moe-f16.gguf")
-ALWAYS = {"experts": 12, "delta inputs": 9, "delta heads": 9, "delta output": 9, "attention inputs": 3}
+ALWAYS = {
+    "experts": 12,
+    "delta inputs": 9,
+    "delta heads": 9,
+    "delta output": 9,
+    "attention inputs": 3,
+    "attention heads": 3,
+}
 ALWAYS |= {"attention output": 3, "product": 1}
 OF_TINY = {**ALWAYS, "delta front": 9, "delta step": 9}
 OF_TINY.pop("delta heads")
 DELTA_NET = {"delta inputs", "delta front", "delta step", "delta output"}
-ATTENTION = {"attention inputs", "attention output", "product"}
+ATTENTION = {"attention inputs", "attention heads", "attention output", "product"}
 WAYS = {
     "mtp": {"speculation": "mtp"},
     "tree": {"speculation": "tree", "tree_budget": 16},
@@ -52,7 +59,7 @@ def counts(engine) -> dict[str, int]:
 
 
 def load(where: int = api.FUSE_EVERYWHERE, **settings) -> Llama:
-    llm = Llama(TINY, n_ctx=512, verbose=False, n_threads=1, **settings)
+    llm = Llama(TINY, n_ctx=512, verbose=False, n_threads=1, **{"flash_attn": True, **settings})
     api.fuse(llm._engine, where)
     return llm
 
@@ -77,11 +84,25 @@ def test_every_layer_of_a_plain_step_is_fused():
     llm.close()
 
 
-def test_logits_are_near_llama_cpps(rig):
+@pytest.mark.parametrize("way", ["mtp", "tree"])
+def test_without_flash_attention_values_lie_in_columns(way):
+    """Heads stay llama.cpp's; the text is the same with drafts."""
+    texts = []
+    for settings in ({"speculation": "off"}, WAYS[way]):
+        llm = load(**settings, flash_attn=False)
+        texts.append([text(llm, 24, temp=temp) for temp in (0.0, 0.8)])
+        assert counts(llm._engine).items() <= {**OF_TINY, **ALWAYS}.items()
+        assert "attention heads" not in counts(llm._engine)
+        llm.close()
+    assert texts[0] == texts[1]
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["", "flash"])
+def test_logits_are_near_llama_cpps(rig, flash):
     """Of a chain of rows, random weights: the two round activations otherwise."""
     rows = []
     for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
-        r = rig(TINY)
+        r = rig(TINY, flash=flash)
         api.fuse(r.engine, where)
         r.engine.eval(PROMPT[:-1], 0)
         r.engine.propose_given(PROMPT[-1], [5, 7, 9])
@@ -119,7 +140,7 @@ def test_the_head_of_drafts_is_fused(plain, way, draft_vocab):
 @pytest.mark.parametrize(("preset", "own"), [("moe-mtp", "experts"), ("dense-mtp", "feed forward")])
 @pytest.mark.parametrize("types", ["F16", "Q8_0"])
 def test_both_architectures_and_types(gguf, rig, preset, own, types):
-    r = rig(gguf(preset, types=types))
+    r = rig(gguf(preset, types=types), flash=True)
     api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval(PROMPT, 0)
     assert set(counts(r.engine)) == {own, *DELTA_NET, *ATTENTION}
@@ -161,7 +182,7 @@ def test_a_tensor_of_another_type_concerns_its_part_alone(gguf, preset, types, p
     whole = {**own, **dict.fromkeys(DELTA_NET, 3), **dict.fromkeys(ATTENTION, 1)}
     expected = {part: n for part, n in {**whole, **parts}.items() if n}
     for way in ({"speculation": "off"}, {"speculation": "mtp"}, {"speculation": "tree", "tree_budget": 8}):
-        llm = Llama(path, n_ctx=256, verbose=False, n_threads=1, **way)
+        llm = Llama(path, n_ctx=256, verbose=False, n_threads=1, flash_attn=True, **way)
         api.fuse(llm._engine, api.FUSE_EVERYWHERE)
         texts.append([text(llm, 24, temp=temp) for temp in (0.0, 0.8)])
         if way["speculation"] == "off":
@@ -178,7 +199,7 @@ ADAPTERS = {  # of TINY, and what is left of OF_TINY beside one
     "shared expert": ({"blk.0.ffn_up_shexp": (64, 256)}, {"experts": 11}),
     "attention": (
         {"blk.3.attn_q": (1024, 256), "blk.7.attn_output": (256, 512)},
-        {"attention inputs": 2, "attention output": 2},
+        {"attention inputs": 2, "attention heads": 2, "attention output": 2},
     ),
     "delta net": (
         {"blk.0.attn_gate": (256, 256), "blk.1.ssm_alpha": (2, 256), "blk.2.ssm_out": (256, 256)},
@@ -233,7 +254,7 @@ def set_lora(llm: Llama, adapter, scale: float | None) -> None:
 
 
 def test_prompts_and_gpus_alone_stay_llama_cpps(rig):
-    r = rig(TINY)
+    r = rig(TINY, flash=True)
     r.engine.eval(PROMPT, 0)
     assert not counts(r.engine)  # on a CPU nobody asked for it
     api.fuse(r.engine, api.FUSE_EVERYWHERE)

@@ -19,7 +19,6 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import source
 from draftwood._llama_cpp import llama_cpp
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -62,6 +61,8 @@ def _sources() -> dict[Path, str]:
 @functools.cache
 def library() -> ctypes.CDLL:
     """Build what is not built, and load it."""
+    import source  # of _build, which scripts beside the tests do not have
+
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     assert compiler, "no C++ compiler"
     llama = source.ensure_source(ROOT).llama_cpp

@@ -17,7 +17,7 @@ from draftwood._llama_cpp import llama_cpp  # its import loads the libraries, fr
 
 from tests.ops import cuda_on_cpu
 
-TYPES = {"F32": 0, "F16": 1, "I32": 26, "BF16": 30}
+TYPES = {"F32": 0, "F16": 1, "I32": 26, "I64": 27, "BF16": 30}
 TYPES |= {"Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23}
 BLOCKS = {  # values and bytes of a block
     "Q4_0": (32, 18), "Q5_0": (32, 22), "Q8_0": (32, 34), "IQ4_NL": (32, 18),

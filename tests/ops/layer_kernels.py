@@ -9,6 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.ops import attention_heads
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import FLOATS, KINDS, Part
@@ -146,6 +147,15 @@ def test_the_front_of_a_chain_is_that_of_its_windows(rng, backend, n):
         of_trees = parts.delta_heads(rng, n, **shape)
         of_trees.operands = [(trees, "F32"), kernel]
         assert np.array_equal(of_trees.run(backend), found)
+
+
+@pytest.mark.parametrize("shape", attention_heads.SHAPES)
+@pytest.mark.parametrize("n", [1, 6, 16])
+def test_heads_of_attention(rng, backend, n, shape):
+    node = attention_heads.heads(rng, n, **shape)
+    attention_heads.check(node, backend)
+    if n == ROWS:
+        attention_heads.check_rows(rng, node, backend)
 
 
 def test_heads(rng, backend):

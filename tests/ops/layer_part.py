@@ -15,19 +15,21 @@ from tests.ops.test_quant_rows import HALVES, decoded, random_weights
 FLOATS = ("F32", "F16", "BF16")
 KINDS = (*FLOATS, "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # product_types of layer-parts.h
 EPSILON = 1e-6
-_SETTINGS_AT = 84 + 32  # op_params in struct ggml_tensor at the pin, and dw::layer_parts::settings_at
+SETTINGS_AT = 84 + 32  # op_params in struct ggml_tensor at the pin, and dw::layer_parts::settings_at
 
 Operand = tuple[np.ndarray, str]
 Array = np.ndarray
 
 
-class _Settings(ctypes.Structure):
+class Settings(ctypes.Structure):
     """dw::layer_parts::settings."""
 
     _fields_ = [
         ("epsilon", ctypes.c_float),
         *((name, ctypes.c_int32) for name in ("n_used", "is_joint", "size", "n_keys")),
         ("planes", ctypes.c_uint8 * 4),
+        ("base", ctypes.c_float),
+        ("scale", ctypes.c_float),
     ]
 
 
@@ -60,8 +62,8 @@ class Part:
 
         def made(context: Any, *sources: Any) -> Any:
             node = make(context, *sources)
-            settings = _Settings(EPSILON, self.n_used, self.is_joint, self.size, self.n_keys, self.planes)
-            ctypes.memmove(node + _SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
+            settings = Settings(EPSILON, self.n_used, self.is_joint, self.size, self.n_keys, self.planes)
+            ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
             return node
 
         return made

@@ -5,6 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
+from tests.ops import attention_heads
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import FLOATS, KINDS, Part
 
@@ -84,6 +85,15 @@ def test_the_front_of_a_chain_and_the_state_behind_it(rng, n):
 def test_heads(rng, shape):
     for n in (1, 4):
         check(parts.delta_heads(rng, n, **shape))
+
+
+@pytest.mark.parametrize("shape", attention_heads.SHAPES)
+@pytest.mark.parametrize("n", [1, 16])
+def test_heads_of_attention(rng, n, shape):
+    node = attention_heads.heads(rng, n, **shape)
+    attention_heads.check(node, "CPU")
+    if n > 1:
+        attention_heads.check_rows(rng, node, "CPU")
 
 
 @pytest.mark.parametrize("n", [1, 2, 9])

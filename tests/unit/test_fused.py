@@ -32,13 +32,23 @@ DELTA_NET = [
     "ssm_conv1d",
     "ssm_norm",
 ]
-ATTENTION = ["attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"]
+ATTENTION = ["attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm", "attn_k_norm"]
 ROUTERS = ["ffn_gate_inp", "ffn_gate_inp_shexp"]
 SHARED = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"]
 EXPERTS = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", *SHARED, *ROUTERS]
 OF_DENSE = ["ffn_gate", "ffn_up", "ffn_down"]
 NORMS = ["attn_norm", "post_attention_norm"]
-F32 = {*NORMS, *ROUTERS, "output_norm", "ssm_dt.bias", "ssm_a", "ssm_conv1d", "ssm_norm", "attn_q_norm"}
+F32 = {
+    *NORMS,
+    *ROUTERS,
+    "output_norm",
+    "ssm_dt.bias",
+    "ssm_a",
+    "ssm_conv1d",
+    "ssm_norm",
+    "attn_q_norm",
+    "attn_k_norm",
+}
 ROWS = {"ssm_conv1d": 4, "ssm_norm": 128, "attn_q_norm": 256}
 TYPES = "fused products take F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS"
 
@@ -147,7 +157,7 @@ def test_what_is_not_fused_and_why(changes, part, layers, reason):
 
 def test_other_parts_of_such_a_layer_are():
     assert set(declined(model(True, ssm_norm=256))) == {"delta step"}
-    assert not declined(model(True, output_norm="F16", attn_q_norm="F16"))
+    assert set(declined(model(True, output_norm="F16", attn_q_norm="F16"))) == {"attention heads"}
     assert set(declined(model(True, blk__1__ffn_down_exps="Q3_K"))) == {"experts"}
     assert set(declined(model(False, ffn_up="Q5_K"), DENSE)) == {"feed forward"}
 

@@ -45,6 +45,7 @@ _DELTA_NET = {
 }
 _ATTENTION = {
     "attention inputs": _Part("attn_q attn_k attn_v", "attn_norm", {"attn_norm": _WIDTH}),
+    "attention heads": _Part("", "attn_q_norm attn_k_norm", {"attn_q_norm": range(2, MAX_HEAD + 1)}),
     "attention output": _Part("attn_output", "", {"attn_q_norm": _ROW, "attn_norm": _ROW}),
 }
 _ROUTERS = "ffn_gate_inp ffn_gate_inp_shexp"

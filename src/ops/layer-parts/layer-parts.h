@@ -26,6 +26,7 @@ namespace dw::layer_parts {
 constexpr int64_t max_rows    = 16;
 constexpr int64_t max_experts = 512;
 constexpr int64_t max_used    = 16;    // experts of a row
+constexpr int64_t max_head    = 256;   // S of attention heads
 constexpr int64_t max_width   = 16384; // D: a block of 1024 threads normalises 16 values a thread
 
 constexpr ggml_type product_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
@@ -46,12 +47,19 @@ constexpr bool is_product_type(ggml_type type) {
 
 // What a node says beside its operands. It lies behind the layer pointer.
 struct settings {
-    float   epsilon   = 0.0f; // of the norm
-    int32_t n_used    = 0;    // k
-    int32_t is_joint  = 0;    // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
-    int32_t size      = 0;    // S, of a head
-    int32_t n_keys    = 0;    // Hk, key heads
-    uint8_t planes[4] = {};   // of the indices of gate and up, and of down; then unused
+    float   epsilon  = 0.0f; // of the norm
+    int32_t n_used   = 0;    // k
+    int32_t is_joint = 0;    // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
+    union {
+        int32_t size = 0; // S, of a head
+        int32_t n_dims;   // values of a head that turn with its position
+    };
+    int32_t n_keys = 0; // Hk, key heads
+    union {
+        uint8_t planes[4] = {}; // of the indices of gate and up, and of down; then unused
+        uint8_t sections[4];    // of pairs, by the position that they take
+    };
+    float base = 0.0f, scale = 0.0f; // of angles: rotation.h
 };
 constexpr size_t settings_at = layer_at + sizeof(void *);
 static_assert(settings_at + sizeof(settings) <= GGML_MAX_OP_PARAMS, "settings fit");
@@ -200,6 +208,23 @@ constexpr const char *     operands[n_src] = { "y", "z", "norm", "weights", "res
 constexpr op_signature     signature       = { "dw_delta_output", operands, n_src };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_output
+
+// Queries of an attention layer, and its keys and values on their way into the KV cache:
+//   dst[S, H, n] = turned(rms_norm(q) * q_norm), the norm over each head; rows of k_cache become turned(rms_norm(k) *
+//   k_norm), those of v_cache v. Pairs of the first n_dims values of a head turn by position * scale *
+//   base^(-2 pair / n_dims): rotation.h
+//   q [S, H, n], k [S, Hk, n], v [V, n]: heads and rows may be strided; q_norm, k_norm [S]
+//   positions i32[n], or with sections i32[4 n], the n of each section side by side
+//   k_cells, v_cells i64[n]: rows of the caches; k_cache [S Hk, cells], v_cache [V, cells], F16 or F32
+//   S is max_head at most, n_dims even, V a multiple of S.
+//   settings: epsilon, n_dims, sections, base, scale
+namespace attention_heads {
+enum src { q, q_norm, k, k_norm, v, positions, k_cells, k_cache, v_cells, v_cache, n_src };
+constexpr const char *     operands[n_src] = { "q",         "q_norm",  "k",       "k_norm",  "v",
+                                               "positions", "k_cells", "k_cache", "v_cells", "v_cache" };
+constexpr op_signature     signature       = { "dw_attention_heads", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace attention_heads
 
 // The end of a gated attention layer:
 //   dst[D, n] = residual + weights (y * sigmoid(gate))

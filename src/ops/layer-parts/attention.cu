@@ -1,0 +1,170 @@
+// The middle of an attention layer on CUDA, up to the attention itself: layer-parts.h. One kernel, a warp a head and
+// row.
+
+#include "ops/door/launch.h"
+#include "ops/layer-parts/dots.cuh"
+#include "ops/layer-parts/rotation.h"
+
+namespace {
+
+using namespace dw::layer_parts;
+namespace op = dw::layer_parts::attention_heads;
+
+constexpr int max_pairs    = max_head / 64; // of a lane
+constexpr int warps_of_all = 4;             // of a block
+
+// f32, strides in bytes
+struct heads_of {
+    const char * data;
+    int64_t      head, row;
+
+    static heads_of from(const ggml_tensor * t) {
+        return { dw::data_of<const char>(t), (int64_t) t->nb[1], (int64_t) t->nb[2] };
+    }
+    __device__ __forceinline__ const float * of(int h, int r) const {
+        return (const float *) (data + h * head + r * row);
+    }
+};
+
+// rows of a KV cache that rows of a batch go to
+struct cache_rows {
+    char *          data;
+    int64_t         stride; // bytes
+    const int64_t * cells;
+    bool            is_half;
+
+    static cache_rows from(const ggml_tensor * cache, const ggml_tensor * cells) {
+        return { dw::data_of<char>(cache), (int64_t) cache->nb[1], dw::data_of<const int64_t>(cells),
+                 cache->type == GGML_TYPE_F16 };
+    }
+    __device__ __forceinline__ void write(int row, int i, float x) const {
+        char * to = data + cells[row] * stride;
+        if (is_half) {
+            ((half *) to)[i] = __float2half(x);
+        } else {
+            ((float *) to)[i] = x;
+        }
+    }
+};
+
+struct head_arguments {
+    heads_of        q, k, v;
+    const float *   q_norm, *k_norm;
+    const int32_t * positions;
+    cache_rows      k_cache, v_cache;
+    float *         out;
+    int             size, n_heads, n_keys, n; // heads of queries, of keys; rows
+    settings        with;
+};
+
+// blocks: (warps_of_all heads of queries, then of keys, then as many values in parts of `size`; row)
+__global__ void heads_of_attention(head_arguments a, int n_all) {
+    __shared__ float heads[warps_of_all][max_head];
+    ggml_cuda_pdl_lc();
+    const int lane = threadIdx.x % 32, r = blockIdx.y, half_size = a.with.n_dims / 2;
+    const int which = blockIdx.x * warps_of_all + threadIdx.x / 32;
+    double    turns[max_pairs]; // of this lane's pairs, for each step of a position
+#pragma unroll
+    for (int j = 0; j < max_pairs; ++j) {
+        turns[j] = lane + 32 * j < half_size ? turns_of(lane + 32 * j, a.with) : 0.0;
+    }
+    ggml_cuda_pdl_sync();
+    if (which >= n_all) {
+        return;
+    }
+    if (which >= a.n_heads + a.n_keys) {
+        const int first = (which - a.n_heads - a.n_keys) * a.size;
+        for (int i = lane; i < a.size; i += 32) {
+            a.v_cache.write(r, first + i, a.v.of(0, r)[first + i]);
+        }
+        return;
+    }
+    const bool    is_query = which < a.n_heads;
+    const int     head     = is_query ? which : which - a.n_heads;
+    const float * from     = is_query ? a.q.of(head, r) : a.k.of(head, r);
+    const float * weights  = is_query ? a.q_norm : a.k_norm;
+    float *       values   = heads[threadIdx.x / 32];
+    float         sum      = 0.0f;
+    for (int i = lane; i < a.size; i += 32) {
+        values[i] = from[i];
+        sum += values[i] * values[i];
+    }
+    const float scale = rsqrtf(sum_of_lanes(sum) / a.size + a.with.epsilon);
+    for (int i = lane; i < a.size; i += 32) {
+        values[i] *= scale * weights[i];
+    }
+    __syncwarp();
+#pragma unroll
+    for (int j = 0; j < max_pairs; ++j) {
+        const int i = lane + 32 * j;
+        if (i < half_size) {
+            const int32_t position = a.positions[position_of(i, a.with) * a.n + r];
+            float         sine, cosine;
+            sincospif((float) (2.0 * part_of_turn(position * turns[j])), &sine, &cosine);
+            const float x = values[i], y = values[i + half_size];
+            values[i]             = x * cosine - y * sine;
+            values[i + half_size] = x * sine + y * cosine;
+        }
+    }
+    __syncwarp();
+    for (int i = lane; i < a.size; i += 32) {
+        if (is_query) {
+            a.out[((int64_t) r * a.n_heads + head) * a.size + i] = values[i];
+        } else {
+            a.k_cache.write(r, head * a.size + i, values[i]);
+        }
+    }
+}
+
+bool is_cache(const ggml_tensor * cache, const ggml_tensor * cells, int64_t width, int64_t n) {
+    return (cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_F32) && cache->ne[0] == width &&
+           cache->nb[0] == ggml_type_size(cache->type) && cells->type == GGML_TYPE_I64 && ggml_is_contiguous(cells) &&
+           ggml_nelements(cells) == n;
+}
+
+bool takes(const ggml_tensor * dst) {
+    const auto *       src = dst->src;
+    const ggml_tensor *q = src[op::q], *k = src[op::k], *v = src[op::v];
+    const settings     with = settings_of(dst);
+    const int64_t      size = q->ne[0], n = q->ne[2], n_positions = pairs_of_sections(with) > 0 ? 4 * n : n;
+    for (const ggml_tensor * norm : { src[op::q_norm], src[op::k_norm] }) {
+        if (!dw::is_f32(norm) || ggml_nelements(norm) != size) {
+            return false;
+        }
+    }
+    return dw::is_f32(dst) && ggml_is_contiguous(dst) && ggml_nelements(dst) == ggml_nelements(q) && dw::is_f32(q) &&
+           dw::is_f32(k) && dw::is_f32(v) && size <= max_head && k->ne[0] == size && k->ne[2] == n && v->ne[1] == n &&
+           v->ne[0] % size == 0 && n >= 1 && n <= max_rows && with.n_dims % 2 == 0 && with.n_dims > 0 &&
+           with.n_dims <= size && dw::is_i32(src[op::positions]) && ggml_nelements(src[op::positions]) == n_positions &&
+           is_cache(src[op::k_cache], src[op::k_cells], size * k->ne[1], n) &&
+           is_cache(src[op::v_cache], src[op::v_cells], v->ne[0], n);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const auto *         src   = dst->src;
+    const ggml_tensor *  v     = src[op::v];
+    const head_arguments a     = { heads_of::from(src[op::q]),
+                                   heads_of::from(src[op::k]),
+                                   { dw::data_of<const char>(v), 0, (int64_t) v->nb[1] },
+                                   dw::data_of<const float>(src[op::q_norm]),
+                                   dw::data_of<const float>(src[op::k_norm]),
+                                   dw::data_of<const int32_t>(src[op::positions]),
+                                   cache_rows::from(src[op::k_cache], src[op::k_cells]),
+                                   cache_rows::from(src[op::v_cache], src[op::v_cells]),
+                                   dw::data_of<float>(dst),
+                                   (int) dst->ne[0],
+                                   (int) dst->ne[1],
+                                   (int) src[op::k]->ne[1],
+                                   (int) dst->ne[2],
+                                   settings_of(dst) };
+    const int            n_all = a.n_heads + a.n_keys + (int) (v->ne[0] / a.size);
+    ggml_cuda_kernel_launch(heads_of_attention,
+                            { dim3(dw::n_blocks(n_all, warps_of_all), a.n), dim3(32 * warps_of_all), 0, with.stream },
+                            a, n_all);
+}
+
+} // namespace
+
+namespace dw::layer_parts {
+const op_descriptor attention_heads::on_cuda = { attention_heads::signature, nullptr, takes, nullptr, launch };
+} // namespace dw::layer_parts

@@ -1,0 +1,143 @@
+"""A node of dw_attention_heads: its operands, and in float64 its queries and the caches that it writes to."""
+
+from __future__ import annotations
+
+import ctypes
+from dataclasses import dataclass
+from typing import Any
+
+import numpy as np
+
+from tests.ops import ggml_graph as ggml
+from tests.ops.layer_part import EPSILON, SETTINGS_AT, Array, Operand, Settings
+
+CELLS = 40  # of a cache
+SECTIONS = (11, 11, 10, 0)  # Qwen3.5's
+
+
+@dataclass
+class Heads:
+    """Rows of a batch. The heads of a row's queries lie apart: between them are gates."""
+
+    q: Array
+    """f32[n, H, 2 S], of which the op sees the first S values of each head."""
+    operands: list[Operand]
+    settings: Settings
+    wanted: tuple[Array, Array, Array]
+    """Queries [n, H, S], caches of keys and values [CELLS, width]; what no row goes to is as it was."""
+
+    def run(self, backend: str = "CPU") -> tuple[Array, Array, Array]:
+        """Compute it; return what `wanted` has."""
+        n, n_heads, width = self.q.shape
+        shape = (n, n_heads, width // 2)
+        make = ggml.custom("dw_attention_heads", shape)
+
+        def op(context: Any, q: Any, *others: Any) -> Any:
+            part = ggml.view(context, q, shape, (self.q[0].nbytes, self.q[0, 0].nbytes))
+            node = make(context, part, *others)
+            ctypes.memmove(node + SETTINGS_AT, ctypes.byref(self.settings), ctypes.sizeof(Settings))
+            return node
+
+        with ggml.Graph(op, [(self.q, "F32"), *self.operands], backend=backend, n_threads=2) as graph:
+            graph.compute()
+            caches = [
+                graph.bytes_of(graph.tensors[i]).view(self.operands[i - 1][0].dtype).reshape(CELLS, -1)
+                for i in (7, 9)
+            ]
+            return graph.get(shape), caches[0], caches[1]
+
+    def of_rows(self, rows: list[int]) -> Heads:
+        """Return the node for some of the rows."""
+        operands = list(self.operands)
+        for i in (1, 3, 5, 7):
+            operands[i] = (operands[i][0][rows], operands[i][1])
+        positions, kind = operands[4]
+        operands[4] = (np.ascontiguousarray(positions.reshape(-1, len(self.q))[:, rows]).ravel(), kind)
+        return Heads(self.q[rows], operands, self.settings, self.wanted)
+
+
+def heads(
+    rng: np.random.Generator,
+    n: int,
+    *,
+    size: int = 64,
+    n_heads: int = 4,
+    n_keys: int = 2,
+    n_dims: int = 32,
+    sections: tuple[int, int, int, int] = (0, 0, 0, 0),
+    kind: str = "F16",
+    base: float = 1e7,
+    largest: int = 4096,
+) -> Heads:
+    """Return a node; kind: of both caches; largest: of positions."""
+    q, k, v = (
+        rng.standard_normal(shape).astype(np.float32)
+        for shape in ((n, n_heads, 2 * size), (n, n_keys, size), (n, n_keys * size))
+    )
+    q_norm, k_norm = rng.uniform(0.5, 1.5, (2, size)).astype(np.float32)
+    positions = rng.integers(0, largest, (4 if any(sections) else 1, n)).astype(np.int32)
+    cells = [rng.permutation(CELLS)[:n].astype(np.int64) for _ in range(2)]
+    caches = [ggml.encode(rng.standard_normal((CELLS, n_keys * size)).astype(np.float32), kind) for _ in "kv"]
+    angles = _angles(positions, n_dims, base, sections)
+    keys, values = (cache.astype(np.float64) for cache in caches)
+    keys[cells[0]] = _turned(k, k_norm, angles).reshape(n, -1)
+    values[cells[1]] = v
+    operands = [
+        *((q_norm, "F32"), (k, "F32"), (k_norm, "F32"), (v, "F32"), (positions.ravel(), "I32")),
+        *((cells[0], "I64"), (caches[0], kind), (cells[1], "I64"), (caches[1], kind)),
+    ]
+    settings = Settings(EPSILON, 0, 0, n_dims, 0, sections, base, 1.0)
+    return Heads(q, operands, settings, (_turned(q[..., :size], q_norm, angles), keys, values))
+
+
+def _angles(positions: Array, n_dims: int, base: float, sections: tuple[int, int, int, int]) -> Array:
+    """Return the angle [n, n_dims / 2] of each pair."""
+    pairs = np.arange(n_dims // 2)
+    which = np.zeros(len(pairs), int)
+    if any(sections):
+        at = pairs % sum(sections)
+        which = np.where(at < 3 * np.array(sections)[at % 3], at % 3, 3)
+    return positions.T[:, which].astype(np.float64) * base ** (-2.0 * pairs / n_dims)
+
+
+def _turned(x: Array, norm: Array, angles: Array) -> Array:
+    """Return heads [n, H, S] normalised and turned."""
+    x = x.astype(np.float64)
+    x = x / np.sqrt((x**2).mean(-1, keepdims=True) + EPSILON) * norm
+    half = angles.shape[-1]
+    a, b = x[..., :half].copy(), x[..., half : 2 * half].copy()
+    cosine, sine = np.cos(angles)[:, None], np.sin(angles)[:, None]
+    x[..., :half], x[..., half : 2 * half] = a * cosine - b * sine, a * sine + b * cosine
+    return x
+
+
+SHAPES: list[dict[str, Any]] = [
+    {},
+    {"size": 256, "n_heads": 16, "n_keys": 2, "n_dims": 64, "sections": SECTIONS, "largest": 262144},
+    {"size": 128, "n_heads": 5, "n_keys": 5, "n_dims": 128, "kind": "F32"},
+    {"size": 44, "n_heads": 6, "n_keys": 3, "n_dims": 18, "sections": (3, 3, 3, 0)},
+    {"size": 256, "n_heads": 3, "n_keys": 1, "n_dims": 256, "base": 1e4, "sections": (40, 20, 20, 40)},
+]
+
+
+def check(node: Heads, backend: str) -> None:
+    """Hold it against float64."""
+    found = node.run(backend)
+    bounds = [2e-6, *(2e-6 if cache.dtype == np.float32 else 1e-3 for cache in found[1:])]
+    for name, one, wanted, bound in zip(
+        ("queries", "keys", "values"), found, node.wanted, bounds, strict=True
+    ):
+        error = np.abs(one - wanted).max() / np.abs(wanted).max()
+        assert error <= bound, f"{name}: {error}"
+
+
+def check_rows(rng: np.random.Generator, node: Heads, backend: str) -> None:
+    """Each row is the same beside any others, in the caches, too."""
+    queries, *caches = node.run(backend)
+    for count in (1, 2, 7):
+        rows = [int(row) for row in rng.permutation(len(node.q))[:count]]
+        some, *written = node.of_rows(rows).run(backend)
+        assert np.array_equal(some, queries[rows])
+        for cache, whole, at in zip(written, caches, (5, 7), strict=True):
+            cells = node.operands[at][0][rows]
+            assert np.array_equal(cache[cells], whole[cells])

@@ -388,10 +388,17 @@ def test_arguments_stay_text_for_a_template_that_prints_them(qwen3):
 
 
 @ASKED
-@pytest.mark.parametrize("text", ["{", "[1]", "null", '"x"', ""])
+@pytest.mark.parametrize("text", ["{", "[1]", "null", '"x"'])
 def test_arguments_that_are_no_object(qwen35, asked, text):
     with pytest.raises(OptionError, match="whose arguments are no JSON object"):
         qwen35.create_chat_completion(with_call(arguments=text), **asked)
+
+
+@ASKED
+@pytest.mark.parametrize("text", ["", " \n"])
+def test_blank_arguments_are_none(qwen35, asked, text):
+    request = {"chat_template_kwargs": None, "messages": with_call(arguments=text), **asked}
+    assert "<function=now>\n</function>" in prompt_of(qwen35, request)
 
 
 @ASKED

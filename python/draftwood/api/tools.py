@@ -82,13 +82,13 @@ def _with_object(call: Any) -> Any:
     if not isinstance(text, str):
         return call
     try:
-        arguments = json.loads(text)
+        arguments = json.loads(text) if text.strip() else {}  # some servers write nothing for no parameters
     except ValueError:
         arguments = None
     if not isinstance(arguments, dict):
         raise OptionError(
             f"found a tool call in the messages whose arguments are no JSON object: {text[:80]!r}",
-            hint='"arguments": "{\\"place\\": \\"Oslo\\"}", as the model wrote them, or drop the message',
+            hint='"arguments": "{\\"place\\": \\"Oslo\\"}"; drop the message if max_tokens cut the call short',
         )
     return {**call, "arguments": arguments}
 

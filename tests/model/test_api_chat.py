@@ -435,6 +435,7 @@ def test_a_processors_own_error_comes_through(qwen35):
 
 PARSES = {"parse_tool_calls": True}
 NOW = {"type": "function", "function": {"name": "now"}}
+NO_PARAMETERS = {"name": "now", "parameters": None}
 
 
 @pytest.mark.parametrize(
@@ -479,9 +480,11 @@ def test_tools_of_another_shape_are_left_to_the_template(qwen3):
     "asked",
     [
         {"tools": [NOW], "tool_choice": NOW},
+        {"tools": [{"type": "function", "function": NO_PARAMETERS}], "tool_choice": NOW},
         {"functions": [{"name": "now"}], "function_call": {"name": "now"}},
+        {"functions": [NO_PARAMETERS], "function_call": {"name": "now"}},
     ],
-    ids=["tools", "functions"],
+    ids=["tools", "tools, null", "functions", "functions, null"],
 )
 def test_a_forced_function_without_parameters_is_called(tiny, asked):
     message = tiny.create_chat_completion(HI, max_tokens=40, temperature=0.0, **asked)["choices"][0][

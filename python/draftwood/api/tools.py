@@ -55,7 +55,7 @@ def with_parameters(tool: dict[str, Any], forced: str) -> dict[str, Any]:
     """Return a tool, or a function, with parameters if it is forced: upstream makes a grammar of them."""
     if "function" in tool:
         return {**tool, "function": with_parameters(tool["function"], forced)}
-    if tool["name"] != forced or "parameters" in tool:
+    if tool["name"] != forced or tool.get("parameters") is not None:
         return tool
     return {**tool, "parameters": {"type": "object", "properties": {}}}
 

@@ -88,7 +88,7 @@ def _with_object(call: Any) -> Any:
     if not isinstance(arguments, dict):
         raise OptionError(
             f"found a tool call in the messages whose arguments are no JSON object: {text[:80]!r}",
-            hint='"arguments": "{\\"place\\": \\"Oslo\\"}"; drop the message if max_tokens cut the call short',
+            hint='"arguments": "{\\"place\\": \\"Oslo\\"}"; drop the message if max_tokens cut it short',
         )
     return {**call, "arguments": arguments}
 

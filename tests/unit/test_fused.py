@@ -32,7 +32,7 @@ DELTA_NET = [
     "ssm_conv1d",
     "ssm_norm",
 ]
-ATTENTION = ["attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm", "attn_k_norm"]
+ATTENTION = ["attn_q", "attn_k", "attn_v", "attn_output", "attn_q_norm", "attn_k_norm"]
 ROUTERS = ["ffn_gate_inp", "ffn_gate_inp_shexp"]
 SHARED = ["ffn_gate_shexp", "ffn_up_shexp", "ffn_down_shexp"]
 EXPERTS = ["ffn_gate_exps", "ffn_up_exps", "ffn_down_exps", *SHARED, *ROUTERS]
@@ -99,10 +99,11 @@ def test_the_rules_are_those_of_the_ops():
 
 
 @pytest.mark.parametrize("is_moe", [True, False], ids=["experts", "dense"])
-def test_a_model_of_which_all_is_fused_takes_one_line(is_moe):
+def test_a_model_of_which_all_is_fused(is_moe):
     found = fused.told(model(is_moe), MOE if is_moe else DENSE)
     assert found == {"layers": 4, "declined": [], "reason": ""}
-    assert fused.lines(found) == ["all 4 (on a CUDA card)"]
+    heads = "attention heads: only with flash attention and a KV cache of F16 or F32"
+    assert fused.lines(found) == ["all 4 (on a CUDA card)", heads]
 
 
 @pytest.mark.parametrize("kind", fused.PRODUCT_TYPES)
@@ -144,6 +145,8 @@ def test_types_that_are_fused(kind):
          "rows of attn_norm have 20480 values; expected a multiple of 32, 16384 at most"),
         ({"ssm_norm": 512}, "delta front", [0, 1, 2],
          "rows of ssm_norm have 512 values; expected a multiple of 32, 256 at most"),
+        ({"attn_q_norm": 512}, "attention heads", [3],
+         "rows of attn_q_norm have 512 values; expected 2 to 256"),
         ({"attn_norm": 2000}, "delta output", [0, 1, 2],
          "rows of attn_norm have 2000 values; expected a multiple of 32"),
         ({"attn_norm": 2000}, "attention output", [3],

@@ -61,6 +61,7 @@ _ALIKE = (
     ("ffn_gate_shexp", "ffn_up_shexp"),
     ("ffn_gate_inp", "ffn_gate_inp_shexp"),
 )
+_OF_A_CONTEXT = "attention heads: only with flash attention and a KV cache of F16 or F32"
 
 Reason = tuple[str, str]
 """Words, and the tensor that llama-quantize would mend or ""."""
@@ -138,19 +139,21 @@ def _reasons(part: _Part, own: dict[str, Tensor]) -> Iterator[Reason]:
 
 
 def _lengths(allowed: _Lengths) -> str:
-    if isinstance(allowed, range):
-        most = f", {allowed[-1]} at most" if allowed is not _ROW else ""
-        return f"a multiple of 32{most}"
-    return ", ".join(str(n) for n in allowed)
+    if not isinstance(allowed, range):
+        return ", ".join(str(n) for n in allowed)
+    if allowed.step == 1:
+        return f"{allowed[0]} to {allowed[-1]}"
+    most = f", {allowed[-1]} at most" if allowed is not _ROW else ""
+    return f"a multiple of {allowed.step}{most}"
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """Return in words what `told` found: all in one line, or a line for each reason and a hint."""
+    """Return in words what `told` found: that all is fused, or a line for each reason and a hint."""
     if found["reason"]:
         return [f"not told for {found['reason']}; speculation_stats.fused_parts counts those of a context"]
     n, declined = found["layers"], found["declined"]
     if not declined:
-        return [f"all {n} (on a CUDA card)"]
+        return [f"all {n} (on a CUDA card)", _OF_A_CONTEXT]
     whole = n - len({i for each in declined for i in each["layers"]})
     said = [f"{whole} of {n} (on a CUDA card); llama.cpp computes these parts:"]
     for each in declined:

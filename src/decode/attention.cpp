@@ -82,7 +82,8 @@ struct turned_heads {
         for (int i = 0; i < 4; ++i) {
             with.sections[i] = mode == GGML_ROPE_TYPE_IMROPE ? (uint8_t) std::clamp(whole[11 + i], 0, 255) : 0;
         }
-        return result->ne[0] <= parts::max_head && with.n_dims % 2 == 0 && ggml_is_contiguous(result);
+        return result->ne[0] <= parts::max_head && with.n_dims % 2 == 0 && ggml_is_contiguous(result) &&
+               result->type == GGML_TYPE_F32 && weights->ne[0] == result->ne[0];
     }
 };
 
@@ -97,8 +98,9 @@ struct cache_write {
         ggml_tensor * user = edit.only_user(rows);
         ggml_tensor * node =
             as(as(user, GGML_OP_VIEW) || as(user, GGML_OP_RESHAPE) ? edit.only_user(user) : user, GGML_OP_SET_ROWS);
-        if (!node || !edit.users(node).empty() || node->src[0]->ne[0] != node->src[2]->ne[0] ||
-            (node->type != GGML_TYPE_F16 && node->type != GGML_TYPE_F32)) {
+        const bool is_float = node && (node->type == GGML_TYPE_F16 || node->type == GGML_TYPE_F32);
+        if (!is_float || !edit.users(node).empty() || node->src[0]->ne[0] != node->src[2]->ne[0] ||
+            node->src[0]->type != GGML_TYPE_F32 || node->src[1]->type != GGML_TYPE_I64) {
             return {};
         }
         return { node, node->src[1], node->src[2] };
@@ -113,7 +115,7 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     if (!norm::of(scaled) || products.size() != 3 || !has_few_rows(scaled)) {
         return false;
     }
-    // values go into the cache before keys do
+    // in the graph's order: values are multiplied before keys
     const turned_heads q = turned_heads::of(products[0], edit_), k = turned_heads::of(products[2], edit_);
     const cache_write  keys   = cache_write::of(k.result, edit_);
     const cache_write  values = cache_write::of(edit_.only_user(products[1]), edit_);
@@ -139,8 +141,9 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
                                 { op::v_cells, values.cells },
                                 { op::v_cache, values.cache } },
                               { q.weights, k.weights, owner_of(keys.cache), owner_of(values.cache) }, q.with);
-    // queries are there before keys and values
-    return node && edit_.move_to(q.result, values.node) && replace(q.result, inputs, node, { keys.node, values.node });
+    // it needs keys and values, which are computed after the queries
+    const std::vector<ggml_tensor *> writes{ keys.node, values.node };
+    return node && edit_.postpone(q.result, writes, inputs) && replace(q.result, inputs, node, writes);
 }
 
 bool fuser::attention_output(ggml_tensor * sum) {

@@ -19,6 +19,11 @@ template <typename call_type> void for_each_source(const ggml_tensor * tensor, c
     }
 }
 
+bool is_view(const ggml_tensor * node) {
+    return node->op == GGML_OP_VIEW || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE ||
+           node->op == GGML_OP_TRANSPOSE;
+}
+
 // contiguous
 void make_view(ggml_tensor & node, ggml_tensor * of, size_t offset) {
     node.op    = GGML_OP_VIEW;
@@ -137,28 +142,41 @@ void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::ve
     in_front_[*first] = made;
 }
 
-bool graph_edit::move_to(ggml_tensor * node, const ggml_tensor * other) {
-    const auto place = std::find(nodes_.begin(), nodes_.end(), other);
-    for (const ggml_tensor * reader : users(node)) {
-        if (std::find(nodes_.begin(), place, reader) != place) {
-            return false;
-        }
+bool graph_edit::postpone(ggml_tensor * node, const std::vector<ggml_tensor *> & others,
+                          const std::vector<const ggml_tensor *> & inputs) {
+    std::unordered_map<const ggml_tensor *, size_t> places;
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+        places[nodes_[i]] = i;
     }
-    moved_[other] = node;
+    size_t first = nodes_.size(), last = 0;
+    for (const ggml_tensor * other : others) {
+        first = std::min(first, places.at(other));
+        last  = std::max(last, places.at(other));
+    }
+    const auto is_late  = [&](const ggml_tensor * reader) { return places.at(reader) > last; };
+    const auto is_early = [&](const ggml_tensor * input) {
+        return places.count(input) == 0 || places.at(input) < last;
+    };
+    const auto is_idle = [&](const ggml_tensor * between) {
+        return is_view(between) || std::find(others.begin(), others.end(), between) != others.end();
+    };
+    const std::vector<ggml_tensor *> & readers = users(node);
+    if (!std::all_of(readers.begin(), readers.end(), is_late) || !std::all_of(inputs.begin(), inputs.end(), is_early) ||
+        !std::all_of(nodes_.begin() + first, nodes_.begin() + last, is_idle)) {
+        return false;
+    }
+    moved_[nodes_[last]] = node;
     return true;
 }
 
 // ggml names the owner of a view's memory, not what it is a view of: an owner that went, or is a view now, is another.
 void graph_edit::move_views(const std::vector<ggml_tensor *> & order) const {
     for (ggml_tensor * node : order) {
-        const bool has_offset = node->op == GGML_OP_VIEW;
-        const bool is_view =
-            has_offset || node->op == GGML_OP_RESHAPE || node->op == GGML_OP_PERMUTE || node->op == GGML_OP_TRANSPOSE;
-        if (!is_view || !node->src[0]) {
+        if (!is_view(node) || !node->src[0]) {
             continue;
         }
         size_t offset = 0;
-        if (has_offset) {
+        if (node->op == GGML_OP_VIEW) {
             std::memcpy(&offset, node->op_params, sizeof(offset));
         }
         ggml_tensor * of = node->src[0];

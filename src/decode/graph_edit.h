@@ -39,9 +39,10 @@ class graph_edit {
     void replace(ggml_tensor * result, const std::vector<ggml_tensor *> & ended,
                  const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made);
 
-    // `node` is computed where `other` was, which comes later. false, and nothing is changed, if a reader is in front
-    // of that place.
-    bool move_to(ggml_tensor * node, const ggml_tensor * other);
+    // `node` is computed where the last of `others` was, from `inputs`. false, and nothing is changed, if one of its
+    // readers is in front of that place, an input behind it, or if something is computed between the others.
+    bool postpone(ggml_tensor * node, const std::vector<ggml_tensor *> & others,
+                  const std::vector<const ggml_tensor *> & inputs);
 
     // whether somebody holds the node: it may not become a view
     bool is_held(const ggml_tensor * node) const;

@@ -59,7 +59,7 @@ class dflash_drafter : public drafter {
     dw_attachment * attached() override { return &ctx_.attached(); }
 
   private:
-    enum class graph_kind : int32_t { own_block, own_features, joint_blocks, joint_features };
+    enum class graph_kind : int32_t { own_block, own_features, joint_blocks, joint_features, n };
 
     // one of the blocks of a decode (dflash_joint.cpp)
     struct block {

@@ -56,6 +56,7 @@ class drafter_context {
     // decode_request::slot. A graph is kept by its kind, the first sequence of its rows and their number. Each drafter
     // names its kinds by an enum of its own, from 0 to n_graph_kinds - 1.
     template <typename Kind> static int32_t slot(Kind kind, llama_seq_id first) {
+        static_assert((int32_t) Kind::n <= n_graph_kinds);
         return (int32_t) kind + n_graph_kinds * first;
     }
     int32_t n_positions() const { return (int32_t) llama_n_ctx_seq(ctx_.get()); } // of a sequence

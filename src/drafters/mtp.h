@@ -61,6 +61,7 @@ class mtp_drafter : public drafter {
         ahead,       // a token that is drafted ahead
         ahead_other, // the same: two graphs take turns
         joint,       // a row of each sequence
+        n,
     };
 
     // kept tokens whose pairs are not in the block's KV cache yet; the hidden state of tokens[i] is row first + i of

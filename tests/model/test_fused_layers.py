@@ -23,6 +23,7 @@ from bench import testing_api as api
 from tests.model.rig import PROMPT, Rig
 from tests.model.test_expert_pool import LAYERS, rows_of
 from tests.model.test_expert_pool_models import write_lora
+from tests.ops import ggml_graph as ggml
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 TINY = str(MODELS / "tiny-moe-f16.gguf")
@@ -82,6 +83,36 @@ def test_every_layer_of_a_plain_step_is_fused():
     assert counts(llm._engine) == OF_TINY
     assert llm.speculation_stats.fused_parts == sum(OF_TINY.values())
     llm.close()
+
+
+@pytest.mark.parametrize(("type_kv", "heads"), [("Q8_0", 0), ("F32", 3)])
+def test_heads_go_into_caches_of_floats(rig, type_kv, heads):
+    """A quantised cache is llama.cpp's to write, and what follows is near it."""
+    rows = []
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
+        r = rig(TINY, flash=True, type_kv=ggml.TYPES[type_kv])
+        api.fuse(r.engine, where)
+        for i, token in enumerate(PROMPT[:9]):
+            r.engine.eval([token], i)
+        rows.append(r.logits())
+        expected = {"attention heads": heads} if heads and where == api.FUSE_EVERYWHERE else {}
+        assert {k: n for k, n in counts(r.engine).items() if k == "attention heads"} == expected
+        r.close()
+    assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
+
+
+def test_rows_far_behind_a_prompt_are_near_llama_cpps(rig):
+    """A prompt's keys are turned by llama.cpp, a decode's queries are not: frequencies must be the same."""
+    rows = []
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
+        r = rig(TINY, flash=True, n_ctx=512)
+        api.fuse(r.engine, where)
+        first = 200_000
+        decode(r, [(token, first + i, 0) for i, token in enumerate(PROMPT * 2)])
+        decode(r, [(7, first + 2 * len(PROMPT), 0)])
+        rows.append(r.logits())
+        r.close()
+    assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
 
 
 @pytest.mark.parametrize("way", ["mtp", "tree"])
@@ -296,11 +327,13 @@ def decode(r, rows: list[tuple[int, int, int]]) -> None:
     native.llama_batch_free(batch)
 
 
-def test_two_sequences_in_a_batch(rig):
+@pytest.mark.parametrize("flash", [False, True], ids=["", "flash"])
+@pytest.mark.parametrize("unified", [False, True], ids=["streams", "unified"])
+def test_two_sequences_in_a_batch(rig, flash, unified):
     """Their states lie in two cells, which llama.cpp copies; what follows is near what its own nodes give."""
     rows = []
     for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
-        r = rig(TINY, n_seq_max=2, n_ctx=512)
+        r = rig(TINY, n_seq_max=2, n_ctx=512, flash=flash, kv_unified=unified)
         api.fuse(r.engine, where)
         for sequence in (1, 0):
             decode(r, [(token, i, sequence) for i, token in enumerate(PROMPT[: 5 + sequence])])
@@ -311,6 +344,8 @@ def test_two_sequences_in_a_batch(rig):
         decode(r, [(3, 9, 1)])
         assert ("delta front" in counts(r.engine)) == (where == api.FUSE_EVERYWHERE)
         decode(r, [(4, 8, 0), (5, 10, 1)])
+        heads = 3 if flash and where == api.FUSE_EVERYWHERE else 0
+        assert counts(r.engine).get("attention heads", 0) == heads
         rows.append(np.array([r.logits(0), r.logits(1)]))
         r.close()
     assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3

@@ -84,8 +84,9 @@ def test_all_that_the_program_lists_is_known():
         assert flag in server_help._listed(server_help._said(SERVER, "--help"))
 
 
-def test_which_flags_take_a_value():
+def test_which_flags_take_a_value(monkeypatch, tmp_path):
     """As llama-server reads them: one that takes none leaves the first wrong flag behind it to be refused."""
+    monkeypatch.chdir(tmp_path)  # --log-file opens a file of that name
     takes = server_help.taking_values(SERVER)
     assert {"-m", "--model", "--port", "-c", "--ctx-size", "-md", "--spec-type", "--alias", "-fa"} <= takes
     for flag in server_help._listed(server_help._said(SERVER, "--help")):

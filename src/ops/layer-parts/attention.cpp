@@ -4,6 +4,7 @@
 #include "ops/layer-parts/reference.h"
 #include "ops/layer-parts/rotation.h"
 
+#include <algorithm>
 #include <cmath>
 
 namespace {
@@ -15,13 +16,14 @@ const float * head_of(const ggml_tensor * t, int64_t head, int64_t row) {
     return (const float *) ((const char *) t->data + head * t->nb[1] + row * t->nb[2]);
 }
 
-// Turns the pairs of a normalised head of one row.
-void turn(values & head, const settings & with, const ggml_tensor * positions, int64_t n, int64_t row) {
-    constexpr double turn = 6.283185307179586;
-    const int        half = with.n_dims / 2;
+// Rotates the pairs of a normalised head of one row.
+void rotate(values & head, const settings & with, const ggml_tensor * positions, int64_t n, int64_t row) {
+    constexpr double whole = 6.283185307179586;
+    const float      step  = step_of(with);
+    const int        half  = with.n_dims / 2;
     for (int i = 0; i < half; ++i) {
         const int32_t position = ((const int32_t *) positions->data)[position_of(i, with) * n + row];
-        const double  angle    = turn * part_of_turn(position * turns_of(i, with));
+        const double  angle    = whole * part_of_turn(position * turns_of(i, step, with.scale));
         const float   cosine = (float) std::cos(angle), sine = (float) std::sin(angle);
         const float   a = head[i], b = head[i + half];
         head[i]        = a * cosine - b * sine;
@@ -29,7 +31,7 @@ void turn(values & head, const settings & with, const ggml_tensor * positions, i
     }
 }
 
-// Value `first` on of the row that `cells` names for row `row`.
+// Writes values `first`.. of the cache's row that `cells` names for row `row`.
 void store(const float * from, int64_t n_values, ggml_tensor * cache, const ggml_tensor * cells, int64_t row,
            int64_t first) {
     char * to = (char *) cache->data + ((const int64_t *) cells->data)[row] * cache->nb[1];
@@ -46,7 +48,7 @@ void run_heads(ggml_tensor * dst, int ith, int nth, void *) {
     const int64_t         n = dst->ne[2], size = dst->ne[0];
     const auto            turned = [&](int which, int norm, int64_t head, int64_t row) {
         values found = normalised(head_of(src[which], head, row), (const float *) src[norm]->data, size, with.epsilon);
-        turn(found, with, src[op::positions], n, row);
+        rotate(found, with, src[op::positions], n, row);
         return found;
     };
     for (int64_t row = ith; row < n; row += nth) {

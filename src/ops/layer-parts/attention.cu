@@ -55,6 +55,7 @@ struct head_arguments {
     float *         out;
     int             size, n_heads, n_keys, n; // heads of queries, of keys; rows
     settings        with;
+    float           step; // rotation.h
 };
 
 // blocks: (warps_of_all heads of queries, then of keys, then as many values in parts of `size`; row)
@@ -66,7 +67,7 @@ __global__ void heads_of_attention(head_arguments a, int n_all) {
     double    turns[max_pairs]; // of this lane's pairs, for each step of a position
 #pragma unroll
     for (int j = 0; j < max_pairs; ++j) {
-        turns[j] = lane + 32 * j < half_size ? turns_of(lane + 32 * j, a.with) : 0.0;
+        turns[j] = lane + 32 * j < half_size ? turns_of(lane + 32 * j, a.step, a.with.scale) : 0.0;
     }
     ggml_cuda_pdl_sync();
     if (which >= n_all) {
@@ -156,7 +157,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                                    (int) dst->ne[1],
                                    (int) src[op::k]->ne[1],
                                    (int) dst->ne[2],
-                                   settings_of(dst) };
+                                   settings_of(dst),
+                                   step_of(settings_of(dst)) };
     const int            n_all = a.n_heads + a.n_keys + (int) (v->ne[0] / a.size);
     ggml_cuda_kernel_launch(heads_of_attention,
                             { dim3(dw::n_blocks(n_all, warps_of_all), a.n), dim3(32 * warps_of_all), 0, with.stream },

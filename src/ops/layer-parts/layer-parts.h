@@ -45,7 +45,8 @@ constexpr bool is_product_type(ggml_type type) {
     return false;
 }
 
-// What a node says beside its operands. It lies behind the layer pointer.
+// What a node says beside its operands. It lies behind the layer pointer and fills what is left of op_params, so fields
+// that no op has both of share their place.
 struct settings {
     float   epsilon  = 0.0f; // of the norm
     int32_t n_used   = 0;    // k

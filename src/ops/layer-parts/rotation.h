@@ -19,8 +19,8 @@ DW_ROTATION int pairs_of_sections(const settings & with) {
     return with.sections[0] + with.sections[1] + with.sections[2] + with.sections[3];
 }
 
-// Which of a row's four positions a pair takes: time, height, width in turns, as far as their sections reach, then the
-// fourth (ggml's GGML_ROPE_TYPE_IMROPE). Without sections rows have one position.
+// Which of a row's four positions a pair takes. Pairs alternate between time, height and width while each section
+// lasts; the rest take the fourth (ggml's GGML_ROPE_TYPE_IMROPE). Without sections rows have one position.
 DW_ROTATION int position_of(int pair, const settings & with) {
     const int n = pairs_of_sections(with);
     if (n == 0) {
@@ -30,10 +30,16 @@ DW_ROTATION int position_of(int pair, const settings & with) {
     return at < 3 * with.sections[at % 3] ? at % 3 : 3;
 }
 
-// Turns of a pair for each step of its position.
-DW_ROTATION double turns_of(int pair, const settings & with) {
-    constexpr double turn = 6.283185307179586;
-    return with.scale * exp2(-2.0 * pair / with.n_dims * log2((double) with.base)) / turn;
+// The quotient of two neighbouring pairs' frequencies.
+inline float step_of(const settings & with) {
+    return powf(with.base, -2.0f / with.n_dims);
+}
+
+// Turns of a pair for each step of its position. The power is ggml's, with its rounding: keys of a prompt were turned
+// by ggml, and an error of the frequency cancels only between queries and keys that share it.
+DW_ROTATION double turns_of(int pair, float step, float scale) {
+    constexpr double whole = 6.283185307179586;
+    return (double) powf(step, (float) pair) * scale / whole;
 }
 
 // The part of a turn that is left without whole ones, -0.5 to 0.5: float has digits enough for that.

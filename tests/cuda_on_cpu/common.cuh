@@ -1,7 +1,7 @@
 // Stands in for ggml-cuda's common.cuh where our CUDA sources are compiled for a CPU: the words of CUDA C++ that they
 // use, and what they ask of ggml-cuda. A kernel's threads are fibers that take turns (fibers.h), so a block behaves as on
-// a card but for time: asynchronous copies are made at once, and no two threads run together. A missing barrier shows
-// only where the order of turns matters.
+// a card but for time: no two threads run together, and blocks run one after another. A missing barrier shows in one of
+// two orders of turns, where values differ.
 // Must not know: ops. Test: tests/ops/test_cuda_on_cpu.py.
 
 #pragma once

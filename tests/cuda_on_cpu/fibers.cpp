@@ -5,8 +5,11 @@
 #include <setjmp.h>
 #include <ucontext.h>
 
+#include <algorithm>
 #include <cstdio>
 #include <cstdlib>
+#include <memory>
+#include <string>
 #include <vector>
 
 dim3 threadIdx, blockIdx, blockDim, gridDim;
@@ -16,17 +19,28 @@ namespace cuda_on_cpu {
 namespace {
 
 constexpr size_t stack_bytes = 256 * 1024;
+constexpr int    max_threads = 1024;
 
 enum class waits_for { nobody, warp, block, nothing_more };
 
+struct late_copy {
+    void *       to;
+    const void * from;
+    size_t       n_bytes;
+    int          group;
+};
+
+// Lives as long as the process, and runs a thread of each block.
 struct fiber {
-    std::vector<char> stack = std::vector<char>(stack_bytes);
-    ucontext_t        begin;
-    jmp_buf           at;
-    bool              begun = false;
-    waits_for         state = waits_for::nobody;
-    dim3              index;
-    int               n_exchanges = 0;
+    std::unique_ptr<char[]> stack;
+    ucontext_t              begin;
+    jmp_buf                 at;
+    bool                    begun = false;
+    waits_for               state = waits_for::nobody;
+    dim3                    index;
+    int                     n_exchanges = 0;
+    std::vector<late_copy>  copies;
+    int                     n_groups = 0; // of copies, that were ended
 };
 
 struct warp {
@@ -35,25 +49,59 @@ struct warp {
 
 alignas(128) char memory[shared_bytes]; // dynamic shared memory
 
-std::vector<fiber>            threads;
-std::vector<warp>             warps;
+fiber                         threads[max_threads];
+warp                          warps[max_threads / warp_size];
 int                           n_threads, now;
 const std::function<void()> * body;
 jmp_buf                       scheduler;
-int                           counted; // of __syncthreads_count
+int                           counted;  // of __syncthreads_count
+std::vector<void *>           poisoned; // shared variables that this block has met
 
-// The first turn comes by way of ucontext, the others by jumps, which make no system calls.
-void enter() {
-    (*body)();
-    threads[now].state = waits_for::nothing_more;
-    _longjmp(scheduler, 1);
-}
+// Whether the next turns are taken from the last warp or lane to the first. `order` is CUDA_ON_CPU_ORDER.
+class turns {
+  public:
+    void follow(const char * order) {
+        if (order_ != order) {
+            order_ = order;
+            state_ = std::strtoull(order, nullptr, 10);
+        }
+    }
+
+    bool backward() {
+        if (order_ == "forward" || order_ == "reverse") {
+            return order_ == "reverse";
+        }
+        state_ = state_ * 6364136223846793005 + 1442695040888963407;
+        return state_ >> 63 != 0;
+    }
+
+  private:
+    std::string order_;
+    uint64_t    state_ = 0; // of the seed's random numbers
+} turns_of;
 
 void wait_for(waits_for whom) {
     threads[now].state = whom;
     if (_setjmp(threads[now].at) == 0) {
         _longjmp(scheduler, 1);
     }
+}
+
+// A fiber's first turn ever comes by way of ucontext, the others by jumps, which make no system calls.
+void enter() {
+    for (;;) {
+        (*body)();
+        wait_for(waits_for::nothing_more);
+    }
+}
+
+void make(fiber & each) {
+    each.stack.reset(new char[stack_bytes]);
+    getcontext(&each.begin);
+    each.begin.uc_stack.ss_sp   = each.stack.get();
+    each.begin.uc_stack.ss_size = stack_bytes;
+    each.begin.uc_link          = nullptr;
+    makecontext(&each.begin, enter, 0);
 }
 
 void turn_of(int i) {
@@ -67,6 +115,7 @@ void turn_of(int i) {
         _longjmp(next.at, 1);
     }
     next.begun = true;
+    make(next);
     setcontext(&next.begin);
 }
 
@@ -88,39 +137,42 @@ bool met(int first, int end, waits_for whom) {
 }
 
 void begin_block() {
-    n_threads = (int) (blockDim.x * blockDim.y * blockDim.z);
-    if ((int) threads.size() < n_threads) {
-        threads.resize(n_threads);
-        warps.resize((n_threads + warp_size - 1) / warp_size);
-    }
+    poisoned.clear();
     for (int i = 0; i < n_threads; ++i) {
-        fiber & each = threads[i];
-        each.begun   = false;
-        each.state   = waits_for::nobody;
-        each.index   = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y));
+        fiber & each     = threads[i];
+        each.state       = waits_for::nobody;
+        each.index       = dim3(i % blockDim.x, i / blockDim.x % blockDim.y, i / (blockDim.x * blockDim.y));
         each.n_exchanges = 0;
-        getcontext(&each.begin);
-        each.begin.uc_stack.ss_sp   = each.stack.data();
-        each.begin.uc_stack.ss_size = stack_bytes;
-        each.begin.uc_link          = nullptr;
-        makecontext(&each.begin, enter, 0);
+        each.n_groups    = 0;
+        each.copies.clear();
     }
+}
+
+// until all its lanes wait for the block or have come to their end; false: they were there already
+bool turns_of_warp(int first) {
+    const int n       = std::min(warp_size, n_threads - first);
+    bool      goes_on = false;
+    do {
+        const bool backward = turns_of.backward();
+        for (int i = 0; i < n; ++i) {
+            const int thread = first + (backward ? n - 1 - i : i);
+            if (threads[thread].state == waits_for::nobody) {
+                turn_of(thread);
+                goes_on = true;
+            }
+        }
+    } while (met(first, first + n, waits_for::warp));
+    return goes_on;
 }
 
 void run_block() {
     begin_block();
+    const int n_warps = (n_threads + warp_size - 1) / warp_size;
     for (bool goes_on = true; goes_on;) {
-        goes_on = false;
-        for (int first = 0; first < n_threads; first += warp_size) {
-            const int end = first + warp_size < n_threads ? first + warp_size : n_threads;
-            do {
-                for (int i = first; i < end; ++i) {
-                    if (threads[i].state == waits_for::nobody) {
-                        turn_of(i);
-                        goes_on = true;
-                    }
-                }
-            } while (met(first, end, waits_for::warp));
+        goes_on             = false;
+        const bool backward = turns_of.backward();
+        for (int i = 0; i < n_warps; ++i) {
+            goes_on = turns_of_warp((backward ? n_warps - 1 - i : i) * warp_size) || goes_on;
         }
         goes_on = met(0, n_threads, waits_for::block) || goes_on;
     }
@@ -141,6 +193,36 @@ void fail(const char * what) {
 
 void * dynamic_memory() {
     return memory;
+}
+
+void poison(void * at, size_t n_bytes) {
+    if (std::find(poisoned.begin(), poisoned.end(), at) == poisoned.end()) {
+        poisoned.push_back(at);
+        std::memset(at, 0xff, n_bytes);
+    }
+}
+
+void copy(void * to, const void * from, size_t n_bytes) {
+    if (turns_of.backward()) {
+        threads[now].copies.push_back({ to, from, n_bytes, threads[now].n_groups });
+    } else {
+        std::memcpy(to, from, n_bytes);
+    }
+}
+
+void end_of_copies() {
+    ++threads[now].n_groups;
+}
+
+void wait_for_copies(int n_open) {
+    std::vector<late_copy> & copies = threads[now].copies;
+    const auto is_due = [&](const late_copy & each) { return each.group < threads[now].n_groups - n_open; };
+    for (const late_copy & each : copies) {
+        if (is_due(each)) {
+            std::memcpy(each.to, each.from, each.n_bytes);
+        }
+    }
+    copies.erase(std::remove_if(copies.begin(), copies.end(), is_due), copies.end());
 }
 
 int lane() {
@@ -173,9 +255,15 @@ void run(dim3 grid, dim3 block, size_t dynamic_bytes, const std::function<void()
     if (dynamic_bytes > shared_bytes) {
         fail("more dynamic shared memory than a block may have");
     }
-    gridDim  = grid;
-    blockDim = block;
-    body     = &f;
+    if (block.x * block.y * block.z > (unsigned) max_threads) {
+        fail("more threads than a block may have");
+    }
+    const char * order = std::getenv("CUDA_ON_CPU_ORDER");
+    turns_of.follow(order ? order : "forward");
+    gridDim   = grid;
+    blockDim  = block;
+    body      = &f;
+    n_threads = (int) (block.x * block.y * block.z);
     for (unsigned z = 0; z < grid.z; ++z) {
         for (unsigned y = 0; y < grid.y; ++y) {
             for (unsigned x = 0; x < grid.x; ++x) {

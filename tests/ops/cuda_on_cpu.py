@@ -2,13 +2,14 @@
 
 `launch` runs a node's kernels, `takes` says whether a card would. The sources of src/ops are compiled as
 C++ against tests/cuda_on_cpu, which stands in for CUDA and ggml-cuda. Two things that are no C++ are
-rewritten first: launches in triple angle brackets, and dynamic shared memory. Built once for each state of
-the sources, in build/cuda_on_cpu, within seconds. Needs a C++ compiler with _Float16.
+rewritten first: launches in triple angle brackets, and shared memory. Built once for each state of the
+sources, in build/cuda_on_cpu, within seconds. Needs a C++ compiler with _Float16.
 """
 
 from __future__ import annotations
 
 import ctypes
+import fcntl
 import functools
 import hashlib
 import os
@@ -24,9 +25,10 @@ from draftwood._llama_cpp import llama_cpp
 ROOT = Path(__file__).resolve().parents[2]
 STANDINS = ROOT / "tests" / "cuda_on_cpu"
 OUT = ROOT / "build" / "cuda_on_cpu"
-UNITS = ("layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu")
+UNITS = ("layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu", "probes.cu")
 _LAUNCH = re.compile(r"([\w:]+(?:<[\w: ,<>]*>)?)<<<(.*?)>>>\(", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\d+\))? (\w+) (\w+)\[\];")
+_SHARED = re.compile(r"__shared__ +[\w:<>]+ +(\w+)(?:\[[^];]+\])*;")
 
 
 def _arguments(text: str) -> list[str]:
@@ -46,43 +48,53 @@ def _rewritten(text: str) -> str:
         grid, block, shared, stream = _arguments(found[2])
         return f"ggml_cuda_kernel_launch({found[1]}, {{ dim3({grid}), dim3({block}), {shared}, {stream} }}, "
 
-    return _DYNAMIC.sub(r"\1 * const \2 = (\1 *) cuda_on_cpu::dynamic_memory();", _LAUNCH.sub(launch, text))
+    text = _DYNAMIC.sub(r"\1 * const \2 = (\1 *) cuda_on_cpu::dynamic_memory();", _LAUNCH.sub(launch, text))
+    assert len(_SHARED.findall(text)) == len(re.findall(r"^ *__shared__", text, re.MULTILINE)), text
+    return _SHARED.sub(r"\g<0> cuda_on_cpu::poison(&\1, sizeof(\1));", text)
 
 
 def _sources() -> dict[Path, str]:
-    """Return what is compiled or included: path under OUT / "src" or STANDINS, text."""
-    found = {}
+    """Return what is rewritten: its path under OUT / "src", text."""
+    found = {OUT / "src" / "ops" / "probes.cu": _rewritten((STANDINS / "probes.cu").read_text("utf-8"))}
     for path in sorted((ROOT / "src" / "ops").rglob("*")):
         if path.suffix in (".cu", ".cuh", ".h"):
             found[OUT / "src" / path.relative_to(ROOT / "src")] = _rewritten(path.read_text("utf-8"))
     return found
 
 
+def compiler() -> str | None:
+    """Return the C++ compiler's path; None: there is none."""
+    return shutil.which(os.environ.get("CXX", "c++"))
+
+
 @functools.cache
 def library() -> ctypes.CDLL:
-    """Build what is not built, and load it."""
+    """Build what is not built, one process at a time, and load it."""
     import source  # of _build, which scripts beside the tests do not have
 
-    compiler = shutil.which(os.environ.get("CXX", "c++"))
-    assert compiler, "no C++ compiler"
+    found = compiler()
+    assert found, "no C++ compiler"
     llama = source.ensure_source(ROOT).llama_cpp
     texts = _sources()
-    standins = sorted(path for path in STANDINS.rglob("*") if path.is_file())
-    state = hashlib.sha256("".join([*texts.values(), *(x.read_text("utf-8") for x in standins)]).encode())
+    others = [Path(__file__), *sorted(path for path in STANDINS.rglob("*") if path.is_file())]
+    state = hashlib.sha256("".join([*texts.values(), *(x.read_text("utf-8") for x in others)]).encode())
     built = OUT / f"{state.hexdigest()[:16]}.so"
-    if not built.exists():
-        shutil.rmtree(OUT, ignore_errors=True)
-        for path, text in texts.items():
-            path.parent.mkdir(parents=True, exist_ok=True)
-            path.write_text(text, "utf-8")
-        _build(compiler, [STANDINS, OUT / "src", *(llama / "ggml" / x for x in ("include", "src"))], built)
-    return ctypes.CDLL(str(built))
+    OUT.parent.mkdir(exist_ok=True)
+    with OUT.with_suffix(".lock").open("w") as lock:
+        fcntl.flock(lock, fcntl.LOCK_EX)
+        if not built.exists():
+            shutil.rmtree(OUT, ignore_errors=True)
+            for path, text in texts.items():
+                path.parent.mkdir(parents=True, exist_ok=True)
+                path.write_text(text, "utf-8")
+            _build(found, [STANDINS, OUT / "src", *(llama / "ggml" / x for x in ("include", "src"))], built)
+        return ctypes.CDLL(str(built))
 
 
 def _build(compiler: str, folders: list[Path], built: Path) -> None:
     units = [path for pattern in UNITS for path in sorted((OUT / "src" / "ops").glob(pattern))]
-    units += [STANDINS / "fibers.cpp", STANDINS / "launch.cpp"]
-    options = ["-std=c++17", "-O1", "-fPIC", "-w", "-U_FORTIFY_SOURCE", *(f"-I{x}" for x in folders)]
+    units += sorted(STANDINS.glob("*.cpp"))
+    options = ["-std=c++17", "-O2", "-fPIC", "-w", "-U_FORTIFY_SOURCE", *(f"-I{x}" for x in folders)]
     options += ["-include", "common.cuh"]  # nvcc knows its words without a header
 
     def compiled(unit: Path) -> Path:

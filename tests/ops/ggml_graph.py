@@ -6,6 +6,7 @@ Shapes here are numpy's (slowest first); ggml's ne is their reverse.
 from __future__ import annotations
 
 import ctypes
+import functools
 import os
 from collections.abc import Callable
 from pathlib import Path
@@ -98,6 +99,7 @@ def decode(stored: np.ndarray, kind: str) -> np.ndarray:
     return stored.astype(np.float64)
 
 
+@functools.cache
 def cpu_module() -> Path:
     """Return the file of the CPU backend that is registered: the one that DRAFTWOOD_CPU names."""
     registry.ggml_backend_reg_by_name(b"CPU")

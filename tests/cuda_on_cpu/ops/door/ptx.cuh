@@ -12,12 +12,16 @@ inline void copy_16(void * shared, const void * from) {
     if ((uintptr_t) shared % 16 != 0 || (uintptr_t) from % 16 != 0) {
         cuda_on_cpu::fail("a copy of 16 bytes between addresses that are no multiples of 16");
     }
-    std::memcpy(shared, from, 16);
+    cuda_on_cpu::copy(shared, from, 16);
 }
 
-inline void end_of_copies() {}
+inline void end_of_copies() {
+    cuda_on_cpu::end_of_copies();
+}
 
-template <int n_open> void wait_for_copies() {}
+template <int n_open> void wait_for_copies() {
+    cuda_on_cpu::wait_for_copies(n_open);
+}
 
 // What the lanes of a warp give to one product of matrices, n_words of `a` and of `b` each.
 template <int n_words> struct fragments {

@@ -1,0 +1,30 @@
+"""Where the kernels run that layer_kernels.py and others test: on a CPU. tests/gpu has its own."""
+
+from __future__ import annotations
+
+import os
+
+import numpy as np
+import pytest
+
+from tests.ops import cuda_on_cpu
+from tests.ops import ggml_graph as ggml
+
+ORDER = "CUDA_ON_CPU_ORDER"  # tests/cuda_on_cpu/fibers.h
+
+
+@pytest.fixture(params=[os.environ[ORDER]] if ORDER in os.environ else ["forward", "reverse"])
+def backend(request, monkeypatch) -> str:
+    """Our CUDA kernels on a CPU, warps in one order and in the other, or as the environment says."""
+    if not cuda_on_cpu.compiler():
+        pytest.skip("no C++ compiler")
+    monkeypatch.setenv(ORDER, request.param)
+    return ggml.CUDA_ON_CPU
+
+
+@pytest.fixture
+def rng() -> np.random.Generator:
+    """Random numbers from a new seed, which pytest prints when a test fails."""
+    seed = int(np.random.SeedSequence().generate_state(1)[0])
+    print(f"seed {seed}")
+    return np.random.default_rng(seed)

@@ -82,6 +82,13 @@ template <typename T> T atomicOr(T * at, T x) { return std::exchange(*at, *at | 
 
 // ---- ggml-cuda ----
 
+inline float warp_reduce_sum(float x) {
+    for (int offset = cuda_on_cpu::warp_size / 2; offset > 0; offset /= 2) {
+        x += __shfl_xor_sync(0xffffffff, x, offset);
+    }
+    return x;
+}
+
 struct ggml_cuda_device_info {
     struct device {
         int    cc = 900, nsm = 4;

@@ -1,10 +1,11 @@
 // Stands in for CUDA's header of this name: the language, vectors and the few calls that launchers make. Streams and
-// events do nothing: a kernel has run when its launch returns. Must not know: ggml.
+// events do nothing: kernels and copies are done when the call returns. Must not know: ggml.
 
 #pragma once
 
 #include <cstddef>
 #include <cstdint>
+#include <cstring>
 #include <math.h>
 
 #define __global__
@@ -50,5 +51,27 @@ template <typename kernel_type> cudaError_t cudaFuncSetAttribute(kernel_type, cu
 template <typename kernel_type>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int * n, kernel_type, int, size_t) {
     *n = 2;
+    return cudaSuccess;
+}
+
+inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+    return cudaSuccess;
+}
+inline cudaError_t cudaStreamSynchronize(cudaStream_t) {
+    return cudaSuccess;
+}
+
+enum cudaMemcpyKind { cudaMemcpyDefault };
+inline cudaError_t cudaMemcpyAsync(void * to, const void * from, size_t n_bytes, cudaMemcpyKind, cudaStream_t) {
+    std::memcpy(to, from, n_bytes);
+    return cudaSuccess;
+}
+
+enum cudaStreamCaptureStatus { cudaStreamCaptureStatusNone };
+inline cudaError_t cudaStreamIsCapturing(cudaStream_t, cudaStreamCaptureStatus * status) {
+    *status = cudaStreamCaptureStatusNone;
     return cudaSuccess;
 }

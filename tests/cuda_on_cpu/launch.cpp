@@ -1,6 +1,8 @@
 // What tests/ops/cuda_on_cpu.py calls: our CUDA descriptors, which run on the CPU here. Must not know: tests.
 
 #include "ops/door/launch.h"
+#include "ops/expert-slots/expert-slots.h"
+#include "ops/expert-slots/guess.h"
 #include "ops/layer-parts/layer-parts.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
@@ -21,6 +23,9 @@ const op_descriptor * const ops[] = {
     &tree_commit_rows::on_cuda,
     &tree_commit_columns::on_cuda,
     &top_rows::on_cuda,
+    &expert_slots::on_cuda,
+    &expert_slots::ready_on_cuda,
+    &expert_slots::guess_on_cuda,
     &layer_parts::experts::on_cuda,
     &layer_parts::choice::on_cuda,
     &layer_parts::chosen_experts::on_cuda,

@@ -1,4 +1,4 @@
-"""A pool of experts on a card: the op against its model in Python, rows against a model on the card alone.
+"""A pool of experts on a card: tests/ops/slot_kernels.py, and rows against a model on the card alone.
 
 `-k smallest` runs the op once: for compute-sanitizer.
 """
@@ -15,8 +15,8 @@ from draftwood.engine.engine import build_info, probe_model
 from draftwood.load import experts
 from synth_gguf import PRESETS, write
 
-from tests.ops.expert_slots import check, memory
-from tests.ops.test_expert_slots import CASES, STEPS
+from tests.ops.expert_slots import memory
+from tests.ops.slot_kernels import *  # noqa: F403
 
 pytestmark = [
     pytest.mark.gpu,
@@ -37,7 +37,7 @@ ROWS = 8  # up to which ggml-cuda's kernels do not depend on the number of exper
 
 
 @pytest.fixture
-def draw():
+def rng():
     seed = int(np.random.SeedSequence().generate_state(1)[0])
     print(f"seed {seed}")
     return np.random.default_rng(seed)
@@ -63,20 +63,9 @@ def usable():
         pytest.skip(why.decode())
 
 
-@pytest.mark.parametrize("policy", ["frequency", "lru"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_the_op_is_its_model(usable, draw, case, policy):
-    check("CUDA", draw, **case, policy=policy, steps=STEPS)
-
-
-@pytest.mark.parametrize("policy", ["frequency", "lru"])
-@pytest.mark.parametrize("case", CASES.values(), ids=CASES)
-def test_guesses_are_their_model(usable, draw, case, policy):
-    check("CUDA", draw, **case, policy=policy, steps=[8, *STEPS], guess=True)
-
-
-def test_smallest(usable, draw):
-    check("CUDA", draw, n_experts=16, k=3, n_slots=6, sizes=[96, 34], policy="frequency", steps=[1, 4, 65])
+@pytest.fixture
+def backend(usable) -> str:
+    return "CUDA"
 
 
 def rows_of(llm, batches):

@@ -25,7 +25,8 @@ from draftwood._llama_cpp import llama_cpp
 ROOT = Path(__file__).resolve().parents[2]
 STANDINS = ROOT / "tests" / "cuda_on_cpu"
 OUT = ROOT / "build" / "cuda_on_cpu"
-UNITS = ("layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu", "probes.cu")
+UNITS = ("layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu")
+UNITS += ("expert-slots/expert-slots.cu", "expert-slots/guess.cu", "probes.cu")
 _LAUNCH = re.compile(r"([\w:]+(?:<[\w: ,<>]*>)?)<<<(.*?)>>>\(", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\d+\))? (\w+) (\w+)\[\];")
 _SHARED = re.compile(r"__shared__ +[\w:<>]+ +(\w+)(?:\[[^];]+\])*;")
@@ -125,3 +126,8 @@ def _function(name: str) -> Any:
     found = getattr(library(), name)
     found.restype, found.argtypes = ctypes.c_bool, [ctypes.c_void_p]
     return found
+
+
+def complete(memory: int) -> None:
+    """Give a CPU's dw::slot_memory what launchers of expert slots need beside plain memory."""
+    library().cuda_on_cpu_complete(ctypes.c_void_p(memory))

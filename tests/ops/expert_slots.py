@@ -12,12 +12,16 @@ from typing import Any
 
 import numpy as np
 
+from tests.ops import cuda_on_cpu
 from tests.ops import ggml_graph as ggml
 from tests.ops.expert_model import MAX_PARTS, NO, TABLE, Model, first_table, random_ids, random_router
 
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
-_N_USED_AT = _LAYER_AT + 8 + 3  # dw::expert_slots::n_used_at
+_FLAGS_AT = _LAYER_AT + 8  # dw::expert_slots::flags_at
+_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _N_FLAGS = range(4)
+_N_USED_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::n_used_at
 MAX_GUESS_ROWS = 8
+LEAST_STAGED_ROWS = 512
 POLICIES = {"frequency": 0, "lru": 1}
 _p, _size, _int = ctypes.c_void_p, ctypes.c_size_t, ctypes.c_int
 
@@ -66,6 +70,10 @@ class _Memory(ctypes.Structure):
 
 def memory(backend: str) -> Any:
     """Return a backend's dw::slot_memory."""
+    if backend == ggml.CUDA_ON_CPU:
+        found = _Memory.from_buffer_copy(memory("CPU"))
+        cuda_on_cpu.complete(ctypes.addressof(found))
+        return found
     ggml.base.ggml_backend_free(ggml.open_backend(backend))  # the backend's module and device are there
     found = ggml.symbol(backend, "dw_slot_memory")
     assert found, f"{backend} has no slot memory"
@@ -73,7 +81,10 @@ def memory(backend: str) -> Any:
 
 
 class Layer:
-    """Experts u8[n_experts, size] of each part on a device, `n_slots` of them in slots; a context manager."""
+    """Experts u8[n_experts, size] of each part on a device, `n_slots` of them in slots; a context manager.
+
+    staged: prompts' experts are copied ahead (stage.h), into memory of the layer's own.
+    """
 
     def __init__(
         self,
@@ -82,6 +93,7 @@ class Layer:
         parts: Sequence[np.ndarray],
         *,
         policy: str = "frequency",
+        staged: bool = False,
     ) -> None:
         self.backend, self.parts, self.n_slots = backend, list(parts), n_slots
         self._memory = memory(backend)
@@ -97,7 +109,8 @@ class Layer:
             first = -(-host // stride)
             if first not in firsts:
                 firsts.append(first)
-            device = -(-((first + n_slots) * stride - host + 512) // page) * page
+            n_indices = first + n_slots + (len(experts) if staged else 0)
+            device = -(-(n_indices * stride - host + 512) // page) * page
             at = self._memory.reserve(0, host + device)
             assert at
             assert self._memory.map_host(0, at, host)
@@ -110,6 +123,8 @@ class Layer:
         self.first_slots = firsts
         self.layer.n_planes = len(firsts)
         self.layer.first_slots[: len(firsts)] = firsts
+        self.layer.first_staged[: len(firsts)] = [first + n_slots for first in firsts]
+        self.layer.staged = self._stage = self._memory.make_stage(0) if staged else None
         self.layer.state = self._memory.allocate(0, TABLE.itemsize)
         self.layer.copies = self._memory.make_beside(0)
         first_state = first_table(self.layer.n_experts, n_slots)
@@ -118,8 +133,12 @@ class Layer:
     def _copy(self, to: int, source: int, n_bytes: int) -> None:
         assert self._memory.copy(0, to, source, n_bytes)
 
-    def run(self, ids: np.ndarray) -> np.ndarray:
-        """Run the op; return int32[n_planes, rows, k]. The rows of ids lie apart, as in a router's choice."""
+    def run(self, ids: np.ndarray, *, beside: bool = False, has_next: bool = False) -> np.ndarray:
+        """Run the op; return int32[n_planes, rows, k]. The rows of ids lie apart, as in a router's choice.
+
+        beside: on a card the copies have a queue of their own, for which dw_expert_ready waits. has_next:
+        layer.next is in the same graph.
+        """
         rows, k = ids.shape
         wide = np.full((rows, k + 5), 7, np.int32)
         wide[:, :k] = ids
@@ -127,17 +146,10 @@ class Layer:
 
         def op(context: Any, given: Any) -> Any:
             narrow = ggml.view(context, given, (rows, k), (wide.strides[0],))
-            name = "dw_expert_slots"
-            userdata = ggml.symbol(self.backend, name)
-            array = (_p * 1)(narrow)
-            function = ggml.descriptor(name).cpu
-            ne = (*reversed(shape), *[1] * (ggml.MAX_DIMS - len(shape)))
-            node = ggml.base.ggml_custom_4d(
-                context, ggml.TYPES["I32"], *ne, array, 1, function, ggml.ALL_THREADS, userdata
-            )
-            where = ctypes.c_uint64.from_address(node + _OP_PARAMS + _LAYER_AT)
-            where.value = ctypes.addressof(self.layer)
-            return node
+            node = self._node(context, "dw_expert_slots", (narrow,), shape)
+            for flag, is_so in ((_COPIES_BESIDE, beside), (_HAS_NEXT, has_next)):
+                ctypes.c_uint8.from_address(node + _OP_PARAMS + _FLAGS_AT + flag).value = is_so
+            return [node, self._node(context, "dw_expert_ready", (node, narrow), None)] if beside else node
 
         return ggml.run(op, [(wide, "I32")], shape, backend=self.backend, dtype=np.int32)
 
@@ -148,19 +160,18 @@ class Layer:
         """
 
         def op(context: Any, *given: Any) -> Any:
-            name = "dw_expert_guess"
-            userdata = ggml.symbol(self.backend, name)
-            function = ggml.descriptor(name).cpu
-            ne, array, n = (1,) * ggml.MAX_DIMS, (_p * len(given))(*given), len(given)
-            node = ggml.base.ggml_custom_4d(
-                context, ggml.TYPES["I32"], *ne, array, n, function, ggml.ALL_THREADS, userdata
-            )
-            ctypes.c_uint64.from_address(node + _OP_PARAMS + _LAYER_AT).value = ctypes.addressof(self.layer)
+            node = self._node(context, "dw_expert_guess", given, (1, 1, 1, 1))
             ctypes.memmove(node + _OP_PARAMS + _N_USED_AT, ctypes.byref(ctypes.c_int32(k)), 4)
             return node
 
         operands = [(hidden, "F32"), (norm, "F32"), (router, "F32")]
         ggml.run(op, operands, (1, 1, 1, 1), backend=self.backend, dtype=np.int32)
+
+    def _node(self, context: Any, name: str, sources: Sequence[Any], shape: tuple[int, ...] | None) -> Any:
+        node = ggml.custom(name, shape, "I32")(context, *sources)
+        where = ctypes.c_uint64.from_address(node + _OP_PARAMS + _LAYER_AT)
+        where.value = ctypes.addressof(self.layer)
+        return node
 
     def table(self) -> np.ndarray:
         """Return the table: TABLE."""
@@ -183,6 +194,7 @@ class Layer:
             self._memory.release(0, at, host + device)
         self._memory.free(0, self.layer.state)
         self._memory.free_beside(0, self.layer.copies)
+        self._memory.free_stage(0, self._stage)
 
     def __enter__(self) -> Layer:
         return self
@@ -194,14 +206,15 @@ class Layer:
 
 
 def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_slots: int, policy: str,
-          sizes: Sequence[int], steps: Sequence[int], guess: bool = False) -> None:  # fmt: skip
+          sizes: Sequence[int], steps: Sequence[int], guess: bool = False,
+          staged: bool = False) -> None:  # fmt: skip
     """Run steps of so many rows; hold each result, the table and all slots against the model.
 
     guess: experts are guessed before each step of up to 8 rows; every second one chooses what was guessed.
     """
     parts = [draw.integers(0, 256, (n_experts, size), np.uint8) for size in sizes]
     model = Model(n_experts, n_slots, policy)
-    with Layer(backend, n_slots, parts, policy=policy) as layer:
+    with Layer(backend, n_slots, parts, policy=policy, staged=staged) as layer:
         for rows in steps:
             ids = random_ids(draw, rows, k, n_experts)
             if guess and rows <= MAX_GUESS_ROWS:
@@ -212,23 +225,31 @@ def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_
                     ids = np.argsort(-(hidden * norm @ router.T), axis=1, kind="stable")[:, :k].astype(
                         np.int32
                     )
-            found = layer.run(ids)
+            found = layer.run(ids, beside=bool(draw.integers(2)))
             model.step(ids)
-            table = layer.table()
-            n = int(model.table["n_fills"])
-            assert np.array_equal(table["counted"], model.table["counted"])
-            assert (int(table["step"]), int(table["n_fills"])) == (int(model.table["step"]), n)
-            assert np.array_equal(table["fills"][:n], model.table["fills"][:n])
-            n_guesses = int(model.table["n_guesses"])
-            assert int(table["n_guesses"]) == n_guesses
-            assert np.array_equal(table["guesses"][:n_guesses], model.table["guesses"][:n_guesses])
-            assert np.array_equal(table["entries"][:n_experts], model.table["entries"][:n_experts])
-            slots = model.table["entries"]["slot"][ids]
-            for plane, first in enumerate(layer.first_slots):
-                assert np.array_equal(found[plane], np.where(slots == NO, ids, first + slots))
-            for part in range(len(parts)):
-                plane = layer.layer.parts[part].plane
-                for expert, index in {
-                    (int(e), int(i)) for e, i in zip(ids.flat, found[plane].flat, strict=True)
-                }:
-                    assert np.array_equal(layer.expert(part, index), parts[part][expert])
+            _check_table(layer.table(), model)
+            _check_indices(layer, model, ids, found)
+
+
+def _check_table(table: np.ndarray, model: Model) -> None:
+    n = int(model.table["n_fills"])
+    assert np.array_equal(table["counted"], model.table["counted"])
+    assert (int(table["step"]), int(table["n_fills"])) == (int(model.table["step"]), n)
+    assert np.array_equal(table["fills"][:n], model.table["fills"][:n])
+    n_guesses = int(model.table["n_guesses"])
+    assert int(table["n_guesses"]) == n_guesses
+    assert np.array_equal(table["guesses"][:n_guesses], model.table["guesses"][:n_guesses])
+    assert np.array_equal(table["entries"][: model.n_experts], model.table["entries"][: model.n_experts])
+
+
+def _check_indices(layer: Layer, model: Model, ids: np.ndarray, found: np.ndarray) -> None:
+    """And what lies there."""
+    slots = model.table["entries"]["slot"][ids]
+    is_staged = layer.layer.staged and len(ids) >= LEAST_STAGED_ROWS
+    for plane, first in enumerate(layer.first_slots):
+        absent = ids + (layer.layer.first_staged[plane] if is_staged else 0)
+        assert np.array_equal(found[plane], np.where(slots == NO, absent, first + slots))
+    for part, experts in enumerate(layer.parts):
+        plane = layer.layer.parts[part].plane
+        for expert, index in {(int(e), int(i)) for e, i in zip(ids.flat, found[plane].flat, strict=True)}:
+            assert np.array_equal(layer.expert(part, index), experts[expert])

@@ -1,6 +1,6 @@
 """Tests of src/ops/layer-parts' CUDA kernels, wherever they run: against float64, and rows bit for bit.
 
-tests/gpu/test_layer_parts_cuda.py runs them on a card, test_cuda_on_cpu.py on a CPU, where some do less. Each
+tests/gpu/test_layer_parts_cuda.py runs them on a card, test_cuda_layers.py on a CPU, where some do less. Each
 gives them a `backend` for ggml_graph.py, and `rng`. `errors` has what a test found with float weights.
 """
 

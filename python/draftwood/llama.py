@@ -22,9 +22,9 @@ from draftwood._llama_cpp.llama_tokenizer import LlamaTokenizer
 from draftwood.api.chat import (
     FALLBACK,
     ChatOptions,
+    answered,
     chat,
     template_in_words,
-    walkable,
     warn_of_fallback,
     with_timings,
 )
@@ -370,15 +370,14 @@ class Llama(Intercepts, Generation):
         request = bound_request(_CHAT, self, *args, **kwargs)
         asked = ChatOptions(chat_template_kwargs, reasoning_format, parse_tool_calls)
         options = asked.over(self._chat_options)
-        request["messages"] = walkable(self, request["messages"])
         self._latest.timings = None
         if not self._format_is_told and self.chat_format == FALLBACK:
             self._format_is_told = True
             warn_of_fallback()
         with template_in_words():
-            if options == ChatOptions():
-                return with_timings(self._latest, super().create_chat_completion(**request))
-            return with_timings(self._latest, chat(self, request, options))
+            theirs, plain = super().create_chat_completion, options == ChatOptions()
+            result = answered(request, lambda each: theirs(**each) if plain else chat(self, each, options))
+            return with_timings(self._latest, result)
 
     @in_turn
     def save_state(self) -> Any:

@@ -368,23 +368,53 @@ def with_call(**function):
     return [*HI, {"role": "assistant", "content": "", "tool_calls": [call]}, *HI]
 
 
+WALKS = [
+    "for name, value in call.arguments | items",
+    "for name, value in call.arguments|items",
+    "for name, value in (call.arguments)|items",
+    'for name, value in call["arguments"]|items',
+    "for name, value in call.arguments | dictsort",
+    "for name, value in call.arguments.items()",
+    "set tool_args = call.arguments %}{% for name, value in tool_args|items",
+    "for name in call.arguments.keys() %}{% set value = call.arguments[name]",
+]
+
+
 @ASKED
-@pytest.mark.parametrize("walk", ["call.arguments | items", "call.arguments|items", "call.arguments.items()"])
+@pytest.mark.parametrize("walk", WALKS)
 def test_arguments_in_text_can_be_walked_through(qwen35, asked, walk):
-    use(qwen35, TEMPLATES["qwen35"].replace("call.arguments | items", walk))
-    given = json.dumps({"place": "Oslo", "days": 2})
+    assert TEMPLATES["qwen35"].count(WALKS[0]) == 1
+    use(qwen35, TEMPLATES["qwen35"].replace(WALKS[0], walk))
+    given = json.dumps({"days": 2, "place": "Oslo"})
     prompts = [
         prompt_of(qwen35, {"chat_template_kwargs": None, "messages": with_call(arguments=each), **asked})
         for each in (given, json.loads(given))
     ]
-    assert "<parameter=place>\nOslo\n</parameter>\n<parameter=days>\n2\n</parameter>" in prompts[0]
+    assert "<parameter=days>\n2\n</parameter>\n<parameter=place>\nOslo\n</parameter>" in prompts[0]
     assert prompts[0] == prompts[1]
 
 
-def test_arguments_stay_text_for_a_template_that_prints_them(qwen3):
-    text = '{"place":  "Oslo"}'
-    request = {"chat_template_kwargs": None, "messages": with_call(arguments=text)}
+PRINTS_OR_WALKS = (
+    "{% for m in messages %}{% for call in m.tool_calls or [] %}{% set _args = call.function.arguments %}"
+    "{% if _args is string %}{{ _args }}{% else %}{% for name, value in _args|items %}{{ name }}{% endfor %}"
+    "{% endif %}{% endfor %}{% endfor %}"
+)
+
+
+@ASKED
+@pytest.mark.parametrize("text", ['{"place":  "Oslo"}', '{"place": "Os', "no JSON"])
+@pytest.mark.parametrize("template", [TEMPLATES["qwen3"], PRINTS_OR_WALKS], ids=["qwen3", "both"])
+def test_arguments_stay_text_for_a_template_that_prints_them(qwen3, asked, template, text):
+    use(qwen3, template)
+    request = {"chat_template_kwargs": None, "messages": with_call(arguments=text), **asked}
     assert text in prompt_of(qwen3, request)
+
+
+@ASKED
+def test_a_template_that_fails_on_objects_too(qwen35, asked):
+    use(qwen35, TEMPLATES["qwen35"].replace("'<parameter=' + name", "'<parameter=' + no_name"))
+    with pytest.raises(UnsupportedError, match="template failed on this request: 'no_name' is undefined"):
+        qwen35.create_chat_completion(with_call(arguments='{"place": "Oslo"}'), **asked)
 
 
 @ASKED

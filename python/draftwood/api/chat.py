@@ -8,9 +8,8 @@ Tests: tests/model/test_api_chat.py.
 from __future__ import annotations
 
 import contextlib
-import re
 import uuid
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from typing import Any
 
@@ -29,8 +28,6 @@ from draftwood.warn import warn
 
 FALLBACK = "llama-2"
 """The chat_format that upstream takes for a model file without a template."""
-_WALKS = re.compile(r"\b(arguments|_args)\s*(\|\s*items\b|\.items\()")
-"""What Qwen3.5's templates and their like have, which fail on arguments that are text."""
 REASONING_FORMATS = (None, "none", "auto", "deepseek")
 
 
@@ -139,27 +136,29 @@ def _chunks_with_timings(latest: Latest, chunks: Iterator[Any]) -> Iterator[Any]
         yield {**chunk, "timings": latest.timings} if ends and latest.timings is not None else chunk
 
 
-def walkable(llm: Host, messages: Any) -> Any:
-    """Return messages with arguments of tool calls as objects, if the file's template walks through them.
+def answered(request: dict[str, Any], answer: Callable[[dict[str, Any]], Any]) -> Any:
+    """Return answer(request), again with arguments of tool calls as objects if the chat template fails.
 
-    OpenAI's format has them as text. Errors: OptionError for a text that is no JSON object.
+    OpenAI's format has them as text; templates like Qwen3.5's walk through an object. Errors: OptionError for
+    a text that is no JSON object, jinja2.TemplateError if the template fails again.
     """
-    return with_objects(messages) if _WALKS.search(_file_template(llm) or "") else messages
+    try:
+        return answer(request)
+    except jinja2.TemplateError:
+        messages = with_objects(request["messages"])
+        if messages == request["messages"]:
+            raise
+    return answer({**request, "messages": messages})
 
 
-def _file_template(llm: Host) -> str | None:
-    """Return the template of the model file; None if another format is in force."""
+def _template(llm: Host) -> str:
+    """Return the template of the model file. Errors: UnsupportedError if another format is in force."""
     name = llm.chat_format
     template = llm.metadata.get(f"tokenizer.{name}")
     if template is None and name == "chat_template.default":
         template = llm.metadata.get("tokenizer.chat_template")
-    return template if llm.chat_handler is None else None
-
-
-def _template(llm: Host) -> str:
-    template = _file_template(llm)
-    if template is not None:
-        return template
+    if template is not None and llm.chat_handler is None:
+        return str(template)
     found = "a chat_handler" if llm.chat_handler is not None else f"chat_format={llm.chat_format!r}"
     hint = 'Llama(..., chat_format="chat_template.default") without a chat_handler takes it'
     if "tokenizer.chat_template" not in llm.metadata:

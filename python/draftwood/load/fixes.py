@@ -122,13 +122,13 @@ def _within_limits(to_gbnf: Any) -> Any:
 
 
 def _failing_as_templates(render: Any) -> Any:
-    """Return a formatter's call. A value that a template cannot add is a TypeError of Python's in Jinja."""
+    """Return a formatter's call. A value that a filter cannot take is an error of Python in Jinja."""
 
     @functools.wraps(render)
     def wrapped(*args: Any, **kwargs: Any) -> Any:
         try:
             return render(*args, **kwargs)
-        except TypeError as error:
+        except (TypeError, AttributeError) as error:
             raise jinja2.TemplateRuntimeError(str(error)) from error
 
     return wrapped

@@ -119,6 +119,13 @@ def test_rows_that_end_within_a_tile_do_not_depend_on_their_number(rng, backend)
     check_rows(rng, backend, parts.feed_forward(rng, ROWS, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288))
 
 
+def test_large_parts_and_wide_rows(rng, backend):
+    """A block multiplies several strips of a part; its warps read what others made of a row."""
+    check(backend, parts.product(rng, 9, "Q6_K", width=1024, rows=(1 << 14) + 17), is_float=False)
+    wide = parts.attention_inputs(rng, 1, ("Q4_K", "Q4_K", "Q6_K"), width=2048, rows=(64, 32, 32))
+    check(backend, wide, is_float=False)
+
+
 @pytest.mark.slow
 def test_mixers_and_dense_layers_at_model_shapes(rng, backend):
     for part in (

@@ -62,9 +62,9 @@ $(VARIANTS)/.installed: wheel
 test-variants: $(VARIANTS)/.installed ## that wheel on lesser CPUs: ops and engine with AVX2, ops with SSE4.2
 	DRAFTWOOD_CPU=haswell $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 --dist loadfile \
 	  tests/ops tests/model/engine tests/model/generate tests/model/test_row_exact.py tests/model/test_cpu_variants.py \
-	  tests/model/test_forks.py
+	  tests/model/test_forks.py --ignore-glob '*/test_cuda_*.py'
 	DRAFTWOOD_CPU=sse42 $(OMP) $(VARIANTS)/bin/python -m pytest -m "not slow and not gpu" -n 2 \
-	  tests/ops tests/model/test_cpu_variants.py
+	  tests/ops tests/model/test_cpu_variants.py --ignore-glob '*/test_cuda_*.py'
 	$(PYTEST) tests/compat/test_lesser_cpu.py # in QEMU, if qemu-user is installed
 
 demo: $(STAMP)       ## text from the trained tiny model with and without drafting; writes build/demo.json

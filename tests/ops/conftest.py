@@ -17,7 +17,7 @@ ORDER = "CUDA_ON_CPU_ORDER"  # tests/cuda_on_cpu/fibers.h
 def backend(request, monkeypatch) -> str:
     """Our CUDA kernels on a CPU, warps in one order and in the other, or as the environment says."""
     if not cuda_on_cpu.compiler():
-        pytest.skip("no C++ compiler")
+        pytest.skip("no C++ compiler with _Float16")
     monkeypatch.setenv(ORDER, request.param)
     return ggml.CUDA_ON_CPU
 

@@ -63,9 +63,14 @@ def _sources() -> dict[Path, str]:
     return found
 
 
+@functools.cache
 def compiler() -> str | None:
-    """Return the C++ compiler's path; None: there is none."""
-    return shutil.which(os.environ.get("CXX", "c++"))
+    """Return the path of a C++ compiler that has _Float16; None: there is none."""
+    found = shutil.which(os.environ.get("CXX", "c++"))
+    probe = [found, "-x", "c++", "-fsyntax-only", "-"]
+    return (
+        found if found and not subprocess.run(probe, input=b"_Float16 x;", check=False).returncode else None
+    )
 
 
 @functools.cache
@@ -74,11 +79,12 @@ def library() -> ctypes.CDLL:
     import source  # of _build, which scripts beside the tests do not have
 
     found = compiler()
-    assert found, "no C++ compiler"
+    assert found, "no C++ compiler with _Float16"
     llama = source.ensure_source(ROOT).llama_cpp
     texts = _sources()
     others = [Path(__file__), *sorted(path for path in STANDINS.rglob("*") if path.is_file())]
-    state = hashlib.sha256("".join([*texts.values(), *(x.read_text("utf-8") for x in others)]).encode())
+    all_of = [os.path.realpath(llama), found, *texts.values(), *(x.read_text("utf-8") for x in others)]
+    state = hashlib.sha256("".join(all_of).encode())
     built = OUT / f"{state.hexdigest()[:16]}.so"
     OUT.parent.mkdir(exist_ok=True)
     with OUT.with_suffix(".lock").open("w") as lock:

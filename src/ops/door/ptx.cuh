@@ -1,6 +1,6 @@
 // Instructions that CUDA C++ has no words for. All but prefetch_l2 need compute capability 8.0; callers are not
 // launched on less. Must not know: ops. tests/cuda_on_cpu has a file of this name that does the same on a CPU. Test:
-// tests/ops/test_cuda_on_cpu.py, tests/gpu/test_layer_parts_cuda.py.
+// tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 

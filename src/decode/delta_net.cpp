@@ -12,20 +12,15 @@ namespace {
 
 // sigmoid(weights h)
 ggml_tensor * sigmoid_of(ggml_tensor * product, const graph_edit & edit) {
-    const auto & shaped = edit.users(product);
-    const auto & users  = shaped.size() == 1 && shaped[0]->op == GGML_OP_RESHAPE ? edit.users(shaped[0]) : shaped;
-    return users.size() == 1 ? as(users[0], GGML_UNARY_OP_SIGMOID) : nullptr;
+    ggml_tensor * shaped = edit.only_user(product);
+    return as(as(shaped, GGML_OP_RESHAPE) ? edit.only_user(shaped) : shaped, GGML_UNARY_OP_SIGMOID);
 }
 
 // softplus(weights h + dt) * a
 ggml_tensor * decay_of(ggml_tensor * product, const graph_edit & edit) {
-    const auto only = [&](const ggml_tensor * of) {
-        const auto & users = of ? edit.users(of) : edit.users(nullptr);
-        return users.size() == 1 ? users[0] : nullptr;
-    };
-    ggml_tensor * shaped = only(product);
-    ggml_tensor * biased = as(as(shaped, GGML_OP_RESHAPE) ? only(shaped) : shaped, GGML_OP_ADD);
-    return as(only(as(only(biased), GGML_UNARY_OP_SOFTPLUS)), GGML_OP_MUL);
+    ggml_tensor * shaped = edit.only_user(product);
+    ggml_tensor * biased = as(as(shaped, GGML_OP_RESHAPE) ? edit.only_user(shaped) : shaped, GGML_OP_ADD);
+    return as(edit.only_user(as(edit.only_user(biased), GGML_UNARY_OP_SOFTPLUS)), GGML_OP_MUL);
 }
 
 // The four products with a layer's input, and what two of them become.
@@ -142,8 +137,7 @@ struct heads {
     int64_t                    size = 0, n_keys = 0;
 
     static heads of(ggml_tensor * convolved, const graph_edit & edit) {
-        const auto &  users = edit.users(as(convolved, GGML_OP_SSM_CONV));
-        ggml_tensor * silu  = users.size() == 1 ? as(users[0], GGML_UNARY_OP_SILU) : nullptr;
+        ggml_tensor * silu = as(edit.only_user(as(convolved, GGML_OP_SSM_CONV)), GGML_UNARY_OP_SILU);
         if (!silu || edit.users(silu).size() != 3) {
             return {};
         }
@@ -168,11 +162,9 @@ struct heads {
   private:
     // rms_norm(part) / sqrt(size)
     ggml_tensor * normalised(const ggml_tensor * part, const graph_edit & edit) {
-        const auto &  users  = edit.users(part);
-        ggml_tensor * normal = users.size() == 1 ? as(users[0], GGML_OP_RMS_NORM) : nullptr;
-        ggml_tensor * scaled =
-            normal && edit.users(normal).size() == 1 ? as(edit.users(normal)[0], GGML_OP_SCALE) : nullptr;
-        float scale = 0.0f;
+        ggml_tensor * normal = as(edit.only_user(part), GGML_OP_RMS_NORM);
+        ggml_tensor * scaled = as(edit.only_user(normal), GGML_OP_SCALE);
+        float         scale  = 0.0f;
         if (scaled) {
             std::memcpy(&epsilon, normal->op_params, sizeof(epsilon));
             std::memcpy(&scale, scaled->op_params, sizeof(scale));

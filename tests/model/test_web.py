@@ -167,9 +167,18 @@ def never_ends(route: Any) -> None:
     route.continue_(post_data=json.dumps({**route.request.post_data_json, "ignore_eos": True}))
 
 
+def throttle(page: Any, rate: int) -> None:
+    """Let the page receive so many bytes a second, so that a reply outlasts a busy machine's delays."""
+    client = page.context.new_cdp_session(page)
+    limits = {"offline": False, "latency": 0, "downloadThroughput": rate, "uploadThroughput": -1}
+    client.send("Network.enable")
+    client.send("Network.emulateNetworkConditions", limits)
+
+
 def test_escape_and_stop_end_a_reply(show, address):
     page = show(address)
     page.route("**/v1/chat/completions", never_ends)
+    throttle(page, rate=20_000)
     set_fields(page, Longest_reply="3500", Temperature="0")
     for count, stop in enumerate(
         (lambda: page.keyboard.press("Escape"), lambda: page.locator("#send").click()), 1

@@ -20,12 +20,23 @@ TINY = str(ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf")
 UNSAFE = {key: text for key, text in os.environ.items() if key != "PYTHONSAFEPATH"}
 
 
+# many_cards.py whose processes may be silent for minutes: on a loaded machine a load takes its time
+PATIENT = """
+import sys
+sys.path.insert(0, sys.argv.pop(1))
+import many_cards
+many_cards.CELL_SECONDS = 240
+many_cards.main()
+"""
+
+
+@pytest.mark.timeout(900)
 def test_every_way_of_a_machine(tmp_path):
     results = tmp_path / "rows.json"
-    command = [sys.executable, str(ROOT / "bench" / "many_cards.py"), "--model", TINY]
+    command = [sys.executable, "-c", PATIENT, str(ROOT / "bench"), "--model", TINY]
     done = subprocess.run(
-        [*command, "--tokens", "32", "--results", str(results)],
-        capture_output=True, text=True, timeout=200, check=False, env=UNSAFE,
+        [*command, "--seconds", "800", "--way-seconds", "400", "--tokens", "32", "--results", str(results)],
+        capture_output=True, text=True, timeout=850, check=False, env=UNSAFE,
     )  # fmt: skip
     assert done.returncode == 0, done.stderr[-2000:]
     (row,) = json.loads(results.read_text())
@@ -55,21 +66,24 @@ for mode in job["modes"]:
         sys.stderr.flush()
         os.abort()
     if mode == "auto":
-        time.sleep(60)
+        time.sleep(600)
     print(json.dumps({"mode": mode, "tokens": [1]}), flush=True)
 """
 
 
-@pytest.mark.parametrize("seconds", [30, 0])
+@pytest.mark.parametrize("seconds", [240, 0])
 def test_a_mode_that_dies_or_hangs_leaves_the_others(tmp_path, monkeypatch, seconds):
     script = tmp_path / "worker.py"
     script.write_text(STAND_IN)
     monkeypatch.setattr(many_cards, "__file__", str(script))
-    monkeypatch.setattr(many_cards, "CELL_SECONDS", 3)
-    begin = time.monotonic()
-    cells = {each["mode"]: each for each in many_cards.run_way({}, "", 8, begin + seconds, 0)}
+    monkeypatch.setattr(many_cards, "CELL_SECONDS", 120)  # a busy machine may take long to start a process
+    begin, cells = time.monotonic(), {}
+    for each in many_cards.run_way({}, "", 8, begin + seconds, 0):
+        cells[each["mode"]] = each
+        if each["mode"] == "tree":  # "auto", which hangs, comes next in the same process
+            monkeypatch.setattr(many_cards, "CELL_SECONDS", 1)
     assert set(cells) == set(many_cards.MODES)
-    assert time.monotonic() - begin < 25
+    assert time.monotonic() - begin < 240, "nobody waited for the one that hangs"
     if seconds == 0:
         assert {each["refused"] for each in cells.values()} == {"not run: no time was left"}
         return

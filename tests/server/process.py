@@ -35,25 +35,25 @@ class Server:
     def words(self) -> str:
         return self.log.read_text("utf-8", "replace")
 
-    def wait(self, seconds: float = 60) -> Server:
+    def wait(self, seconds: float = 180) -> Server:
         """Return when it is ready. Errors: RuntimeError with its log if it ends or takes longer."""
         end = time.monotonic() + seconds
         while time.monotonic() < end and self.process.poll() is None:
             try:
-                if requests.get(f"{self.url}/health", timeout=5).ok:
+                if requests.get(f"{self.url}/health", timeout=30).ok:
                     return self
-            except requests.ConnectionError:
+            except (requests.ConnectionError, requests.Timeout):
                 pass
             time.sleep(0.05)
         raise RuntimeError(self.words())
 
     def get(self, path: str) -> Any:
-        reply = requests.get(self.url + path, timeout=60)
+        reply = requests.get(self.url + path, timeout=180)
         reply.raise_for_status()
         return reply.json() if "json" in reply.headers["content-type"] else reply.text
 
     def post(self, path: str, body: dict[str, Any]) -> Any:
-        reply = requests.post(self.url + path, json=body, timeout=120)
+        reply = requests.post(self.url + path, json=body, timeout=240)
         assert reply.ok, reply.text
         return reply.json()
 
@@ -64,7 +64,7 @@ class Server:
     def close(self) -> None:
         self.process.terminate()
         try:
-            self.process.wait(20)
+            self.process.wait(60)
         except subprocess.TimeoutExpired:
             self.process.kill()
             self.process.wait()

@@ -9,6 +9,7 @@ import time
 from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
+from typing import Any
 from urllib.parse import urlsplit
 
 import pytest
@@ -35,6 +36,17 @@ def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         server.close()
 
 
+@pytest.fixture(scope="module")
+def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with few connections, whose limits of time no loaded machine comes near to."""
+    flags = [word for each in zip(LIMITS, ("32", "300", "300", "1"), strict=True) for word in each]
+    server = Server(tmp_path_factory.mktemp("patient") / "log", *FLAGS, *flags)
+    try:
+        yield server.wait()
+    finally:
+        server.close()
+
+
 @contextmanager
 def connections(server: Server) -> Iterator[Connect]:
     """connect(bytes) -> a connection that has sent them; all are closed in the end."""
@@ -42,7 +54,7 @@ def connections(server: Server) -> Iterator[Connect]:
     with ExitStack() as stack:
 
         def connect(data: bytes = b"") -> socket.socket:
-            made = stack.enter_context(socket.create_connection((address.hostname, address.port), timeout=15))
+            made = stack.enter_context(socket.create_connection((address.hostname, address.port), timeout=60))
             made.sendall(data)
             return made
 
@@ -66,8 +78,27 @@ def half_a_body(length: int = 1000) -> bytes:
 
 def health(server: Server) -> float:
     begin = time.monotonic()
-    assert requests.get(f"{server.url}/health", timeout=10).json() == {"status": "ok"}
+    assert requests.get(f"{server.url}/health", timeout=60).json() == {"status": "ok"}
     return time.monotonic() - begin
+
+
+def until(condition: Callable[[], bool], seconds: float = 60) -> bool:
+    """Return whether the condition came true in time."""
+    end = time.monotonic() + seconds
+    while not (is_true := condition()) and time.monotonic() < end:
+        time.sleep(0.05)
+    return is_true
+
+
+def completed(server: Server) -> requests.Response:
+    return requests.post(f"{server.url}/completion", json={"prompt": "a", "n_predict": 2}, timeout=60)
+
+
+def serves(server: Server) -> bool:
+    try:
+        return completed(server).ok
+    except requests.ConnectionError:
+        return False
 
 
 def test_half_a_head_gets_a_408(strict: Server) -> None:
@@ -76,7 +107,7 @@ def test_half_a_head_gets_a_408(strict: Server) -> None:
         status, error = answer(connect(HEAD))
         assert (status, error["code"]) == (408, 408)
         assert "--http-head-time" in str(error["message"])
-        assert 0.9 < time.monotonic() - begin < 5
+        assert 0.9 < time.monotonic() - begin < 9  # without the flag 10
 
 
 def test_a_connection_that_says_nothing_is_closed(strict: Server) -> None:
@@ -90,7 +121,7 @@ def test_half_a_body_gets_a_408(strict: Server) -> None:
         status, error = answer(connect(half_a_body()))
         assert status == 408
         assert "--http-stall-time" in str(error["message"])
-        assert 1.5 < time.monotonic() - begin < 8
+        assert 1.5 < time.monotonic() - begin < 50  # without the flag 60
 
 
 def test_a_body_that_ends_early_gets_a_400(strict: Server) -> None:
@@ -103,13 +134,13 @@ def test_a_body_that_ends_early_gets_a_400(strict: Server) -> None:
 
 
 def test_a_large_body_gets_a_413(strict: Server) -> None:
-    reply = requests.post(f"{strict.url}/completion", json={"prompt": "a" * (2 << 20)}, timeout=30)
+    reply = requests.post(f"{strict.url}/completion", json={"prompt": "a" * (2 << 20)}, timeout=60)
     assert reply.status_code == 413
     assert "--http-body" in reply.json()["error"]["message"]
 
 
-def test_a_head_in_pieces_is_served(strict: Server) -> None:
-    with connections(strict) as connect:
+def test_a_head_in_pieces_is_served(patient: Server) -> None:
+    with connections(patient) as connect:
         made = connect(HEAD[:20])
         time.sleep(0.1)
         made.sendall(HEAD[20:] + f"Content-Length: {len(EXAMPLE)}\r\nConnection: close\r\n\r\n".encode())
@@ -122,22 +153,29 @@ def test_a_head_in_pieces_is_served(strict: Server) -> None:
 
 
 @pytest.mark.parametrize("data", [b"", HEAD, half_a_body()], ids=["nothing", "half a head", "half a body"])
-def test_health_and_then_everybody_is_served_beside_half_sent_requests(strict: Server, data: bytes) -> None:
-    with connections(strict) as connect:
+def test_health_is_served_beside_half_sent_requests(patient: Server, data: bytes) -> None:
+    with connections(patient) as connect:
         held = [connect(data) for _ in range(200)]
-        for _ in range(5):
-            assert health(strict) < 2
-        time.sleep(3.5)  # longer than either limit
-        assert strict.complete("a", n_predict=2)["tokens_predicted"] == 2
-        assert health(strict) < 1
+        assert max(health(patient) for _ in range(5)) < 30  # they stay for 300
         del held
 
 
-def test_too_many_bodies_get_a_429(strict: Server) -> None:
+@pytest.mark.parametrize("data", [b"", HEAD, half_a_body()], ids=["nothing", "half a head", "half a body"])
+def test_everybody_is_served_behind_half_sent_requests(strict: Server, data: bytes) -> None:
     with connections(strict) as connect:
+        held = [connect(data) for _ in range(200)]
+        health(strict)
+        time.sleep(3.5)  # longer than either limit
+        assert until(lambda: serves(strict))
+        health(strict)
+        del held
+
+
+def test_too_many_bodies_get_a_429(patient: Server) -> None:
+    with connections(patient) as connect:
         held = [connect(half_a_body()) for _ in range(40)]
-        time.sleep(0.3)
-        reply = requests.post(f"{strict.url}/completion", json={"prompt": "a"}, timeout=10)
+        assert until(lambda: completed(patient).status_code == 429), "the server has not read them all"
+        reply = completed(patient)
         assert reply.status_code == 429
         assert reply.json()["error"]["type"] == "rate_limit_error"
         assert "--http-connections" in reply.json()["error"]["message"]
@@ -148,7 +186,7 @@ def test_600_half_sent_requests_do_not_stall_the_usual_server(server: GetServer)
     usual = server(*FLAGS)
     with connections(usual) as connect:
         held = [connect(half_a_body() if i % 2 else HEAD) for i in range(600)]
-        assert max(health(usual) for _ in range(10)) < 2
+        assert max(health(usual) for _ in range(10)) < 8  # half a head stays for 10, half a body for 60
         del held
     assert usual.complete("a", n_predict=2)["tokens_predicted"] == 2
 
@@ -161,13 +199,13 @@ def test_a_reply_that_nobody_reads_ends(tmp_path: Path) -> None:
         server.wait()
         with connections(server) as connect:
             connect(HEAD + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)  # 20 kB a token
-            end = time.monotonic() + 20
-            while not (slot := server.get("/slots")[0])["is_processing"] and time.monotonic() < end:
-                time.sleep(0.05)
-            assert slot["is_processing"]
-            while (slot := server.get("/slots")[0])["is_processing"] and time.monotonic() < end:
-                time.sleep(0.05)
-            assert not slot["is_processing"]
+            slot: dict[str, Any] = {}
+
+            def ended() -> bool:
+                slot.update(server.get("/slots")[0])
+                return "next_token" in slot and not slot["is_processing"]  # it had a request
+
+            assert until(ended)
             assert slot["next_token"][0]["n_decoded"] < 50_000
     finally:
         server.close()
@@ -182,7 +220,8 @@ def test_a_large_head_gets_a_431(strict: Server) -> None:
 
 @pytest.mark.parametrize("attempt", range(3))  # the handler of the signal deadlocked now and then
 def test_the_end_waits_for_no_client(tmp_path: Path, attempt: int) -> None:
-    server = Server(tmp_path / f"log{attempt}", "-c", "65536", "-np", "1")
+    patience = ("--http-head-time", "300", "--http-stall-time", "300")
+    server = Server(tmp_path / f"log{attempt}", "-c", "65536", "-np", "1", *patience)
     endless = {"prompt": "a", "n_predict": 60_000, "ignore_eos": True}
     with connections(server) as connect:
         try:
@@ -192,11 +231,12 @@ def test_the_end_waits_for_no_client(tmp_path: Path, attempt: int) -> None:
                 connect(HEAD + f"Content-Length: {len(data)}\r\n\r\n".encode() + data)
             connect(half_a_body())
             connect(HEAD)
-            time.sleep(1)
+            assert until(lambda: server.get("/slots")[0]["is_processing"])
+            time.sleep(1)  # and the others have come, if the machine is not busy
             begin = time.monotonic()
             server.process.terminate()
-            assert server.process.wait(30) == 0
-            assert time.monotonic() - begin < 8
+            assert server.process.wait(60) == 0
+            assert time.monotonic() - begin < 20  # the replies take minutes
         finally:
             server.close()
 
@@ -214,7 +254,7 @@ def test_limits_of_limits_are_said(tmp_path: Path, flag: str) -> None:
 
 
 def origin_of(server: Server, origin: str) -> str | None:
-    reply = requests.options(f"{server.url}/completion", headers={"Origin": origin}, timeout=10)
+    reply = requests.options(f"{server.url}/completion", headers={"Origin": origin}, timeout=60)
     return reply.headers.get("Access-Control-Allow-Origin")
 
 

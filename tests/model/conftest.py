@@ -145,7 +145,7 @@ def python() -> Callable[..., subprocess.CompletedProcess[str]]:
     `settings` are environment variables.
     """
 
-    def run(code: str, *args: str, timeout: float = 60, **settings: str) -> subprocess.CompletedProcess[str]:
+    def run(code: str, *args: str, timeout: float = 240, **settings: str) -> subprocess.CompletedProcess[str]:
         command = [sys.executable, "-W", "error", "-c", textwrap.dedent(code), *args]
         environment = {**os.environ, **settings}
         return subprocess.run(

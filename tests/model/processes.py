@@ -44,13 +44,13 @@ def ask(url: str, body: dict[str, Any] | None = None) -> dict[str, Any]:
     """Return what the server answers. Errors: OSError."""
     data = json.dumps(body).encode() if body else None
     request = urllib.request.Request(url, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=30) as reply:
+    with urllib.request.urlopen(request, timeout=120) as reply:
         return json.load(reply)
 
 
 def ready(address: str, process: subprocess.Popen[str]) -> None:
     """Wait until the server has loaded its model."""
-    deadline = time.monotonic() + 60
+    deadline = time.monotonic() + 180
     while time.monotonic() < deadline:
         assert process.poll() is None, process.stderr.read()
         try:
@@ -58,4 +58,4 @@ def ready(address: str, process: subprocess.Popen[str]) -> None:
             return
         except OSError:  # not listening, or 503 while the model loads
             time.sleep(0.1)
-    pytest.fail("llama-server was not ready within 60 s")
+    pytest.fail("llama-server was not ready within 180 s")

@@ -106,15 +106,15 @@ def both(request, tmp_path_factory):
 
 def healthy(address):
     try:
-        with urllib.request.urlopen(f"{address}/health", timeout=5) as answer:
+        with urllib.request.urlopen(f"{address}/health", timeout=30) as answer:
             return answer.status == 200
-    except (urllib.error.URLError, ConnectionError):
+    except OSError:  # not listening, 503, or too busy to answer
         return False
 
 
 def post(address, body):
     request = urllib.request.Request(address, json.dumps(body).encode(), {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=120) as answer:
         return json.load(answer)
 
 

@@ -37,12 +37,12 @@ def generate_elsewhere(llm):
     within, go_on = threading.Event(), threading.Event()
     def hold(ids, scores):
         within.set()
-        go_on.wait(120)
+        go_on.wait(240)
         return scores
     settings = {"max_tokens": 4, "logits_processor": LogitsProcessorList([hold])}
     thread = threading.Thread(target=llm.create_completion, args=("three",), kwargs=settings, daemon=True)
     thread.start()
-    within.wait(60)
+    assert within.wait(120)
     return lambda: (go_on.set(), thread.join())
 
 if case == "old runtime":
@@ -57,7 +57,7 @@ pid = os.fork()
 if pid == 0:
     os.write(go, child(llm).encode())
     os._exit(0)
-until = time.monotonic() + 60
+until = time.monotonic() + 120
 while os.waitpid(pid, os.WNOHANG) == (0, 0):
     if time.monotonic() > until:
         os.kill(pid, signal.SIGKILL)
@@ -73,7 +73,7 @@ print(said == expected, said)
 @pytest.mark.parametrize("case", ["same", "new"])
 def test_a_child_generates(gguf, python, case):
     """With OpenMP's threads of the parent in mind it waited for ever."""
-    done = python(FORK, case, gguf("planted-moe"), timeout=120)
+    done = python(FORK, case, gguf("planted-moe"), timeout=280)
     assert (done.returncode, done.stdout[:4]) == (0, "True"), done.stderr[-1500:]
 
 
@@ -87,7 +87,7 @@ def test_a_child_generates(gguf, python, case):
 )
 def test_a_child_that_cannot(gguf, python, case, found):
     """With a generation in another thread of the parent it waited for that thread for ever."""
-    done = python(FORK, case, gguf("planted-moe"), timeout=120)
+    done = python(FORK, case, gguf("planted-moe"), timeout=280)
     assert done.returncode == 0, done.stderr[-1500:]
     assert f"found a process that was forked from one with {found}" in done.stdout
     assert 'hint: multiprocessing.get_context("spawn"), or make the first Llama in the child' in done.stdout

@@ -59,7 +59,7 @@ def test_logprobs_with_drafting_are_those_without(plain):
 
 def status(url: str) -> tuple[int, bytes]:
     try:
-        with urllib.request.urlopen(url, timeout=30) as found:
+        with urllib.request.urlopen(url, timeout=120) as found:
             return found.status, found.read()
     except urllib.error.HTTPError as error:
         return error.code, b""

@@ -26,7 +26,9 @@ SETTINGS: dict[str, Any] = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, 
 # A crash would take pytest with it.
 SCRIPT = """
 import sys
+from draftwood.generate import turns
 from tests.model.test_threads import {what}
+turns.PATIENCE = 600.0  # whoever a busy machine keeps from reading goes on with its stream
 {what}({speculation!r})
 """
 
@@ -36,7 +38,7 @@ from tests.model.test_threads import {what}
 def test_threads(what, speculation):
     script = SCRIPT.format(what=what, speculation=speculation)
     done = subprocess.run(
-        [sys.executable, "-c", script], capture_output=True, text=True, timeout=240, check=False
+        [sys.executable, "-c", script], capture_output=True, text=True, timeout=280, check=False
     )
     assert done.returncode == 0, done.stderr[-2000:]
 
@@ -88,6 +90,17 @@ def streams(speculation: str) -> None:
         assert [each.result() for each in answers] == [*texts, *texts]
 
 
+AT_ONCE = 60.0  # seconds, on a machine however busy
+
+# whoever waited for it would hang
+forever = pytest.mark.usefixtures("endless_patience")
+
+
+@pytest.fixture
+def endless_patience(monkeypatch):
+    monkeypatch.setattr(turns, "PATIENCE", 10 * AT_ONCE)
+
+
 @pytest.fixture
 def llm():
     with closing(Llama(str(TINY), speculation="mtp", **SETTINGS)) as made:
@@ -99,15 +112,16 @@ def test_a_stream_that_nobody_reads_gives_way(llm, monkeypatch):
     alone = llm("x", max_tokens=4, temperature=0.0)["choices"][0]["text"]
     stream = llm("def f(", max_tokens=50, temperature=0.0, stream=True)
     assert next(stream)
+    read_at = llm._turns._stream._at
     with ThreadPoolExecutor(1) as pool:
-        begin = time.monotonic()
         answer = pool.submit(llm, "x", max_tokens=4, temperature=0.0).result()
     assert answer["choices"][0]["text"] == alone
-    assert time.monotonic() - begin >= 0.3
+    assert time.monotonic() - read_at >= 0.3
     with pytest.raises(UnsupportedError, match=r"a later generate\(\) has taken the context"):
         list(stream)
 
 
+@forever
 @pytest.mark.parametrize("ends", ["close", "del", "read"])
 def test_who_waits_goes_on_as_soon_as_the_stream_ends(llm, ends):
     stream = llm("def f(", max_tokens=3, temperature=0.0, stream=True)
@@ -124,11 +138,13 @@ def test_who_waits_goes_on_as_soon_as_the_stream_ends(llm, ends):
         else:
             del stream
         assert answer.result()
-    assert time.monotonic() - begin < turns.PATIENCE / 2
+    assert time.monotonic() - begin < AT_ONCE
 
 
-def test_streams_that_any_thread_of_a_pool_reads(llm):
+@forever
+def test_streams_that_any_thread_of_a_pool_reads(llm, monkeypatch):
     """As web frameworks do: whoever is free takes the next part, and begins other streams."""
+    monkeypatch.setattr(turns, "GRACE", AT_ONCE)  # a loaded machine may keep a stream's other readers away
     alone = [llm(prompt, max_tokens=16, temperature=0.0)["choices"][0]["text"] for prompt in PROMPTS[:6]]
 
     async def read(prompt: str) -> str:
@@ -146,6 +162,7 @@ def test_streams_that_any_thread_of_a_pool_reads(llm):
         assert asyncio.run(all_of_them()) == alone
 
 
+@forever
 def test_who_waits_for_a_llama_that_is_closed_hears_of_it(llm):
     stream = llm("def f(", max_tokens=50, stream=True)
     assert next(stream)
@@ -156,7 +173,7 @@ def test_who_waits_for_a_llama_that_is_closed_hears_of_it(llm):
         llm.close()
         with pytest.raises(ClosedError):
             answer.result()
-    assert time.monotonic() - begin < turns.PATIENCE / 2
+    assert time.monotonic() - begin < AT_ONCE
 
 
 def test_a_stream_without_our_engine_is_cut_off_in_words():
@@ -185,16 +202,17 @@ def test_a_turn_that_cannot_end_a_dropped_stream_is_over(monkeypatch):
     with pytest.raises(OSError, match="full"), mine:
         pass
     with ThreadPoolExecutor(1) as pool:
-        assert pool.submit(mine._lock.acquire, timeout=1).result()
+        assert pool.submit(mine._lock.acquire, timeout=60).result()
 
 
+@forever
 def test_a_threads_own_stream_does_not_wait(llm):
     """It would wait for itself."""
     stream = llm("def f(", max_tokens=50, temperature=0.0, stream=True)
     assert next(stream)
     begin = time.monotonic()
     assert llm("x", max_tokens=4)
-    assert time.monotonic() - begin < turns.PATIENCE / 2
+    assert time.monotonic() - begin < AT_ONCE
     with pytest.raises(UnsupportedError, match=r"a later generate\(\) has taken the context"):
         list(stream)
 
@@ -215,7 +233,7 @@ time.sleep(0.2)
 
 def test_a_process_ends_while_a_thread_has_the_turn():
     script = EXIT.format(path=str(TINY), settings=SETTINGS)
-    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=60, check=False)
+    done = subprocess.run([sys.executable, "-c", script], capture_output=True, timeout=240, check=False)
     assert done.returncode == 0, done.stderr[-2000:]
 
 
@@ -238,7 +256,7 @@ def test_a_stream_that_is_dropped_waits_for_nobody(monkeypatch):
         with ThreadPoolExecutor(1) as pool:
             with held:
                 whole = pool.submit(llm, "x", max_tokens=2, logits_processor=LogitsProcessorList([slow]))
-                assert entered.wait(30)
+                assert entered.wait(60)
                 del stream
             assert whole.result()
         assert list(islice(llm.generate(prompt, temp=0.0), 30)) == expected
@@ -260,7 +278,7 @@ def test_a_stream_that_begins_changes_no_whole_call():
         stream = llm("x", seed=99, stream=True, **sampling)
         with ThreadPoolExecutor(2) as pool:
             whole = pool.submit(llm, "def f(", seed=7, **sampling)
-            assert made.wait(30)
+            assert made.wait(60)
             first = pool.submit(next, stream)
             assert whole.result()["choices"][0]["text"] == alone
             assert first.result()

@@ -33,7 +33,7 @@ N = 60
 
 def draftwood(*arguments: str, **settings: Any) -> subprocess.CompletedProcess[Any]:
     return subprocess.run(
-        [*COMMAND, *arguments], capture_output=True, timeout=60, check=False, env=ENVIRONMENT, **settings
+        [*COMMAND, *arguments], capture_output=True, timeout=240, check=False, env=ENVIRONMENT, **settings
     )
 
 
@@ -171,7 +171,7 @@ def test_the_summary_is_a_line_of_its_own_where_text_and_figures_meet():
         text = draftwood(*options).stdout
         assert text.endswith(b"\n") == (not added)
         seen = subprocess.run(
-            [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=60, check=True,
+            [*COMMAND, *options], stdout=subprocess.PIPE, stderr=subprocess.STDOUT, timeout=240, check=True,
             env=ENVIRONMENT,
         ).stdout  # fmt: skip
         assert seen.startswith(text + added + f"{n} tokens, ".encode()), seen
@@ -378,7 +378,7 @@ def test_ctrl_c_ends_the_text_and_prints_the_summary(planted):
         while len(began) < 20:
             began += process.stdout.read(20)
         process.send_signal(signal.SIGINT)
-        text, errors = process.communicate(timeout=30)
+        text, errors = process.communicate(timeout=120)
     assert process.returncode == 130
     *noise, last = errors.decode().splitlines()
     assert re.match(r"\d+ tokens \(interrupted\), .*drafts accepted", last)
@@ -435,12 +435,14 @@ def test_ctrl_c_in_a_prompt_or_a_text_leaves_the_session_usable(session):
 
 
 def test_a_reader_that_leaves_ends_the_run_quietly(planted):
-    with start(planted, PROMPT, "--raw", "--n-ctx", "4096") as process:
+    # as long: a text that ends first would fit into the pipe
+    with start(planted, PROMPT, "--raw", "--n-ctx", "100000") as process:
         process.stdout.read(5)
         process.stdout.close()
         errors = process.stderr.read()
-        assert process.wait(timeout=30) == 1
-    assert errors == b""
+        assert process.wait(timeout=120) == 1
+    noise = errors.decode().splitlines()
+    assert all(line.startswith("llama_context: n_ctx_seq") for line in noise), noise
 
 
 # ---- doctor ----
@@ -559,7 +561,7 @@ def test_serve_drafts_with_our_engine_and_says_so(planted, flags, kind):
         reply = ask(f"{address}/completion", {"prompt": PROMPT, "n_predict": N, "temperature": 0})
         process.terminate()
         errors = process.stderr.read()
-        assert process.wait(timeout=30) == 0
+        assert process.wait(timeout=120) == 0
     assert reply["tokens_predicted"] == N
     assert kind == "auto" or reply["timings"]["draft_n_accepted"] > 0  # "auto" need not draft in a short text
     assert f"slots draft as --spec-type {kind}" in errors

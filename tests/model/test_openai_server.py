@@ -44,7 +44,7 @@ def client() -> Iterator[httpx.Client]:
         assert thread.is_alive()
         time.sleep(0.01)
     port = server.servers[0].sockets[0].getsockname()[1]
-    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=60) as made:
+    with httpx.Client(base_url=f"http://127.0.0.1:{port}", timeout=120) as made:
         yield made
     server.should_exit = True
     thread.join()
@@ -173,14 +173,15 @@ def test_usage_is_for_those_who_ask(client, options):
 
 
 def test_a_stream_that_is_cut_off_says_so_for_every_choice(client):
-    body = {**LONG, "n": 2, "stream_options": {"include_usage": True}}
+    n = 32  # minutes, were it not cut off: whoever asks for the model comes in time
+    body = {**LONG, "n": n, "stream_options": {"include_usage": True}}
     with client.stream("POST", COMPLETIONS, json=body) as reply:
         chunks = events(reply.iter_lines())
         got = [next(chunks) for _ in range(20)]
         assert texts(ask(client, COMPLETIONS, prompt="def f(", **GREEDY))[0]
         *got[20:], last = chunks
-    assert ends(got) == [(0, "length"), (1, "length")]
-    assert 20 <= last["usage"]["completion_tokens"] < LONG["max_tokens"]
+    assert ends(got) == [(i, "length") for i in range(n)]
+    assert 20 <= last["usage"]["completion_tokens"] < n * LONG["max_tokens"]
 
 
 def test_a_stream_is_whole_where_others_wait(client):
@@ -205,11 +206,11 @@ def test_the_list_of_models_neither_waits_nor_cuts_off(client):
 
 def test_a_client_that_leaves_gives_the_model_back(client):
     with settings(interrupt_requests=False):
-        with client.stream("POST", COMPLETIONS, json={**LONG, "n": 50}) as reply:
+        with client.stream("POST", COMPLETIONS, json={**LONG, "n": 128}) as reply:  # minutes
             next(reply.iter_lines())
         began = time.monotonic()
         ask(client, COMPLETIONS, prompt="def f(", **GREEDY)
-        assert time.monotonic() - began < 10
+        assert time.monotonic() - began < 60
 
 
 # ---- formats ----

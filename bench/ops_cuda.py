@@ -2,8 +2,9 @@
 
     python bench/ops_cuda.py [--rows 1 2 4 8 16 24 64] [--repeats 15] [--backend CUDA]
 
-A graph holds an op once a layer, each layer with memory of its own, and is computed again and again:
-ggml-cuda replays it as a CUDA graph. One JSON line an op: microseconds a node (median of the repeats), and
+A graph holds an op once a layer, each layer with memory of its own, and a commit once for all layers. It is
+computed again and again: ggml-cuda replays it as a CUDA graph. One JSON line an op: microseconds a layer
+(median of the repeats), and
 floor_pct, which part of them its bytes take at the rate of a large copy, measured first. "stock" is ggml's
 own delta net, which writes the state, too; commits apply a path as deep as the tree.
 """
@@ -53,7 +54,7 @@ def layers(op: Any, operands: list[Any], n: int) -> tuple[Any, list[Any]]:
 
 
 def cases(n: int, shape: str) -> Any:
-    """Yield (name, op and operands of a graph, its nodes, bytes that one moves) for a tree of n rows."""
+    """Yield (name, op and operands of a graph, its layers, bytes that one moves) for a tree of n rows."""
     parents = [-1, *(TREES[shape](i) for i in range(1, n))]
     case = Case(RNG, 1, n, HEADS, KEY_HEADS, SIZE)
     case.order, case.room = heavy_last, n
@@ -69,21 +70,20 @@ def cases(n: int, shape: str) -> Any:
     depth = depths_of(parents)[-1] + 1
     path = np.array([depth, *range(depth), *[0] * (n - depth)], np.int32)
     kept = depth * 4 * (KEY_HEADS * SIZE + HEADS * SIZE + HEADS)
-    operands = [(case.state[0], "F32"), (np.full(case.n_factors, 1e-3, np.float32), "F32"), (path, "I32")]
-    commit = layers(ggml.custom("dw_tree_commit_state"), operands, LAYERS)
-    yield "commit_state", *commit, LAYERS, 2 * state + kept
+    factors = np.full((LAYERS, case.n_factors), 1e-3, np.float32)
+    operands = [(np.repeat(case.state, LAYERS, axis=0), "F32"), (factors, "F32"), (path, "I32")]
+    yield "commit_state", ggml.custom("dw_tree_commit_state"), operands, LAYERS, 2 * state + kept
     x, old = np.ones((n, CHANNELS), np.float32), np.ones((1, CHANNELS * (WIDTH - 1)), np.float32)
     windows = ggml.custom("dw_tree_conv_windows", (n, CHANNELS, WIDTH))
     operands = [(x, "F32"), (old, "F32"), (case.cells, "I32"), (batch([parents], n), "I32")]
     yield "conv_windows", *layers(windows, operands, LAYERS), LAYERS, x.nbytes * (1 + WIDTH) + old.nbytes
-    operands = [(old.reshape(CHANNELS, -1), "F32"), (x, "F32"), (path, "I32")]
-    commit = layers(ggml.custom("dw_tree_commit_conv"), operands, LAYERS)
-    yield "commit_conv", *commit, LAYERS, 2 * old.nbytes
-    cache = np.zeros((1, CELLS, KV_WIDTH), np.float16)
+    states = np.ones((LAYERS, CHANNELS, WIDTH - 1), np.float32)
+    operands = [(states, "F32"), (np.repeat(x[None], LAYERS, axis=0), "F32"), (path, "I32")]
+    yield "commit_conv", ggml.custom("dw_tree_commit_conv"), operands, LAYERS, 2 * old.nbytes
+    cache = np.zeros((CACHES, 1, CELLS, KV_WIDTH), np.float16)
     moves = np.array([n - 1, *np.stack([np.arange(1, n), np.arange(n - 1)], 1).ravel()], np.int32)
     operands = [(cache, "F16"), (moves, "I32")]
-    commit = layers(ggml.custom("dw_tree_commit_rows"), operands, CACHES)
-    yield "commit_rows", *commit, CACHES, (n - 1) * 2 * 2 * KV_WIDTH
+    yield "commit_rows", ggml.custom("dw_tree_commit_rows"), operands, CACHES, (n - 1) * 2 * 2 * KV_WIDTH
     for k in (1, 64) if shape == "chain" else ():
         logits = RNG.standard_normal((n, VOCAB), np.float32)
 

@@ -10,6 +10,7 @@ import pytest
 
 from tests.ops import delta_net
 from tests.ops import ggml_graph as ggml
+from tests.ops.commits import check_commits_of_layers
 from tests.ops.trees import batch, every_tree, heavy_last, padded, path_to, preorder_of, random_tree
 
 WIDTH = 4  # of the convolution
@@ -204,6 +205,10 @@ def test_commit_keeps_the_last_conv_inputs(n):
     op = ggml.custom("dw_tree_commit_conv")
     found = ggml.run(op, operands, old.shape, use_ref=False, n_threads=3)
     assert np.array_equal(found, np.concatenate([old, x[path].T], axis=1)[:, -(WIDTH - 1) :])
+
+
+def test_layers_of_a_commit_are_each_alone():
+    check_commits_of_layers(np.random.default_rng(), "CPU")
 
 
 def test_a_commit_of_nothing_changes_nothing():

@@ -11,6 +11,7 @@ import pytest
 
 from tests.ops import ggml_graph as ggml
 from tests.ops import test_top_rows as tops
+from tests.ops.commits import check_commits_of_layers
 from tests.ops.test_tree_attention import random_moves
 from tests.ops.test_tree_ops import SHAPES, SPARE_CELLS, Case
 from tests.ops.trees import batch, every_tree, heavy_last, padded, preorder_of, random_tree
@@ -129,6 +130,10 @@ def test_commit_of_the_state_is_near_the_cpu(rng, backend, shape):
         cpu, cuda = both(backend, op, [(state, "F32"), (factors, "F32"), (path, "I32")], state.shape)
         assert_near(cuda, cpu)
         assert np.array_equal(cuda, state) == (n == 0)
+
+
+def test_layers_of_a_commit_are_each_alone(rng, backend):
+    check_commits_of_layers(rng, backend)
 
 
 def check_conv(rng, backend, n_seqs, n, channels, width):

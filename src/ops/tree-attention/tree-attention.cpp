@@ -138,21 +138,25 @@ void run_values(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
-void run_commit_rows(ggml_tensor * dst, int ith, int, void *) {
+void run_commit_rows(ggml_tensor * dst, int ith, int nth, void *) {
     const int32_t * moves = (const int32_t *) dst->src[commit_rows::moves]->data;
-    for (int32_t i = 0; ith == 0 && i < moves[0]; ++i) {
-        char * data = (char *) dst->data;
-        std::memcpy(data + moves[2 + 2 * i] * dst->nb[1], data + moves[1 + 2 * i] * dst->nb[1], dst->nb[1]);
+    for (int64_t layer = ith; layer < dst->ne[3]; layer += nth) {
+        char * data = (char *) dst->data + layer * dst->nb[3];
+        for (int32_t i = 0; i < moves[0]; ++i) {
+            std::memcpy(data + moves[2 + 2 * i] * dst->nb[1], data + moves[1 + 2 * i] * dst->nb[1], dst->nb[1]);
+        }
     }
 }
 
 void run_commit_columns(ggml_tensor * dst, int ith, int nth, void *) {
     const int32_t * moves   = (const int32_t *) dst->src[commit_columns::moves]->data;
     const int64_t   n_cells = dst->ne[0];
-    for (int64_t r = dst->ne[1] * ith / nth; r < dst->ne[1] * (ith + 1) / nth; ++r) {
+    const int64_t   n_rows  = dst->ne[1] * dst->ne[3]; // of all layers
+    for (int64_t r = n_rows * ith / nth; r < n_rows * (ith + 1) / nth; ++r) {
+        char * row = (char *) dst->data + r / dst->ne[1] * dst->nb[3] + r % dst->ne[1] * dst->nb[1];
         for (int32_t i = 0; i < moves[0]; ++i) {
             const auto at = [&](int64_t cell) {
-                return (char *) dst->data + cell / n_cells * dst->nb[2] + r * dst->nb[1] + cell % n_cells * dst->nb[0];
+                return row + cell / n_cells * dst->nb[2] + cell % n_cells * dst->nb[0];
             };
             std::memcpy(at(moves[2 + 2 * i]), at(moves[1 + 2 * i]), dst->nb[0]);
         }

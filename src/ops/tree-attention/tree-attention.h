@@ -34,9 +34,9 @@ constexpr op_signature     signature       = { "dw_tree_values", operands, n_src
 extern const op_descriptor on_cpu;
 } // namespace dw::tree_values
 
-// Cells moved one after another. In place.
-//   cache [n_embd, kv_size, n_streams] of any type; moves i32[1 + 2 M]: how many, then (from, to) pairs, cells counted
-//   through all streams
+// Cells moved one after another, in each of L tensors. In place.
+//   cache [n_embd, kv_size, n_streams, L] of any type; moves i32[1 + 2 M]: how many, then (from, to) pairs, cells
+//   counted through all streams
 namespace dw::tree_commit_rows {
 enum src { cache, moves, n_src };
 constexpr const char *     operands[n_src] = { "cache", "moves" };
@@ -45,7 +45,7 @@ extern const op_descriptor on_cpu, on_cuda;
 } // namespace dw::tree_commit_rows
 
 // The same where a cache is stored transposed. In place.
-//   cache [kv_size, n_embd, n_streams], elements as wide as the type's; moves
+//   cache [kv_size, n_embd, n_streams, L], elements as wide as the type's; moves
 namespace dw::tree_commit_columns {
 enum src { cache, moves, n_src };
 constexpr const char *     operands[n_src] = { "cache", "moves" };

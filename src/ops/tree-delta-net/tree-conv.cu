@@ -40,17 +40,29 @@ template <int width> __global__ void tree_conv_windows(const float * x, int64_t 
     }
 }
 
-__global__ void tree_commit_conv(float * states, int64_t channel, const float * x, int64_t x_row, int64_t x_channel,
-                                 const int32_t * path, int n_kept, int n_channels) {
+// strides in values
+struct conv_states {
+    float * data;
+    int64_t channel, layer;
+};
+struct conv_inputs {
+    const float * data;
+    int64_t       channel, row, layer;
+};
+
+// grid: channels, layer
+__global__ void tree_commit_conv(const conv_states states, const conv_inputs in, const int32_t * path, int n_kept,
+                                 int n_channels) {
     const int c = blockIdx.x * n_threads + threadIdx.x;
     if (c >= n_channels) {
         return;
     }
-    float *   state  = states + c * channel;
-    const int n_path = path[0];
+    float *       state  = states.data + blockIdx.y * states.layer + c * states.channel;
+    const float * x      = in.data + blockIdx.y * in.layer + c * in.channel;
+    const int     n_path = path[0];
     for (int w = 0; w < n_kept; ++w) {     // none is overwritten before its turn
         const int p = n_path - n_kept + w; // of the path; under 0: an old input
-        state[w]    = p >= 0 ? x[path[1 + p] * x_row + c * x_channel] : state[n_kept + p];
+        state[w]    = p >= 0 ? x[path[1 + p] * in.row] : state[n_kept + p];
     }
 }
 
@@ -77,10 +89,12 @@ bool takes_commit(const ggml_tensor * dst) {
 }
 
 void launch_commit(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor * x = dst->src[commit::x];
-    tree_commit_conv<<<dw::n_blocks(dst->ne[1], n_threads), n_threads, 0, with.stream>>>(
-        dw::data_of<float>(dst), dw::stride_of(dst, 1), dw::data_of<float>(x), dw::stride_of(x, 1), dw::stride_of(x, 0),
-        dw::data_of<int32_t>(dst->src[commit::path]), (int) dst->ne[0], (int) dst->ne[1]);
+    const ggml_tensor * x      = dst->src[commit::x];
+    const conv_states   states = { dw::data_of<float>(dst), dw::stride_of(dst, 1), dw::stride_of(dst, 2) };
+    const conv_inputs   in = { dw::data_of<float>(x), dw::stride_of(x, 0), dw::stride_of(x, 1), dw::stride_of(x, 2) };
+    const dim3          grid(dw::n_blocks(dst->ne[1], n_threads), (unsigned) dst->ne[2]);
+    tree_commit_conv<<<grid, n_threads, 0, with.stream>>>(states, in, dw::data_of<int32_t>(dst->src[commit::path]),
+                                                          (int) dst->ne[0], (int) dst->ne[1]);
 }
 
 } // namespace

@@ -111,17 +111,17 @@ void run_delta_net(ggml_tensor * dst, int ith, int nth, void *) {
                  [&](int64_t h, int64_t first, int64_t last) { walk(dst, tree, kept, h, first, last); });
 }
 
-void run_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
+void commit_state_of_layer(ggml_tensor * dst, int64_t layer, int ith, int nth) {
     const int64_t                 size    = dst->ne[0];
     const int64_t                 n_heads = dst->ne[2];
     const int32_t *               path    = i32(dst->src[commit_state::path]);
     const ggml_tensor *           factors = dst->src[commit_state::factors];
     const dw::tree_factors_layout layout =
         dw::tree_factors_of(factors->ne[0], size, n_heads, dst->src[commit_state::path]->ne[0] - 1);
-    const dw::tree_factors kept((float *) factors->data, layout);
+    const dw::tree_factors kept((float *) ((char *) factors->data + layer * factors->nb[1]), layout);
 
     dw::for_rows(n_heads, size, ith, nth, [&](int64_t h, int64_t first, int64_t last) {
-        float * state = (float *) ((char *) dst->data + h * dst->nb[2]);
+        float * state = (float *) ((char *) dst->data + layer * dst->nb[3] + h * dst->nb[2]);
         for (int64_t j = first; j < last; j += dw::delta_block) { // a block stays in the first-level cache
             const int64_t n_rows = std::min(dw::delta_block, last - j);
             for (int32_t p = 0; p < path[0]; ++p) {
@@ -136,18 +136,26 @@ void run_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
     });
 }
 
+void run_commit_state(ggml_tensor * dst, int ith, int nth, void *) {
+    for (int64_t layer = 0; layer < dst->ne[3]; ++layer) {
+        commit_state_of_layer(dst, layer, ith, nth);
+    }
+}
+
 void run_commit_conv(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * x          = dst->src[commit_conv::x];
     const int32_t *     path       = i32(dst->src[commit_conv::path]);
     const int64_t       n_kept     = dst->ne[0];
     const int64_t       n_channels = dst->ne[1];
     const int64_t       n_path     = path[0];
-    for (int64_t c = n_channels * ith / nth; c < n_channels * (ith + 1) / nth; ++c) {
-        float * state = (float *) ((char *) dst->data + c * dst->nb[1]);
+    const int64_t       n          = n_channels * dst->ne[2]; // channels of all layers
+    for (int64_t i = n * ith / nth; i < n * (ith + 1) / nth; ++i) {
+        const int64_t c = i % n_channels, layer = i / n_channels;
+        float *       state = (float *) ((char *) dst->data + layer * dst->nb[2] + c * dst->nb[1]);
+        const char *  in    = (const char *) x->data + layer * x->nb[2] + c * x->nb[0];
         for (int64_t w = 0; w < n_kept; ++w) {
             const int64_t p = n_path - n_kept + w; // of the path; under 0: an old input
-            state[w]        = p >= 0 ? *(const float *) ((const char *) x->data + path[1 + p] * x->nb[1] + c * x->nb[0])
-                                     : state[n_kept + p];
+            state[w]        = p >= 0 ? *(const float *) (in + path[1 + p] * x->nb[1]) : state[n_kept + p];
         }
     }
 }

@@ -48,8 +48,10 @@ constexpr op_signature     signature       = { "dw_tree_delta_net", operands, n_
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace dw::tree_delta_net
 
+// A commit works on L layers at once. On a GPU one layer is too little work for a launch.
+
 // S <- e^g S + k u^T for each node of the path. In place.
-//   state [S, S, H], of a cell; factors as above; path i32[1 + M]: its length, then its rows from the root on
+//   state [S, S, H, L], of a cell; factors [n, L] as above; path i32[1 + M]: its length, then its rows from the root on
 namespace dw::tree_commit_state {
 enum src { state, factors, path, n_src };
 constexpr const char *     operands[n_src] = { "state", "factors", "path" };
@@ -58,7 +60,7 @@ extern const op_descriptor on_cpu, on_cuda;
 } // namespace dw::tree_commit_state
 
 // The last W - 1 conv inputs, old ones first. In place.
-//   state [W - 1, C], the conv state of a cell; x [C, M]; path
+//   state [W - 1, C, L], the conv state of a cell; x [C, M, L]; path
 namespace dw::tree_commit_conv {
 enum src { state, x, path, n_src };
 constexpr const char *     operands[n_src] = { "state", "x", "path" };

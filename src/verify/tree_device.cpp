@@ -6,6 +6,7 @@
 #include "ops/door/node.h"
 #include "ops/door/registry.h"
 #include "ops/tree-attention/tree-attention.h"
+#include "verify/tensor_runs.h"
 
 namespace draftwood {
 
@@ -66,28 +67,25 @@ tree_device::tree_device(ggml_backend_t backend, const tree_op_set & ops, const 
         }
     }
     for (const auto & [il, model] : here.layers) {
-        layers_[il].model = model;
+        const int64_t index = (int64_t) layers_.size();
+        layers_[il]         = { model, index };
     }
     allocate(share);
 }
 
 void tree_device::allocate(budget_share & share) {
-    tensors_.reset(ggml_init({ (layers_.size() + 5) * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
-    int64_t n_used = 0;
-    for (auto & [il, layer] : layers_) {
-        layer.conv_inputs = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_F32, shape_.n_channels, shape_.max_rows);
-        layer.factors     = n_used * sizeof(float);
-        name_of_layer(layer.conv_inputs, "dw_tree_conv_inputs", il);
-        n_used += shape_.n_factors();
-    }
+    tensors_.reset(ggml_init({ 5 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
+    const int64_t n_layers = (int64_t) layers_.size();
     // An op has one output tensor. A layer's output follows its factors, in the place of the next layer's factors: by
     // the time that these are written it has been read.
     const int64_t n_out = shape_.max_rows * shape_.n_heads * shape_.size;
-    factors_            = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, n_used + n_out);
-    tree_               = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_I32, shape_.max_rows, 4);
-    path_               = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + shape_.max_rows);
-    moves_              = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + 2 * shape_.max_rows);
+    factors_            = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_F32, n_layers * shape_.n_factors() + n_out);
+    conv_inputs_ = ggml_new_tensor_3d(tensors_.get(), GGML_TYPE_F32, shape_.n_channels, shape_.max_rows, n_layers);
+    tree_        = ggml_new_tensor_2d(tensors_.get(), GGML_TYPE_I32, shape_.max_rows, 4);
+    path_        = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + shape_.max_rows);
+    moves_       = ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, 1 + 2 * shape_.max_rows);
     ggml_set_name(factors_, "dw_tree_factors");
+    ggml_set_name(conv_inputs_, "dw_tree_conv_inputs");
     ggml_set_name(tree_, "dw_tree");
     ggml_set_name(path_, "dw_tree_path");
     ggml_set_name(moves_, "dw_tree_moves");
@@ -113,9 +111,9 @@ ggml_tensor * tree_device::conv_input(ggml_context * ctx, ggml_cgraph * graph, g
                                       int32_t il) {
     const layer & here   = layers_.at(il);
     const int64_t n_rows = x->ne[1] * x->ne[2];
-    ggml_tensor * kept =
-        ggml_cpy(ctx, ggml_reshape_2d(ctx, x, shape_.n_channels, n_rows), // for the commit
-                 ggml_view_2d(ctx, here.conv_inputs, shape_.n_channels, n_rows, here.conv_inputs->nb[1], 0));
+    ggml_tensor * kept   = ggml_cpy(ctx, ggml_reshape_2d(ctx, x, shape_.n_channels, n_rows), // for the commit
+                                    ggml_view_2d(ctx, conv_inputs_, shape_.n_channels, n_rows, conv_inputs_->nb[1],
+                                                 here.index * conv_inputs_->nb[2]));
     name_of_layer(kept, "dw_tree_conv_kept", il);
     ggml_build_forward_expand(graph, kept);
     ggml_tensor * node = dw::new_node(ctx, ops_.conv_windows, { shape_.conv_width, shape_.n_channels, n_rows, 1 },
@@ -133,7 +131,8 @@ ggml_tensor * tree_device::delta_net(ggml_context * ctx, ggml_cgraph * graph, gg
     const int64_t n_nodes = v->ne[2];
     const int64_t n_seqs  = v->ne[3];
     const int64_t row     = shape_.size * shape_.n_heads;
-    ggml_tensor * scratch = ggml_view_1d(ctx, factors_, shape_.n_factors() + n_nodes * n_seqs * row, here.factors);
+    ggml_tensor * scratch = ggml_view_1d(ctx, factors_, shape_.n_factors() + n_nodes * n_seqs * row,
+                                         here.index * shape_.n_factors() * sizeof(float));
     name_of_layer(scratch, "dw_tree_scratch", il);
     ggml_tensor * both = dw::node_in_place(ctx, ops_.delta_net,
                                            { { delta::scratch, scratch },
@@ -172,52 +171,75 @@ ggml_tensor * tree_device::attn_values(ggml_context * ctx, ggml_tensor * values,
 
 // keys and values of each attention layer to where plain decoding would have put them
 void tree_device::build_commit_of_caches(commit_graph & commit) {
-    ggml_context * ctx = commit.tensors.get();
+    ggml_context *             ctx = commit.tensors.get();
+    std::vector<ggml_tensor *> by_rows, by_columns;
     for (const cache & each : caches_) {
         ggml_tensor * t = each.tensor;
         if (each.transposed) {
-            t = ggml_view_3d(ctx, t, t->ne[1], t->ne[0], t->ne[2], t->ne[1] * t->nb[0], t->nb[2], 0);
+            by_columns.push_back(ggml_view_3d(ctx, t, t->ne[1], t->ne[0], t->ne[2], t->ne[1] * t->nb[0], t->nb[2], 0));
+        } else {
+            by_rows.push_back(t);
         }
-        namespace rows            = dw::tree_commit_rows;
-        namespace columns         = dw::tree_commit_columns;
-        const dw_custom_op & op   = each.transposed ? ops_.commit_columns : ops_.commit_rows;
-        ggml_tensor *        node = each.transposed
-                                        ? dw::node_in_place(ctx, op, { { columns::cache, t }, { columns::moves, moves_ } })
-                                        : dw::node_in_place(ctx, op, { { rows::cache, t }, { rows::moves, moves_ } });
-        ggml_build_forward_expand(commit.graph, name_after(node, op, each.tensor));
+    }
+    namespace rows    = dw::tree_commit_rows;
+    namespace columns = dw::tree_commit_columns;
+    for (const tensor_run & run : runs_of(by_rows)) {
+        ggml_tensor * node = dw::node_in_place(
+            ctx, ops_.commit_rows, { { rows::cache, as_one(ctx, by_rows, run, 3) }, { rows::moves, moves_ } });
+        ggml_build_forward_expand(commit.graph, name_after(node, ops_.commit_rows, by_rows[run.first]));
+    }
+    for (const tensor_run & run : runs_of(by_columns)) {
+        ggml_tensor * node =
+            dw::node_in_place(ctx, ops_.commit_columns,
+                              { { columns::cache, as_one(ctx, by_columns, run, 3) }, { columns::moves, moves_ } });
+        ggml_build_forward_expand(commit.graph, name_after(node, ops_.commit_columns, by_columns[run.first]));
     }
 }
 
-// one node for the state and one for the conv inputs of each recurrent layer, one for each tensor of the cache, all in
-// place
+// states and conv states of each recurrent layer
+void tree_device::build_commit_of_states(commit_graph & commit, int32_t cell) {
+    ggml_context *             ctx  = commit.tensors.get();
+    const int64_t              size = shape_.size, width = shape_.conv_width - 1;
+    std::vector<ggml_tensor *> states, conv_states;
+    for (const auto & [il, layer] : layers_) {
+        ggml_tensor * s = layer.model.states;
+        ggml_tensor * r = layer.model.conv_states;
+        states.push_back(ggml_view_3d(ctx, s, size, size, shape_.n_heads, size * sizeof(float),
+                                      size * size * sizeof(float), cell * s->nb[1]));
+        conv_states.push_back(ggml_view_2d(ctx, r, width, shape_.n_channels, width * sizeof(float), cell * r->nb[1]));
+    }
+    for (const tensor_run & run : runs_of(states)) {
+        const size_t  bytes   = shape_.n_factors() * sizeof(float);
+        ggml_tensor * factors = ggml_view_2d(ctx, factors_, shape_.n_factors(), run.n, bytes, run.first * bytes);
+        ggml_tensor * node    = dw::node_in_place(ctx, ops_.commit_state,
+                                                  { { commit_state::state, as_one(ctx, states, run, 3) },
+                                                    { commit_state::factors, factors },
+                                                    { commit_state::path, path_ } });
+        ggml_build_forward_expand(commit.graph, name_after(node, ops_.commit_state, states[run.first]->view_src));
+    }
+    for (const tensor_run & run : runs_of(conv_states)) {
+        ggml_tensor * x    = ggml_view_3d(ctx, conv_inputs_, shape_.n_channels, shape_.max_rows, run.n,
+                                          conv_inputs_->nb[1], conv_inputs_->nb[2], run.first * conv_inputs_->nb[2]);
+        ggml_tensor * node = dw::node_in_place(ctx, ops_.commit_conv,
+                                               { { commit_conv::state, as_one(ctx, conv_states, run, 2) },
+                                                 { commit_conv::x, x },
+                                                 { commit_conv::path, path_ } });
+        ggml_build_forward_expand(commit.graph, name_after(node, ops_.commit_conv, conv_states[run.first]->view_src));
+    }
+}
+
 void tree_device::prepare_commit(int32_t cell) {
     commit_graph & commit = commits_[cell];
     if (commit.graph) {
         return;
     }
-    const size_t n_nodes = 5 * layers_.size() + 2 * caches_.size(); // ops and their views
-    commit.memory.resize(n_nodes * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_nodes, false));
+    // at most, if no two layers are in one run: of each tensor a view, a run, another operand's view and the node
+    const size_t n_tensors = 4 * (2 * layers_.size() + caches_.size());
+    commit.memory.resize(n_tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_tensors, false));
     commit.tensors.reset(ggml_init({ commit.memory.size(), commit.memory.data(), /*no_alloc*/ true }));
-    ggml_context * ctx = commit.tensors.get();
-    commit.graph       = ggml_new_graph_custom(ctx, n_nodes, /*grads*/ false);
+    commit.graph = ggml_new_graph_custom(commit.tensors.get(), n_tensors, /*grads*/ false);
     build_commit_of_caches(commit);
-    const int64_t size = shape_.size, width = shape_.conv_width - 1;
-    for (const auto & [il, layer] : layers_) {
-        ggml_tensor * s       = layer.model.states;
-        ggml_tensor * r       = layer.model.conv_states;
-        ggml_tensor * factors = ggml_view_1d(ctx, factors_, shape_.n_factors(), layer.factors);
-        ggml_tensor * state   = ggml_view_3d(ctx, s, size, size, shape_.n_heads, size * sizeof(float),
-                                             size * size * sizeof(float), cell * s->nb[1]);
-        ggml_tensor * conv    = ggml_view_2d(ctx, r, width, shape_.n_channels, width * sizeof(float), cell * r->nb[1]);
-        ggml_tensor * new_state = dw::node_in_place(
-            ctx, ops_.commit_state,
-            { { commit_state::state, state }, { commit_state::factors, factors }, { commit_state::path, path_ } });
-        ggml_tensor * new_conv = dw::node_in_place(
-            ctx, ops_.commit_conv,
-            { { commit_conv::state, conv }, { commit_conv::x, layer.conv_inputs }, { commit_conv::path, path_ } });
-        ggml_build_forward_expand(commit.graph, name_of_layer(new_state, ops_.commit_state.name(), il));
-        ggml_build_forward_expand(commit.graph, name_of_layer(new_conv, ops_.commit_conv.name(), il));
-    }
+    build_commit_of_states(commit, cell);
 }
 
 void tree_device::commit(int32_t cell, const std::vector<int32_t> & path, const std::vector<int32_t> & moves,

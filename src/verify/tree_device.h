@@ -84,8 +84,7 @@ class tree_device {
   private:
     struct layer {
         recurrent_layer model;
-        ggml_tensor *   conv_inputs = nullptr; // f32[C, M]
-        size_t          factors     = 0;       // where the layer's begin in factors_, bytes
+        int64_t         index; // among this device's recurrent layers
     };
     // the commit of a path into the state in a cell
     struct commit_graph {
@@ -96,6 +95,7 @@ class tree_device {
 
     void           allocate(budget_share & share);
     void           build_commit_of_caches(commit_graph & commit);
+    void           build_commit_of_states(commit_graph & commit, int32_t cell);
     void           set(ggml_tensor * to, const std::vector<int32_t> & values);
     ggml_backend_t commit_backend() const { return own_backend_ ? own_backend_.get() : backend_; }
 
@@ -108,11 +108,12 @@ class tree_device {
     ggml_context_ptr         tensors_;
     budget_lease             memory_; // of buffer_
     ggml_backend_buffer_ptr  buffer_;
-    ggml_tensor *            factors_ = nullptr; // f32, all layers' one after another, then the newest one's output
-    ggml_tensor *            tree_    = nullptr; // i32[M, 4], see tree-ops.h
-    ggml_tensor *            path_    = nullptr; // i32[1 + M]
-    ggml_tensor *            moves_   = nullptr; // i32[1 + 2 M]
-    std::map<int32_t, commit_graph> commits_;    // by cell of the recurrent state
+    ggml_tensor *            factors_     = nullptr; // f32, all layers' one after another, then the newest one's output
+    ggml_tensor *            conv_inputs_ = nullptr; // f32[C, M, layers]
+    ggml_tensor *            tree_        = nullptr; // i32[M, 4], see tree-ops.h
+    ggml_tensor *            path_        = nullptr; // i32[1 + M]
+    ggml_tensor *            moves_       = nullptr; // i32[1 + 2 M]
+    std::map<int32_t, commit_graph> commits_;        // by cell of the recurrent state
 };
 
 } // namespace draftwood

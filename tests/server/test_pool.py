@@ -187,26 +187,36 @@ def test_another_file_in_its_place_stays(start: Start, tmp_path: Path) -> None:
     assert "it stays as it is" in each.words()
 
 
+def sleeping(server: Server, path: Path) -> None:
+    """Wait until it sleeps, and has written its heat behind its last request. Asking does not wake it."""
+    end = time.monotonic() + 60
+    while not (server.get("/props")["is_sleeping"] and path.exists()):
+        assert time.monotonic() < end, "the server does not sleep"
+        time.sleep(0.1)
+
+
 def test_a_server_that_sleeps_keeps_heat_and_makes_the_pool_anew(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "heat.json"
     each = start("--spec-type", "mtp", "--expert-heat", str(path), "--sleep-idle-seconds", "1")
     first = each.complete(PROMPTS[0])
-    end = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.1)
+    sleeping(each, path)
     assert heat.parse(path)
     assert seen(each.complete(PROMPTS[0])) == seen(first)
-    assert each.words().count("experts of each layer in slots on CPU") == 2
-    assert counted(each)["hits"] > 0
+    # a busy client may come so late that it sleeps more often
+    n_wakes = each.words().count("server is exiting sleeping state")
+    assert each.words().count("experts of each layer in slots on CPU") == 1 + n_wakes > 1
+    for _ in range(10):  # one that sleeps again by now counts nothing
+        if found := counted(each).get("hits"):
+            break
+        each.complete(PROMPTS[0])
+    assert found
 
 
 def test_a_server_wakes_up_beside_another_file_of_heat(start: Start, tmp_path: Path) -> None:
     path = tmp_path / "heat.json"
     each = start("--spec-type", "plain", "--expert-heat", str(path), "--sleep-idle-seconds", "1")
     first = each.complete(PROMPTS[0])
-    end = time.monotonic() + 30
-    while not path.exists() and time.monotonic() < end:
-        time.sleep(0.1)
+    sleeping(each, path)
     path.write_text("mine")
     assert seen(each.complete(PROMPTS[0])) == seen(first)
     assert "is no heat file of a model with 12 layers of 16 experts" in each.words()
@@ -308,7 +318,7 @@ def test_draftwood_serve_starts_it_and_its_end_writes_heat(tmp_path: Path, serve
         assert "draftwood: 7 of 16 experts" in each.words()
         assert "1 slots draft as --spec-type auto" in each.words()
         each.process.send_signal(signal.SIGINT)
-        assert each.process.wait(20) == 0
+        assert each.process.wait(60) == 0
         assert heat.require(str(path), INFO)
     finally:
         each.close()

@@ -23,7 +23,9 @@ SHOTS = ROOT / "build" / "web"
 CHROMIUM = next(filter(None, map(shutil.which, ("chromium", "chromium-browser", "google-chrome"))), None)
 KEY = "secret"
 NO_COLOUR = "rgba(0, 0, 0, 0)"
+PATIENCE = 60_000  # milliseconds: a loaded machine may take long
 expect = playwright.expect
+expect.set_options(timeout=PATIENCE)
 
 pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian: apt-get install chromium)")
 
@@ -31,7 +33,7 @@ pytestmark = pytest.mark.skipif(CHROMIUM is None, reason="needs Chromium (Debian
 @pytest.fixture(scope="module")
 def browser() -> Iterator[Any]:
     with playwright.sync_playwright() as engine:
-        made = engine.chromium.launch(executable_path=CHROMIUM)
+        made = engine.chromium.launch(executable_path=CHROMIUM, timeout=3 * PATIENCE)
         yield made
         made.close()
 
@@ -53,7 +55,7 @@ def show(browser) -> Iterator[Callable[..., Any]]:
 
     def make(address: str, until: str = "tiny-moe-f16", **settings: Any) -> Any:
         page = browser.new_page(**settings)
-        page.set_default_timeout(20_000)
+        page.set_default_timeout(PATIENCE)
         page.on("pageerror", lambda error: faults.append(str(error)))
         page.on("request", lambda asked: asked.url.startswith(address) or faults.append(asked.url))
         page.goto(f"{address}/")
@@ -81,7 +83,7 @@ def say(page: Any, text: str) -> None:
 
 def replied(page: Any, count: int = 1) -> Any:
     """Wait for the end of so many replies; return the last."""
-    expect(page.locator(".reply:not(.busy)")).to_have_count(count, timeout=20_000)
+    expect(page.locator(".reply:not(.busy)")).to_have_count(count)
     return page.locator(".reply").nth(count - 1)
 
 
@@ -322,6 +324,7 @@ def test_errors_are_said_and_can_be_tried_again(show, address, body, status, wor
 
 def test_a_model_that_loads_is_waited_for(address, browser):
     page = browser.new_page()
+    page.set_default_timeout(PATIENCE)
     loading = json.dumps({"error": {"message": "Loading model", "code": 503}})
     page.route("**/props", lambda route: route.fulfill(status=503, body=loading))
     page.goto(f"{address}/")

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import os
 import time
 from pathlib import Path
 from typing import Any
@@ -36,7 +37,7 @@ TEMPLATE = """{% for message in messages %}{{ message.content }}{% for call in m
 
 def post(server: Server, path: str, body: str) -> requests.Response:
     return requests.post(
-        server.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=60
+        server.url + path, data=body, headers={"Content-Type": "application/json"}, timeout=120
     )
 
 
@@ -45,7 +46,7 @@ def refused(server: Server, path: str, body: Any) -> str:
     begin = time.monotonic()
     reply = post(server, path, body if isinstance(body, str) else json.dumps(body))
     assert reply.status_code == 400, reply.text[:300]
-    assert time.monotonic() - begin < 20
+    assert time.monotonic() - begin < 60
     assert server.complete("a", n_predict=2)["tokens_predicted"] == 2
     return str(reply.json()["error"]["message"])
 
@@ -165,10 +166,20 @@ def test_texts_longer_than_the_context(usual: Server, path: str) -> None:
 
 
 def test_texts_of_an_array_are_one_prompt(usual: Server) -> None:
-    begin = time.monotonic()
-    words = refused(usual, "/completion", {"prompt": [1, *["some words " * 90_000] * 30]})
+    """The first of them is too long: the others are not tokenized."""
+    text, times = "some words " * 90_000, [cpu_time(usual)]
+    usual.post("/tokenize", {"content": text})
+    times.append(cpu_time(usual))
+    words = refused(usual, "/completion", {"prompt": [1, *[text] * 30]})
+    times.append(cpu_time(usual))
     assert "the prompt is longer than the context" in words
-    assert time.monotonic() - begin < 6
+    assert times[2] - times[1] < 10 * (times[1] - times[0])
+
+
+def cpu_time(server: Server) -> float:
+    """Return the seconds that it has computed: those are its own, whoever has the cores meanwhile."""
+    fields = Path(f"/proc/{server.process.pid}/stat").read_text("utf-8").rpartition(")")[2].split()
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 def most_memory(server: Server) -> int:

@@ -54,7 +54,8 @@ def test_text_and_probabilities_are_those_of_plain_steps(drafting: Server, plain
         assert seen(reply) == seen(plain.complete(prompt, **body))
         drafted += reply["timings"].get("draft_n", 0)
         accepted += reply["timings"].get("draft_n_accepted", 0)
-    assert drafted >= accepted > 0
+    assert drafted >= accepted
+    assert accepted > 0 or drafting.spec_type == "auto"  # which need not draft on a loaded machine
 
 
 @pytest.mark.parametrize("how", [{}, SAMPLED], ids=["greedy", "seeded"])

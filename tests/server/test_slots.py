@@ -118,7 +118,7 @@ def test_a_client_that_goes_away_leaves_the_others_alone(slots: Server, alone: S
                     pass
         reply = other.result()
     assert seen(reply) == seen(alone.post("/completion", {**BODIES[0], "cache_prompt": False}))
-    end = time.monotonic() + 20
+    end = time.monotonic() + 60
     while not idle(slots) and time.monotonic() < end:
         time.sleep(0.05)
     assert idle(slots)
@@ -201,11 +201,12 @@ def test_saves_and_restores_under_load_have_their_turn(slots: Server) -> None:
 
 def test_metrics_count_drafts(slots: Server) -> None:
     before = metrics(slots)
-    replies = [slots.complete(each, n_predict=48) for each in PROMPTS]  # "auto" need not draft in each
+    replies = [slots.complete(each, n_predict=48) for each in PROMPTS]
     after = metrics(slots)
     drafted, accepted = drafts(replies)
-    assert after["draft"] - before["draft"] == drafted > 0
-    assert after["accepted"] - before["accepted"] == accepted > 0
+    assert after["draft"] - before["draft"] == drafted
+    assert after["accepted"] - before["accepted"] == accepted
+    assert accepted > 0 or slots.spec_type == "auto"  # which need not draft on a loaded machine
 
 
 def metrics(server: Server) -> dict[str, float]:

@@ -7,6 +7,8 @@ import signal
 import tempfile
 
 import pytest
+from hypothesis import HealthCheck
+from hypothesis import settings as hypothesis_settings
 
 # pools of tests lie on the CPU, many of the least size
 _POOLS = ("slots of experts lie in plain memory", r"experts get .* and take ")
@@ -18,6 +20,11 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore:{words}:UserWarning")
     os.environ.setdefault("DRAFTWOOD_CURVES", tempfile.mkdtemp(prefix="draftwood-curves-"))
     _let_ctrl_c_through()
+    # examples take as long as others leave cores for
+    hypothesis_settings.register_profile(
+        "loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow]
+    )
+    hypothesis_settings.load_profile("loaded")
 
 
 def _let_ctrl_c_through() -> None:

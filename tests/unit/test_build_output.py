@@ -35,7 +35,7 @@ finally:
 def run(*args: str, **env: str) -> subprocess.CompletedProcess[str]:
     environ = {**os.environ, "TERM": "dumb", **env}
     command = [sys.executable, "-c", SCRIPT, BUILD, *args]
-    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=30, check=False)
+    return subprocess.run(command, env=environ, capture_output=True, text=True, timeout=120, check=False)
 
 
 def test_lines_of_ninja_become_progress() -> None:

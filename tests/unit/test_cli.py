@@ -394,7 +394,7 @@ def terminal(monkeypatch) -> Iterator[Callable[[str], str]]:
 
     def read(until: str) -> str:
         drawn = ""
-        while until not in drawn and select.select([master], [], [], 10)[0]:
+        while until not in drawn and select.select([master], [], [], 60)[0]:
             drawn += os.read(master, 1 << 16).decode()
         assert until in drawn
         return drawn

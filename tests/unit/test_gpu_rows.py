@@ -85,7 +85,7 @@ def pytest_of(tree: Path, rows: Path | None, *arguments: str, **more: str) -> su
     words = ["-s", "-p", "no:cacheprovider", "tests/gpu", *arguments]
     return subprocess.run(
         [sys.executable, "-m", "pytest", *words],
-        cwd=tree, env=surroundings, capture_output=True, text=True, check=False, timeout=120,
+        cwd=tree, env=surroundings, capture_output=True, text=True, check=False, timeout=280,
     )  # fmt: skip
 
 
@@ -207,14 +207,36 @@ def test_a_part_that_fails_ends_them(parts):
     assert "it ended with status 1; expected 0" in str(error)
 
 
-def test_a_process_that_dies_or_hangs_leaves_a_row(parts):
+# says itself when time is up, however long pytest took to come there
+HANGS = f"""{MARKED}import os, signal, time
+
+def once(*given):
+    signal.signal(signal.SIGINT, signal.SIG_IGN)  # `timeout` sends it to the process and to its group
+    signal.default_int_handler(*given)
+
+def test_a():
+    pass
+
+def test_b():
+    signal.signal(signal.SIGINT, once)
+    os.kill(os.getppid(), signal.SIGALRM)
+    time.sleep(900)
+"""
+
+
+def test_a_process_that_dies_or_hangs_leaves_a_row(parts, monkeypatch):
     row, error = parts(f"{MARKED}import os\ndef test_a(): os._exit(7)\n")
     assert (row["exit"], row["outcomes"]["passed"], row["seconds"]) == (7, 0, None)
     assert row["settings"] == suite.Part(0).settings
     assert row["pin"]
     assert "status 7" in str(error)
-    text = f"{MARKED}import time\ndef test_a(): pass\ndef test_b(): time.sleep(90)\n"
-    row, error = parts(text, minutes=18 / 60)
+    limits, command_of = [], suite.Part.command
+    monkeypatch.setattr(suite, "_GRACE", 120)
+    monkeypatch.setattr(
+        suite.Part, "command", lambda part, limit: limits.append(limit) or command_of(part, limit)
+    )
+    row, error = parts(HANGS, minutes=6.0)
+    assert 200 < limits[0] <= 240
     assert row["exit"] == 124
     assert row["outcomes"]["passed"] == 1
     assert "status 124" in str(error)

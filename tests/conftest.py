@@ -2,13 +2,12 @@
 
 from __future__ import annotations
 
+import contextlib
 import os
 import signal
 import tempfile
 
 import pytest
-from hypothesis import HealthCheck
-from hypothesis import settings as hypothesis_settings
 
 # pools of tests lie on the CPU, many of the least size
 _POOLS = ("slots of experts lie in plain memory", r"experts get .* and take ")
@@ -20,14 +19,19 @@ def pytest_configure(config: pytest.Config) -> None:
         config.addinivalue_line("filterwarnings", f"ignore:{words}:UserWarning")
     os.environ.setdefault("DRAFTWOOD_CURVES", tempfile.mkdtemp(prefix="draftwood-curves-"))
     _let_ctrl_c_through()
-    # examples take as long as others leave cores for
-    hypothesis_settings.register_profile(
-        "loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow]
-    )
-    hypothesis_settings.load_profile("loaded")
+    _let_examples_take_time()
 
 
 def _let_ctrl_c_through() -> None:
     """What a shell starts in the background (CI, say) inherits an ignored SIGINT."""
     if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
         signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def _let_examples_take_time() -> None:
+    """As much as other processes leave them. There is no Hypothesis where tests/gpu runs."""
+    with contextlib.suppress(ImportError):
+        from hypothesis import HealthCheck, settings
+
+        settings.register_profile("loaded", deadline=None, suppress_health_check=[HealthCheck.too_slow])
+        settings.load_profile("loaded")

@@ -18,6 +18,8 @@ from draftwood.errors import DrafterMemoryError
 from tests.model.rig import PROMPT
 from tests.model.test_dflash import DRAFTER, copy_keys
 
+# times what was measured: no load makes a machine so slow, and true times come so near on any
+FAR, NEAR = 1000, 50
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 
 
@@ -63,7 +65,7 @@ def test_times_are_of_these_settings(llama, folder):
     assert len(list(folder.glob("*.json"))) == 4
 
 
-@pytest.mark.parametrize(("draft_us", "drafts"), [(0.001, True), (1e9, False)])
+@pytest.mark.parametrize(("draft_us", "drafts"), [(1e4, True), (1e12, False)])
 def test_they_decide(llama, folder, monkeypatch, draft_us, drafts):
     llama().close()
     set_times(folder, monkeypatch, draft_us)
@@ -74,9 +76,10 @@ def test_they_decide(llama, folder, monkeypatch, draft_us, drafts):
 
 
 def set_times(folder, monkeypatch, draft_us):
+    """A second a verify: longer than it takes on a busy machine, or the true times would replace it."""
     path, times = saved(folder)
     times["draft_us"] = [draft_us * n for n in range(65)]
-    times["verify_us"] = [0.0] + [1000.0 + n for n in range(64)]
+    times["verify_us"] = [0.0] + [1e6 + 1000 * n for n in range(64)]
     path.write_text(json.dumps(times))
     monkeypatch.setattr(curves, "_of_this_process", {})
 
@@ -86,7 +89,7 @@ def test_ngrams_where_the_drafter_does_not_pay(folder, monkeypatch):
     settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     path = str(MODELS / "tiny-moe-f16.gguf")
     Llama(path, **settings).close()
-    set_times(folder, monkeypatch, draft_us=1e6)
+    set_times(folder, monkeypatch, draft_us=1e9)
     llm, off = Llama(path, **settings), Llama(path, speculation="off", **settings)
     prompt = llm.tokenize(b'{"name": "one", "value": 1},\n{"name": "two", "value": 2},\n' * 3)
     expected, found = (list(islice(each.generate(prompt, temp=0.0), 150)) for each in (off, llm))
@@ -99,39 +102,39 @@ def test_ngrams_where_the_drafter_does_not_pay(folder, monkeypatch):
 
 
 def test_times_of_a_busy_machine_do_not_stay(folder, monkeypatch):
-    """Kept times that are 50 times too long: one request shows it, and sizes that it did not try follow."""
+    """Kept times that are far too long: one request shows it, and sizes that it did not try follow."""
     settings = {"n_ctx": 512, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     path = str(MODELS / "tiny-moe-f16.gguf")
     Llama(path, **settings).close()
     file, times = saved(folder)
     true = {name: list(values) for name, values in times.items()}
-    file.write_text(json.dumps({name: [50 * us for us in values] for name, values in times.items()}))
+    file.write_text(json.dumps({name: [FAR * us for us in values] for name, values in times.items()}))
     monkeypatch.setattr(curves, "_of_this_process", {})
     llm = Llama(path, **settings)
     list(islice(llm.generate(list(PROMPT), temp=0.0), 60))
     found = llm._engine.curve()
-    assert found.verify_us[1] < 10 * true["verify_us"][1]
-    assert found.verify_us[9] < 10 * true["verify_us"][9]
-    assert found.draft_us[8] < 10 * true["draft_us"][8]
+    assert found.verify_us[1] < NEAR * true["verify_us"][1]
+    assert found.verify_us[9] < NEAR * true["verify_us"][9]
+    assert found.draft_us[8] < NEAR * true["draft_us"][8]
     llm.close()
 
 
 def test_a_machine_that_got_busy_is_noticed_within_a_request(folder, monkeypatch):
-    """Verifies take 50 times what they did, as where others have the cores; then they do not any more."""
+    """Verifies take far more than they did, as where others have the cores; then they do not any more."""
     settings = {"n_ctx": 1024, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
     path = str(MODELS / "tiny-moe-f16.gguf")
     Llama(path, **settings).close()
     file, times = saved(folder)
     plain, *rows = times["verify_us"][1:]
-    for then in (1 / 50, 50):
+    for then in (1 / FAR, FAR):
         file.write_text(json.dumps({**times, "verify_us": [0, plain, *(then * us for us in rows)]}))
         monkeypatch.setattr(curves, "_of_this_process", {})
         llm = Llama(path, **settings)
         list(islice(llm.generate(list(PROMPT), temp=0.0), 200))
         list(islice(llm.generate(list(PROMPT), temp=0.0), 2))
         found = llm._engine.curve().verify_us
-        assert plain / 5 < found[1] < 5 * plain
-        assert rows[7] / 5 < found[9] < 5 * rows[7]  # of 9 rows
+        assert plain / NEAR < found[1] < NEAR * plain
+        assert rows[7] / NEAR < found[9] < NEAR * rows[7]  # of 9 rows
         if then > 1:
             assert llm.speculation_stats.paused_rounds > 20
         llm.close()
@@ -148,11 +151,11 @@ list(islice(llm.generate({list(PROMPT)}, temp=0.0), 60))
 {end}
 """
     command = [sys.executable, "-c", script]
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
+    subprocess.run(command, check=True, timeout=280, capture_output=True)
     file, times = saved(folder)
-    file.write_text(json.dumps({name: [50 * us for us in values] for name, values in times.items()}))
-    subprocess.run(command, check=True, timeout=120, capture_output=True)
-    assert saved(folder)[1]["verify_us"][1] < 10 * times["verify_us"][1]
+    file.write_text(json.dumps({name: [FAR * us for us in values] for name, values in times.items()}))
+    subprocess.run(command, check=True, timeout=280, capture_output=True)
+    assert saved(folder)[1]["verify_us"][1] < NEAR * times["verify_us"][1]
 
 
 def test_a_folder_that_cannot_be_written(llama, folder):

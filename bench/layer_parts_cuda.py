@@ -68,6 +68,8 @@ def cases(n: int) -> Iterator[tuple[Part, int]]:
     yield part("dw_attention_output", (n, WIDTH), y, gate, out, x), _bytes([out])
     windows, kernel = f32(n, 8192, 4), f32(8192, 4)
     yield part("dw_delta_heads", (n * 8192,), windows, kernel, size=128, n_keys=16), _bytes([windows, kernel])
+    tree = parts.delta_tree(RNG, [list(range(-1, n - 1))], size=128, n_keys=16, heads=32)
+    yield tree, _bytes(operand for operand in tree.operands if operand[1] == "F32")
     step = parts.delta_step(RNG, n, size=128, n_keys=16, heads=32)
     yield step, 2 * step.operands[7][0].nbytes
 

@@ -121,7 +121,7 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
 
 
 FUSED_PARTS = (
-    "experts", "feed forward", "delta inputs", "delta front", "delta heads", "delta step",
+    "experts", "feed forward", "delta inputs", "delta front", "delta heads", "delta tree", "delta step",
     "attention inputs", "attention heads", "delta output", "attention output", "product",
 )  # fmt: skip
 

@@ -2,6 +2,7 @@
 
 #include "decode/fuser.h"
 #include "decode/pattern.h"
+#include "ops/tree-delta-net/tree-ops.h"
 
 #include <cmath>
 #include <cstring>
@@ -200,6 +201,38 @@ bool fuser::delta_front(ggml_tensor * convolved) {
                { op::kernel, kernel } },
              { kernel, owner_of(state.states) }, { found.epsilon, 0, 0, (int32_t) found.size, (int32_t) found.n_keys });
     return split(found.results, inputs, node, { state.copy });
+}
+
+// In a verify the convolution's windows are an op of ours, behind a copy of its inputs for the commit.
+bool fuser::delta_tree(ggml_tensor * convolved) {
+    namespace from        = dw::tree_conv_windows;
+    const heads   found   = heads::of(convolved, edit_);
+    ggml_tensor * windows = found ? convolved->src[0] : nullptr;
+    if (!windows || !dw::is_node_of(windows, from::signature) || windows->ne[2] > parts::max_rows) {
+        return false;
+    }
+    ggml_tensor * copy = as(windows->src[from::x], GGML_OP_CPY);
+    ggml_tensor * x    = plain(source(copy));
+    if (!x || x->type != GGML_TYPE_F32 || copy->src[1]->type != GGML_TYPE_F32) {
+        return false;
+    }
+    ggml_tensor *const kept = copy->src[1], *kernel = convolved->src[1], *tree = windows->src[from::tree],
+                       *states = windows->src[from::states], *cells = windows->src[from::cells];
+    const std::vector<const ggml_tensor *> inputs{ x, states, cells, tree, kept, kernel };
+    if (!edit_.is_closed(found.results, inputs)) {
+        return false;
+    }
+    namespace op = parts::delta_tree;
+    ggml_tensor * node =
+        made(op::signature, { ggml_nelements(convolved), 1, 1, 1 },
+             { { op::x, x },
+               { op::states, states },
+               { op::cells, cells },
+               { op::tree, tree },
+               { op::kept, kept },
+               { op::kernel, kernel } },
+             { kernel, owner_of(states) }, { found.epsilon, 0, 0, (int32_t) found.size, (int32_t) found.n_keys });
+    return split(found.results, inputs, node);
 }
 
 bool fuser::delta_heads(ggml_tensor * convolved) {

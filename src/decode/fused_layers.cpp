@@ -54,12 +54,13 @@ bool has_device() {
 
 fused_counts fuser::run() {
     for (ggml_tensor * node : edit_.nodes()) {
-        const bool is_front = delta_front(node);
+        const bool is_front = delta_front(node), is_tree = !is_front && delta_tree(node);
         count(fused_experts, experts(node));
         count(fused_feed_forward, feed_forward(node));
         count(fused_delta_inputs, delta_inputs(node));
         count(fused_delta_front, is_front);
-        count(fused_delta_heads, !is_front && delta_heads(node));
+        count(fused_delta_tree, is_tree);
+        count(fused_delta_heads, !is_front && !is_tree && delta_heads(node));
         count(fused_delta_step, delta_step(node));
         count(fused_delta_output, delta_output(node));
         count(fused_attention_inputs, attention_inputs(node));

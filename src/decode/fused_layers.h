@@ -22,6 +22,7 @@ enum fused_part {
     fused_delta_inputs,
     fused_delta_front,
     fused_delta_heads,
+    fused_delta_tree,
     fused_delta_step,
     fused_attention_inputs,
     fused_attention_heads,

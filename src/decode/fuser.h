@@ -52,6 +52,7 @@ class fuser {
     bool attention_heads(ggml_tensor * scaled);
     bool delta_front(ggml_tensor * convolved);
     bool delta_heads(ggml_tensor * convolved);
+    bool delta_tree(ggml_tensor * convolved);
     bool delta_step(ggml_tensor * rule);
     bool delta_output(ggml_tensor * sum);
     bool attention_output(ggml_tensor * sum);

@@ -35,6 +35,7 @@ const op_descriptor * const ops[] = {
     &layer_parts::attention_inputs::on_cuda,
     &layer_parts::delta_front::on_cuda,
     &layer_parts::delta_heads::on_cuda,
+    &layer_parts::delta_tree::on_cuda,
     &layer_parts::delta_step::on_cuda,
     &layer_parts::delta_output::on_cuda,
     &layer_parts::attention_heads::on_cuda,

@@ -30,14 +30,14 @@ TINY = str(MODELS / "tiny-moe-f16.gguf")
 ALWAYS = {
     "experts": 12,
     "delta inputs": 9,
-    "delta heads": 9,
+    "delta tree": 9,
     "delta output": 9,
     "attention inputs": 3,
     "attention heads": 3,
 }
 ALWAYS |= {"attention output": 3, "product": 1}
 OF_TINY = {**ALWAYS, "delta front": 9, "delta step": 9}
-OF_TINY.pop("delta heads")
+OF_TINY.pop("delta tree")
 DELTA_NET = {"delta inputs", "delta front", "delta step", "delta output"}
 ATTENTION = {"attention inputs", "attention heads", "attention output", "product"}
 WAYS = {

@@ -13,6 +13,7 @@ from tests.ops import attention_heads
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import FLOATS, KINDS, Part
+from tests.ops.trees import padded, random_tree
 
 ROWS = 16  # dw::layer_parts::max_rows
 BOUNDS = {
@@ -154,6 +155,26 @@ def test_the_front_of_a_chain_is_that_of_its_windows(rng, backend, n):
         of_trees = parts.delta_heads(rng, n, **shape)
         of_trees.operands = [(trees, "F32"), kernel]
         assert np.array_equal(of_trees.run(backend), found)
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 16])
+@pytest.mark.parametrize("n_seqs", [1, 2])
+def test_heads_of_trees_are_those_of_their_windows(rng, backend, n_seqs, n):
+    for shape in ({}, {"size": 128, "n_keys": 16, "heads": 32}, {"size": 32, "n_keys": 1, "heads": 1}):
+        trees = [padded(random_tree(rng, int(rng.integers(1, n + 1))), n) for _ in range(n_seqs)]
+        part = parts.delta_tree(rng, trees, **shape)
+        if n_seqs * n > ROWS:
+            assert not ggml.supports(part.op(), part.operands, backend)
+            continue
+        found, kept = part.run_and_write(backend)
+        assert parts.distance(found, part.wanted) < BOUNDS[True]
+        assert np.array_equal(kept, part.wanted_target)
+        windows_of = (n_seqs * n, part.operands[0][0].shape[1], 4)
+        op = ggml.custom("dw_tree_conv_windows", windows_of)
+        heads = parts.delta_heads(rng, n_seqs * n, **shape)
+        windows = ggml.run(op, part.operands[:4], windows_of, backend=backend)
+        heads.operands = [(windows, "F32"), part.operands[5]]
+        assert np.array_equal(heads.run(backend), found)
 
 
 @pytest.mark.parametrize("shape", attention_heads.SHAPES)

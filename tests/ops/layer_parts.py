@@ -19,6 +19,7 @@ from tests.ops.layer_part import (
     times,
     weights,
 )
+from tests.ops.trees import batch, path_to
 
 
 def experts(
@@ -147,6 +148,13 @@ def delta_heads(
     """Return dw_delta_heads for n sequences of `rows` rows."""
     channels = (2 * n_keys + heads) * size
     windows, kernel = f32(rng, n, channels, rows + width - 1), f32(rng, channels, width)
+    return delta_heads_of(windows, kernel, size, n_keys)
+
+
+def delta_heads_of(windows: Array, kernel: Array, size: int, n_keys: int) -> Part:
+    """Return dw_delta_heads of windows [n, channels, rows + W - 1]."""
+    n, channels, width = len(windows), *kernel.shape
+    rows, heads = windows.shape[2] - width + 1, channels // size - 2 * n_keys
     wide = np.lib.stride_tricks.sliding_window_view(windows.astype(np.float64), width, axis=2)
     sums = (wide * kernel[:, None]).sum(-1).astype(np.float32).transpose(0, 2, 1)  # [n, rows, channels]
     y = (sums * sigmoid(sums)).reshape(n * rows, -1, size)
@@ -172,6 +180,39 @@ def delta_front(rng: np.random.Generator, n: int, *, size: int = 64, n_keys: int
         like, name="dw_delta_front", operands=operands, by_row=(), target=(3, 1),
         wanted_target=windows[0, :, n:].ravel(),
     )  # fmt: skip
+
+
+def delta_tree(
+    rng: np.random.Generator,
+    trees: list[list[int]],
+    *,
+    room: int = 40,
+    size: int = 64,
+    n_keys: int = 2,
+    heads: int = 4,
+) -> Part:
+    """Return dw_delta_tree for trees of equal numbers of nodes, given by their parents."""
+    n_nodes = len(trees[0])
+    n = len(trees) * n_nodes
+    channels = (2 * n_keys + heads) * size
+    x, kernel = f32(rng, n, channels), f32(rng, channels, 4)
+    cells = rng.permutation(len(trees) + 2)[: len(trees)].astype(np.int32)
+    states = f32(rng, len(trees) + 2, channels * 3)
+    windows = []
+    for s, parents in enumerate(trees):
+        old = states[cells[s]].reshape(channels, 3)
+        for node in range(n_nodes):
+            path = [s * n_nodes + i for i in path_to(parents, node)]
+            windows.append(np.concatenate([old, x[path].T], axis=1)[:, -4:])
+    like = delta_heads_of(np.stack(windows), kernel, size, n_keys)
+    kept = np.full((n, channels), np.nan, np.float32)
+    operands = [
+        *((x, "F32"), (states, "F32"), (cells, "I32")),
+        *((batch(trees, room), "I32"), (kept, "F32"), (kernel, "F32")),
+    ]
+    return replace(
+        like, name="dw_delta_tree", operands=operands, by_row=(), target=(4, 4), wanted_target=x.ravel()
+    )
 
 
 def delta_step(rng: np.random.Generator, n: int, *, size: int = 64, n_keys: int = 2, heads: int = 4) -> Part:

@@ -8,6 +8,7 @@ import pytest
 from tests.ops import attention_heads
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import FLOATS, KINDS, Part
+from tests.ops.trees import padded, random_tree
 
 BOUND = 1e-5  # a value of 8 bits may round to its neighbour once
 MIXED = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
@@ -79,6 +80,16 @@ def test_the_front_of_a_chain_and_the_state_behind_it(rng, n):
     found, written = part.run_and_write()
     assert parts.distance(found, part.wanted) < BOUND
     assert np.array_equal(written, part.wanted_target)
+
+
+@pytest.mark.parametrize("n_seqs", [1, 3])
+def test_heads_of_trees(rng, n_seqs):
+    for n in (1, 2, 5, 12):
+        trees = [padded(random_tree(rng, int(rng.integers(1, n + 1))), n) for _ in range(n_seqs)]
+        part = parts.delta_tree(rng, trees)
+        found, kept = part.run_and_write()
+        assert parts.distance(found, part.wanted) < BOUND
+        assert np.array_equal(kept, part.wanted_target)
 
 
 @pytest.mark.parametrize("shape", [{}, {"rows": 3}, {"size": 32, "n_keys": 1, "heads": 1}, {"width": 2}])

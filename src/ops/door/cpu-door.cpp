@@ -40,6 +40,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::attention_inputs::on_cpu,
     &dw::layer_parts::delta_front::on_cpu,
     &dw::layer_parts::delta_heads::on_cpu,
+    &dw::layer_parts::delta_tree::on_cpu,
     &dw::layer_parts::delta_step::on_cpu,
     &dw::layer_parts::delta_output::on_cpu,
     &dw::layer_parts::attention_heads::on_cpu,

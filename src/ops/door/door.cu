@@ -37,6 +37,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::attention_inputs::on_cuda,
     &dw::layer_parts::delta_front::on_cuda,
     &dw::layer_parts::delta_heads::on_cuda,
+    &dw::layer_parts::delta_tree::on_cuda,
     &dw::layer_parts::delta_step::on_cuda,
     &dw::layer_parts::delta_output::on_cuda,
     &dw::layer_parts::attention_heads::on_cuda,

@@ -3,6 +3,7 @@
 #include "ops/delta-net/delta-net-step.h"
 #include "ops/layer-parts/layer-parts.h"
 #include "ops/layer-parts/reference.h"
+#include "ops/tree-delta-net/tree-rows.h"
 
 #include <algorithm>
 #include <cmath>
@@ -12,8 +13,8 @@ namespace {
 
 using namespace dw::layer_parts;
 
-const float * cell_of(const ggml_tensor * states, const ggml_tensor * cells) {
-    return (const float *) ((const char *) states->data + *(const int32_t *) cells->data * states->nb[1]);
+const float * cell_of(const ggml_tensor * states, const ggml_tensor * cells, int64_t sequence = 0) {
+    return (const float *) ((const char *) states->data + ((const int32_t *) cells->data)[sequence] * states->nb[1]);
 }
 
 // Where a head's values of a row lie in a result of q, k and v one after another.
@@ -95,6 +96,39 @@ void run_front(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
+void run_tree(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace op               = delta_tree;
+    const settings      with   = settings_of(dst);
+    const ggml_tensor * x      = dst->src[op::x];
+    const ggml_tensor * kernel = dst->src[op::kernel];
+    const ggml_tensor * cells  = dst->src[op::cells];
+    const dw::tree_rows tree(dst->src[op::tree]);
+    const int64_t       n_old = kernel->ne[0] - 1, n_channels = kernel->ne[1];
+    const heads_layout  of{ with.size, n_channels / with.size, with.n_keys, dst->ne[0] / n_channels };
+    const int64_t       n_nodes = of.n / cells->ne[0];
+    const float *       in      = (const float *) x->data;
+    for (int64_t i = ith; i < of.n_heads * of.n; i += nth) {
+        const int64_t head = i % of.n_heads, r = i / of.n_heads;
+        float *       y   = (float *) dst->data + of.at(head, r);
+        const float * old = cell_of(dst->src[op::states], cells, r / n_nodes);
+        for (int64_t c = 0; c < of.size; ++c) {
+            const int64_t channel = head * of.size + c;
+            values        seen(n_old + 1);
+            int64_t       node = r, newest = n_old; // of the state, how many are not used yet
+            for (int64_t j = n_old; j >= 0; --j) {
+                seen[j] = node >= 0 ? in[node * n_channels + channel] : old[channel * n_old + --newest];
+                node    = node >= 0 ? tree.parents[node] : -1;
+            }
+            y[c] = 0.0f;
+            for (int64_t j = 0; j <= n_old; ++j) {
+                y[c] += seen[j] * row_of(kernel, channel)[j];
+            }
+            ((float *) dst->src[op::kept]->data)[r * n_channels + channel] = seen[n_old];
+        }
+        finish_head(of, head, with.epsilon, y);
+    }
+}
+
 void run_step(ggml_tensor * dst, int ith, int nth, void *) {
     namespace of             = dw::layer_parts::delta_step;
     const auto *        src  = dst->src;
@@ -125,5 +159,6 @@ void run_step(ggml_tensor * dst, int ith, int nth, void *) {
 namespace dw::layer_parts {
 const op_descriptor delta_heads::on_cpu = { delta_heads::signature, run_heads };
 const op_descriptor delta_front::on_cpu = { delta_front::signature, run_front };
+const op_descriptor delta_tree::on_cpu  = { delta_tree::signature, run_tree };
 const op_descriptor delta_step::on_cpu  = { delta_step::signature, run_step };
 } // namespace dw::layer_parts

@@ -91,6 +91,43 @@ __global__ void front(const float * x, const float * states, int64_t stride, con
     }
 }
 
+// Inputs of the nodes of trees, and what a chain's state is to them.
+struct tree_of {
+    const float *   x;
+    const float *   states;
+    int64_t         stride; // of a cell, in values
+    const int32_t * cells;
+    const int32_t * parents;
+    float *         kept;
+    int             n_nodes; // of a sequence
+};
+
+// blocks: (head, row); a thread a channel. What was written before the graph is read before the kernel waits.
+__global__ void tree_heads(const tree_of a, const float * kernel, int64_t kernel_stride, heads_layout of) {
+    ggml_cuda_pdl_lc();
+    const int     r = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x, n_channels = gridDim.x * blockDim.x;
+    const float * old = a.states + a.cells[r / a.n_nodes] * a.stride + (int64_t) c * (chain_width - 1);
+    float         w[chain_width], seen[chain_width];
+    int           nodes[chain_width]; // -1: from the state
+    int           node = r, n_old = chain_width - 1;
+#pragma unroll
+    for (int j = chain_width - 1; j >= 0; --j) {
+        w[j]     = kernel[c * kernel_stride + j];
+        nodes[j] = node;
+        seen[j]  = node < 0 ? old[--n_old] : 0.0f;
+        node     = node < 0 ? -1 : a.parents[node];
+    }
+    ggml_cuda_pdl_sync();
+    float y = 0.0f;
+#pragma unroll
+    for (int j = 0; j < chain_width; ++j) {
+        seen[j] = nodes[j] < 0 ? seen[j] : a.x[(int64_t) nodes[j] * n_channels + c];
+        y += seen[j] * w[j];
+    }
+    a.kept[(int64_t) r * n_channels + c] = seen[chain_width - 1];
+    finish_head(of, r, y);
+}
+
 struct by_row {
     const float * data;
     int64_t       head, row; // strides in values
@@ -220,6 +257,36 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
 
 } // namespace front_op
 
+namespace tree_op {
+
+namespace of = delta_tree;
+
+bool takes(const ggml_tensor * dst) {
+    const auto *       src = dst->src;
+    const ggml_tensor *x = src[of::x], *kernel = src[of::kernel], *cells = src[of::cells], *kept = src[of::kept];
+    const int64_t      n = ggml_nelements(x) / x->ne[0];
+    return dw::is_f32(x) && ggml_is_contiguous(x) && dw::is_f32(kept) && ggml_is_contiguous(kept) &&
+           ggml_nelements(kept) == ggml_nelements(x) && dw::is_f32(kernel) && kernel->ne[0] == chain_width &&
+           kernel->ne[1] == x->ne[0] && dw::is_f32(src[of::states]) &&
+           src[of::states]->ne[0] == (chain_width - 1) * x->ne[0] && dw::is_i32(cells) &&
+           n % ggml_nelements(cells) == 0 && dw::is_i32(src[of::tree]) && src[of::tree]->ne[0] >= n &&
+           are_heads(settings_of(dst), dst, x->ne[0], n);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const auto *        src    = dst->src;
+    const ggml_tensor * kernel = src[of::kernel];
+    const heads_layout  to     = layout_of(dst, kernel->ne[1]);
+    ggml_cuda_kernel_launch(tree_heads, { dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
+                            tree_of{ dw::data_of<const float>(src[of::x]), dw::data_of<const float>(src[of::states]),
+                                     dw::stride_of(src[of::states], 1), dw::data_of<const int32_t>(src[of::cells]),
+                                     dw::data_of<const int32_t>(src[of::tree]), dw::data_of<float>(src[of::kept]),
+                                     to.n / (int) ggml_nelements(src[of::cells]) },
+                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), to);
+}
+
+} // namespace tree_op
+
 namespace step_op {
 
 namespace of = dw::layer_parts::delta_step;
@@ -276,5 +343,6 @@ const op_descriptor delta_heads::on_cuda = { delta_heads::signature, nullptr, he
                                              heads_op::launch };
 const op_descriptor delta_front::on_cuda = { delta_front::signature, nullptr, front_op::takes, nullptr,
                                              front_op::launch };
+const op_descriptor delta_tree::on_cuda  = { delta_tree::signature, nullptr, tree_op::takes, nullptr, tree_op::launch };
 const op_descriptor delta_step::on_cuda  = { delta_step::signature, nullptr, step_op::takes, nullptr, step_op::launch };
 } // namespace dw::layer_parts

@@ -169,13 +169,28 @@ extern const op_descriptor on_cpu, on_cuda;
 // state behind it.
 //   dst as of delta_heads
 //   x [C, n] contiguous; states [(W - 1) * C, n_cells]; cells i32, the first counts; target [(W - 1) * C], of the
-//   states; kernel [W, C], W = 4 settings: epsilon, size, n_keys
+//   states; kernel [W, C], W = 4
+//   settings: epsilon, size, n_keys
 namespace delta_front {
 enum src { x, states, cells, target, kernel, n_src };
 constexpr const char *     operands[n_src] = { "x", "states", "cells", "target", "kernel" };
 constexpr op_signature     signature       = { "dw_delta_front", operands, n_src };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_front
+
+// Keys, queries and values of the nodes of trees, each from its own input and its ancestors', those beyond the root
+// from its sequence's convolution state; `kept` becomes x, for the commit. What dw_tree_conv_windows (tree-ops.h) and
+// dw_delta_heads compute.
+//   dst as of delta_heads
+//   x [C, n] contiguous; states [(W - 1) * C, n_cells]; cells i32[n_seqs], of the states; tree as in tree-ops.h;
+//   kept [C, n] contiguous; kernel [W, C], W = 4
+//   settings: epsilon, size, n_keys
+namespace delta_tree {
+enum src { x, states, cells, tree, kept, kernel, n_src };
+constexpr const char *     operands[n_src] = { "x", "states", "cells", "tree", "kept", "kernel" };
+constexpr op_signature     signature       = { "dw_delta_tree", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace delta_tree
 
 // The gated delta rule along a chain of one sequence, as delta-net.h has it, from the state of a cell; `target` becomes
 // the state behind it. Rounded as ggml's GATED_DELTA_NET and tree-ops.h round.

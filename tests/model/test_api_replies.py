@@ -181,7 +181,7 @@ def oracle(tmp_path_factory):
 
     def ask(asks):
         lines = "".join(json.dumps(one) + "\n" for one in asks)
-        done = subprocess.run([program], input=lines, capture_output=True, text=True, timeout=120, check=True)
+        done = subprocess.run([program], input=lines, capture_output=True, text=True, timeout=280, check=True)
         return [json.loads(line) for line in done.stdout.splitlines()]
 
     return ask

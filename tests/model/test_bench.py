@@ -51,7 +51,7 @@ def bench(tmp_path, prompts):
         command = [*COMMAND, model, "--prompts", str(prompts), *SMALL, *arguments]
         environment = {**os.environ, "DRAFTWOOD_CURVES": str(tmp_path / "curves")}
         return subprocess.run(
-            command, cwd=tmp_path, capture_output=True, text=True, timeout=120, check=False, env=environment
+            command, cwd=tmp_path, capture_output=True, text=True, timeout=280, check=False, env=environment
         )
 
     return run

@@ -48,7 +48,7 @@ def run(folder: Path, *arguments: str) -> subprocess.CompletedProcess[str]:
         [*command, "--model", "tiny-moe", *settings],
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
         # as tools/gpu.sh runs it
         env={**os.environ, "PYTHONSAFEPATH": "1"},
@@ -110,7 +110,7 @@ def check_length4(row: dict) -> None:
     assert row["facts"]["mean_nodes"] == 6
     for name in ("t1_ms", "tn_ms", "draft_ms", "round_ms", "ours", "stock", "stock_plain", "stock_stream"):
         assert row[name] > 0
-    assert row["draft_ms"] + row["tn_ms"] < 10 * row["round_ms"]  # one clock, one unit
+    assert row["draft_ms"] + row["tn_ms"] < 100 * row["round_ms"]  # one unit: others differ by 1,000
     assert 1 <= row["stock_length"] <= 6
 
 
@@ -310,12 +310,12 @@ def test_a_drafter_that_is_not_there_is_named(known):
 def test_a_worker_that_fails_dies_or_hangs_is_an_error(tmp_path, known):
     worker = Worker(Path(MODEL), None, tmp_path / "log")
     with pytest.raises(BenchError, match=r"'open' failed in our process[^$]*no DFlash drafter"):
-        worker.call(60, "open", asdict(known["tree16"]))
-    assert worker.call(60, "close") is None
+        worker.call(240, "open", asdict(known["tree16"]))
+    assert worker.call(240, "close") is None
     with pytest.raises(BenchError, match="did not finish 'open'"):
         worker.call(0.0, "open", asdict(known["length4"]))
     with pytest.raises(BenchError, match="ended with status -9"):
-        worker.call(60, "close")
+        worker.call(240, "close")
     worker.close()
 
 
@@ -323,13 +323,13 @@ def test_a_server_that_cannot_load_or_answer_is_an_error(tmp_path, known):
     case = known["length4"]
     server = Server(stock.common_flags(case, tmp_path / "none.gguf", 256), tmp_path / "log")
     with pytest.raises(BenchError, match="llama-server ended with status"):
-        server.ready(60)
+        server.ready(180)
     server.close()
     server = Server(stock.common_flags(case, Path(MODEL), 256), tmp_path / "log")
-    server.ready(60)
+    server.ready(180)
     with pytest.raises(BenchError, match="failed in a request"):
-        server.complete(case, [10**9], 4, 1, 30)
-    found = server.complete(case, case.prompt_of(4096, 1), 8, 1, 30)
+        server.complete(case, [10**9], 4, 1, 120)
+    found = server.complete(case, case.prompt_of(4096, 1), 8, 1, 120)
     assert found["predicted_n"] == 8
     assert "draft_n" not in found
     server.close()

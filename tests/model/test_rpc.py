@@ -80,6 +80,12 @@ print(json.dumps(said))
 """
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch: pytest.MonkeyPatch) -> None:
+    """A server beside other programs may take long to answer."""
+    monkeypatch.setattr(rpc, "PATIENCE", 60.0)
+
+
 @contextmanager
 def serving() -> Iterator[tuple[str, subprocess.Popen[bytes]]]:
     """Run the bundled server; yield its address and process."""
@@ -280,7 +286,7 @@ def test_layers_that_no_device_takes_do_not_cost_the_tree_ops(gguf):
 
 def draftwood(*arguments: str) -> subprocess.CompletedProcess[str]:
     command = [sys.executable, "-m", "draftwood", *arguments]
-    return subprocess.run(command, capture_output=True, text=True, timeout=60, check=False)
+    return subprocess.run(command, capture_output=True, text=True, timeout=240, check=False)
 
 
 def test_run_on_a_server(server):
@@ -334,17 +340,17 @@ def test_nobody_listens(host):
         Llama(MODEL, n_gpu_layers=-1, rpc_servers=f"{host}:{free_port()}")
 
 
-def test_a_busy_server_is_left_in_peace(server, monkeypatch):
+def test_a_busy_server_is_left_in_peace(server):
     """Greeted by a client that does not wait for the answer, it would be ended by SIGPIPE."""
     address, process = server
-    monkeypatch.setattr(rpc, "PATIENCE", 0.3)
     host, _, port = address.partition(":")
     with socket.create_connection((host, int(port))) as other:
         other.sendall(rpc._HELLO)
         assert other.recv(64)
-        with pytest.raises(ServerError, match=r"is silent for .* one client at a time"):
-            Llama(MODEL, n_gpu_layers=-1, rpc_servers=address)
-    monkeypatch.undo()
+        with pytest.MonkeyPatch.context() as patch:
+            patch.setattr(rpc, "PATIENCE", 0.3)
+            with pytest.raises(ServerError, match=r"is silent for .* one client at a time"):
+                Llama(MODEL, n_gpu_layers=-1, rpc_servers=address)
     rpc.greet(address)
     assert process.poll() is None, signal.Signals(-process.returncode)
 

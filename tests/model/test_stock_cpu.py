@@ -20,7 +20,7 @@ def worker(side: str, model: str) -> subprocess.CompletedProcess[str]:
         input=2 * TURN,
         capture_output=True,
         text=True,
-        timeout=120,
+        timeout=280,
         check=False,
     )
 

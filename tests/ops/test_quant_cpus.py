@@ -75,7 +75,7 @@ def run(request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
             input=weights.tobytes() + x.tobytes(),
             capture_output=True,
             check=True,
-            timeout=120,
+            timeout=280,
         )
         return np.frombuffer(done.stdout, np.float32).reshape(cols, rows)
 

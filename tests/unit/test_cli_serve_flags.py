@@ -15,6 +15,12 @@ from draftwood.cli import cli, server_help
 SERVER = serve_module.program("llama-server")
 
 
+@pytest.fixture(autouse=True)
+def patience(monkeypatch) -> None:
+    """What the program says is not left out because others have the cores."""
+    monkeypatch.setattr(server_help, "_TIMEOUT", 120.0)
+
+
 @pytest.fixture
 def started(monkeypatch, tmp_path) -> list[list[str]]:
     """What became llama-server. No model is read, for a wrong flag is answered before that."""

@@ -75,7 +75,7 @@ def run(script: str, shim: Path, *arguments: str | int, refuses: bool = True) ->
     """
     command = [sys.executable, "-c", f"{_HEAD}{script}{_TAIL}", *map(str, arguments)]
     surroundings = {**os.environ, "LD_PRELOAD": str(shim)}
-    done = subprocess.run(command, capture_output=True, text=True, timeout=120, check=False, env=surroundings)
+    done = subprocess.run(command, capture_output=True, text=True, timeout=280, check=False, env=surroundings)
     assert done.returncode == 0, done.stderr[-2000:]
     found, refused = json.loads(done.stdout.splitlines()[-1])
     assert (refused > 0) == refuses, f"{refused} blocks were refused"

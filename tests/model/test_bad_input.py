@@ -667,8 +667,13 @@ def test_nothing_leaks(gguf, arguments):
             once()
         return mapped()
 
-    before = rounds(5)
-    after = rounds(20)
+    after = rounds(5)
+    for _ in range(
+        3
+    ):  # what leaks does so each time; Linux may gather small pages to a large one at any time
+        before, after = after, rounds(20)
+        if after["resident"] <= before["resident"] + 4 * 1024 and after["maps"] <= before["maps"] + 5:
+            break
     assert after["files"] <= before["files"]
     assert after["maps"] <= before["maps"] + 5, "one loaded model is 1 mapping at least: 20 left would show"
     assert after["resident"] <= before["resident"] + 4 * 1024, "20 contexts would be over 80 MiB"

@@ -5,7 +5,6 @@ import json
 import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from collections.abc import Iterator
 from pathlib import Path
@@ -76,7 +75,7 @@ def _serving(environment, model: Path) -> Iterator[tuple[str, int]]:
             address = f"http://127.0.0.1:{port}"
             while True:  # the test's time limit ends it
                 assert server.poll() is None, log.read_text()
-                with contextlib.suppress(urllib.error.URLError):
+                with contextlib.suppress(OSError):
                     _ask(f"{address}/v1/models")
                     break
                 time.sleep(0.25)
@@ -88,5 +87,5 @@ def _serving(environment, model: Path) -> Iterator[tuple[str, int]]:
 def _ask(address: str, body: dict | None = None) -> dict:
     data = None if body is None else json.dumps(body).encode()
     request = urllib.request.Request(address, data, {"Content-Type": "application/json"})
-    with urllib.request.urlopen(request, timeout=60) as answer:
+    with urllib.request.urlopen(request, timeout=240) as answer:
         return json.load(answer)

@@ -8,10 +8,8 @@ from __future__ import annotations
 
 import dataclasses
 import json
-import socket
 import subprocess
 import time
-import urllib.error
 import urllib.request
 from pathlib import Path
 
@@ -24,6 +22,7 @@ from draftwood.api.chat import ChatOptions
 
 from tests.model.test_api_completion import Replay
 from tests.model.test_api_replies import TEMPLATES, TINY, TOOLS, called, tagged
+from tests.ports import free_port
 
 HI = [{"role": "user", "content": "hi"}]
 SERVER = Path(draftwood.__file__).parent / "bin" / "llama-server"
@@ -75,9 +74,7 @@ def both(request, tmp_path_factory):
     """(ours, ask the server) with the same template."""
     folder = tmp_path_factory.mktemp("server")
     (folder / "t.jinja").write_text(TEMPLATES[request.param])
-    with socket.socket() as probe:
-        probe.bind(("127.0.0.1", 0))
-        port = probe.getsockname()[1]
+    port = free_port()
     options = [
         "-m",
         str(TINY),

@@ -1,4 +1,4 @@
-// Instructions that CUDA C++ has no words for. All but prefetch_l2 need compute capability 8.0; callers are not
+// Instructions that CUDA C++ has no words for. Copies and products need compute capability 8.0; callers are not
 // launched on less. Must not know: ops. tests/cuda_on_cpu has a file of this name that does the same on a CPU. Test:
 // tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
@@ -11,6 +11,13 @@ namespace dw::ptx {
 // Asks for the line of L2 that holds an address.
 __device__ __forceinline__ void prefetch_l2(const void * at) {
     asm volatile("prefetch.global.L2 [%0];" ::"l"(at));
+}
+
+// (x & mask) ^ bits, in one instruction: the compiler makes two of it where more follows.
+__device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) {
+    uint32_t y;
+    asm("lop3.b32 %0, %1, %2, %3, 0x6a;" : "=r"(y) : "r"(x), "r"(mask), "r"(bits));
+    return y;
 }
 
 // Copies 16 bytes into shared memory, without waiting; both addresses are multiples of 16. What was read this way is

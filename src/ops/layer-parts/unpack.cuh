@@ -201,8 +201,9 @@ template <> struct unpacked<GGML_TYPE_Q6_K> {
     static __device__ __forceinline__ int      class_of(int block) { return block % 4; }
     static __device__ __forceinline__ uint32_t word(const words_from & of, int side, int i, int half) {
         const uint32_t four = of.word(64 * side + i % 2 * 32 + 16 * half);
-        const uint32_t two  = of.word(128 + 32 * side + 16 * half) ^ 0xaaaaaaaa; // less 32
-        return ((i < 2 ? four << 2 : four >> 2) & 0x3c3c3c3c) | (two << (6 - 2 * i) & 0xc0c0c0c0);
+        const uint32_t two  = of.word(128 + 32 * side + 16 * half);
+        const uint32_t less = ptx::and_xor(i < 2 ? four << 2 : four >> 2, 0x3c3c3c3c, 0x80808080); // by 32
+        return ptx::and_xor(two << (6 - 2 * i), 0xc0c0c0c0, less);
     }
     __device__ __forceinline__ words_of_a words(int block) const {
         const int side = block / 4, i = block % 4;

@@ -6,6 +6,10 @@
 
 namespace dw::ptx {
 
+inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) {
+    return (x & mask) ^ bits;
+}
+
 inline void prefetch_l2(const void *) {}
 
 inline void copy_16(void * shared, const void * from) {

@@ -39,6 +39,7 @@ const op_descriptor * const ops[] = {
     &layer_parts::delta_step::on_cuda,
     &layer_parts::delta_output::on_cuda,
     &layer_parts::attention_heads::on_cuda,
+    &layer_parts::flash_attention::on_cuda,
     &layer_parts::attention_output::on_cuda,
 };
 

@@ -9,7 +9,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ops import attention_heads
+from tests.ops import attention_heads, flash_attention
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import FLOATS, KINDS, Part
@@ -184,6 +184,71 @@ def test_heads_of_attention(rng, backend, n, shape):
     attention_heads.check(node, backend)
     if n == ROWS:
         attention_heads.check_rows(rng, node, backend)
+
+
+ATTENTION = [
+    {},
+    {"size": 256, "n_heads": 16, "n_keys": 2},
+    {"size": 128, "n_heads": 5, "n_keys": 5},
+    {"size": 256, "n_heads": 6, "n_keys": 2},
+]
+
+
+def relative(found, wanted):
+    return np.linalg.norm(found - wanted) / np.linalg.norm(wanted)
+
+
+def check_attention_of_rows(rng, backend, n, n_cells, **shape):
+    case = flash_attention.chain(rng, n, n_cells, **shape)
+    found = case.run(backend)
+    assert relative(found, case.wanted()) < 1e-3  # queries and weights have 11 bits
+    for count in (1, 3):
+        rows = sorted(int(row) for row in rng.permutation(n)[:count])
+        assert np.array_equal(case.of_rows(rows).run(backend), found[:, rows])
+
+
+@pytest.mark.parametrize("shape", ATTENTION)
+@pytest.mark.parametrize("n", [1, 3, 16])
+def test_attention_of_rows(rng, backend, n, shape):
+    """Of caches of one chunk, of some that no chunk ends, and of parts of several chunks."""
+    for n_cells in (n, 64, 150):
+        check_attention_of_rows(rng, backend, n, n_cells, **shape)
+    if shape == ATTENTION[0]:
+        check_attention_of_rows(rng, backend, n, 1200)
+    if n <= 8:
+        check_attention_of_rows(rng, backend, n, 80, n_streams=2, **shape)
+
+
+@pytest.mark.slow
+def test_attention_over_parts_of_all_sizes(rng, backend):
+    check_attention_of_rows(rng, backend, 2, 18700, n_heads=2, n_keys=1)
+
+
+@pytest.mark.parametrize("one_stream", [True, False])
+@pytest.mark.parametrize("n", [2, 5, 16])
+def test_attention_of_a_node_is_plain_decodes(rng, backend, n, one_stream):
+    """In bits, wherever a chunk ends between the nodes, and whatever rows share a tile."""
+    for n_cells in (n, *rng.integers(64, 64 + n + 3, 3).tolist()):
+        for shape in ({}, {"size": 128, "n_heads": 3, "n_keys": 1}, {"n_heads": 2}):
+            n_trees = 1 if n > 5 or n_cells < 2 * n else 2
+            trees = [padded(random_tree(rng, int(rng.integers(1, n + 1))), n) for _ in range(n_trees)]
+            case = flash_attention.tree(rng, trees, n_cells, one_stream=one_stream, **shape)
+            found = case.run(backend)
+            assert relative(found, case.wanted()) < 1e-3
+            for i, parents in enumerate(trees):
+                stream, first = (0, i * n) if one_stream else (i, 0)
+                for node in range(len(parents)):
+                    alone = flash_attention.as_decoded(case, trees, i, node, one_stream=one_stream)
+                    assert np.array_equal(alone.run(backend)[0, 0], found[stream, first + node])
+
+
+def test_attention_of_a_row_that_sees_nothing_is_zero(rng, backend):
+    case = flash_attention.chain(rng, 2, 70)
+    case.mask[0, 1] = -np.inf
+    found = case.run(backend)
+    assert np.isfinite(found).all()
+    assert not found[0, 1].any()
+    assert found[0, 0].all()
 
 
 def test_heads(rng, backend):

@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from tests.ops import attention_heads
+from tests.ops import attention_heads, flash_attention
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import FLOATS, KINDS, Part
 from tests.ops.trees import padded, random_tree
@@ -96,6 +96,21 @@ def test_heads_of_trees(rng, n_seqs):
 def test_heads(rng, shape):
     for n in (1, 4):
         check(parts.delta_heads(rng, n, **shape))
+
+
+def test_attention_of_chains_and_trees(rng):
+    """A masked cell changes nothing, so a node has the bits of plain decoding."""
+    for n, n_cells in ((1, 1), (1, 70), (4, 90)):
+        case = flash_attention.chain(rng, n, n_cells, n_streams=2)
+        np.testing.assert_allclose(case.run(), case.wanted(), rtol=0, atol=2e-6)
+    trees = [random_tree(rng, 6) for _ in range(2)]
+    for one_stream in (True, False):
+        case = flash_attention.tree(rng, trees, 80, one_stream=one_stream)
+        found = case.run()
+        for i, node in ((0, 5), (1, 3)):
+            alone = flash_attention.as_decoded(case, trees, i, node, one_stream=one_stream)
+            at = (0, 6 * i + node) if one_stream else (i, node)
+            assert np.array_equal(alone.run()[0, 0], found[at])
 
 
 @pytest.mark.parametrize("shape", attention_heads.SHAPES)

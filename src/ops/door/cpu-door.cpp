@@ -44,6 +44,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::delta_step::on_cpu,
     &dw::layer_parts::delta_output::on_cpu,
     &dw::layer_parts::attention_heads::on_cpu,
+    &dw::layer_parts::flash_attention::on_cpu,
     &dw::layer_parts::attention_output::on_cpu,
 };
 

@@ -41,6 +41,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::delta_step::on_cuda,
     &dw::layer_parts::delta_output::on_cuda,
     &dw::layer_parts::attention_heads::on_cuda,
+    &dw::layer_parts::flash_attention::on_cuda,
     &dw::layer_parts::attention_output::on_cuda,
 };
 

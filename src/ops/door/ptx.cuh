@@ -79,4 +79,26 @@ __device__ __forceinline__ void multiply_8_bits(int (&d)[4], uint2 a, uint32_t b
 #endif
 }
 
+// d += a b, by a warp: a 16 x 16 values of F16, b 16 x 8, d 16 x 8 of f32: mma.m16n8k16.
+__device__ __forceinline__ void multiply_16_bits(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
+#if __CUDA_ARCH__ >= 800
+    asm("mma.sync.aligned.m16n8k16.row.col.f32.f16.f16.f32 {%0,%1,%2,%3}, {%4,%5,%6,%7}, {%8,%9}, {%0,%1,%2,%3};"
+        : "+f"(d[0]), "+f"(d[1]), "+f"(d[2]), "+f"(d[3])
+        : "r"(a[0]), "r"(a[1]), "r"(a[2]), "r"(a[3]), "r"(b.x), "r"(b.y));
+#else
+    NO_DEVICE_CODE;
+#endif
+}
+
+// Host: every device has copies and products, and was compiled for them.
+inline bool has_products() {
+    const auto & info = ggml_cuda_info();
+    for (int i = 0; i < info.device_count; ++i) {
+        if (ggml_cuda_highest_compiled_arch(info.devices[i].cc) < GGML_CUDA_CC_AMPERE) {
+            return false;
+        }
+    }
+    return true;
+}
+
 } // namespace dw::ptx

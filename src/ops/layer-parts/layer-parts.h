@@ -242,6 +242,20 @@ constexpr op_signature     signature       = { "dw_attention_heads", operands, n
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace attention_heads
 
+// Attention over a KV cache:
+//   dst[S, H, n, n_streams] = sum of p v over the cells of the row's stream, p = softmax(scale q k + mask)
+//   q [S, n, H, n_streams]; k, v F16 [S, n_kv, Hk, n_streams]; all may be strided; mask F16 [n_kv, n, 1, n_streams]
+//   S is 64, 128 or 256, H a multiple of Hk, n n_streams at most max_rows.
+//   settings: scale
+// Cells are added up in parts that their places alone make (attention-parts.h). With `tree`, as in tree-ops.h, the k-th
+// of a row's path counts in the place where plain decoding has it, so that a draft's bits are those of plain decoding.
+namespace flash_attention {
+enum src { q, k, v, mask, tree, n_src };
+constexpr const char *     operands[n_src] = { "q", "k", "v", "mask", "tree" };
+constexpr op_signature     signature       = { "dw_flash_attention", operands, n_src, /*n_optional*/ 1 };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace flash_attention
+
 // The end of a gated attention layer:
 //   dst[D, n] = residual + weights (y * sigmoid(gate))
 //   y [S H, n] contiguous; gate [S, H, n], heads and rows may be strided; weights [S H, D]; residual [D, n]

@@ -256,15 +256,4 @@ struct tile_launch {
     }
 };
 
-// Every device has the tensor cores that tiles need, and was compiled for.
-inline bool has_tile_products() {
-    const auto & info = ggml_cuda_info();
-    for (int i = 0; i < info.device_count; ++i) {
-        if (ggml_cuda_highest_compiled_arch(info.devices[i].cc) < GGML_CUDA_CC_AMPERE) {
-            return false;
-        }
-    }
-    return true;
-}
-
 } // namespace dw::layer_parts

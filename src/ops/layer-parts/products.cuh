@@ -292,7 +292,7 @@ inline bool is_vector(const ggml_tensor * t, int64_t n) {
 inline bool is_weights(const ggml_tensor * t, int64_t width) {
     return is_product_type(t->type) && t->ne[0] == width && t->ne[2] == 1 && t->ne[3] == 1 &&
            width % ggml_blck_size(t->type) == 0 && (uintptr_t) t->data % 16 == 0 &&
-           (is_float(t->type) || has_tile_products());
+           (is_float(t->type) || ptx::has_products());
 }
 
 inline bool is_rows(const ggml_tensor * t, int64_t n) {

@@ -57,4 +57,31 @@ inline void multiply_8_bits(int (&d)[4], uint2 a, uint32_t b) {
     multiply<1, true>(d, { { a.x, a.y }, { b } });
 }
 
+struct fragments_16_bits {
+    uint32_t a[4], b[2];
+};
+
+// A register has two values in a row. Lane l has values 2 (l % 4) and the next of a, and 8 behind them, in rows l / 4
+// and l / 4 + 8; the same values of column l / 4 of b; d as above.
+inline void multiply_16_bits(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
+    const fragments_16_bits   mine{ { a[0], a[1], a[2], a[3] }, { b.x, b.y } };
+    const fragments_16_bits * lanes = cuda_on_cpu::of_lanes(mine);
+    const int                 lane  = cuda_on_cpu::lane();
+    const auto                value = [](uint32_t word, int k) {
+        return __half2float(__ushort_as_half((unsigned short) (word >> 16 * (k % 2))));
+    };
+    for (int i = 0; i < 4; ++i) {
+        const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
+        for (int k = 0; k < 16; ++k) {
+            const int from = k % 8 / 2, of_high = k / 8;
+            d[i] += value(lanes[row % 8 * 4 + from].a[row / 8 + 2 * of_high], k) *
+                    value(lanes[4 * column + from].b[of_high], k);
+        }
+    }
+}
+
+inline bool has_products() {
+    return true;
+}
+
 } // namespace dw::ptx

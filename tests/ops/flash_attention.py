@@ -1,0 +1,139 @@
+"""A node of dw_flash_attention: rows over caches of keys and values, and its result in float64."""
+
+from __future__ import annotations
+
+import ctypes
+import math
+from collections.abc import Sequence
+from dataclasses import dataclass, replace
+from typing import Any
+
+import numpy as np
+
+from tests.ops import ggml_graph as ggml
+from tests.ops.layer_part import SETTINGS_AT, Array, Settings
+from tests.ops.trees import batch, path_to
+
+SPARE_ROWS = 5  # of a tree tensor, behind the batch
+
+
+@dataclass
+class Attention:
+    """Rows of a batch in n_streams streams. Heads of a row, and of a cell, lie side by side."""
+
+    q: Array
+    """f32[n_streams, n, H, S]."""
+    k: Array
+    """f16[n_streams, n_cells, Hk, S]; v likewise."""
+    v: Array
+    mask: Array
+    """f16[n_streams, n, n_cells]."""
+    tree: Array | None = None
+    scale: float = 0.1
+
+    def run(self, backend: str = "CPU") -> Array:
+        """Compute it; return f32[n_streams, n, H, S]."""
+        n_streams, n, n_heads, size = self.q.shape
+        n_cells, n_keys = self.k.shape[1:3]
+        make = ggml.custom("dw_flash_attention", self.q.shape)
+        settings = Settings(0.0, 0, 0, 0, 0, (0, 0, 0, 0), 0.0, self.scale)
+
+        def op(context: Any, q: Any, k: Any, v: Any, mask: Any, *tree: Any) -> Any:
+            heads = ggml.view(
+                context, q, (n_streams, n_heads, n, size), (self.q[0].nbytes, size * 4, self.q[0, 0].nbytes)
+            )
+            strides = (self.k[0].nbytes, size * 2, self.k[0, 0].nbytes)
+            caches = (ggml.view(context, t, (n_streams, n_keys, n_cells, size), strides) for t in (k, v))
+            node = make(context, heads, *caches, mask, *tree)
+            ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
+            return node
+
+        kinds = [(self.q, "F32"), (self.k, "F16"), (self.v, "F16"), (self.mask[:, None], "F16")]
+        operands = [*kinds, *([] if self.tree is None else [(self.tree, "I32")])]
+        return ggml.run(op, operands, self.q.shape, backend=backend, n_threads=2)
+
+    def wanted(self) -> Array:
+        """Return it in float64."""
+        group = self.q.shape[2] // self.k.shape[2]
+        k, v = (np.repeat(x, group, axis=2).astype(np.float64) for x in (self.k, self.v))
+        scores = np.einsum("srhd,schd->srhc", self.q.astype(np.float64), k) * self.scale
+        scores += self.mask[:, :, None].astype(np.float64)
+        weights = np.exp(scores - scores.max(-1, keepdims=True))
+        return np.einsum("srhc,schd->srhd", weights / weights.sum(-1, keepdims=True), v)
+
+    def of_rows(self, rows: Sequence[int]) -> Attention:
+        """Return some of the rows of each stream, without a tree."""
+        at = list(rows)
+        return replace(self, q=self.q[:, at].copy(), mask=self.mask[:, at].copy(), tree=None)
+
+
+def chain(
+    rng: np.random.Generator,
+    n: int,
+    n_cells: int,
+    *,
+    size: int = 64,
+    n_heads: int = 4,
+    n_keys: int = 2,
+    n_streams: int = 1,
+) -> Attention:
+    """Return rows at the end of a cache, each of which sees those before it; some cells nobody sees."""
+    q = rng.standard_normal((n_streams, n, n_heads, size)).astype(np.float32)
+    k, v = (rng.standard_normal((n_streams, n_cells, n_keys, size)).astype(np.float16) for _ in range(2))
+    mask = np.full((n_streams, n, n_cells), -np.inf, np.float16)
+    for s in range(n_streams):
+        first = n_cells - n - int(rng.integers(0, 3)) if n_cells > n + 3 else n_cells - n
+        holes = rng.random(n_cells) < 0.1
+        for r in range(n):
+            mask[s, r, : first + r + 1] = np.where(holes[: first + r + 1], -np.inf, 0)
+            mask[s, r, first : first + r + 1] = 0
+    return Attention(q, k, v, mask, scale=1 / math.sqrt(size))
+
+
+def tree(
+    rng: np.random.Generator,
+    trees: list[list[int]],
+    n_cells: int,
+    *,
+    one_stream: bool = False,
+    **shape: Any,
+) -> Attention:
+    """Return the nodes of trees over a common beginning: each in a stream of its own, or all in one."""
+    n_each = len(trees[0])
+    n, n_streams = (n_each * len(trees), 1) if one_stream else (n_each, len(trees))
+    made = chain(rng, n, n_cells, n_streams=n_streams, **shape)
+    first = n_cells - n - int(rng.integers(0, 3)) if n_cells > n + 3 else n_cells - n
+    made.mask[:] = -np.inf
+    cells = []
+    for i, parents in enumerate(trees):
+        stream, offset = (0, i * n_each) if one_stream else (i, 0)
+        seen = np.where(rng.random(first) < 0.1, -np.inf, 0)
+        cells += [first + offset + node for node in range(n_each)]
+        for node in range(n_each):
+            row = made.mask[stream, offset + node]
+            row[:first] = seen
+            row[[first + offset + j for j in path_to(parents, node)]] = 0
+    packed = batch(trees, len(cells) + SPARE_ROWS)
+    packed[3, : len(cells)] = cells
+    return replace(made, tree=packed)
+
+
+def as_decoded(
+    case: Attention, trees: list[list[int]], i: int, node: int, *, one_stream: bool = False
+) -> Attention:
+    """Return the row of a node of tree i alone, its path where plain decoding would have put it."""
+    assert case.tree is not None
+    n_each = len(trees[0])
+    stream, offset = (0, i * n_each) if one_stream else (i, 0)
+    cells = case.tree[3, i * n_each : (i + 1) * n_each]
+    path = path_to(trees[i], node)
+    places = cells[path[0] :]  # a copy of the root is a root
+    k, v = (x[stream : stream + 1].copy() for x in (case.k, case.v))
+    mask = case.mask[stream : stream + 1, offset + node : offset + node + 1].copy()
+    mask[..., cells] = -np.inf
+    for place, at in enumerate(path):
+        for moved, x in ((k, case.k), (v, case.v)):
+            moved[0, places[place]] = x[stream, cells[at]]
+        mask[..., places[place]] = 0
+    q = case.q[stream : stream + 1, offset + node : offset + node + 1].copy()
+    return Attention(q, k, v, mask, scale=case.scale)

@@ -1,7 +1,8 @@
-// What begins and ends an attention layer in llama.cpp's graphs: see fuser.h.
+// What attention layers look like in llama.cpp's graphs: see fuser.h.
 
 #include "decode/fuser.h"
 #include "decode/pattern.h"
+#include "ops/tree-delta-net/tree-ops.h"
 
 #include <algorithm>
 #include <cstring>
@@ -144,6 +145,38 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     // it needs keys and values, which are computed after the queries
     const std::vector<ggml_tensor *> writes{ keys.node, values.node };
     return node && edit_.postpone(q.result, writes, inputs) && replace(q.result, inputs, node, writes);
+}
+
+// A verify's nodes of delta-net layers name its tree (verify/tree_device.h).
+ggml_tensor * fuser::tree_of(const graph_edit & edit) {
+    namespace from = dw::tree_conv_windows;
+    for (ggml_tensor * node : edit.nodes()) {
+        if (dw::is_node_of(node, from::signature)) {
+            return node->src[from::tree];
+        }
+    }
+    return nullptr;
+}
+
+bool fuser::flash_attention(ggml_tensor * node) {
+    ggml_tensor * q = source(as(node, GGML_OP_FLASH_ATTN_EXT));
+    if (!q || !node->src[3] || node->src[4] || q->ne[1] * q->ne[3] > parts::max_rows) { // mask, sinks
+        return false;
+    }
+    float with[3]; // scale, slope of ALiBi, cap of scores
+    std::memcpy(with, node->op_params, sizeof(with));
+    ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];
+    if (with[1] != 0.0f || with[2] != 0.0f || k->type != GGML_TYPE_F16 || v->type != GGML_TYPE_F16 ||
+        !edit_.is_closed({ node }, { q, k, v, mask })) {
+        return false;
+    }
+    namespace op = parts::flash_attention;
+    parts::settings to;
+    to.scale = with[0];
+    return replace(node, { q, k, v, mask },
+                   made(op::signature, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] },
+                        { { op::q, q }, { op::k, k }, { op::v, v }, { op::mask, mask }, { op::tree, tree_ } },
+                        { owner_of(k), owner_of(v) }, to));
 }
 
 bool fuser::attention_output(ggml_tensor * sum) {

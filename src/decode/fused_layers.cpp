@@ -65,6 +65,7 @@ fused_counts fuser::run() {
         count(fused_delta_output, delta_output(node));
         count(fused_attention_inputs, attention_inputs(node));
         count(fused_attention_heads, attention_heads(node));
+        count(fused_flash_attention, flash_attention(node));
         count(fused_attention_output, attention_output(node));
         count(fused_product, product(node));
     }

@@ -26,6 +26,7 @@ enum fused_part {
     fused_delta_step,
     fused_attention_inputs,
     fused_attention_heads,
+    fused_flash_attention,
     fused_delta_output,
     fused_attention_output,
     fused_product,

@@ -23,6 +23,7 @@ class fuser {
         ctx_(ctx),
         edit_(graph, results.kept),
         logits_(results.logits),
+        tree_(tree_of(edit_)),
         on_cpu_(on_cpu) {}
 
     fused_counts run();
@@ -41,6 +42,7 @@ class fuser {
     bool split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
                ggml_tensor * node, const std::vector<ggml_tensor *> & ended = {});
 
+    static ggml_tensor * tree_of(const graph_edit & edit);
     static bool has_few_rows(const ggml_tensor * x) { return x->ne[1] <= parts::max_rows && ggml_is_matrix(x); }
 
     struct expert_layer;
@@ -55,12 +57,14 @@ class fuser {
     bool delta_tree(ggml_tensor * convolved);
     bool delta_step(ggml_tensor * rule);
     bool delta_output(ggml_tensor * sum);
+    bool flash_attention(ggml_tensor * node);
     bool attention_output(ggml_tensor * sum);
     bool product(ggml_tensor * node);
 
     ggml_context *      ctx_;
     graph_edit          edit_;
     const ggml_tensor * logits_;
+    ggml_tensor *       tree_; // nullptr: the graph is no verify
     bool                on_cpu_;
     fused_counts        counts_{};
 };

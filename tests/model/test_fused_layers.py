@@ -34,12 +34,13 @@ ALWAYS = {
     "delta output": 9,
     "attention inputs": 3,
     "attention heads": 3,
+    "flash attention": 3,
 }
 ALWAYS |= {"attention output": 3, "product": 1}
 OF_TINY = {**ALWAYS, "delta front": 9, "delta step": 9}
 OF_TINY.pop("delta tree")
 DELTA_NET = {"delta inputs", "delta front", "delta step", "delta output"}
-ATTENTION = {"attention inputs", "attention heads", "attention output", "product"}
+ATTENTION = {"attention inputs", "attention heads", "flash attention", "attention output", "product"}
 WAYS = {
     "mtp": {"speculation": "mtp"},
     "tree": {"speculation": "tree", "tree_budget": 16},

@@ -67,6 +67,7 @@ fused_counts fuser::run() {
         count(fused_attention_heads, attention_heads(node));
         count(fused_flash_attention, flash_attention(node));
         count(fused_attention_output, attention_output(node));
+        count(fused_draft_input, draft_input(node));
         count(fused_product, product(node));
     }
     edit_.finish();
@@ -101,6 +102,28 @@ bool fuser::split(const std::vector<ggml_tensor *> & results, const std::vector<
         edit_.split(results, ended, inputs, node);
     }
     return can;
+}
+
+// weights concat(rms_norm(e) * e_norm, rms_norm(h) * h_norm): the beginning of an MTP block
+bool fuser::draft_input(ggml_tensor * node) {
+    ggml_tensor * joined = as(source(as(node, GGML_OP_MUL_MAT), 1), GGML_OP_CONCAT);
+    if (!joined || joined->op_params[0] != 0 || node->src[0]->op != GGML_OP_NONE || !has_few_rows(joined)) {
+        return false;
+    }
+    const norm e = norm::of(joined->src[0]), h = norm::of(joined->src[1]);
+    if (!e || !h || e.epsilon != h.epsilon || !edit_.is_closed({ node }, { e.x, h.x })) {
+        return false;
+    }
+    namespace op          = parts::draft_input;
+    ggml_tensor * weights = node->src[0];
+    return replace(node, { e.x, h.x },
+                   made(op::signature, { node->ne[0], node->ne[1], 1, 1 },
+                        { { op::e, e.x },
+                          { op::e_norm, e.weights },
+                          { op::h, h.x },
+                          { op::h_norm, h.weights },
+                          { op::weights, weights } },
+                        { weights, e.weights, h.weights }, { e.epsilon, 0, 0 }));
 }
 
 bool fuser::product(ggml_tensor * node) {

@@ -29,6 +29,7 @@ enum fused_part {
     fused_flash_attention,
     fused_delta_output,
     fused_attention_output,
+    fused_draft_input,
     fused_product,
     n_fused_parts,
 };

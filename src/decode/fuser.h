@@ -59,6 +59,7 @@ class fuser {
     bool delta_output(ggml_tensor * sum);
     bool flash_attention(ggml_tensor * node);
     bool attention_output(ggml_tensor * sum);
+    bool draft_input(ggml_tensor * node);
     bool product(ggml_tensor * node);
 
     ggml_context *      ctx_;

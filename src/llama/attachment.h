@@ -103,7 +103,7 @@ struct dw_attachment {
     bool async_inputs  = false; // inputs are copied to their device without waiting for it
     bool memory_alone  = false; // a decode without outputs computes what the memory takes and no more
 
-    std::array<int32_t, 13> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
+    std::array<int32_t, 14> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
 
     const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows
     draftwood::head_rows head;               // of logits for few tokens

@@ -33,6 +33,7 @@ const op_descriptor * const ops[] = {
     &layer_parts::product_of_rows::on_cuda,
     &layer_parts::delta_inputs::on_cuda,
     &layer_parts::attention_inputs::on_cuda,
+    &layer_parts::draft_input::on_cuda,
     &layer_parts::delta_front::on_cuda,
     &layer_parts::delta_heads::on_cuda,
     &layer_parts::delta_tree::on_cuda,

@@ -158,12 +158,13 @@ def test_text_is_the_same_with_drafts(plain, way, temp):
 
 @pytest.mark.parametrize("draft_vocab", [None, 64, 4096], ids=["default", "few", "all"])
 @pytest.mark.parametrize("way", ["mtp", "dflash"])
-def test_the_head_of_drafts_is_fused(plain, way, draft_vocab):
+def test_beginning_and_head_of_drafts_are_fused(plain, way, draft_vocab):
     """Also one with the rows of few tokens, which llama.cpp knows nothing of."""
     llm = load(**WAYS[way], draft_vocab=draft_vocab)
     llm._engine.eval(TOKENS, 0)
     assert llm._engine.propose(5, 2) == 2
-    assert api.fused(llm._engine, of_drafter=True)["product"] == 1
+    found = api.fused(llm._engine, of_drafter=True)
+    assert (found["draft input"], found["product"]) == (way == "mtp", 1)
     assert text(llm, 24, temp=0.0) == plain[0.0]
     assert llm.speculation_stats.draft_vocab == {None: 512, 64: 64, 4096: 0}[draft_vocab]
     llm.close()

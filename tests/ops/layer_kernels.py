@@ -124,6 +124,7 @@ def test_large_parts_and_wide_rows(rng, backend):
     """A block multiplies several strips of a part; its warps read what others made of a row."""
     check(backend, parts.product(rng, 9, "Q6_K", width=1024, rows=(1 << 14) + 17), is_float=False)
     wide = parts.attention_inputs(rng, 1, ("Q4_K", "Q4_K", "Q6_K"), width=2048, rows=(64, 32, 32))
+    check(backend, parts.draft_input(rng, 1, "Q4_K", width=2048, rows=40), is_float=False)
     check(backend, wide, is_float=False)
 
 

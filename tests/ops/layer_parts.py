@@ -248,6 +248,16 @@ def attention_inputs(
     return Part("dw_attention_inputs", operands, wanted.shape, wanted, (0,), rows)
 
 
+def draft_input(rng: np.random.Generator, n: int, kind: str, *, width: int = 256, rows: int = 301) -> Part:
+    """Return dw_draft_input."""
+    e, h = f32(rng, n, width), f32(rng, n, width) * np.float32(30)
+    norms = f32(rng, 2, width)
+    operand, w = weights(rng, (rows, 2 * width), kind)
+    x = np.concatenate([normalised(part, norm) for part, norm in zip((e, h), norms, strict=True)], axis=1)
+    operands = [(e, "F32"), (norms[0], "F32"), (h, "F32"), (norms[1], "F32"), operand]
+    return Part("dw_draft_input", operands, (n, rows), times(w, kind, x), (0, 2), (rows,))
+
+
 def product(rng: np.random.Generator, n: int, kind: str, *, width: int = 256, rows: int = 301) -> Part:
     """Return dw_product."""
     x = f32(rng, n, width)
@@ -287,6 +297,7 @@ def every_part(rng: np.random.Generator, n: int, kind: str) -> list[Part]:
         feed_forward(rng, n, (kind, kind)),
         delta_inputs(rng, n, (kind, kind, kind)),
         attention_inputs(rng, n, (kind, kind, kind)),
+        draft_input(rng, n, kind),
         product(rng, n, kind),
         delta_output(rng, n, kind),
         attention_output(rng, n, kind),

@@ -38,6 +38,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::product_of_rows::on_cpu,
     &dw::layer_parts::delta_inputs::on_cpu,
     &dw::layer_parts::attention_inputs::on_cpu,
+    &dw::layer_parts::draft_input::on_cpu,
     &dw::layer_parts::delta_front::on_cpu,
     &dw::layer_parts::delta_heads::on_cpu,
     &dw::layer_parts::delta_tree::on_cpu,

@@ -35,6 +35,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::product_of_rows::on_cuda,
     &dw::layer_parts::delta_inputs::on_cuda,
     &dw::layer_parts::attention_inputs::on_cuda,
+    &dw::layer_parts::draft_input::on_cuda,
     &dw::layer_parts::delta_front::on_cuda,
     &dw::layer_parts::delta_heads::on_cuda,
     &dw::layer_parts::delta_tree::on_cuda,

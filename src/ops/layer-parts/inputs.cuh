@@ -44,6 +44,51 @@ inline normalised normalised_rows(const ggml_tensor * x, const ggml_tensor * nor
              (int) x->ne[0] };
 }
 
+// The two of a row, one behind the other: half of a block's threads each.
+struct normalised_pair {
+    normalised first, second; // of equal width and epsilon
+
+    static constexpr bool by_products = true;
+    static int            threads(int64_t width) { return 2 * threads_for(width / 2); }
+    bool                  can_be_made_by(int n_threads) const { return n_threads == threads(2 * first.width); }
+
+    __device__ __forceinline__ void write(int row, const activations & out) const {
+        __shared__ float sums[most_threads / 32];
+        const int        n_mine = blockDim.x / 2, which = threadIdx.x / n_mine, thread = threadIdx.x % n_mine;
+        const float4 *   x =
+            (const float4 *) (which == 0 ? first.x + row * first.stride : second.x + row * second.stride);
+        const float4 * weights  = (const float4 *) (which == 0 ? first.norm : second.norm);
+        const int      n_groups = first.width / 4;
+        float4         scaled[per_thread];
+        float          sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) {
+            const int  at       = thread + i * n_mine;
+            const bool is_there = at < n_groups;
+            float4     v = is_there ? x[at] : make_float4(0, 0, 0, 0), w = is_there ? weights[at] : v;
+            sum       = add_products(sum, v, v);
+            scaled[i] = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+        }
+        sum = sum_of_lanes(sum);
+        if (threadIdx.x % 32 == 0) {
+            sums[threadIdx.x / 32] = sum;
+        }
+        __syncthreads();
+        float total = 0.0f;
+        for (int warp = 0; warp < n_mine / 32; ++warp) {
+            total += sums[which * (n_mine / 32) + warp];
+        }
+        const float factor = rsqrtf(total / first.width + first.epsilon);
+#pragma unroll
+        for (int i = 0; i < per_thread; ++i) {
+            const int    at = thread + i * n_mine;
+            const float4 v  = scaled[i];
+            out.store(row, which * n_groups + at, make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor),
+                      at < n_groups);
+        }
+    }
+};
+
 // y, z [heads][size] of a row: rms_norm(y) * norm * silu(z). A warp a head.
 struct normalised_heads {
     const float *y, *z, *norm;

@@ -153,6 +153,17 @@ constexpr op_signature     signature       = { "dw_attention_inputs", operands, 
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace attention_inputs
 
+// The input of an MTP block, of a token's embedding and the hidden state before it:
+//   dst[D, n] = weights [rms_norm(e) * e_norm, rms_norm(h) * h_norm], one behind the other
+//   e, h [D, n]; e_norm, h_norm [D]; weights [2 D, D]; D at most max_width / 2
+//   settings: epsilon
+namespace draft_input {
+enum src { e, e_norm, h, h_norm, weights, n_src };
+constexpr const char *     operands[n_src] = { "e", "e_norm", "h", "h_norm", "weights" };
+constexpr op_signature     signature       = { "dw_draft_input", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace draft_input
+
 // Keys, queries and values of a gated-delta-net layer:
 //   y = silu(convolution of the windows);  dst[C * n]: q, k [S, Hk, n] and v [S, H, n], one after another; those of q
 //   and k are rms_norm(y) / sqrt(S), by head

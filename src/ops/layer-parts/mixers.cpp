@@ -74,6 +74,22 @@ void run_product(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
+void run_draft_input(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace of        = draft_input;
+    const auto *  src   = dst->src;
+    const int64_t width = src[of::e]->ne[0];
+    for (int64_t row = ith; row < dst->ne[1]; row += nth) {
+        values x;
+        for (const auto [from, norm] : { std::pair{ of::e, of::e_norm }, { of::h, of::h_norm } }) {
+            const values half =
+                normalised(row_of(src[from], row), (const float *) src[norm]->data, width, settings_of(dst).epsilon);
+            x.insert(x.end(), half.begin(), half.end());
+        }
+        const values y = product(src[of::weights], x);
+        std::copy(y.begin(), y.end(), (float *) ((char *) dst->data + row * dst->nb[1]));
+    }
+}
+
 void add_product(ggml_tensor * dst, const ggml_tensor * weights, const ggml_tensor * residual, const values & x,
                  int64_t row) {
     const values  y    = product(weights, x);
@@ -125,6 +141,7 @@ namespace dw::layer_parts {
 const op_descriptor delta_inputs::on_cpu     = { delta_inputs::signature, run_delta_inputs };
 const op_descriptor attention_inputs::on_cpu = { attention_inputs::signature, run_attention_inputs };
 const op_descriptor product_of_rows::on_cpu  = { product_of_rows::signature, run_product };
+const op_descriptor draft_input::on_cpu      = { draft_input::signature, run_draft_input };
 const op_descriptor delta_output::on_cpu     = { delta_output::signature, run_delta_output };
 const op_descriptor attention_output::on_cpu = { attention_output::signature, run_attention_output };
 } // namespace dw::layer_parts

@@ -85,6 +85,34 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
 
 } // namespace attention_in
 
+namespace draft_in {
+
+namespace of = draft_input;
+
+bool takes(const ggml_tensor * dst) {
+    const auto *  src = dst->src;
+    const int64_t n = dst->ne[1], width = src[of::e]->ne[0];
+    return is_rows(src[of::e], n) && is_rows(src[of::h], n) && src[of::h]->ne[0] == width && width <= max_width / 2 &&
+           is_vector(src[of::e_norm], width) && is_vector(src[of::h_norm], width) &&
+           is_weights(src[of::weights], 2 * width) && dw::is_f32(dst) && src[of::weights]->ne[1] == dst->ne[0];
+}
+
+size_t workspace(const ggml_tensor * dst) {
+    return activations::bytes(dst->ne[1], dst->src[of::weights]->ne[0]);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const auto * src     = dst->src;
+    const float  epsilon = settings_of(dst).epsilon;
+    product_list list;
+    list.add(src[of::weights], dw::data_of<float>(dst), dw::stride_of(dst, 1));
+    list.launch(normalised_pair{ normalised_rows(src[of::e], src[of::e_norm], epsilon),
+                                 normalised_rows(src[of::h], src[of::h_norm], epsilon) },
+                with.workspace, src[of::weights]->ne[0], (int) dst->ne[1], with.stream);
+}
+
+} // namespace draft_in
+
 namespace outputs {
 
 bool takes(const ggml_tensor * dst, const ggml_tensor * weights, const ggml_tensor * residual, int64_t width) {
@@ -180,6 +208,8 @@ const op_descriptor delta_inputs::on_cuda     = { delta_inputs::signature, nullp
                                                   delta_in::launch };
 const op_descriptor attention_inputs::on_cuda = { attention_inputs::signature, nullptr, attention_in::takes,
                                                   inputs::workspace, attention_in::launch };
+const op_descriptor draft_input::on_cuda      = { draft_input::signature, nullptr, draft_in::takes, draft_in::workspace,
+                                                  draft_in::launch };
 const op_descriptor delta_output::on_cuda = { delta_output::signature, nullptr, delta_out::takes, delta_out::workspace,
                                               delta_out::launch };
 const op_descriptor attention_output::on_cuda = { attention_output::signature, nullptr, attention_out::takes,

@@ -205,7 +205,7 @@ def check_attention_of_rows(rng, backend, n, n_cells, **shape):
     assert relative(found, case.wanted()) < 1e-3  # queries and weights have 11 bits
     for count in (1, 3):
         rows = sorted(int(row) for row in rng.permutation(n)[:count])
-        assert np.array_equal(case.of_rows(rows).run(backend), found[:, rows])
+        assert np.array_equal(case.of_rows(rows).in_another_cache(rng).run(backend), found[:, rows])
 
 
 @pytest.mark.parametrize("shape", ATTENTION)
@@ -240,7 +240,17 @@ def test_attention_of_a_node_is_plain_decodes(rng, backend, n, one_stream):
                 stream, first = (0, i * n) if one_stream else (i, 0)
                 for node in range(len(parents)):
                     alone = flash_attention.as_decoded(case, trees, i, node, one_stream=one_stream)
+                    alone = alone.in_another_cache(rng)
                     assert np.array_equal(alone.run(backend)[0, 0], found[stream, first + node])
+
+
+def test_attention_shows_a_nan_where_it_is_seen(rng, backend):
+    case = flash_attention.chain(rng, 2, 70)
+    last = np.flatnonzero(case.mask[0, 1] == 0).max()
+    case.k[0, last] = np.nan  # the second row's own
+    found = case.run(backend)
+    assert np.isfinite(found[0, 0]).all()
+    assert np.isnan(found[0, 1]).all()
 
 
 def test_attention_of_a_row_that_sees_nothing_is_zero(rng, backend):

@@ -40,4 +40,6 @@ inline int n_attention_parts(int64_t n_cells) {
     return n;
 }
 
+#undef DW_ON_BOTH
+
 } // namespace dw::layer_parts

@@ -3,11 +3,12 @@
 // its bytes 0.45 ms.
 //
 // Each row's result has the same bits whatever the number of rows beside it, 1 to max_rows: sums run in an order that
-// depends on sizes alone. So a verify of so many rows computes what plain decoding computes.
+// depends on the sizes of weights and heads, and in attention on places in the cache. So a verify of so many rows
+// computes what plain decoding computes.
 //
 // Weights are read as ggml stores them. A product of quantised weights takes its input in blocks of 32 values of 8 bits
 // with an F16 scale (ggml's q8_1), as ggml-cuda's own does; other weights take F32. So does the reference. On CUDA
-// quantised weights need compute capability 8.0: takes() declines them elsewhere.
+// quantised weights and attention need compute capability 8.0 of all devices: takes() declines them elsewhere.
 //
 // Sizes: D = width of the model, n = rows, E = experts, k = experts of a row, F = width of an expert, G = width of the
 // shared expert. All f32 unless said otherwise; "weights" are of one of product_types. dst is contiguous.
@@ -34,6 +35,11 @@ constexpr ggml_type product_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYP
 
 constexpr bool is_float(ggml_type type) {
     return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
+}
+
+// S of flash_attention
+constexpr bool is_attention_size(int64_t size) {
+    return size == 64 || size == 128 || size == 256;
 }
 
 constexpr bool is_product_type(ggml_type type) {
@@ -256,7 +262,7 @@ extern const op_descriptor on_cpu, on_cuda;
 // Attention over a KV cache:
 //   dst[S, H, n, n_streams] = sum of p v over the cells of the row's stream, p = softmax(scale q k + mask)
 //   q [S, n, H, n_streams]; k, v F16 [S, n_kv, Hk, n_streams]; all may be strided; mask F16 [n_kv, n, 1, n_streams]
-//   S is 64, 128 or 256, H a multiple of Hk, n n_streams at most max_rows.
+//   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows
 //   settings: scale
 // Cells are added up in parts that their places alone make (attention-parts.h). With `tree`, as in tree-ops.h, the k-th
 // of a row's path counts in the place where plain decoding has it, so that a draft's bits are those of plain decoding.

@@ -3,8 +3,8 @@
 // registries of ggml-cpu and ggml-cuda (door/registry.h).
 //
 // A batch has R rows: n_seqs trees of N nodes each, one after another, every tree in BFS order and its root following
-// the state that its sequence's cell holds. A chain is a tree; where a tree is padded with copies of its root, these
-// are roots, too. What the ops know of it is `tree` i32[M, 4]:
+// the state that its sequence's cell holds. A chain is a tree. A tree may be padded with copies of its last node, which
+// are roots if that is the root. What the ops know of it is `tree` i32[M, 4]:
 //
 //     parents    by row, a row of the batch or -1 at a root
 //     depths     by row, 0 at a root

@@ -147,15 +147,20 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     return node && edit_.postpone(q.result, writes, inputs) && replace(q.result, inputs, node, writes);
 }
 
-// A verify's nodes of delta-net layers name its tree (verify/tree_device.h).
-ggml_tensor * fuser::tree_of(const graph_edit & edit) {
-    namespace from = dw::tree_conv_windows;
-    for (ggml_tensor * node : edit.nodes()) {
-        if (dw::is_node_of(node, from::signature)) {
-            return node->src[from::tree];
+// A verify's nodes of delta-net layers name its tree, of which each device has its own (verify/tree_device.h).
+ggml_tensor * fuser::tree_for(ggml_tensor * cache) const {
+    namespace from      = dw::tree_conv_windows;
+    ggml_tensor * found = nullptr;
+    for (ggml_tensor * node : edit_.nodes()) {
+        ggml_tensor * tree     = dw::is_node_of(node, from::signature) ? node->src[from::tree] : nullptr;
+        const bool    is_there = tree && tree->buffer && cache->buffer &&
+                              ggml_backend_buffer_get_type(tree->buffer) == ggml_backend_buffer_get_type(cache->buffer);
+        if (is_there) {
+            return tree;
         }
+        found = found ? found : tree;
     }
-    return nullptr;
+    return found;
 }
 
 bool fuser::flash_attention(ggml_tensor * node) {
@@ -166,17 +171,18 @@ bool fuser::flash_attention(ggml_tensor * node) {
     float with[3]; // scale, slope of ALiBi, cap of scores
     std::memcpy(with, node->op_params, sizeof(with));
     ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];
-    if (with[1] != 0.0f || with[2] != 0.0f || k->type != GGML_TYPE_F16 || v->type != GGML_TYPE_F16 ||
-        !edit_.is_closed({ node }, { q, k, v, mask })) {
+    if (!parts::is_attention_size(node->ne[0]) || with[1] != 0.0f || with[2] != 0.0f || k->type != GGML_TYPE_F16 ||
+        v->type != GGML_TYPE_F16 || !edit_.is_closed({ node }, { q, k, v, mask })) {
         return false;
     }
     namespace op = parts::flash_attention;
     parts::settings to;
     to.scale = with[0];
-    return replace(node, { q, k, v, mask },
-                   made(op::signature, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] },
-                        { { op::q, q }, { op::k, k }, { op::v, v }, { op::mask, mask }, { op::tree, tree_ } },
-                        { owner_of(k), owner_of(v) }, to));
+    return replace(
+        node, { q, k, v, mask },
+        made(op::signature, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] },
+             { { op::q, q }, { op::k, k }, { op::v, v }, { op::mask, mask }, { op::tree, tree_for(owner_of(k)) } },
+             { owner_of(k), owner_of(v) }, to));
 }
 
 bool fuser::attention_output(ggml_tensor * sum) {

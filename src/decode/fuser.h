@@ -23,7 +23,6 @@ class fuser {
         ctx_(ctx),
         edit_(graph, results.kept),
         logits_(results.logits),
-        tree_(tree_of(edit_)),
         on_cpu_(on_cpu) {}
 
     fused_counts run();
@@ -42,7 +41,9 @@ class fuser {
     bool split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
                ggml_tensor * node, const std::vector<ggml_tensor *> & ended = {});
 
-    static ggml_tensor * tree_of(const graph_edit & edit);
+    // the tree on a cache's device, or another's copy; nullptr: the graph is no verify
+    ggml_tensor * tree_for(ggml_tensor * cache) const;
+
     static bool has_few_rows(const ggml_tensor * x) { return x->ne[1] <= parts::max_rows && ggml_is_matrix(x); }
 
     struct expert_layer;
@@ -65,7 +66,6 @@ class fuser {
     ggml_context *      ctx_;
     graph_edit          edit_;
     const ggml_tensor * logits_;
-    ggml_tensor *       tree_; // nullptr: the graph is no verify
     bool                on_cpu_;
     fused_counts        counts_{};
 };

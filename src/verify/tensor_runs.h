@@ -21,7 +21,8 @@ struct tensor_run {
 // The list in runs, each as long as it can be.
 std::vector<tensor_run> runs_of(const std::vector<ggml_tensor *> & tensors);
 
-// The tensors of a run as one, whose dimension `dim` is the run: they have only those before it. They outlive it.
+// One tensor over all of a run. Its dimension `dim` counts the tensors, which have as many dimensions each. They must
+// outlive it.
 ggml_tensor * as_one(ggml_context * ctx, const std::vector<ggml_tensor *> & tensors, const tensor_run & run, int dim);
 
 } // namespace draftwood

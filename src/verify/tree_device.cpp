@@ -8,6 +8,9 @@
 #include "ops/tree-attention/tree-attention.h"
 #include "verify/tensor_runs.h"
 
+#include <algorithm>
+#include <tuple>
+
 namespace draftwood {
 
 namespace {
@@ -181,6 +184,10 @@ void tree_device::build_commit_of_caches(commit_graph & commit) {
             by_rows.push_back(t);
         }
     }
+    // keys and values of one type lie in turn, those of two types are two runs
+    std::sort(by_rows.begin(), by_rows.end(), [](const ggml_tensor * a, const ggml_tensor * b) {
+        return std::make_tuple(a->type, a->ne[0], a->data) < std::make_tuple(b->type, b->ne[0], b->data);
+    });
     namespace rows    = dw::tree_commit_rows;
     namespace columns = dw::tree_commit_columns;
     for (const tensor_run & run : runs_of(by_rows)) {
@@ -229,10 +236,11 @@ void tree_device::build_commit_of_states(commit_graph & commit, int32_t cell) {
 }
 
 void tree_device::prepare_commit(int32_t cell) {
-    commit_graph & commit = commits_[cell];
-    if (commit.graph) {
+    commit_graph & kept = commits_[cell];
+    if (kept.graph) {
         return;
     }
+    commit_graph commit; // kept when it is whole
     // at most, if no two layers are in one run: of each tensor a view, a run, another operand's view and the node
     const size_t n_tensors = 4 * (2 * layers_.size() + caches_.size());
     commit.memory.resize(n_tensors * ggml_tensor_overhead() + ggml_graph_overhead_custom(n_tensors, false));
@@ -240,6 +248,7 @@ void tree_device::prepare_commit(int32_t cell) {
     commit.graph = ggml_new_graph_custom(commit.tensors.get(), n_tensors, /*grads*/ false);
     build_commit_of_caches(commit);
     build_commit_of_states(commit, cell);
+    kept = std::move(commit);
 }
 
 void tree_device::commit(int32_t cell, const std::vector<int32_t> & path, const std::vector<int32_t> & moves,

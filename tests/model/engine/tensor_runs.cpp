@@ -4,15 +4,20 @@
 
 #include <vector>
 
-// widths, places i64[n]: values of a row of each tensor [width, 2], and where it begins, in bytes. runs i64[n][4]:
-// first, number, stride, and what ggml says is the number of bytes of all as one. Returns the number of runs.
-extern "C" int find_runs(const int64_t * widths, const int64_t * places, int n, int64_t * runs) {
+// widths, places i64[n]: values of a row of each tensor [width, 2], and where it begins, in bytes; types, owners
+// i32[n]: of ggml_type, and of buffers by number, which are asked for nothing. The second half of tensors are views.
+// runs i64[n][4]: first, number, stride, and what ggml says is the number of bytes of all as one. Returns the number of
+// runs.
+extern "C" int find_runs(const int64_t * widths, const int64_t * places, const int32_t * types, const int32_t * owners,
+                         int n, int64_t * runs) {
     ggml_context *             ctx = ggml_init({ 1 << 20, nullptr, /*no_alloc*/ true });
     std::vector<char>          memory(1); // only its address is used
     std::vector<ggml_tensor *> tensors;
     for (int i = 0; i < n; ++i) {
-        tensors.push_back(ggml_new_tensor_2d(ctx, GGML_TYPE_F32, widths[i], 2));
-        tensors.back()->data = memory.data() + places[i];
+        ggml_tensor * t = ggml_new_tensor_2d(ctx, (ggml_type) types[i], widths[i], 2);
+        t->data         = memory.data() + places[i];
+        t->buffer       = (ggml_backend_buffer *) (memory.data() + owners[i]);
+        tensors.push_back(i < n / 2 ? t : ggml_view_2d(ctx, t, widths[i], 2, t->nb[1], 0));
     }
     const auto found = draftwood::runs_of(tensors);
     for (size_t i = 0; i < found.size(); ++i) {

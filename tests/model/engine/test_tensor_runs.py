@@ -19,7 +19,7 @@ ROOT = Path(__file__).resolve().parents[3]
 
 @pytest.fixture(scope="module")
 def find(tmp_path_factory):
-    """find(widths, places) -> the runs: (first, number, stride, bytes of all as one)."""
+    """find(widths, places, types, owners) -> the runs: (first, number, stride, bytes of all as one)."""
     compiler = shutil.which(os.environ.get("CXX", "c++"))
     if compiler is None:
         pytest.skip("no C++ compiler")
@@ -30,8 +30,10 @@ def find(tmp_path_factory):
     subprocess.run([compiler, *flags, *files, ggml.folder / "libdraftwood-ggml-base.so"], check=True)
     call = ctypes.CDLL(str(library)).find_runs
 
-    def run(widths, places):
+    def run(widths, places, types=None, owners=None):
+        n = len(widths)
         given = [np.array(x, np.int64) for x in (widths, places)]
+        given += [np.zeros(n, np.int32) if x is None else np.array(x, np.int32) for x in (types, owners)]
         runs = np.zeros((len(widths), 4), np.int64)
         n = call(
             *(ctypes.c_void_p(x.ctypes.data) for x in given), len(widths), ctypes.c_void_p(runs.ctypes.data)
@@ -53,6 +55,9 @@ def test_what_breaks_a_run(find):
     assert find([4, 8, 8], [0, 128, 256]) == [(0, 1, 32, 32), (1, 2, 128, 192)]
     assert find([4, 4], [128, 0]) == [(0, 1, 32, 32), (1, 1, 32, 32)]
     assert find([4, 4], [128, 128]) == [(0, 1, 32, 32), (1, 1, 32, 32)]
+    assert find([4, 4, 4], [0, 128, 256], owners=[0, 1, 1]) == [(0, 1, 32, 32), (1, 2, 128, 160)]
+    f16 = ggml.TYPES["F16"]
+    assert find([4, 4, 4], [0, 128, 256], types=[f16, f16, 0]) == [(0, 2, 128, 144), (2, 1, 32, 32)]
 
 
 def test_any_list_is_covered_once_in_order(find):

@@ -93,6 +93,9 @@ def test_the_rules_are_those_of_the_ops():
     assert tuple(re.findall(r"GGML_TYPE_(\w+)", body[1])) == fused.FLOATS
     limits = (number("max_width"), number("max_experts"), number("max_used"))
     assert limits == (fused.MAX_WIDTH, fused.MAX_EXPERTS, fused.MAX_USED)
+    body = re.search(r"bool is_attention_size\(int64_t size\) \{(.*?)\}", HEADER, re.DOTALL)
+    assert body
+    assert tuple(map(int, re.findall(r"size == (\d+)", body[1]))) == fused.HEAD_SIZES
     on_cuda = (PARTS / "delta.cu").read_text("utf-8")
     assert tuple(map(int, re.findall(r"v->ne\[0\] == (\d+)", on_cuda))) == fused.STATE_SIZES
     assert (number("chain_width", on_cuda), number("max_size", on_cuda)) == (*fused.TAPS, fused.MAX_HEAD)
@@ -102,7 +105,7 @@ def test_the_rules_are_those_of_the_ops():
 def test_a_model_of_which_all_is_fused(is_moe):
     found = fused.told(model(is_moe), MOE if is_moe else DENSE)
     assert found == {"layers": 4, "declined": [], "reason": ""}
-    heads = "attention heads: only with flash attention and a KV cache of F16 or F32"
+    heads = "attention heads: only with flash attention and a KV cache of F16 or F32; flash attention: of F16"
     assert fused.lines(found) == ["all 4 (on a CUDA card)", heads]
 
 
@@ -147,6 +150,8 @@ def test_types_that_are_fused(kind):
          "rows of ssm_norm have 512 values; expected a multiple of 32, 256 at most"),
         ({"attn_q_norm": 512}, "attention heads", [3],
          "rows of attn_q_norm have 512 values; expected 2 to 256"),
+        ({"attn_q_norm": 96}, "flash attention", [3],
+         "rows of attn_q_norm have 96 values; expected 64, 128, 256"),
         ({"attn_norm": 2000}, "delta output", [0, 1, 2],
          "rows of attn_norm have 2000 values; expected a multiple of 32"),
         ({"attn_norm": 2000}, "attention output", [3],

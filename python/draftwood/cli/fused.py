@@ -19,6 +19,7 @@ FLOATS = ("F32", "F16", "BF16")
 MAX_WIDTH, MAX_EXPERTS, MAX_USED = 16384, 512, 16
 STATE_SIZES = (32, 64, 128)
 MAX_HEAD = 256
+HEAD_SIZES = (64, 128, 256)
 TAPS = (4,)
 ARCHITECTURES = ("qwen35", "qwen35moe")
 
@@ -46,6 +47,7 @@ _DELTA_NET = {
 _ATTENTION = {
     "attention inputs": _Part("attn_q attn_k attn_v", "attn_norm", {"attn_norm": _WIDTH}),
     "attention heads": _Part("", "attn_q_norm attn_k_norm", {"attn_q_norm": range(2, MAX_HEAD + 1)}),
+    "flash attention": _Part("", "", {"attn_q_norm": HEAD_SIZES}),
     "attention output": _Part("attn_output", "", {"attn_q_norm": _ROW, "attn_norm": _ROW}),
 }
 _ROUTERS = "ffn_gate_inp ffn_gate_inp_shexp"
@@ -61,7 +63,9 @@ _ALIKE = (
     ("ffn_gate_shexp", "ffn_up_shexp"),
     ("ffn_gate_inp", "ffn_gate_inp_shexp"),
 )
-_OF_A_CONTEXT = "attention heads: only with flash attention and a KV cache of F16 or F32"
+_OF_A_CONTEXT = (
+    "attention heads: only with flash attention and a KV cache of F16 or F32; flash attention: of F16"
+)
 
 Reason = tuple[str, str]
 """Words, and the tensor that llama-quantize would mend or ""."""

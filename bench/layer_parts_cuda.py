@@ -4,7 +4,8 @@
 
 Weights are Q4_K, random; rows choose experts as a random router does, so that n rows take about 8 n of 256.
 Otherwise as ops_cuda.py: a graph holds an op several times, with memory of its own each time, and is replayed
-as a CUDA graph. One JSON line an op and number of rows.
+as a CUDA graph. One JSON line an op and number of rows. Attention has ggml's own beside it, over caches of
+1,024, 4,096 and 32,768 cells.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ sys.path.insert(0, str(Path(__file__).resolve().parents[1]))
 
 from ops_cuda import layers, seconds
 
+from tests.ops import flash_attention
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import Operand, Part
@@ -74,6 +76,14 @@ def cases(n: int) -> Iterator[tuple[Part, int]]:
     yield step, 2 * step.operands[7][0].nbytes
 
 
+def attentions(n: int) -> Iterator[tuple[str, Any, Any, int, int]]:
+    """Yield (name, op, operands, copies, bytes of keys and values) over caches of several lengths."""
+    for n_cells in (1024, 4096, 32768):
+        case = flash_attention.chain(RNG, n, n_cells, size=256, n_heads=16, n_keys=2)
+        for name, op in (("dw_flash_attention", case.op()), ("flash_attn_ext", case.stock_op())):
+            yield f"{name} {n_cells}", op, case.operands, 10, 2 * case.k.nbytes
+
+
 def _bytes(operands: Any) -> int:
     return sum(stored.nbytes for stored, _ in operands)
 
@@ -90,15 +100,13 @@ def main() -> int:
         rate = 2 * large.nbytes / seconds(graph, args.repeats)
     print(json.dumps({"op": "copy", "gigabytes_per_second": round(rate / 1e9)}), flush=True)
     for n in args.rows:
-        for made, moved in cases(n):
-            copies = COPIES.get(made.name, 24)
-            with ggml.Graph(*layers(made.op(), made.operands, copies), backend=args.backend) as graph:
+        ops = ((p.name, p.op(), p.operands, COPIES.get(p.name, 24), moved) for p, moved in cases(n))
+        for name, op, operands, copies, moved in (*ops, *attentions(n)):
+            with ggml.Graph(*layers(op, operands, copies), backend=args.backend) as graph:
                 each = seconds(graph, args.repeats) / copies
             floor = round(100 * moved / rate / each, 1)
-            print(
-                json.dumps({"op": made.name, "rows": n, "us": round(each * 1e6, 2), "floor_pct": floor}),
-                flush=True,
-            )
+            row = {"op": name, "rows": n, "us": round(each * 1e6, 2), "floor_pct": floor}
+            print(json.dumps(row), flush=True)
     return 0
 
 

@@ -4,14 +4,14 @@ from __future__ import annotations
 
 import ctypes
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
 
 from tests.ops import ggml_graph as ggml
-from tests.ops.layer_part import SETTINGS_AT, Array, Settings
+from tests.ops.layer_part import SETTINGS_AT, Array, Operand, Settings
 from tests.ops.trees import batch, path_to
 
 SPARE_ROWS = 5  # of a tree tensor, behind the batch
@@ -31,26 +31,48 @@ class Attention:
     tree: Array | None = None
     scale: float = 0.1
 
-    def run(self, backend: str = "CPU") -> Array:
-        """Compute it; return f32[n_streams, n, H, S]."""
-        n_streams, n, n_heads, size = self.q.shape
-        n_cells, n_keys = self.k.shape[1:3]
+    @property
+    def operands(self) -> list[Operand]:
+        """Return those of both ops; heads and cells as they are stored."""
+        kinds = [(self.q, "F32"), (self.k, "F16"), (self.v, "F16"), (self.mask[:, None], "F16")]
+        return [*kinds, *([] if self.tree is None else [(self.tree, "I32")])]
+
+    def op(self) -> Callable[..., Any]:
+        """Return op(context, *sources) for ggml_graph.run."""
         make = ggml.custom("dw_flash_attention", self.q.shape)
         settings = Settings(0.0, 0, 0, 0, 0, (0, 0, 0, 0), 0.0, self.scale)
 
-        def op(context: Any, q: Any, k: Any, v: Any, mask: Any, *tree: Any) -> Any:
-            heads = ggml.view(
-                context, q, (n_streams, n_heads, n, size), (self.q[0].nbytes, size * 4, self.q[0, 0].nbytes)
-            )
-            strides = (self.k[0].nbytes, size * 2, self.k[0, 0].nbytes)
-            caches = (ggml.view(context, t, (n_streams, n_keys, n_cells, size), strides) for t in (k, v))
-            node = make(context, heads, *caches, mask, *tree)
+        def made(context: Any, q: Any, k: Any, v: Any, *others: Any) -> Any:
+            node = make(context, *self._by_head(context, q, k, v), *others)
             ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
             return node
 
-        kinds = [(self.q, "F32"), (self.k, "F16"), (self.v, "F16"), (self.mask[:, None], "F16")]
-        operands = [*kinds, *([] if self.tree is None else [(self.tree, "I32")])]
-        return ggml.run(op, operands, self.q.shape, backend=backend, n_threads=2)
+        return made
+
+    def stock_op(self) -> Callable[..., Any]:
+        """Return ggml's own, which takes no tree."""
+
+        def made(context: Any, q: Any, k: Any, v: Any, mask: Any) -> Any:
+            heads = self._by_head(context, q, k, v)
+            return ggml.base.ggml_flash_attn_ext(context, *heads, mask, self.scale, 0.0, 0.0)
+
+        return made
+
+    def _by_head(self, context: Any, q: Any, k: Any, v: Any) -> list[Any]:
+        n_streams, n, n_heads, size = self.q.shape
+        n_cells, n_keys = self.k.shape[1:3]
+        strides = (self.k[0].nbytes, size * 2, self.k[0, 0].nbytes)
+        return [
+            ggml.view(
+                context, q, (n_streams, n_heads, n, size), (self.q[0].nbytes, size * 4, self.q[0, 0].nbytes)
+            ),
+            *(ggml.view(context, t, (n_streams, n_keys, n_cells, size), strides) for t in (k, v)),
+        ]
+
+    def run(self, backend: str = "CPU", *, stock: bool = False) -> Array:
+        """Compute it; return f32[n_streams, n, H, S]."""
+        op = self.stock_op() if stock else self.op()
+        return ggml.run(op, self.operands, self.q.shape, backend=backend, n_threads=2)
 
     def wanted(self) -> Array:
         """Return it in float64."""

@@ -43,6 +43,7 @@ for _lib, _name, _result, _arguments in (
     (base, "ggml_mul_mat_id", _p, [_p, _p, _p, _p]),
     (base, "ggml_mul", _p, [_p, _p, _p]),
     (base, "ggml_soft_max_ext", _p, [_p, _p, _p, ctypes.c_float, ctypes.c_float]),
+    (base, "ggml_flash_attn_ext", _p, [_p, _p, _p, _p, _p, *[ctypes.c_float] * 3]),
     (base, "ggml_view_4d", _p, [_p, _p, *[_i64] * 4, *[ctypes.c_size_t] * 4]),
     (base, "ggml_gated_delta_net", _p, [_p, _p, _p, _p, _p, _p, _p, _i64]),
     (base, "ggml_custom_inplace", _p, [_p, _p, ctypes.POINTER(_p), ctypes.c_int, _p, ctypes.c_int, _p]),

@@ -103,6 +103,7 @@ def test_attention_of_chains_and_trees(rng):
     for n, n_cells in ((1, 1), (1, 70), (4, 90)):
         case = flash_attention.chain(rng, n, n_cells, n_streams=2)
         np.testing.assert_allclose(case.run(), case.wanted(), rtol=0, atol=2e-6)
+        np.testing.assert_allclose(case.run(stock=True), case.wanted(), rtol=0, atol=2e-2)
     trees = [random_tree(rng, 6) for _ in range(2)]
     for one_stream in (True, False):
         case = flash_attention.tree(rng, trees, 80, one_stream=one_stream)

@@ -89,7 +89,7 @@ class Attention:
         return replace(self, q=self.q[:, at].copy(), mask=self.mask[:, at].copy(), tree=None)
 
     def in_another_cache(self, rng: np.random.Generator) -> Attention:
-        """Return the rows over a cache of another size, with large values in cells that no row sees."""
+        """Return the rows over a cache of another size, with infinities and NaN where no row looks."""
         seen = (self.mask == 0).any((0, 1))
         n = int(np.flatnonzero(seen).max()) + 1
         n_cells = n + int(rng.choice([0, 1, 70, 300]))
@@ -97,7 +97,7 @@ class Attention:
         mask[..., :n] = self.mask[..., :n]
         caches = []
         for x in (self.k, self.v):
-            cache = rng.choice([-60000, 60000], (len(x), n_cells, *x.shape[2:])).astype(np.float16)
+            cache = rng.choice([-np.inf, np.inf, np.nan], (len(x), n_cells, *x.shape[2:])).astype(np.float16)
             cache[:, :n][:, seen[:n]] = x[:, :n][:, seen[:n]]
             caches.append(cache)
         return replace(self, k=caches[0], v=caches[1], mask=mask)

@@ -2,8 +2,8 @@
 // Products run on tensor cores (mma.m16n8k16), of values of 16 bits with sums in f32; a chunk of 64 cells at a time.
 //
 // Where a tree branches, a chunk that holds draft tokens is read for each row as plain decoding would have it: the k-th
-// of the row's path from its own cell, in the k-th place. Then the pairs of one row alone take part in a product.
-// Test: tests/ops/layer_kernels.py.
+// of the row's path from its own cell, in the k-th place. Then, and where rows see other cells than their neighbours,
+// the pairs of one row alone take part in a product. Test: tests/ops/layer_kernels.py.
 
 #pragma once
 
@@ -54,7 +54,8 @@ template <int size> struct block_memory {
     __align__(16) half weights[pairs_of_a_tile][chunk + 8];
     float                        most[pairs_of_a_tile], total[pairs_of_a_tile], factor[pairs_of_a_tile];
     int                          sources[chunk];
-    draft_paths<pairs_of_a_tile> paths; // by row of the tile
+    uint64_t                     seen[pairs_of_a_tile]; // by row of the tile: a bit for each place of the chunk
+    draft_paths<pairs_of_a_tile> paths;                 // by row of the tile
 };
 
 // This lane's neighbours in a row of `per_lane` values of 16 bits.
@@ -138,12 +139,13 @@ template <int size> class attention_tile {
         weigh(biases);
         __syncthreads();
         scale_sums();
-        for (int turn = 0; turn < n_turns; ++turn) {
+        const bool together = !by_row && rows_see_alike();
+        for (int turn = 0; turn < (together ? 1 : n_of_rows()); ++turn) {
             if (by_row) {
                 find_sources(first, turn);
                 load_values(values);
             }
-            multiply_values(values, by_row ? turn : -1);
+            multiply_values(values, turn, together);
             __syncthreads();
         }
     }
@@ -267,17 +269,30 @@ template <int size> class attention_tile {
             const float before = memory_.most[pair];
             const float most   = fmaxf(before, most_of_warp(fmaxf(x, y)));
             const bool  sees   = most > -INFINITY;
+            const auto  low    = __ballot_sync(0xffffffff, biases[i].x > -INFINITY);
+            const auto  high   = __ballot_sync(0xffffffff, biases[i].y > -INFINITY);
             const half  p = __float2half(sees ? expf(x - most) : 0.0f), q = __float2half(sees ? expf(y - most) : 0.0f);
             memory_.weights[pair][lane_]      = p;
             memory_.weights[pair][lane_ + 32] = q;
             const float sum                   = sum_of_lanes(__half2float(p) + __half2float(q));
             if (lane_ == 0) {
+                if (is_there(pair) && (pair == 0 || row_of(pair - 1) < row_of(pair))) {
+                    memory_.seen[row_of(pair) - first_row()] = (uint64_t) high << 32 | low;
+                }
                 const float factor   = sees ? expf(before - most) : 1.0f;
                 memory_.factor[pair] = factor;
                 memory_.most[pair]   = most;
                 memory_.total[pair]  = memory_.total[pair] * factor + sum;
             }
         }
+    }
+
+    __device__ __forceinline__ bool rows_see_alike() const {
+        bool alike = true;
+        for (int i = 1; i < n_of_rows(); ++i) {
+            alike = alike && memory_.seen[i] == memory_.seen[0];
+        }
+        return alike;
     }
 
     __device__ __forceinline__ static float most_of_warp(float x) {
@@ -299,23 +314,40 @@ template <int size> class attention_tile {
         }
     }
 
-    // Weights of one row's pairs, or of all (-1), times values.
-    __device__ __forceinline__ void multiply_values(const values_of_chunk & values, int row) {
-        const auto takes_part = [&](int pair) { return row < 0 || row_of(pair) - first_row() == row; };
-        const bool of_low = takes_part(lane_ / 4), of_high = takes_part(lane_ / 4 + 8);
+    // Weights of the pairs of the tile's row `turn`, or of all, times values of the cells that they see. What others
+    // see is zero, so that sums do not depend on how tensor cores add zeros to other values.
+    __device__ __forceinline__ void multiply_values(const values_of_chunk & values, int turn, bool together) {
+        const uint64_t seen       = memory_.seen[turn] >> lane_ % 4 * 2;
+        const auto     takes_part = [&](int pair) { return together || row_of(pair) - first_row() == turn; };
+        const bool     of_low = takes_part(lane_ / 4), of_high = takes_part(lane_ / 4 + 8);
+        uint32_t       weights[n_cuts][4];
 #pragma unroll
         for (int cut = 0; cut < n_cuts; ++cut) {
-            const uint32_t * low    = (const uint32_t *) &memory_.weights[lane_ / 4][16 * cut + lane_ % 4 * 2];
-            const uint32_t * high   = (const uint32_t *) &memory_.weights[lane_ / 4 + 8][16 * cut + lane_ % 4 * 2];
-            const uint32_t   both[] = { of_low ? low[0] : 0, of_high ? high[0] : 0, of_low ? low[4] : 0,
-                                      of_high ? high[4] : 0 };
-            const auto & of = values[cut];
+            const uint32_t * low  = (const uint32_t *) &memory_.weights[lane_ / 4][16 * cut + lane_ % 4 * 2];
+            const uint32_t * high = (const uint32_t *) &memory_.weights[lane_ / 4 + 8][16 * cut + lane_ % 4 * 2];
+            weights[cut][0]       = of_low ? low[0] : 0;
+            weights[cut][1]       = of_high ? high[0] : 0;
+            weights[cut][2]       = of_low ? low[4] : 0;
+            weights[cut][3]       = of_high ? high[4] : 0;
+        }
 #pragma unroll
-            for (int j = 0; j < per_lane; ++j) {
+        for (int j = 0; j < per_lane; ++j) {
+            float d[] = { sums_[j][0], sums_[j][1], sums_[j][2], sums_[j][3] };
+#pragma unroll
+            for (int cut = 0; cut < n_cuts; ++cut) {
+                uint32_t words[4];
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    words[i] = seen >> (16 * cut + i % 2 + i / 2 * 8) & 1 ? values[cut][i].words[j / 2] : 0;
+                }
                 const uint32_t pick = j % 2 ? 0x7632 : 0x5410;
-                ptx::multiply_16_bits(sums_[j], both,
-                                      make_uint2(__byte_perm(of[0].words[j / 2], of[1].words[j / 2], pick),
-                                                 __byte_perm(of[2].words[j / 2], of[3].words[j / 2], pick)));
+                ptx::multiply_16_bits(
+                    d, weights[cut],
+                    make_uint2(__byte_perm(words[0], words[1], pick), __byte_perm(words[2], words[3], pick)));
+            }
+#pragma unroll
+            for (int i = 0; i < 4; ++i) {
+                sums_[j][i] = (i < 2 ? of_low : of_high) ? d[i] : sums_[j][i];
             }
         }
     }

@@ -5,7 +5,7 @@
 Weights are Q4_K, random; rows choose experts as a random router does, so that n rows take about 8 n of 256.
 Otherwise as ops_cuda.py: a graph holds an op several times, with memory of its own each time, and is replayed
 as a CUDA graph. One JSON line an op and number of rows. Attention has ggml's own beside it, over caches of
-1,024, 4,096 and 32,768 cells.
+1,024 to 98,304 cells.
 """
 
 from __future__ import annotations
@@ -14,6 +14,7 @@ import argparse
 import json
 import sys
 from collections.abc import Iterator
+from itertools import chain
 from pathlib import Path
 from typing import Any
 
@@ -78,7 +79,7 @@ def cases(n: int) -> Iterator[tuple[Part, int]]:
 
 def attentions(n: int) -> Iterator[tuple[str, Any, Any, int, int]]:
     """Yield (name, op, operands, copies, bytes of keys and values) over caches of several lengths."""
-    for n_cells in (1024, 4096, 32768):
+    for n_cells in (1024, 4096, 32768, 98304):
         case = flash_attention.chain(RNG, n, n_cells, size=256, n_heads=16, n_keys=2)
         for name, op in (("dw_flash_attention", case.op()), ("flash_attn_ext", case.stock_op())):
             yield f"{name} {n_cells}", op, case.operands, 10, 2 * case.k.nbytes
@@ -101,7 +102,7 @@ def main() -> int:
     print(json.dumps({"op": "copy", "gigabytes_per_second": round(rate / 1e9)}), flush=True)
     for n in args.rows:
         ops = ((p.name, p.op(), p.operands, COPIES.get(p.name, 24), moved) for p, moved in cases(n))
-        for name, op, operands, copies, moved in (*ops, *attentions(n)):
+        for name, op, operands, copies, moved in chain(ops, attentions(n)):
             with ggml.Graph(*layers(op, operands, copies), backend=args.backend) as graph:
                 each = seconds(graph, args.repeats) / copies
             floor = round(100 * moved / rate / each, 1)

@@ -170,9 +170,10 @@ bool fuser::flash_attention(ggml_tensor * node) {
     }
     float with[3]; // scale, slope of ALiBi, cap of scores
     std::memcpy(with, node->op_params, sizeof(with));
-    ggml_tensor *k = node->src[1], *v = node->src[2], *mask = node->src[3];
-    if (!parts::is_attention_size(node->ne[0]) || with[1] != 0.0f || with[2] != 0.0f || k->type != GGML_TYPE_F16 ||
-        v->type != GGML_TYPE_F16 || !edit_.is_closed({ node }, { q, k, v, mask })) {
+    ggml_tensor * k = node->src[1], *v = node->src[2], *mask = node->src[3];
+    const int64_t size = node->ne[0];
+    if (!parts::is_attention_size(size) || q->ne[0] != size || k->ne[0] != size || with[1] != 0.0f || with[2] != 0.0f ||
+        k->type != GGML_TYPE_F16 || v->type != GGML_TYPE_F16 || !edit_.is_closed({ node }, { q, k, v, mask })) {
         return false;
     }
     namespace op = parts::flash_attention;

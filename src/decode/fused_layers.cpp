@@ -111,7 +111,7 @@ bool fuser::draft_input(ggml_tensor * node) {
         return false;
     }
     const norm e = norm::of(joined->src[0]), h = norm::of(joined->src[1]);
-    if (!e || !h || e.epsilon != h.epsilon || !edit_.is_closed({ node }, { e.x, h.x })) {
+    if (!e || !h || e.x->ne[0] != h.x->ne[0] || e.epsilon != h.epsilon || !edit_.is_closed({ node }, { e.x, h.x })) {
         return false;
     }
     namespace op          = parts::draft_input;

@@ -124,7 +124,8 @@ def test_large_parts_and_wide_rows(rng, backend):
     """A block multiplies several strips of a part; its warps read what others made of a row."""
     check(backend, parts.product(rng, 9, "Q6_K", width=1024, rows=(1 << 14) + 17), is_float=False)
     wide = parts.attention_inputs(rng, 1, ("Q4_K", "Q4_K", "Q6_K"), width=2048, rows=(64, 32, 32))
-    check(backend, parts.draft_input(rng, 1, "Q4_K", width=2048, rows=40), is_float=False)
+    for width in (1024, 2048):  # one row is made by the product's blocks, several are not
+        check_rows(rng, backend, parts.draft_input(rng, ROWS, "Q4_K", width=width, rows=40))
     check(backend, wide, is_float=False)
 
 
@@ -229,7 +230,10 @@ def test_attention_over_parts_of_all_sizes(rng, backend):
 @pytest.mark.parametrize("n", [2, 5, 16])
 def test_attention_of_a_node_is_plain_decodes(rng, backend, n, one_stream):
     """In bits, wherever a chunk ends between the nodes, and whatever rows share a tile."""
-    for n_cells in (n, *rng.integers(64, 64 + n + 3, 3).tolist()):
+    places = [*rng.integers(64, 64 + n + 3, 3).tolist()]
+    if n == 5:  # parts of several chunks
+        places += [1024 + 64 + int(rng.integers(n + 3)), 1024 + 256 + int(rng.integers(n + 3))]
+    for n_cells in (n, *places):
         for shape in ({}, {"size": 128, "n_heads": 3, "n_keys": 1}, {"n_heads": 2}):
             n_trees = 1 if n > 5 or n_cells < 2 * n else 2
             trees = [padded(random_tree(rng, int(rng.integers(1, n + 1))), n) for _ in range(n_trees)]
@@ -244,16 +248,20 @@ def test_attention_of_a_node_is_plain_decodes(rng, backend, n, one_stream):
                     assert np.array_equal(alone.run(backend)[0, 0], found[stream, first + node])
 
 
-@pytest.mark.parametrize("which", ["k", "v"])
+@pytest.mark.parametrize(("which", "odd"), [("k", np.nan), ("v", np.nan), ("v", np.inf)])
 @pytest.mark.parametrize("n", [2, 7])
-def test_attention_shows_a_nan_where_it_is_seen(rng, backend, n, which):
-    """And nowhere else, though rows share products: the last row's own cell is one."""
-    case = flash_attention.chain(rng, n, 70)
+@pytest.mark.parametrize("beyond", [0, 6])
+def test_attention_shows_what_is_no_number_where_it_is_seen(rng, backend, n, which, odd, beyond):
+    """And nowhere else. The last row's own cell has it, alone in a part or beside others."""
+    case = flash_attention.chain(rng, n, 65 + beyond)
+    case.mask[:] = -np.inf
+    for r in range(n):
+        case.mask[0, r, : 65 + beyond - n + r + 1] = 0
     last = np.flatnonzero(case.mask[0, -1] == 0).max()
-    getattr(case, which)[0, last] = np.nan
+    getattr(case, which)[0, last] = odd
     found = case.run(backend)
     assert np.isfinite(found[0, :-1]).all()
-    assert np.isnan(found[0, -1]).all()
+    assert not np.isfinite(found[0, -1]).any()
 
 
 def test_attention_of_a_row_that_sees_nothing_is_zero(rng, backend):

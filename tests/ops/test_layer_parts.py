@@ -104,6 +104,11 @@ def test_attention_of_chains_and_trees(rng):
         case = flash_attention.chain(rng, n, n_cells, n_streams=2)
         np.testing.assert_allclose(case.run(), case.wanted(), rtol=0, atol=2e-6)
         np.testing.assert_allclose(case.run(stock=True), case.wanted(), rtol=0, atol=2e-2)
+    case = flash_attention.chain(rng, 2, 70)
+    case.k[0, np.flatnonzero(case.mask[0, 1] == 0).max()] = np.nan
+    found = case.run()
+    assert np.isnan(found[0, 1]).all()
+    assert np.isfinite(found[0, 0]).all()
     trees = [random_tree(rng, 6) for _ in range(2)]
     for one_stream in (True, False):
         case = flash_attention.tree(rng, trees, 80, one_stream=one_stream)

@@ -1,8 +1,9 @@
 // Attention of 16 pairs of a row and a head over a part of the cells, by a block of four warps: flash-attention.cu.
 // Products run on tensor cores (mma.m16n8k16), of values of 16 bits with sums in f32; a chunk of 64 cells at a time.
 //
-// Where a tree branches, a chunk that holds draft tokens is read for each row as plain decoding would have it: the k-th
-// of the row's path from its own cell, in the k-th place. Then, and where rows see other cells than their neighbours,
+// Where a tree branches, a chunk that holds draft tokens is read for each row as plain decoding would have it: a node's
+// keys and values come from the node's own cell, and count in the place where plain decoding would have stored them
+// (draft-paths.cuh). Then, and where rows see other cells than their neighbours,
 // the pairs of one row alone take part in a product. Test: tests/ops/layer_kernels.py.
 
 #pragma once
@@ -254,9 +255,10 @@ template <int size> class attention_tile {
         }
     }
 
-    // A score that is NaN stays so where it is seen, and does no harm where it is not.
+    // NaN counts as infinite where it is seen: then the greatest score is, and the weights of both become NaN.
     __device__ __forceinline__ float scored(int pair, int at, float bias) const {
-        return bias > -INFINITY ? memory_.scores[pair][at] + bias : -INFINITY;
+        const float score = memory_.scores[pair][at] + bias;
+        return bias == -INFINITY ? -INFINITY : isnan(score) ? INFINITY : score;
     }
 
     // Weights of the chunk's cells, and what they make of the sums so far.

@@ -13,9 +13,10 @@ namespace dw::layer_parts {
 // Whether a row sees a place of the cache.
 enum class sight { yes, no, as_masked };
 
-// The cells of a row's path, root first.
+// The cells of a row's path, root first: where keys and values of each node are, and where plain decoding would have
+// stored them.
 struct draft_path {
-    int n; // 0: all are where plain decoding has them
+    int n; // 0: these are the same
     int from[max_rows], to[max_rows];
 
     // the cell that is read for a place

@@ -30,19 +30,19 @@ void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
     const int64_t       size = dst->ne[0], n_cells = k->ne[1], key_head = h / (dst->ne[1] / k->ne[2]);
     const float *       q   = (const float *) row_at(src[op::q], r, h, s);
     float *             out = (float *) row_at(dst, h, r, s);
-    values              scores(n_cells), cell(size);
+    values              bias(n_cells), scores(n_cells, -INFINITY), cell(size);
     std::vector<double> sums(size, 0.0);
     double              total = 0.0;
-    load(scores, row_at(src[op::mask], r, 0, s));
+    load(bias, row_at(src[op::mask], r, 0, s));
     for (int64_t c = 0; c < n_cells; ++c) {
-        if (scores[c] > -INFINITY) {
+        if (bias[c] > -INFINITY) {
             load(cell, row_at(k, c, key_head, s));
-            scores[c] += (float) (std::inner_product(q, q + size, cell.data(), 0.0) * settings_of(dst).scale);
+            scores[c] = bias[c] + (float) (std::inner_product(q, q + size, cell.data(), 0.0) * settings_of(dst).scale);
         }
     }
     const float most = *std::max_element(scores.begin(), scores.end());
     for (int64_t c = 0; c < n_cells; ++c) {
-        if (scores[c] > -INFINITY) {
+        if (bias[c] > -INFINITY) {
             const double weight = std::exp((double) scores[c] - most);
             load(cell, row_at(v, c, key_head, s));
             total += weight;
@@ -52,7 +52,7 @@ void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
         }
     }
     for (int64_t i = 0; i < size; ++i) {
-        out[i] = total > 0.0 ? (float) (sums[i] / total) : 0.0f;
+        out[i] = total == 0.0 ? 0.0f : (float) (sums[i] / total);
     }
 }
 

@@ -48,7 +48,7 @@ __global__ void join(const __grid_constant__ attention_arguments a, int n_parts,
 #pragma unroll 4
     for (int part = which; part < n_parts; part += n_classes_of_parts) {
         const float weight = ends[part].x > -INFINITY ? expf(ends[part].x - most) : 0.0f;
-        if (weight > 0.0f) {
+        if (!(weight == 0.0f)) { // NaN is passed on
             sum.x = fmaf(weight, a.sums[(first + (int64_t) part * a.n_pairs()) * size + value], sum.x);
             sum.y = fmaf(weight, ends[part].y, sum.y);
         }

@@ -3,8 +3,9 @@
 // Plain decoding puts token after token into cell after cell, and sums over cells are grouped by where they lie. A
 // draft in a tree has its ancestors in other cells than that. So that it rounds as in plain decoding, the scores of
 // each row, and the values that they weigh, are put where plain decoding would have them: the k-th of a path into the
-// cell of its tree's k-th row. That cell is never behind the k-th's own, since a tree is in BFS order. With flash
-// attention a row's cells are summed one after another, in the same order wherever they lie: there a mask is enough.
+// cell of its tree's k-th row. That cell is never behind the k-th's own, since a tree is in BFS order. On a CPU
+// with flash attention a row's cells are summed one after another, in the same order wherever they lie: there a mask is
+// enough. On a card dw_flash_attention does it (ops/layer-parts).
 //
 // `tree` is that of tree-ops.h; R rows in n_streams streams of R / n_streams. Test: tests/ops/test_tree_attention.py
 // (bit-equality with ggml's ops on cells in the order of the path).

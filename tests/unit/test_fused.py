@@ -48,17 +48,20 @@ F32 = {
     "ssm_norm",
     "attn_q_norm",
     "attn_k_norm",
+    "nextn.enorm",
+    "nextn.hnorm",
 }
 ROWS = {"ssm_conv1d": 4, "ssm_norm": 128, "attn_q_norm": 256}
 TYPES = "fused products take F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS"
 
 
 def model(is_moe: bool, **changes: Any) -> dict[str, Tensor]:
-    """Return 4 layers, the last of attention, and an MTP block that nobody asks for.
+    """Return 4 layers, the last of attention, and the beginning of an MTP block.
 
     changes: a type, or the values of a row, by a tensor's name with "__" for ".".
     """
-    names = ["output", "output_norm", "token_embd", "blk.4.attn_q", "blk.4.nextn.eh_proj"]
+    names = ["output", "output_norm", "token_embd", "blk.4.attn_q"]
+    names += [f"blk.4.nextn.{name}" for name in ("eh_proj", "enorm", "hnorm")]
     for i in range(4):
         own = [*(ATTENTION if i == 3 else DELTA_NET), *(EXPERTS if is_moe else OF_DENSE), *NORMS]
         names += [f"blk.{i}.{name}" for name in own]
@@ -105,7 +108,7 @@ def test_the_rules_are_those_of_the_ops():
 def test_a_model_of_which_all_is_fused(is_moe):
     found = fused.told(model(is_moe), MOE if is_moe else DENSE)
     assert found == {"layers": 4, "declined": [], "reason": ""}
-    heads = "attention heads: only with flash attention and a KV cache of F16 or F32; flash attention: of F16"
+    heads = "attention heads: only with flash attention and a KV cache of F16 or F32; attention: only of F16"
     assert fused.lines(found) == ["all 4 (on a CUDA card)", heads]
 
 
@@ -150,6 +153,9 @@ def test_types_that_are_fused(kind):
          "rows of ssm_norm have 512 values; expected a multiple of 32, 256 at most"),
         ({"attn_q_norm": 512}, "attention heads", [3],
          "rows of attn_q_norm have 512 values; expected 2 to 256"),
+        ({"nextn.eh_proj": "Q4_0"}, "draft input", [4], f"nextn.eh_proj is Q4_0; {TYPES}"),
+        ({"nextn.hnorm": 8224}, "draft input", [4],
+         "rows of nextn.hnorm have 8224 values; expected a multiple of 32, 8192 at most"),
         ({"attn_q_norm": 96}, "flash attention", [3],
          "rows of attn_q_norm have 96 values; expected 64, 128, 256"),
         ({"attn_norm": 2000}, "delta output", [0, 1, 2],

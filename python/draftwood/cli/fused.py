@@ -50,6 +50,9 @@ _ATTENTION = {
     "flash attention": _Part("", "", {"attn_q_norm": HEAD_SIZES}),
     "attention output": _Part("attn_output", "", {"attn_q_norm": _ROW, "attn_norm": _ROW}),
 }
+_DRAFT_INPUT = _Part(
+    "nextn.eh_proj", "nextn.enorm nextn.hnorm", {"nextn.hnorm": range(32, MAX_WIDTH // 2 + 1, 32)}
+)
 _ROUTERS = "ffn_gate_inp ffn_gate_inp_shexp"
 _OTHERS = f"ffn_down_exps ffn_gate_shexp ffn_up_shexp ffn_down_shexp {_ROUTERS}"
 _NORM = "post_attention_norm"
@@ -64,7 +67,7 @@ _ALIKE = (
     ("ffn_gate_inp", "ffn_gate_inp_shexp"),
 )
 _OF_A_CONTEXT = (
-    "attention heads: only with flash attention and a KV cache of F16 or F32; flash attention: of F16"
+    "attention heads: only with flash attention and a KV cache of F16 or F32; attention: only of F16"
 )
 
 Reason = tuple[str, str]
@@ -87,6 +90,10 @@ def told(tensors: dict[str, Tensor] | None, info: ModelInfo) -> dict[str, Any]:
     for i in range(info.n_layers):
         for key in _of_layer(by_layer.get(i, {}), info):
             found.setdefault(key, []).append(i)
+    for i, own in by_layer.items():
+        if "nextn.eh_proj" in own:
+            for why in _reasons(_DRAFT_INPUT, own):
+                found.setdefault(("draft input", why), []).append(i)
     declined = [
         {"part": part, "layers": layers, "reason": reason, "mend": mend}
         for (part, (reason, mend)), layers in found.items()
@@ -158,7 +165,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     n, declined = found["layers"], found["declined"]
     if not declined:
         return [f"all {n} (on a CUDA card)", _OF_A_CONTEXT]
-    whole = n - len({i for each in declined for i in each["layers"]})
+    whole = n - len({i for each in declined for i in each["layers"] if i < n})  # behind them is an MTP block
     said = [f"{whole} of {n} (on a CUDA card); llama.cpp computes these parts:"]
     for each in declined:
         of = f" of layer{'s' * (len(each['layers']) > 1)} {_ranges(each['layers'])}" if each["layers"] else ""

@@ -56,6 +56,12 @@ def test_smallest(rng, backend):
         for n in (1, 3):
             for part in parts.every_part(rng, n, kind):
                 check(backend, part, kind in FLOATS)
+    attention_heads.check(attention_heads.heads(rng, 3), backend)
+    trees = [random_tree(rng, 5) for _ in range(2)]
+    front = parts.delta_tree(rng, trees)
+    assert parts.distance(front.run_and_write(backend)[0], front.wanted) < BOUNDS[True]
+    attention = flash_attention.tree(rng, trees, 90, one_stream=True)
+    assert relative(attention.run(backend), attention.wanted()) < 1e-3
 
 
 @pytest.mark.parametrize("kind", KINDS)

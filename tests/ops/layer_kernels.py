@@ -229,7 +229,7 @@ def test_attention_of_rows(rng, backend, n, shape):
 
 @pytest.mark.slow
 def test_attention_over_parts_of_all_sizes(rng, backend):
-    check_attention_of_rows(rng, backend, 2, 18700, n_heads=2, n_keys=1)
+    check_attention_of_rows(rng, backend, 2, 68000, n_heads=2, n_keys=1)
 
 
 @pytest.mark.parametrize("one_stream", [True, False])

@@ -25,26 +25,29 @@ EXAMPLE = b'{"prompt": "a", "n_predict": 2}'
 Connect = Callable[..., socket.socket]
 
 
-@pytest.fixture(scope="module")
-def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A server with few connections and little patience."""
-    flags = [word for each in zip(LIMITS, ("32", "1", "2", "1"), strict=True) for word in each]
-    server = Server(tmp_path_factory.mktemp("strict") / "log", *FLAGS, *flags)
+@contextmanager
+def limited(log: Path, *values: str) -> Iterator[Server]:
+    """A server with these LIMITS."""
+    flags = [word for each in zip(LIMITS, values, strict=True) for word in each]
+    server = Server(log, *FLAGS, *flags)
     try:
         yield server.wait()
     finally:
         server.close()
+
+
+@pytest.fixture(scope="module")
+def strict(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
+    """A server with few connections and little patience."""
+    with limited(tmp_path_factory.mktemp("strict") / "log", "32", "1", "2", "1") as server:
+        yield server
 
 
 @pytest.fixture(scope="module")
 def patient(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """A server with few connections, whose limits of time no loaded machine comes near to."""
-    flags = [word for each in zip(LIMITS, ("32", "300", "300", "1"), strict=True) for word in each]
-    server = Server(tmp_path_factory.mktemp("patient") / "log", *FLAGS, *flags)
-    try:
-        yield server.wait()
-    finally:
-        server.close()
+    with limited(tmp_path_factory.mktemp("patient") / "log", "32", "300", "300", "1") as server:
+        yield server
 
 
 @contextmanager

@@ -37,6 +37,13 @@ def test_smallest(rng, backend):
     check(backend, rng, n_experts=16, k=3, n_slots=6, sizes=[96, 34], policy="frequency", steps=[1, 4, 65])
 
 
+def places(layer: Layer, ids: np.ndarray) -> np.ndarray:
+    """Return where the op sends each pick: an expert, or behind all of them a slot, wherever slots begin."""
+    found = layer.run(ids)[0]
+    first, n_experts = layer.first_slots[0], layer.layer.n_experts
+    return np.where(found < first, found, found - first + n_experts)
+
+
 @pytest.mark.parametrize("policy", ["frequency", "lru"])
 def test_many_steps_choose_as_the_cpu_does(rng, backend, policy):
     """Steps of drafts and of one token, sometimes a prompt, over many halvings of a count."""
@@ -44,7 +51,7 @@ def test_many_steps_choose_as_the_cpu_does(rng, backend, policy):
     with Layer("CPU", 20, parts, policy=policy) as wanted, Layer(backend, 20, parts, policy=policy) as found:
         for _ in range(250):
             ids = random_ids(rng, int(rng.choice([1, 1, 4, 16, 70])), 6, 64)
-            assert np.array_equal(wanted.run(ids), found.run(ids))
+            assert np.array_equal(places(wanted, ids), places(found, ids))
             for name in ("counted", "step", "n_fills", "entries"):
                 assert np.array_equal(wanted.table()[name], found.table()[name]), name
 

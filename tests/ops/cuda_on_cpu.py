@@ -29,7 +29,7 @@ UNITS = ("layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu")
 UNITS += ("expert-slots/expert-slots.cu", "expert-slots/guess.cu", "probes.cu")
 _LAUNCH = re.compile(r"([\w:]+(?:<[\w: ,<>]*>)?)<<<(.*?)>>>\(", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\d+\))? (\w+) (\w+)\[\];")
-_SHARED = re.compile(r"__shared__ +[\w:<>]+ +(\w+)(?:\[[^];]+\])*;")
+_SHARED = re.compile(r"__shared__ +[\w:]+(?:<[^;]+>)? +(\w+)(?:\[[^];]+\])*;")
 
 
 def _arguments(text: str) -> list[str]:

@@ -1,5 +1,6 @@
-// Attention of 16 pairs of a row and a head over a part of the cells, by a block of four warps: flash-attention.cu.
-// Products run on tensor cores (mma.m16n8k16), of values of 16 bits with sums in f32; a chunk of 64 cells at a time.
+// Attention of up to 32 pairs of a row and a head over a part of the cells, by a block of four or eight
+// warps: flash-attention.cu. Products run on tensor cores (mma.m16n8k16), of values of 16 bits with sums in f32; a
+// chunk of 64 cells at a time, whose keys and values are on their way to registers while the chunk before is computed.
 //
 // Where a tree branches, a chunk that holds draft tokens is read for each row as plain decoding would have it: a node's
 // keys and values come from the node's own cell, and count in the place where plain decoding would have stored them
@@ -15,8 +16,10 @@
 
 namespace dw::layer_parts {
 
-constexpr int pairs_of_a_tile = 16, warps_of_a_tile = 4, chunk = cells_of_a_chunk;
-constexpr int rows_of_a_warp = pairs_of_a_tile / warps_of_a_tile; // pairs whose softmax it computes
+constexpr int pairs_of_a_set = 16, chunk = cells_of_a_chunk;
+
+// Registers hold a chunk's keys and values: enough of them for two blocks a multiprocessor.
+template <int size> constexpr int warps_of_a_tile = size == 256 ? 8 : 4;
 
 // F16, strides in bytes
 struct half_rows {
@@ -48,15 +51,18 @@ struct attention_arguments {
 };
 
 // What a block keeps in shared memory.
-template <int size> struct block_memory {
+template <int size, int n_sets> struct block_memory {
+    static constexpr int n_pairs = n_sets * pairs_of_a_set;
+
     // Gaps let lanes meet different banks.
-    __align__(16) half queries[pairs_of_a_tile][size + 32];
-    __align__(16) float scores[pairs_of_a_tile][chunk + 8];
-    __align__(16) half weights[pairs_of_a_tile][chunk + 8];
-    float                        most[pairs_of_a_tile], total[pairs_of_a_tile], factor[pairs_of_a_tile];
-    int                          sources[chunk];
-    uint64_t                     seen[pairs_of_a_tile]; // by row of the tile: a bit for each place of the chunk
-    draft_paths<pairs_of_a_tile> paths;                 // by row of the tile
+    __align__(16) half queries[n_pairs][size + 32];
+    __align__(16) float scores[n_pairs][chunk + 8];
+    __align__(16) half weights[n_pairs][chunk + 8];
+    float                most[n_pairs], total[n_pairs], factor[n_pairs];
+    int                  rows[n_pairs], heads[n_pairs]; // row -1: no such pair
+    int                  sources[chunk];
+    uint64_t             seen[n_pairs]; // by row of the tile: a bit for each place of the chunk
+    draft_paths<n_pairs> paths;         // by row of the tile
 };
 
 // This lane's neighbours in a row of `per_lane` values of 16 bits.
@@ -76,114 +82,145 @@ template <int per_lane> union neighbours {
     }
 };
 
-template <int size> class attention_tile {
-    static constexpr int n_steps  = size / 32;              // of 32 values of a key
-    static constexpr int of_warp  = size / warps_of_a_tile; // values of the result
-    static constexpr int per_lane = of_warp / 8;            // of them, neighbours
-    static constexpr int n_cuts   = chunk / 16;             // of a chunk's cells, 16 a product
-    using values_of_chunk         = neighbours<per_lane>[n_cuts][4];
+template <int size, int n_sets> class attention_tile {
+    static constexpr int n_pairs = n_sets * pairs_of_a_set, n_warps = warps_of_a_tile<size>;
+    static constexpr int of_warp  = size / n_warps;                      // values of the result
+    static constexpr int per_lane = of_warp / 8;                         // of them, neighbours
+    static constexpr int n_soft   = n_pairs / n_warps;                   // pairs whose softmax a warp computes
+    static constexpr int n_eights = chunk / (8 * n_warps);               // eight cells whose scores it computes
+    static constexpr int n_steps  = size / 32;                           // of 32 values of a key
+    static constexpr int n_cuts   = chunk / 16;                          // of a chunk's cells, 16 a product
+    static constexpr int n_quads  = size / 4 * n_pairs / (32 * n_warps); // four values of a query, of a thread
 
   public:
-    __device__ __forceinline__ attention_tile(const attention_arguments & a, block_memory<size> & memory) :
+    __device__ __forceinline__ attention_tile(const attention_arguments & a, block_memory<size, n_sets> & memory) :
         a_(a),
         memory_(memory),
         key_head_(blockIdx.y),
-        first_pair_(blockIdx.x % n_tiles(a) * pairs_of_a_tile),
         stream_(blockIdx.x / n_tiles(a)),
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32) {}
 
     static __host__ __device__ __forceinline__ int n_tiles(const attention_arguments & a) {
-        return (a.n_rows * a.group + pairs_of_a_tile - 1) / pairs_of_a_tile;
+        return (a.n_rows * a.group + n_pairs - 1) / n_pairs;
     }
 
-    // The paths of this tile's rows. Trees are written before the graph.
-    __device__ __forceinline__ void find_paths() {
-        const int n_batch = a_.n_rows * (int) (gridDim.x / n_tiles(a_));
-        memory_.paths.find(a_.tree, a_.tree_rows, n_batch, stream_ * a_.n_rows + first_row(), n_of_rows());
-    }
-
-    __device__ __forceinline__ void load_queries() {
-        for (int i = threadIdx.x; i < pairs_of_a_tile * (size / 4); i += blockDim.x) {
-            const int pair = i / (size / 4), at = i % (size / 4) * 4;
-            float4    v = make_float4(0, 0, 0, 0);
-            if (is_there(pair)) {
-                v = *(const float4 *) (a_.q + row_of(pair) * a_.q_row + head_of(pair) * a_.q_head +
-                                       stream_ * a_.q_stream + at * sizeof(float));
-            }
-            half2 * to = (half2 *) &memory_.queries[pair][at];
-            to[0]      = __floats2half2_rn(v.x * a_.scale, v.y * a_.scale);
-            to[1]      = __floats2half2_rn(v.z * a_.scale, v.w * a_.scale);
-        }
-        if (threadIdx.x < pairs_of_a_tile) {
+    // What is there before the kernels in front have ended: shapes, trees, and all cells but the newest.
+    __device__ __forceinline__ void prepare(int first) {
+        const int first_pair = blockIdx.x % n_tiles(a_) * n_pairs;
+        first_row_           = first_pair / a_.group;
+        n_of_rows_           = min((first_pair + n_pairs - 1) / a_.group, a_.n_rows - 1) - first_row_ + 1;
+        if (threadIdx.x < n_pairs) {
+            const int pair             = first_pair + threadIdx.x;
+            const int row              = pair / a_.group;
+            memory_.rows[threadIdx.x]  = row < a_.n_rows ? row : -1;
+            memory_.heads[threadIdx.x] = key_head_ * a_.group + pair % a_.group;
             memory_.most[threadIdx.x]  = -INFINITY;
             memory_.total[threadIdx.x] = 0.0f;
         }
+        for (int i = threadIdx.x; i < chunk * size / 64; i += blockDim.x) { // lines of 64 values
+            const int cell = min(first + i / (size / 64), a_.n_cells - 1), at = i % (size / 64) * 64;
+            ptx::prefetch_l2(a_.k.of(key_head_, stream_).at(cell) + at);
+            ptx::prefetch_l2(a_.v.of(key_head_, stream_).at(cell) + at);
+        }
+        if (a_.tree) {
+            const int n_batch = a_.n_rows * (int) (gridDim.x / n_tiles(a_));
+            memory_.paths.find(a_.tree, a_.tree_rows, n_batch, stream_ * a_.n_rows + first_row_, n_of_rows_);
+        } else {
+            __syncthreads();
+        }
+    }
+
+    // Queries into shared memory, while the first chunk is on its way.
+    __device__ __forceinline__ void begin(int first) {
+        float4 queries[n_quads];
+#pragma unroll
+        for (int i = 0; i < n_quads; ++i) {
+            const int pair = quad(i) / (size / 4), at = quad(i) % (size / 4) * 4;
+            queries[i] =
+                *(const float4 *) (a_.q + max(memory_.rows[pair], 0) * a_.q_row + memory_.heads[pair] * a_.q_head +
+                                   stream_ * a_.q_stream + at * sizeof(float));
+        }
+        ask_for_masks(first);
+        ask_for_keys(first);
+        ask_for_values(first);
+#pragma unroll
+        for (int i = 0; i < n_quads; ++i) {
+            const int   pair = quad(i) / (size / 4), at = quad(i) % (size / 4) * 4;
+            const float scale = memory_.rows[pair] < 0 ? 0.0f : a_.scale;
+            half2 *     to    = (half2 *) &memory_.queries[pair][at];
+            to[0]             = __floats2half2_rn(queries[i].x * scale, queries[i].y * scale);
+            to[1]             = __floats2half2_rn(queries[i].z * scale, queries[i].w * scale);
+        }
         __syncthreads();
     }
 
-    // Adds the cells [first, first + chunk).
-    __device__ __forceinline__ void add(int first) {
-        const bool      by_row  = memory_.paths.touch(first);
-        const int       n_turns = by_row ? n_of_rows() : 1;
-        values_of_chunk values;
-        float2          biases[rows_of_a_warp];
-        load_biases(biases, first, by_row);
-        for (int turn = 0; turn < n_turns; ++turn) {
-            find_sources(first, turn);
-            if (!by_row) {
-                load_values(values); // on their way while keys are multiplied
+    // Adds the cells [first, first + chunk), which were asked for; asks for the chunk behind them if there is one.
+    __device__ __forceinline__ void add(int first, bool has_next) {
+        const bool by_row = a_.tree && memory_.paths.touch(first);
+        for (int turn = 0; turn < (by_row ? n_of_rows_ : 1); ++turn) {
+            if (by_row) {
+                find_sources(first, turn);
+                load_keys([&](int i) { return memory_.sources[i]; });
             }
             multiply_keys(by_row ? turn : -1);
-            __syncthreads();
         }
-        weigh(biases);
+        if (has_next) {
+            ask_for_keys(first + chunk);
+        }
+        __syncthreads();
+        weigh(first, by_row);
+        if (has_next) {
+            ask_for_masks(first + chunk);
+        }
         __syncthreads();
         scale_sums();
         const bool together = !by_row && rows_see_alike();
-        for (int turn = 0; turn < (together ? 1 : n_of_rows()); ++turn) {
+        for (int turn = 0; turn < (together ? 1 : n_of_rows_); ++turn) {
             if (by_row) {
                 find_sources(first, turn);
-                load_values(values);
+                load_values([&](int i) { return memory_.sources[i]; });
             }
-            multiply_values(values, turn, together);
-            __syncthreads();
+            multiply_values(turn, together);
+        }
+        if (has_next) {
+            ask_for_values(first + chunk);
         }
     }
 
     __device__ __forceinline__ void write(int part) const {
         const int64_t first = ((int64_t) stream_ * gridDim.z + part) * a_.n_pairs();
-        if (threadIdx.x < pairs_of_a_tile && is_there(threadIdx.x)) {
+        if (threadIdx.x < n_pairs && memory_.rows[threadIdx.x] >= 0) {
             a_.ends[first + out_pair(threadIdx.x)] = make_float2(memory_.most[threadIdx.x], memory_.total[threadIdx.x]);
         }
 #pragma unroll
-        for (int i = 0; i < 4; ++i) { // rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next
-            const int pair = lane_ / 4 + i / 2 * 8;
-            if (is_there(pair)) {
-                float * to =
-                    a_.sums + (first + out_pair(pair)) * size + warp_ * of_warp + (lane_ % 4 * 2 + i % 2) * per_lane;
+        for (int set = 0; set < n_sets; ++set) {
 #pragma unroll
-                for (int j = 0; j < per_lane; j += 2) {
-                    *(float2 *) (to + j) = make_float2(sums_[j][i], sums_[j + 1][i]);
+            for (int i = 0; i < 4; ++i) { // rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next
+                const int pair = pairs_of_a_set * set + lane_ / 4 + i / 2 * 8;
+                if (memory_.rows[pair] >= 0) {
+                    float * to = a_.sums + (first + out_pair(pair)) * size + warp_ * of_warp +
+                                 (lane_ % 4 * 2 + i % 2) * per_lane;
+#pragma unroll
+                    for (int j = 0; j < per_lane; j += 2) {
+                        *(float2 *) (to + j) = make_float2(sums_[set][j][i], sums_[set][j + 1][i]);
+                    }
                 }
             }
         }
     }
 
   private:
-    __device__ __forceinline__ bool is_there(int pair) const { return first_pair_ + pair < a_.n_rows * a_.group; }
-    __device__ __forceinline__ int  row_of(int pair) const { return (first_pair_ + pair) / a_.group; }
-    __device__ __forceinline__ int  head_of(int pair) const {
-        return key_head_ * a_.group + (first_pair_ + pair) % a_.group;
+    __device__ __forceinline__ static int quad(int i) { return threadIdx.x + i * 32 * n_warps; }
+    __device__ __forceinline__ int        out_pair(int pair) const {
+        return memory_.rows[pair] * a_.n_heads + memory_.heads[pair];
     }
-    __device__ __forceinline__ int out_pair(int pair) const { return row_of(pair) * a_.n_heads + head_of(pair); }
-    __device__ __forceinline__ int first_row() const { return row_of(0); }
-    __device__ __forceinline__ int n_of_rows() const {
-        return min(row_of(pairs_of_a_tile - 1), a_.n_rows - 1) - first_row() + 1;
-    }
+    // of a pair, counted from the tile's first
+    __device__ __forceinline__ int row_of(int pair) const { return memory_.rows[pair] - first_row_; }
 
-    // of the tile's row `turn`
+    // of the tile's row `turn`. What was multiplied before has been read.
     __device__ __forceinline__ void find_sources(int first, int turn) {
+        __syncthreads();
         if (threadIdx.x < chunk) {
             const int place              = min(first + (int) threadIdx.x, a_.n_cells - 1);
             memory_.sources[threadIdx.x] = memory_.paths.each[turn].source(place);
@@ -191,68 +228,85 @@ template <int size> class attention_tile {
         __syncthreads();
     }
 
-    __device__ __forceinline__ void load_values(values_of_chunk & values) const {
+    __device__ __forceinline__ void ask_for_keys(int first) {
+        load_keys([&](int i) { return min(first + i, a_.n_cells - 1); });
+    }
+    __device__ __forceinline__ void ask_for_values(int first) {
+        load_values([&](int i) { return min(first + i, a_.n_cells - 1); });
+    }
+
+    // of each eight cells a lane has one
+    template <class Cells> __device__ __forceinline__ void load_keys(const Cells & cell_of) {
+        const half_rows k = a_.k.of(key_head_, stream_);
+#pragma unroll
+        for (int eight = 0; eight < n_eights; ++eight) {
+            const half * key = k.at(cell_of(8 * (n_eights * warp_ + eight) + lane_ / 4)) + lane_ % 4 * 8;
+#pragma unroll
+            for (int step = 0; step < n_steps; ++step) {
+                keys_[eight][step].load(key + 32 * step);
+            }
+        }
+    }
+
+    template <class Cells> __device__ __forceinline__ void load_values(const Cells & cell_of) {
         const half_rows v = a_.v.of(key_head_, stream_);
 #pragma unroll
         for (int cut = 0; cut < n_cuts; ++cut) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) { // of a product: cells 2 (lane % 4) and the next, and 8 behind them
-                const int cell = memory_.sources[16 * cut + lane_ % 4 * 2 + i % 2 + i / 2 * 8];
-                values[cut][i].load(v.at(cell) + warp_ * of_warp + lane_ / 4 * per_lane);
+                const int cell = cell_of(16 * cut + lane_ % 4 * 2 + i % 2 + i / 2 * 8);
+                values_[cut][i].load(v.at(cell) + warp_ * of_warp + lane_ / 4 * per_lane);
             }
         }
     }
 
-    // Scores of the pairs with 16 places a warp; of one row's pairs, or of all (-1).
+    // of two places a lane, for the pairs whose softmax this warp computes
+    __device__ __forceinline__ void ask_for_masks(int first) {
+#pragma unroll
+        for (int i = 0; i < n_soft; ++i) {
+            const half * mask = a_.mask.of(0, stream_).at(max(memory_.rows[n_soft * warp_ + i], 0));
+            masks_[i][0]      = mask[min(first + lane_, a_.n_cells - 1)];
+            masks_[i][1]      = mask[min(first + lane_ + 32, a_.n_cells - 1)];
+        }
+    }
+
+    // Scores of the pairs with the warp's places; of one row's pairs, or of all (-1).
     __device__ __forceinline__ void multiply_keys(int row) {
-        const half_rows k = a_.k.of(key_head_, stream_);
 #pragma unroll
-        for (int eight = 0; eight < 2; ++eight) {
-            const int     begin = 16 * warp_ + 8 * eight;
-            const half *  key   = k.at(memory_.sources[begin + lane_ / 4]) + lane_ % 4 * 8;
-            neighbours<8> keys[n_steps];
-            float         d[4] = {};
+        for (int set = 0; set < n_sets; ++set) {
+            const int low            = pairs_of_a_set * set + lane_ / 4; // and low + 8
+            float     d[n_eights][4] = {};
 #pragma unroll
             for (int step = 0; step < n_steps; ++step) {
-                keys[step].load(key + 32 * step);
-            }
-#pragma unroll
-            for (int step = 0; step < n_steps; ++step) {
-                neighbours<8> a, b; // of rows lane / 4 and lane / 4 + 8
-                a.load(&memory_.queries[lane_ / 4][lane_ % 4 * 8 + 32 * step]);
-                b.load(&memory_.queries[lane_ / 4 + 8][lane_ % 4 * 8 + 32 * step]);
+                neighbours<8> a, b;
+                a.load(&memory_.queries[low][lane_ % 4 * 8 + 32 * step]);
+                b.load(&memory_.queries[low + 8][lane_ % 4 * 8 + 32 * step]);
                 const uint32_t first[]  = { a.words[0], b.words[0], a.words[1], b.words[1] };
                 const uint32_t second[] = { a.words[2], b.words[2], a.words[3], b.words[3] };
-                ptx::multiply_16_bits(d, first, make_uint2(keys[step].words[0], keys[step].words[1]));
-                ptx::multiply_16_bits(d, second, make_uint2(keys[step].words[2], keys[step].words[3]));
+#pragma unroll
+                for (int eight = 0; eight < n_eights; ++eight) {
+                    const uint32_t * words = keys_[eight][step].words;
+                    ptx::multiply_16_bits(d[eight], first, make_uint2(words[0], words[1]));
+                    ptx::multiply_16_bits(d[eight], second, make_uint2(words[2], words[3]));
+                }
             }
 #pragma unroll
-            for (int i = 0; i < 2; ++i) {
-                const int pair = lane_ / 4 + 8 * i;
-                if (row < 0 || row_of(pair) - first_row() == row) {
-                    *(float2 *) &memory_.scores[pair][begin + lane_ % 4 * 2] = make_float2(d[2 * i], d[2 * i + 1]);
+            for (int i = 0; i < 2 * n_eights; ++i) {
+                const int pair = low + i % 2 * 8, eight = i / 2;
+                if (row < 0 || row_of(pair) == row) {
+                    *(float2 *) &memory_.scores[pair][8 * (n_eights * warp_ + eight) + lane_ % 4 * 2] =
+                        make_float2(d[eight][i % 2 * 2], d[eight][i % 2 * 2 + 1]);
                 }
             }
         }
     }
 
-    __device__ __forceinline__ float bias(int pair, int place, bool by_row) const {
-        if (place >= a_.n_cells || !is_there(pair)) {
+    __device__ __forceinline__ float bias(int pair, int place, half mask, bool by_row) const {
+        if (place >= a_.n_cells || memory_.rows[pair] < 0) {
             return -INFINITY;
         }
-        const sight sees = by_row ? memory_.paths.each[row_of(pair) - first_row()].of(place) : sight::as_masked;
-        return sees == sight::yes  ? 0.0f
-               : sees == sight::no ? -INFINITY
-                                   : __half2float(a_.mask.of(0, stream_).at(row_of(pair))[place]);
-    }
-
-    // of two places a lane, for the pairs whose softmax this warp computes
-    __device__ __forceinline__ void load_biases(float2 (&to)[rows_of_a_warp], int first, bool by_row) const {
-#pragma unroll
-        for (int i = 0; i < rows_of_a_warp; ++i) {
-            const int pair = rows_of_a_warp * warp_ + i;
-            to[i]          = make_float2(bias(pair, first + lane_, by_row), bias(pair, first + lane_ + 32, by_row));
-        }
+        const sight sees = by_row ? memory_.paths.each[row_of(pair)].of(place) : sight::as_masked;
+        return sees == sight::yes ? 0.0f : sees == sight::no ? -INFINITY : __half2float(mask);
     }
 
     // NaN counts as infinite where it is seen: then the greatest score is, and the weights of both become NaN.
@@ -262,24 +316,25 @@ template <int size> class attention_tile {
     }
 
     // Weights of the chunk's cells, and what they make of the sums so far.
-    __device__ __forceinline__ void weigh(const float2 (&biases)[rows_of_a_warp]) {
+    __device__ __forceinline__ void weigh(int first, bool by_row) {
 #pragma unroll
-        for (int i = 0; i < rows_of_a_warp; ++i) {
-            const int   pair   = rows_of_a_warp * warp_ + i;
-            const float x      = scored(pair, lane_, biases[i].x);
-            const float y      = scored(pair, lane_ + 32, biases[i].y);
+        for (int i = 0; i < n_soft; ++i) {
+            const int   pair = n_soft * warp_ + i;
+            const float low  = bias(pair, first + lane_, masks_[i][0], by_row);
+            const float high = bias(pair, first + lane_ + 32, masks_[i][1], by_row);
+            const float x = scored(pair, lane_, low), y = scored(pair, lane_ + 32, high);
             const float before = memory_.most[pair];
-            const float most   = fmaxf(before, most_of_warp(fmaxf(x, y)));
+            const float most   = fmaxf(before, most_of_lanes(fmaxf(x, y)));
             const bool  sees   = most > -INFINITY;
-            const auto  low    = __ballot_sync(0xffffffff, biases[i].x > -INFINITY);
-            const auto  high   = __ballot_sync(0xffffffff, biases[i].y > -INFINITY);
+            const auto  lows   = __ballot_sync(0xffffffff, low > -INFINITY);
+            const auto  highs  = __ballot_sync(0xffffffff, high > -INFINITY);
             const half  p = __float2half(sees ? expf(x - most) : 0.0f), q = __float2half(sees ? expf(y - most) : 0.0f);
             memory_.weights[pair][lane_]      = p;
             memory_.weights[pair][lane_ + 32] = q;
             const float sum                   = sum_of_lanes(__half2float(p) + __half2float(q));
             if (lane_ == 0) {
-                if (is_there(pair) && (pair == 0 || row_of(pair - 1) < row_of(pair))) {
-                    memory_.seen[row_of(pair) - first_row()] = (uint64_t) high << 32 | low;
+                if (memory_.rows[pair] >= 0 && (pair == 0 || memory_.rows[pair - 1] < memory_.rows[pair])) {
+                    memory_.seen[row_of(pair)] = (uint64_t) highs << 32 | lows;
                 }
                 const float factor   = sees ? expf(before - most) : 1.0f;
                 memory_.factor[pair] = factor;
@@ -291,73 +346,85 @@ template <int size> class attention_tile {
 
     __device__ __forceinline__ bool rows_see_alike() const {
         bool alike = true;
-        for (int i = 1; i < n_of_rows(); ++i) {
+        for (int i = 1; i < n_of_rows_; ++i) {
             alike = alike && memory_.seen[i] == memory_.seen[0];
         }
         return alike;
     }
 
-    __device__ __forceinline__ static float most_of_warp(float x) {
+    __device__ __forceinline__ void scale_sums() {
 #pragma unroll
-        for (int offset = 16; offset > 0; offset /= 2) {
-            x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, offset));
+        for (int set = 0; set < n_sets; ++set) {
+            const int   low       = pairs_of_a_set * set + lane_ / 4;
+            const float factors[] = { memory_.factor[low], memory_.factor[low + 8] };
+#pragma unroll
+            for (int j = 0; j < per_lane; ++j) {
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    sums_[set][j][i] *= factors[i / 2];
+                }
+            }
         }
-        return x;
     }
 
-    __device__ __forceinline__ void scale_sums() {
-        const float factors[] = { memory_.factor[lane_ / 4], memory_.factor[lane_ / 4 + 8] };
+    // Weights of a set's pairs, as a product takes them; 0 for those that take no part.
+    __device__ __forceinline__ void load_weights(uint32_t (&to)[n_cuts][4], int low, bool of_low, bool of_high) const {
 #pragma unroll
-        for (int j = 0; j < per_lane; ++j) {
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums_[j][i] *= factors[i / 2];
-            }
+        for (int cut = 0; cut < n_cuts; ++cut) {
+            const uint32_t * first  = (const uint32_t *) &memory_.weights[low][16 * cut + lane_ % 4 * 2];
+            const uint32_t * second = (const uint32_t *) &memory_.weights[low + 8][16 * cut + lane_ % 4 * 2];
+            to[cut][0]              = of_low ? first[0] : 0;
+            to[cut][1]              = of_high ? second[0] : 0;
+            to[cut][2]              = of_low ? first[4] : 0;
+            to[cut][3]              = of_high ? second[4] : 0;
         }
     }
 
     // Weights of the pairs of the tile's row `turn`, or of all, times values of the cells that they see. What others
     // see is zero, so that sums do not depend on how tensor cores add zeros to other values.
-    __device__ __forceinline__ void multiply_values(const values_of_chunk & values, int turn, bool together) {
-        const uint64_t seen       = memory_.seen[turn] >> lane_ % 4 * 2;
-        const auto     takes_part = [&](int pair) { return together || row_of(pair) - first_row() == turn; };
-        const bool     of_low = takes_part(lane_ / 4), of_high = takes_part(lane_ / 4 + 8);
-        uint32_t       weights[n_cuts][4];
+    __device__ __forceinline__ void multiply_values(int turn, bool together) {
+        const uint64_t seen = memory_.seen[turn] >> lane_ % 4 * 2;
 #pragma unroll
-        for (int cut = 0; cut < n_cuts; ++cut) {
-            const uint32_t * low  = (const uint32_t *) &memory_.weights[lane_ / 4][16 * cut + lane_ % 4 * 2];
-            const uint32_t * high = (const uint32_t *) &memory_.weights[lane_ / 4 + 8][16 * cut + lane_ % 4 * 2];
-            weights[cut][0]       = of_low ? low[0] : 0;
-            weights[cut][1]       = of_high ? high[0] : 0;
-            weights[cut][2]       = of_low ? low[4] : 0;
-            weights[cut][3]       = of_high ? high[4] : 0;
-        }
+        for (int set = 0; set < n_sets; ++set) {
+            const int  low     = pairs_of_a_set * set + lane_ / 4;
+            const bool of_low  = together || row_of(low) == turn;
+            const bool of_high = together || row_of(low + 8) == turn;
+            uint32_t   weights[n_cuts][4];
+            load_weights(weights, low, of_low, of_high);
 #pragma unroll
-        for (int j = 0; j < per_lane; ++j) {
-            float d[] = { sums_[j][0], sums_[j][1], sums_[j][2], sums_[j][3] };
+            for (int j = 0; j < per_lane; ++j) {
+                float d[] = { sums_[set][j][0], sums_[set][j][1], sums_[set][j][2], sums_[set][j][3] };
 #pragma unroll
-            for (int cut = 0; cut < n_cuts; ++cut) {
-                uint32_t words[4];
+                for (int cut = 0; cut < n_cuts; ++cut) {
+                    ptx::multiply_16_bits(d, weights[cut], values_of(cut, j, (uint32_t) (seen >> 16 * cut)));
+                }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
-                    words[i] = seen >> (16 * cut + i % 2 + i / 2 * 8) & 1 ? values[cut][i].words[j / 2] : 0;
+                    sums_[set][j][i] = (i < 2 ? of_low : of_high) ? d[i] : sums_[set][j][i];
                 }
-                const uint32_t pick = j % 2 ? 0x7632 : 0x5410;
-                ptx::multiply_16_bits(
-                    d, weights[cut],
-                    make_uint2(__byte_perm(words[0], words[1], pick), __byte_perm(words[2], words[3], pick)));
-            }
-#pragma unroll
-            for (int i = 0; i < 4; ++i) {
-                sums_[j][i] = (i < 2 ? of_low : of_high) ? d[i] : sums_[j][i];
             }
         }
     }
 
-    const attention_arguments & a_;
-    block_memory<size> &        memory_;
-    int                         key_head_, first_pair_, stream_, warp_, lane_;
-    float                       sums_[per_lane][4] = {};
+    // of 16 cells, of which bits 0, 1, 8 and 9 of `seen` say whether this lane's are seen
+    __device__ __forceinline__ uint2 values_of(int cut, int j, uint32_t seen) const {
+        uint32_t words[4];
+#pragma unroll
+        for (int i = 0; i < 4; ++i) {
+            words[i] = seen >> (i % 2 + i / 2 * 8) & 1 ? values_[cut][i].words[j / 2] : 0;
+        }
+        const uint32_t pick = j % 2 ? 0x7632 : 0x5410;
+        return make_uint2(__byte_perm(words[0], words[1], pick), __byte_perm(words[2], words[3], pick));
+    }
+
+    const attention_arguments &  a_;
+    block_memory<size, n_sets> & memory_;
+    int                          key_head_, stream_, warp_, lane_, first_row_, n_of_rows_;
+    float                        sums_[n_sets][per_lane][4] = {};
+    // of the chunk that is computed, or the one behind it
+    neighbours<8>        keys_[n_eights][n_steps];
+    neighbours<per_lane> values_[n_cuts][4];
+    half                 masks_[n_soft][2];
 };
 
 } // namespace dw::layer_parts

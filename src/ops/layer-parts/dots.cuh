@@ -19,6 +19,14 @@ __device__ __forceinline__ float sum_of_lanes(float x) {
     return x;
 }
 
+__device__ __forceinline__ float most_of_lanes(float x) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+        x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, offset));
+    }
+    return x;
+}
+
 template <ggml_type type> constexpr bool are_floats = is_float(type);
 
 // four weights from index i on; i is a multiple of 4

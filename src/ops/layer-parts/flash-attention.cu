@@ -7,71 +7,116 @@ namespace {
 using namespace dw::layer_parts;
 namespace op = dw::layer_parts::flash_attention;
 
-constexpr int most_parts = 1024;
+constexpr int most_parts = 1024, least_cells_of_two_sets = 4096;
 
-// blocks: (tile of a stream, head of keys, part): those that read the same cells run together
-template <int size> __global__ void __launch_bounds__(32 * warps_of_a_tile)
+// blocks: (tile of a stream, head of keys, part): those that read the same cells run together, the largest parts first
+template <int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_a_tile<size>, n_sets == 1 ? 2 : 1)
     attend(const __grid_constant__ attention_arguments a) {
-    __shared__ block_memory<size> memory;
+    __shared__ block_memory<size, n_sets> memory;
     ggml_cuda_pdl_lc();
-    attention_tile<size> tile(a, memory);
-    tile.find_paths();
+    const int                    at    = gridDim.z - 1 - blockIdx.z;
+    const attention_part         part  = attention_part::of(at);
+    const int                    first = part.first * chunk;
+    attention_tile<size, n_sets> tile(a, memory);
+    tile.prepare(first);
     ggml_cuda_pdl_sync();
-    tile.load_queries();
-    const attention_part part = attention_part::of(blockIdx.z);
-    for (int i = 0; i < part.n && (part.first + i) * chunk < a.n_cells; ++i) {
-        tile.add((part.first + i) * chunk);
+    tile.begin(first);
+    const int end = min(first + part.n * chunk, a.n_cells);
+    for (int cell = first; cell < end; cell += chunk) {
+        tile.add(cell, cell + chunk < end);
     }
-    tile.write(blockIdx.z);
+    tile.write(at);
 }
 
-constexpr int values_of_a_join = 64, n_classes_of_parts = 4;
+constexpr int quads_of_a_join = 16, n_classes_of_parts = 16, threads_of_a_join = quads_of_a_join * n_classes_of_parts;
 
-// blocks: (pair, stream, 64 values of it). Parts are added up in four classes, then these.
-__global__ void join(const __grid_constant__ attention_arguments a, int n_parts, int size) {
-    __shared__ float2 ends[most_parts];
-    __shared__ float2 sums[n_classes_of_parts][values_of_a_join]; // of values, of weights
+__device__ __forceinline__ float4 add(float4 a, float4 b) {
+    return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
+}
+
+// What the sums of each part count, and the sum of its weights. All threads of a block.
+__device__ __forceinline__ void weigh_parts(float2 (&to)[most_parts], const float2 * ends, int stride, int n_parts) {
+    __shared__ float of_warps[threads_of_a_join / 32];
+    float            most = -INFINITY;
+    for (int part = threadIdx.x; part < n_parts; part += threads_of_a_join) {
+        to[part] = ends[(int64_t) part * stride];
+        most     = fmaxf(most, to[part].x);
+    }
+    most = most_of_lanes(most);
+    if (threadIdx.x % 32 == 0) {
+        of_warps[threadIdx.x / 32] = most;
+    }
+    __syncthreads();
+    for (int i = 0; i < threads_of_a_join / 32; ++i) {
+        most = fmaxf(most, of_warps[i]);
+    }
+    for (int part = threadIdx.x; part < n_parts; part += threads_of_a_join) {
+        to[part].x = to[part].x > -INFINITY ? expf(to[part].x - most) : 0.0f;
+    }
+    __syncthreads();
+}
+
+// blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these.
+__global__ void __launch_bounds__(threads_of_a_join)
+    join(const __grid_constant__ attention_arguments a, int n_parts, int size) {
+    __shared__ float2 parts[most_parts];
+    __shared__ float4 sums[n_classes_of_parts][quads_of_a_join];
+    __shared__ float  weights[n_classes_of_parts];
     ggml_cuda_pdl_lc();
-    const int     i = threadIdx.x % values_of_a_join, which = threadIdx.x / values_of_a_join;
-    const int     value = blockIdx.z * values_of_a_join + i;
+    const int     quad = threadIdx.x % quads_of_a_join, which = threadIdx.x / quads_of_a_join;
+    const int     value = (blockIdx.z * quads_of_a_join + quad) * 4;
     const int64_t first = (int64_t) blockIdx.y * n_parts * a.n_pairs() + blockIdx.x;
     ggml_cuda_pdl_sync();
-    for (int part = threadIdx.x; part < n_parts; part += blockDim.x) {
-        ends[part] = a.ends[first + (int64_t) part * a.n_pairs()];
-    }
-    __syncthreads();
-    float most = -INFINITY;
-    for (int part = 0; part < n_parts; ++part) {
-        most = fmaxf(most, ends[part].x);
-    }
-    float2 sum = make_float2(0.0f, 0.0f);
+    weigh_parts(parts, a.ends + first, a.n_pairs(), n_parts);
+    float4 sum    = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
+    float  weight = 0.0f;
 #pragma unroll 4
     for (int part = which; part < n_parts; part += n_classes_of_parts) {
-        const float weight = ends[part].x > -INFINITY ? expf(ends[part].x - most) : 0.0f;
-        if (!(weight == 0.0f)) { // NaN is passed on
-            sum.x = fmaf(weight, a.sums[(first + (int64_t) part * a.n_pairs()) * size + value], sum.x);
-            sum.y = fmaf(weight, ends[part].y, sum.y);
+        const float4 x      = *(const float4 *) &a.sums[(first + (int64_t) part * a.n_pairs()) * size + value];
+        const float  share  = parts[part].x;
+        const bool   counts = !(share == 0.0f); // NaN is passed on
+        sum.x               = counts ? fmaf(share, x.x, sum.x) : sum.x;
+        sum.y               = counts ? fmaf(share, x.y, sum.y) : sum.y;
+        sum.z               = counts ? fmaf(share, x.z, sum.z) : sum.z;
+        sum.w               = counts ? fmaf(share, x.w, sum.w) : sum.w;
+        weight              = counts ? fmaf(share, parts[part].y, weight) : weight;
+    }
+    sums[which][quad] = sum;
+    weights[which]    = weight;
+    for (int n = n_classes_of_parts / 2; n > 0; n /= 2) {
+        __syncthreads();
+        if (which < n) {
+            sums[which][quad] = add(sums[which][quad], sums[which + n][quad]);
+            if (quad == 0) {
+                weights[which] += weights[which + n];
+            }
         }
     }
-    sums[which][i] = sum;
-    __syncthreads();
     if (which == 0) {
-        const float values  = (sums[0][i].x + sums[1][i].x) + (sums[2][i].x + sums[3][i].x);
-        const float weights = (sums[0][i].y + sums[1][i].y) + (sums[2][i].y + sums[3][i].y);
-        a.out[((int64_t) blockIdx.y * a.n_pairs() + blockIdx.x) * size + value] =
-            weights == 0.0f ? 0.0f : values / weights;
+        __syncwarp(0xffff);
+        const float4 x = sums[0][quad];
+        const float  w = weights[0];
+        *(float4 *) &a.out[((int64_t) blockIdx.y * a.n_pairs() + blockIdx.x) * size + value] =
+            w == 0.0f ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : make_float4(x.x / w, x.y / w, x.z / w, x.w / w);
     }
 }
 
-template <int size> void launch_for(const attention_arguments & a, int n_parts, int n_streams, cudaStream_t stream) {
-    const int n_tiles = attention_tile<size>::n_tiles(a);
+template <int size, int n_sets>
+void launch_for(const attention_arguments & a, int n_parts, int n_streams, cudaStream_t stream) {
+    const int n_tiles = attention_tile<size, n_sets>::n_tiles(a);
     ggml_cuda_kernel_launch(
-        attend<size>,
-        { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile), 0, stream }, a);
-    ggml_cuda_kernel_launch(join,
-                            { dim3(a.n_pairs(), n_streams, size / values_of_a_join),
-                              dim3(n_classes_of_parts * values_of_a_join), 0, stream },
-                            a, n_parts, size);
+        attend<size, n_sets>,
+        { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile<size>), 0, stream }, a);
+    ggml_cuda_kernel_launch(
+        join, { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_join)), dim3(threads_of_a_join), 0, stream }, a,
+        n_parts, size);
+}
+
+// Two sets of pairs read each cell once, and wait longer for the first.
+template <int size> void launch_for(const attention_arguments & a, int n_parts, int n_streams, cudaStream_t stream) {
+    const bool by_two = a.n_rows * a.group > pairs_of_a_set && a.n_cells >= least_cells_of_two_sets;
+    return by_two ? launch_for<size, 2>(a, n_parts, n_streams, stream)
+                  : launch_for<size, 1>(a, n_parts, n_streams, stream);
 }
 
 bool is_cache(const ggml_tensor * t, int64_t size, const ggml_tensor * dst) {

@@ -40,7 +40,7 @@ keep() {
     kept=$(mktemp -d)
     cat "$1"/ccache.tar.* | tar -C "$kept" -xf -
     CCACHE_DIR="$kept" ccache --recompress 19 > /dev/null
-    find "$kept" -type f -name "*R" -size -110k -delete # quickly compiled again; the tree that travels may be 64 MiB
+    find "$kept" -type f -name "*R" -size -210k -delete # quickly compiled again; the tree that travels may be 64 MiB
     tar -C "$kept" -cf - . | xz -T0 -9 > "$packed/ccache.tar.xz"
     rm -rf "$kept"
     du -sh "$packed"/*

@@ -9,12 +9,14 @@
 #include "llama/model_attachment.h"
 #include "llama/sequence_set.h"
 #include "llama/short_logits.h"
+#include "ops/copies/copies.h"
 
 #include <array>
 #include <cstdint>
 #include <map>
 #include <memory>
 #include <numeric>
+#include <vector>
 
 struct dw_custom_op;
 struct llama_context;
@@ -100,8 +102,11 @@ struct dw_attachment {
     const std::unique_ptr<draftwood::graph_store>      graphs;
 
     bool keeps_outputs = false; // what is computed stays where it is until somebody asks the context for it
-    bool async_inputs  = false; // inputs are copied to their device without waiting for it
+    bool async_inputs  = false; // inputs are copied to their device without waiting for it, by `copies`
     bool memory_alone  = false; // a decode without outputs computes what the memory takes and no more
+
+    dw::copies             copies = nullptr; // of the only device; nullptr: it has none
+    std::vector<dw::piece> pieces;           // inputs of the graph that is about to run
 
     std::array<int32_t, 14> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
 

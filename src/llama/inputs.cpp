@@ -44,22 +44,56 @@ bool is_pinned_for(ggml_backend_t backend, const ggml_tensor * t) {
     return t->buffer && buffer_type_of(t) == ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
 }
 
-// Copies into the device's stream. Returns false for what is computed in host memory: the next node may write over it
-// meanwhile.
-bool copy_input(void * user, ggml_backend_t backend, const ggml_tensor * input, ggml_tensor * copy) {
-    attachment &        attached = *static_cast<attachment *>(user);
-    const ggml_tensor * root     = input->view_src ? input->view_src : input;
-    if ((root->flags & GGML_TENSOR_FLAG_INPUT) == 0 || !ggml_is_contiguous(input) || !is_pinned_for(backend, root)) {
-        return false;
-    }
-    ggml_backend_tensor_set_async(backend, copy, input->data, 0, ggml_nbytes(copy));
-    for (const fed_input & each : attached.outputs.fed) {
-        if (each.input == input) {
-            copy_bytes(backend, copy, each.feed.at, each.feed.from, each.feed.offset, each.feed.bytes);
+// The device can fetch it while the graph goes on. What is computed in host memory may be written over meanwhile.
+bool can_be_fetched(ggml_backend_t backend, const ggml_tensor * input) {
+    const ggml_tensor * root = input->view_src ? input->view_src : input;
+    return (root->flags & GGML_TENSOR_FLAG_INPUT) != 0 && ggml_is_contiguous(input) && is_pinned_for(backend, root);
+}
+
+// the first of an input's feeds behind `done` bytes of it; nullptr: none
+const row_feed * next_feed(const std::vector<fed_input> & fed, const ggml_tensor * input, size_t done) {
+    const row_feed * next = nullptr;
+    for (const fed_input & each : fed) {
+        const row_feed & feed = each.feed;
+        if (each.input == input && feed.at + feed.bytes > done && (!next || feed.at < next->at)) {
+            next = &feed;
         }
     }
-    attached.graphs->copied(backend);
-    return true;
+    return next;
+}
+
+// What `copy` is made of: parts that a device has, and between them the host's.
+void add_pieces(std::vector<dw::piece> & to, const std::vector<fed_input> & fed, const ggml_tensor * input,
+                ggml_tensor * copy) {
+    const auto add = [&](size_t at, const void * from, size_t n_bytes) {
+        if (n_bytes > 0) {
+            to.push_back({ (char *) copy->data + at, from, n_bytes });
+        }
+    };
+    const char * const here = (const char *) input->data;
+    size_t             done = 0;
+    while (const row_feed * feed = next_feed(fed, input, done)) {
+        add(done, here + done, feed->at - done);
+        add(feed->at, (const char *) feed->from->data + feed->offset, feed->bytes);
+        done = feed->at + feed->bytes;
+    }
+    add(done, here + done, ggml_nbytes(copy) - done);
+}
+
+// Keeps what is to be copied until the last input, and copies all of it then.
+bool copy_input(void * user, ggml_backend_t backend, const ggml_tensor * input, ggml_tensor * copy, bool is_last) {
+    attachment &             attached = *static_cast<attachment *>(user);
+    std::vector<dw::piece> & pieces   = attached.pieces;
+    const bool               is_ours  = can_be_fetched(backend, input);
+    if (is_ours) {
+        add_pieces(pieces, attached.outputs.fed, input, copy);
+    }
+    if (is_last && !pieces.empty()) {
+        attached.copies(backend, pieces.data(), (int) pieces.size());
+        attached.graphs->copied(backend);
+        pieces.clear();
+    }
+    return is_ours;
 }
 
 } // namespace

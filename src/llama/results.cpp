@@ -55,7 +55,9 @@ results::results(attachment & attached, const ggml_tensor * head, bool always) :
         attached.top_rows = find_top_rows(ggml_backend_get_device(backend_));
     }
     if (on_gpu_) {
-        attached.async_inputs = n_devices == 1; // one event a graph says when its inputs are there: one device's
+        attached.copies = (dw::copies) find_in_registry(ggml_backend_get_device(backend_), dw::copies_name);
+        // one event a graph says when its inputs are there: one device's
+        attached.async_inputs = n_devices == 1 && attached.copies;
         attached.set_kv_step(kv_step);
     }
 }

@@ -11,9 +11,10 @@
 extern "C" {
 #endif
 
-// Copies `input`, in host memory, to `copy` on the device of `backend`, in its stream. Returns false if it did not.
+// Copies `input`, in host memory, to `copy` on the device of `backend`, in its stream, and when it is asked for the
+// last input of the backend's part of a graph at the latest. Returns false if it does not.
 typedef bool (*dw_input_copier)(void * user, ggml_backend_t backend, const struct ggml_tensor * input,
-                                struct ggml_tensor * copy);
+                                struct ggml_tensor * copy, bool is_last);
 
 // Zero in a new scheduler: it copies as ggml does.
 struct dw_sched_inputs {
@@ -26,8 +27,8 @@ GGML_API struct dw_sched_inputs * dw_sched_inputs_of(ggml_backend_sched_t sched)
 
 // ggml_backend_sched_compute_splits calls it before it copies an input.
 static inline bool dw_sched_copy_input(const struct dw_sched_inputs * inputs, ggml_backend_t backend,
-                                       const struct ggml_tensor * input, struct ggml_tensor * copy) {
-    return inputs->copier && inputs->copier(inputs->user, backend, input, copy);
+                                       const struct ggml_tensor * input, struct ggml_tensor * copy, bool is_last) {
+    return inputs->copier && inputs->copier(inputs->user, backend, input, copy, is_last);
 }
 
 #ifdef __cplusplus

@@ -1,5 +1,6 @@
 // What tests/ops/cuda_on_cpu.py calls: our CUDA descriptors, which run on the CPU here. Must not know: tests.
 
+#include "ops/copies/copies.cuh"
 #include "ops/door/launch.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/guess.h"
@@ -59,6 +60,10 @@ const op_descriptor * of_node(const ggml_tensor * node) {
 extern "C" bool cuda_on_cpu_takes(const ggml_tensor * node) {
     const op_descriptor * op = of_node(node);
     return op && op->takes(node);
+}
+
+extern "C" void cuda_on_cpu_copy(const piece * pieces, int n) {
+    copy_pieces(pieces, n, nullptr);
 }
 
 // Runs it. Its operands and result lie in host memory. The workspace begins as 0xFF bytes.

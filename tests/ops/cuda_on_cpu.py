@@ -16,6 +16,7 @@ import os
 import re
 import shutil
 import subprocess
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
@@ -25,7 +26,7 @@ from draftwood._llama_cpp import llama_cpp
 ROOT = Path(__file__).resolve().parents[2]
 STANDINS = ROOT / "tests" / "cuda_on_cpu"
 OUT = ROOT / "build" / "cuda_on_cpu"
-UNITS = ("layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu")
+UNITS = ("copies/*.cu", "layer-parts/*.cu", "top-rows/*.cu", "tree-delta-net/*.cu")
 UNITS += ("expert-slots/expert-slots.cu", "expert-slots/guess.cu", "probes.cu")
 _LAUNCH = re.compile(r"([\w:]+(?:<[\w: ,<>]*>)?)<<<(.*?)>>>\(", re.DOTALL)
 _DYNAMIC = re.compile(r"extern __shared__(?: __align__\(\d+\))? (\w+) (\w+)\[\];")
@@ -132,6 +133,12 @@ def _function(name: str) -> Any:
     found = getattr(library(), name)
     found.restype, found.argtypes = ctypes.c_bool, [ctypes.c_void_p]
     return found
+
+
+def copy(pieces: Sequence[tuple[int, int, int]]) -> None:
+    """Copy pieces (to, from, bytes) as a card does."""
+    flat = (ctypes.c_void_p * (3 * len(pieces)))(*(value for piece in pieces for value in piece))
+    library().cuda_on_cpu_copy(flat, len(pieces))
 
 
 def complete(memory: int) -> None:

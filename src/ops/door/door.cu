@@ -3,6 +3,8 @@
 #include "ops/door/door.h"
 
 #include "common.cuh"
+#include "ggml-backend-impl.h"
+#include "ops/copies/copies.cuh"
 #include "ops/door/launch.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/guess.h"
@@ -73,6 +75,13 @@ bool has_operands(const ggml_tensor * node, const dw::op_signature & op) {
 
 std::atomic<int64_t> n_all, n_replayed;
 
+void copy(ggml_backend_t backend, const dw::piece * pieces, int n) {
+    auto & ctx = *(ggml_backend_cuda_context *) backend->context;
+    ggml_cuda_set_device(ctx.device);
+    dw::copy_pieces(pieces, n, ctx.stream());
+    CUDA_CHECK(cudaGetLastError());
+}
+
 dw_cuda_launches launches() {
     return { n_all.load(), n_replayed.load() };
 }
@@ -87,6 +96,9 @@ void * dw_cuda_find(const char * name) {
     }
     if (std::strcmp(name, dw::slot_memory_name) == 0) {
         return const_cast<dw::slot_memory *>(&dw::slot_memory_on_cuda);
+    }
+    if (std::strcmp(name, dw::copies_name) == 0) {
+        return (void *) copy;
     }
     return std::strcmp(name, "dw_cuda_launches") == 0 ? (void *) launches : nullptr;
 }
@@ -114,4 +126,23 @@ bool dw_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
 void dw_cuda_count(bool use_graph, bool new_graph) {
     n_all++;
     n_replayed += use_graph && !new_graph;
+}
+
+void dw_cuda_instantiate(cudaGraphExec_t & instance, cudaGraph_t graph, cudaStream_t stream) {
+    cudaError_t error = cudaGraphInstantiate(&instance, graph, nullptr, nullptr, 0);
+    if (error == cudaSuccess) {
+        error = cudaGraphUpload(instance, stream);
+    } else {
+        instance = nullptr;
+    }
+    if (error != cudaErrorMemoryAllocation) {
+        CUDA_CHECK(error);
+        return;
+    }
+    (void) cudaGetLastError();
+    if (instance) {
+        CUDA_CHECK(cudaGraphExecDestroy(instance));
+        instance = nullptr;
+    }
+    GGML_LOG_WARN("%s: no memory on the card for a CUDA graph: its kernels are launched one by one\n", __func__);
 }

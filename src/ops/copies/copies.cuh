@@ -1,0 +1,13 @@
+// See copies.h.
+
+#pragma once
+
+#include "ops/copies/copies.h"
+
+#include <cuda_runtime.h>
+
+namespace dw {
+
+void copy_pieces(const piece * pieces, int n, cudaStream_t stream);
+
+} // namespace dw

@@ -38,7 +38,7 @@ int32_t drafter_context::decode(const decode_request & request) {
         rc = draftwood::decode(attached_, request, batch_);
     }
     if (rc == 0) {
-        results_.decoded();
+        results_.decoded(/*is_read*/ false);
     }
     return results_.is_lost() ? rows_lost : rc;
 }

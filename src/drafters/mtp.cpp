@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstring>
 
 namespace draftwood {
 
@@ -275,13 +276,13 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
             break;
         }
     }
+    on_host_.ask(drafted_.backend(), drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
     done_.record(drafted_.backend());
     n_fed_ = ctx_.end(seq_);
 }
 
 void mtp_drafter::settle(token_tree & tree) {
-    ggml_backend_synchronize(drafted_.backend());
-    ggml_backend_tensor_get(drafted_.tensor(), tree.tokens.data() + 1, 0, tree.n_drafts() * sizeof(llama_token));
+    std::memcpy(tree.tokens.data() + 1, on_host_.get(), tree.n_drafts() * sizeof(llama_token));
 }
 
 void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {

@@ -120,14 +120,15 @@ class mtp_drafter : public drafter {
     int32_t                      n_rows_max_;   // pairs per decode
     int32_t                      most_waiting_; // pairs
 
-    beams       beams_; // rows of the last draft, if it was a tree
-    pair_queue  queue_;
-    device_rows waiting_;         // f32[n_embd, ..] of queue_
-    device_rows newest_;          // f32[n_embd, 1] the target's hidden state at hidden_pos_
-    device_rows drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
-    llama_pos   n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
-    llama_pos   hidden_pos_ = -1; // position that newest_ belongs to; -1: unknown
-    fence       done_;            // drafting ahead
+    beams          beams_; // rows of the last draft, if it was a tree
+    pair_queue     queue_;
+    device_rows    waiting_;         // f32[n_embd, ..] of queue_
+    device_rows    newest_;          // f32[n_embd, 1] the target's hidden state at hidden_pos_
+    device_rows    drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
+    fetched_values on_host_;         // the same
+    llama_pos      n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
+    llama_pos      hidden_pos_ = -1; // position that newest_ belongs to; -1: unknown
+    fence          done_;            // drafting ahead
 
     std::vector<float> nothing_; // f32[n_embd], where llama.cpp wants a host's copy of what it is fed otherwise
 };

@@ -62,13 +62,16 @@ results::results(attachment & attached, const ggml_tensor * head, bool always) :
     }
 }
 
-void results::decoded() {
-    host_.clear();
+void results::decoded(bool is_read) {
+    forget();
     top_        = in_one_graph() ? attached_.outputs.tail.top : nullptr;
     few_logits_ = attached_.outputs.tail.few_logits;
     is_lost_    = few_logits_ && attached_.outputs.n_ubatches > 1;
     if (on_gpu_) {
         ready_.record(backend_);
+    }
+    if (on_gpu_ && is_read && top_) {
+        fetched_.ask(backend_, top_, ggml_nbytes(top_));
     }
 }
 
@@ -86,7 +89,8 @@ void results::taken_by(ggml_backend_t reader) {
 }
 
 void results::forget() {
-    host_.clear();
+    fetched_.forget();
+    host_       = nullptr;
     top_        = nullptr;
     few_logits_ = nullptr;
     is_lost_    = false;
@@ -106,14 +110,15 @@ result_rows results::layer_input(int32_t il) const {
     return { nullptr, llama_get_embeddings_layer_inp(attached_.ctx, il) };
 }
 
-// Copies the rows to the host, and their ids to where they can be read as integers.
+// Waits for the rows on the host, and copies their ids to where they can be read as integers.
 void results::fetch() {
-    host_.resize(ggml_nelements(top_));
-    ggml_backend_tensor_get_async(backend_, top_, host_.data(), 0, host_.size() * sizeof(float));
-    ggml_backend_synchronize(backend_);
+    if (!fetched_.is_asked()) {
+        fetched_.ask(backend_, top_, ggml_nbytes(top_));
+    }
+    host_ = (const float *) fetched_.get();
     ids_.clear();
     for (int64_t i = 0; i < top_->ne[1]; ++i) {
-        const dw::top_rows::row_reader row(host_.data() + i * top_->ne[0], dw_n_top);
+        const dw::top_rows::row_reader row(host_ + i * top_->ne[0], dw_n_top);
         for (int64_t rank = 0; rank < dw_n_top; ++rank) {
             ids_.push_back(row.id(rank));
         }
@@ -121,12 +126,12 @@ void results::fetch() {
 }
 
 top_row results::top(int32_t i) {
-    if (host_.empty()) {
+    if (!host_) {
         fetch();
     }
     const int64_t                  last = top_->ne[1] - 1;
     const int64_t                  at   = i < 0 ? last : std::min<int64_t>(i, last);
-    const dw::top_rows::row_reader row(host_.data() + at * top_->ne[0], dw_n_top);
+    const dw::top_rows::row_reader row(host_ + at * top_->ne[0], dw_n_top);
     return { ids_.data() + at * dw_n_top, row.logits(), row.log_sum() };
 }
 

@@ -7,6 +7,7 @@
 
 #include "llama/attachment.h"
 #include "llama/fence.h"
+#include "llama/fetched.h"
 
 #include <cstdint>
 #include <vector>
@@ -41,8 +42,9 @@ class results {
     results(const results &)             = delete;
     results & operator=(const results &) = delete;
 
-    // llama_context::decode was called, for rows of one sequence or several
-    void decoded();
+    // llama_context::decode was called, for rows of one sequence or several. is_read: top() will be called, so a GPU's
+    // rows are queued for the host behind the graph.
+    void decoded(bool is_read);
     // another decode comes: these results are gone
     void forget();
     // the graphs that they lie in are about to go: what was not copied yet is copied to where llama.cpp has it
@@ -53,7 +55,7 @@ class results {
     result_rows layer_input(int32_t il) const;
 
     // Whether the newest decode has its rows' best tokens. top() gives those of row i of its batch (-1: the last); its
-    // first call copies all rows. Either all rows of the batch are outputs, or one is.
+    // first call waits for all rows. Either all rows of the batch are outputs, or one is.
     bool    has_top() const { return top_ != nullptr; }
     bool    is_short() const { return few_logits_ != nullptr; } // its logits are of a short head
     bool    is_lost() const { return is_lost_; }                // of a short head, computed in several graphs
@@ -86,9 +88,10 @@ class results {
     ggml_tensor *        top_        = nullptr;
     ggml_tensor *        few_logits_ = nullptr;
     bool                 is_lost_    = false;
-    std::vector<float>   few_row_; // copy of a row of few_logits_
-    std::vector<float>   host_;    // copy of top_; empty: not made yet
-    std::vector<int32_t> ids_;     // of all its rows, dw_n_top each
+    std::vector<float>   few_row_;        // copy of a row of few_logits_
+    fetched_values       fetched_;        // top_
+    const float *        host_ = nullptr; // what was fetched; nullptr: not looked at yet
+    std::vector<int32_t> ids_;            // of all its rows, dw_n_top each
     fence                ready_, taken_;
 };
 

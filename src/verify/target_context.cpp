@@ -157,7 +157,7 @@ void target_context::decode(const std::vector<place> & places, int32_t n_rows, c
         rc = attempt(marks, request, begin, why); // now in the context's own graph (graph_store.h)
     }
     require_decoded(rc, places[0].pos, n_rows, why);
-    results_.decoded();
+    results_.decoded(/*is_read*/ true);
 }
 
 void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, const std::string & why) const {

@@ -1,0 +1,40 @@
+// See fetched.h.
+
+#include "llama/fetched.h"
+
+#include "llama/status.h"
+
+namespace draftwood {
+
+namespace {
+
+// pinned for the device of `backend`, if it has such
+ggml_backend_buffer_type_t host_memory_for(ggml_backend_t backend) {
+    ggml_backend_buffer_type_t pinned = ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+    return pinned ? pinned : ggml_backend_cpu_buffer_type();
+}
+
+} // namespace
+
+void fetched_values::ask(ggml_backend_t backend, const ggml_tensor * from, size_t n_bytes) {
+    if (!buffer_ || ggml_backend_buffer_get_size(buffer_.get()) < n_bytes) {
+        buffer_.reset(ggml_backend_buft_alloc_buffer(host_memory_for(backend), n_bytes));
+    }
+    if (!buffer_) {
+        backend_ = nullptr;
+        fail(DW_ERR_MEMORY, "no memory on the host for %zu bytes of results", n_bytes);
+    }
+    ggml_backend_tensor_get_async(backend, from, ggml_backend_buffer_get_base(buffer_.get()), 0, n_bytes);
+    backend_ = backend;
+    is_here_ = false;
+}
+
+const void * fetched_values::get() {
+    if (!is_here_) {
+        ggml_backend_synchronize(backend_);
+        is_here_ = true;
+    }
+    return ggml_backend_buffer_get_base(buffer_.get());
+}
+
+} // namespace draftwood

@@ -1,8 +1,9 @@
-// What products take as input, made of other tensors: rows of activations, a block a row. As a kernel of its own, or
-// by each block of a product for itself. Test: tests/gpu/test_layer_parts_cuda.py.
+// What products take as input, made of other tensors: rows of activations. As a kernel of its own, or by each block of
+// a product for itself. Test: tests/gpu/test_layer_parts_cuda.py.
 //
-// An input writes row `row` with all threads of a block, threads(width) in the kernel; by_products: blocks of products
-// may, can_be_made_by(n): n threads give the same bits.
+// An input writes its share of row `row` with all threads of a block. In the kernel a row has blocks(width) blocks of
+// threads(width); by_products: a block of products may write a whole row, can_be_made_by(n): n threads give the same
+// bits.
 
 #pragma once
 
@@ -12,6 +13,24 @@
 namespace dw::layer_parts {
 
 constexpr int most_threads = 1024;
+
+// a block's share of a row
+struct share {
+    int part, n_parts;
+
+    // of n pieces of a row, a warp each: this warp's first, and the distance to its next
+    __device__ __forceinline__ int first() const { return part * (blockDim.x / 32) + threadIdx.x / 32; }
+    __device__ __forceinline__ int step() const { return n_parts * (blockDim.x / 32); }
+};
+
+constexpr share whole_row = { 0, 1 };
+
+// Pieces of 128 values that have nothing to do with each other: four a block.
+constexpr int threads_of_pieces = 128;
+
+inline int blocks_of_pieces(int64_t width) {
+    return (int) ((width + 4 * threads_of_pieces - 1) / (4 * threads_of_pieces));
+}
 
 // rms_norm(x) * norm
 struct normalised {
@@ -23,9 +42,10 @@ struct normalised {
 
     static constexpr bool by_products = true;
     static int            threads(int64_t width) { return threads_for(width); }
+    static int            blocks(int64_t) { return 1; }
     bool                  can_be_made_by(int n_threads) const { return n_threads == threads_for(width); }
 
-    __device__ __forceinline__ void write(int row, const activations & out) const {
+    __device__ __forceinline__ void write(int row, share, const activations & out) const {
         __shared__ float sums[most_threads / 32];
         const groups     values = groups::of<GGML_TYPE_F32>(x + row * stride, width);
         const groups     scaled = values.times(groups::of<GGML_TYPE_F32>(norm, width));
@@ -50,9 +70,10 @@ struct normalised_pair {
 
     static constexpr bool by_products = true;
     static int            threads(int64_t width) { return 2 * threads_for(width / 2); }
+    static int            blocks(int64_t) { return 1; }
     bool                  can_be_made_by(int n_threads) const { return n_threads == threads(2 * first.width); }
 
-    __device__ __forceinline__ void write(int row, const activations & out) const {
+    __device__ __forceinline__ void write(int row, share, const activations & out) const {
         __shared__ float sums[most_threads / 32];
         const int        n_mine = blockDim.x / 2, which = threadIdx.x / n_mine, thread = threadIdx.x % n_mine;
         const float4 *   x =
@@ -96,17 +117,18 @@ struct normalised_heads {
     int          size;
 
     static constexpr bool by_products = true;
-    static int            threads(int64_t) { return most_threads; }
+    static int            threads(int64_t) { return threads_of_pieces; }
+    static int            blocks(int64_t width) { return blocks_of_pieces(width); }
     bool                  can_be_made_by(int) const { return true; }
 
-    __device__ __forceinline__ void write(int row, const activations & out) const {
-        const int n_heads = out.width / size, n_warps = blockDim.x / 32;
+    __device__ __forceinline__ void write(int row, share mine, const activations & out) const {
+        const int n_heads = out.width / size, step = mine.step();
         if (size == of_lanes) {
-            for (int head = threadIdx.x / 32; head < n_heads; head += at_once * n_warps) {
-                write_heads(row, head, n_warps, n_heads, out);
+            for (int head = mine.first(); head < n_heads; head += at_once * step) {
+                write_heads(row, head, step, n_heads, out);
             }
         } else {
-            for (int head = threadIdx.x / 32; head < n_heads; head += n_warps) {
+            for (int head = mine.first(); head < n_heads; head += step) {
                 write_head(row, head, out);
             }
         }
@@ -134,8 +156,8 @@ struct normalised_heads {
         }
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
-            const float scale = rsqrtf(sum_of_lanes(add_products(0.0f, from[i], from[i])) / of_lanes + epsilon);
             if (head + i * step < n_heads) {
+                const float scale = rsqrtf(sum_of_lanes(add_products(0.0f, from[i], from[i])) / of_lanes + epsilon);
                 out.store(row, (head + i * step) * of_lanes / 4 + lane, value(from[i], weights, gate[i], scale), true);
             }
         }
@@ -173,11 +195,12 @@ struct gated_heads {
     int           size;
 
     static constexpr bool by_products = true;
-    static int            threads(int64_t) { return most_threads; }
+    static int            threads(int64_t) { return threads_of_pieces; }
+    static int            blocks(int64_t width) { return blocks_of_pieces(width); }
     bool                  can_be_made_by(int) const { return true; }
 
-    __device__ __forceinline__ void write(int row, const activations & out) const {
-        for (int first = 128 * (threadIdx.x / 32); first < out.width; first += 4 * blockDim.x) {
+    __device__ __forceinline__ void write(int row, share mine, const activations & out) const {
+        for (int first = 128 * mine.first(); first < out.width; first += 128 * mine.step()) {
             const int  i        = first + 4 * (threadIdx.x % 32);
             const bool is_there = i < out.width;
             float4     v        = make_float4(0, 0, 0, 0);
@@ -197,10 +220,11 @@ struct unchanged {
     int64_t       stride;
 
     static constexpr bool by_products = false; // an output head has thousands of blocks
-    static int            threads(int64_t width) { return threads_for(width); }
+    static int            threads(int64_t) { return threads_of_pieces; }
+    static int            blocks(int64_t width) { return blocks_of_pieces(width); }
 
-    __device__ __forceinline__ void write(int row, const activations & out) const {
-        for (int first = 128 * (threadIdx.x / 32); first < out.width; first += 4 * blockDim.x) {
+    __device__ __forceinline__ void write(int row, share mine, const activations & out) const {
+        for (int first = 128 * mine.first(); first < out.width; first += 128 * mine.step()) {
             const int  i        = first + 4 * (threadIdx.x % 32);
             const bool is_there = i < out.width;
             out.store(row, i / 4, is_there ? *(const float4 *) (x + row * stride + i) : make_float4(0, 0, 0, 0),
@@ -213,12 +237,13 @@ template <typename input_type> __global__ void __launch_bounds__(most_threads)
     write_rows(input_type input, activations out) {
     ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
-    input.write(blockIdx.x, out);
+    input.write(blockIdx.x, { (int) blockIdx.y, (int) gridDim.y }, out);
 }
 
 template <typename input_type>
 void launch_input(const input_type & input, const activations & out, int n, cudaStream_t stream) {
-    ggml_cuda_kernel_launch(write_rows<input_type>, { dim3(n), dim3(input_type::threads(out.width)), 0, stream }, input,
+    const dim3 blocks(n, input_type::blocks(out.width));
+    ggml_cuda_kernel_launch(write_rows<input_type>, { blocks, dim3(input_type::threads(out.width)), 0, stream }, input,
                             out);
 }
 

@@ -140,7 +140,7 @@ __global__ void __launch_bounds__(32 * most_warps, blocks_with_registers<n_colum
             return input;
         } else {
             const activations made = activations::in(memory + own, 1, width);
-            input.write(0, made);
+            input.write(0, whole_row, made);
             __syncthreads();
             return made;
         }

@@ -232,6 +232,20 @@ def test_attention_over_parts_of_all_sizes(rng, backend):
     check_attention_of_rows(rng, backend, 2, 68000, n_heads=2, n_keys=1)
 
 
+@pytest.mark.parametrize("size", [64, 256])
+def test_attention_of_more_pairs_than_products_have_rows(rng, backend, size):
+    """Then blocks of long caches take twice as many, and the bits of a row are those of a small block."""
+    shape = {"size": size, "n_heads": 2, "n_keys": 1}
+    check_attention_of_rows(rng, backend, 16, 4096 + 150, **shape)
+    parents = random_tree(rng, 16)
+    case = flash_attention.tree(rng, [parents], 4096 + 64 + int(rng.integers(1, 16)), **shape)
+    found = case.run(backend)
+    assert relative(found, case.wanted()) < 1e-3
+    for node in (0, 7, 15):
+        alone = flash_attention.as_decoded(case, [parents], 0, node).in_another_cache(rng)
+        assert np.array_equal(alone.run(backend)[0, 0], found[0, node])
+
+
 @pytest.mark.parametrize("one_stream", [True, False])
 @pytest.mark.parametrize("n", [2, 5, 16])
 def test_attention_of_a_node_is_plain_decodes(rng, backend, n, one_stream):

@@ -1,103 +1,41 @@
-// Attention of up to 32 pairs of a row and a head over a part of the cells, by a block of four or eight
-// warps: flash-attention.cu. Products run on tensor cores (mma.m16n8k16), of values of 16 bits with sums in f32; a
-// chunk of 64 cells at a time, whose keys and values are on their way to registers while the chunk before is computed.
+// Attention of up to 32 pairs of a row and a head over a part of the cells, by a block of four or eight warps:
+// flash-attention.cu. Products run on tensor cores (mma.m16n8k16), of values of 16 bits with sums in f32; a chunk of 64
+// cells at a time, whose keys and values are on their way to registers before they are needed (is_ahead).
 //
 // Where a tree branches, a chunk that holds draft tokens is read for each row as plain decoding would have it: a node's
 // keys and values come from the node's own cell, and count in the place where plain decoding would have stored them
-// (draft-paths.cuh). Then, and where rows see other cells than their neighbours,
-// the pairs of one row alone take part in a product. Test: tests/ops/layer_kernels.py.
+// (draft-paths.cuh). Then, and where rows see other cells than their neighbours, the pairs of one row alone take part
+// in a product. Test: tests/ops/layer_kernels.py.
 
 #pragma once
 
-#include "ops/door/launch.h"
 #include "ops/door/ptx.cuh"
-#include "ops/layer-parts/dots.cuh"
-#include "ops/layer-parts/draft-paths.cuh"
+#include "ops/layer-parts/attention-weights.cuh"
 
 namespace dw::layer_parts {
 
-constexpr int pairs_of_a_set = 16, chunk = cells_of_a_chunk;
-
-// Registers hold a chunk's keys and values: enough of them for two blocks a multiprocessor.
-template <int size> constexpr int warps_of_a_tile = size == 256 ? 8 : 4;
-
-// F16, strides in bytes
-struct half_rows {
-    const char * data;
-    int64_t      cell, head, stream;
-
-    static half_rows from(const ggml_tensor * t) {
-        return { dw::data_of<const char>(t), (int64_t) t->nb[1], (int64_t) t->nb[2], (int64_t) t->nb[3] };
-    }
-    __device__ __forceinline__ half_rows of(int h, int s) const {
-        return { data + h * head + s * stream, cell, head, stream };
-    }
-    __device__ __forceinline__ const half * at(int c) const { return (const half *) (data + c * cell); }
-};
-
-struct attention_arguments {
-    const char *    q;
-    int64_t         q_row, q_head, q_stream;  // bytes
-    half_rows       k, v, mask;               // mask: a cell is a row
-    const int32_t * tree;                     // nullptr: rows see cells where they are
-    int             tree_rows;                // M of tree
-    int      n_rows, n_cells, n_heads, group; // rows of a stream; heads of queries, and of them to a head of keys
-    float    scale;
-    float2 * ends; // [streams][parts][pairs]: greatest score, sum of weights
-    float *  sums; // [streams][parts][pairs][size]
-    float *  out;  // [streams][rows][heads][size]
-
-    __host__ __device__ __forceinline__ int n_pairs() const { return n_rows * n_heads; }
-};
-
-// What a block keeps in shared memory.
-template <int size, int n_sets> struct block_memory {
-    static constexpr int n_pairs = n_sets * pairs_of_a_set;
-
-    // Gaps let lanes meet different banks.
-    __align__(16) half queries[n_pairs][size + 32];
-    __align__(16) float scores[n_pairs][chunk + 8];
-    __align__(16) half weights[n_pairs][chunk + 8];
-    float                most[n_pairs], total[n_pairs], factor[n_pairs];
-    int                  rows[n_pairs], heads[n_pairs]; // row -1: no such pair
-    int                  sources[chunk];
-    uint64_t             seen[n_pairs]; // by row of the tile: a bit for each place of the chunk
-    draft_paths<n_pairs> paths;         // by row of the tile
-};
-
-// This lane's neighbours in a row of `per_lane` values of 16 bits.
-template <int per_lane> union neighbours {
-    uint32_t words[(per_lane + 1) / 2];
-    uint4    four;
-    uint2    two;
-
-    __device__ __forceinline__ void load(const half * at) {
-        if constexpr (per_lane == 8) {
-            four = *(const uint4 *) at;
-        } else if constexpr (per_lane == 4) {
-            two = *(const uint2 *) at;
-        } else {
-            words[0] = *(const uint32_t *) at;
-        }
-    }
-};
-
 template <int size, int n_sets> class attention_tile {
     static constexpr int n_pairs = n_sets * pairs_of_a_set, n_warps = warps_of_a_tile<size>;
-    static constexpr int of_warp  = size / n_warps;                      // values of the result
-    static constexpr int per_lane = of_warp / 8;                         // of them, neighbours
-    static constexpr int n_soft   = n_pairs / n_warps;                   // pairs whose softmax a warp computes
-    static constexpr int n_eights = chunk / (8 * n_warps);               // eight cells whose scores it computes
-    static constexpr int n_steps  = size / 32;                           // of 32 values of a key
-    static constexpr int n_cuts   = chunk / 16;                          // of a chunk's cells, 16 a product
-    static constexpr int n_quads  = size / 4 * n_pairs / (32 * n_warps); // four values of a query, of a thread
+    // Keys and values are read while the chunk before is computed. Two sets of large heads leave no registers for that
+    // if two blocks are to share a multiprocessor: then one block computes while the other waits, and only L2 reads
+    // ahead.
+    static constexpr bool is_ahead = size < 256 || n_sets == 1;
+    static constexpr int  of_warp  = size / n_warps;        // values of the result
+    static constexpr int  per_lane = of_warp / 8;           // of them, neighbours
+    static constexpr int  n_eights = chunk / (8 * n_warps); // eight cells whose scores it computes
+    static constexpr int  n_chains = 2 / n_eights;          // sums of a score, so that two are on their way
+    static constexpr int  n_steps  = size / 32;             // of 32 values of a key
+    static constexpr int  n_cuts   = chunk / 16;            // of a chunk's cells, 16 a product
+    static constexpr int  n_quads  = size / 4 * n_pairs / (32 * n_warps); // four values of a query, of a thread
 
   public:
     __device__ __forceinline__ attention_tile(const attention_arguments & a, block_memory<size, n_sets> & memory) :
         a_(a),
         memory_(memory),
-        key_head_(blockIdx.y),
+        weights_(a, memory),
         stream_(blockIdx.x / n_tiles(a)),
+        k_(a.k.of(blockIdx.y, stream_)),
+        v_(a.v.of(blockIdx.y, stream_)),
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32) {}
 
@@ -108,24 +46,20 @@ template <int size, int n_sets> class attention_tile {
     // What is there before the kernels in front have ended: shapes, trees, and all cells but the newest.
     __device__ __forceinline__ void prepare(int first) {
         const int first_pair = blockIdx.x % n_tiles(a_) * n_pairs;
-        first_row_           = first_pair / a_.group;
-        n_of_rows_           = min((first_pair + n_pairs - 1) / a_.group, a_.n_rows - 1) - first_row_ + 1;
+        const int first_row  = first_pair / a_.group;
+        const int n_of_rows  = min((first_pair + n_pairs - 1) / a_.group, a_.n_rows - 1) - first_row + 1;
+        memory_.first_row    = first_row; // all threads write the same
+        memory_.n_of_rows    = n_of_rows;
         if (threadIdx.x < n_pairs) {
             const int pair             = first_pair + threadIdx.x;
             const int row              = pair / a_.group;
             memory_.rows[threadIdx.x]  = row < a_.n_rows ? row : -1;
-            memory_.heads[threadIdx.x] = key_head_ * a_.group + pair % a_.group;
-            memory_.most[threadIdx.x]  = -INFINITY;
-            memory_.total[threadIdx.x] = 0.0f;
+            memory_.heads[threadIdx.x] = blockIdx.y * a_.group + pair % a_.group;
         }
-        for (int i = threadIdx.x; i < chunk * size / 64; i += blockDim.x) { // lines of 64 values
-            const int cell = min(first + i / (size / 64), a_.n_cells - 1), at = i % (size / 64) * 64;
-            ptx::prefetch_l2(a_.k.of(key_head_, stream_).at(cell) + at);
-            ptx::prefetch_l2(a_.v.of(key_head_, stream_).at(cell) + at);
-        }
+        prefetch(first);
         if (a_.tree) {
             const int n_batch = a_.n_rows * (int) (gridDim.x / n_tiles(a_));
-            memory_.paths.find(a_.tree, a_.tree_rows, n_batch, stream_ * a_.n_rows + first_row_, n_of_rows_);
+            memory_.paths.find(a_.tree, a_.tree_rows, n_batch, stream_ * a_.n_rows + first_row, n_of_rows);
         } else {
             __syncthreads();
         }
@@ -141,9 +75,11 @@ template <int size, int n_sets> class attention_tile {
                 *(const float4 *) (a_.q + max(memory_.rows[pair], 0) * a_.q_row + memory_.heads[pair] * a_.q_head +
                                    stream_ * a_.q_stream + at * sizeof(float));
         }
-        ask_for_masks(first);
+        weights_.ask_for_masks(first, stream_);
         ask_for_keys(first);
-        ask_for_values(first);
+        if (is_ahead) {
+            ask_for_values(first);
+        }
 #pragma unroll
         for (int i = 0; i < n_quads; ++i) {
             const int   pair = quad(i) / (size / 4), at = quad(i) % (size / 4) * 4;
@@ -152,54 +88,71 @@ template <int size, int n_sets> class attention_tile {
             to[0]             = __floats2half2_rn(queries[i].x * scale, queries[i].y * scale);
             to[1]             = __floats2half2_rn(queries[i].z * scale, queries[i].w * scale);
         }
+#pragma unroll
+        for (int i = 0; i < n_sets * per_lane * 4; ++i) {
+            sums_[i / (4 * per_lane)][i / 4 % per_lane][i % 4] = 0.0f;
+        }
         __syncthreads();
     }
 
-    // Adds the cells [first, first + chunk), which were asked for; asks for the chunk behind them if there is one.
+    // Adds the cells [first, first + chunk), which were asked for; if there is a chunk behind them, go_on is next.
     __device__ __forceinline__ void add(int first, bool has_next) {
+        if (!is_ahead && has_next) {
+            prefetch(first + chunk);
+        }
         const bool by_row = a_.tree && memory_.paths.touch(first);
-        for (int turn = 0; turn < (by_row ? n_of_rows_ : 1); ++turn) {
+        for (int turn = 0; turn < (by_row ? memory_.n_of_rows : 1); ++turn) {
             if (by_row) {
                 find_sources(first, turn);
                 load_keys([&](int i) { return memory_.sources[i]; });
             }
             multiply_keys(by_row ? turn : -1);
         }
-        if (has_next) {
+        if (is_ahead && has_next) {
             ask_for_keys(first + chunk);
+        } else if (!is_ahead) {
+            ask_for_values(first);
         }
         __syncthreads();
-        weigh(first, by_row);
-        if (has_next) {
-            ask_for_masks(first + chunk);
+        weights_.weigh(first, by_row);
+        if (is_ahead && has_next) {
+            weights_.ask_for_masks(first + chunk, stream_);
         }
         __syncthreads();
         scale_sums();
-        const bool together = !by_row && rows_see_alike();
-        for (int turn = 0; turn < (together ? 1 : n_of_rows_); ++turn) {
-            if (by_row) {
-                find_sources(first, turn);
-                load_values([&](int i) { return memory_.sources[i]; });
+        if (!by_row && rows_see_alike()) {
+            multiply_values();
+        } else {
+            for (int turn = 0; turn < memory_.n_of_rows; ++turn) {
+                if (by_row) {
+                    find_sources(first, turn);
+                    load_values([&](int i) { return memory_.sources[i]; });
+                }
+                multiply_values_of(turn);
             }
-            multiply_values(turn, together);
         }
-        if (has_next) {
-            ask_for_values(first + chunk);
+    }
+
+    // Asks for what the next add wants to be there. Nothing asks for what is not used: old values would keep registers.
+    __device__ __forceinline__ void go_on(int first) {
+        if (is_ahead) {
+            ask_for_values(first);
+        } else {
+            ask_for_keys(first);
+            weights_.ask_for_masks(first, stream_);
         }
     }
 
     __device__ __forceinline__ void write(int part) const {
         const int64_t first = ((int64_t) stream_ * gridDim.z + part) * a_.n_pairs();
-        if (threadIdx.x < n_pairs && memory_.rows[threadIdx.x] >= 0) {
-            a_.ends[first + out_pair(threadIdx.x)] = make_float2(memory_.most[threadIdx.x], memory_.total[threadIdx.x]);
-        }
+        weights_.write(first);
 #pragma unroll
         for (int set = 0; set < n_sets; ++set) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) { // rows lane / 4 and lane / 4 + 8, columns 2 (lane % 4) and the next
                 const int pair = pairs_of_a_set * set + lane_ / 4 + i / 2 * 8;
                 if (memory_.rows[pair] >= 0) {
-                    float * to = a_.sums + (first + out_pair(pair)) * size + warp_ * of_warp +
+                    float * to = a_.sums + (first + memory_.out_pair(pair, a_.n_heads)) * size + warp_ * of_warp +
                                  (lane_ % 4 * 2 + i % 2) * per_lane;
 #pragma unroll
                     for (int j = 0; j < per_lane; j += 2) {
@@ -212,18 +165,36 @@ template <int size, int n_sets> class attention_tile {
 
   private:
     __device__ __forceinline__ static int quad(int i) { return threadIdx.x + i * 32 * n_warps; }
-    __device__ __forceinline__ int        out_pair(int pair) const {
-        return memory_.rows[pair] * a_.n_heads + memory_.heads[pair];
+
+    // a chunk into L2, by lines of 64 values
+    __device__ __forceinline__ void prefetch(int first) const {
+        constexpr int n_lines = chunk * size / 64, n_threads = 32 * n_warps;
+        static_assert(n_lines <= n_threads, "a thread has a line");
+        const int cell = min(first + (int) threadIdx.x / (size / 64), a_.n_cells - 1);
+        const int at   = threadIdx.x % (size / 64) * 64;
+        if (n_lines == n_threads || threadIdx.x < n_lines) {
+            ptx::prefetch_l2(k_.at(cell) + at);
+            ptx::prefetch_l2(v_.at(cell) + at);
+        }
     }
+
     // of a pair, counted from the tile's first
-    __device__ __forceinline__ int row_of(int pair) const { return memory_.rows[pair] - first_row_; }
+    __device__ __forceinline__ int row_of(int pair) const { return memory_.rows[pair] - memory_.first_row; }
 
     // of the tile's row `turn`. What was multiplied before has been read.
     __device__ __forceinline__ void find_sources(int first, int turn) {
         __syncthreads();
         if (threadIdx.x < chunk) {
-            const int place              = min(first + (int) threadIdx.x, a_.n_cells - 1);
-            memory_.sources[threadIdx.x] = memory_.paths.each[turn].source(place);
+            const auto & path            = memory_.paths.each[turn];
+            const int    place           = first + threadIdx.x;
+            memory_.sources[threadIdx.x] = path.source(min(place, a_.n_cells - 1));
+            const sight    sees          = place < a_.n_cells ? path.of(place) : sight::no;
+            const uint32_t shown         = __ballot_sync(0xffffffff, sees == sight::yes);
+            const uint32_t hidden        = __ballot_sync(0xffffffff, sees == sight::no);
+            if (lane_ == 0) {
+                memory_.shown[turn][warp_]  = shown;
+                memory_.hidden[turn][warp_] = hidden;
+            }
         }
         __syncthreads();
     }
@@ -237,10 +208,9 @@ template <int size, int n_sets> class attention_tile {
 
     // of each eight cells a lane has one
     template <class Cells> __device__ __forceinline__ void load_keys(const Cells & cell_of) {
-        const half_rows k = a_.k.of(key_head_, stream_);
 #pragma unroll
         for (int eight = 0; eight < n_eights; ++eight) {
-            const half * key = k.at(cell_of(8 * (n_eights * warp_ + eight) + lane_ / 4)) + lane_ % 4 * 8;
+            const half * key = k_.at(cell_of(8 * (n_eights * warp_ + eight) + lane_ / 4)) + lane_ % 4 * 8;
 #pragma unroll
             for (int step = 0; step < n_steps; ++step) {
                 keys_[eight][step].load(key + 32 * step);
@@ -249,24 +219,13 @@ template <int size, int n_sets> class attention_tile {
     }
 
     template <class Cells> __device__ __forceinline__ void load_values(const Cells & cell_of) {
-        const half_rows v = a_.v.of(key_head_, stream_);
 #pragma unroll
         for (int cut = 0; cut < n_cuts; ++cut) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) { // of a product: cells 2 (lane % 4) and the next, and 8 behind them
                 const int cell = cell_of(16 * cut + lane_ % 4 * 2 + i % 2 + i / 2 * 8);
-                values_[cut][i].load(v.at(cell) + warp_ * of_warp + lane_ / 4 * per_lane);
+                values_[cut][i].load(v_.at(cell) + warp_ * of_warp + lane_ / 4 * per_lane);
             }
-        }
-    }
-
-    // of two places a lane, for the pairs whose softmax this warp computes
-    __device__ __forceinline__ void ask_for_masks(int first) {
-#pragma unroll
-        for (int i = 0; i < n_soft; ++i) {
-            const half * mask = a_.mask.of(0, stream_).at(max(memory_.rows[n_soft * warp_ + i], 0));
-            masks_[i][0]      = mask[min(first + lane_, a_.n_cells - 1)];
-            masks_[i][1]      = mask[min(first + lane_ + 32, a_.n_cells - 1)];
         }
     }
 
@@ -274,8 +233,8 @@ template <int size, int n_sets> class attention_tile {
     __device__ __forceinline__ void multiply_keys(int row) {
 #pragma unroll
         for (int set = 0; set < n_sets; ++set) {
-            const int low            = pairs_of_a_set * set + lane_ / 4; // and low + 8
-            float     d[n_eights][4] = {};
+            const int low                      = pairs_of_a_set * set + lane_ / 4; // and low + 8
+            float     d[n_eights][n_chains][4] = {};
 #pragma unroll
             for (int step = 0; step < n_steps; ++step) {
                 neighbours<8> a, b;
@@ -286,70 +245,36 @@ template <int size, int n_sets> class attention_tile {
 #pragma unroll
                 for (int eight = 0; eight < n_eights; ++eight) {
                     const uint32_t * words = keys_[eight][step].words;
-                    ptx::multiply_16_bits(d[eight], first, make_uint2(words[0], words[1]));
-                    ptx::multiply_16_bits(d[eight], second, make_uint2(words[2], words[3]));
+                    ptx::multiply_16_bits(d[eight][0], first, make_uint2(words[0], words[1]));
+                    ptx::multiply_16_bits(d[eight][n_chains - 1], second, make_uint2(words[2], words[3]));
                 }
             }
+            store_scores(d, low, row);
+        }
+    }
+
+    // of pairs low and low + 8
+    __device__ __forceinline__ void store_scores(const float (&d)[n_eights][n_chains][4], int low, int row) {
 #pragma unroll
-            for (int i = 0; i < 2 * n_eights; ++i) {
-                const int pair = low + i % 2 * 8, eight = i / 2;
-                if (row < 0 || row_of(pair) == row) {
-                    *(float2 *) &memory_.scores[pair][8 * (n_eights * warp_ + eight) + lane_ % 4 * 2] =
-                        make_float2(d[eight][i % 2 * 2], d[eight][i % 2 * 2 + 1]);
-                }
+        for (int i = 0; i < 2 * n_eights; ++i) {
+            const int     pair = low + i % 2 * 8, eight = i / 2;
+            const float * sums = &d[eight][0][i % 2 * 2];
+            float2        two  = make_float2(sums[0], sums[1]);
+            if constexpr (n_chains == 2) {
+                const float * others = &d[eight][1][i % 2 * 2];
+                two                  = make_float2(two.x + others[0], two.y + others[1]);
+            }
+            if (row < 0 || row_of(pair) == row) {
+                *(float2 *) &memory_.scores[pair][8 * (n_eights * warp_ + eight) + lane_ % 4 * 2] = two;
             }
         }
     }
 
-    __device__ __forceinline__ float bias(int pair, int place, half mask, bool by_row) const {
-        if (place >= a_.n_cells || memory_.rows[pair] < 0) {
-            return -INFINITY;
-        }
-        const sight sees = by_row ? memory_.paths.each[row_of(pair)].of(place) : sight::as_masked;
-        return sees == sight::yes ? 0.0f : sees == sight::no ? -INFINITY : __half2float(mask);
-    }
-
-    // NaN counts as infinite where it is seen: then the greatest score is, and the weights of both become NaN.
-    __device__ __forceinline__ float scored(int pair, int at, float bias) const {
-        const float score = memory_.scores[pair][at] + bias;
-        return bias == -INFINITY ? -INFINITY : isnan(score) ? INFINITY : score;
-    }
-
-    // Weights of the chunk's cells, and what they make of the sums so far.
-    __device__ __forceinline__ void weigh(int first, bool by_row) {
-#pragma unroll
-        for (int i = 0; i < n_soft; ++i) {
-            const int   pair = n_soft * warp_ + i;
-            const float low  = bias(pair, first + lane_, masks_[i][0], by_row);
-            const float high = bias(pair, first + lane_ + 32, masks_[i][1], by_row);
-            const float x = scored(pair, lane_, low), y = scored(pair, lane_ + 32, high);
-            const float before = memory_.most[pair];
-            const float most   = fmaxf(before, most_of_lanes(fmaxf(x, y)));
-            const bool  sees   = most > -INFINITY;
-            const auto  lows   = __ballot_sync(0xffffffff, low > -INFINITY);
-            const auto  highs  = __ballot_sync(0xffffffff, high > -INFINITY);
-            const half  p = __float2half(sees ? expf(x - most) : 0.0f), q = __float2half(sees ? expf(y - most) : 0.0f);
-            memory_.weights[pair][lane_]      = p;
-            memory_.weights[pair][lane_ + 32] = q;
-            const float sum                   = sum_of_lanes(__half2float(p) + __half2float(q));
-            if (lane_ == 0) {
-                if (memory_.rows[pair] >= 0 && (pair == 0 || memory_.rows[pair - 1] < memory_.rows[pair])) {
-                    memory_.seen[row_of(pair)] = (uint64_t) highs << 32 | lows;
-                }
-                const float factor   = sees ? expf(before - most) : 1.0f;
-                memory_.factor[pair] = factor;
-                memory_.most[pair]   = most;
-                memory_.total[pair]  = memory_.total[pair] * factor + sum;
-            }
-        }
-    }
-
+    // a lane compares a row
     __device__ __forceinline__ bool rows_see_alike() const {
-        bool alike = true;
-        for (int i = 1; i < n_of_rows_; ++i) {
-            alike = alike && memory_.seen[i] == memory_.seen[0];
-        }
-        return alike;
+        static_assert(n_pairs <= 32, "a warp has a lane for each row");
+        const bool differs = memory_.seen[min(lane_, memory_.n_of_rows - 1)] != memory_.seen[0];
+        return __ballot_sync(0xffffffff, differs) == 0;
     }
 
     __device__ __forceinline__ void scale_sums() {
@@ -367,36 +292,80 @@ template <int size, int n_sets> class attention_tile {
         }
     }
 
-    // Weights of a set's pairs, as a product takes them; 0 for those that take no part.
-    __device__ __forceinline__ void load_weights(uint32_t (&to)[n_cuts][4], int low, bool of_low, bool of_high) const {
+    // Weights of a set's pairs for 16 cells, as a product takes them.
+    __device__ __forceinline__ void load_weights(uint32_t (&to)[4], int set, int cut) const {
+        const int        low = pairs_of_a_set * set + lane_ / 4, at = 16 * cut + lane_ % 4 * 2;
+        const uint32_t * first  = (const uint32_t *) &memory_.weights[low][at];
+        const uint32_t * second = (const uint32_t *) &memory_.weights[low + 8][at];
+        to[0]                   = first[0];
+        to[1]                   = second[0];
+        to[2]                   = first[4];
+        to[3]                   = second[4];
+    }
+
+    // What rows see, shifted so that this lane's bits have the same place in all lanes: is_seen.
+    __device__ __forceinline__ uint64_t    seen_by(int row) const { return memory_.seen[row] >> bit_of(lane_ % 4 * 2); }
+    __device__ __forceinline__ static bool is_seen(uint64_t seen, int cut, int i) {
+        return seen >> bit_of(16 * cut + i % 2 + i / 2 * 8) & 1;
+    }
+
+    // Weights times values where all rows see the same cells. What they do not see is zero in registers.
+    __device__ __forceinline__ void multiply_values() {
+        if (memory_.seen[0] != ~(uint64_t) 0) {
+            const uint64_t seen = seen_by(0);
+#pragma unroll
+            for (int i = 0; i < n_cuts * 4; ++i) {
+#pragma unroll
+                for (uint32_t & word : values_[i / 4][i % 4].words) {
+                    word = is_seen(seen, i / 4, i % 4) ? word : 0;
+                }
+            }
+        }
 #pragma unroll
         for (int cut = 0; cut < n_cuts; ++cut) {
-            const uint32_t * first  = (const uint32_t *) &memory_.weights[low][16 * cut + lane_ % 4 * 2];
-            const uint32_t * second = (const uint32_t *) &memory_.weights[low + 8][16 * cut + lane_ % 4 * 2];
-            to[cut][0]              = of_low ? first[0] : 0;
-            to[cut][1]              = of_high ? second[0] : 0;
-            to[cut][2]              = of_low ? first[4] : 0;
-            to[cut][3]              = of_high ? second[4] : 0;
+            uint32_t weights[n_sets][4];
+#pragma unroll
+            for (int set = 0; set < n_sets; ++set) {
+                load_weights(weights[set], set, cut);
+            }
+#pragma unroll
+            for (int j = 0; j < per_lane; ++j) {
+                const uint2 values = values_of(cut, j, ~(uint64_t) 0);
+#pragma unroll
+                for (int set = 0; set < n_sets; ++set) {
+                    ptx::multiply_16_bits(sums_[set][j], weights[set], values);
+                }
+            }
         }
     }
 
-    // Weights of the pairs of the tile's row `turn`, or of all, times values of the cells that they see. What others
-    // see is zero, so that sums do not depend on how tensor cores add zeros to other values.
-    __device__ __forceinline__ void multiply_values(int turn, bool together) {
-        const uint64_t seen = memory_.seen[turn] >> lane_ % 4 * 2;
+    // The same of one row's pairs. Weights of others are zero, and so is what others see, so that sums do not depend on
+    // how tensor cores add zeros to other values.
+    __device__ __forceinline__ void multiply_values_of(int row) {
 #pragma unroll
         for (int set = 0; set < n_sets; ++set) {
-            const int  low     = pairs_of_a_set * set + lane_ / 4;
-            const bool of_low  = together || row_of(low) == turn;
-            const bool of_high = together || row_of(low + 8) == turn;
-            uint32_t   weights[n_cuts][4];
-            load_weights(weights, low, of_low, of_high);
+            const int  low    = pairs_of_a_set * set + lane_ / 4;
+            const bool of_low = row_of(low) == row, of_high = row_of(low + 8) == row;
+            if (__ballot_sync(0xffffffff, of_low || of_high) == 0) {
+                continue;
+            }
+            __syncwarp(); // without it the compiler keeps all operands in registers for the next set
+            const uint64_t seen = seen_by(row);
+            uint32_t       weights[n_cuts][4];
+#pragma unroll
+            for (int cut = 0; cut < n_cuts; ++cut) {
+                load_weights(weights[cut], set, cut);
+#pragma unroll
+                for (int i = 0; i < 4; ++i) {
+                    weights[cut][i] = (i % 2 ? of_high : of_low) ? weights[cut][i] : 0;
+                }
+            }
 #pragma unroll
             for (int j = 0; j < per_lane; ++j) {
                 float d[] = { sums_[set][j][0], sums_[set][j][1], sums_[set][j][2], sums_[set][j][3] };
 #pragma unroll
                 for (int cut = 0; cut < n_cuts; ++cut) {
-                    ptx::multiply_16_bits(d, weights[cut], values_of(cut, j, (uint32_t) (seen >> 16 * cut)));
+                    ptx::multiply_16_bits(d, weights[cut], values_of(cut, j, seen));
                 }
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
@@ -406,25 +375,27 @@ template <int size, int n_sets> class attention_tile {
         }
     }
 
-    // of 16 cells, of which bits 0, 1, 8 and 9 of `seen` say whether this lane's are seen
-    __device__ __forceinline__ uint2 values_of(int cut, int j, uint32_t seen) const {
+    // of 16 cells, zero where they are not seen
+    __device__ __forceinline__ uint2 values_of(int cut, int j, uint64_t seen) const {
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            words[i] = seen >> (i % 2 + i / 2 * 8) & 1 ? values_[cut][i].words[j / 2] : 0;
+            words[i] = is_seen(seen, cut, i) ? values_[cut][i].words[j / 2] : 0;
         }
         const uint32_t pick = j % 2 ? 0x7632 : 0x5410;
         return make_uint2(__byte_perm(words[0], words[1], pick), __byte_perm(words[2], words[3], pick));
     }
 
-    const attention_arguments &  a_;
-    block_memory<size, n_sets> & memory_;
-    int                          key_head_, stream_, warp_, lane_, first_row_, n_of_rows_;
-    float                        sums_[n_sets][per_lane][4] = {};
+    const attention_arguments &     a_;
+    block_memory<size, n_sets> &    memory_;
+    attention_weights<size, n_sets> weights_;
+    int                             stream_;
+    half_rows                       k_, v_;
+    int                             warp_, lane_;
+    float                           sums_[n_sets][per_lane][4];
     // of the chunk that is computed, or the one behind it
     neighbours<8>        keys_[n_eights][n_steps];
     neighbours<per_lane> values_[n_cuts][4];
-    half                 masks_[n_soft][2];
 };
 
 } // namespace dw::layer_parts

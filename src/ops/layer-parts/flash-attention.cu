@@ -1,6 +1,7 @@
 // Attention of few rows on CUDA: layer-parts.h. Two kernels: parts of the cells (attention-tile.cuh), and their sum.
 
 #include "ops/layer-parts/attention-tile.cuh"
+#include "ops/layer-parts/dots.cuh"
 
 namespace {
 
@@ -10,7 +11,7 @@ namespace op = dw::layer_parts::flash_attention;
 constexpr int most_parts = 1024, least_cells_of_two_sets = 4096;
 
 // blocks: (tile of a stream, head of keys, part): those that read the same cells run together, the largest parts first
-template <int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_a_tile<size>, n_sets == 1 ? 2 : 1)
+template <int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_a_tile<size>, 2)
     attend(const __grid_constant__ attention_arguments a) {
     __shared__ block_memory<size, n_sets> memory;
     ggml_cuda_pdl_lc();
@@ -22,8 +23,13 @@ template <int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_
     ggml_cuda_pdl_sync();
     tile.begin(first);
     const int end = min(first + part.n * chunk, a.n_cells);
-    for (int cell = first; cell < end; cell += chunk) {
-        tile.add(cell, cell + chunk < end);
+    for (int cell = first;; tile.go_on(cell)) {
+        const int next = cell + chunk;
+        tile.add(cell, next < end);
+        if (next >= end) {
+            break;
+        }
+        cell = next;
     }
     tile.write(at);
 }
@@ -122,7 +128,7 @@ template <int size> void launch_for(const attention_arguments & a, int n_parts, 
 bool is_cache(const ggml_tensor * t, int64_t size, const ggml_tensor * dst) {
     const size_t odd = (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3];
     return t->type == GGML_TYPE_F16 && t->nb[0] == sizeof(half) && odd % 16 == 0 && t->ne[0] == size &&
-           t->ne[3] == dst->ne[3] && dst->ne[1] % t->ne[2] == 0;
+           t->nb[1] <= INT_MAX && t->ne[3] == dst->ne[3] && dst->ne[1] % t->ne[2] == 0;
 }
 
 int64_t n_pairs_of(const ggml_tensor * dst) {
@@ -148,14 +154,14 @@ bool takes(const ggml_tensor * dst) {
            is_cache(src[op::v], size, dst) && src[op::k]->ne[1] == src[op::v]->ne[1] &&
            src[op::k]->ne[2] == src[op::v]->ne[2] && mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(half) &&
            mask->ne[0] == src[op::k]->ne[1] && mask->ne[1] >= n && mask->ne[2] == 1 && mask->ne[3] == dst->ne[3] &&
-           n >= 1 && n * dst->ne[3] <= max_rows && dw::ptx::has_products() &&
+           mask->nb[1] <= INT_MAX && n >= 1 && n * dst->ne[3] <= max_rows && dw::ptx::has_products() &&
            n_attention_parts(src[op::k]->ne[1]) <= most_parts &&
            (!tree || (dw::is_i32(tree) && tree->ne[0] >= n * dst->ne[3] && tree->ne[1] == 4));
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const auto *        src = dst->src;
-    const ggml_tensor * q = src[op::q], *tree = src[op::tree];
+    const ggml_tensor * q = src[op::q], *mask = src[op::mask], *tree = src[op::tree];
     attention_arguments a = {};
     a.q                   = dw::data_of<const char>(q);
     a.q_row               = (int64_t) q->nb[1];
@@ -163,7 +169,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     a.q_stream            = (int64_t) q->nb[3];
     a.k                   = half_rows::from(src[op::k]);
     a.v                   = half_rows::from(src[op::v]);
-    a.mask                = half_rows::from(src[op::mask]);
+    a.mask                = half_rows::from(mask);
+    a.masks_are_aligned   = ((uintptr_t) mask->data | mask->nb[1] | mask->nb[3]) % 8 == 0;
     a.tree                = tree ? dw::data_of<const int32_t>(tree) : nullptr;
     a.tree_rows           = tree ? (int) tree->ne[0] : 0;
     a.n_rows              = (int) dst->ne[2];

@@ -89,9 +89,10 @@ def run_model(
     *,
     trained: bool,
     threads: int | None,
+    gpu_layers: int,
 ) -> None:
     """Compare every way with plain decode on one model and print a line per way."""
-    common = settings(threads)
+    common = settings(threads, gpu_layers=gpu_layers)
     samplings = {**SAMPLING, "grammar": {"temp": 0.8, "grammar": GRAMMAR}} if trained else SAMPLING
     plain_llm = Llama(str(path), speculation="off", **common)
     keys = [(kind, i) for kind in samplings for i in range(len(prompts))]
@@ -133,11 +134,13 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens a text")
     parser.add_argument("--threads", type=int, help="default: llama-cpp-python's")
     parser.add_argument("--only", help="run only the models whose name holds this")
+    parser.add_argument("--gpu-layers", type=int, default=0, help="layers on a card; -1: all")
     args = parser.parse_args()
 
     tally = Tally()
     for name, path, trained, prompts, n_tokens in cases(RANDOM_SHAPES, args.only, args.tokens):
-        run_model(name, path, prompts, n_tokens, tally, trained=trained, threads=args.threads)
+        run_model(name, path, prompts, n_tokens, tally, trained=trained, threads=args.threads,
+                  gpu_layers=args.gpu_layers)  # fmt: skip
     return tally.print_verdict_of_all(args.only)
 
 

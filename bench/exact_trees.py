@@ -128,7 +128,9 @@ def fault_of(cell: dict[str, Any]) -> str:
     return ""
 
 
-def run_cells(model: Model, drafter: str, budget: int, threads: tuple[int, int]) -> Iterator[dict[str, Any]]:
+def run_cells(
+    model: Model, drafter: str, budget: int, threads: tuple[int, int], gpu_layers: int
+) -> Iterator[dict[str, Any]]:
     """Yield a cell for each temperature; threads: of plain steps, of verifies."""
     kind = TreeOracleLlama if drafter == "oracle" else Llama
     llm = kind(
@@ -137,7 +139,7 @@ def run_cells(model: Model, drafter: str, budget: int, threads: tuple[int, int])
         drafter=models.DFLASH if drafter == "dflash" else None,
         draft_tokens=LONGEST,
         tree_budget=max(budget, 2) if drafter == "oracle" else budget,  # with one, nothing is drafted at all
-        **settings(*threads),
+        **settings(*threads, gpu_layers=gpu_layers),
     )
     for temperature in TEMPERATURES:
         llm.reset_speculation_stats()
@@ -168,15 +170,17 @@ def run_cells(model: Model, drafter: str, budget: int, threads: tuple[int, int])
 
 def cells_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the cells of one model."""
-    model = load(name, path, args.threads or 1)
+    model = load(name, path, args.threads or 1, gpu_layers=args.gpu_layers)
     for drafter in args.drafters:
         if drafter == "dflash" and not model.trained:
             continue  # its drafter was trained for tiny-moe
         few = drafter == "ngram" and not model.trained
-        texts = load(name, path, args.threads or 1, few=True) if few else model
+        texts = (
+            model if not few else load(name, path, args.threads or 1, few=True, gpu_layers=args.gpu_layers)
+        )
         for budget in args.budgets:
             n_verify = args.threads or (2 if budget in ON_TWO_THREADS else 1)
-            yield from run_cells(texts, drafter, budget, (args.threads or 1, n_verify))
+            yield from run_cells(texts, drafter, budget, (args.threads or 1, n_verify), args.gpu_layers)
 
 
 def note_of(cell: dict[str, Any]) -> str:
@@ -208,6 +212,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--only", default="", help="run only the models whose name holds this")
     parser.add_argument("--budgets", type=int, nargs="*", default=BUDGETS)
     parser.add_argument("--drafters", choices=DRAFTERS, nargs="*", default=DRAFTERS)
+    parser.add_argument("--gpu-layers", type=int, default=0, help="layers on a card; -1: all")
     parser.add_argument("--results", type=Path, help="add the cells to this file, as a row")
     return parser.parse_args()
 

@@ -158,12 +158,13 @@ class Model:
         return 200 if self.trained else 50
 
 
-def settings(threads: int | None, threads_batch: int | None = None) -> dict[str, Any]:
+def settings(threads: int | None, threads_batch: int | None = None, *, gpu_layers: int = 0) -> dict[str, Any]:
     """Return the arguments that every Llama of a run is loaded with; threads None: llama-cpp-python's own.
 
     threads_batch: of prompts and verifies, where it is another number.
     """
     return {
+        "n_gpu_layers": gpu_layers,
         "n_ctx": 1024,
         "verbose": False,
         "n_threads": threads,
@@ -171,7 +172,7 @@ def settings(threads: int | None, threads_batch: int | None = None) -> dict[str,
     }
 
 
-def load(name: str, path: Path, threads: int, *, few: bool = False) -> Model:
+def load(name: str, path: Path, threads: int, *, few: bool = False, gpu_layers: int = 0) -> Model:
     """Generate a model's plain texts; few: of FEW tokens, prompts included."""
     trained = name.startswith("tiny-moe")
     prompts = trained_prompts(path) if trained else random_prompts(N_PROMPTS)
@@ -180,7 +181,7 @@ def load(name: str, path: Path, threads: int, *, few: bool = False) -> Model:
     if few:
         prompts = [[token % FEW for token in ids] for ids in prompts]
         sampling = {t: {**TEMPERATURES[t], "logits_processor": [only_few]} for t in TEMPERATURES}
-    llm = Llama(str(path), speculation="off", **settings(threads))
+    llm = Llama(str(path), speculation="off", **settings(threads, gpu_layers=gpu_layers))
     plain = {t: [generate(llm, ids, TEXT, sampling[t]) for ids in prompts] for t in sampling}
     llm.close()
     return Model(name, path, trained, prompts, sampling, plain)

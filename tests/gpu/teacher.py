@@ -71,7 +71,9 @@ def measured_margin(llm: Llama, prompt: Sequence[int], tokens: Sequence[int], n:
             expected, found = alone[first + 1 + i], row(llm, i)
             best = np.argsort(expected)[-8:]
             worst = max(worst, float(np.abs(found[best] - expected[best]).max()))
-            engine.next(_greedy(llm))
+        for i in range(n):
+            if engine.next(_greedy(llm)) != tokens[first + 1 + i]:
+                break
         engine.commit()
         llm.n_tokens = engine.n_past
         if (

@@ -48,7 +48,7 @@ from itertools import islice
 from draftwood import Llama
 path, spare = sys.argv[1], int(sys.argv[2])
 common = dict(speculation="mtp", tree_budget=64, draft_tokens=8, n_gpu_layers=-1, n_ctx=1024, flash_attn=True,
-              n_ubatch=64, n_batch=64, verbose=False)
+              n_ubatch=64, n_batch=64, verbose=True)  # where CUDA ends the process, the log says why
 llm = Llama(path, **common)
 prompt = list(range(5, 60))
 def text():

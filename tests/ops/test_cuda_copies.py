@@ -17,7 +17,7 @@ def test_pieces_are_copied_and_nothing_beside(rng, n):
     for i in range(n):
         n_bytes = int(rng.choice(SIZES))
         source, to = (rng.integers(0, 256, n_bytes + 64, np.uint8) for _ in range(2))
-        at, start = ((int(rng.choice([0, 1, 4, 16])) for _ in range(2)) if i % 2 else (16, 32))
+        at, start = (int(rng.choice([0, 1, 4, 16])) for _ in range(2)) if i % 2 else (16, 32)
         wanted = to.copy()
         wanted[at : at + n_bytes] = source[start : start + n_bytes]
         pieces.append((to.ctypes.data + at, source.ctypes.data + start, n_bytes))

@@ -31,6 +31,7 @@ SANITIZER = "compute-sanitizer"
 SMALLEST = "smallest"  # -k: each op once
 _NO_GRAPHS, _NO_PINNED = "GGML_CUDA_DISABLE_GRAPHS", "GGML_CUDA_NO_PINNED"
 _OPS = "tests/gpu/test_tree_ops_cuda.py"
+_NOT_EXACT = "not test_exact_cuda"
 _GRACE = 20  # seconds for the row, once it was interrupted
 # ggml asks by calls that may fail, and ends the process where one must not; memcheck is for memory
 _OPTIONS = {"memcheck": ("--report-api-errors", "no"), "racecheck": ()}
@@ -65,15 +66,16 @@ class Part:
 
 
 PARTS = {
-    "on": Part(240),
-    "off": Part(225, environment={_NO_GRAPHS: "1"}),
+    "on": Part(240, only=_NOT_EXACT),
+    "off": Part(225, only=_NOT_EXACT, environment={_NO_GRAPHS: "1"}),
+    "exact": Part(300, "tests/gpu/test_exact_cuda.py"),
     "pool": Part(90, "tests/gpu/test_expert_pool_cuda.py"),
     "pageable": Part(175, "tests/gpu/test_same_text.py", only="mtp or dflash", environment={_NO_PINNED: "1"}),
     "memcheck": Part(60, _OPS, SMALLEST, tool="memcheck"),
     "racecheck": Part(60, _OPS, SMALLEST, tool="racecheck"),
     "memcheck-all": Part(200, _OPS, tool="memcheck"),
 }
-USUAL = ("on", "off", "pageable")
+USUAL = ("on", "off", "exact", "pageable")
 
 
 def run(names: Sequence[str], folder: Path, clock: Clock, say: Callable[[str], None]) -> list[str]:

@@ -12,6 +12,7 @@ import re
 import subprocess
 import sys
 from dataclasses import replace
+from itertools import islice
 from pathlib import Path
 
 import pytest
@@ -109,6 +110,21 @@ def test_flash_attention_is_llama_cpps_to_decide_where_nobody_says(capfd, settin
     assert re.findall(r"flash_attn += (\w+)", log) == [asked, asked]
     assert log.count("Flash Attention enabled") == (2 if asked == "auto" else 0)
     assert "not supported, set to disabled" not in log
+
+
+def test_what_a_card_has_no_kernel_for_is_the_cpus(tmp_path):
+    """Heads of 44 values, states of 24: ggml-cuda would end the process in its delta net."""
+    sys.path.append(str(ROOT / "tools"))
+    from synth_gguf import PRESETS, write
+
+    path = tmp_path / "odd.gguf"
+    write(PRESETS["odd"], path)
+    texts = []
+    for speculation in ("off", "mtp"):
+        llm = Llama(str(path), speculation=speculation, n_gpu_layers=-1, n_ctx=256, verbose=False)
+        texts.append(list(islice(llm.generate(list(range(5, 40)), temp=0.0), 24)))
+        llm.close()
+    assert len(texts[0]) == len(texts[1]) == 24
 
 
 def cudart() -> str:

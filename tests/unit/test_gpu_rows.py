@@ -266,7 +266,7 @@ def test_what_a_sanitizer_counts_is_in_the_row(parts, tmp_path, monkeypatch, too
 def test_parts_wait_for_the_next_command(tmp_path):
     assert suite.run(["off", "on"], tmp_path, Clock(0.1), print) == ["off", "on"]
     done = CliRunner().invoke(command.main, ["test", str(tmp_path), "--minutes", "0.1"])
-    assert (done.exit_code, done.output) == (3, "time is up; call it again with on off pageable\n")
+    assert (done.exit_code, done.output) == (3, "time is up; call it again with on off exact pageable\n")
     assert not (tmp_path / suite.ROWS).exists()
 
 
@@ -283,7 +283,9 @@ def test_commands_of_the_parts():
     pytest_words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", "-m", "gpu"]
     for command_words in words.values():
         assert command_words[:4] == ["timeout", "--signal=INT", "--kill-after=20", "100"]
-    assert words["on"][4:] == words["off"][4:] == [sys.executable, *pytest_words, "tests/gpu"]
+    without_exact = ["tests/gpu", "-k", "not test_exact_cuda"]
+    assert words["on"][4:] == words["off"][4:] == [sys.executable, *pytest_words, *without_exact]
+    assert words["exact"][-1] == "tests/gpu/test_exact_cuda.py"
     assert words["pageable"][-3:] == ["tests/gpu/test_same_text.py", "-k", "mtp or dflash"]
     assert words["racecheck"][4:] == [
         "compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "1", sys.executable, *pytest_words,

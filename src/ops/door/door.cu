@@ -108,6 +108,11 @@ bool dw_cuda_supports(const ggml_tensor * node) {
     return op && has_operands(node, op->signature) && op->takes(node);
 }
 
+bool dw_cuda_has_delta_net(const ggml_tensor * node) {
+    const int64_t size = node->src[2]->ne[0]; // of a value
+    return size == 16 || size == 32 || size == 64 || size == 128;
+}
+
 bool dw_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {
     const dw::op_descriptor * op = descriptor_of(node);
     if (!op) {

@@ -21,6 +21,10 @@ void * dw_cuda_find(const char * name);
 // ggml_backend_cuda_device_supports_op: the node is ours, has all its operands, and its op takes it
 bool dw_cuda_supports(const ggml_tensor * node);
 
+// The same for ggml's own delta net: ggml-cuda has kernels for some sizes of a head's state, and ends the process in
+// others.
+bool dw_cuda_has_delta_net(const ggml_tensor * node);
+
 // ggml_cuda_compute_forward: launch the node in the context's stream; false: it is not ours
 bool dw_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node);
 

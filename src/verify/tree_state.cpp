@@ -5,6 +5,8 @@
 #include "llama/backends.h"
 #include "llama/facts.h"
 #include "llama/status.h"
+#include "llama/tensor_bytes.h"
+#include "ops/tree-delta-net/tree-factors.h"
 #include "verify/attention_mask.h"
 
 #include <algorithm>
@@ -32,7 +34,11 @@ std::string tree_state::refusal(llama_context * target) {
     if (!cpu_backend(target)) {
         return "the context has no CPU backend";
     }
+    const int64_t size = delta_net_of(llama_get_model(target)).size;
     for (const auto & layer : memory->recurrent_layers()) {
+        if (!is_on_host(layer.states) && !dw::is_state_size(size)) {
+            return "its delta net has heads of " + std::to_string(size) + " values; GPUs take 16, 32, 64 and 128";
+        }
         for (const ggml_tensor * state : { layer.states, layer.conv_states }) {
             if (!has_ops(target, state) || state->type != GGML_TYPE_F32) {
                 return "the state of layer " + std::to_string(layer.il) + " is on a device without the tree ops";

@@ -19,6 +19,7 @@ import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
 from draftwood.engine.engine import build_info
+from draftwood.errors import DraftwoodError
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
@@ -119,12 +120,13 @@ def test_what_a_card_has_no_kernel_for_is_the_cpus(tmp_path):
 
     path = tmp_path / "odd.gguf"
     write(PRESETS["odd"], path)
-    texts = []
-    for speculation in ("off", "mtp"):
-        llm = Llama(str(path), speculation=speculation, n_gpu_layers=-1, n_ctx=256, verbose=False)
-        texts.append(list(islice(llm.generate(list(range(5, 40)), temp=0.0), 24)))
-        llm.close()
-    assert len(texts[0]) == len(texts[1]) == 24
+    common = {"n_gpu_layers": -1, "n_ctx": 256, "verbose": False}
+    llm = Llama(str(path), speculation="off", **common)
+    text = list(islice(llm.generate(list(range(5, 40)), temp=0.0), 24))
+    llm.close()
+    assert len(text) == 24
+    with pytest.raises(DraftwoodError, match="heads of 24 values"):
+        Llama(str(path), speculation="mtp", **common)
 
 
 def cudart() -> str:
@@ -138,9 +140,12 @@ def cudart() -> str:
     pytest.skip("no CUDA runtime to take the card's memory with")
 
 
-@pytest.mark.parametrize("spare", [60, 12])
+@pytest.mark.parametrize("spare", [60, 20])
 def test_a_full_card_drafts_in_what_is_set_aside(tmp_path, spare):
-    """Logits of 64 rows take 64 MB here, and so much is not left, nor what CUDA takes beside."""
+    """Logits of 64 rows take 64 MB here, and so much is not left, nor a CUDA graph's memory.
+
+    On an H100 16 were enough. With 12 ggml-cuda's own pool cannot grow, and that ends the process.
+    """
     sys.path.append(str(ROOT / "tools"))
     from synth_gguf import PRESETS, write
 

@@ -12,6 +12,7 @@
 #include "ops/layer-parts/layer-parts.h"
 #include "ops/top-rows/top-rows.h"
 #include "ops/tree-attention/tree-attention.h"
+#include "ops/tree-delta-net/tree-factors.h"
 #include "ops/tree-delta-net/tree-ops.h"
 
 #include <atomic>
@@ -109,8 +110,7 @@ bool dw_cuda_supports(const ggml_tensor * node) {
 }
 
 bool dw_cuda_has_delta_net(const ggml_tensor * node) {
-    const int64_t size = node->src[2]->ne[0]; // of a value
-    return size == 16 || size == 32 || size == 64 || size == 128;
+    return dw::is_state_size(node->src[2]->ne[0]);
 }
 
 bool dw_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node) {

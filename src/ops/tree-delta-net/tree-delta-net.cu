@@ -80,8 +80,8 @@ bool takes(const ggml_tensor * dst) {
         }
     }
     const int64_t size = v->ne[0];
-    return (size == 16 || size == 32 || size == 64 || size == 128) && v->ne[2] <= dw::max_tree_nodes &&
-           dw::is_i32(dst->src[op::cells]) && dw::is_i32(dst->src[op::tree]);
+    return dw::is_state_size(size) && v->ne[2] <= dw::max_tree_nodes && dw::is_i32(dst->src[op::cells]) &&
+           dw::is_i32(dst->src[op::tree]);
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {

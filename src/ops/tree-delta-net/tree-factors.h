@@ -9,6 +9,11 @@
 
 namespace dw {
 
+// whether GPUs have kernels for a head's state of so many rows: ours and ggml-cuda's own
+constexpr bool is_state_size(int64_t size) {
+    return size == 16 || size == 32 || size == 64 || size == 128;
+}
+
 // sizes S, H, Hk, M of tree-ops.h; where a part begins, in values
 struct tree_factors_layout {
     int64_t size, n_heads, n_key_heads, max_rows;

@@ -18,8 +18,8 @@ constexpr int32_t n_candidates       = 8;    // a ninth is hardly ever right
 constexpr int32_t rows_lost          = -4;   // beside llama_decode's
 constexpr float   greedy_temperature = 1.0f; // for greedy requests: it says how often a token is the best
 
-// One in so many tokens has a row in the short head. For cards estimated, not measured (bench/LOG.md): a head is a
-// smaller part of a round there, and one that a round reads once is not worth a missed token.
+// One in so many tokens has a row in the short head. On cards a head is a smaller part of a round (bench/LOG.md: times
+// measured, missed tokens estimated), and one that a round reads once is not worth a missed token.
 int32_t part_of_vocab(bool on_gpu, head_reads reads) {
     if (!on_gpu) {
         return 8;

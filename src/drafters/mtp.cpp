@@ -276,8 +276,8 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
             break;
         }
     }
-    on_host_.ask(drafted_.backend(), drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
     done_.record(drafted_.backend());
+    on_host_.ask(drafted_.backend(), drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
     n_fed_ = ctx_.end(seq_);
 }
 

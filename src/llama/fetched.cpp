@@ -17,24 +17,29 @@ ggml_backend_buffer_type_t host_memory_for(ggml_backend_t backend) {
 } // namespace
 
 void fetched_values::ask(ggml_backend_t backend, const ggml_tensor * from, size_t n_bytes) {
+    is_asked_ = false;
     if (!buffer_ || ggml_backend_buffer_get_size(buffer_.get()) < n_bytes) {
+        wait();
         buffer_.reset(ggml_backend_buft_alloc_buffer(host_memory_for(backend), n_bytes));
     }
     if (!buffer_) {
-        backend_ = nullptr;
         fail(DW_ERR_MEMORY, "no memory on the host for %zu bytes of results", n_bytes);
     }
     ggml_backend_tensor_get_async(backend, from, ggml_backend_buffer_get_base(buffer_.get()), 0, n_bytes);
-    backend_ = backend;
-    is_here_ = false;
+    writer_   = backend;
+    is_asked_ = true;
 }
 
 const void * fetched_values::get() {
-    if (!is_here_) {
-        ggml_backend_synchronize(backend_);
-        is_here_ = true;
-    }
+    wait();
     return ggml_backend_buffer_get_base(buffer_.get());
+}
+
+void fetched_values::wait() {
+    if (writer_) {
+        ggml_backend_synchronize(writer_);
+        writer_ = nullptr;
+    }
 }
 
 } // namespace draftwood

@@ -10,18 +10,25 @@ namespace draftwood {
 
 class fetched_values {
   public:
+    fetched_values() = default;
+    ~fetched_values() { wait(); }
+    fetched_values(const fetched_values &)             = delete;
+    fetched_values & operator=(const fetched_values &) = delete;
+
     // Queues the tensor's first n bytes on `backend`. Throws failure.
     void ask(ggml_backend_t backend, const ggml_tensor * from, size_t n_bytes);
 
-    bool is_asked() const { return backend_ != nullptr; }
-    void forget() { backend_ = nullptr; }
+    bool is_asked() const { return is_asked_; }
+    void forget() { is_asked_ = false; }
 
     // What was asked for last, until the next ask(); waits until `backend` has done all that is queued there.
     const void * get();
 
   private:
-    ggml_backend_t          backend_ = nullptr;
-    bool                    is_here_ = false;
+    void wait();
+
+    bool                    is_asked_ = false;
+    ggml_backend_t          writer_   = nullptr; // may still write into the buffer; nullptr: none does
     ggml_backend_buffer_ptr buffer_;
 };
 

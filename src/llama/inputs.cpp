@@ -9,6 +9,8 @@
 #include "llama/sched-inputs.h"
 #include "llama/tensor_bytes.h"
 
+#include <algorithm>
+
 namespace draftwood {
 
 namespace {
@@ -73,8 +75,9 @@ void add_pieces(std::vector<dw::piece> & to, const std::vector<fed_input> & fed,
     const char * const here = (const char *) input->data;
     size_t             done = 0;
     while (const row_feed * feed = next_feed(fed, input, done)) {
-        add(done, here + done, feed->at - done);
-        add(feed->at, (const char *) feed->from->data + feed->offset, feed->bytes);
+        const size_t at = std::max(feed->at, done); // the first of two that overlap counts
+        add(done, here + done, at - done);
+        add(at, (const char *) feed->from->data + feed->offset + (at - feed->at), feed->at + feed->bytes - at);
         done = feed->at + feed->bytes;
     }
     add(done, here + done, ggml_nbytes(copy) - done);
@@ -129,6 +132,7 @@ bool fill_inputs(attachment & attached, const llm_graph_result & graph) {
 }
 
 void copy_inputs_async(attachment & attached, bool async) noexcept {
+    attached.pieces.clear(); // of a decode that failed
     *dw_sched_inputs_of(attached.ctx->get_sched()) = { async ? copy_input : nullptr, async ? &attached : nullptr };
 }
 

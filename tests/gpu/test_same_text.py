@@ -61,33 +61,32 @@ def texts(llm: Llama) -> list[tuple[list[int], list[int]]]:
     return made
 
 
+@pytest.fixture(scope="module", params=[True, False], ids=["flash", "no-flash"])
+def flash(request):
+    return request.param
+
+
 @pytest.fixture(scope="module")
-def plain():
-    llm = load(speculation="ngram", draft_tokens=63)  # has room for given drafts; generate() is not called
+def plain(flash):
+    # has room for given drafts; generate() is not called
+    llm = load(speculation="ngram", draft_tokens=63, flash_attn=flash)
     yield llm
     llm.close()
 
 
 @pytest.fixture(scope="module")
-def plain_text():
-    """A prompt, and what plain decoding makes of it."""
-    off = load(speculation="off")
+def margins(plain, flash):
+    """By rows of a verify; 0 where their bits are those of one row, which takes flash attention."""
+    off = load(speculation="off", flash_attn=flash)
     prompt, tokens = texts(off)[0]
     off.close()
-    return prompt, tokens
+    return {n: measured_margin(plain, prompt, tokens, n) for n in (8, 16, *WIDE.values())}
 
 
-@pytest.fixture(scope="module")
-def margins(plain, plain_text):
-    """By rows of a verify; 0 where their bits are those of one row."""
-    return {n: measured_margin(plain, *plain_text, n) for n in (8, 16, *WIDE.values())}
+def test_rows_have_the_bits_of_one(margins, flash):
+    assert not flash or margins[8] == margins[16] == 0.0, margins
 
 
-def test_rows_have_the_bits_of_one(margins):
-    assert margins[8] == margins[16] == 0.0, margins
-
-
-@pytest.mark.parametrize("flash", [True, False], ids=["flash", "no-flash"])
 @pytest.mark.parametrize("mode", MODES)
 def test_greedy_text_is_plain_decodes(plain, margins, keep_text, mode, flash):
     llm = load(**MODES[mode], flash_attn=flash)
@@ -104,9 +103,9 @@ def test_greedy_text_is_plain_decodes(plain, margins, keep_text, mode, flash):
     assert verdict.share_excused <= ALLOWED, verdict
 
 
-def test_plain_text_is_its_own(plain):
+def test_plain_text_is_its_own(plain, flash):
     """The yardstick: plain decoding itself, and it must be able to fail."""
-    off = load(speculation="off")
+    off = load(speculation="off", flash_attn=flash)
     verdict, spoilt = Verdict(0.0), Verdict(0.0)
     for prompt, tokens in texts(off):
         rows = rows_along(plain, prompt, tokens)

@@ -33,7 +33,8 @@ bool dw_cuda_compute(ggml_backend_cuda_context & ctx, ggml_tensor * node);
 void dw_cuda_count(bool use_graph, bool new_graph);
 
 // ggml_backend_cuda_graph_compute: make `instance` of a captured graph, with the memory that launches on `stream` take.
-// If the card has none left, it stays nullptr and the log says so; then the graph's kernels are launched one by one.
+// If the card has none left, it stays nullptr and the log says so; from then on the graph's kernels are launched one by
+// one. An update of a graph that finds no memory still ends the process.
 void dw_cuda_instantiate(CUgraphExec_st *& instance, CUgraph_st * graph, CUstream_st * stream);
 
 // "dw_cuda_launches": ggml graphs computed since the process started; those that replayed a CUDA graph as it was

@@ -150,9 +150,11 @@ struct normalised_heads {
         float4       from[at_once], gate[at_once];
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {
-            const int at = min(head + i * step, n_heads - 1) * of_lanes / 4 + lane;
-            from[i]      = ((const float4 *) (y + (int64_t) row * out.width))[at];
-            gate[i]      = ((const float4 *) (z + (int64_t) row * out.width))[at];
+            if (head + i * step < n_heads) {
+                const int at = (head + i * step) * of_lanes / 4 + lane;
+                from[i]      = ((const float4 *) (y + (int64_t) row * out.width))[at];
+                gate[i]      = ((const float4 *) (z + (int64_t) row * out.width))[at];
+            }
         }
 #pragma unroll
         for (int i = 0; i < at_once; ++i) {

@@ -129,3 +129,13 @@ def test_the_suite_does_not_take_the_callers_pytest_options(monkeypatch, tmp_pat
     monkeypatch.setattr(run.subprocess, "Popen", lambda command, env, **more: given.update(env))
     run.start("plain", tmp_path, {"models": {}, "downloads": {}}, [])
     assert not given["PYTEST_ADDOPTS"]
+
+
+def test_templates_say_one_day(tmp_path):
+    """tiny-moe writes another text behind each date, and one may be no tool call and no reply."""
+    lines = ['{{- strftime_now("%d %b %Y") + date_string + "" }}', "{%- if strftime_now is defined %}"]
+    (tmp_path / "a.jinja").write_text("\n".join([*lines, "{{ strftime_now('%Y-%m-%d') }}"]), "utf-8")
+    run.stop_the_clock(tmp_path)
+    assert (tmp_path / "a.jinja").read_text("utf-8").splitlines() == [
+        "{{- '25 Nov 2026' + '25 Nov 2026' + \"\" }}", lines[1], "{{ '2026-11-25' }}",
+    ]  # fmt: skip

@@ -10,8 +10,10 @@ Logs and replies stay in build/server-suite.
 from __future__ import annotations
 
 import argparse
+import datetime
 import json
 import os
+import re
 import shutil
 import subprocess
 import sys
@@ -41,6 +43,9 @@ PARTS = (TESTS, "models/templates")
 # keys of the header; their values are the tokens 0 to 3, which no text has
 FIM = ("fim_pre", "fim_suf", "fim_mid", "fim_pad")
 KEPT = ROOT / "build" / "server-suite"
+# llama-server tells templates the day (date_string, strftime_now)
+TODAY = datetime.date(2026, 11, 25)
+CLOCK = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")
 CLOSED = "http://127.0.0.1:9/"
 
 
@@ -69,6 +74,15 @@ def extract(folder: Path) -> None:
                 path = folder / name
                 path.parent.mkdir(parents=True, exist_ok=True)
                 path.write_bytes(content.read())
+
+
+def stop_the_clock(templates: Path) -> None:
+    """Let templates say TODAY: what tiny-moe writes behind a date is another text each day."""
+    for path in templates.glob("*.jinja"):
+        text = path.read_text("utf-8")
+        text = CLOCK.sub(lambda found: repr(TODAY.strftime(found[2])), text)
+        text = text.replace("+ date_string +", f"+ {TODAY:'%d %b %Y'} +")
+        path.write_text(text, "utf-8")
 
 
 def edit(unit: Path, edits: dict[str, list[list[str]]]) -> None:
@@ -173,6 +187,7 @@ def run_all(kinds: list[str], config: dict[str, Any], arguments: list[str]) -> d
         started = []
         for kind, folder in folders.items():
             extract(folder)
+            stop_the_clock(folder / PARTS[1])
             edit(folder / TESTS / "unit", config["edits"])
             started.append(start(kind, folder, config, arguments))
         for process in started:

@@ -135,7 +135,7 @@ def test_templates_say_one_day(tmp_path):
     """tiny-moe writes another text behind each date, and one may be no tool call and no reply."""
     lines = ['{{- strftime_now("%d %b %Y") + date_string + "" }}', "{%- if strftime_now is defined %}"]
     (tmp_path / "a.jinja").write_text("\n".join([*lines, "{{ strftime_now('%Y-%m-%d') }}"]), "utf-8")
-    run.stop_the_clock(tmp_path)
-    assert (tmp_path / "a.jinja").read_text("utf-8").splitlines() == [
+    run.stop_the_clock(tmp_path, tmp_path / "dated")
+    assert (tmp_path / "dated" / "a.jinja").read_text("utf-8").splitlines() == [
         "{{- '25 Nov 2026' + '25 Nov 2026' + \"\" }}", lines[1], "{{ '2026-11-25' }}",
     ]  # fmt: skip

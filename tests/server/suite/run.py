@@ -45,6 +45,7 @@ FIM = ("fim_pre", "fim_suf", "fim_mid", "fim_pad")
 KEPT = ROOT / "build" / "server-suite"
 # llama-server tells templates the day (date_string, strftime_now)
 TODAY = datetime.date(2026, 11, 25)
+DATED = "models/dated"  # suite.toml sends some tests there
 CLOCK = re.compile(r"""strftime_now\((["'])(.*?)\1\)""")
 CLOSED = "http://127.0.0.1:9/"
 
@@ -76,13 +77,14 @@ def extract(folder: Path) -> None:
                 path.write_bytes(content.read())
 
 
-def stop_the_clock(templates: Path) -> None:
-    """Let templates say TODAY: what tiny-moe writes behind a date is another text each day."""
+def stop_the_clock(templates: Path, dated: Path) -> None:
+    """Write templates that say TODAY: what tiny-moe writes behind a date is another text each day."""
+    dated.mkdir()
     for path in templates.glob("*.jinja"):
         text = path.read_text("utf-8")
         text = CLOCK.sub(lambda found: repr(TODAY.strftime(found[2])), text)
         text = text.replace("+ date_string +", f"+ {TODAY:'%d %b %Y'} +")
-        path.write_text(text, "utf-8")
+        (dated / path.name).write_text(text, "utf-8")
 
 
 def edit(unit: Path, edits: dict[str, list[list[str]]]) -> None:
@@ -187,7 +189,7 @@ def run_all(kinds: list[str], config: dict[str, Any], arguments: list[str]) -> d
         started = []
         for kind, folder in folders.items():
             extract(folder)
-            stop_the_clock(folder / PARTS[1])
+            stop_the_clock(folder / PARTS[1], folder / DATED)
             edit(folder / TESTS / "unit", config["edits"])
             started.append(start(kind, folder, config, arguments))
         for process in started:

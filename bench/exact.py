@@ -136,7 +136,12 @@ def main() -> int:
     parser.add_argument("--tokens", type=int, default=128, help="tokens a text")
     parser.add_argument("--threads", type=int, help="default: llama-cpp-python's")
     parser.add_argument("--only", help="run only the models whose name holds this")
-    parser.add_argument("--gpu-layers", type=int, default=0, help="layers on a card; -1: all")
+    parser.add_argument(
+        "--gpu-layers",
+        type=int,
+        default=0,
+        help="layers on a card; -1: all. Ways with llama-cpp-python's own loop are left out there",
+    )
     args = parser.parse_args()
 
     tally = Tally()

@@ -174,10 +174,9 @@ def cells_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[s
     for drafter in args.drafters:
         if drafter == "dflash" and not model.trained:
             continue  # its drafter was trained for tiny-moe
-        few = drafter == "ngram" and not model.trained
-        texts = (
-            model if not few else load(name, path, args.threads or 1, few=True, gpu_layers=args.gpu_layers)
-        )
+        texts = model
+        if drafter == "ngram" and not model.trained:
+            texts = load(name, path, args.threads or 1, few=True, gpu_layers=args.gpu_layers)
         for budget in args.budgets:
             n_verify = args.threads or (2 if budget in ON_TWO_THREADS else 1)
             yield from run_cells(texts, drafter, budget, (args.threads or 1, n_verify), args.gpu_layers)

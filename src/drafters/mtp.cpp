@@ -276,7 +276,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
             break;
         }
     }
-    done_.record(drafted_.backend());
+    done_.record(drafted_.backend()); // the verify does not wait for what goes to the host
     on_host_.ask(drafted_.backend(), drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
     n_fed_ = ctx_.end(seq_);
 }

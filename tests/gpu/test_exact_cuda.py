@@ -50,10 +50,11 @@ def test_text_with_drafts_is_text_without(keep_figures):
     sys.path.append(str(BENCH))
     import models
 
-    for kind in ("Q8_0",):  # made once, and not by two processes at a time
-        models.tiny_moe(kind)
-    for shape in ("moe-mtp", "dense-mtp", "q4k", "planted-moe", "planted-dense"):
-        models.synthetic(shape)
+    for model in CHAINS:  # files are made once, and not by two processes at a time
+        if model.startswith("tiny-moe-"):
+            models.tiny_moe(model.removeprefix("tiny-moe-"))
+        else:
+            models.synthetic(model)
     budgets = ("--budgets", *map(str, BUDGETS))
     with ThreadPoolExecutor(4) as pool:
         chains = [pool.submit(run, "exact.py", model) for model in CHAINS]

@@ -80,10 +80,11 @@ def extract(folder: Path) -> None:
 def stop_the_clock(templates: Path, dated: Path) -> None:
     """Write templates that say TODAY: what tiny-moe writes behind a date is another text each day."""
     dated.mkdir()
+    day = repr(f"{TODAY:%d %b %Y}")
     for path in templates.glob("*.jinja"):
         text = path.read_text("utf-8")
         text = CLOCK.sub(lambda found: repr(TODAY.strftime(found[2])), text)
-        text = text.replace("+ date_string +", f"+ {TODAY:'%d %b %Y'} +")
+        text = text.replace("+ date_string +", f"+ {day} +")
         (dated / path.name).write_text(text, "utf-8")
 
 

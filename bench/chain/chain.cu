@@ -94,7 +94,7 @@ class bench {
         std::vector<float>                    common(width), made;
         std::generate(common.begin(), common.end(), [&] { return draw(random); });
         for (int64_t i = 0; i < most * width; ++i) {
-            made.push_back(0.65f * common[i % width] + 0.35f * draw(random));
+            made.push_back(0.5f * common[i % width] + 0.5f * draw(random));
         }
         return made;
     }

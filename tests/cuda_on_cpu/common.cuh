@@ -25,7 +25,7 @@
 #define __CUDA_ARCH__ 900
 #define CUDA_CHECK(call) ((void) (call))
 #define GGML_CUDA_CC_AMPERE 800
-#define CUDA_SET_SHARED_MEMORY_LIMIT(kernel, n_bytes) ((void) (n_bytes))
+#define GGML_CUDA_MAX_DEVICES 1
 
 using std::isnan;
 using std::max;

@@ -42,7 +42,10 @@ inline uint4  make_uint4(unsigned x, unsigned y, unsigned z, unsigned w) { retur
 using cudaStream_t = void *;
 using cudaEvent_t  = void *;
 enum cudaError_t { cudaSuccess };
-enum cudaFuncAttribute { cudaFuncAttributeMaxDynamicSharedMemorySize };
+enum cudaFuncAttribute {
+    cudaFuncAttributeMaxDynamicSharedMemorySize,
+    cudaFuncAttributePreferredSharedMemoryCarveout,
+};
 
 template <typename kernel_type> cudaError_t cudaFuncSetAttribute(kernel_type, cudaFuncAttribute, int) {
     return cudaSuccess;

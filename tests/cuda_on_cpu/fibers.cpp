@@ -21,7 +21,7 @@ namespace {
 constexpr size_t stack_bytes = 256 * 1024;
 constexpr int    max_threads = 1024;
 
-enum class waits_for { nobody, warp, block, nothing_more };
+enum class waits_for { nobody, warp, block, barrier, nothing_more };
 
 struct late_copy {
     void *       to;
@@ -38,6 +38,7 @@ struct fiber {
     bool                    begun = false;
     waits_for               state = waits_for::nobody;
     dim3                    index;
+    int                     barrier = 0, n_of_barrier = 0; // waits_for::barrier: its number, and how many meet there
     int                     n_exchanges = 0;
     std::vector<late_copy>  copies;
     int                     n_groups = 0; // of copies, that were ended
@@ -136,6 +137,26 @@ bool met(int first, int end, waits_for whom) {
     return any;
 }
 
+// the threads of a barrier of the block, if all have come, go on
+bool met_at_barriers() {
+    std::vector<int> waiting[16];
+    for (int i = 0; i < n_threads; ++i) {
+        if (threads[i].state == waits_for::barrier) {
+            waiting[threads[i].barrier].push_back(i);
+        }
+    }
+    bool any = false;
+    for (const std::vector<int> & of : waiting) {
+        if (!of.empty() && (int) of.size() == threads[of[0]].n_of_barrier) {
+            for (int i : of) {
+                threads[i].state = waits_for::nobody;
+            }
+            any = true;
+        }
+    }
+    return any;
+}
+
 void begin_block() {
     poisoned.clear();
     for (int i = 0; i < n_threads; ++i) {
@@ -174,7 +195,7 @@ void run_block() {
         for (int i = 0; i < n_warps; ++i) {
             goes_on = turns_of_warp((backward ? n_warps - 1 - i : i) * warp_size) || goes_on;
         }
-        goes_on = met(0, n_threads, waits_for::block) || goes_on;
+        goes_on = met(0, n_threads, waits_for::block) || met_at_barriers() || goes_on;
     }
     for (now = 0; now < n_threads; ++now) {
         if (threads[now].state != waits_for::nothing_more) {
@@ -240,6 +261,15 @@ uint32_t lanes_alive() {
 
 void meet_block() {
     wait_for(waits_for::block);
+}
+
+void meet(int number, int of_how_many) {
+    if (number < 1 || number > 15 || of_how_many % warp_size != 0) {
+        fail("a barrier that is not one of 1 to 15, or not of whole warps");
+    }
+    threads[now].barrier      = number;
+    threads[now].n_of_barrier = of_how_many;
+    wait_for(waits_for::barrier);
 }
 
 void meet_warp() {

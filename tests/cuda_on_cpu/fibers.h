@@ -37,6 +37,7 @@ void     poison(void * at, size_t n_bytes); // a shared variable, when the first
 int      lane();
 uint32_t lanes_alive();    // of the warp, a bit each
 void     meet_block();     // all threads of the block that are left come here
+void     meet(int number, int n_threads); // so many threads of it come to this barrier, 1 to 15
 void     meet_warp();      // all lanes that are left
 void *   exchange_slots(); // 32 of 64 bytes, of this exchange of the warp; each begins as whatever
 

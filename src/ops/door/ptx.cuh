@@ -49,6 +49,11 @@ template <int n_open> __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
+// Waits until n_threads of the block, whole warps, have come to barrier `number`, 1 to 15: 0 is __syncthreads'.
+__device__ __forceinline__ void meet(int number, int n_threads) {
+    asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(n_threads) : "memory");
+}
+
 // d += a b, by a warp: a 16 x 32 values of 8 bits, signed or not, b 32 x 8 signed, d 16 x 8. Fragments as in the PTX
 // manual, mma.m16n8k32.
 template <bool is_signed>

@@ -2,6 +2,7 @@
 // ends.
 
 #include "ops/delta-net/delta-step-cuda.h"
+#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/rows.cuh"
 
@@ -11,7 +12,7 @@ using namespace dw::layer_parts;
 
 constexpr int chain_width = 4;   // W of delta_front
 constexpr int max_size    = 256; // S of delta_heads: a thread a channel
-constexpr int columns     = 4;   // of a block of delta_step, a warp each
+constexpr int columns     = 32;  // of a block of delta_step, a warp each
 
 // Where heads go: q, k and v one after another.
 struct heads_layout {
@@ -34,7 +35,7 @@ __device__ __forceinline__ void finish_head(const heads_layout & of, int r, floa
             sums[threadIdx.x / 32] = sum;
         }
         __syncthreads();
-        y *= rsqrtf(sum_of_warps(sums) / size + of.epsilon) * rsqrtf((float) size);
+        y *= rsqrtf(sum_of_warps(sums, size / 32) / size + of.epsilon) * rsqrtf((float) size);
     }
     of.out[(int64_t) part * of.n_keys * size * of.n + ((int64_t) r * n_of_part + head - part * of.n_keys) * size +
            threadIdx.x] = y;
@@ -70,8 +71,9 @@ __global__ void front(const float * x, const float * states, int64_t stride, con
     for (int j = 0; j < chain_width; ++j) {
         w[j] = kernel[c * kernel_stride + j];
     }
+    const float * old = states + cells[0] * stride + (int64_t) c * (chain_width - 1); // cells: written before the graph
+    dw::ptx::prefetch_l2(old);
     ggml_cuda_pdl_sync();
-    const float * old = states + cells[0] * stride + (int64_t) c * (chain_width - 1);
 #pragma unroll
     for (int j = 0; j + 1 < chain_width; ++j) {
         seen[j + 1] = old[j];
@@ -151,8 +153,27 @@ struct step_arguments {
     float           scale;
 };
 
-// blocks: (head, part of its columns); a warp carries a column of the state along the rows
-template <int size> __global__ void step(step_arguments a) {
+// What a row brings to a column of a head's state.
+template <int per_lane> struct row_of_head {
+    float k[per_lane], q[per_lane], v, g, beta;
+
+    __device__ __forceinline__ row_of_head(const step_arguments & a, int head, int r, int column) :
+        v(a.v.of(head, r)[column]),
+        g(*a.g.of(head, r)),
+        beta(*a.beta.of(head, r)) {
+        const float *keys = a.k.of(head, r), *queries = a.q.of(head, r);
+#pragma unroll
+        for (int i = 0; i < per_lane; ++i) {
+            k[i] = keys[32 * i + threadIdx.x % 32];
+            q[i] = queries[32 * i + threadIdx.x % 32];
+        }
+    }
+};
+
+// blocks: (head, part of its columns); a warp carries a column of the state along the rows, and asks for the next one
+// while it works on a row. A row alone leaves registers for the kernel behind it.
+template <int size, bool is_alone> __global__ void __launch_bounds__(32 * columns, is_alone ? 2 : 1)
+    step(step_arguments a) {
     constexpr int per_lane = size / 32;
     ggml_cuda_pdl_lc();
     const int     head = blockIdx.x, column = blockIdx.y * columns + threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -160,31 +181,35 @@ template <int size> __global__ void step(step_arguments a) {
     const float * from = a.states + a.cells[0] * a.stride + at; // an input, written before the graph
     prefetch((const char *) from, size * (int) sizeof(float), lane);
     ggml_cuda_pdl_sync();
-    float state[per_lane];
+    row_of_head<per_lane> row(a, head, 0, column);
+    float                 state[per_lane];
 #pragma unroll
     for (int i = 0; i < per_lane; ++i) {
         state[i] = from[32 * i + lane];
     }
     for (int r = 0; r < a.n; ++r) {
-        const float *k = a.k.of(head, r), *q = a.q.of(head, r);
-        float        keys[per_lane], seen = 0.0f, answer = 0.0f;
+        row_of_head<per_lane> next = row;
+        if (!is_alone) {
+            next = row_of_head<per_lane>(a, head, min(r + 1, a.n - 1), column);
+        }
+        float seen = 0.0f, answer = 0.0f;
 #pragma unroll
         for (int i = 0; i < per_lane; ++i) {
-            keys[i] = k[32 * i + lane];
-            seen += state[i] * keys[i];
+            seen += state[i] * row.k[i];
         }
         seen              = sum_of_lanes(seen);
-        const float decay = expf(*a.g.of(head, r));
-        const float delta = (a.v.of(head, r)[column] - decay * seen) * *a.beta.of(head, r);
+        const float decay = expf(row.g);
+        const float delta = (row.v - decay * seen) * row.beta;
 #pragma unroll
         for (int i = 0; i < per_lane; ++i) {
-            state[i] = dw::delta_step<size <= dw::small_head>(state[i], decay, keys[i], delta);
-            answer += state[i] * q[32 * i + lane];
+            state[i] = dw::delta_step<size <= dw::small_head>(state[i], decay, row.k[i], delta);
+            answer += state[i] * row.q[i];
         }
         answer = sum_of_lanes(answer);
         if (lane == 0) {
             a.out[((int64_t) r * a.n_heads + head) * size + column] = answer * a.scale;
         }
+        row = next;
     }
 #pragma unroll
     for (int i = 0; i < per_lane; ++i) {
@@ -224,11 +249,11 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor *windows = dst->src[of::windows], *kernel = dst->src[of::kernel];
     const heads_layout to    = layout_of(dst, windows->ne[1]);
     const int          width = (int) kernel->ne[0];
-    ggml_cuda_kernel_launch(heads, { dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
-                            windows_of{ dw::data_of<const char>(windows), (int64_t) windows->nb[0],
-                                        (int64_t) windows->nb[1], (int64_t) windows->nb[2],
-                                        (int) windows->ne[0] - width + 1 },
-                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), width, to);
+    dw::launch_kernel<heads>({ dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
+                             windows_of{ dw::data_of<const char>(windows), (int64_t) windows->nb[0],
+                                         (int64_t) windows->nb[1], (int64_t) windows->nb[2],
+                                         (int) windows->ne[0] - width + 1 },
+                             dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), width, to);
 }
 
 } // namespace heads_op
@@ -249,11 +274,10 @@ bool takes(const ggml_tensor * dst) {
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor *kernel = dst->src[of::kernel], *states = dst->src[of::states];
     const heads_layout to = layout_of(dst, kernel->ne[1]);
-    ggml_cuda_kernel_launch(front, { dim3(to.n_heads), dim3(settings_of(dst).size), 0, with.stream },
-                            dw::data_of<const float>(dst->src[of::x]), dw::data_of<const float>(states),
-                            dw::stride_of(states, 1), dw::data_of<const int32_t>(dst->src[of::cells]),
-                            dw::data_of<float>(dst->src[of::target]), dw::data_of<const float>(kernel),
-                            dw::stride_of(kernel, 1), to);
+    dw::launch_kernel<front>(
+        { dim3(to.n_heads), dim3(settings_of(dst).size), 0, with.stream }, dw::data_of<const float>(dst->src[of::x]),
+        dw::data_of<const float>(states), dw::stride_of(states, 1), dw::data_of<const int32_t>(dst->src[of::cells]),
+        dw::data_of<float>(dst->src[of::target]), dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), to);
 }
 
 } // namespace front_op
@@ -278,12 +302,13 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const auto *        src    = dst->src;
     const ggml_tensor * kernel = src[of::kernel];
     const heads_layout  to     = layout_of(dst, kernel->ne[1]);
-    ggml_cuda_kernel_launch(tree_heads, { dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
-                            tree_of{ dw::data_of<const float>(src[of::x]), dw::data_of<const float>(src[of::states]),
-                                     dw::stride_of(src[of::states], 1), dw::data_of<const int32_t>(src[of::cells]),
-                                     dw::data_of<const int32_t>(src[of::tree]), dw::data_of<float>(src[of::kept]),
-                                     to.n / (int) ggml_nelements(src[of::cells]) },
-                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), to);
+    dw::launch_kernel<tree_heads>({ dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
+                                  tree_of{ dw::data_of<const float>(src[of::x]),
+                                           dw::data_of<const float>(src[of::states]), dw::stride_of(src[of::states], 1),
+                                           dw::data_of<const int32_t>(src[of::cells]),
+                                           dw::data_of<const int32_t>(src[of::tree]), dw::data_of<float>(src[of::kept]),
+                                           to.n / (int) ggml_nelements(src[of::cells]) },
+                                  dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), to);
 }
 
 } // namespace tree_op
@@ -307,6 +332,14 @@ bool takes(const ggml_tensor * dst) {
            is_cell(src[of::target], src[of::states]);
 }
 
+template <int size> void launch_step(const ggml_cuda_kernel_launch_params & blocks, const step_arguments & a) {
+    if (a.n == 1) {
+        dw::launch_kernel<step<size, true>>(blocks, a);
+    } else {
+        dw::launch_kernel<step<size, false>>(blocks, a);
+    }
+}
+
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const auto *                         src = dst->src;
     const ggml_tensor *                  v   = src[of::v];
@@ -327,11 +360,11 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                                                  dim3(32 * columns), 0, with.stream };
     switch (v->ne[0]) {
         case 32:
-            return ggml_cuda_kernel_launch(step<32>, blocks, a);
+            return launch_step<32>(blocks, a);
         case 64:
-            return ggml_cuda_kernel_launch(step<64>, blocks, a);
+            return launch_step<64>(blocks, a);
         default:
-            return ggml_cuda_kernel_launch(step<128>, blocks, a);
+            return launch_step<128>(blocks, a);
     }
 }
 

@@ -1,7 +1,7 @@
 // The feed-forward half of a dense layer on CUDA: layer-parts.h. Three kernels: norm, gate and up, down.
 
 #include "ops/layer-parts/networks.cuh"
-#include "ops/layer-parts/products.cuh"
+#include "ops/layer-parts/product-list.cuh"
 
 namespace {
 

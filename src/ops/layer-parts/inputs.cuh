@@ -1,12 +1,14 @@
 // What products take as input, made of other tensors: rows of activations. As a kernel of its own, or by each block of
 // a product for itself. Test: tests/gpu/test_layer_parts_cuda.py.
 //
-// An input writes its share of row `row` with all threads of a block. In the kernel a row has blocks(width) blocks of
+// An input asks for what is older than the kernel before, ahead of the wait for that one; then it writes its share of
+// row `row` with a team of a block, no other one meanwhile. In the kernel a row has blocks(width) blocks of
 // threads(width); by_products: a block of products may write a whole row, can_be_made_by(n): n threads give the same
 // bits.
 
 #pragma once
 
+#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/rows.cuh"
 
@@ -14,16 +16,15 @@ namespace dw::layer_parts {
 
 constexpr int most_threads = 1024;
 
-// a block's share of a row
+// A team's share of a row.
 struct share {
-    int part, n_parts;
+    team by;
+    int  part = 0, n_parts = 1;
 
     // of n pieces of a row, a warp each: this warp's first, and the distance to its next
-    __device__ __forceinline__ int first() const { return part * (blockDim.x / 32) + threadIdx.x / 32; }
-    __device__ __forceinline__ int step() const { return n_parts * (blockDim.x / 32); }
+    __device__ __forceinline__ int first() const { return part * by.n_warps + by.warp; }
+    __device__ __forceinline__ int step() const { return n_parts * by.n_warps; }
 };
-
-constexpr share whole_row = { 0, 1 };
 
 // Pieces of 128 values that have nothing to do with each other: four a block.
 constexpr int threads_of_pieces = 128;
@@ -40,21 +41,26 @@ struct normalised {
     float         epsilon;
     int           width;
 
-    static constexpr bool by_products = true;
+    static constexpr bool by_products = true, by_any_team = false;
     static int            threads(int64_t width) { return threads_for(width); }
     static int            blocks(int64_t) { return 1; }
     bool                  can_be_made_by(int n_threads) const { return n_threads == threads_for(width); }
 
-    __device__ __forceinline__ void write(int row, share, const activations & out) const {
+    __device__ __forceinline__ void ask(const team & by) const { prefetch_by(by, norm, width * sizeof(float)); }
+
+    __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
         __shared__ float sums[most_threads / 32];
-        const groups     values = groups::of<GGML_TYPE_F32>(x + row * stride, width);
-        const groups     scaled = values.times(groups::of<GGML_TYPE_F32>(norm, width));
-        const float      sum    = sum_of_lanes(values.dot(values));
+        const team &     by      = mine.by;
+        const groups     values  = groups::of<GGML_TYPE_F32>(x + row * stride, width, by);
+        const groups     scaled  = values.times(groups::of<GGML_TYPE_F32>(norm, width, by));
+        const float      sum     = sum_of_lanes(values.dot(values));
+        float * const    of_team = sums + by.number * by.n_warps;
         if (threadIdx.x % 32 == 0) {
-            sums[threadIdx.x / 32] = sum;
+            of_team[by.warp] = sum;
         }
-        __syncthreads();
-        out.store(row, scaled, rsqrtf(sum_of_warps(sums) / width + epsilon));
+        by.meet();
+        const float factor = rsqrtf(sum_of_warps(of_team, by.n_warps) / width + epsilon);
+        out.store(row, scaled, factor, by, mine.part, mine.n_parts);
     }
 };
 
@@ -64,18 +70,24 @@ inline normalised normalised_rows(const ggml_tensor * x, const ggml_tensor * nor
              (int) x->ne[0] };
 }
 
-// The two of a row, one behind the other: half of a block's threads each.
+// The two of a row, one behind the other: half of a team's threads each.
 struct normalised_pair {
     normalised first, second; // of equal width and epsilon
 
-    static constexpr bool by_products = true;
+    static constexpr bool by_products = true, by_any_team = false;
     static int            threads(int64_t width) { return 2 * threads_for(width / 2); }
     static int            blocks(int64_t) { return 1; }
     bool                  can_be_made_by(int n_threads) const { return n_threads == threads(2 * first.width); }
 
-    __device__ __forceinline__ void write(int row, share, const activations & out) const {
+    __device__ __forceinline__ void ask(const team & by) const {
+        first.ask(by);
+        second.ask(by);
+    }
+
+    __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
         __shared__ float sums[most_threads / 32];
-        const int        n_mine = blockDim.x / 2, which = threadIdx.x / n_mine, thread = threadIdx.x % n_mine;
+        const team &     by     = mine.by;
+        const int        n_mine = by.n_threads() / 2, which = by.thread() / n_mine, thread = by.thread() % n_mine;
         const float4 *   x =
             (const float4 *) (which == 0 ? first.x + row * first.stride : second.x + row * second.stride);
         const float4 * weights  = (const float4 *) (which == 0 ? first.norm : second.norm);
@@ -90,18 +102,19 @@ struct normalised_pair {
             sum       = add_products(sum, v, v);
             scaled[i] = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
         }
-        sum = sum_of_lanes(sum);
+        sum                   = sum_of_lanes(sum);
+        float * const of_team = sums + by.number * by.n_warps;
         if (threadIdx.x % 32 == 0) {
-            sums[threadIdx.x / 32] = sum;
+            of_team[by.warp] = sum;
         }
-        __syncthreads();
-        float total = 0.0f;
-        for (int warp = 0; warp < n_mine / 32; ++warp) {
-            total += sums[which * (n_mine / 32) + warp];
-        }
+        by.meet();
+        const float total  = sum_of_warps(of_team + which * (n_mine / 32), n_mine / 32);
         const float factor = rsqrtf(total / first.width + first.epsilon);
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
+            if (i % mine.n_parts != mine.part) {
+                continue;
+            }
             const int    at = thread + i * n_mine;
             const float4 v  = scaled[i];
             out.store(row, which * n_groups + at, make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor),
@@ -116,12 +129,14 @@ struct normalised_heads {
     float        epsilon;
     int          size;
 
-    static constexpr bool by_products = true;
+    static constexpr bool by_products = true, by_any_team = true;
     static int            threads(int64_t) { return threads_of_pieces; }
     static int            blocks(int64_t width) { return blocks_of_pieces(width); }
     bool                  can_be_made_by(int) const { return true; }
 
-    __device__ __forceinline__ void write(int row, share mine, const activations & out) const {
+    __device__ __forceinline__ void ask(const team & by) const { prefetch_by(by, norm, size * sizeof(float)); }
+
+    __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
         const int n_heads = out.width / size, step = mine.step();
         if (size == of_lanes) {
             for (int head = mine.first(); head < n_heads; head += at_once * step) {
@@ -196,12 +211,14 @@ struct gated_heads {
     int64_t       head_stride, row_stride;
     int           size;
 
-    static constexpr bool by_products = true;
+    static constexpr bool by_products = true, by_any_team = true;
     static int            threads(int64_t) { return threads_of_pieces; }
     static int            blocks(int64_t width) { return blocks_of_pieces(width); }
     bool                  can_be_made_by(int) const { return true; }
 
-    __device__ __forceinline__ void write(int row, share mine, const activations & out) const {
+    __device__ __forceinline__ void ask(const team &) const {}
+
+    __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
         for (int first = 128 * mine.first(); first < out.width; first += 128 * mine.step()) {
             const int  i        = first + 4 * (threadIdx.x % 32);
             const bool is_there = i < out.width;
@@ -225,7 +242,9 @@ struct unchanged {
     static int            threads(int64_t) { return threads_of_pieces; }
     static int            blocks(int64_t width) { return blocks_of_pieces(width); }
 
-    __device__ __forceinline__ void write(int row, share mine, const activations & out) const {
+    __device__ __forceinline__ void ask(const team &) const {}
+
+    __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
         for (int first = 128 * mine.first(); first < out.width; first += 128 * mine.step()) {
             const int  i        = first + 4 * (threadIdx.x % 32);
             const bool is_there = i < out.width;
@@ -238,15 +257,15 @@ struct unchanged {
 template <typename input_type> __global__ void __launch_bounds__(most_threads)
     write_rows(input_type input, activations out) {
     ggml_cuda_pdl_lc();
+    input.ask(team::of_block());
     ggml_cuda_pdl_sync();
-    input.write(blockIdx.x, { (int) blockIdx.y, (int) gridDim.y }, out);
+    input.write(blockIdx.x, { team::of_block(), (int) blockIdx.y, (int) gridDim.y }, out);
 }
 
 template <typename input_type>
 void launch_input(const input_type & input, const activations & out, int n, cudaStream_t stream) {
     const dim3 blocks(n, input_type::blocks(out.width));
-    ggml_cuda_kernel_launch(write_rows<input_type>, { blocks, dim3(input_type::threads(out.width)), 0, stream }, input,
-                            out);
+    dw::launch_kernel<write_rows<input_type>>({ blocks, dim3(input_type::threads(out.width)), 0, stream }, input, out);
 }
 
 } // namespace dw::layer_parts

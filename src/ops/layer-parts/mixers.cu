@@ -1,7 +1,7 @@
 // Begin and end of a delta-net or attention layer on CUDA: layer-parts.h. A kernel each for one row, or two: the
 // activations, then all products.
 
-#include "ops/layer-parts/products.cuh"
+#include "ops/layer-parts/product-list.cuh"
 
 namespace {
 

@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/pieces.cuh"
 #include "ops/layer-parts/routing.cuh"
@@ -17,8 +18,10 @@ constexpr int hidden_of_a_block = 32; // values, a block of 8 bits
 constexpr int halves_of_a_strip = 2;  // every second piece each
 constexpr int n_halves          = 4 * halves_of_a_strip;
 
-// warps of a block: of one row a half of a strip each; of several rows two, so that more blocks are on their way
+// warps of a team: of one row a half of a strip each; of several rows two, so that more blocks are on their way
 template <int n_columns> constexpr int hidden_warps = n_columns == 1 ? n_halves : n_halves / 2;
+// Of one row a block may have a second team, for a piece of the shared network.
+template <int n_columns> constexpr int most_hidden_teams = n_columns == 1 ? 2 : 1;
 static_assert(hidden_warps<16> % halves_of_a_strip == 0, "a warp has the same half of each of its strips");
 
 // weights [K, rows, experts]
@@ -123,10 +126,10 @@ __device__ __forceinline__ void hide(const group & g, int p0, int value, int lan
     }
 }
 
-// Hidden values from `begin` on of all pairs of a group. A block.
+// Hidden values from `begin` on of all pairs of a group.
 template <ggml_type type, bool is_single>
-__device__ __forceinline__ void hide_floats(const group & g, int begin, char * memory) {
-    const int warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
+__device__ __forceinline__ void hide_floats(const group & g, int begin, const team & by, char * memory) {
+    const int warp = by.warp, n_warps = by.n_warps, lane = threadIdx.x % 32;
     float *   found = (float *) memory; // [pairs][hidden_of_a_block]
     for (int p0 = 0; p0 < g.n_pairs; p0 += most_columns) {
         const int n_columns = min(most_columns, g.n_pairs - p0);
@@ -136,14 +139,14 @@ __device__ __forceinline__ void hide_floats(const group & g, int begin, char * m
                 hide<type, decltype(columns)::value>(g, p0, begin + i, lane, found);
             }
         });
-        __syncthreads();
+        by.meet();
         if (warp < n_columns) {
             const bool is_there = lane < hidden_of_a_block / 4;
             const auto v =
                 is_there ? ((const float4 *) (found + warp * hidden_of_a_block))[lane] : make_float4(0, 0, 0, 0);
             g.all.hidden.store(g.pair(p0 + warp), begin / 4 + lane, v, is_there);
         }
-        __syncthreads();
+        by.meet();
     }
 }
 
@@ -162,11 +165,11 @@ template <int n_columns> __device__ __forceinline__ float hidden_value(const flo
     return silu(of[0]) * of[1];
 }
 
-// Hidden values from `begin` on of all pairs of a group, n_columns at most. A block. before(): called when weights are
-// on their way.
+// Hidden values from `begin` on of all pairs of a group, n_columns at most. before(): called when weights are on their
+// way.
 template <ggml_type type, int n_columns, typename before_type> __device__ __forceinline__ void
-hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, before_type && before) {
-    const int  warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32, n_mine = n_halves / n_warps;
+hide_tiles(const group & g, int begin, const tile_plan & plan, const team & by, char * memory, before_type && before) {
+    const int  warp = by.warp, n_warps = by.n_warps, lane = threadIdx.x % 32, n_mine = n_halves / n_warps;
     const auto strip_of = [&](int i) {
         const int      number = (warp + i * n_warps) / halves_of_a_strip; // two of gate, two of up
         const matrix & of     = number < 2 ? g.of.gate : g.of.up;
@@ -179,11 +182,11 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, be
     before();
     float * of_halves = (float *) (memory + n_warps * plan.slots_of_a_warp);
     for (int i = 0; i < n_mine; ++i) {
-        sums_of<n_columns> sums(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
+        sums_of<n_columns, n_columns == 1> sums(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
         strips.multiply(sums, i);
         store_sums(of_halves + (warp + i * n_warps) * floats_of_sums<n_columns>, sums);
     }
-    __syncthreads();
+    by.meet();
     for (int i = warp; i < g.n_pairs; i += n_warps) {
         const float value = hidden_value<n_columns>(of_halves, i, lane);
         float4      v;
@@ -195,25 +198,42 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, char * memory, be
     }
 }
 
-// hidden = silu(gate h) * up h. Blocks: (32 hidden values, group); group 0 is the shared network's. n_columns: of a
-// group, at most. What the kernel before this one wrote is there when the kernel behind it starts.
-template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps<n_columns>, n_columns == 1 ? 3 : 4)
-    hide_all(const __grid_constant__ arguments a, tile_plan plan) {
+struct hidden_plan {
+    tile_plan tiles;
+    int       n_teams, bytes_of_team;
+};
+
+// hidden = silu(gate h) * up h. Blocks: (32 hidden values, group). Group 0 is the shared network's, unless blocks have
+// a second team: those share it. n_columns: of a group, at most. What the kernel before this one wrote is there when
+// the kernel behind it starts. 896 threads of one row: 72 registers, which leaves some for down.
+template <int n_columns>
+__global__ void __launch_bounds__(n_columns == 1 ? 896 : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
+    hide_all(const __grid_constant__ arguments a, hidden_plan plan) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
-    const int                            index = (int) blockIdx.y - 1, begin = blockIdx.x * hidden_of_a_block;
-    const auto                           wait = [] {
+    const team                           by = team::of_warps(hidden_warps<n_columns>);
+    int        index = (int) blockIdx.y - (plan.n_teams == 1), begin = blockIdx.x * hidden_of_a_block;
+    const auto wait = [] {
         ggml_cuda_pdl_sync();
         ggml_cuda_pdl_lc();
     };
+    if (is_single && by.number == 1) {
+        const int block = blockIdx.y * gridDim.x + blockIdx.x, n_blocks = gridDim.x * gridDim.y;
+        const int n_pieces = a.shared.width / hidden_of_a_block, mine = block * n_pieces / n_blocks;
+        if ((block + 1) * n_pieces / n_blocks == mine) {
+            return;
+        }
+        index = -1;
+        begin = mine * hidden_of_a_block;
+    }
     if (index >= 0) {
         wait();
         if (is_single) {
-            if (threadIdx.x < 32) {
+            if (by.warp == 0) {
                 choose_alone(a, 0, own);
             }
-            __syncthreads();
+            by.meet();
         } else if (index >= a.chosen->n_groups) {
             return;
         }
@@ -233,31 +253,40 @@ template <int n_columns> __global__ void __launch_bounds__(32 * hidden_warps<n_c
     };
     with_type(g.of.gate.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
+        char * const        mine = memory + by.number * plan.bytes_of_team;
         if constexpr (are_floats<type>) {
             before();
-            hide_floats<type, is_single>(g, begin, memory);
+            hide_floats<type, is_single>(g, begin, by, mine);
         } else {
             with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
-                hide_tiles<type, decltype(columns)::value>(g, begin, plan, memory, before);
+                hide_tiles<type, decltype(columns)::value>(g, begin, plan.tiles, by, mine, before);
             });
         }
     });
 }
 
-// Each file has its own: a limit of shared memory is set for a file's kernels.
 template <int n_columns> static void launch_hidden_of(const arguments & a, int n_groups, cudaStream_t stream) {
-    constexpr int     n_warps = hidden_warps<n_columns>;
-    const size_t      of_sums = sizeof(float) * n_halves * floats_of_sums<n_columns>;
-    const int64_t     widest  = std::max(a.routed.width, a.shared.width);
-    const ggml_type   types[] = { a.routed.gate.type, a.shared.gate.type };
-    const tile_launch with(types, 2,
-                           n_warps < n_halves ? INT_MAX : dw::n_blocks(a.shared.gate.width, halves_of_a_strip), n_warps,
-                           of_sums);
-    CUDA_SET_SHARED_MEMORY_LIMIT(hide_all<n_columns>, shared_memory_of_block());
-    ggml_cuda_kernel_launch(
-        hide_all<n_columns>,
-        { dim3(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1), dim3(32 * n_warps), with.bytes, stream }, a,
-        with.plan);
+    constexpr int   n_warps = hidden_warps<n_columns>;
+    const size_t    of_sums = sizeof(float) * n_halves * floats_of_sums<n_columns>;
+    const int64_t   widest  = std::max(a.routed.width, a.shared.width);
+    const ggml_type types[] = { a.routed.gate.type, a.shared.gate.type };
+    const int  n_values     = n_warps < n_halves ? INT_MAX : (int) dw::n_blocks(a.shared.gate.width, halves_of_a_strip);
+    const auto of_teams     = [&](int n_teams) {
+        return tile_launch(types, 2, n_values, n_teams * n_warps, n_teams * of_sums);
+    };
+    dim3       blocks(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1);
+    const dim3 of_routed(dw::n_blocks(a.routed.width, hidden_of_a_block), n_groups);
+    int        n_teams = 1;
+    if (most_hidden_teams<n_columns> == 2 && a.shared.width <= n_groups * a.routed.width &&
+        of_teams(2).bytes <= shared_memory_of_block() &&
+        (int) (of_routed.x * of_routed.y) <= ggml_cuda_info().devices[ggml_cuda_get_device()].nsm) {
+        n_teams = 2;
+        blocks  = of_routed;
+    }
+    const tile_launch with = of_teams(n_teams);
+    const hidden_plan plan{ with.plan, n_teams, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
+    dw::launch_kernel<hide_all<n_columns>, n_columns == 1>({ blocks, dim3(32 * n_warps * n_teams), with.bytes, stream },
+                                                           a, plan);
 }
 
 // n_groups: the shared network's not counted

@@ -13,26 +13,36 @@ namespace dw::layer_parts {
 constexpr int outputs_of_a_block = tile_rows;
 constexpr int most_lower_warps   = 16;
 
+// Of one row, as many registers as are left beside gate and up: down starts while these run.
+template <int n_columns> constexpr int lower_threads = 32 * (n_columns == 1 ? 18 : most_lower_warps);
+
 // Where the kernel finds what it sums up: outputs of pairs, [pairs][outputs_of_a_block].
 __device__ __forceinline__ float & output_of(float * found, int pair, int output) {
     return found[pair * outputs_of_a_block + output];
 }
 
-// What routes say of groups, in shared memory: a warp looks it up for each of its groups.
-struct groups_in_block {
-    int *     places; // [most]
+// What routes say, in shared memory: a warp looks up each of its groups, and pairs are weighed in the end.
+struct routes_in_block {
+    int *     places; // [most groups]
     int *     n_pairs;
-    pair_id * pairs; // [most][max_rows]
+    pair_id * pairs;   // [most groups][max_rows]
+    float *   weights; // [pairs]
 
-    static size_t bytes(int most) { return (size_t) most * (2 * sizeof(int) + max_rows * sizeof(pair_id)); }
+    static size_t bytes(int most, int n_pairs) {
+        return (size_t) most * (2 * sizeof(int) + max_rows * sizeof(pair_id)) + n_pairs * sizeof(float);
+    }
 
-    __device__ __forceinline__ groups_in_block(char * at, int most) :
+    __device__ __forceinline__ routes_in_block(char * at, int most) :
         places((int *) at),
         n_pairs(places + most),
-        pairs((pair_id *) (n_pairs + most)) {}
+        pairs((pair_id *) (n_pairs + most)),
+        weights((float *) (pairs + most * max_rows)) {}
 
     // All threads of a block.
-    __device__ __forceinline__ void load(const routes & from, int side) const {
+    __device__ __forceinline__ void load(const routes & from, int side, int n_all_pairs) const {
+        for (int i = threadIdx.x; i < n_all_pairs; i += blockDim.x) {
+            weights[i] = from.weights[i];
+        }
         for (int i = threadIdx.x; i < from.n_groups; i += blockDim.x) {
             places[i]  = from.places[side][i];
             n_pairs[i] = from.n_pairs[i];
@@ -114,9 +124,9 @@ lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float
     }
 }
 
-// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. The choice is older than the kernel
-// before this one, which let it start: weights of experts are on their way before that one ends.
-template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
+// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. The choice and x are older than the
+// kernel before this one, which let it start: they are read, and weights of experts on their way, before that one ends.
+template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_columns>, 1)
     lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, const float * x, int64_t x_stride,
               float * dst, int64_t dst_stride) {
     constexpr bool    is_single = n_columns == 1;
@@ -124,11 +134,16 @@ template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps
     __shared__ choice_of_row             own;
     ggml_cuda_pdl_lc();
     const int             warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const int             first = blockIdx.x * outputs_of_a_block;
-    float *               found = (float *) (memory + n_warps * plan.slots_of_a_warp);
-    const groups_in_block shared((char *) (found + a.n * (a.n_used + 1) * outputs_of_a_block), most_groups);
+    const int             first   = blockIdx.x * outputs_of_a_block;
+    float *               found   = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    const int             n_ranks = a.n_used + 1, n_outputs = a.n * outputs_of_a_block;
+    float *               residual = found + n_ranks * n_outputs; // [rows][outputs_of_a_block]
+    const routes_in_block shared((char *) (residual + n_outputs), most_groups);
+    for (int i = threadIdx.x; i < n_outputs; i += blockDim.x) {
+        residual[i] = x[i / outputs_of_a_block * x_stride + first + i % outputs_of_a_block];
+    }
     if (!is_single) {
-        shared.load(*a.chosen, 1);
+        shared.load(*a.chosen, 1, a.n * n_ranks);
     } else {
         if (warp == 0) {
             choose_alone(a, 1, own);
@@ -164,24 +179,22 @@ template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps
         }
     });
     __syncthreads();
-    const float * weights = is_single ? own.weights : a.chosen->weights;
-    const int     n_ranks = a.n_used + 1;
-    for (int i = threadIdx.x; i < a.n * outputs_of_a_block; i += blockDim.x) {
+    const float * weights = is_single ? own.weights : shared.weights;
+    for (int i = threadIdx.x; i < n_outputs; i += blockDim.x) {
         const int row = i / outputs_of_a_block, output = i % outputs_of_a_block;
         float     sum = 0.0f;
         for (int rank = 0; rank < n_ranks; ++rank) {
             sum = fmaf(weights[row * n_ranks + rank], output_of(found, row * n_ranks + rank, output), sum);
         }
-        dst[row * dst_stride + first + output] = x[row * x_stride + first + output] + sum;
+        dst[row * dst_stride + first + output] = residual[i] + sum;
     }
 }
 
-// Each file has its own: a limit of shared memory is set for a file's kernels.
 template <int n_columns> static void launch_lower_of(const arguments & a, const ggml_tensor * x, ggml_tensor * dst,
                                                      int n_groups, cudaStream_t stream) {
     const int    most     = a.n == 1 ? 0 : GGML_PAD(n_groups, 4);
-    const size_t of_found = sizeof(float) * a.n * (a.n_used + 1) * outputs_of_a_block;
-    const size_t others   = of_found + groups_in_block::bytes(most);
+    const size_t of_found = sizeof(float) * a.n * (a.n_used + 2) * outputs_of_a_block;
+    const size_t others   = of_found + routes_in_block::bytes(most, a.n == 1 ? 0 : a.n * (a.n_used + 1));
     const auto   of_warps = [&](int n_warps) {
         const ggml_type types[]  = { a.routed.down.type, a.shared.down.type };
         const bool      has_many = n_groups + 1 > n_warps; // a warp has several groups
@@ -192,9 +205,7 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
         --n_warps; // a warp has all of a group, so bits stay
     }
     const tile_launch with = of_warps(n_warps);
-    CUDA_SET_SHARED_MEMORY_LIMIT(lower_all<n_columns>, shared_memory_of_block());
-    ggml_cuda_kernel_launch(
-        lower_all<n_columns>,
+    dw::launch_kernel<lower_all<n_columns>, n_columns == 1>(
         { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * n_warps), with.bytes, stream }, a, with.plan,
         most, dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst), dw::stride_of(dst, 1));
 }

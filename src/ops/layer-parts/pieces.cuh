@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "ops/door/chain.cuh"
 #include "ops/layer-parts/tiles.cuh"
 
 #include <algorithm>
@@ -103,15 +104,28 @@ template <int n_open> __device__ __forceinline__ void wait_for_requests() {
     __syncwarp();
 }
 
-// sums += a piece that has arrived in a slot, times columns from their value `first` on. A warp.
-template <ggml_type type, typename sums_type> __device__ __forceinline__ void
-multiply_piece(sums_type & sums, const char * slot, const strip & of, int first, int lane) {
-    const int    row = lane / 4;
-    const char * a   = slot + row * tiled<type>::pitch + tiled<type>::offset(of.row(row));
-    const char * b   = slot + (row + 8) * tiled<type>::pitch + tiled<type>::offset(of.row(row + 8));
+// sums += a piece that arrives in a slot, times columns from their value `first` on. arrived(): waits for it, when what
+// is held of the columns is on its way. A warp.
+template <ggml_type type, typename sums_type, typename arrived_type> __device__ __forceinline__ void
+multiply_piece(sums_type & sums, const char * slot, const strip & of, int first, int lane, arrived_type && arrived) {
+    const int    row      = lane / 4;
+    const char * a        = slot + row * tiled<type>::pitch + tiled<type>::offset(of.row(row));
+    const char * b        = slot + (row + 8) * tiled<type>::pitch + tiled<type>::offset(of.row(row + 8));
+    const auto   n_blocks = [&](int done) { return min(blocks_of_tile, (of.n_values - done) / 32); };
+    const auto   hold     = [&](int done) { return sums.template hold<type>(first + done, n_blocks(done)); };
+    [[maybe_unused]] typename sums_type::held x;
+    if constexpr (sums_type::is_ahead) {
+        x = hold(0);
+    }
+    arrived();
 #pragma unroll 1
     for (int done = 0; done < of.n_values; done += tile_values) {
-        sums.template add<type>(a, b, first + done, min(blocks_of_tile, (of.n_values - done) / 32));
+        if constexpr (sums_type::is_ahead) {
+            x = done == 0 ? x : hold(done);
+            sums.template add<type>(a, b, x, first + done, n_blocks(done));
+        } else {
+            sums.template add<type>(a, b, hold(done), first + done, n_blocks(done));
+        }
         a += tiled<type>::bytes(tile_values);
         b += tiled<type>::bytes(tile_values);
     }
@@ -153,12 +167,13 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         const strip of = strip_of_(i);
 #pragma unroll 1
         for (int value = first_; value < width_; value += step_) {
-            if (has_two_) {
-                wait_for_requests<1>();
-            } else {
-                wait_for_requests<0>();
-            }
-            multiply_piece<type>(sums, slots_ + read_, of.piece<type>(value), value, threadIdx.x % 32);
+            multiply_piece<type>(sums, slots_ + read_, of.piece<type>(value), value, threadIdx.x % 32, [&] {
+                if (has_two_) {
+                    wait_for_requests<1>();
+                } else {
+                    wait_for_requests<0>();
+                }
+            });
             read_ = next(read_);
             __syncwarp();
             ask();
@@ -221,12 +236,6 @@ inline int bytes_of_slot(ggml_type type) {
 
 inline int values_of_slot(ggml_type type) {
     return size_of_slot(type).y;
-}
-
-// Dynamic shared memory that a block may have. A kernel has few variables in shared memory beside it.
-inline size_t shared_memory_of_block() {
-    constexpr size_t of_variables = 1024;
-    return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo - of_variables;
 }
 
 // The number of slots, n_slots at most, that leave shared memory for `others`.

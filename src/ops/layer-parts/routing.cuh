@@ -44,16 +44,17 @@ template <ggml_type type> __global__ void route(const float * x, int64_t stride,
                                                 float * logits, activations h) {
     __shared__ float2 sums[max_rows][32];
     ggml_cuda_pdl_lc();
+    const team   by     = team::of_block();
     const int    expert = blockIdx.x, n_experts = gridDim.x - 1;
-    const groups scaled = groups::of<GGML_TYPE_F32>(norm, h.width);
+    const groups scaled = groups::of<GGML_TYPE_F32>(norm, h.width, by);
     const size_t bytes  = type == GGML_TYPE_F32 ? sizeof(float) : sizeof(uint16_t);
     const void * row_of_expert =
         expert == n_experts ? shared_router : (const char *) router + (size_t) expert * h.width * bytes;
-    const groups weights = groups::of<type>(row_of_expert, h.width).times(scaled);
+    const groups weights = groups::of<type>(row_of_expert, h.width, by).times(scaled);
     ggml_cuda_pdl_sync();
 #pragma unroll 2
     for (int row = 0; row < n; ++row) {
-        const groups values  = groups::of<GGML_TYPE_F32>(x + row * stride, h.width);
+        const groups values  = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
         const float  squares = sum_of_lanes(values.dot(values)), product = sum_of_lanes(values.dot(weights));
         if (threadIdx.x % 32 == 0) {
             sums[row][threadIdx.x / 32] = make_float2(squares, product);
@@ -73,8 +74,8 @@ template <ggml_type type> __global__ void route(const float * x, int64_t stride,
         logits[row * (n_experts + 1) + expert] = found.y * found.x;
     }
     for (int row = expert; row < n; row += gridDim.x) {
-        const groups values = groups::of<GGML_TYPE_F32>(x + row * stride, h.width);
-        h.store(row, values.times(scaled), total(row).x);
+        const groups values = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
+        h.store(row, values.times(scaled), total(row).x, by);
     }
 }
 

@@ -4,12 +4,13 @@
 #pragma once
 
 #include "ops/layer-parts/dots.cuh"
+#include "ops/layer-parts/teams.cuh"
 
 namespace dw::layer_parts {
 
 constexpr int per_thread = 4; // groups of four values: 16 values of a row a thread
 
-// threads of a block that normalises rows of this width
+// threads that normalise a row of this width
 inline int threads_for(int64_t width) {
     return (int) ((width / (4 * per_thread) + 31) / 32 * 32);
 }
@@ -18,13 +19,15 @@ inline int threads_for(int64_t width) {
 struct groups {
     float4 at[per_thread];
 
-    static __device__ __forceinline__ int index(int i) { return threadIdx.x + i * blockDim.x; }
+    static __device__ __forceinline__ int index(int i, const team & by) { return by.thread() + i * by.n_threads(); }
 
-    template <ggml_type type> static __device__ __forceinline__ groups of(const void * row, int width) {
+    template <ggml_type type>
+    static __device__ __forceinline__ groups of(const void * row, int width, const team & by) {
         groups found;
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
-            found.at[i] = 4 * index(i) < width ? four_of<type>(row, 4 * index(i)) : make_float4(0, 0, 0, 0);
+            const int at = 4 * index(i, by);
+            found.at[i]  = at < width ? four_of<type>(row, at) : make_float4(0, 0, 0, 0);
         }
         return found;
     }
@@ -116,21 +119,25 @@ struct activations {
         }
     }
 
-    // Writes the row times `factor`.
-    __device__ __forceinline__ void store(int row, const groups & of, float factor) const {
+    // Writes the row times `factor`: of each n_parts groups of a thread one, the one of this part.
+    __device__ __forceinline__ void store(int row, const groups & of, float factor, const team & by, int part = 0,
+                                          int n_parts = 1) const {
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
-            const float4 v = of.at[i];
-            store(row, groups::index(i), make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor),
-                  4 * groups::index(i) < width);
+            if (i % n_parts != part) {
+                continue;
+            }
+            const float4 v  = of.at[i];
+            const int    at = groups::index(i, by);
+            store(row, at, make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor), 4 * at < width);
         }
     }
 };
 
-// The sum over a block's threads, given the sums of its warps.
-__device__ __forceinline__ float sum_of_warps(const float * sums) {
+// The sum over threads, given the sums of their warps.
+__device__ __forceinline__ float sum_of_warps(const float * sums, int n_warps) {
     float sum = 0.0f;
-    for (int warp = 0; warp < (int) blockDim.x / 32; ++warp) {
+    for (int warp = 0; warp < n_warps; ++warp) {
         sum += sums[warp];
     }
     return sum;

@@ -30,7 +30,8 @@ __device__ __forceinline__ int place_of_sum(int column, int row) {
 // Sums of a warp with 8 n_wide columns.
 template <int n_wide> class many_sums {
   public:
-    static constexpr int n_columns = 8 * n_wide;
+    static constexpr int  n_columns = 8 * n_wide;
+    static constexpr bool is_ahead  = false;
 
     // column_of(c): the row of x that is column c
     template <typename column_type>
@@ -46,9 +47,14 @@ template <int n_wide> class many_sums {
         }
     }
 
+    // Nothing: columns are read with each block.
+    struct held {};
+
+    template <ggml_type type> __device__ __forceinline__ held hold(int, int) const { return {}; }
+
     // a, b: rows lane / 4 and lane / 4 + 8 of a tile. Columns from their value `first` on, n_blocks blocks of 32.
     template <ggml_type type>
-    __device__ __forceinline__ void add(const char * a, const char * b, int first, int n_blocks) {
+    __device__ __forceinline__ void add(const char * a, const char * b, held, int first, int n_blocks) {
         const unpacked<type> tile(a, b, lane_);
         scales_of_two        x;
 #pragma unroll
@@ -138,10 +144,12 @@ template <int n_wide> class many_sums {
     float                 sums_[n_wide][4][n_classes] = {};
 };
 
-// Sums of a warp with 1 or 2 columns.
-template <int n> class few_sums {
+// Sums of a warp with 1 or 2 columns. ahead: columns are asked for before a piece of weights is there, which takes
+// registers.
+template <int n, bool ahead> class few_sums {
   public:
-    static constexpr int n_columns = n;
+    static constexpr int  n_columns = n;
+    static constexpr bool is_ahead  = ahead;
 
     template <typename column_type>
     __device__ __forceinline__ few_sums(const activations & x, int lane, column_type && column_of) :
@@ -153,16 +161,47 @@ template <int n> class few_sums {
         }
     }
 
+    // What this lane needs of the columns for a tile.
+    struct held {
+        uint2         values[n];
+        scale_and_sum scales[n][2]; // of the two blocks, or of the one of each half, whose dots this lane has
+    };
+
+    // Of n_blocks blocks from value `first` on: asked for before the tile is there.
+    template <ggml_type type> __device__ __forceinline__ held hold(int first, int n_blocks) const {
+        held x;
+#pragma unroll
+        for (int c = 0; c < n; ++c) {
+            if constexpr (unpacked<type>::has_halves) {
+                const int at   = lane_ / 8 * 32 + lane_ / 4 % 2 * 16 + lane_ % 4 * 4; // of a half of the tile
+                x.values[c].x  = *(const uint32_t *) (quants_[c] + first + at);
+                x.values[c].y  = *(const uint32_t *) (quants_[c] + first + 32 * n_classes + at);
+                x.scales[c][0] = scales_[c][first / 32 + lane_ % 4];
+                x.scales[c][1] = scales_[c][first / 32 + n_classes + lane_ % 4];
+            } else {
+                const int  mine = lane_ / 4, block = lane_ % 4 * 2;
+                const auto is_there = [&](int i) { return !unpacked<type>::is_cut || i < n_blocks; };
+                x.values[c] =
+                    is_there(mine) ? unpacked<type>::values(quants_[c] + first + 32 * mine, lane_) : make_uint2(0, 0);
+#pragma unroll
+                for (int i = 0; i < 2; ++i) {
+                    x.scales[c][i] = is_there(block + i) ? scales_[c][first / 32 + block + i] : make_float2(0.0f, 0.0f);
+                }
+            }
+        }
+        return x;
+    }
+
     template <ggml_type type>
-    __device__ __forceinline__ void add(const char * a, const char * b, int first, int n_blocks) {
+    __device__ __forceinline__ void add(const char * a, const char * b, const held & x, int, int n_blocks) {
         const unpacked<type> tile(a, b, lane_);
         if constexpr (unpacked<type>::has_halves) {
 #pragma unroll
-            for (int block = 0; block < blocks_of_tile; block += n_classes) {
-                add_halves(tile, block, first);
+            for (int half = 0; half < 2; ++half) {
+                add_halves(tile, half, x);
             }
         } else {
-            add_blocks(tile, first, n_blocks);
+            add_blocks(tile, x, n_blocks);
         }
     }
 
@@ -184,15 +223,9 @@ template <int n> class few_sums {
   private:
     // A tile. The columns of the tensor core are its blocks.
     template <ggml_type type>
-    __device__ __forceinline__ void add_blocks(const unpacked<type> & tile, int first, int n_blocks) {
-        const int mine = lane_ / 4; // this lane's block as an operand
-        uint2     values[n];
+    __device__ __forceinline__ void add_blocks(const unpacked<type> & tile, const held & x, int n_blocks) {
+        const int mine    = lane_ / 4;          // this lane's block as an operand
         int       d[n][4] = {}, odd[n][4] = {}; // two chains of products are done sooner than one
-#pragma unroll
-        for (int c = 0; c < n; ++c) {
-            const bool is_there = !unpacked<type>::is_cut || mine < n_blocks;
-            values[c] = is_there ? unpacked<type>::values(quants_[c] + first + 32 * mine, lane_) : make_uint2(0, 0);
-        }
 #pragma unroll
         for (int block = 0; block < blocks_of_tile; ++block) {
             if (unpacked<type>::is_cut && block >= n_blocks) {
@@ -202,7 +235,7 @@ template <int n> class few_sums {
 #pragma unroll
             for (int c = 0; c < n; ++c) {
                 ptx::multiply_8_bits<unpacked<type>::is_signed>(block % 2 ? odd[c] : d[c], words.at,
-                                                                block == mine ? values[c] : make_uint2(0, 0));
+                                                                block == mine ? x.values[c] : make_uint2(0, 0));
             }
         }
 #pragma unroll
@@ -220,45 +253,41 @@ template <int n> class few_sums {
             }
 #pragma unroll
             for (int c = 0; c < n; ++c) {
-                finish(tile, c, block, first, d[c][i], d[c][2 + i]);
+                finish(tile, c, block, x.scales[c][i], d[c][i], d[c][2 + i]);
             }
         }
     }
 
-    // Blocks [block, block + 4) of a tile. The columns of the tensor core are their halves.
+    // A half of a tile, four blocks. The columns of the tensor core are the blocks' halves.
     template <ggml_type type>
-    __device__ __forceinline__ void add_halves(const unpacked<type> & tile, int block, int first) {
-        const int mine = lane_ / 8, half = lane_ / 4 % 2; // this lane's operand
-        uint32_t  values[n];
-        int       d[n][4] = {};
-#pragma unroll
-        for (int c = 0; c < n; ++c) {
-            values[c] = *(const uint32_t *) (quants_[c] + first + 32 * (block + mine) + 16 * half + lane_ % 4 * 4);
-        }
+    __device__ __forceinline__ void add_halves(const unpacked<type> & tile, int half, const held & x) {
+        const int  block = half * n_classes, mine = lane_ / 8; // mine: this lane's block as an operand
+        const bool is_second = lane_ / 4 % 2;
+        int        d[n][4]   = {};
 #pragma unroll
         for (int i = 0; i < n_classes; ++i) {
             const auto words = tile.words(block + i);
 #pragma unroll
             for (int c = 0; c < n; ++c) {
-                const uint32_t x = i == mine ? values[c] : 0;
+                const uint32_t four = i == mine ? half ? x.values[c].y : x.values[c].x : 0;
                 ptx::multiply_8_bits<unpacked<type>::is_signed>(d[c], words.at,
-                                                                half ? make_uint2(0, x) : make_uint2(x, 0));
+                                                                is_second ? make_uint2(0, four) : make_uint2(four, 0));
             }
         }
         const int4 by = tile.halves(block + lane_ % 4);
 #pragma unroll
         for (int c = 0; c < n; ++c) {
-            finish(tile, c, block + lane_ % 4, first, d[c][0] * by.x + d[c][1] * by.y, d[c][2] * by.z + d[c][3] * by.w);
+            finish(tile, c, block + lane_ % 4, x.scales[c][half], d[c][0] * by.x + d[c][1] * by.y,
+                   d[c][2] * by.z + d[c][3] * by.w);
         }
     }
 
     // Takes the dots of a block, of which this lane has both rows.
-    template <ggml_type type>
-    __device__ __forceinline__ void finish(const unpacked<type> & tile, int c, int block, int first, int a, int b) {
-        const scale_and_sum x     = scales_[c][first / 32 + block];
-        const float2        scale = tile.scale(block);
-        sums_[c][0]               = fmaf(scale.x * x.x, (float) a, sums_[c][0]);
-        sums_[c][1]               = fmaf(scale.y * x.x, (float) b, sums_[c][1]);
+    template <ggml_type type> __device__ __forceinline__ void finish(const unpacked<type> & tile, int c, int block,
+                                                                     scale_and_sum x, int a, int b) {
+        const float2 scale = tile.scale(block);
+        sums_[c][0]        = fmaf(scale.x * x.x, (float) a, sums_[c][0]);
+        sums_[c][1]        = fmaf(scale.y * x.x, (float) b, sums_[c][1]);
         if constexpr (unpacked<type>::has_least) {
             const float2 least = tile.least(block);
             sums_[c][0]        = fmaf(-least.x, x.y, sums_[c][0]);
@@ -272,8 +301,8 @@ template <int n> class few_sums {
     float                 sums_[n][2] = {}; // rows lane / 4 and lane / 4 + 8
 };
 
-template <int n_columns> using sums_of =
-    std::conditional_t<(n_columns <= 2), few_sums<(n_columns <= 2 ? n_columns : 1)>,
+template <int n_columns, bool ahead = false> using sums_of =
+    std::conditional_t<(n_columns <= 2), few_sums<(n_columns <= 2 ? n_columns : 1), ahead>,
                        many_sums<(n_columns <= 2 ? 1 : n_columns / 8)>>;
 
 template <typename sums_type> __device__ __forceinline__ void store_sums(float * to, const sums_type & sums) {

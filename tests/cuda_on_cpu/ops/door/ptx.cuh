@@ -19,6 +19,10 @@ inline void copy_16(void * shared, const void * from) {
     cuda_on_cpu::copy(shared, from, 16);
 }
 
+inline void meet(int number, int n_threads) {
+    cuda_on_cpu::meet(number, n_threads);
+}
+
 inline void end_of_copies() {
     cuda_on_cpu::end_of_copies();
 }

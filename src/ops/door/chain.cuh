@@ -1,0 +1,39 @@
+// Launches of kernels that follow each other, each of which starts while the one before it ends. Must not know: ops.
+// Test: tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "common.cuh"
+
+#include <utility>
+
+namespace dw {
+
+// Dynamic shared memory that a block may have. A kernel has few variables in shared memory beside it.
+inline size_t shared_memory_of_block() {
+    constexpr size_t of_variables = 1024;
+    return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo - of_variables;
+}
+
+// keeps_shared: the kernel asks for a multiprocessor's most shared memory, little of it cache, however little it takes
+// itself. A multiprocessor changes this split only when it is empty, and with the split that one kernel needs there may
+// be no room for the next one. Static: these are attributes of a file's kernels.
+template <auto kernel, bool keeps_shared = false, typename... argument_types>
+static void launch_kernel(const ggml_cuda_kernel_launch_params & with, argument_types &&... arguments) {
+    static bool is_set[GGML_CUDA_MAX_DEVICES] = {};
+    const int   device                        = ggml_cuda_get_device();
+    if (!is_set[device]) {
+        is_set[device]        = true;
+        const void * function = (const void *) kernel;
+        if (keeps_shared) {
+            CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
+        }
+        if (with.shmem > 0) {
+            CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
+                                            (int) shared_memory_of_block()));
+        }
+    }
+    ggml_cuda_kernel_launch(kernel, with, std::forward<argument_types>(arguments)...);
+}
+
+} // namespace dw

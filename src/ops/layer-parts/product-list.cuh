@@ -1,0 +1,215 @@
+// The weights of one launch of products, and which team of which block multiplies what: products.cuh.
+// Test: tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "ops/door/chain.cuh"
+#include "ops/door/launch.h"
+#include "ops/layer-parts/inputs.cuh"
+#include "ops/layer-parts/products.cuh"
+
+#include <array>
+#include <climits>
+
+namespace dw::layer_parts {
+
+constexpr int large_rows = 1 << 14; // an output head
+constexpr int few_rows   = 512;     // of float weights: a warp a row would leave most of a GPU idle
+
+namespace {
+class product_list {
+  public:
+    // Returns the part, whose end may be set.
+    part & add(const ggml_tensor * weights, float * out, int64_t out_stride) {
+        part & made     = all_.each[all_.n++];
+        made            = {};
+        made.weights    = (const char *) weights->data;
+        made.stride     = (int64_t) weights->nb[1];
+        made.type       = weights->type;
+        made.n_rows     = (int) weights->ne[1];
+        made.first_row  = -1;
+        made.out        = out;
+        made.out_stride = out_stride;
+        made.end        = end_of_product::as_is;
+        return made;
+    }
+
+    // n rows of activations of this width, made of `input`, in memory for activations::bytes(n, width)
+    template <typename input_type>
+    void launch(const input_type & input, void * memory, int64_t width, int n, cudaStream_t stream) {
+        if constexpr (input_type::by_products) {
+            if (n == 1 && input.can_be_made_by(32 * warps_for(width)) && leaves_room_for_input(width)) {
+                return launch_for<1>(input, (int) width, n, stream);
+            }
+        }
+        const activations x = activations::in((char *) memory, n, width);
+        launch_input(input, x, n, stream);
+        launch(x, n, stream);
+    }
+
+    // x: n rows
+    void launch(const activations & x, int n, cudaStream_t stream) {
+        if (n <= 2) {
+            return n == 1 ? launch_for<1>(x, x.width, n, stream) : launch_for<2>(x, x.width, n, stream);
+        }
+        return n <= 8 ? launch_for<8>(x, x.width, n, stream) : launch_for<16>(x, x.width, n, stream);
+    }
+
+  private:
+    static constexpr int values_of_a_warp = 512; // of a row: these keep it busy
+
+    static int warps_for(int64_t width) {
+        return (int) std::clamp<int64_t>((width + values_of_a_warp - 1) / values_of_a_warp, 1, most_warps);
+    }
+
+    static int n_multiprocessors() { return ggml_cuda_info().devices[ggml_cuda_get_device()].nsm; }
+
+    // an output head: its blocks multiply several strips
+    bool is_large() const { return all_.each[0].n_rows >= large_rows; }
+
+    std::array<ggml_type, max_parts> types() const {
+        std::array<ggml_type, max_parts> found{};
+        for (int i = 0; i < all_.n; ++i) {
+            found[i] = all_.each[i].type;
+        }
+        return found;
+    }
+
+    template <int n_columns, typename input_type>
+    void launch_for(const input_type & input, int width, int n, cudaStream_t stream) {
+        constexpr bool makes_input = !std::is_same_v<input_type, activations>;
+        const size_t   of_input    = makes_input ? activations::bytes(1, width) : 0;
+        const size_t   of_sums     = sizeof(float) * floats_of_sums<n_columns> * warps_for(width);
+        block_plan     plan{ {}, warps_for(width), 1, 0, 0, -1 };
+        int            n_rounds = is_large() ? INT_MAX : 1;
+        if (makes_input && !is_large() && width <= values_of_a_warp * most_warps) {
+            n_rounds = plan_teams(plan, of_sums, of_input);
+        }
+        const int     n_warps = plan.n_warps * plan.n_teams;
+        const int64_t of_a_warp =
+            n_rounds == INT_MAX ? INT_MAX : (int64_t) n_rounds * dw::n_blocks(width, plan.n_warps);
+        const tile_launch with(types().data(), all_.n, of_a_warp, n_warps, plan.n_teams * of_sums + of_input);
+        plan.tiles            = with.plan;
+        plan.bytes_of_team    = (int) (plan.n_warps * with.plan.slots_of_a_warp + of_sums);
+        plan.own              = plan.n_teams * plan.bytes_of_team;
+        const int    n_blocks = share_blocks(n, n_rounds, plan, blocks_at_once<n_columns>(plan.n_warps, with.bytes));
+        const size_t bytes    = add_row(plan, with.bytes, width, n_blocks);
+        dw::launch_kernel<products<n_columns, input_type>, makes_input>(
+            { dim3(n_blocks), dim3(32 * (n_warps + (all_.n_alone > 0))), bytes, stream }, all_, input, width, n, plan);
+    }
+
+    // Teams of a block, for one column: a block a multiprocessor, or fewer. Returns how many strips a team has at most.
+    int plan_teams(block_plan & plan, size_t of_team, size_t of_block) {
+        const auto is_few = [](const part & each) { return is_float(each.type) && each.n_rows <= few_rows; };
+        for (int i = 0; i < all_.n; ++i) {
+            if (is_float(all_.each[i].type) && !is_few(all_.each[i])) {
+                return 1;
+            }
+        }
+        for (int i = 0; i < all_.n; ++i) {
+            if (is_few(all_.each[i])) {
+                all_.each[i].first_row = all_.n_alone;
+                all_.n_alone += all_.each[i].n_rows;
+            }
+        }
+        const int most = (most_block_warps - (all_.n_alone > 0)) / plan.n_warps;
+        int       best = INT_MAX, n_rounds = 1;
+        for (int n_teams = 1; n_teams <= most && has_room(plan.n_warps, n_teams, of_team, of_block); ++n_teams) {
+            int rounds = 1;
+            while (n_teams_with(rounds, plan.n_warps) > n_teams * n_multiprocessors()) {
+                ++rounds;
+            }
+            const int cost = rounds * (n_teams + 2); // a block's strips, and what a round takes whatever runs beside it
+            if (cost <= best) {
+                best         = cost;
+                n_rounds     = rounds;
+                plan.n_teams = n_teams;
+            }
+        }
+        return n_rounds;
+    }
+
+    // teams that multiply `rounds` strips, or groups of float rows, each
+    int n_teams_with(int rounds, int n_warps) const {
+        int n = 0;
+        for (int i = 0; i < all_.n; ++i) {
+            n += all_.each[i].first_row < 0 ? teams_of(all_.each[i], rounds, n_warps, 1) : 0;
+        }
+        return n;
+    }
+
+    static int teams_of(const part & of, int rounds, int n_warps, int n_shares) {
+        return (int) (is_float(of.type) ? dw::n_blocks(of.n_rows * n_shares, n_warps)
+                                        : dw::n_blocks(dw::n_blocks(of.n_rows, tile_rows), rounds));
+    }
+
+    // Adds what a warp that is alone needs, if there is room for it. A block of teams takes more than half of a
+    // multiprocessor's shared memory, so that no other one of this kernel is there.
+    size_t add_row(block_plan & plan, size_t bytes, int width, int n_blocks) const {
+        const size_t row = GGML_PAD(bytes, 16);
+        if (all_.n_alone > 0 && row + width * sizeof(float) <= shared_memory_of_block()) {
+            plan.row = (int) row;
+            bytes    = row + width * sizeof(float);
+        }
+        const bool is_spread = n_blocks <= n_multiprocessors() && 2 * n_blocks > n_multiprocessors();
+        return is_spread ? std::max(bytes, shared_memory_of_block() / 2 + 1024) : bytes;
+    }
+
+    // whether a block has shared memory for one row of activations beside what it multiplies
+    bool leaves_room_for_input(int64_t width) const {
+        const int n_warps = warps_for(width);
+        return has_room(n_warps, 1, sizeof(float) * floats_of_sums<1> * n_warps, activations::bytes(1, width));
+    }
+
+    // whether a block has shared memory for teams with a slot a warp
+    bool has_room(int n_warps, int n_teams, size_t of_team, size_t of_block) const {
+        return tile_launch(types().data(), all_.n, 0, n_teams * n_warps, n_teams * of_team + of_block).bytes <=
+               shared_memory_of_block();
+    }
+
+    // Blocks that a GPU runs together.
+    template <int n_columns> static int blocks_at_once(int n_warps, size_t bytes) {
+        const int by_registers = most_warps * block_limits<n_columns, activations>::n_blocks / n_warps;
+        const int by_memory    = (int) (shared_memory_of_block() / (bytes + 1024));
+        return std::max(1, std::min(by_registers, by_memory)) * n_multiprocessors();
+    }
+
+    // Gives each part its teams, and returns the number of blocks.
+    int share_blocks(int n, int n_rounds, const block_plan & plan, int at_once) {
+        int n_teams = 0;
+        for (int i = 0; i < all_.n; ++i) {
+            part & each     = all_.each[i];
+            each.first_team = n_teams;
+            each.n_shares   = each.n_rows <= few_rows ? (n + 1) / 2 : 1;
+            each.n_teams =
+                each.first_row < 0 ? teams_of(each, is_large() ? 1 : n_rounds, plan.n_warps, each.n_shares) : 0;
+            if (!is_float(each.type) && each.n_rows >= large_rows && each.n_teams > at_once) {
+                each.n_teams = at_once;
+            }
+            n_teams += each.n_teams;
+        }
+        const int for_alone = std::min(all_.n_alone, n_multiprocessors());
+        return std::max((int) dw::n_blocks(n_teams, plan.n_teams), for_alone);
+    }
+
+    parts all_{};
+};
+} // namespace
+
+// dst = residual + weights x, x as of product_list::launch
+template <typename input_type> static void add_product(const dw::launch_context & with, ggml_tensor * dst,
+                                                       const ggml_tensor * weights, const ggml_tensor * residual,
+                                                       const input_type & input) {
+    product_list list;
+    part &       made = list.add(weights, dw::data_of<float>(dst), dw::stride_of(dst, 1));
+    made.end          = end_of_product::add;
+    made.a            = dw::data_of<const float>(residual);
+    made.a_stride     = dw::stride_of(residual, 1);
+    if constexpr (std::is_same_v<input_type, activations>) {
+        list.launch(input, (int) dst->ne[1], with.stream);
+    } else {
+        list.launch(input, with.workspace, weights->ne[0], (int) dst->ne[1], with.stream);
+    }
+}
+
+} // namespace dw::layer_parts

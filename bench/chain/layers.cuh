@@ -22,8 +22,8 @@ struct layer_weights {
     ggml_tensor * norm       = floats({ width }, 0.1f, 1.0f);
     ggml_tensor * qkv        = weights(GGML_TYPE_Q4_K, { width, channels });
     ggml_tensor * z          = weights(GGML_TYPE_Q4_K, { width, n_heads * size });
-    ggml_tensor * beta       = floats({ width, n_heads }, 0.02f);
-    ggml_tensor * alpha      = floats({ width, n_heads }, 0.02f);
+    ggml_tensor * beta       = weights(GGML_TYPE_Q8_0, { width, n_heads });
+    ggml_tensor * alpha      = weights(GGML_TYPE_Q8_0, { width, n_heads });
     ggml_tensor * dt         = floats({ n_heads });
     ggml_tensor * a          = floats({ n_heads }, 0.5f, -1.0f);
     ggml_tensor * windows    = floats({ 3 * channels, 1 }, 0.1f);

@@ -81,6 +81,8 @@ inline ggml_tensor * weights(ggml_type type, const std::vector<int64_t> & shape,
     fill_bits<<<1024, 256>>>((uint32_t *) made->data, (bytes + 3) / 4, next_seed++);
     if (type == GGML_TYPE_Q4_K) {
         fill_scales<<<1024, 256>>>((char *) made->data, bytes / block, (int) block, 0, unit / 4, 7.5f * unit / 4);
+    } else if (type == GGML_TYPE_Q8_0) {
+        fill_scales<<<1024, 256>>>((char *) made->data, bytes / block, (int) block, 0, unit, 0.0f);
     } else {
         GGML_ASSERT(type == GGML_TYPE_Q6_K);
         fill_scales<<<1024, 256>>>((char *) made->data, bytes / block, (int) block, 208, unit / 18, 0.0f);

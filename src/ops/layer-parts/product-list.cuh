@@ -56,7 +56,8 @@ class product_list {
     }
 
   private:
-    static constexpr int values_of_a_warp = 512; // of a row: these keep it busy
+    static constexpr int values_of_a_warp = 512;                        // of a row: these keep it busy
+    using strips_of_team                  = std::array<int, max_parts>; // by part
 
     static int warps_for(int64_t width) {
         return (int) std::clamp<int64_t>((width + values_of_a_warp - 1) / values_of_a_warp, 1, most_warps);
@@ -83,7 +84,7 @@ class product_list {
         block_plan     plan{ {}, warps_for(width), 1, 0, 0, -1 };
         int            n_rounds = is_large() ? INT_MAX : 1;
         if (makes_input && !is_large() && width <= values_of_a_warp * most_warps) {
-            n_rounds = plan_teams(plan, of_sums, of_input);
+            n_rounds = plan_teams(plan, width, of_sums, of_input);
         }
         const int     n_warps = plan.n_warps * plan.n_teams;
         const int64_t of_a_warp =
@@ -92,14 +93,14 @@ class product_list {
         plan.tiles            = with.plan;
         plan.bytes_of_team    = (int) (plan.n_warps * with.plan.slots_of_a_warp + of_sums);
         plan.own              = plan.n_teams * plan.bytes_of_team;
-        const int    n_blocks = share_blocks(n, n_rounds, plan, blocks_at_once<n_columns>(plan.n_warps, with.bytes));
+        const int    n_blocks = share_blocks(n, plan, blocks_at_once<n_columns>(plan.n_warps, with.bytes));
         const size_t bytes    = add_row(plan, with.bytes, width, n_blocks);
         dw::launch_kernel<products<n_columns, input_type>, makes_input>(
             { dim3(n_blocks), dim3(32 * (n_warps + (all_.n_alone > 0))), bytes, stream }, all_, input, width, n, plan);
     }
 
     // Teams of a block, for one column: a block a multiprocessor, or fewer. Returns how many strips a team has at most.
-    int plan_teams(block_plan & plan, size_t of_team, size_t of_block) {
+    int plan_teams(block_plan & plan, int64_t width, size_t of_team, size_t of_block) {
         const auto is_few = [](const part & each) { return is_float(each.type) && each.n_rows <= few_rows; };
         for (int i = 0; i < all_.n; ++i) {
             if (is_float(all_.each[i].type) && !is_few(all_.each[i])) {
@@ -112,35 +113,51 @@ class product_list {
                 all_.n_alone += all_.each[i].n_rows;
             }
         }
-        const int most = (most_block_warps - (all_.n_alone > 0)) / plan.n_warps;
-        int       best = INT_MAX, n_rounds = 1;
+        const int      most = (most_block_warps - (all_.n_alone > 0)) / plan.n_warps;
+        int            best = INT_MAX, n_rounds = 1;
+        strips_of_team found;
         for (int n_teams = 1; n_teams <= most && has_room(plan.n_warps, n_teams, of_team, of_block); ++n_teams) {
-            int rounds = 1;
-            while (n_teams_with(rounds, plan.n_warps) > n_teams * n_multiprocessors()) {
-                ++rounds;
-            }
+            const int rounds = share_strips(width, plan.n_warps, n_teams * n_multiprocessors());
             const int cost = rounds * (n_teams + 2); // a block's strips, and what a round takes whatever runs beside it
             if (cost <= best) {
                 best         = cost;
                 n_rounds     = rounds;
                 plan.n_teams = n_teams;
+                found        = n_strips_;
             }
         }
+        n_strips_ = found;
         return n_rounds;
     }
 
-    // teams that multiply `rounds` strips, or groups of float rows, each
-    int n_teams_with(int rounds, int n_warps) const {
+    // Says how many strips a team has of each part, for `most` teams in all: only so many that each piece of them has a
+    // slot, if that is enough. Returns the largest number.
+    int share_strips(int64_t width, int n_warps, int most) {
+        for (int rounds = 1;; ++rounds) {
+            for (int i = 0; i < all_.n; ++i) {
+                const int64_t of_a_warp  = dw::n_blocks(width, n_warps);
+                const int     n_pieces   = (int) dw::n_blocks(of_a_warp, values_of_slot(all_.each[i].type));
+                const bool    have_slots = rounds <= most_slots;
+                n_strips_[i]             = have_slots ? std::min(rounds, std::max(1, most_slots / n_pieces)) : rounds;
+            }
+            if (n_teams_of_all(n_warps) <= most) {
+                return rounds;
+            }
+        }
+    }
+
+    int n_teams_of_all(int n_warps) const {
         int n = 0;
         for (int i = 0; i < all_.n; ++i) {
-            n += all_.each[i].first_row < 0 ? teams_of(all_.each[i], rounds, n_warps, 1) : 0;
+            n += all_.each[i].first_row < 0 ? teams_of(i, n_warps, 1) : 0;
         }
         return n;
     }
 
-    static int teams_of(const part & of, int rounds, int n_warps, int n_shares) {
+    int teams_of(int i, int n_warps, int n_shares) const {
+        const part & of = all_.each[i];
         return (int) (is_float(of.type) ? dw::n_blocks(of.n_rows * n_shares, n_warps)
-                                        : dw::n_blocks(dw::n_blocks(of.n_rows, tile_rows), rounds));
+                                        : dw::n_blocks(dw::n_blocks(of.n_rows, tile_rows), n_strips_[i]));
     }
 
     // Adds what a warp that is alone needs, if there is room for it. A block of teams takes more than half of a
@@ -175,14 +192,13 @@ class product_list {
     }
 
     // Gives each part its teams, and returns the number of blocks.
-    int share_blocks(int n, int n_rounds, const block_plan & plan, int at_once) {
+    int share_blocks(int n, const block_plan & plan, int at_once) {
         int n_teams = 0;
         for (int i = 0; i < all_.n; ++i) {
             part & each     = all_.each[i];
             each.first_team = n_teams;
             each.n_shares   = each.n_rows <= few_rows ? (n + 1) / 2 : 1;
-            each.n_teams =
-                each.first_row < 0 ? teams_of(each, is_large() ? 1 : n_rounds, plan.n_warps, each.n_shares) : 0;
+            each.n_teams    = each.first_row < 0 ? teams_of(i, plan.n_warps, each.n_shares) : 0;
             if (!is_float(each.type) && each.n_rows >= large_rows && each.n_teams > at_once) {
                 each.n_teams = at_once;
             }
@@ -192,7 +208,8 @@ class product_list {
         return std::max((int) dw::n_blocks(n_teams, plan.n_teams), for_alone);
     }
 
-    parts all_{};
+    parts          all_{};
+    strips_of_team n_strips_ = { 1, 1, 1, 1 };
 };
 } // namespace
 

@@ -52,6 +52,14 @@ static __device__ __forceinline__ float residual_of(const part & of, int row, in
     return of.end == end_of_product::add ? of.a[column * of.a_stride + row] : 0.0f;
 }
 
+// Asks for what the end of a product of a row reads, which may be in no cache.
+static __device__ __forceinline__ void ask_for_end(const part & of, int row) {
+    if (of.end == end_of_product::softplus) {
+        ptx::prefetch_l2(of.a + row);
+        ptx::prefetch_l2(of.b + row);
+    }
+}
+
 static __device__ float ended(const part & of, float sum, int row, float residual) {
     switch (of.end) {
         case end_of_product::sigmoid:
@@ -138,8 +146,9 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
     };
     strips_of_warp<type, decltype(strip_of)> strips(memory + by.warp() * plan.slots_of_a_warp, plan.n_slots, n_mine,
                                                     width, by.warp(), by.n_warps(), strip_of);
-    const activations                        x        = ready();
-    float *                                  of_warps = (float *) (memory + by.n_warps() * plan.slots_of_a_warp);
+    ask_for_end(of, min(first * tile_rows, of.n_rows - 1));
+    const activations x        = ready();
+    float *           of_warps = (float *) (memory + by.n_warps() * plan.slots_of_a_warp);
     for (int i = 0; i < n_mine; ++i) {
         const int                     row      = (first + i * step) * tile_rows;
         const bool                    ends     = has_teams && by.thread() < min(tile_rows, of.n_rows - row);
@@ -193,10 +202,7 @@ __device__ void multiply_alone(const parts & all, int width, char * memory, read
         for (int at = 16 * lane; at < n_bytes; at += 16 * 32) {
             ptx::copy_16(memory + at, row + at);
         }
-        if (of.end == end_of_product::softplus) {
-            ptx::prefetch_l2(of.a + first - of.first_row);
-            ptx::prefetch_l2(of.b + first - of.first_row);
-        }
+        ask_for_end(of, first - of.first_row);
     }
     ptx::end_of_copies();
     const activations x = ready();

@@ -113,7 +113,7 @@ class product_list {
                 all_.n_alone += all_.each[i].n_rows;
             }
         }
-        const int      most = (most_block_warps - (all_.n_alone > 0)) / plan.n_warps;
+        const int      most = std::min(most_teams, (most_block_warps - (all_.n_alone > 0)) / plan.n_warps);
         int            best = INT_MAX, n_rounds = 1;
         strips_of_team found;
         for (int n_teams = 1; n_teams <= most && has_room(plan.n_warps, n_teams, of_team, of_block); ++n_teams) {

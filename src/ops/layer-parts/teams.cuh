@@ -9,6 +9,8 @@
 
 namespace dw::layer_parts {
 
+constexpr int most_teams = 15; // of a block: each has a barrier, and 0 is the block's
+
 struct team {
     int number, warp, n_warps; // of the block; this thread's; of the team
 

@@ -147,6 +147,11 @@ bool met_at_barriers() {
     }
     bool any = false;
     for (const std::vector<int> & of : waiting) {
+        for (int i : of) {
+            if (threads[i].n_of_barrier != threads[of[0]].n_of_barrier) {
+                fail("threads at a barrier say that different numbers of them meet there");
+            }
+        }
         if (!of.empty() && (int) of.size() == threads[of[0]].n_of_barrier) {
             for (int i : of) {
                 threads[i].state = waits_for::nobody;

@@ -23,7 +23,6 @@ static void launch_kernel(const ggml_cuda_kernel_launch_params & with, argument_
     static bool is_set[GGML_CUDA_MAX_DEVICES] = {};
     const int   device                        = ggml_cuda_get_device();
     if (!is_set[device]) {
-        is_set[device]        = true;
         const void * function = (const void *) kernel;
         if (keeps_shared) {
             CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
@@ -32,6 +31,7 @@ static void launch_kernel(const ggml_cuda_kernel_launch_params & with, argument_
             CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
                                             (int) shared_memory_of_block()));
         }
+        is_set[device] = true; // another thread that comes here meanwhile does the same
     }
     ggml_cuda_kernel_launch(kernel, with, std::forward<argument_types>(arguments)...);
 }

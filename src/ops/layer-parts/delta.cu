@@ -171,15 +171,16 @@ template <int per_lane> struct row_of_head {
 };
 
 // blocks: (head, part of its columns); a warp carries a column of the state along the rows, and asks for the next one
-// while it works on a row. A row alone leaves registers for the kernel behind it.
-template <int size, bool is_alone> __global__ void __launch_bounds__(32 * columns, is_alone ? 2 : 1)
+// while it works on a row. A single row leaves registers for the kernel behind it, on a card with 2,048 threads a
+// multiprocessor.
+template <int size, bool is_single> __global__ void __launch_bounds__(32 * columns, is_single ? 2 : 1)
     step(step_arguments a) {
     constexpr int per_lane = size / 32;
     ggml_cuda_pdl_lc();
     const int     head = blockIdx.x, column = blockIdx.y * columns + threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t at   = ((int64_t) head * size + column) * size;
     const float * from = a.states + a.cells[0] * a.stride + at; // an input, written before the graph
-    prefetch((const char *) from, size * (int) sizeof(float), lane);
+    prefetch(from, size * (int) sizeof(float), lane, 32);
     ggml_cuda_pdl_sync();
     row_of_head<per_lane> row(a, head, 0, column);
     float                 state[per_lane];
@@ -189,7 +190,7 @@ template <int size, bool is_alone> __global__ void __launch_bounds__(32 * column
     }
     for (int r = 0; r < a.n; ++r) {
         row_of_head<per_lane> next = row;
-        if (!is_alone) {
+        if (!is_single) {
             next = row_of_head<per_lane>(a, head, min(r + 1, a.n - 1), column);
         }
         float seen = 0.0f, answer = 0.0f;

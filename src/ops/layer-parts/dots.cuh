@@ -110,10 +110,10 @@ template <typename call_type> __device__ __forceinline__ void with_type(ggml_typ
     }
 }
 
-// Ask for the lines of a row in L2, before what it is multiplied with is there.
-__device__ __forceinline__ void prefetch(const char * row, int n_bytes, int lane) {
-    for (int at = 128 * lane; at < n_bytes; at += 128 * 32) {
-        ptx::prefetch_l2(row + at);
+// Asks for the lines of n_bytes in L2, before they are needed: this thread's of n_threads.
+__device__ __forceinline__ void prefetch(const void * from, int n_bytes, int thread, int n_threads) {
+    for (int at = 128 * thread; at < n_bytes; at += 128 * n_threads) {
+        ptx::prefetch_l2((const char *) from + at);
     }
 }
 

@@ -46,7 +46,9 @@ struct normalised {
     static int            blocks(int64_t) { return 1; }
     bool                  can_be_made_by(int n_threads) const { return n_threads == threads_for(width); }
 
-    __device__ __forceinline__ void ask(const team & by) const { prefetch_by(by, norm, width * sizeof(float)); }
+    __device__ __forceinline__ void ask(const team & by) const {
+        prefetch(norm, width * (int) sizeof(float), by.thread(), by.n_threads());
+    }
 
     __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
         __shared__ float sums[most_threads / 32];
@@ -134,7 +136,9 @@ struct normalised_heads {
     static int            blocks(int64_t width) { return blocks_of_pieces(width); }
     bool                  can_be_made_by(int) const { return true; }
 
-    __device__ __forceinline__ void ask(const team & by) const { prefetch_by(by, norm, size * sizeof(float)); }
+    __device__ __forceinline__ void ask(const team & by) const {
+        prefetch(norm, size * (int) sizeof(float), by.thread(), by.n_threads());
+    }
 
     __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
         const int n_heads = out.width / size, step = mine.step();

@@ -13,24 +13,25 @@
 
 namespace dw::layer_parts {
 
-constexpr int large_rows = 1 << 14; // an output head
-constexpr int few_rows   = 512;     // of float weights: a warp a row would leave most of a GPU idle
+constexpr int large_rows     = 1 << 14; // an output head
+constexpr int few_rows       = 512;     // of float weights: a warp a row would leave most of a GPU idle
+constexpr int most_lone_rows = 512;     // of all parts: a few for each block's warp without a team
 
 namespace {
 class product_list {
   public:
     // Returns the part, whose end may be set.
     part & add(const ggml_tensor * weights, float * out, int64_t out_stride) {
-        part & made     = all_.each[all_.n++];
-        made            = {};
-        made.weights    = (const char *) weights->data;
-        made.stride     = (int64_t) weights->nb[1];
-        made.type       = weights->type;
-        made.n_rows     = (int) weights->ne[1];
-        made.first_row  = -1;
-        made.out        = out;
-        made.out_stride = out_stride;
-        made.end        = end_of_product::as_is;
+        part & made         = all_.each[all_.n++];
+        made                = {};
+        made.weights        = (const char *) weights->data;
+        made.stride         = (int64_t) weights->nb[1];
+        made.type           = weights->type;
+        made.n_rows         = (int) weights->ne[1];
+        made.first_lone_row = -1;
+        made.out            = out;
+        made.out_stride     = out_stride;
+        made.end            = end_of_product::as_is;
         return made;
     }
 
@@ -92,28 +93,31 @@ class product_list {
         const tile_launch with(types().data(), all_.n, of_a_warp, n_warps, plan.n_teams * of_sums + of_input);
         plan.tiles            = with.plan;
         plan.bytes_of_team    = (int) (plan.n_warps * with.plan.slots_of_a_warp + of_sums);
-        plan.own              = plan.n_teams * plan.bytes_of_team;
-        const int    n_blocks = share_blocks(n, plan, blocks_at_once<n_columns>(plan.n_warps, with.bytes));
+        plan.activations_at   = plan.n_teams * plan.bytes_of_team;
+        const int    n_blocks = share_blocks(n, plan, blocks_at_once<n_columns, input_type>(n_warps, with.bytes));
         const size_t bytes    = add_row(plan, with.bytes, width, n_blocks);
         dw::launch_kernel<products<n_columns, input_type>, makes_input>(
-            { dim3(n_blocks), dim3(32 * (n_warps + (all_.n_alone > 0))), bytes, stream }, all_, input, width, n, plan);
+            { dim3(n_blocks), dim3(32 * (n_warps + (all_.n_lone_rows > 0))), bytes, stream }, all_, input, width, n,
+            plan);
     }
 
-    // Teams of a block, for one column: a block a multiprocessor, or fewer. Returns how many strips a team has at most.
+    // Teams of a block, for one column: a block a multiprocessor, or fewer, unless there are many rows of float
+    // weights. Returns how many strips a team has at most.
     int plan_teams(block_plan & plan, int64_t width, size_t of_team, size_t of_block) {
-        const auto is_few = [](const part & each) { return is_float(each.type) && each.n_rows <= few_rows; };
+        int n_few = 0;
         for (int i = 0; i < all_.n; ++i) {
-            if (is_float(all_.each[i].type) && !is_few(all_.each[i])) {
-                return 1;
-            }
+            n_few += is_float(all_.each[i].type) ? all_.each[i].n_rows : 0;
+        }
+        if (n_few > most_lone_rows) {
+            return 1;
         }
         for (int i = 0; i < all_.n; ++i) {
-            if (is_few(all_.each[i])) {
-                all_.each[i].first_row = all_.n_alone;
-                all_.n_alone += all_.each[i].n_rows;
+            if (is_float(all_.each[i].type)) {
+                all_.each[i].first_lone_row = all_.n_lone_rows;
+                all_.n_lone_rows += all_.each[i].n_rows;
             }
         }
-        const int      most = std::min(most_teams, (most_block_warps - (all_.n_alone > 0)) / plan.n_warps);
+        const int      most = std::min(most_teams, (most_block_warps - (all_.n_lone_rows > 0)) / plan.n_warps);
         int            best = INT_MAX, n_rounds = 1;
         strips_of_team found;
         for (int n_teams = 1; n_teams <= most && has_room(plan.n_warps, n_teams, of_team, of_block); ++n_teams) {
@@ -133,6 +137,7 @@ class product_list {
     // Says how many strips a team has of each part, for `most` teams in all: only so many that each piece of them has a
     // slot, if that is enough. Returns the largest number.
     int share_strips(int64_t width, int n_warps, int most) {
+        most = std::max(most, all_.n);
         for (int rounds = 1;; ++rounds) {
             for (int i = 0; i < all_.n; ++i) {
                 const int64_t of_a_warp  = dw::n_blocks(width, n_warps);
@@ -149,7 +154,7 @@ class product_list {
     int n_teams_of_all(int n_warps) const {
         int n = 0;
         for (int i = 0; i < all_.n; ++i) {
-            n += all_.each[i].first_row < 0 ? teams_of(i, n_warps, 1) : 0;
+            n += all_.each[i].first_lone_row < 0 ? teams_of(i, n_warps, 1) : 0;
         }
         return n;
     }
@@ -160,13 +165,13 @@ class product_list {
                                         : dw::n_blocks(dw::n_blocks(of.n_rows, tile_rows), n_strips_[i]));
     }
 
-    // Adds what a warp that is alone needs, if there is room for it. A block of teams takes more than half of a
-    // multiprocessor's shared memory, so that no other one of this kernel is there.
+    // Adds the row of a warp without a team, if there is room for it. Where a block a multiprocessor is about enough,
+    // it takes more than half of that one's shared memory: so no other block of this kernel is there.
     size_t add_row(block_plan & plan, size_t bytes, int width, int n_blocks) const {
         const size_t row = GGML_PAD(bytes, 16);
-        if (all_.n_alone > 0 && row + width * sizeof(float) <= shared_memory_of_block()) {
-            plan.row = (int) row;
-            bytes    = row + width * sizeof(float);
+        if (all_.n_lone_rows > 0 && ptx::has_products() && row + width * sizeof(float) <= shared_memory_of_block()) {
+            plan.lone_row_at = (int) row;
+            bytes            = row + width * sizeof(float);
         }
         const bool is_spread = n_blocks <= n_multiprocessors() && 2 * n_blocks > n_multiprocessors();
         return is_spread ? std::max(bytes, shared_memory_of_block() / 2 + 1024) : bytes;
@@ -185,8 +190,9 @@ class product_list {
     }
 
     // Blocks that a GPU runs together.
-    template <int n_columns> static int blocks_at_once(int n_warps, size_t bytes) {
-        const int by_registers = most_warps * block_limits<n_columns, activations>::n_blocks / n_warps;
+    template <int n_columns, typename input_type> static int blocks_at_once(int n_warps, size_t bytes) {
+        using limits           = block_limits<n_columns, input_type>;
+        const int by_registers = limits::bounds / 32 * limits::n_blocks / n_warps;
         const int by_memory    = (int) (shared_memory_of_block() / (bytes + 1024));
         return std::max(1, std::min(by_registers, by_memory)) * n_multiprocessors();
     }
@@ -198,13 +204,13 @@ class product_list {
             part & each     = all_.each[i];
             each.first_team = n_teams;
             each.n_shares   = each.n_rows <= few_rows ? (n + 1) / 2 : 1;
-            each.n_teams    = each.first_row < 0 ? teams_of(i, plan.n_warps, each.n_shares) : 0;
+            each.n_teams    = each.first_lone_row < 0 ? teams_of(i, plan.n_warps, each.n_shares) : 0;
             if (!is_float(each.type) && each.n_rows >= large_rows && each.n_teams > at_once) {
                 each.n_teams = at_once;
             }
             n_teams += each.n_teams;
         }
-        const int for_alone = std::min(all_.n_alone, n_multiprocessors());
+        const int for_alone = std::min(all_.n_lone_rows, n_multiprocessors());
         return std::max((int) dw::n_blocks(n_teams, plan.n_teams), for_alone);
     }
 

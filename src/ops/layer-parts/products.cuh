@@ -25,7 +25,7 @@ struct part {
     int            n_rows;
     int            first_team, n_teams; // of all that the launch has
     int            n_shares;            // warps of a row of float weights, which share the columns
-    int            first_row;           // of rows for warps that are alone; -1: teams have this part
+    int            first_lone_row;      // among those of warps without a team; -1: teams have this part
     float *        out;                 // [n][out_stride]
     int64_t        out_stride;
     end_of_product end;
@@ -36,15 +36,16 @@ struct part {
 
 struct parts {
     part each[max_parts];
-    int  n, n_alone; // parts; rows for warps that are alone
+    int  n, n_lone_rows; // parts; rows of warps without a team
 };
 
-// How a block divides its warps and its shared memory: teams of n_warps with slots and sums of their own, then the
-// activations that the block makes, if it does; at `row` a warp that is alone, if there is one, has a row of weights.
+// How a block divides its warps and its shared memory, in bytes: teams of n_warps with slots and sums of their own,
+// then the activations that the block makes, if it does; then a row of float weights of the warp without a team, if
+// there is one.
 struct block_plan {
     tile_plan tiles;
     int       n_warps, n_teams;
-    int       bytes_of_team, own, row; // row: -1 if it has no place
+    int       bytes_of_team, activations_at, lone_row_at; // lone_row_at: -1 if it has no place
 };
 
 // What a product is added to, asked for before the product is there.
@@ -97,7 +98,7 @@ template <ggml_type type, int n_columns> __device__ void multiply_row(const part
     }
 }
 
-// The team of a thread where blocks have several, or none but the block's: then what is asked costs no registers.
+// A team, or the whole block where that has no teams: its numbers are the block's then, and cost no registers.
 template <bool has_teams> struct team_or_block {
     const team & of;
 
@@ -185,31 +186,31 @@ __device__ void multiply_rows(const part & of, const activations & x, int index,
 // One column times rows of float weights that no team has: of all these this block's is the one with its number, then
 // every so many. memory: for the first row, or nullptr. A warp.
 template <typename ready_type>
-__device__ void multiply_alone(const parts & all, int width, char * memory, ready_type && ready) {
+__device__ void multiply_lone_rows(const parts & all, int width, char * memory, ready_type && ready) {
     const int  lane    = threadIdx.x % 32;
     const auto part_of = [&](int row) {
         int i = 0;
-        while (all.each[i].first_row < 0 || row >= all.each[i].first_row + all.each[i].n_rows) {
+        while (all.each[i].first_lone_row < 0 || row >= all.each[i].first_lone_row + all.each[i].n_rows) {
             ++i;
         }
         return i;
     };
     int first = blockIdx.x;
-    if (memory && first < all.n_alone) {
+    if (memory && first < all.n_lone_rows) {
         const part & of      = all.each[part_of(first)];
-        const char * row     = of.weights + (first - of.first_row) * of.stride;
+        const char * row     = of.weights + (first - of.first_lone_row) * of.stride;
         const int    n_bytes = width * (of.type == GGML_TYPE_F32 ? 4 : 2);
         for (int at = 16 * lane; at < n_bytes; at += 16 * 32) {
             ptx::copy_16(memory + at, row + at);
         }
-        ask_for_end(of, first - of.first_row);
+        ask_for_end(of, first - of.first_lone_row);
     }
     ptx::end_of_copies();
     const activations x = ready();
     wait_for_requests<0>();
-    for (int i = first; i < all.n_alone; i += gridDim.x) {
+    for (int i = first; i < all.n_lone_rows; i += gridDim.x) {
         const part & of  = all.each[part_of(i)];
-        const int    row = i - of.first_row;
+        const int    row = i - of.first_lone_row;
         const char * at  = memory && i == first ? memory : of.weights + row * of.stride;
         with_type(of.type, [&](auto type_is) {
             constexpr ggml_type type = decltype(type_is)::value;
@@ -224,9 +225,8 @@ __device__ void multiply_alone(const parts & all, int width, char * memory, read
 // leaves registers for the kernel before it.
 template <int n_columns, typename input_type> struct block_limits {
     static constexpr bool makes_input = !std::is_same_v<input_type, activations>;
-    static constexpr int  threads     = 32 * (makes_input ? most_block_warps : most_warps);
     static constexpr int  n_blocks    = makes_input ? 1 : n_columns == 1 ? 4 : n_columns <= 8 ? 3 : 2;
-    static constexpr int  bounds      = makes_input ? 768 : threads; // 768: 80 registers a thread
+    static constexpr int  bounds      = makes_input ? 768 : 32 * most_warps; // 768: 80 registers a thread
 };
 
 template <int n_columns, typename input_type> __global__ void
@@ -241,7 +241,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
         if constexpr (!has_teams) {
             return input;
         } else {
-            const activations made = activations::in(memory + plan.own, 1, width);
+            const activations made = activations::in(memory + plan.activations_at, 1, width);
             if constexpr (input_type::by_any_team) {
                 input.write(0, { team::of_block() }, made);
             } else if (by.number < plan.n_teams) {
@@ -255,7 +255,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     if constexpr (has_teams) {
         input.ask(team::of_block());
         if (by.number >= plan.n_teams) {
-            return multiply_alone(all, width, plan.row < 0 ? nullptr : memory + plan.row, ready);
+            return multiply_lone_rows(all, width, plan.lone_row_at < 0 ? nullptr : memory + plan.lone_row_at, ready);
         }
         index = index * plan.n_teams + by.number;
     }
@@ -263,7 +263,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     while (i < all.n && index >= all.each[i].first_team + all.each[i].n_teams) {
         ++i;
     }
-    if (has_teams && i == all.n) { // the last block's, without a part
+    if (has_teams && i == all.n) { // a team without a part
         ready();
         return;
     }

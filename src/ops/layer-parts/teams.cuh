@@ -1,5 +1,5 @@
-// Warps of a block that work together. A block of several teams has a multiprocessor to itself, where blocks of one
-// team each would crowd some and leave others idle: a kernel starts while the one before it still has its places. Test:
+// Warps of a block that work together. A kernel starts while the one before it holds threads and shared memory, so
+// small blocks would crowd some multiprocessors and leave others idle: blocks of several teams have one each. Test:
 // tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -24,12 +24,5 @@ struct team {
     // All threads of the team.
     __device__ __forceinline__ void meet() const { ptx::meet(1 + number, n_threads()); }
 };
-
-// Asks for the lines of n_bytes in L2.
-__device__ __forceinline__ void prefetch_by(const team & by, const void * at, int n_bytes) {
-    for (int i = 128 * by.thread(); i < n_bytes; i += 128 * by.n_threads()) {
-        ptx::prefetch_l2((const char *) at + i);
-    }
-}
 
 } // namespace dw::layer_parts

@@ -9,16 +9,31 @@
 #include "log.h"
 
 #include <algorithm>
+#include <cmath>
 #include <vector>
 
 namespace draftwood {
 
-// whether nothing but top-k comes first of what looks at all tokens
+// What is added to logits: by a request, and for tokens that the model never says.
+inline std::vector<llama_logit_bias> biases_of(const llama_context * ctx, const common_params_sampling & params) {
+    std::vector<llama_logit_bias> all = params.logit_bias;
+    int32_t                       n   = 0;
+    const llama_token * never = llama_vocab_get_suppress_tokens(llama_model_get_vocab(llama_get_model(ctx)), &n);
+    for (int32_t i = 0; i < n; ++i) {
+        all.push_back({ never[i], -INFINITY });
+    }
+    return all;
+}
+
+// Whether nothing but top-k comes first of what looks at all tokens. A bias that lowers logits brings no other token
+// among the best, as long as enough of these are left: best_candidates counts them.
 inline bool begins_with_few(const common_params_sampling & params) {
+    const auto lowers = [](const llama_logit_bias & each) { return each.bias <= 0.0f; };
     const bool has_penalties =
         params.penalty_last_n != 0 &&
         (params.penalty_repeat != 1.0f || params.penalty_freq != 0.0f || params.penalty_present != 0.0f);
-    if (params.mirostat != 0 || !params.logit_bias.empty() || params.min_keep > DW_MAX_BEST) {
+    if (params.mirostat != 0 || params.min_keep > DW_MAX_BEST ||
+        !std::all_of(params.logit_bias.begin(), params.logit_bias.end(), lowers)) {
         return false;
     }
     for (common_sampler_type type : params.samplers) {
@@ -30,6 +45,31 @@ inline bool begins_with_few(const common_params_sampling & params) {
         }
     }
     return false;
+}
+
+// Puts candidates in the order that they have when `biases` are added, which the chain does. Returns how many of them
+// have one.
+inline int order_by(const std::vector<llama_logit_bias> & biases, std::vector<llama_token_data> & candidates) {
+    std::vector<llama_token_data> ordered = candidates; // p: the logit with its bias
+    int                           n       = 0;
+    for (llama_token_data & each : ordered) {
+        each.p          = each.logit;
+        bool has_a_bias = false;
+        for (const llama_logit_bias & bias : biases) {
+            if (bias.token == each.id) {
+                each.p += bias.bias;
+                has_a_bias = true;
+            }
+        }
+        n += has_a_bias;
+    }
+    std::stable_sort(ordered.begin(), ordered.end(),
+                     [](const llama_token_data & a, const llama_token_data & b) { return a.p > b.p; });
+    for (llama_token_data & each : ordered) {
+        each.p = 0.0f;
+    }
+    candidates = std::move(ordered);
+    return n;
 }
 
 // Fills `candidates` with the best tokens of row idx, best first. Returns false if all logits are needed, or it has
@@ -51,7 +91,8 @@ inline bool best_candidates(const llama_context * ctx, int idx, const common_par
     for (int i = 0; i < DW_MAX_BEST; ++i) {
         candidates[i] = { tokens[i], logits[i], 0.0f };
     }
-    return true;
+    const std::vector<llama_logit_bias> biases = biases_of(ctx, params);
+    return biases.empty() || DW_MAX_BEST - order_by(biases, candidates) >= std::max(params.top_k, params.min_keep);
 }
 
 } // namespace draftwood

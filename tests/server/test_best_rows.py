@@ -16,12 +16,16 @@ FEW = {
     "default": {"temperature": 0.8, "seed": 5},
     "one": {"temperature": 1.5, "seed": 9, "top_k": 1},
     "most": {"temperature": 1.2, "seed": 3, "top_k": 64, "min_p": 0.0, "top_p": 1.0},
+    "no end": {"temperature": 0.8, "seed": 7, "ignore_eos": True},
+    "lowered": {"temperature": 0.9, "seed": 4, "logit_bias": [[i, -3] for i in range(256, 300)]},
+    "forbidden": {"temperature": 0.0, "logit_bias": [[i, False] for i in range(32, 256)]},
+    "all but a few": {"temperature": 0.9, "seed": 4, "logit_bias": [[i, -2.5] for i in range(0, 4096, 2)]},
 }
 ALL = {
     "no top-k": {"temperature": 1.0, "seed": 4, "top_k": 0},
     "a larger top-k": {"temperature": 1.0, "seed": 4, "top_k": 65},
     "penalties": {"temperature": 0.7, "seed": 6, "repeat_penalty": 1.3},
-    "bias": {"temperature": 0.0, "logit_bias": [[17, -100]]},
+    "raised": {"temperature": 0.0, "logit_bias": [[300, 4]]},
     "another order": {
         "temperature": 0.9,
         "seed": 8,

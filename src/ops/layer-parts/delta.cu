@@ -14,6 +14,13 @@ constexpr int chain_width = 4;   // W of delta_front
 constexpr int max_size    = 256; // S of delta_heads: a thread a channel
 constexpr int columns     = 32;  // of a block of delta_step, a warp each
 
+// blocks of delta_step for which a multiprocessor has threads
+#if __CUDA_ARCH__ == 800 || (__CUDA_ARCH__ >= 900 && __CUDA_ARCH__ < 1200)
+constexpr int steps_at_once = 2;
+#else
+constexpr int steps_at_once = 1;
+#endif
+
 // Where heads go: q, k and v one after another.
 struct heads_layout {
     float * out;
@@ -171,9 +178,8 @@ template <int per_lane> struct row_of_head {
 };
 
 // blocks: (head, part of its columns); a warp carries a column of the state along the rows, and asks for the next one
-// while it works on a row. A single row leaves registers for the kernel behind it, on a card with 2,048 threads a
-// multiprocessor.
-template <int size, bool is_single> __global__ void __launch_bounds__(32 * columns, is_single ? 2 : 1)
+// while it works on a row. A single row leaves registers for the kernel behind it.
+template <int size, bool is_single> __global__ void __launch_bounds__(32 * columns, is_single ? steps_at_once : 1)
     step(step_arguments a) {
     constexpr int per_lane = size / 32;
     ggml_cuda_pdl_lc();

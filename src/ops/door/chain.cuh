@@ -1,5 +1,5 @@
-// Launches of kernels that follow each other, each of which starts while the one before it ends. Must not know: ops.
-// Test: tests/gpu/test_layer_parts_cuda.py.
+// What kernels share that start while the one before them ends: multiprocessors, and their shared memory. Must not
+// know: ops. Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
@@ -8,6 +8,10 @@
 #include <utility>
 
 namespace dw {
+
+inline int n_multiprocessors() {
+    return ggml_cuda_info().devices[ggml_cuda_get_device()].nsm;
+}
 
 // Dynamic shared memory that a block may have. A kernel has few variables in shared memory beside it.
 inline size_t shared_memory_of_block() {

@@ -1,7 +1,6 @@
 // The middle of an attention layer on CUDA, up to the attention itself: layer-parts.h. One kernel, a warp a head and
 // row.
 
-#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/dots.cuh"
 #include "ops/layer-parts/rotation.h"
@@ -161,8 +160,9 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                                    settings_of(dst),
                                    step_of(settings_of(dst)) };
     const int            n_all = a.n_heads + a.n_keys + (int) (v->ne[0] / a.size);
-    dw::launch_kernel<heads_of_attention>(
-        { dim3(dw::n_blocks(n_all, warps_of_all), a.n), dim3(32 * warps_of_all), 0, with.stream }, a, n_all);
+    ggml_cuda_kernel_launch(heads_of_attention,
+                            { dim3(dw::n_blocks(n_all, warps_of_all), a.n), dim3(32 * warps_of_all), 0, with.stream },
+                            a, n_all);
 }
 
 } // namespace

@@ -2,7 +2,6 @@
 // ends.
 
 #include "ops/delta-net/delta-step-cuda.h"
-#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/rows.cuh"
 
@@ -256,11 +255,11 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor *windows = dst->src[of::windows], *kernel = dst->src[of::kernel];
     const heads_layout to    = layout_of(dst, windows->ne[1]);
     const int          width = (int) kernel->ne[0];
-    dw::launch_kernel<heads>({ dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
-                             windows_of{ dw::data_of<const char>(windows), (int64_t) windows->nb[0],
-                                         (int64_t) windows->nb[1], (int64_t) windows->nb[2],
-                                         (int) windows->ne[0] - width + 1 },
-                             dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), width, to);
+    ggml_cuda_kernel_launch(heads, { dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
+                            windows_of{ dw::data_of<const char>(windows), (int64_t) windows->nb[0],
+                                        (int64_t) windows->nb[1], (int64_t) windows->nb[2],
+                                        (int) windows->ne[0] - width + 1 },
+                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), width, to);
 }
 
 } // namespace heads_op
@@ -281,10 +280,11 @@ bool takes(const ggml_tensor * dst) {
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor *kernel = dst->src[of::kernel], *states = dst->src[of::states];
     const heads_layout to = layout_of(dst, kernel->ne[1]);
-    dw::launch_kernel<front>(
-        { dim3(to.n_heads), dim3(settings_of(dst).size), 0, with.stream }, dw::data_of<const float>(dst->src[of::x]),
-        dw::data_of<const float>(states), dw::stride_of(states, 1), dw::data_of<const int32_t>(dst->src[of::cells]),
-        dw::data_of<float>(dst->src[of::target]), dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), to);
+    ggml_cuda_kernel_launch(front, { dim3(to.n_heads), dim3(settings_of(dst).size), 0, with.stream },
+                            dw::data_of<const float>(dst->src[of::x]), dw::data_of<const float>(states),
+                            dw::stride_of(states, 1), dw::data_of<const int32_t>(dst->src[of::cells]),
+                            dw::data_of<float>(dst->src[of::target]), dw::data_of<const float>(kernel),
+                            dw::stride_of(kernel, 1), to);
 }
 
 } // namespace front_op
@@ -309,13 +309,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const auto *        src    = dst->src;
     const ggml_tensor * kernel = src[of::kernel];
     const heads_layout  to     = layout_of(dst, kernel->ne[1]);
-    dw::launch_kernel<tree_heads>({ dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
-                                  tree_of{ dw::data_of<const float>(src[of::x]),
-                                           dw::data_of<const float>(src[of::states]), dw::stride_of(src[of::states], 1),
-                                           dw::data_of<const int32_t>(src[of::cells]),
-                                           dw::data_of<const int32_t>(src[of::tree]), dw::data_of<float>(src[of::kept]),
-                                           to.n / (int) ggml_nelements(src[of::cells]) },
-                                  dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), to);
+    ggml_cuda_kernel_launch(tree_heads, { dim3(to.n_heads, to.n), dim3(settings_of(dst).size), 0, with.stream },
+                            tree_of{ dw::data_of<const float>(src[of::x]), dw::data_of<const float>(src[of::states]),
+                                     dw::stride_of(src[of::states], 1), dw::data_of<const int32_t>(src[of::cells]),
+                                     dw::data_of<const int32_t>(src[of::tree]), dw::data_of<float>(src[of::kept]),
+                                     to.n / (int) ggml_nelements(src[of::cells]) },
+                            dw::data_of<const float>(kernel), dw::stride_of(kernel, 1), to);
 }
 
 } // namespace tree_op
@@ -341,9 +340,9 @@ bool takes(const ggml_tensor * dst) {
 
 template <int size> void launch_step(const ggml_cuda_kernel_launch_params & blocks, const step_arguments & a) {
     if (a.n == 1) {
-        dw::launch_kernel<step<size, true>>(blocks, a);
+        ggml_cuda_kernel_launch(step<size, true>, blocks, a);
     } else {
-        dw::launch_kernel<step<size, false>>(blocks, a);
+        ggml_cuda_kernel_launch(step<size, false>, blocks, a);
     }
 }
 

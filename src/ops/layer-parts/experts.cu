@@ -80,10 +80,10 @@ template <ggml_type type> void launch_router_of(const ggml_tensor * x, const ggm
                                                 const ggml_tensor * router, const ggml_tensor * shared_router,
                                                 float epsilon, float * logits, const activations & h,
                                                 cudaStream_t stream) {
-    dw::launch_kernel<route<type>>({ dim3((unsigned) router->ne[1] + 1), dim3(threads_for(x->ne[0])), 0, stream },
-                                   dw::data_of<const float>(x), dw::stride_of(x, 1), (int) x->ne[1],
-                                   dw::data_of<const float>(norm), epsilon, (const void *) router->data,
-                                   (const void *) shared_router->data, logits, h);
+    ggml_cuda_kernel_launch(route<type>, { dim3((unsigned) router->ne[1] + 1), dim3(threads_for(x->ne[0])), 0, stream },
+                            dw::data_of<const float>(x), dw::stride_of(x, 1), (int) x->ne[1],
+                            dw::data_of<const float>(norm), epsilon, (const void *) router->data,
+                            (const void *) shared_router->data, logits, h);
 }
 
 void launch_router(const ggml_tensor * x, const ggml_tensor * norm, const ggml_tensor * router,
@@ -118,8 +118,8 @@ arguments arguments_of(const ggml_tensor * dst, const operands & of, char * memo
 
 void launch_choice(const arguments & a, const float * logits, cudaStream_t stream) {
     if (a.n > 1) {
-        dw::launch_kernel<choose>({ dim3(1), dim3(32 * a.n), 0, stream }, logits, a.before, a.n_experts, a.n_used,
-                                  a.chosen);
+        ggml_cuda_kernel_launch(choose, { dim3(1), dim3(32 * a.n), 0, stream }, logits, a.before, a.n_experts, a.n_used,
+                                a.chosen);
     }
 }
 
@@ -193,8 +193,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const activations h      = activations::in((char *) with.workspace + at.h, n, src[of::x]->ne[0]);
     launch_router(src[of::x], src[of::norm], src[of::router], src[of::shared_router], to.epsilon, logits, h,
                   with.stream);
-    dw::launch_kernel<write_choice>({ dim3(1), dim3(32 * n), 0, with.stream }, (const float *) logits, (int) dst->ne[0],
-                                    to.n_used, (int32_t *) dst->data, dst->ne[0]);
+    ggml_cuda_kernel_launch(write_choice, { dim3(1), dim3(32 * n), 0, with.stream }, (const float *) logits,
+                            (int) dst->ne[0], to.n_used, (int32_t *) dst->data, dst->ne[0]);
 }
 
 } // namespace choice_alone

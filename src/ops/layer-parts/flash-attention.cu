@@ -1,6 +1,5 @@
 // Attention of few rows on CUDA: layer-parts.h. Two kernels: parts of the cells (attention-tile.cuh), and their sum.
 
-#include "ops/door/chain.cuh"
 #include "ops/layer-parts/attention-tile.cuh"
 #include "ops/layer-parts/dots.cuh"
 
@@ -111,11 +110,12 @@ __global__ void __launch_bounds__(threads_of_a_join)
 template <int size, int n_sets>
 void launch_for(const attention_arguments & a, int n_parts, int n_streams, cudaStream_t stream) {
     const int n_tiles = attention_tile<size, n_sets>::n_tiles(a);
-    dw::launch_kernel<attend<size, n_sets>>(
+    ggml_cuda_kernel_launch(
+        attend<size, n_sets>,
         { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile<size>), 0, stream }, a);
-    dw::launch_kernel<join>(
-        { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_join)), dim3(threads_of_a_join), 0, stream }, a, n_parts,
-        size);
+    ggml_cuda_kernel_launch(
+        join, { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_join)), dim3(threads_of_a_join), 0, stream }, a,
+        n_parts, size);
 }
 
 // Two sets of pairs read each cell once, and wait longer for the first.

@@ -1,14 +1,12 @@
 // What products take as input, made of other tensors: rows of activations. As a kernel of its own, or by each block of
 // a product for itself. Test: tests/gpu/test_layer_parts_cuda.py.
 //
-// An input asks for what is older than the kernel before, ahead of the wait for that one; then it writes its share of
-// row `row` with a team of a block, no other one meanwhile. In the kernel a row has blocks(width) blocks of
-// threads(width); by_products: a block of products may write a whole row, can_be_made_by(n): n threads give the same
-// bits.
+// Ahead of the wait for the kernel before, an input asks for what is older than that one. Then teams write a share of
+// row `row` each. The kernel has blocks(width) blocks of threads(width) for a row, each of one team. by_products: teams
+// of a block of products may write a whole row; can_be_made_by(n): teams of n threads give the same bits.
 
 #pragma once
 
-#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/rows.cuh"
 
@@ -41,7 +39,7 @@ struct normalised {
     float         epsilon;
     int           width;
 
-    static constexpr bool by_products = true, by_any_team = false;
+    static constexpr bool by_products = true;
     static int            threads(int64_t width) { return threads_for(width); }
     static int            blocks(int64_t) { return 1; }
     bool                  can_be_made_by(int n_threads) const { return n_threads == threads_for(width); }
@@ -76,7 +74,7 @@ inline normalised normalised_rows(const ggml_tensor * x, const ggml_tensor * nor
 struct normalised_pair {
     normalised first, second; // of equal width and epsilon
 
-    static constexpr bool by_products = true, by_any_team = false;
+    static constexpr bool by_products = true;
     static int            threads(int64_t width) { return 2 * threads_for(width / 2); }
     static int            blocks(int64_t) { return 1; }
     bool                  can_be_made_by(int n_threads) const { return n_threads == threads(2 * first.width); }
@@ -131,7 +129,7 @@ struct normalised_heads {
     float        epsilon;
     int          size;
 
-    static constexpr bool by_products = true, by_any_team = true;
+    static constexpr bool by_products = true;
     static int            threads(int64_t) { return threads_of_pieces; }
     static int            blocks(int64_t width) { return blocks_of_pieces(width); }
     bool                  can_be_made_by(int) const { return true; }
@@ -215,7 +213,7 @@ struct gated_heads {
     int64_t       head_stride, row_stride;
     int           size;
 
-    static constexpr bool by_products = true, by_any_team = true;
+    static constexpr bool by_products = true;
     static int            threads(int64_t) { return threads_of_pieces; }
     static int            blocks(int64_t width) { return blocks_of_pieces(width); }
     bool                  can_be_made_by(int) const { return true; }
@@ -269,7 +267,8 @@ template <typename input_type> __global__ void __launch_bounds__(most_threads)
 template <typename input_type>
 void launch_input(const input_type & input, const activations & out, int n, cudaStream_t stream) {
     const dim3 blocks(n, input_type::blocks(out.width));
-    dw::launch_kernel<write_rows<input_type>>({ blocks, dim3(input_type::threads(out.width)), 0, stream }, input, out);
+    ggml_cuda_kernel_launch(write_rows<input_type>, { blocks, dim3(input_type::threads(out.width)), 0, stream }, input,
+                            out);
 }
 
 } // namespace dw::layer_parts

@@ -278,8 +278,7 @@ template <int n_columns> static void launch_hidden_of(const arguments & a, int n
     const dim3 of_routed(dw::n_blocks(a.routed.width, hidden_of_a_block), n_groups);
     int        n_teams = 1;
     if (most_hidden_teams<n_columns> == 2 && a.shared.width <= n_groups * a.routed.width &&
-        of_teams(2).bytes <= shared_memory_of_block() &&
-        (int) (of_routed.x * of_routed.y) <= ggml_cuda_info().devices[ggml_cuda_get_device()].nsm) {
+        of_teams(2).bytes <= shared_memory_of_block() && (int) (of_routed.x * of_routed.y) <= n_multiprocessors()) {
         n_teams = 2;
         blocks  = of_routed;
     }

@@ -64,8 +64,6 @@ class product_list {
         return (int) std::clamp<int64_t>((width + values_of_a_warp - 1) / values_of_a_warp, 1, most_warps);
     }
 
-    static int n_multiprocessors() { return ggml_cuda_info().devices[ggml_cuda_get_device()].nsm; }
-
     // an output head: its blocks multiply several strips
     bool is_large() const { return all_.each[0].n_rows >= large_rows; }
 
@@ -104,11 +102,11 @@ class product_list {
     // Teams of a block, for one column: a block a multiprocessor, or fewer, unless there are many rows of float
     // weights. Returns how many strips a team has at most.
     int plan_teams(block_plan & plan, int64_t width, size_t of_team, size_t of_block) {
-        int n_few = 0;
+        int n_float_rows = 0;
         for (int i = 0; i < all_.n; ++i) {
-            n_few += is_float(all_.each[i].type) ? all_.each[i].n_rows : 0;
+            n_float_rows += is_float(all_.each[i].type) ? all_.each[i].n_rows : 0;
         }
-        if (n_few > most_lone_rows) {
+        if (n_float_rows > most_lone_rows) {
             return 1;
         }
         for (int i = 0; i < all_.n; ++i) {
@@ -210,8 +208,8 @@ class product_list {
             }
             n_teams += each.n_teams;
         }
-        const int for_alone = std::min(all_.n_lone_rows, n_multiprocessors());
-        return std::max((int) dw::n_blocks(n_teams, plan.n_teams), for_alone);
+        const int for_lone_rows = std::min(all_.n_lone_rows, n_multiprocessors());
+        return std::max((int) dw::n_blocks(n_teams, plan.n_teams), for_lone_rows);
     }
 
     parts          all_{};

@@ -242,9 +242,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
             return input;
         } else {
             const activations made = activations::in(memory + plan.activations_at, 1, width);
-            if constexpr (input_type::by_any_team) {
-                input.write(0, { team::of_block() }, made);
-            } else if (by.number < plan.n_teams) {
+            if (by.number < plan.n_teams) {
                 input.write(0, { by, by.number, plan.n_teams }, made);
             }
             __syncthreads();

@@ -50,10 +50,9 @@ inline bool begins_with_few(const common_params_sampling & params) {
 // Puts candidates in the order that they have when `biases` are added, which the chain does. Returns how many of them
 // have one.
 inline int order_by(const std::vector<llama_logit_bias> & biases, std::vector<llama_token_data> & candidates) {
-    std::vector<llama_token_data> ordered = candidates; // p: the logit with its bias
-    int                           n       = 0;
-    for (llama_token_data & each : ordered) {
-        each.p          = each.logit;
+    int n = 0;
+    for (llama_token_data & each : candidates) {
+        each.p          = each.logit; // with its biases, for now
         bool has_a_bias = false;
         for (const llama_logit_bias & bias : biases) {
             if (bias.token == each.id) {
@@ -63,12 +62,11 @@ inline int order_by(const std::vector<llama_logit_bias> & biases, std::vector<ll
         }
         n += has_a_bias;
     }
-    std::stable_sort(ordered.begin(), ordered.end(),
+    std::stable_sort(candidates.begin(), candidates.end(),
                      [](const llama_token_data & a, const llama_token_data & b) { return a.p > b.p; });
-    for (llama_token_data & each : ordered) {
+    for (llama_token_data & each : candidates) {
         each.p = 0.0f;
     }
-    candidates = std::move(ordered);
     return n;
 }
 
@@ -82,17 +80,20 @@ inline bool best_candidates(const llama_context * ctx, int idx, const common_par
     if (!begins_with_few(params) || dw_best(ctx, idx, DW_MAX_BEST, tokens, logits, &found) != DW_OK || !found) {
         return false;
     }
-    static const bool said = [] {
-        LOG_INF("draftwood: samplers are given the best %d tokens of a row\n", DW_MAX_BEST);
-        return true;
-    }();
-    (void) said;
     candidates.resize(DW_MAX_BEST);
     for (int i = 0; i < DW_MAX_BEST; ++i) {
         candidates[i] = { tokens[i], logits[i], 0.0f };
     }
     const std::vector<llama_logit_bias> biases = biases_of(ctx, params);
-    return biases.empty() || DW_MAX_BEST - order_by(biases, candidates) >= std::max(params.top_k, params.min_keep);
+    if (!biases.empty() && DW_MAX_BEST - order_by(biases, candidates) < std::max(params.top_k, params.min_keep)) {
+        return false;
+    }
+    static const bool said = [] {
+        LOG_INF("draftwood: samplers are given the best %d tokens of a row\n", DW_MAX_BEST);
+        return true;
+    }();
+    (void) said;
+    return true;
 }
 
 } // namespace draftwood

@@ -9,6 +9,11 @@
 
 namespace dw {
 
+// Bounds of kernels of one row, two of which share a multiprocessor while one ends: 80 registers a thread. Each quarter
+// of a multiprocessor has 512 for its lanes, so up to three warps of each kernel: blocks of twelve warps at most start
+// early. What does not fit starts when the other one has ended, and all that follow wait for it.
+constexpr int bounds_of_neighbours = 768;
+
 inline int n_multiprocessors() {
     return ggml_cuda_info().devices[ggml_cuda_get_device()].nsm;
 }

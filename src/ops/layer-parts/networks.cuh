@@ -20,9 +20,11 @@ constexpr int n_halves          = 4 * halves_of_a_strip;
 
 // warps of a team: of one row a half of a strip each; of several rows two, so that more blocks are on their way
 template <int n_columns> constexpr int hidden_warps = n_columns == 1 ? n_halves : n_halves / 2;
-// Of one row a block may have a second team, for a piece of the shared network.
-template <int n_columns> constexpr int most_hidden_teams = n_columns == 1 ? 2 : 1;
-static_assert(hidden_warps<16> % halves_of_a_strip == 0, "a warp has the same half of each of its strips");
+// Of one row a block may have a second team, for a piece of the shared network: it need not wait for a choice, so two
+// strips a warp are early enough, and leave the next kernel registers.
+constexpr int shared_warps = n_halves / 2;
+static_assert(hidden_warps<16> % halves_of_a_strip == 0 && shared_warps % halves_of_a_strip == 0,
+              "a warp has the same half of each of its strips");
 
 // weights [K, rows, experts]
 struct matrix {
@@ -91,7 +93,7 @@ __device__ __forceinline__ void choose_alone(const arguments & a, int side, choi
 }
 
 constexpr int most_columns = 4; // pairs that read float weights together
-static_assert(hidden_warps<16> >= most_columns, "a warp stores a pair's hidden values");
+static_assert(std::min(hidden_warps<16>, shared_warps) >= most_columns, "a warp stores a pair's hidden values");
 
 // call(std::integral_constant<int, c>) with the least c that holds n, for parts of at most most_columns
 template <bool is_single, typename call_type> __device__ __forceinline__ void with_columns(int n, call_type && call) {
@@ -200,20 +202,24 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, const team & by, 
 
 struct hidden_plan {
     tile_plan tiles;
-    int       n_teams, bytes_of_team;
+    bool      has_second; // team
+    int       second_at;  // bytes: where its shared memory is
 };
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group). Group 0 is the shared network's, unless blocks have
 // a second team: those share it. n_columns: of a group, at most. What the kernel before this one wrote is there when
-// the kernel behind it starts. 896 threads of one row: 72 registers, as outputs.cuh counts.
-template <int n_columns>
-__global__ void __launch_bounds__(n_columns == 1 ? 896 : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
+// the kernel behind it starts.
+template <int n_columns> __global__ void
+__launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     hide_all(const __grid_constant__ arguments a, hidden_plan plan) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
-    const team                           by = team::of_warps(hidden_warps<n_columns>);
-    int        index = (int) blockIdx.y - (plan.n_teams == 1), begin = blockIdx.x * hidden_of_a_block;
+    constexpr int                        first_warps = hidden_warps<n_columns>;
+    const int                            warp        = threadIdx.x / 32;
+    const team                           by =
+        is_single && warp >= first_warps ? team{ 1, warp - first_warps, shared_warps } : team{ 0, warp, first_warps };
+    int        index = (int) blockIdx.y - !plan.has_second, begin = blockIdx.x * hidden_of_a_block;
     const auto wait = [] {
         ggml_cuda_pdl_sync();
         ggml_cuda_pdl_lc();
@@ -253,7 +259,7 @@ __global__ void __launch_bounds__(n_columns == 1 ? 896 : 32 * hidden_warps<n_col
     };
     with_type(g.of.gate.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
-        char * const        mine = memory + by.number * plan.bytes_of_team;
+        char * const        mine = memory + by.number * plan.second_at;
         if constexpr (are_floats<type>) {
             before();
             hide_floats<type, is_single>(g, begin, by, mine);
@@ -271,21 +277,22 @@ template <int n_columns> static void launch_hidden_of(const arguments & a, int n
     const int64_t   widest  = std::max(a.routed.width, a.shared.width);
     const ggml_type types[] = { a.routed.gate.type, a.shared.gate.type };
     const int  n_values     = n_warps < n_halves ? INT_MAX : (int) dw::n_blocks(a.shared.gate.width, halves_of_a_strip);
-    const auto of_teams     = [&](int n_teams) {
-        return tile_launch(types, 2, n_values, n_teams * n_warps, n_teams * of_sums);
+    const auto of_warps     = [&](int n_more) {
+        return tile_launch(types, 2, n_values, n_warps + n_more, (n_more > 0 ? 2 : 1) * of_sums);
     };
     dim3       blocks(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1);
     const dim3 of_routed(dw::n_blocks(a.routed.width, hidden_of_a_block), n_groups);
-    int        n_teams = 1;
-    if (most_hidden_teams<n_columns> == 2 && a.shared.width <= n_groups * a.routed.width &&
-        of_teams(2).bytes <= shared_memory_of_block() && (int) (of_routed.x * of_routed.y) <= n_multiprocessors()) {
-        n_teams = 2;
-        blocks  = of_routed;
+    int        n_more = 0; // warps of second teams
+    if (n_columns == 1 && a.shared.width <= n_groups * a.routed.width &&
+        of_warps(shared_warps).bytes <= shared_memory_of_block() &&
+        (int) (of_routed.x * of_routed.y) <= n_multiprocessors()) {
+        n_more = shared_warps;
+        blocks = of_routed;
     }
-    const tile_launch with = of_teams(n_teams);
-    const hidden_plan plan{ with.plan, n_teams, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
-    dw::launch_kernel<hide_all<n_columns>, n_columns == 1>({ blocks, dim3(32 * n_warps * n_teams), with.bytes, stream },
-                                                           a, plan);
+    const tile_launch with = of_warps(n_more);
+    const hidden_plan plan{ with.plan, n_more > 0, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
+    dw::launch_kernel<hide_all<n_columns>, n_columns == 1>(
+        { blocks, dim3(32 * (n_warps + n_more)), with.bytes, stream }, a, plan);
 }
 
 // n_groups: the shared network's not counted

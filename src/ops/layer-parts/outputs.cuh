@@ -13,9 +13,7 @@ namespace dw::layer_parts {
 constexpr int outputs_of_a_block = tile_rows;
 constexpr int most_lower_warps   = 16;
 
-// Of one row, bounds that let down start while gate and up run: 512 threads of these have 72 registers each, and 288 of
-// down, for eight experts and the shared one, 96.
-template <int n_columns> constexpr int lower_threads = 32 * (n_columns == 1 ? 20 : most_lower_warps);
+template <int n_columns> constexpr int lower_threads = n_columns == 1 ? bounds_of_neighbours : 32 * most_lower_warps;
 
 // Where the kernel finds what it sums up: outputs of pairs, [pairs][outputs_of_a_block].
 __device__ __forceinline__ float & output_of(float * found, int pair, int output) {

@@ -41,10 +41,10 @@ struct chosen_before {
 // logits [n][E + 1], the last one the shared expert's; h, the rows normalised. A block an expert.
 template <ggml_type type> __global__ void route(const float * x, int64_t stride, int n, const float * norm,
                                                 float epsilon, const void * router, const void * shared_router,
-                                                float * logits, activations h) {
+                                                int n_teams, float * logits, activations h) {
     __shared__ float2 sums[max_rows][32];
     ggml_cuda_pdl_lc();
-    const team   by     = team::of_block();
+    const team   by     = team::of_warps((int) blockDim.x / 32 / n_teams);
     const int    expert = blockIdx.x, n_experts = gridDim.x - 1;
     const groups scaled = groups::of<GGML_TYPE_F32>(norm, h.width, by);
     const size_t bytes  = type == GGML_TYPE_F32 ? sizeof(float) : sizeof(uint16_t);
@@ -53,17 +53,17 @@ template <ggml_type type> __global__ void route(const float * x, int64_t stride,
     const groups weights = groups::of<type>(row_of_expert, h.width, by).times(scaled);
     ggml_cuda_pdl_sync();
 #pragma unroll 2
-    for (int row = 0; row < n; ++row) {
+    for (int row = by.number; row < n; row += n_teams) {
         const groups values  = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
         const float  squares = sum_of_lanes(values.dot(values)), product = sum_of_lanes(values.dot(weights));
         if (threadIdx.x % 32 == 0) {
-            sums[row][threadIdx.x / 32] = make_float2(squares, product);
+            sums[row][by.warp] = make_float2(squares, product);
         }
     }
     __syncthreads();
     const auto total = [&](int row) {
         float2 sum = make_float2(0.0f, 0.0f);
-        for (int warp = 0; warp < (int) blockDim.x / 32; ++warp) {
+        for (int warp = 0; warp < by.n_warps; ++warp) {
             sum.x += sums[row][warp].x;
             sum.y += sums[row][warp].y;
         }
@@ -73,7 +73,7 @@ template <ggml_type type> __global__ void route(const float * x, int64_t stride,
         const float2 found                     = total(row);
         logits[row * (n_experts + 1) + expert] = found.y * found.x;
     }
-    for (int row = expert; row < n; row += gridDim.x) {
+    for (int row = expert; by.number == 0 && row < n; row += gridDim.x) {
         const groups values = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
         h.store(row, values.times(scaled), total(row).x, by);
     }

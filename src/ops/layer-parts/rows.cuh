@@ -76,46 +76,71 @@ __device__ __forceinline__ int packed(float4 v, float factor) {
 // A block of 32 values of 8 bits: its scale, and scale * sum of the values.
 using scale_and_sum = float2;
 
-// Where rows of activations lie in a workspace, n rows of K values: as they are, and as quantised weights see them.
-struct activations {
-    float *         values; // [n][K]
-    scale_and_sum * scales; // [n][K / 32]
-    int8_t *        quants; // [n][K]
+// Rows of values of 8 bits, K of them, as quantised weights see them. gap: bytes between rows, 32 in shared memory, so
+// that lanes that read several rows meet different banks. scales are rounded to half, as in ggml's blocks, where
+// is_rounded: values that have no norm may be too small for that.
+template <int gap, bool is_rounded> struct quant_rows {
+    scale_and_sum * scales; // [n][K / 32 + gap / 16]
+    int8_t *        quants; // [n][K + gap]
     int             width;  // K, a multiple of 32; of 64 if quantised weights read it
 
     static size_t bytes(int64_t n, int64_t width) {
-        return (size_t) (n * width) * (sizeof(float) + 1) + (size_t) (n * width / 32) * sizeof(scale_and_sum);
+        return (size_t) n * ((size_t) (width / 32 + gap / 16) * sizeof(scale_and_sum) + (size_t) (width + gap));
     }
     // at: aligned to 16 bytes
-    static __host__ __device__ activations in(char * at, int64_t n, int64_t width) {
-        activations made;
+    static __host__ __device__ quant_rows in(char * at, int64_t n, int64_t width) {
+        quant_rows made;
         made.width  = (int) width;
-        made.values = (float *) at;
-        made.scales = (scale_and_sum *) (made.values + n * width);
-        made.quants = (int8_t *) (made.scales + n * width / 32);
+        made.scales = (scale_and_sum *) at;
+        made.quants = (int8_t *) (made.scales + n * (width / 32 + gap / 16));
         return made;
     }
-    __device__ __forceinline__ const float * row(int i) const { return values + (int64_t) i * width; }
+
+    __device__ __forceinline__ int8_t *        quants_of(int i) const { return quants + (int64_t) i * (width + gap); }
+    __device__ __forceinline__ scale_and_sum * scales_of(int i) const {
+        return scales + (int64_t) i * (width / 32 + gap / 16);
+    }
 
     // Writes group `group` of a row, of which this lane has `v`. All 32 lanes call it, for groups that follow each
     // other.
     __device__ __forceinline__ void store(int row, int group, float4 v, bool is_there) const {
-        const float most    = most_of_block(is_there ? magnitude(v) : 0.0f);
-        const int   four    = packed(v, most == 0.0f ? 0.0f : 127.0f / most);
-        const float rounded = __half2float(__float2half(most / 127.0f));
-        int         sum     = ggml_cuda_dp4a(four, 0x01010101, 0);
+        const float most  = most_of_block(is_there ? magnitude(v) : 0.0f);
+        const int   four  = packed(v, most == 0.0f ? 0.0f : 127.0f / most);
+        const float scale = is_rounded ? __half2float(__float2half(most / 127.0f)) : most / 127.0f;
+        int         sum   = ggml_cuda_dp4a(four, 0x01010101, 0);
 #pragma unroll
         for (int offset = 4; offset > 0; offset /= 2) {
             sum += __shfl_xor_sync(0xffffffff, sum, offset);
         }
-        if (!is_there) {
-            return;
+        if (is_there) {
+            ((int *) quants_of(row))[group] = four;
+            if (group % 8 == 0) {
+                scales_of(row)[group / 8] = make_float2(scale, scale * (float) sum);
+            }
         }
-        const int64_t first                  = (int64_t) row * width;
-        ((float4 *) (values + first))[group] = v;
-        ((int *) (quants + first))[group]    = four;
-        if (group % 8 == 0) {
-            scales[first / 32 + group / 8] = make_float2(rounded, rounded * (float) sum);
+    }
+};
+
+// Where rows of activations lie in a workspace, n rows of K values: as they are, and as quantised weights see them.
+struct activations : quant_rows<0, true> {
+    using quantised = quant_rows<0, true>;
+
+    float * values; // [n][K]
+
+    static size_t bytes(int64_t n, int64_t width) {
+        return (size_t) (n * width) * sizeof(float) + quantised::bytes(n, width);
+    }
+    // at: aligned to 16 bytes
+    static __host__ __device__ activations in(char * at, int64_t n, int64_t width) {
+        return { quantised::in(at + n * width * sizeof(float), n, width), (float *) at };
+    }
+    __device__ __forceinline__ const float * row(int i) const { return values + (int64_t) i * width; }
+
+    // As of quantised ones.
+    __device__ __forceinline__ void store(int row, int group, float4 v, bool is_there) const {
+        quantised::store(row, group, v, is_there);
+        if (is_there) {
+            ((float4 *) (values + (int64_t) row * width))[group] = v;
         }
     }
 

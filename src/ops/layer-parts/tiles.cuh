@@ -34,15 +34,15 @@ template <int n_wide> class many_sums {
     static constexpr bool is_ahead  = false;
 
     // column_of(c): the row of x that is column c
-    template <typename column_type>
-    __device__ __forceinline__ many_sums(const activations & x, int lane, column_type && column_of) :
+    template <typename rows_type, typename column_type>
+    __device__ __forceinline__ many_sums(const rows_type & x, int lane, column_type && column_of) :
         lane_(lane) {
 #pragma unroll
         for (int w = 0; w < n_wide; ++w) {
-            quants_[w] = x.quants + (int64_t) column_of(8 * w + lane / 4) * x.width;
+            quants_[w] = x.quants_of(column_of(8 * w + lane / 4));
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
-                scales_[w][i] = x.scales + (int64_t) column_of(8 * w + lane % 4 * 2 + i) * (x.width / 32);
+                scales_[w][i] = x.scales_of(column_of(8 * w + lane % 4 * 2 + i));
             }
         }
     }
@@ -151,13 +151,13 @@ template <int n, bool ahead> class few_sums {
     static constexpr int  n_columns = n;
     static constexpr bool is_ahead  = ahead;
 
-    template <typename column_type>
-    __device__ __forceinline__ few_sums(const activations & x, int lane, column_type && column_of) :
+    template <typename rows_type, typename column_type>
+    __device__ __forceinline__ few_sums(const rows_type & x, int lane, column_type && column_of) :
         lane_(lane) {
 #pragma unroll
         for (int c = 0; c < n; ++c) {
-            quants_[c] = x.quants + (int64_t) column_of(c) * x.width;
-            scales_[c] = x.scales + (int64_t) column_of(c) * (x.width / 32);
+            quants_[c] = x.quants_of(column_of(c));
+            scales_[c] = x.scales_of(column_of(c));
         }
     }
 

@@ -126,6 +126,14 @@ def test_rows_that_end_within_a_tile_do_not_depend_on_their_number(rng, backend)
     check_rows(rng, backend, parts.feed_forward(rng, ROWS, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288))
 
 
+@pytest.mark.parametrize("scale", [1e-6, 1e5])
+@pytest.mark.parametrize("n", [1, 6])
+def test_rows_far_from_their_norm(rng, backend, n, scale):
+    """Values of 8 bits are made before the norm is known, so their scales are as far from 1 as a row is."""
+    for kinds in (("Q4_K", "Q4_K", "Q6_K"), ("Q8_0", "IQ4_XS", "Q5_K")):
+        check(backend, parts.attention_inputs(rng, n, kinds, width=512, scale=scale), is_float=False)
+
+
 def test_large_parts_and_wide_rows(rng, backend):
     """A block multiplies several strips of a part; its warps read what others made of a row."""
     check(backend, parts.product(rng, 9, "Q6_K", width=1024, rows=(1 << 14) + 17), is_float=False)
@@ -140,7 +148,10 @@ def test_mixers_and_dense_layers_at_model_shapes(rng, backend):
     for part in (
         parts.feed_forward(rng, ROWS, ("Q4_K", "Q6_K"), width=5120, hidden=1024),
         parts.product(rng, ROWS, "Q6_K", width=2048, rows=27000),
-        parts.delta_inputs(rng, ROWS, ("Q4_K", "Q4_K", "F32"), width=2048, n_qkv=8192, n_z=4096, heads=32),
+        *(
+            parts.delta_inputs(rng, ROWS, ("Q4_K", "Q4_K", kind), width=2048, n_qkv=8192, n_z=4096, heads=32)
+            for kind in ("F32", "Q8_0")
+        ),
         parts.attention_inputs(rng, ROWS, ("Q4_K", "Q4_K", "Q6_K"), width=2048, rows=(8192, 512, 512)),
         parts.delta_output(rng, ROWS, "Q4_K", width=2048, heads=32, size=128),
         parts.attention_output(rng, ROWS, "Q6_K", width=2048, heads=16, size=256),

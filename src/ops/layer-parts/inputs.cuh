@@ -3,7 +3,8 @@
 //
 // Ahead of the wait for the kernel before, an input asks for what is older than that one. Then teams write a share of
 // row `row` each. The kernel has blocks(width) blocks of threads(width) for a row, each of one team. by_products: teams
-// of a block of products may write a whole row; can_be_made_by(n): teams of n threads give the same bits.
+// of a block of products may write a whole row; can_be_made_by(n): teams of n threads give the same bits. Late ones are
+// different: late-inputs.cuh.
 
 #pragma once
 

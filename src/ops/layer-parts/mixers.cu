@@ -1,4 +1,4 @@
-// Begin and end of a delta-net or attention layer on CUDA: layer-parts.h. A kernel each for one row, or two: the
+// Begin and end of a delta-net or attention layer on CUDA: layer-parts.h. A kernel each, or two for several rows: the
 // activations, then all products.
 
 #include "ops/layer-parts/product-list.cuh"
@@ -24,8 +24,7 @@ size_t workspace(const ggml_tensor * dst) {
 
 void launch(const dw::launch_context & with, const ggml_tensor * dst, product_list & list) {
     const ggml_tensor * x = dst->src[0];
-    list.launch(normalised_rows(x, dst->src[1], settings_of(dst).epsilon), with.workspace, x->ne[0], (int) x->ne[1],
-                with.stream);
+    list.launch(normalised_rows(x, dst->src[1], settings_of(dst).epsilon), with.workspace, (int) x->ne[1], with.stream);
 }
 
 } // namespace inputs

@@ -35,6 +35,22 @@ class product_list {
         return made;
     }
 
+    // As below, of rows that are normalised. Late ones if blocks have room for the most rows, and weights are
+    // quantised: the way that bits come about does not depend on n.
+    void launch(const normalised & input, void * memory, int n, cudaStream_t stream) {
+        const int64_t width = input.width;
+        for (int i = 0; i < all_.n; ++i) {
+            if (is_float(all_.each[i].type)) {
+                return launch(input, memory, width, n, stream);
+            }
+        }
+        const size_t of_sums = bytes_of_sums<max_rows, late_normalised>(warps_for(width));
+        if (is_large() || !has_room(warps_for(width), 1, of_sums, late_normalised::bytes(max_rows, width))) {
+            return launch(input, memory, width, n, stream);
+        }
+        launch_rows(late_normalised{ input }, (int) width, n, stream);
+    }
+
     // n rows of activations of this width, made of `input`, in memory for activations::bytes(n, width)
     template <typename input_type>
     void launch(const input_type & input, void * memory, int64_t width, int n, cudaStream_t stream) {
@@ -49,12 +65,7 @@ class product_list {
     }
 
     // x: n rows
-    void launch(const activations & x, int n, cudaStream_t stream) {
-        if (n <= 2) {
-            return n == 1 ? launch_for<1>(x, x.width, n, stream) : launch_for<2>(x, x.width, n, stream);
-        }
-        return n <= 8 ? launch_for<8>(x, x.width, n, stream) : launch_for<16>(x, x.width, n, stream);
-    }
+    void launch(const activations & x, int n, cudaStream_t stream) { launch_rows(x, x.width, n, stream); }
 
   private:
     static constexpr int values_of_a_warp = 512;                        // of a row: these keep it busy
@@ -75,11 +86,26 @@ class product_list {
         return found;
     }
 
+    template <typename input_type> void launch_rows(const input_type & input, int width, int n, cudaStream_t stream) {
+        if (n <= 2) {
+            return n == 1 ? launch_for<1>(input, width, n, stream) : launch_for<2>(input, width, n, stream);
+        }
+        return n <= 8 ? launch_for<8>(input, width, n, stream) : launch_for<16>(input, width, n, stream);
+    }
+
+    // bytes of a team's
+    template <int n_columns, typename input_type> static constexpr size_t bytes_of_sums(int n_warps) {
+        return sizeof(float) * floats_of_sums<n_columns> * strips_at_once<input_type> * n_warps;
+    }
+
     template <int n_columns, typename input_type>
     void launch_for(const input_type & input, int width, int n, cudaStream_t stream) {
         constexpr bool makes_input = !std::is_same_v<input_type, activations>;
-        const size_t   of_input    = makes_input ? activations::bytes(1, width) : 0;
-        const size_t   of_sums     = sizeof(float) * floats_of_sums<n_columns> * warps_for(width);
+        constexpr bool is_late     = std::is_same_v<input_type, late_normalised>;
+        const size_t   of_input    = is_late       ? late_normalised::bytes(n, width)
+                                     : makes_input ? activations::bytes(1, width)
+                                                   : 0;
+        const size_t   of_sums     = bytes_of_sums<n_columns, input_type>(warps_for(width));
         block_plan     plan{ {}, warps_for(width), 1, 0, 0, -1 };
         int            n_rounds = is_large() ? INT_MAX : 1;
         if (makes_input && !is_large() && width <= values_of_a_warp * most_warps) {

@@ -1,12 +1,12 @@
 // Products of rows of activations with several weights in one launch. A team of warps multiplies 16 rows of quantised
 // weights, each warp a part of them, or of float weights a row a warp. Weights are asked for before the kernel waits
-// for the one before it. One row of activations is made by each block for itself, more rows by a kernel before. How
-// work is divided: product-list.cuh. Test: tests/gpu/test_layer_parts_cuda.py.
+// for the one before it. One row of activations, or several late ones, are made by each block for itself, others by a
+// kernel before. How work is divided: product-list.cuh. Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
 #include "ops/door/launch.h"
-#include "ops/layer-parts/inputs.cuh"
+#include "ops/layer-parts/late-inputs.cuh"
 #include "ops/layer-parts/pieces.cuh"
 
 namespace dw::layer_parts {
@@ -115,29 +115,36 @@ template <bool has_teams> struct team_or_block {
     }
 };
 
-// Rows [first, first + 16) of a part, from the sums of warps. residual: where there are teams, of this thread's
-// product.
-template <int n_columns, bool has_teams>
-__device__ __forceinline__ void write_strip(const part & of, const float * of_warps, int first, int n,
-                                            const team_or_block<has_teams> & by, float residual) {
-    for (int i = by.thread(); i < n * tile_rows; i += by.n_threads()) {
-        const int column = i / tile_rows, row = first + i % tile_rows;
-        float     sum = 0.0f;
-        for (int w = 0; w < by.n_warps(); ++w) {
-            sum += of_warps[w * floats_of_sums<n_columns> + place_of_sum(column, i % tile_rows)];
-        }
-        if (row < of.n_rows) {
-            of.out[column * of.out_stride + row] =
-                ended(of, sum, row, has_teams ? residual : residual_of(of, row, column));
+// Strips whose sums a team has at once, one by one the fewest meetings of its warps.
+template <typename input_type> constexpr int strips_at_once =
+    std::is_same_v<input_type, late_normalised> ? most_slots : 1;
+
+// The rows of n_strips strips, at most n_at_once, `step` rows from each other, from the sums of warps. finished(sum,
+// column, row).
+template <int n_columns, int n_at_once, bool has_teams, typename call_type>
+__device__ __forceinline__ void write_strips(const part & of, const float * of_warps, int first, int step, int n_strips,
+                                             int n, const team_or_block<has_teams> & by, call_type && finished) {
+    for (int i = by.thread(); i < n * n_at_once * tile_rows; i += by.n_threads()) {
+        const int strip = i / tile_rows % n_at_once, column = i / tile_rows / n_at_once;
+        const int row = first + strip * step + i % tile_rows;
+        if (strip < n_strips && row < of.n_rows) {
+            float sum = 0.0f;
+            for (int w = 0; w < by.n_warps(); ++w) {
+                sum += of_warps[(strip * by.n_warps() + w) * floats_of_sums<n_columns> +
+                                place_of_sum(column, i % tile_rows)];
+            }
+            of.out[column * of.out_stride + row] = finished(sum, column, row);
         }
     }
 }
 
 // A part with quantised weights times n columns: strips of 16 rows, from strip `first` on every n_teams-th. Each warp
-// has every so many pieces of a strip. memory: the team's. ready(): the activations, when they are there.
-template <ggml_type type, int n_columns, bool has_teams, typename ready_type>
+// has every so many pieces of a strip. memory: the team's. ready(): the activations, when they are there; factor(c): of
+// column c, then.
+template <ggml_type type, int n_columns, int n_at_once, bool has_teams, typename ready_type, typename factor_type>
 __device__ void multiply_strips(const part & of, int width, int first, int n, const tile_plan & plan,
-                                const team_or_block<has_teams> & by, char * memory, ready_type && ready) {
+                                const team_or_block<has_teams> & by, char * memory, ready_type && ready,
+                                factor_type && factor) {
     const int  lane     = threadIdx.x % 32;
     const int  n_strips = (of.n_rows + tile_rows - 1) / tile_rows, step = of.n_teams;
     const int  n_mine   = (n_strips - first + step - 1) / step;
@@ -148,17 +155,23 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
     strips_of_warp<type, decltype(strip_of)> strips(memory + by.warp() * plan.slots_of_a_warp, plan.n_slots, n_mine,
                                                     width, by.warp(), by.n_warps(), strip_of);
     ask_for_end(of, min(first * tile_rows, of.n_rows - 1));
-    const activations x        = ready();
-    float *           of_warps = (float *) (memory + by.n_warps() * plan.slots_of_a_warp);
-    for (int i = 0; i < n_mine; ++i) {
-        const int                     row      = (first + i * step) * tile_rows;
-        const bool                    ends     = has_teams && by.thread() < min(tile_rows, of.n_rows - row);
-        const float                   residual = ends ? residual_of(of, row + by.thread(), 0) : 0.0f;
-        sums_of<n_columns, has_teams> sums(x, lane, [&](int c) { return min(c, n - 1); });
-        strips.multiply(sums, i);
-        store_sums(of_warps + by.warp() * floats_of_sums<n_columns>, sums);
+    const auto x        = ready();
+    float *    of_warps = (float *) (memory + by.n_warps() * plan.slots_of_a_warp);
+    for (int i0 = 0; i0 < n_mine; i0 += n_at_once) {
+        const int      row = (first + i0 * step) * tile_rows, n_now = n_at_once == 1 ? 1 : min(n_at_once, n_mine - i0);
+        constexpr bool is_asked = has_teams && n_at_once == 1; // of the only column, and each thread's only product
+        const bool     ends     = is_asked && by.thread() < min(tile_rows, of.n_rows - row);
+        const float    residual = ends ? residual_of(of, row + by.thread(), 0) : 0.0f;
+        for (int i = 0; i < n_now; ++i) {
+            sums_of<n_columns, has_teams> sums(x, lane, [&](int c) { return min(c, n - 1); });
+            strips.multiply(sums, i0 + i);
+            store_sums(of_warps + (i * by.n_warps() + by.warp()) * floats_of_sums<n_columns>, sums);
+        }
         by.meet();
-        write_strip<n_columns>(of, of_warps, row, n, by, residual);
+        write_strips<n_columns, n_at_once>(
+            of, of_warps, row, step * tile_rows, n_now, n, by, [&](float sum, int column, int at) {
+                return ended(of, sum * factor(column), at, is_asked ? residual : residual_of(of, at, column));
+            });
         by.meet();
     }
 }
@@ -221,12 +234,13 @@ __device__ void multiply_lone_rows(const parts & all, int width, char * memory, 
     }
 }
 
-// Threads of a block, and blocks that the registers of a multiprocessor are for. A block that makes its activations
-// leaves registers for the kernel before it.
+// Threads of a block, and blocks that the registers of a multiprocessor are for.
 template <int n_columns, typename input_type> struct block_limits {
     static constexpr bool makes_input = !std::is_same_v<input_type, activations>;
     static constexpr int  n_blocks    = makes_input ? 1 : n_columns == 1 ? 4 : n_columns <= 8 ? 3 : 2;
-    static constexpr int  bounds      = makes_input ? 768 : 32 * most_warps; // 768: 80 registers a thread
+    static constexpr int  bounds      = !makes_input     ? 32 * most_warps
+                                        : n_columns <= 8 ? bounds_of_neighbours
+                                                         : 32 * most_block_warps;
 };
 
 template <int n_columns, typename input_type> __global__ void
@@ -234,12 +248,18 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     products(const __grid_constant__ parts all, input_type input, int width, int n, block_plan plan) {
     extern __shared__ __align__(16) char memory[];
     constexpr bool                       has_teams = block_limits<n_columns, input_type>::makes_input;
+    constexpr bool                       is_late   = std::is_same_v<input_type, late_normalised>;
     ggml_cuda_pdl_lc();
     const team by    = has_teams ? team::of_warps(plan.n_warps) : team::of_block();
     const auto ready = [&] {
         ggml_cuda_pdl_sync();
         if constexpr (!has_teams) {
             return input;
+        } else if constexpr (is_late) {
+            const auto made = input.in(memory + plan.activations_at, n);
+            input.write(n, made);
+            __syncthreads();
+            return made.x;
         } else {
             const activations made = activations::in(memory + plan.activations_at, 1, width);
             if (by.number < plan.n_teams) {
@@ -251,9 +271,16 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     };
     int index = blockIdx.x;
     if constexpr (has_teams) {
-        input.ask(team::of_block());
-        if (by.number >= plan.n_teams) {
-            return multiply_lone_rows(all, width, plan.lone_row_at < 0 ? nullptr : memory + plan.lone_row_at, ready);
+        if constexpr (is_late) {
+            input.of.ask(team::of_block());
+        } else {
+            input.ask(team::of_block());
+        }
+        if constexpr (!is_late) {
+            if (by.number >= plan.n_teams) {
+                char * const row = plan.lone_row_at < 0 ? nullptr : memory + plan.lone_row_at;
+                return multiply_lone_rows(all, width, row, ready);
+            }
         }
         index = index * plan.n_teams + by.number;
     }
@@ -267,13 +294,20 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     }
     const part & of = all.each[i];
     with_type(of.type, [&](auto type_is) {
-        constexpr ggml_type type = decltype(type_is)::value;
-        if constexpr (are_floats<type>) {
+        constexpr ggml_type type   = decltype(type_is)::value;
+        const auto          factor = [&](int column) {
+            if constexpr (is_late) {
+                return input.factor(input.in(memory + plan.activations_at, n), column);
+            } else {
+                return 1.0f;
+            }
+        };
+        if constexpr (!are_floats<type>) {
+            multiply_strips<type, n_columns, strips_at_once<input_type>>(
+                of, width, index - of.first_team, n, plan.tiles, team_or_block<has_teams>{ by },
+                memory + by.number * plan.bytes_of_team, ready, factor);
+        } else if constexpr (!is_late) {
             multiply_rows<type, n_columns>(of, ready(), index - of.first_team, n, by);
-        } else {
-            multiply_strips<type, n_columns>(of, width, index - of.first_team, n, plan.tiles,
-                                             team_or_block<has_teams>{ by }, memory + by.number * plan.bytes_of_team,
-                                             ready);
         }
     });
 }

@@ -5,6 +5,7 @@
 #include "common.h"
 #include "log.h"
 #include "server/heat_file.h"
+#include "server/placement.h"
 
 #include <algorithm>
 #include <filesystem>
@@ -23,28 +24,6 @@ constexpr double gib = 1 << 30;
 
 [[noreturn]] void refuse(const std::string & words) {
     throw std::runtime_error(words);
-}
-
-// Where layers go: the devices of --device, else GPUs, else integrated ones.
-std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
-    std::vector<ggml_backend_dev_t> found;
-    if (params.n_gpu_layers == 0) {
-        return found;
-    }
-    if (!params.devices.empty()) {
-        std::copy_if(params.devices.begin(), params.devices.end(), std::back_inserter(found),
-                     [](ggml_backend_dev_t each) { return each != nullptr; });
-        return found;
-    }
-    for (const auto wanted : { GGML_BACKEND_DEVICE_TYPE_GPU, GGML_BACKEND_DEVICE_TYPE_IGPU }) {
-        for (size_t i = 0; i < ggml_backend_dev_count() && (found.empty() || wanted == GGML_BACKEND_DEVICE_TYPE_GPU);
-             ++i) {
-            if (ggml_backend_dev_type(ggml_backend_dev_get(i)) == wanted) {
-                found.push_back(ggml_backend_dev_get(i));
-            }
-        }
-    }
-    return found;
 }
 
 // nullptr: plain memory

@@ -20,6 +20,9 @@ from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
 from draftwood.engine.engine import build_info
 from draftwood.errors import DraftwoodError
+from draftwood.load.devices import cards
+
+from tests.server.process import Server
 
 ROOT = Path(__file__).resolve().parents[2]
 TINY = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
@@ -80,6 +83,28 @@ def run(script: str, *arguments: str, **environment: str) -> list:
     said = [line for line in done.stderr.splitlines() if "(_" not in line]
     assert done.returncode == 0, "\n".join(said)[-3000:]
     return json.loads(done.stdout.splitlines()[-1])
+
+
+@pytest.mark.parametrize("speculation", ["off", "ngram", "mtp"])
+def test_token_embeddings_lie_on_the_card(speculation):
+    """In host memory they begin each decode on the CPU, whoever drafts."""
+    llm = Llama(str(TINY), speculation=speculation, n_gpu_layers=-1, n_ctx=512, verbose=False)
+    assert (llm._tensor_overrides is not None) is (len(cards()) == 1)
+    llm.close()
+
+
+@pytest.mark.parametrize(
+    "flags", [("plain", "99", True), ("mtp", "99", True), ("plain", "auto", True), ("plain", "3", False)]
+)
+def test_a_servers_token_embeddings_lie_on_the_card(tmp_path, flags):
+    kind, layers, on_card = flags
+    server = Server(tmp_path / "log", "-c", "512", "-np", "1", "--spec-type", kind, "-ngl", layers)
+    try:
+        server.wait().complete("import os\n", n_predict=4)
+        said = "token embeddings lie on CUDA0" in server.words()
+        assert said is (on_card and len(cards()) == 1), server.words()
+    finally:
+        server.close()
 
 
 def test_without_a_card_the_cpu_does_it():

@@ -90,7 +90,8 @@ def all_layers(n_gpu_layers: int, info: ModelInfo) -> bool:
 def embeddings_on_card(n_gpu_layers: int, info: ModelInfo) -> dict[str, str]:
     """Return the override that puts token embeddings on the one CUDA card that has room for the whole model.
 
-    llama.cpp leaves them in host memory, so that a drafted token must come to the host before it is verified.
+    llama.cpp leaves them in host memory, so that each decode begins on the CPU, and a drafted token must come to
+    the host before it is verified.
     """
     found = [describe(card) for card in cards()]
     fits = len(found) == 1 and found[0]["memory_free"] >= info.file_bytes + _SPARE

@@ -73,8 +73,7 @@ def prepare(
         asked = {**kwargs, "draft_model": draft_model}
         chains_only = servers is not None or bool(without_tree_ops())
         planned = plan(options, info, asked, without_tree_ops=chains_only)
-        reads_embeddings = planned.drafter in ("mtp", "dflash")
-        on_card = embeddings_on_card(n_gpu_layers, info) if reads_embeddings else None
+        on_card = embeddings_on_card(n_gpu_layers, info)
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)

@@ -1,0 +1,22 @@
+// Where a server's weights go: the devices of layers, and token embeddings, as python/draftwood/load/placement.py
+// places them. Must not know: slots, rounds. Test: tests/gpu/test_surroundings.py.
+
+#pragma once
+
+#include "ggml-backend.h"
+
+#include <vector>
+
+struct common_params;
+
+namespace draftwood {
+
+// Where layers go: the devices of --device, else GPUs, else integrated ones.
+std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
+
+// Has token embeddings loaded onto the one CUDA card that has room for the whole model and its cells. llama.cpp leaves
+// them in host memory, so that each decode begins with a part on the CPU, and a drafted token comes to the host before
+// it is verified. Nothing changes if anybody places tensors otherwise.
+void place_embeddings(common_params & params);
+
+} // namespace draftwood

@@ -8,24 +8,47 @@
 
 #include <algorithm>
 #include <cstring>
+#include <filesystem>
 #include <iterator>
+#include <regex>
+#include <system_error>
 
 namespace draftwood {
 
 namespace {
 
-constexpr size_t spare =
-    (size_t) 3 << 30; // bytes of a card for what comes beside weights and cells, as in placement.py
+// as in python/draftwood/load/experts.py: CUDA's own, activations, kept graphs, draft trees, a short head; the
+// recurrent state and draft trees of one more slot
+constexpr int64_t spare = (int64_t) 3 << 29, of_slot = (int64_t) 1 << 27;
 
 bool is_cuda(ggml_backend_dev_t card) {
     return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(card)), "CUDA") == 0;
 }
 
-bool fit(const dw_model_info & info, const common_params & params, ggml_backend_dev_t card) {
+int64_t bytes_of_file(const std::string & path) {
+    std::error_code failed;
+    const auto      n_bytes = path.empty() ? 0 : std::filesystem::file_size(path, failed);
+    return failed ? 0 : (int64_t) n_bytes;
+}
+
+// What a card takes for all, by the headers of files: llama.cpp moves no layers for a model whose tensors are placed.
+bool fits(const dw_model_info & info, const common_params & params, ggml_backend_dev_t card) {
     size_t free = 0, total = 0;
     ggml_backend_dev_memory(card, &free, &total);
-    const int64_t n_cells = params.n_ctx > 0 ? params.n_ctx : info.n_ctx_train;
-    return free >= (size_t) (info.file_bytes + 2 * info.kv_values * n_cells) + spare; // cells of F16, or smaller ones
+    const int64_t n_cells = params.n_ctx > 0 ? params.n_ctx : info.n_ctx_train > 0 ? info.n_ctx_train : 1 << 18;
+    const auto of_value   = [](ggml_type type) { return ggml_is_quantized(type) ? 2 : (int64_t) ggml_type_size(type); };
+    const int64_t of_cell = std::max(of_value(params.cache_type_k), of_value(params.cache_type_v));
+    const int64_t weights =
+        info.file_bytes + bytes_of_file(params.speculative.dw.drafter_path) + bytes_of_file(params.mmproj.path);
+    const int64_t cells  = of_cell * info.kv_values * n_cells;
+    const int64_t logits = (int64_t) sizeof(float) * info.n_vocab * params.n_ubatch;
+    return (int64_t) free >= weights + cells + logits + of_slot * params.n_parallel + spare;
+}
+
+// One of several files of a model: its header tells of itself alone.
+bool is_part(const std::string & path) {
+    static const std::regex name("-[0-9]{5}-of-[0-9]{5}\\.gguf$");
+    return std::regex_search(path, name);
 }
 
 } // namespace
@@ -53,7 +76,7 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
 
 void place_embeddings(common_params & params) {
     auto & overrides = params.tensor_buft_overrides; // padded with empty ones, which common_fit_params needs
-    if (params.dw_pool.n_bytes >= 0 || overrides.size() < 2 || overrides[0].pattern) {
+    if (params.dw_pool.n_bytes >= 0 || overrides.size() < 2 || overrides[0].pattern || is_part(params.model.path)) {
         return;
     }
     const std::vector<ggml_backend_dev_t> cards = cards_of(params);
@@ -63,7 +86,7 @@ void place_embeddings(common_params & params) {
         return;
     }
     const bool has_all = params.n_gpu_layers < 0 || params.n_gpu_layers > info.n_layers + info.n_layer_nextn;
-    if (has_all && fit(info, params, cards[0])) {
+    if (has_all && fits(info, params, cards[0])) {
         overrides[0] = { "^token_embd\\.weight$", ggml_backend_dev_buffer_type(cards[0]) };
         LOG_INF("draftwood: token embeddings lie on %s\n", ggml_backend_dev_name(cards[0]));
     }

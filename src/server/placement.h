@@ -16,7 +16,7 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
 
 // Has token embeddings loaded onto the one CUDA card that has room for the whole model and its cells. llama.cpp leaves
 // them in host memory, so that each decode begins with a part on the CPU, and a drafted token comes to the host before
-// it is verified. Nothing changes if anybody places tensors otherwise.
+// it is verified. Nothing changes with --override-tensor, --n-cpu-moe, --expert-vram, or one of several files.
 void place_embeddings(common_params & params);
 
 } // namespace draftwood

@@ -100,6 +100,7 @@ def test_experts_in_a_pool_give_the_same_bits(rng, backend, n, kinds):
     {"n_experts": 5, "n_used": 1, "width": 96, "hidden": 32, "shared": 160},
     {"is_joint": True, "width": 64, "hidden": 96, "shared": 32},
     {"width": 4096, "hidden": 64, "shared": 32, "n_experts": 20}, {"width": 5120, "hidden": 32, "shared": 32},
+    {"width": 8192, "hidden": 32, "shared": 32, "n_experts": 8},
 ])  # fmt: skip
 def test_experts_of_other_shapes(rng, backend, shape):
     for router in FLOATS if backend == "CUDA" else FLOATS[:1]:
@@ -117,6 +118,7 @@ def test_rows_that_end_within_a_tile(rng, backend, n):
         parts.experts(rng, n, kinds, width=2048 + 96, hidden=96, shared=32),
         parts.feed_forward(rng, n, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288),
         parts.product(rng, n, "Q8_0", width=320, rows=301),
+        parts.attention_inputs(rng, n, ("Q8_0",) * 3, width=512 + 32),
     ):
         check(backend, part, is_float=False)
 
@@ -124,6 +126,7 @@ def test_rows_that_end_within_a_tile(rng, backend, n):
 def test_rows_that_end_within_a_tile_do_not_depend_on_their_number(rng, backend):
     check_rows(rng, backend, parts.experts(rng, ROWS, ("Q8_0",) * 4, width=2048 + 96, hidden=96, shared=32))
     check_rows(rng, backend, parts.feed_forward(rng, ROWS, ("Q8_0", "Q8_0"), width=512 + 32, hidden=288))
+    check_rows(rng, backend, parts.attention_inputs(rng, ROWS, ("Q8_0",) * 3, width=512 + 32))
 
 
 @pytest.mark.parametrize("scale", [1e-6, 1e5])
@@ -141,6 +144,8 @@ def test_large_parts_and_wide_rows(rng, backend):
     for width in (1024, 2048):  # one row is made by the product's blocks, several are not
         check_rows(rng, backend, parts.draft_input(rng, ROWS, "Q4_K", width=width, rows=40))
     check(backend, wide, is_float=False)
+    for width in (4096, 5120):  # the widest that blocks make of several rows, and one more
+        check_rows(rng, backend, parts.attention_inputs(rng, ROWS, ("Q4_K", "Q5_K", "Q4_K"), width=width))
 
 
 @pytest.mark.slow

@@ -18,18 +18,19 @@ def test_all_layers_are_those_of_the_file_and_the_output(n_gpu_layers, expected)
 
 
 @pytest.mark.parametrize(
-    ("n_gpu_layers", "free", "backend", "on_card"),
+    ("n_gpu_layers", "free", "backend", "name", "on_card"),
     [
-        (-1, 80, "CUDA", True),
-        (99, 80, "CUDA", True),
-        (41, 80, "CUDA", False),
-        (99, 22, "CUDA", False),
-        (99, 80, "Vulkan", False),
+        (-1, 80, "CUDA", "m.gguf", True),
+        (99, 80, "CUDA", "m.gguf", True),
+        (41, 80, "CUDA", "m.gguf", False),
+        (99, 22, "CUDA", "m.gguf", False),
+        (99, 80, "Vulkan", "m.gguf", False),
+        (99, 80, "CUDA", "m-00001-of-00003.gguf", False),
     ],
 )
-def test_embeddings_lie_on_the_card_that_holds_all(monkeypatch, n_gpu_layers, free, backend, on_card):
+def test_embeddings_lie_on_the_card_that_holds_all(monkeypatch, n_gpu_layers, free, backend, name, on_card):
     found = {"name": f"{backend}0", "backend": backend, "memory_free": free * GIB}
     monkeypatch.setattr(placement, "cards", lambda: [0])
     monkeypatch.setattr(placement, "describe", lambda _: found)
     expected = {r"^token_embd\.weight$": "CUDA0"} if on_card else {}
-    assert placement.embeddings_on_card(n_gpu_layers, INFO) == expected
+    assert placement.embeddings_on_card(n_gpu_layers, INFO, name, needed=24 * GIB) == expected

@@ -6,6 +6,7 @@ Must not know: models, contexts. Tests: tests/unit/test_placement.py, tests/mode
 from __future__ import annotations
 
 import ctypes
+import os
 import re
 from collections.abc import Mapping, Sequence
 from typing import Any
@@ -18,7 +19,7 @@ from draftwood.load.devices import buffer_types, cards, describe
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _POOLED = r"blk\.{}\.ffn_(up|down|gate|gate_up)_exps\.weight$"
 _EXAMPLE = 'tensor_buft_overrides={r"ffn_.*_exps": "CPU"} keeps experts in host memory'
-_SPARE = 3 << 30  # bytes of a card, for what comes beside the weights
+_PART_OF_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # whose header tells of itself
 
 
 class _Override(ctypes.Structure):
@@ -87,14 +88,18 @@ def all_layers(n_gpu_layers: int, info: ModelInfo) -> bool:
     return n_gpu_layers < 0 or n_gpu_layers > info.n_layers + info.n_layer_nextn
 
 
-def embeddings_on_card(n_gpu_layers: int, info: ModelInfo) -> dict[str, str]:
+def embeddings_on_card(
+    n_gpu_layers: int, info: ModelInfo, model_path: str | os.PathLike[str], needed: int
+) -> dict[str, str]:
     """Return the override that puts token embeddings on the one CUDA card that has room for the whole model.
 
-    llama.cpp leaves them in host memory, so that each decode begins on the CPU, and a drafted token must come to
-    the host before it is verified.
+    llama.cpp leaves them in host memory, so that each decode begins on the CPU, and a drafted token must come
+    to the host before it is verified. needed: bytes of the card that model and context take; one of several
+    files of a model does not say.
     """
     found = [describe(card) for card in cards()]
-    fits = len(found) == 1 and found[0]["memory_free"] >= info.file_bytes + _SPARE
+    is_part = _PART_OF_MODEL.search(os.fspath(model_path))
+    fits = len(found) == 1 and found[0]["memory_free"] >= needed and not is_part
     if not fits or found[0]["backend"] != "CUDA" or not all_layers(n_gpu_layers, info):
         return {}
     return {r"^token_embd\.weight$": found[0]["name"]}

@@ -73,7 +73,8 @@ def prepare(
         asked = {**kwargs, "draft_model": draft_model}
         chains_only = servers is not None or bool(without_tree_ops())
         planned = plan(options, info, asked, without_tree_ops=chains_only)
-        on_card = embeddings_on_card(n_gpu_layers, info)
+        needed = info.expert_bytes + experts.beside(info, {**kwargs, "drafter": options.drafter})
+        on_card = embeddings_on_card(n_gpu_layers, info, model_path, needed)
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)

@@ -10,7 +10,7 @@ namespace dw::layer_parts {
 // x * norm, for quantised weights: products are multiplied with rms_norm's factor of their row, rsqrt(mean of squares +
 // epsilon). So no value waits for the others of its row, and warps write pieces of any rows.
 struct late_normalised {
-    normalised of;
+    normalised input;
 
     // Where a block of products has n rows.
     struct rows_in_block {
@@ -18,29 +18,31 @@ struct late_normalised {
         float *               squares; // [n][n_pieces], sums of squares of x
     };
 
-    static __host__ __device__ int n_pieces(int64_t width) { // of 128 values, a multiple of four
-        return (int) ((width + 511) / 512 * 4);
-    }
-    static size_t bytes(int64_t n, int64_t width) {
+    // of 128 values each, and empty ones up to a multiple of four
+    static __host__ __device__ int n_pieces(int64_t width) { return (int) ((width + 511) / 512 * 4); }
+    static size_t                  bytes(int64_t n, int64_t width) {
         return quant_rows<32, false>::bytes(n, width) + sizeof(float) * n * n_pieces(width);
     }
     __device__ __forceinline__ rows_in_block in(char * at, int n) const {
         float * const squares = (float *) at;
-        return { quant_rows<32, false>::in((char *) (squares + n * n_pieces(of.width)), n, of.width), squares };
+        return { quant_rows<32, false>::in((char *) (squares + n * n_pieces(input.width)), n, input.width), squares };
     }
+
+    __device__ __forceinline__ void ask(const team & by) const { input.ask(by); }
 
     // All warps of a block.
     __device__ __forceinline__ void write(int n, const rows_in_block & out) const {
-        const int n_of_row = n_pieces(of.width), n_all = n * n_of_row, step = blockDim.x / 32, lane = threadIdx.x % 32;
+        const int n_of_row = n_pieces(input.width), n_all = n * n_of_row, step = blockDim.x / 32,
+                  lane = threadIdx.x % 32;
         for (int p0 = threadIdx.x / 32; p0 < n_all; p0 += at_once * step) {
             float4 values[at_once], norms[at_once];
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
                 const int  piece = min(p0 + i * step, n_all - 1), row = piece / n_of_row;
                 const int  at       = (piece - row * n_of_row) * 32 + lane;
-                const bool is_there = at < of.width / 4;
-                values[i] = is_there ? ((const float4 *) (of.x + row * of.stride))[at] : make_float4(0, 0, 0, 0);
-                norms[i]  = is_there ? ((const float4 *) of.norm)[at] : values[i];
+                const bool is_there = at < input.width / 4;
+                values[i] = is_there ? ((const float4 *) (input.x + row * input.stride))[at] : make_float4(0, 0, 0, 0);
+                norms[i]  = is_there ? ((const float4 *) input.norm)[at] : values[i];
             }
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
@@ -51,7 +53,7 @@ struct late_normalised {
                     if (lane == 0) {
                         out.squares[piece] = sum;
                     }
-                    out.x.store(row, at, make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w), at < of.width / 4);
+                    out.x.store(row, at, make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w), at < input.width / 4);
                 }
             }
         }
@@ -59,13 +61,13 @@ struct late_normalised {
 
     // of products of a row
     __device__ __forceinline__ float factor(const rows_in_block & rows, int row) const {
-        const int      n   = n_pieces(of.width);
+        const int      n   = n_pieces(input.width);
         const float4 * at  = (const float4 *) (rows.squares + row * n);
         float          sum = 0.0f;
         for (int i = 0; i < n / 4; ++i) {
             sum = (((sum + at[i].x) + at[i].y) + at[i].z) + at[i].w;
         }
-        return rsqrtf(sum / of.width + of.epsilon);
+        return rsqrtf(sum / input.width + input.epsilon);
     }
 
   private:

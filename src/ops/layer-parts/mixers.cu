@@ -1,4 +1,4 @@
-// Begin and end of a delta-net or attention layer on CUDA: layer-parts.h. A kernel each, or two for several rows: the
+// Begin and end of a delta-net or attention layer on CUDA: layer-parts.h. A kernel each, or two: the
 // activations, then all products.
 
 #include "ops/layer-parts/product-list.cuh"

@@ -45,7 +45,8 @@ class product_list {
             }
         }
         const size_t of_sums = bytes_of_sums<max_rows, late_normalised>(warps_for(width));
-        if (is_large() || !has_room(warps_for(width), 1, of_sums, late_normalised::bytes(max_rows, width))) {
+        if (is_large() || !has_teams_for(width) ||
+            !has_room(warps_for(width), 1, of_sums, late_normalised::bytes(max_rows, width))) {
             return launch(input, memory, width, n, stream);
         }
         launch_rows(late_normalised{ input }, (int) width, n, stream);
@@ -74,6 +75,8 @@ class product_list {
     static int warps_for(int64_t width) {
         return (int) std::clamp<int64_t>((width + values_of_a_warp - 1) / values_of_a_warp, 1, most_warps);
     }
+
+    static bool has_teams_for(int64_t width) { return width <= values_of_a_warp * most_warps; }
 
     // an output head: its blocks multiply several strips
     bool is_large() const { return all_.each[0].n_rows >= large_rows; }
@@ -108,7 +111,7 @@ class product_list {
         const size_t   of_sums     = bytes_of_sums<n_columns, input_type>(warps_for(width));
         block_plan     plan{ {}, warps_for(width), 1, 0, 0, -1 };
         int            n_rounds = is_large() ? INT_MAX : 1;
-        if (makes_input && !is_large() && width <= values_of_a_warp * most_warps) {
+        if (makes_input && !is_large() && has_teams_for(width)) {
             n_rounds = plan_teams(plan, width, of_sums, of_input);
         }
         const int     n_warps = plan.n_warps * plan.n_teams;
@@ -125,7 +128,7 @@ class product_list {
             plan);
     }
 
-    // Teams of a block, for one column: a block a multiprocessor, or fewer, unless there are many rows of float
+    // Teams of a block that makes its input: a block a multiprocessor, or fewer, unless there are many rows of float
     // weights. Returns how many strips a team has at most.
     int plan_teams(block_plan & plan, int64_t width, size_t of_team, size_t of_block) {
         int n_float_rows = 0;

@@ -61,7 +61,7 @@ static __device__ __forceinline__ void ask_for_end(const part & of, int row) {
     }
 }
 
-static __device__ float ended(const part & of, float sum, int row, float residual) {
+static __device__ __forceinline__ float ended(const part & of, float sum, int row, float residual) {
     switch (of.end) {
         case end_of_product::sigmoid:
             return sigmoid(sum);
@@ -115,7 +115,8 @@ template <bool has_teams> struct team_or_block {
     }
 };
 
-// Strips whose sums a team has at once, one by one the fewest meetings of its warps.
+// Strips that a team multiplies between two meetings of its warps. All that have slots, where sums may take more
+// memory.
 template <typename input_type> constexpr int strips_at_once =
     std::is_same_v<input_type, late_normalised> ? most_slots : 1;
 
@@ -139,8 +140,8 @@ __device__ __forceinline__ void write_strips(const part & of, const float * of_w
 }
 
 // A part with quantised weights times n columns: strips of 16 rows, from strip `first` on every n_teams-th. Each warp
-// has every so many pieces of a strip. memory: the team's. ready(): the activations, when they are there; factor(c): of
-// column c, then.
+// has every so many pieces of a strip. memory: the team's. ready(): the activations, when they are there; factor(sum,
+// c): a product of column c, then.
 template <ggml_type type, int n_columns, int n_at_once, bool has_teams, typename ready_type, typename factor_type>
 __device__ void multiply_strips(const part & of, int width, int first, int n, const tile_plan & plan,
                                 const team_or_block<has_teams> & by, char * memory, ready_type && ready,
@@ -159,9 +160,10 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
     float *    of_warps = (float *) (memory + by.n_warps() * plan.slots_of_a_warp);
     for (int i0 = 0; i0 < n_mine; i0 += n_at_once) {
         const int      row = (first + i0 * step) * tile_rows, n_now = n_at_once == 1 ? 1 : min(n_at_once, n_mine - i0);
-        constexpr bool is_asked = has_teams && n_at_once == 1; // of the only column, and each thread's only product
-        const bool     ends     = is_asked && by.thread() < min(tile_rows, of.n_rows - row);
-        const float    residual = ends ? residual_of(of, row + by.thread(), 0) : 0.0f;
+        constexpr bool is_asked =
+            has_teams && n_at_once == 1; // there is one column, and a thread ends at most one product
+        const bool  ends     = is_asked && by.thread() < min(tile_rows, of.n_rows - row);
+        const float residual = ends ? residual_of(of, row + by.thread(), 0) : 0.0f;
         for (int i = 0; i < n_now; ++i) {
             sums_of<n_columns, has_teams> sums(x, lane, [&](int c) { return min(c, n - 1); });
             strips.multiply(sums, i0 + i);
@@ -170,7 +172,7 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
         by.meet();
         write_strips<n_columns, n_at_once>(
             of, of_warps, row, step * tile_rows, n_now, n, by, [&](float sum, int column, int at) {
-                return ended(of, sum * factor(column), at, is_asked ? residual : residual_of(of, at, column));
+                return ended(of, factor(sum, column), at, is_asked ? residual : residual_of(of, at, column));
             });
         by.meet();
     }
@@ -271,11 +273,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     };
     int index = blockIdx.x;
     if constexpr (has_teams) {
-        if constexpr (is_late) {
-            input.of.ask(team::of_block());
-        } else {
-            input.ask(team::of_block());
-        }
+        input.ask(team::of_block());
         if constexpr (!is_late) {
             if (by.number >= plan.n_teams) {
                 char * const row = plan.lone_row_at < 0 ? nullptr : memory + plan.lone_row_at;
@@ -295,11 +293,11 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     const part & of = all.each[i];
     with_type(of.type, [&](auto type_is) {
         constexpr ggml_type type   = decltype(type_is)::value;
-        const auto          factor = [&](int column) {
-            if constexpr (is_late) {
-                return input.factor(input.in(memory + plan.activations_at, n), column);
+        const auto          factor = [&](float sum, int column) {
+            if constexpr (is_late) { // never joined with what follows: bits do not depend on how many columns there are
+                return __fmul_rn(sum, input.factor(input.in(memory + plan.activations_at, n), column));
             } else {
-                return 1.0f;
+                return sum;
             }
         };
         if constexpr (!are_floats<type>) {

@@ -38,10 +38,13 @@ struct chosen_before {
     }
 };
 
-// logits [n][E + 1], the last one the shared expert's; h, the rows normalised. A block an expert.
-template <ggml_type type> __global__ void route(const float * x, int64_t stride, int n, const float * norm,
-                                                float epsilon, const void * router, const void * shared_router,
-                                                int n_teams, float * logits, activations h) {
+constexpr int most_router_threads = 1024; // of max_width values, 16 a thread
+
+// logits [n][E + 1], the last one the shared expert's; h, the rows normalised. A block an expert, whose teams share the
+// rows.
+template <ggml_type type> __global__ void __launch_bounds__(most_router_threads)
+    route(const float * x, int64_t stride, int n, const float * norm, float epsilon, const void * router,
+          const void * shared_router, int n_teams, float * logits, activations h) {
     __shared__ float2 sums[max_rows][32];
     ggml_cuda_pdl_lc();
     const team   by     = team::of_warps((int) blockDim.x / 32 / n_teams);

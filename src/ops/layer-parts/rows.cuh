@@ -77,12 +77,12 @@ __device__ __forceinline__ int packed(float4 v, float factor) {
 using scale_and_sum = float2;
 
 // Rows of values of 8 bits, K of them, as quantised weights see them. gap: bytes between rows, 32 in shared memory, so
-// that lanes that read several rows meet different banks. scales are rounded to half, as in ggml's blocks, where
-// is_rounded: values that have no norm may be too small for that.
+// that lanes that read several rows meet different banks. is_rounded: scales are rounded to half, as in ggml's blocks;
+// those of values without a norm may be larger or smaller than a half can be.
 template <int gap, bool is_rounded> struct quant_rows {
     scale_and_sum * scales; // [n][K / 32 + gap / 16]
     int8_t *        quants; // [n][K + gap]
-    int             width;  // K, a multiple of 32; of 64 if quantised weights read it
+    int             width;  // K, a multiple of 32; of 256 if weights of larger blocks read it
 
     static size_t bytes(int64_t n, int64_t width) {
         return (size_t) n * ((size_t) (width / 32 + gap / 16) * sizeof(scale_and_sum) + (size_t) (width + gap));

@@ -46,6 +46,10 @@ inline float    __uint_as_float(uint32_t x) { return bits_as<float>(x); }
 inline float    __int_as_float(int x) { return bits_as<float>(x); }
 inline int      __float2int_rn(float x) { return (int) std::nearbyintf(x); }
 inline float    rsqrtf(float x) { return 1.0f / std::sqrt(x); }
+inline float    __fmul_rn(float a, float b) {
+    const volatile float product = a * b; // rounded by itself
+    return product;
+}
 inline void     sincospif(float x, float * sine, float * cosine) {
     *sine   = (float) std::sin(x * 3.141592653589793);
     *cosine = (float) std::cos(x * 3.141592653589793);

@@ -33,4 +33,4 @@ def test_embeddings_lie_on_the_card_that_holds_all(monkeypatch, n_gpu_layers, fr
     monkeypatch.setattr(placement, "cards", lambda: [0])
     monkeypatch.setattr(placement, "describe", lambda _: found)
     expected = {r"^token_embd\.weight$": "CUDA0"} if on_card else {}
-    assert placement.embeddings_on_card(n_gpu_layers, INFO, name, needed=24 * GIB) == expected
+    assert placement.embeddings_on_card(n_gpu_layers, INFO, name, lambda: 24 * GIB) == expected

@@ -8,7 +8,7 @@ from __future__ import annotations
 import ctypes
 import os
 import re
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from draftwood.engine.engine import ModelInfo
@@ -89,18 +89,18 @@ def all_layers(n_gpu_layers: int, info: ModelInfo) -> bool:
 
 
 def embeddings_on_card(
-    n_gpu_layers: int, info: ModelInfo, model_path: str | os.PathLike[str], needed: int
+    n_gpu_layers: int, info: ModelInfo, model_path: str | os.PathLike[str], needed: Callable[[], int]
 ) -> dict[str, str]:
     """Return the override that puts token embeddings on the one CUDA card that has room for the whole model.
 
     llama.cpp leaves them in host memory, so that each decode begins on the CPU, and a drafted token must come
-    to the host before it is verified. needed: bytes of the card that model and context take; one of several
-    files of a model does not say.
+    to the host before it is verified. needed: bytes of the card that model and context take. Cards are not
+    looked at for a model with layers elsewhere, or for one of several files, whose header does not say.
     """
+    if not all_layers(n_gpu_layers, info) or _PART_OF_MODEL.search(os.fspath(model_path)):
+        return {}
     found = [describe(card) for card in cards()]
-    is_part = _PART_OF_MODEL.search(os.fspath(model_path))
-    fits = len(found) == 1 and found[0]["memory_free"] >= needed and not is_part
-    if not fits or found[0]["backend"] != "CUDA" or not all_layers(n_gpu_layers, info):
+    if len(found) != 1 or found[0]["backend"] != "CUDA" or found[0]["memory_free"] < needed():
         return {}
     return {r"^token_embd\.weight$": found[0]["name"]}
 

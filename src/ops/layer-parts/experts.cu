@@ -81,7 +81,7 @@ template <ggml_type type> void launch_router_of(const ggml_tensor * x, const ggm
                                                 float epsilon, float * logits, const activations & h,
                                                 cudaStream_t stream) {
     const int n_threads = threads_for(x->ne[0]);
-    const int n_teams   = x->ne[1] > 8 && 2 * n_threads <= most_router_threads ? 2 : 1;
+    const int n_teams   = x->ne[1] > 8 && 2 * n_threads <= most_threads ? 2 : 1;
     ggml_cuda_kernel_launch(route<type>, { dim3((unsigned) router->ne[1] + 1), dim3(n_threads * n_teams), 0, stream },
                             dw::data_of<const float>(x), dw::stride_of(x, 1), (int) x->ne[1],
                             dw::data_of<const float>(norm), epsilon, (const void *) router->data,

@@ -13,8 +13,6 @@
 
 namespace dw::layer_parts {
 
-constexpr int most_threads = 1024;
-
 // A team's share of a row.
 struct share {
     team by;

@@ -8,6 +8,7 @@
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/products.cuh"
 
+#include <algorithm>
 #include <array>
 #include <climits>
 
@@ -35,21 +36,13 @@ class product_list {
         return made;
     }
 
-    // As below, of rows that are normalised. Late ones if blocks have room for the most rows, and weights are
-    // quantised: the way that bits come about does not depend on n.
+    // As below, of rows that are normalised.
     void launch(const normalised & input, void * memory, int n, cudaStream_t stream) {
-        const int64_t width = input.width;
-        for (int i = 0; i < all_.n; ++i) {
-            if (is_float(all_.each[i].type)) {
-                return launch(input, memory, width, n, stream);
-            }
+        if (can_be_late(input.width)) {
+            launch_rows(late_normalised{ input }, input.width, n, stream);
+        } else {
+            launch(input, memory, input.width, n, stream);
         }
-        const size_t of_sums = bytes_of_sums<max_rows, late_normalised>(warps_for(width));
-        if (is_large() || !has_teams_for(width) ||
-            !has_room(warps_for(width), 1, of_sums, late_normalised::bytes(max_rows, width))) {
-            return launch(input, memory, width, n, stream);
-        }
-        launch_rows(late_normalised{ input }, (int) width, n, stream);
     }
 
     // n rows of activations of this width, made of `input`, in memory for activations::bytes(n, width)
@@ -87,6 +80,15 @@ class product_list {
             found[i] = all_.each[i].type;
         }
         return found;
+    }
+
+    // For the most rows, whatever their number: bits do not depend on it.
+    bool can_be_late(int64_t width) const {
+        const bool has_floats =
+            std::any_of(all_.each, all_.each + all_.n, [](const part & each) { return is_float(each.type); });
+        return !has_floats && !is_large() && has_teams_for(width) &&
+               has_room(warps_for(width), 1, bytes_of_sums<max_rows, late_normalised>(warps_for(width)),
+                        late_normalised::bytes(max_rows, width));
     }
 
     template <typename input_type> void launch_rows(const input_type & input, int width, int n, cudaStream_t stream) {

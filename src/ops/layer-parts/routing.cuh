@@ -38,11 +38,9 @@ struct chosen_before {
     }
 };
 
-constexpr int most_router_threads = 1024; // of max_width values, 16 a thread
-
 // logits [n][E + 1], the last one the shared expert's; h, the rows normalised. A block an expert, whose teams share the
 // rows.
-template <ggml_type type> __global__ void __launch_bounds__(most_router_threads)
+template <ggml_type type> __global__ void __launch_bounds__(most_threads)
     route(const float * x, int64_t stride, int n, const float * norm, float epsilon, const void * router,
           const void * shared_router, int n_teams, float * logits, activations h) {
     __shared__ float2 sums[max_rows][32];

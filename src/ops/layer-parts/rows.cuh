@@ -10,6 +10,8 @@ namespace dw::layer_parts {
 
 constexpr int per_thread = 4; // groups of four values: 16 values of a row a thread
 
+constexpr int most_threads = 1024; // of a block
+
 // threads that normalise a row of this width
 inline int threads_for(int64_t width) {
     return (int) ((width / (4 * per_thread) + 31) / 32 * 32);

@@ -98,6 +98,7 @@ void probe_model(const char * path, dw_model_info & info) {
     info.n_vocab     = (int32_t) header.n_texts("tokenizer.ggml.tokens");
     info.n_ctx_train = (int32_t) header.u32(arch + ".context_length");
     info.kv_values   = count_kv(header);
+    info.is_split    = header.is_split() ? 1 : 0;
 }
 
 } // namespace draftwood

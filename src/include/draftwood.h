@@ -189,6 +189,7 @@ typedef struct dw_model_info {
     int32_t  n_ctx_train;  // tokens of the model's own context; 0: the header does not say
     int64_t  expert_bytes; // of all experts of these layers
     int64_t  kv_values;    // that a token adds to the KV caches of all layers, MTP blocks included
+    int32_t  is_split;     // 1: one of several files of a model; sizes are this file's
 } dw_model_info;
 
 DW_API int32_t      dw_api_version(void);

@@ -10,7 +10,6 @@
 #include <cstring>
 #include <filesystem>
 #include <iterator>
-#include <regex>
 #include <system_error>
 
 namespace draftwood {
@@ -45,12 +44,6 @@ bool fits(const dw_model_info & info, const common_params & params, ggml_backend
     return (int64_t) free >= weights + cells + logits + of_slot * params.n_parallel + spare;
 }
 
-// One of several files of a model: its header tells of itself alone.
-bool is_part(const std::string & path) {
-    static const std::regex name("-[0-9]{5}-of-[0-9]{5}\\.gguf$");
-    return std::regex_search(path, name);
-}
-
 } // namespace
 
 std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
@@ -76,7 +69,7 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
 
 void place_embeddings(common_params & params) {
     auto & overrides = params.tensor_buft_overrides; // padded with empty ones, which common_fit_params needs
-    if (params.dw_pool.n_bytes >= 0 || overrides.size() < 2 || overrides[0].pattern || is_part(params.model.path)) {
+    if (params.dw_pool.n_bytes >= 0 || overrides.size() < 2 || overrides[0].pattern) {
         return;
     }
     const std::vector<ggml_backend_dev_t> cards = cards_of(params);
@@ -86,7 +79,7 @@ void place_embeddings(common_params & params) {
         return;
     }
     const bool has_all = params.n_gpu_layers < 0 || params.n_gpu_layers > info.n_layers + info.n_layer_nextn;
-    if (has_all && fits(info, params, cards[0])) {
+    if (has_all && !info.is_split && fits(info, params, cards[0])) {
         overrides[0] = { "^token_embd\\.weight$", ggml_backend_dev_buffer_type(cards[0]) };
         LOG_INF("draftwood: token embeddings lie on %s\n", ggml_backend_dev_name(cards[0]));
     }

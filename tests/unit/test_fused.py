@@ -12,6 +12,7 @@ import gguf
 import numpy as np
 import pytest
 from draftwood.cli import fused
+from draftwood.engine.engine import probe_model
 from draftwood.errors import ModelFileError
 from draftwood.load import header
 from draftwood.load.header import Tensor
@@ -249,4 +250,5 @@ def test_one_of_several_files_has_not_all_tensors(tmp_path):
         out.write_tensors_to_file()
         out.close()
         found.append(header.tensors(str(tmp_path / "part.gguf")))
+        assert probe_model(str(tmp_path / "part.gguf")).is_split is (n_files > 1)
     assert found == [*[{"blk.0.ffn_up": Tensor("F16", (64, 3, 1, 1))}] * 2, None]

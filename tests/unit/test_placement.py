@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import pytest
 from draftwood.load import placement
 
@@ -18,19 +20,22 @@ def test_all_layers_are_those_of_the_file_and_the_output(n_gpu_layers, expected)
 
 
 @pytest.mark.parametrize(
-    ("n_gpu_layers", "free", "backend", "name", "on_card"),
+    ("n_gpu_layers", "free", "backend", "is_split", "on_card"),
     [
-        (-1, 80, "CUDA", "m.gguf", True),
-        (99, 80, "CUDA", "m.gguf", True),
-        (41, 80, "CUDA", "m.gguf", False),
-        (99, 22, "CUDA", "m.gguf", False),
-        (99, 80, "Vulkan", "m.gguf", False),
-        (99, 80, "CUDA", "m-00001-of-00003.gguf", False),
+        (-1, 80, "CUDA", False, True),
+        (99, 80, "CUDA", False, True),
+        (41, 80, "CUDA", False, False),
+        (99, 22, "CUDA", False, False),
+        (99, 80, "Vulkan", False, False),
+        (99, 80, "CUDA", True, False),
     ],
 )
-def test_embeddings_lie_on_the_card_that_holds_all(monkeypatch, n_gpu_layers, free, backend, name, on_card):
+def test_embeddings_lie_on_the_card_that_holds_all(
+    monkeypatch, n_gpu_layers, free, backend, is_split, on_card
+):
     found = {"name": f"{backend}0", "backend": backend, "memory_free": free * GIB}
     monkeypatch.setattr(placement, "cards", lambda: [0])
     monkeypatch.setattr(placement, "describe", lambda _: found)
     expected = {r"^token_embd\.weight$": "CUDA0"} if on_card else {}
-    assert placement.embeddings_on_card(n_gpu_layers, INFO, name, lambda: 24 * GIB) == expected
+    info = replace(INFO, is_split=is_split)
+    assert placement.embeddings_on_card(n_gpu_layers, info, lambda: 24 * GIB) == expected

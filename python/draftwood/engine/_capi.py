@@ -171,6 +171,7 @@ class ModelInfo(ctypes.Structure):
         ("n_ctx_train", ctypes.c_int32),
         ("expert_bytes", ctypes.c_int64),
         ("kv_values", ctypes.c_int64),
+        ("is_split", ctypes.c_int32),
     ]
 
 

@@ -46,6 +46,8 @@ class ModelInfo:
     """That a token adds to the KV caches of all layers, MTP blocks included."""
     n_ctx_train: int = 0
     """Tokens of the model's own context; 0 where the header does not say."""
+    is_split: bool = False
+    """One of several files of a model; sizes are this file's."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,6 +90,7 @@ def probe_model(path: str) -> ModelInfo:
         n_layers=info.n_layers,
         n_vocab=info.n_vocab,
         kv_values=info.kv_values,
+        is_split=bool(info.is_split),
         n_ctx_train=info.n_ctx_train,
     )
 

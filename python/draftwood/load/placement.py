@@ -6,7 +6,6 @@ Must not know: models, contexts. Tests: tests/unit/test_placement.py, tests/mode
 from __future__ import annotations
 
 import ctypes
-import os
 import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
@@ -19,7 +18,6 @@ from draftwood.load.devices import buffer_types, cards, describe
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _POOLED = r"blk\.{}\.ffn_(up|down|gate|gate_up)_exps\.weight$"
 _EXAMPLE = 'tensor_buft_overrides={r"ffn_.*_exps": "CPU"} keeps experts in host memory'
-_PART_OF_MODEL = re.compile(r"-\d{5}-of-\d{5}\.gguf$")  # whose header tells of itself
 
 
 class _Override(ctypes.Structure):
@@ -88,16 +86,14 @@ def all_layers(n_gpu_layers: int, info: ModelInfo) -> bool:
     return n_gpu_layers < 0 or n_gpu_layers > info.n_layers + info.n_layer_nextn
 
 
-def embeddings_on_card(
-    n_gpu_layers: int, info: ModelInfo, model_path: str | os.PathLike[str], needed: Callable[[], int]
-) -> dict[str, str]:
+def embeddings_on_card(n_gpu_layers: int, info: ModelInfo, needed: Callable[[], int]) -> dict[str, str]:
     """Return the override that puts token embeddings on the one CUDA card that has room for the whole model.
 
     llama.cpp leaves them in host memory, so that each decode begins on the CPU, and a drafted token must come
     to the host before it is verified. needed: bytes of the card that model and context take. Cards are not
-    looked at for a model with layers elsewhere, or for one of several files, whose header does not say.
+    looked at for a model with layers elsewhere, or for one of several files, whose sizes are its own.
     """
-    if not all_layers(n_gpu_layers, info) or _PART_OF_MODEL.search(os.fspath(model_path)):
+    if not all_layers(n_gpu_layers, info) or info.is_split:
         return {}
     found = [describe(card) for card in cards()]
     if len(found) != 1 or found[0]["backend"] != "CUDA" or found[0]["memory_free"] < needed():

@@ -75,7 +75,7 @@ def prepare(
         planned = plan(options, info, asked, without_tree_ops=chains_only)
         asked_of_card = {**kwargs, "drafter": options.drafter}
         on_card = embeddings_on_card(
-            n_gpu_layers, info, model_path, lambda: info.expert_bytes + experts.beside(info, asked_of_card)
+            n_gpu_layers, info, lambda: info.expert_bytes + experts.beside(info, asked_of_card)
         )
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted

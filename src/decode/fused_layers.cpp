@@ -10,6 +10,8 @@
 
 namespace draftwood {
 
+static_assert(max_fused_rows == parts::max_rows, "parts of layers are ops of layer-parts.h");
+
 namespace {
 
 // The device whose own memory holds all of them; nullptr: none, or several. What is pinned on the host for a device is

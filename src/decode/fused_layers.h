@@ -34,6 +34,9 @@ enum fused_part {
     n_fused_parts,
 };
 
+// most rows of a graph whose layers are fused; each row then has the same bits whatever the others are
+constexpr int32_t max_fused_rows = 16;
+
 // how many of each a graph has
 using fused_counts = std::array<int32_t, n_fused_parts>;
 

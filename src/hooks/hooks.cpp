@@ -56,7 +56,7 @@ void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
         const llm_graph_result & results = *graph.res;
         graph_results            kept{ logits, { results.t_embd, results.t_embd_pooled, results.t_h_nextn } };
         kept.kept.insert(kept.kept.end(), results.t_layer_inp.begin(), results.t_layer_inp.end());
-        dw->n_fused = fuse_layers(graph.ctx0, graph.gf, kept, dw->fuses() == fuse_where::everywhere);
+        dw->fused(fuse_layers(graph.ctx0, graph.gf, kept, dw->fuses() == fuse_where::everywhere), max_fused_rows);
     } catch (const std::exception &) {
         // no memory: llama.cpp's own nodes
     }

@@ -73,8 +73,16 @@ void dw_attachment::set_kv_step(uint32_t n_cells) noexcept {
 }
 
 void dw_attachment::fuse(fuse_where where) noexcept {
-    fuses_ = where;
+    fuses_     = where;
+    fused_rows = INT32_MAX;
     graphs->distrust();
+}
+
+void dw_attachment::fused(const std::array<int32_t, 14> & parts, int32_t max_rows) noexcept {
+    n_fused = parts;
+    if (n_fused_parts() > 0) {
+        fused_rows = max_rows;
+    }
 }
 
 // A raw decode must not land behind rows that were never accepted, nor take its positions from them.

@@ -80,7 +80,9 @@ struct dw_attachment {
     // Graphs are built anew.
     void                  fuse(draftwood::fuse_where where) noexcept;
     draftwood::fuse_where fuses() const { return fuses_; }
-    int64_t               n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.end(), (int64_t) 0); }
+    // What the newest graph's builder fused, and most rows that it does that for.
+    void    fused(const std::array<int32_t, 14> & parts, int32_t max_rows) noexcept;
+    int64_t n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.end(), (int64_t) 0); }
 
     // What the hooks call (hooks/hooks.h), in the order of a decode.
     void decode_begins(const draftwood::sequence_set & into) noexcept;
@@ -109,6 +111,7 @@ struct dw_attachment {
     std::vector<dw::piece> pieces;           // inputs of the graph that is about to run
 
     std::array<int32_t, 14> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
+    int32_t fused_rows = INT32_MAX;    // most rows of a graph with such parts; INT32_MAX: no graph has had any
 
     const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows
     draftwood::head_rows head;               // of logits for few tokens

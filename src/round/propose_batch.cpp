@@ -42,7 +42,7 @@ void propose_batch::begin_rounds() {
     }
     for (member & each : members_) {
         each.who->begin_round(each.last);
-        each.limits = each.who->limits(each.wanted);
+        each.limits = each.who->limits(each.wanted, (int32_t) members_.size());
     }
 }
 

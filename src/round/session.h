@@ -71,8 +71,8 @@ class session : private sequence_listener {
     void require_whole(const char * what) const; // throws if others changed the memory
 
     // --- what propose_batch says and asks, in this order
-    void         begin_round(llama_token last); // its proposal is the root alone; throws failure
-    draft_limits limits(int32_t wanted) const;  // of that proposal
+    void         begin_round(llama_token last);                    // its proposal is the root alone; throws failure
+    draft_limits limits(int32_t wanted, int32_t n_together) const; // of that proposal, with so many sessions
     proposal &   draft() { return round_.draft(); }
 
     // --- what verify_batch says, in this order
@@ -96,8 +96,9 @@ class session : private sequence_listener {
     void on_replaced() noexcept override;
 
     int32_t positions_left() const;
-    int32_t max_draft() const; // tokens that may be drafted now
-    int32_t max_nodes() const; // of a tree, root included; 0: chains only
+    // n_together: sessions that are verified in the same decode
+    int32_t max_draft(int32_t n_together) const; // tokens that may be drafted now
+    int32_t max_nodes(int32_t n_together) const; // of a tree, root included; 0: chains only
     // positions held once an open round is settled
     llama_pos settled_end() const { return round_.is_open() ? n_past_ : sequence_.end(); }
     bool      moved() const; // others changed the memory without a word

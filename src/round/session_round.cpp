@@ -19,20 +19,20 @@ int32_t session::room() const {
     return std::min(positions_left(), sequence_.context().free_cells(sequence_.id()));
 }
 
-int32_t session::max_draft() const {
-    const int32_t n_rows = std::min(room(), sequence_.context().row_limit());
+int32_t session::max_draft(int32_t n_together) const {
+    const int32_t n_rows = std::min(room(), sequence_.context().row_limit(n_together));
     return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, n_rows - 1)) : 0;
 }
 
 // every row takes a cell, and the token behind the last one must have a position
-int32_t session::max_nodes() const {
-    const int32_t budget = std::min(
-        { params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.llama()), sequence_.context().row_limit() });
+int32_t session::max_nodes(int32_t n_together) const {
+    const int32_t budget = std::min({ params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.llama()),
+                                      sequence_.context().row_limit(n_together) });
     return sequence_.can_draft() && sequence_.tree_refusal().empty() ? std::max(0, budget) : 0;
 }
 
-draft_limits session::limits(int32_t wanted) const {
-    return { n_past_, std::min(wanted, max_draft()), max_nodes() };
+draft_limits session::limits(int32_t wanted, int32_t n_together) const {
+    return { n_past_, std::min(wanted, max_draft(n_together)), max_nodes(n_together) };
 }
 
 // the draft was made from a token that may not be the next one
@@ -54,7 +54,7 @@ void session::begin_round(llama_token last) {
 
 int32_t session::propose(llama_token last, int32_t wanted) {
     begin_round(last);
-    drafting_.propose(round_.draft(), limits(wanted));
+    drafting_.propose(round_.draft(), limits(wanted, /*n_together*/ 1));
     return tree().n_drafts();
 }
 
@@ -67,7 +67,7 @@ void session::propose_given(llama_token last, const llama_token * draft, int32_t
         sequence_.prepare_drafts(params_.draft_tokens, params_.tree_budget);
     }
     begin_round(last);
-    for (int32_t i = 0; i < std::min(n_draft, max_draft()); ++i) {
+    for (int32_t i = 0; i < std::min(n_draft, max_draft(/*n_together*/ 1)); ++i) {
         round_.draft().tree.add(i, draft[i], 0.0f);
     }
 }

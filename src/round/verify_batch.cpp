@@ -46,7 +46,7 @@ int32_t verify_batch::rows_that_fit() const {
     }
     const auto    n        = (int32_t) sessions_.size();
     const int32_t of_cache = has_unified_kv(context().get()) ? room / n : room;
-    return std::max(1, std::min({ of_cache, (int32_t) llama_n_batch(context().get()) / n, context().row_limit() }));
+    return std::max(1, std::min({ of_cache, (int32_t) llama_n_batch(context().get()) / n, context().row_limit(n) }));
 }
 
 // Whether a group's graph can hold one more. Where each sequence has a stream of the KV cache, llama.cpp's attention

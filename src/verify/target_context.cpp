@@ -237,6 +237,11 @@ bool target_context::took(int64_t us) {
     return !is_timed_ || threads_.add_time(us);
 }
 
+int32_t target_context::row_limit(int32_t n_sequences) const {
+    const int32_t fused = n_sequences > 1 ? attached_.fused_rows / n_sequences : INT32_MAX;
+    return fused > 0 ? std::min(row_limit_, fused) : row_limit_;
+}
+
 void target_context::limit_rows(int32_t n_rows) {
     row_limit_ = 1;
     for (int32_t n = n_rows - 1; n > 1 && row_limit_ == 1; --n) {

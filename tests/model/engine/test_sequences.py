@@ -17,7 +17,7 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.tree import Tree
 from draftwood.errors import DraftwoodError
 
-from bench.testing_api import verify_all
+from bench.testing_api import FUSE_EVERYWHERE, fuse, verify_all
 from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.engine.story import grow, true_length
 from tests.model.rig import PROMPT, Rig, Run
@@ -37,12 +37,16 @@ class Text:
     accept: int = 0
 
 
-def texts(shared: Rig, alone: Rig, prompts: Any = PROMPTS, **settings: Any) -> list[Text]:
+def texts(
+    shared: Rig, alone: Rig, prompts: Any = PROMPTS, *, fused: bool = False, **settings: Any
+) -> list[Text]:
     """Attach an engine to each sequence of `shared`, start its text, and make its reference on `alone`."""
     made = []
     for seq, prompt in enumerate(prompts):
         run = alone.reference(80, prompt)
         engine = Engine(shared.ctx, shared.params, **{**shared.settings, **settings}, seq_id=seq)
+        if fused and seq == 0:
+            fuse(engine, FUSE_EVERYWHERE)
         engine.eval(prompt, 0)
         assert engine.next(shared.sampler) == run.tokens[0]
         made.append(Text(engine, run))

@@ -11,7 +11,8 @@ another number of slots and another way of drafting.
 Memory is read each time a model was freed. Flat: the most of the last third is not over the
 most of the second third by more than 32 MiB, and as many files are open in the end as after the first load.
 The last line is one JSON object, also added to --results; exit status 1 for a wrong text or growing memory.
-On a card kernels round by the number of rows: there prompts have up to 8 tokens, and nothing is drafted.
+On a card rows of fused layers have the bits of one, up to 16: prompts are as long, and drafts are made. Q4_K_M of
+tiny-moe has types that are not fused, so there prompts have up to 8 tokens and nothing is drafted.
 """
 
 from __future__ import annotations
@@ -50,6 +51,7 @@ SCHEMA = 1
 N_CTX = 512
 REQUESTS_OF_A_LOAD = 40
 SLACK = 32 << 20  # bytes: the allocator's
+FUSED_ON_CARDS = ("F16", "Q8_0")
 WAYS: tuple[dict[str, Any], ...] = (
     {"speculation": "off"},
     {"speculation": "mtp", "draft_tokens": 4},
@@ -166,13 +168,16 @@ class Found:
 class Soak:
     """The model in one memory, the same over a pool, and requests drawn for both."""
 
-    def __init__(self, path: Path, seed: int, n_gpu_layers: int) -> None:
-        self._path, self._info = path, probe_model(str(path))
+    def __init__(self, kind: str, seed: int, n_gpu_layers: int) -> None:
+        self._path = models.tiny_moe(kind)
+        self._info = probe_model(str(self._path))
         self._dice = random.Random(seed)
-        self._on_card = n_gpu_layers != 0
+        on_cpu, fused = n_gpu_layers == 0, kind in FUSED_ON_CARDS
+        self._drafts = on_cpu or fused
+        self._longest_prompt = 300 if on_cpu else 16 if fused else 8
         self._common = {"n_ctx": N_CTX, "n_threads": 1, "n_threads_batch": 1, "verbose": False}
         self._common["n_gpu_layers"] = n_gpu_layers
-        self.plain = Llama(str(path), speculation="off", **self._common)
+        self.plain = Llama(str(self._path), speculation="off", **self._common)
         self._prompts = [ids for _, ids in models.heldout_prompts(self.plain, 8, 300)]
         self.found = Found()
 
@@ -182,7 +187,7 @@ class Soak:
         slots = dice.randint(info.n_experts_used, info.n_experts - 1)
         n_bytes = -(-slots * info.expert_bytes // info.n_experts)
         guess = dice.random() < 0.5
-        way = WAYS[0] if self._on_card else dice.choice(WAYS)
+        way = dice.choice(WAYS) if self._drafts else WAYS[0]
         llm = Llama(str(self._path), expert_vram=n_bytes, expert_guess=guess, **way, **self._common)
         stats, layers = llm.expert_stats, info.n_expert_layers
         # on a card copies ahead take a part of the bytes
@@ -195,7 +200,7 @@ class Soak:
         dice = self._dice
         text = dice.choice(self._prompts)
         begin = dice.randrange(len(text) - 1)
-        prompt = text[begin : begin + dice.randint(1, 8 if self._on_card else 300)]
+        prompt = text[begin : begin + dice.randint(1, self._longest_prompt)]
         n_tokens = dice.randint(1, min(96, N_CTX - len(prompt) - 8))
         return Request(prompt, dice.choice(list(SAMPLING.values())), dice.randrange(1 << 31), n_tokens)
 
@@ -205,7 +210,7 @@ class Soak:
         drafter = _capi.DRAFTER_MTP if llm.speculation == "mtp" else _capi.DRAFTER_NGRAM
         beside = None
         if self._dice.random() < 0.5:
-            beside = Beside(llm, _capi.DRAFTER_NONE if self._on_card else drafter)
+            beside = Beside(llm, drafter if self._drafts else _capi.DRAFTER_NONE)
         for _ in range(REQUESTS_OF_A_LOAD):
             if time.monotonic() >= ends:
                 break
@@ -214,6 +219,7 @@ class Soak:
         assert stats is not None
         self.found.counts["misses"] += stats.misses
         self.found.counts["guessed"] += stats.guessed
+        self.found.counts["drafted"] += llm.speculation_stats.drafted
         self.found.counts["loads"] += 1
         if beside is not None:
             beside.close()
@@ -275,7 +281,7 @@ def main(minutes: float, seed: int, kind: str, n_gpu_layers: int, results: Path 
     if results:
         rows_of_results.check_writable("--results", results)
     machine = origin()  # of what runs: the tree may change meanwhile
-    soak = Soak(models.tiny_moe(kind), seed, n_gpu_layers)
+    soak = Soak(kind, seed, n_gpu_layers)
     begin = time.monotonic()
     ends = begin + 60 * minutes
     while time.monotonic() < ends:
@@ -293,6 +299,7 @@ def main(minutes: float, seed: int, kind: str, n_gpu_layers: int, results: Path 
         "minutes": minutes,
         "seed": seed,
         **found.counts,
+        "n_gpu_layers": n_gpu_layers,
         "wrong": len(found.wrong),
         "mebibytes": [n >> 20 for _, n in found.memory],
         "faults": faults,

@@ -11,8 +11,8 @@ another number of slots and another way of drafting.
 Memory is read each time a model was freed. Flat: the most of the last third is not over the
 most of the second third by more than 32 MiB, and as many files are open in the end as after the first load.
 The last line is one JSON object, also added to --results; exit status 1 for a wrong text or growing memory.
-On a card rows of fused layers have the bits of one, up to 16: prompts are as long, and drafts are made. Q4_K_M of
-tiny-moe has types that are not fused, so there prompts have up to 8 tokens and nothing is drafted.
+On a card rows of fused layers have the bits of one, up to 16: prompts are as long, and drafts are made.
+Q4_K_M of tiny-moe has types that are not fused: there prompts have up to 8 tokens, and nothing is drafted.
 """
 
 from __future__ import annotations

@@ -48,7 +48,7 @@ def take(shared, text: Text) -> None:
 
 @pytest.mark.parametrize(("n", "tokens"), [(1, 7), (2, 7), (3, 4), (4, 3), (5, 2), (8, 1)])
 def test_drafts_are_as_long_as_one_graph_has_room_for(rig, n, tokens):
-    shared, made = start(rig, n, drafter=MTP, draft_tokens=7)
+    _, made = start(rig, n, drafter=MTP, draft_tokens=7)
     engines = [text.engine for text in made]
     assert propose_all(engines, [text.run.tokens[0] for text in made], [7] * n) == [tokens] * n
     verify_all(engines)
@@ -59,7 +59,8 @@ def test_drafts_are_as_long_as_one_graph_has_room_for(rig, n, tokens):
 def test_without_fused_layers_drafts_are_as_long_as_asked(rig):
     shared = rig(MODEL, n_seq_max=4, n_ctx=1024, drafter=MTP, draft_tokens=7, engine=False)
     made = texts(shared, rig(MODEL), PROMPTS[:4])
-    assert propose_all([text.engine for text in made], [text.run.tokens[0] for text in made], [7] * 4) == [7] * 4
+    engines = [text.engine for text in made]
+    assert propose_all(engines, [text.run.tokens[0] for text in made], [7] * 4) == [7] * 4
     close(made)
 
 

@@ -12,6 +12,7 @@ constexpr double decay        = 0.98; // weight of a round against the one after
 constexpr double prior_rate   = 0.75; // acceptance before anything is known
 constexpr double prior_count  = 2.0;  // tokens that the prior stands for
 constexpr double branch_prior = 2.0;  // branches, accepted as often as expected
+constexpr double most_old     = 4.0;  // rounds that what is known weighs where it may be outdated
 
 } // namespace
 
@@ -20,6 +21,14 @@ void acceptance_record::add(int32_t n_judged, int32_t n_accepted, int32_t first)
     for (int32_t depth = first; depth < end; ++depth) {
         reached_[depth]  = decay * reached_[depth] + 1.0;
         accepted_[depth] = decay * accepted_[depth] + (depth < first + n_accepted ? 1.0 : 0.0);
+    }
+}
+
+void acceptance_record::forget() {
+    for (size_t depth = 0; depth < reached_.size(); ++depth) {
+        const double stays = rate((int32_t) depth);
+        reached_[depth]    = std::min(reached_[depth], most_old);
+        accepted_[depth]   = stays * (reached_[depth] + prior_count) - prior_rate * prior_count;
     }
 }
 
@@ -50,14 +59,15 @@ double branch_record::ratio() const {
     return (accepted_ + branch_prior) / (expected_ + branch_prior);
 }
 
-bool trial_schedule::next_round(bool is_chosen, bool is_available) {
+bool trial_schedule::next_round(bool is_chosen, bool is_available, int32_t least_pause) {
     if (is_chosen) {
+        n_left_ = 0;
         n_idle_ = 0;
         pause_  = std::max(first_pause_, pause_ - first_pause_);
-    } else if (is_available && ++n_idle_ > pause_) {
+    } else if (is_available && ++n_idle_ > std::max(pause_, least_pause)) {
         n_idle_ = 0;
         pause_  = std::min(2 * pause_, last_pause_);
-        n_left_ = n_trial;
+        n_left_ = n_trial_;
     }
     if (is_available && n_left_ > 0) {
         n_left_--;

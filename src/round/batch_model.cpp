@@ -19,6 +19,7 @@ constexpr int32_t plain_pause   = 256;  // rounds with drafts, until plain steps
 constexpr int32_t trial_tokens  = 2;
 constexpr int32_t first_pause   = 32; // rounds without drafts
 constexpr int32_t last_pause    = 1024;
+constexpr int32_t n_trial       = 2;   // rounds of a trial: the first one also catches up with what a drafter missed
 constexpr double  more_on_cores = 0.5; // of a draft's time on a CPU that each further sequence adds, until measured
 constexpr double  few_rows      = 3.0; // that take as long as a graph's weights, until measured: on a CPU
 constexpr double  many_rows     = 64.0;
@@ -38,7 +39,7 @@ std::vector<int32_t> counts_up_to(int32_t n) {
 batch_model::batch_model(int32_t n_warmup, bool shares_cores) :
     n_warmup_(n_warmup),
     shares_cores_(shares_cores),
-    trials_(first_pause, last_pause) {}
+    trials_(first_pause, last_pause, n_trial) {}
 
 double batch_model::graph_rows() const {
     return shares_cores_ ? few_rows : many_rows;

@@ -10,9 +10,10 @@ namespace draftwood {
 
 namespace {
 
-constexpr double weight_of_one = 0.1; // of one new time in a mean that is known
-constexpr double most_weight   = 0.3; // of three and more
-constexpr double most_change   = 2.0; // of a size against the others at once: more was one round that was held up
+constexpr double weight_of_one = 0.1;  // of one new time in a mean that is known
+constexpr double most_weight   = 0.3;  // of three and more
+constexpr double least_weight  = 0.05; // of the times of a round on a GPU, where the mean changes with each
+constexpr double most_change   = 2.0;  // of a size against the others at once: more was one round that was held up
 
 } // namespace
 
@@ -113,6 +114,13 @@ void size_group::forget(int32_t n) {
     curve_.count[n] = 0;
 }
 
+double size_group::weight_of_new(int32_t n) const {
+    if (follows_speed_) {
+        return std::min(most_weight, weight_of_one * (double) curve_.count[n]);
+    }
+    return std::max(least_weight, 1.0 / (n_updates_[n] + 2));
+}
+
 void size_group::update(double speed) {
     is_measured_ = is_measured_ || has_new_times();
     n_times_     = 0;
@@ -127,16 +135,18 @@ void size_group::update(double speed) {
         if (mean == 0.0) {
             mean = measured;
         } else {
-            const double weight = std::min(most_weight, weight_of_one * (double) curve_.count[n]);
-            const double change = std::clamp(measured / mean, 1.0 / most_change, most_change);
-            mean *= speed * (1.0 + weight * (change - 1.0));
+            const double expected = follows_speed_ ? mean : speed * mean; // there its times were divided by a speed
+            const double change   = std::clamp(measured / expected, 1.0 / most_change, most_change);
+            mean *= speed * (1.0 + weight_of_new(n) * (change - 1.0));
         }
+        n_updates_[n]++;
         forget(n);
     }
 }
 
 void size_group::update_minima() {
-    n_times_ = 0;
+    n_times_   = 0;
+    n_updates_ = {};
     for (int32_t n = first_; n <= last_; ++n) {
         double & mean = curve_.mean[n];
         if (curve_.count[n] > 0) {

@@ -53,6 +53,7 @@ class size_group {
     void set_stored() {
         is_measured_ = false;
         speed_       = 1.0;
+        n_updates_   = {};
     }
 
     // What the means were multiplied by since loading, or since set_stored().
@@ -69,7 +70,8 @@ class size_group {
     bool is_slower() const;
 
     // Multiply all means by `speed`. Those of sizes with new times also move towards these, each of which was compared
-    // with the 8 times up to it. A size without a mean takes the mean of its new times.
+    // with the 8 times up to it. A size without a mean takes the mean of its new times. On a GPU the first updates
+    // since loading weigh more: a model that copies missing experts is slower on a text than on the tokens of loading.
     void update(double speed);
 
     // Take the least of the new times of a size, if that is less than its mean: for the few of model loading.
@@ -89,6 +91,7 @@ class size_group {
     };
 
     double median(int32_t n, bool known_only) const; // of the newest n; 1: there are none
+    double weight_of_new(int32_t n) const;           // times of a size
     void   forget(int32_t n);                        // new times of a size
 
     cost_curve & curve_;
@@ -96,9 +99,12 @@ class size_group {
     bool         follows_speed_;
 
     std::array<time_ratio, n_kept> ratios_{};
-    int32_t                        n_times_     = 0;
-    bool                           is_measured_ = false;
-    double                         speed_       = 1.0;
+    int32_t                        n_times_ = 0;
+
+    std::array<int32_t, cost_curve::n_sizes> n_updates_{}; // since loading, by size
+
+    bool   is_measured_ = false;
+    double speed_       = 1.0;
 };
 
 } // namespace draftwood

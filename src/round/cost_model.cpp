@@ -14,17 +14,30 @@ constexpr double  margin                 = 1.02; // drafting and branching must 
 constexpr double  catch_up_margin        = 1.08; // a drafter must win by this that first reads a prompt or a pause
 constexpr double  dear_margin            = 1.3;  // and by this if that took much time for nothing of late
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
-constexpr int32_t trial_draft            = 2;    // tokens
-constexpr int32_t first_pause            = 16;   // rounds until the first trial
-constexpr int32_t last_pause             = 512;  // and until later ones
-constexpr int32_t first_pause_on_cpu     = 64;   // catching up costs a trial several steps there
-constexpr int32_t last_pause_on_cpu      = 1024;
-constexpr int32_t plain_trial            = 128; // rounds with drafts, then n_plain_trial without: 1.5 % of rounds
-constexpr int32_t n_plain_trial          = 2;
-constexpr double  small_change           = 0.3; // of a new speed that is taken over at once, below load_change
+constexpr int32_t plain_trial            = 128;  // rounds with drafts, then a few without
+constexpr double  longest_pause          = 4096; // rounds, for the time of a trial
+constexpr double  small_change           = 0.3;  // of a new speed that is taken over at once, below load_change
 
-trial_schedule trials_on(bool is_cpu) {
-    return is_cpu ? trial_schedule(first_pause_on_cpu, last_pause_on_cpu) : trial_schedule(first_pause, last_pause);
+// Trials, in rounds: until the first one, and until later ones; of a trial of the drafter, and the tokens that it
+// drafts; of plain steps among drafts. trial_time: most part of the time that trials may take; 0: any.
+struct trial_rules {
+    int32_t first_pause, last_pause, n_draft, n_tokens, n_plain;
+    double  trial_time;
+};
+
+// A drafter's first round on a CPU catches up, for the time of several steps, and is no time of a draft; and a plain
+// step behind a draft is slow.
+constexpr trial_rules on_cpu{ 64, 1024, 2, 2, 2, 0.0 };
+// A verify that copies missing experts may take twice a plain step, so a trial is short, and goes on while drafts are
+// accepted.
+constexpr trial_rules on_gpu{ 16, 512, 1, 1, 1, 0.005 };
+
+const trial_rules & rules_on(bool is_cpu) {
+    return is_cpu ? on_cpu : on_gpu;
+}
+
+trial_schedule schedule_of(const trial_rules & of) {
+    return { of.first_pause, of.last_pause, of.n_draft };
 }
 
 } // namespace
@@ -32,7 +45,7 @@ trial_schedule trials_on(bool is_cpu) {
 cost_model::cost_model(int32_t n_warmup, bool shares_cores) :
     n_warmup_(n_warmup),
     shares_cores_(shares_cores),
-    trials_{ trials_on(shares_cores), trials_on(shares_cores) } {}
+    trials_{ schedule_of(rules_on(shares_cores)), schedule_of(rules_on(shares_cores)) } {}
 
 void cost_model::add_draft_time(int32_t n_tokens, int64_t us) {
     draft_group_.add_time(std::min(n_tokens, max_draft), us, n_warmup_);
@@ -67,7 +80,8 @@ void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
     if (is_cold && us > 0 && expected > 0.0) {
         aftermath_.add_excess(drafted ? expected : (double) us, expected);
     }
-    if (us > 0 && (n_rows > 1 || !is_cold)) {
+    const bool catches_up = !shares_cores_ && drafted && !aftermath_.is_behind_draft(); // for a part of that time
+    if (us > 0 && !catches_up && (n_rows > 1 || !is_cold)) {
         add_verify_time(n_rows, us);
     }
     catch_ups_.add_round(drafted, us > 0 ? (double) us : expected);
@@ -79,7 +93,8 @@ bool cost_model::is_outdated() const {
 }
 
 bool cost_model::has_changed(const size_group & group) const {
-    return group.ratio() < size_group::load_change || (shares_cores_ && group.is_slower());
+    const bool may_change = shares_cores_ || !group.is_measured();
+    return (may_change && group.ratio() < size_group::load_change) || (shares_cores_ && group.is_slower());
 }
 
 // The change of speed that all groups take over: that of the group with the most new times. Verifies or drafts whose
@@ -234,24 +249,38 @@ draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & lo
     return best;
 }
 
+// Rounds whose time pays for what a trial of the source takes beyond a plain step.
+int32_t cost_model::pause_that_pays(draft_source source) const {
+    const trial_rules & by   = rules_on(shares_cores_);
+    const double        more = round_cost(source, by.n_tokens) / verify_cost(1) - 1.0;
+    return by.trial_time > 0.0 ? (int32_t) std::lround(std::min(more / by.trial_time, longest_pause)) : 0;
+}
+
 draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & longest) {
+    const trial_rules & by      = rules_on(shares_cores_);
     is_trial_                   = false;
+    in_trial_                   = false;
     bool               is_known = false;
     const draft_choice best     = fastest(longest, is_known);
     if (!is_known) {
         return best;
     }
     n_drafts_in_a_row_ = best.n_tokens > 0 ? n_drafts_in_a_row_ + 1 : 0;
-    if (shares_cores_ && n_drafts_in_a_row_ > plain_trial) {
-        n_drafts_in_a_row_ %= plain_trial + n_plain_trial;
+    if (n_drafts_in_a_row_ > plain_trial) {
+        n_drafts_in_a_row_ %= plain_trial + by.n_plain;
         is_trial_ = true;
         return { from_drafter, 0, is_trial_ };
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
-        const bool is_chosen = best.n_tokens > 0 && best.source == source;
-        const bool may_try   = source != from_drafter || !is_dear();
-        if (trials_[source].next_round(is_chosen, longest[source] > 0 && may_try)) {
-            return { source, std::min(trial_draft, longest[source]) };
+        const bool    is_chosen = best.n_tokens > 0 && best.source == source;
+        const bool    may_try   = source != from_drafter || !is_dear();
+        const int32_t pause     = pause_that_pays(source);
+        if (trials_[source].next_round(is_chosen, longest[source] > 0 && may_try, pause)) {
+            in_trial_ = !shares_cores_;
+            if (in_trial_) {
+                records_[source].forget();
+            }
+            return { source, std::min(by.n_tokens, longest[source]) };
         }
     }
     return best;
@@ -259,6 +288,9 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
 
 void cost_model::add_acceptance(draft_source source, int32_t n_judged, int32_t n_accepted) {
     records_[source].add(n_judged, n_accepted, known_before(source));
+    if (in_trial_ && n_judged > 0 && n_accepted == n_judged) {
+        trials_[source].extend();
+    }
     is_copying_ = is_trial_ ? is_copying_ : source == from_ngrams && n_judged > 0 && n_accepted == n_judged;
 }
 

@@ -2,10 +2,11 @@
 // Length 0 is a plain step. Parts: cost_curve.h (times), acceptance.h (acceptance, trials), draft_aftermath.h.
 // Plain arithmetic on counts and times. Must not know: engines, llama types.
 // A decision depends on the cost curve, on acceptance counts, on whether the last draft of n-grams was accepted whole,
-// and on how many rounds came since a trial. The curve changes between requests (update_curve), or within one if it is
-// outdated (is_outdated). On a CPU it also depends on what drafts cost of late beyond the curve, which changes with
-// each round. Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py, through
-// draftwood-testing.h; tests/model/test_auto_length.py.
+// and on how many rounds came since a trial. On a CPU the curve changes between requests (update_curve), or within one
+// if it is outdated (is_outdated), and a decision also depends on what drafts cost of late beyond the curve. On a GPU
+// the curve changes with each round: what missing experts take depends on the text. Tests:
+// tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py, through draftwood-testing.h;
+// tests/model/test_auto_length.py.
 
 #pragma once
 
@@ -44,8 +45,10 @@ class cost_model {
     // catch up with many tokens must win by 8 % over n-grams, by 10 over a plain step. If that took more than 0.5 % of
     // the time of late without 16 rounds of drafts behind it, it must win by 30 %, and has no trials.
     // While times are unknown: all that the first source with an unknown time could draft.
-    // On a CPU two plain steps follow 128 rounds with drafts, to know how fast they are now. Only the second one is
-    // timed. With many engines on one context their times are not known, and the rounds are lost.
+    // Plain steps follow 128 rounds with drafts, to know how fast they are now: one on a GPU, two on a CPU, of which
+    // the second one is timed. With many engines on one context their times are not known, and the rounds are lost.
+    // A drafter that is not chosen has trials: on a CPU two rounds of two tokens; on a GPU one of one token, and more
+    // while they are accepted, in 0.5 % of the time.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
     int32_t n_warmup() const { return n_warmup_; }
@@ -57,7 +60,8 @@ class cost_model {
     // is_whole: it has as many tokens as were asked for. The time of another one is no time of n_tokens.
     void add_draft(int32_t n_tokens, int64_t us, bool is_whole = true);
     // A round verified n_rows; the verify and the commit took `us`; 0: not known. drafted: by the drafter. On a CPU a
-    // plain step behind a draft is not counted: it takes longer than those of a pause.
+    // plain step behind a draft is not counted: it takes longer than those of a pause. On a GPU a draft behind a pause
+    // is not waited for, and its round not counted: the drafter first catches up.
     void add_round(bool drafted, int32_t n_rows, int64_t us);
     // Where the text grew: by a round's tokens before add_round, or by a prompt's.
     void add_tokens(int32_t n) { aftermath_.add_tokens(n); }
@@ -114,6 +118,7 @@ class cost_model {
     // there.
     int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
 
+    int32_t      pause_that_pays(draft_source source) const;
     bool         must_catch_up() const;                       // with earlier tokens, before the next draft
     bool         is_dear() const;                             // catching up took much time for nothing of late
     bool         has_changed(const size_group & group) const; // the machine's load
@@ -136,6 +141,7 @@ class cost_model {
     branch_record                                  branches_;
     int32_t                                        n_drafts_in_a_row_ = 0;     // rounds
     bool                                           is_trial_          = false; // of a plain step: the newest choice
+    bool                                           in_trial_          = false; // of a source, on a GPU: the same
     draft_aftermath                                aftermath_;
     catch_up_budget                                catch_ups_;
 };

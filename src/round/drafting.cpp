@@ -64,7 +64,7 @@ drafting::plan drafting::plan_best(proposal & draft, const draft_limits & limits
     if (tree_budget_ > 0) { // it counts rows, of chains too
         n_max = std::min(n_max, tree_budget_ - 1);
     }
-    if (costs_.is_outdated()) {
+    if (!costs_.shares_cores() || costs_.is_outdated()) {
         costs_.update_curve();
     }
     const token_tree   found  = look_up(draft, limits.pos, n_max);

@@ -164,8 +164,8 @@ KNOWN = curve({1: 100, 4: 400}, {1: 1000, 2: 1100, 4: 1300, 8: 1700})
         pytest.param(
             False,
             {4: [2600] * 8},
-            {1: 1000, 2: 1100, 4: 1690, 8: 1700},
-            id="slower on a GPU: this size alone",
+            {1: 1000, 2: 1100, 4: 1950, 8: 1700},
+            id="slower on a GPU: this size alone, by half at first",
         ),
         pytest.param(True, {1: [2000] * 8}, {1: 2000, 2: 2200, 4: 2600, 8: 3400}, id="busy plain steps: all"),
         pytest.param(

@@ -223,25 +223,50 @@ def rounds_of(model: CostModel, n: int, accepted: int, longest: int = 8) -> list
     ],
 )
 def test_rounds_until_a_pause_if_nothing_is_accepted(costs, drafts_before):
-    drafted = rounds_of(CostModel(curve=costs, shares_cores=False), drafts_before + 17, 0)
+    drafted = rounds_of(CostModel(curve=costs, shares_cores=False), drafts_before + 16, 0)
     assert all(n > 0 for n in drafted[:drafts_before])
     assert drafted[drafts_before : drafts_before + 16] == [0] * 16
-    assert drafted[drafts_before + 16] > 0, "the first trial"
 
 
 @pytest.mark.parametrize(
-    ("shares_cores", "expected"),
-    [(False, [17, 50, 115, 244, 501, 1014, 1527, 2040, 2553]), (True, [65, 194, 451, 964, 1989])],
-    ids=["GPU: up to 512 rounds", "CPU: up to 1024 rounds"],
+    ("shares_cores", "row", "size", "expected"),
+    [
+        pytest.param(True, 1000.0, 2, [65, 194, 451, 964, 1989], id="CPU: up to 1024 rounds"),
+        pytest.param(
+            False, 300.0, 1, [63, 126, 191, 320, 577, 1090, 1603, 2116], id="GPU: 62 rounds pay for a trial"
+        ),
+        pytest.param(False, 1000.0, 1, [203, 406, 609, 812, 1069, 1582, 2095], id="GPU: 202 rounds do"),
+    ],
 )
-def test_trials_of_a_pause(shares_cores, expected):
-    """A trial has two rounds of two tokens. Pauses double."""
-    drafted = rounds_of(CostModel(curve=linear(1000.0), shares_cores=shares_cores), 2560, 0)
+def test_trials_of_a_pause(shares_cores, row, size, expected):
+    """On a CPU two rounds of two tokens, on a GPU one of one token. Pauses double."""
+    model = CostModel(curve=linear(row), shares_cores=shares_cores)
+    accept(model, [NEVER])
+    drafted = rounds_of(model, 2560, 0)
     trials = [i for i, n in enumerate(drafted) if n > 0]
     first = [i for i in trials if i - 1 not in trials]
     assert [i + 1 for i in first] == expected
-    assert trials == [j for i in first for j in (i, i + 1)]
-    assert {drafted[i] for i in trials} == {2}
+    assert trials == [j for i in first for j in range(i, i + size)]
+    assert {drafted[i] for i in trials} == {size}
+
+
+def test_a_trial_on_a_gpu_goes_on_while_its_tokens_are_accepted():
+    model = CostModel(curve=linear(1000.0), shares_cores=False)
+    accept(model, [NEVER])
+    assert rounds_of(model, 202, 0) == [0] * 202
+    assert rounds_of(model, 3, 1) == [1] * 3
+    assert rounds_of(model, 3, 0) == [1, 0, 0]
+
+
+def test_what_is_known_weighs_little_in_a_trial_on_a_gpu():
+    """Its rate stays until the trial says something else."""
+    model = CostModel(curve=linear(500.0), shares_cores=False)
+    accept(model, [0.25])
+    _, before = model.expect(1)
+    assert rounds_of(model, 103, 0) == [0] * 102 + [1]
+    _, behind = model.expect(1)
+    accepted = (before - 1) * (4 + 2) - 0.75 * 2  # of four rounds, beside the prior's two tokens
+    assert behind - 1 == pytest.approx((0.98 * accepted + 0.75 * 2) / (0.98 * 4 + 1 + 2))
 
 
 def test_a_trial_is_no_longer_than_the_room():
@@ -250,48 +275,63 @@ def test_a_trial_is_no_longer_than_the_room():
 
 def test_rounds_without_room_do_not_count():
     """Not for the pause, and not for the trial."""
-    model = CostModel(curve=linear(1000.0), shares_cores=False)
+    model = CostModel(curve=linear(1000.0))
     assert rounds_of(model, 10, 0) == [0] * 10
-    assert rounds_of(model, 30, 0, longest=0) == [0] * 30
-    assert rounds_of(model, 7, 0) == [0] * 6 + [2]
+    assert rounds_of(model, 80, 0, longest=0) == [0] * 80
+    assert rounds_of(model, 55, 0) == [0] * 54 + [2]
     assert rounds_of(model, 5, 0, longest=0) == [0] * 5
     assert rounds_of(model, 2, 0) == [2, 0]
 
 
 @pytest.mark.parametrize(
-    ("costs", "refused", "trials", "rounds"),
+    ("costs", "refused", "waits", "trial"),
     [
-        pytest.param(linear(100.0), 20, 1, 6, id="rows of 10 %, a short pause"),
-        pytest.param(linear(100.0), 100, 1, 24, id="rows of 10 %, a long pause"),
-        pytest.param(linear(250.0), 300, 2, 716, id="rows of 25 %: a second trial"),
-        pytest.param(linear(400.0), 500, 3, 1027, id="rows of 40 %: a third trial"),
+        pytest.param(linear(100.0), 20, 13, 1, id="rows of 10 %, a short pause"),
+        pytest.param(linear(100.0), 100, 31, 1, id="rows of 10 %, a long pause"),
+        pytest.param(linear(250.0), 300, 3, 2, id="rows of 25 %"),
+        pytest.param(linear(400.0), 500, 136, 6, id="rows of 40 %: a longer trial"),
     ],
 )
-def test_recoveries(costs, refused, trials, rounds):
-    """Drafts are refused, then all accepted. The trials needed, and the last round without a draft."""
+def test_recoveries(costs, refused, waits, trial):
+    """Drafts are refused, then all accepted: from the first trial on a GPU drafts."""
     model = CostModel(curve=costs, shares_cores=False)
     rounds_of(model, refused, 0)
-    drafts = [n > 0 for n in rounds_of(model, 1500, 8)]
-    last_pause = max(i for i, drafted in enumerate(drafts) if not drafted)
-    assert all(drafts[last_pause + 1 :])
-    assert sum(drafts[i] and not drafts[i - 1] for i in range(1, last_pause + 2)) == trials
-    assert last_pause == rounds
+    drafted = rounds_of(model, waits + 120, 8)
+    assert drafted[:waits] == [0] * waits
+    assert drafted[waits : waits + trial] == [1] * trial
+    assert min(drafted[waits + trial :]) > 1
+
+
+@pytest.mark.parametrize(
+    ("costs", "refused", "waits"),
+    [
+        pytest.param(linear(100.0), 100, 104, id="rows of 10 %"),
+        pytest.param(linear(250.0), 300, 154, id="rows of 25 %"),
+    ],
+)
+def test_recoveries_on_a_cpu(costs, refused, waits):
+    """The same; then two plain steps are timed behind 128 rounds."""
+    model = CostModel(curve=costs)
+    rounds_of(model, refused, 0)
+    drafted = rounds_of(model, waits + 128, 8)
+    assert drafted[:waits] == [0] * waits
+    assert min(drafted[waits:]) > 0
 
 
 def test_a_chosen_draft_ends_the_longer_pauses():
     """After a recovery the next pause is 16 rounds again."""
-    model = CostModel(curve=linear(100.0), shares_cores=False)
+    model = CostModel(curve=linear(60.0), shares_cores=False)
     rounds_of(model, 200, 0)
     rounds_of(model, 600, 8)
     drafted = rounds_of(model, 400, 0)
-    first = drafted.index(0)
-    assert drafted[first : first + 18] == [0] * 16 + [2, 2]
+    first = next(i for i in range(len(drafted)) if drafted[i : i + 2] == [0, 0])  # not a trial of a plain step
+    assert drafted[first : first + 18] == [0] * 16 + [1, 0]
 
 
 def test_a_draft_now_and_then_shortens_the_pauses():
-    """Each chosen round takes 16 rounds off."""
-    model = CostModel(curve=linear(1000.0), shares_cores=False)
-    rounds_of(model, 245, 0)  # four trials: the next pause is 256 rounds
+    """Each chosen round takes 64 rounds off on a CPU."""
+    model = CostModel(curve=linear(1000.0))
+    rounds_of(model, 453, 0)  # three trials: the next pause is 512 rounds
     model.set_curve(linear(100.0))
     for _ in range(16):
         model.add_acceptance(8, 8)
@@ -299,23 +339,23 @@ def test_a_draft_now_and_then_shortens_the_pauses():
     model.set_curve(linear(1000.0))
     for _ in range(16):
         model.add_acceptance(1, 0)
-    assert rounds_of(model, 300, 0).index(2) == 256 - 3 * 16
+    assert rounds_of(model, 400, 0).index(2) == 512 - 3 * 64
 
 
-@pytest.mark.parametrize(("shares_cores", "plain"), [(True, [128, 129, 258, 259]), (False, [])])
+@pytest.mark.parametrize(("shares_cores", "plain"), [(True, [128, 129, 258, 259]), (False, [128, 257])])
 def test_plain_steps_among_drafts(shares_cores, plain):
-    """On a CPU they say how fast a plain step is now: the second one, behind no draft."""
+    """They say how fast a plain step is now: on a CPU the second one, behind no draft."""
     drafted = rounds_of(CostModel(curve=linear(100.0), shares_cores=shares_cores), 300, 8)
     assert [i for i, n in enumerate(drafted) if n == 0] == plain
 
 
 def test_sources_are_tried_apart():
     """The drafter's trial comes first, the n-grams' own one a round later."""
-    model = CostModel(curve=linear(1000.0), shares_cores=False)
+    model = CostModel(curve=linear(1000.0))
     accept(model, [NEVER] * 4, source=SOURCE_NGRAM)
-    chosen = [model.choose(4, 4) for _ in range(20)]
-    assert chosen[:16] == [PLAIN] * 16
-    assert chosen[16:] == [(SOURCE_DRAFTER, 2), (SOURCE_DRAFTER, 2), (SOURCE_NGRAM, 2), (SOURCE_NGRAM, 2)]
+    chosen = [model.choose(4, 4) for _ in range(68)]
+    assert chosen[:64] == [PLAIN] * 64
+    assert chosen[64:] == [(SOURCE_DRAFTER, 2), (SOURCE_DRAFTER, 2), (SOURCE_NGRAM, 2), (SOURCE_NGRAM, 2)]
 
 
 # --- trees

@@ -24,7 +24,7 @@ struct draft_request {
     llama_pos   pos;         // its position
     int32_t     depth;       // longest path, tokens
     int32_t     budget;      // most nodes of the tree, root included; 0: a chain
-    int32_t     spine;       // nodes of the most probable path that a drafter without conditional probabilities keeps
+    int32_t     spine;       // nodes of the most probable path that are kept, whatever others are more probable
     int32_t     width;       // most paths that a drafter goes on from at one depth, where each costs it a row
     float       p_min;       // a path ends where its probability falls under this
     float       temperature; // that the request samples at; 0: greedy

@@ -89,16 +89,16 @@ class mtp_drafter : public drafter {
         float         path; // probability
     };
 
-    bool              is_ready(const draft_request & request) const;
-    void              push_root(const draft_request & request);
-    void              fed(int32_t n);
-    void              begin_joint(joint_draft & draft);
-    void              draft_next(std::vector<member> run, int32_t depth, std::vector<member> & next);
-    bool              decode_joint(const std::vector<member> & run, int32_t depth);
-    void              draft_chain(const draft_request & request, token_tree & tree);
-    void              draft_ahead(const draft_request & request, token_tree & tree);
-    void              draft_tree(const draft_request & request, token_tree & tree);
-    void              grow(const draft_request & request, int32_t node, int32_t output, token_tree & tree);
+    bool is_ready(const draft_request & request) const;
+    void push_root(const draft_request & request);
+    void fed(int32_t n);
+    void begin_joint(joint_draft & draft);
+    void draft_next(std::vector<member> run, int32_t depth, std::vector<member> & next);
+    bool decode_joint(const std::vector<member> & run, int32_t depth);
+    void draft_chain(const draft_request & request, token_tree & tree);
+    void draft_ahead(const draft_request & request, token_tree & tree);
+    void draft_tree(const draft_request & request, token_tree & tree);
+    void grow(const draft_request & request, int32_t node, int32_t output, bool keep_best, token_tree & tree);
     std::vector<leaf> best_leaves(const token_tree & tree, std::vector<leaf> leaves,
                                   const draft_request & request) const;
     int32_t           row_of(const std::vector<leaf> & level, int32_t i) const;

@@ -17,11 +17,13 @@ bool may_enter(const token_tree & tree, float path, int32_t budget) {
 
 } // namespace
 
-// Of a level's nodes those that are worth a row of the next decode: those that may be among the budget's most probable.
+// Of a level's nodes those that are worth a row of the next decode: those that may be among the budget's most probable,
+// or are the path that is kept in any case, the first node of its level.
 std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree, std::vector<leaf> leaves,
                                                         const draft_request & request) const {
-    const auto hopeless = [&](const leaf & each) {
-        return !may_enter(tree, tree.log_probs[each.node], request.budget);
+    const int32_t kept     = !leaves.empty() && tree.depths[leaves[0].node] <= request.spine ? leaves[0].node : -1;
+    const auto    hopeless = [&](const leaf & each) {
+        return each.node != kept && !may_enter(tree, tree.log_probs[each.node], request.budget);
     };
     leaves.erase(std::remove_if(leaves.begin(), leaves.end(), hopeless), leaves.end());
     std::stable_sort(leaves.begin(), leaves.end(),
@@ -32,14 +34,15 @@ std::vector<mtp_drafter::leaf> mtp_drafter::best_leaves(const token_tree & tree,
     return leaves;
 }
 
-// the children of a node, whose row is this output of the last decode
-void mtp_drafter::grow(const draft_request & request, int32_t node, int32_t output, token_tree & tree) {
+// The children of a node, whose row is this output of the last decode. keep_best: in any case the first one.
+void mtp_drafter::grow(const draft_request & request, int32_t node, int32_t output, bool keep_best, token_tree & tree) {
     for (const candidate & each : ctx_.candidates(output, request.temperature)) {
         const float path = tree.log_probs[node] + each.log_prob;
-        if (path < std::log(request.p_min) || !may_enter(tree, path, request.budget)) {
+        if (path < std::log(request.p_min) || (!keep_best && !may_enter(tree, path, request.budget))) {
             break;
         }
         tree.add(node, each.token, path);
+        keep_best = false;
     }
 }
 
@@ -51,7 +54,7 @@ void mtp_drafter::draft_tree(const draft_request & request, token_tree & tree) {
         std::vector<leaf> next;
         for (int32_t i = 0; i < (int32_t) level.size(); ++i) {
             const int32_t first = tree.size();
-            grow(request, level[i].node, depth == 1 ? -1 : i, tree);
+            grow(request, level[i].node, depth == 1 ? -1 : i, /*keep_best*/ i == 0 && depth <= request.spine, tree);
             for (int32_t child = first; child < tree.size(); ++child) {
                 next.push_back({ child, row_of(level, i), i });
             }

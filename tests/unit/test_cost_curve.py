@@ -200,6 +200,36 @@ def test_new_verify_times(shares_cores, times, expected):
     assert found.draft_us == pytest.approx([us * follows for us in KNOWN.draft_us])
 
 
+def test_on_a_gpu_the_first_rounds_since_loading_weigh_more():
+    """Half, a third, a quarter, down to a twentieth; one time counts as twice the mean at most."""
+    model = CostModel(curve=KNOWN, shares_cores=False)
+    found = []
+    for micros in (2600, 90_000, 1300):
+        model.add_verify(4, micros)
+        model.update()
+        found.append(model.curve().verify_us[4])
+    assert found == pytest.approx([1950, 2600, 2275])
+    for _ in range(40):
+        model.add_verify(4, 2275)
+        model.update()
+    before = model.curve().verify_us[4]
+    model.add_verify(4, 1.2 * before)
+    model.update()
+    assert model.curve().verify_us[4] == pytest.approx(1.01 * before, rel=1e-3)
+
+
+def test_a_draft_behind_a_pause_says_nothing_of_its_verify_on_a_gpu():
+    """There it is not waited for, and the drafter catches up meanwhile."""
+    model = CostModel(curve=KNOWN, shares_cores=False)
+    counted = []
+    for drafted in (False, True, True, False, False, True):
+        before = model.curve().verify_us
+        model.session_round(4 if drafted else 1, 1900 if drafted else 1500, drafted=drafted)
+        model.update()
+        counted.append(model.curve().verify_us != before)
+    assert counted == [True, False, True, True, True, False]
+
+
 def test_one_held_up_step_leaves_the_other_groups_alone():
     """It is taken over up to 1.67 times, and a quick step after it takes all of that back."""
     model = CostModel(curve=KNOWN)

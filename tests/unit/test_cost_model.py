@@ -324,7 +324,9 @@ def test_a_chosen_draft_ends_the_longer_pauses():
     rounds_of(model, 200, 0)
     rounds_of(model, 600, 8)
     drafted = rounds_of(model, 400, 0)
-    first = next(i for i in range(len(drafted)) if drafted[i : i + 2] == [0, 0])  # not a trial of a plain step
+    first = next(
+        i for i in range(len(drafted)) if drafted[i : i + 2] == [0, 0]
+    )  # not a trial of a plain step
     assert drafted[first : first + 18] == [0] * 16 + [1, 0]
 
 

@@ -100,3 +100,18 @@ def test_chains_keep_to_the_budget(rig):
     stats = decode(rig, row=20.0, tree_budget=3)
     assert stats.drafted > 0
     assert max(depth for depth, drafted in enumerate(stats.drafted_by_depth, 1) if drafted) <= 2
+
+
+def test_branches_do_not_shorten_the_path_that_was_chosen(rig):
+    """A drafter that is sure of nothing finds a root's branches more probable than a path's third token."""
+    r = rig("moe-mtp", drafter=MTP, engine=False)
+    settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16}
+    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(0.1))
+    token = r.start()
+    for _ in range(3):  # before refusals count
+        r.engine.propose(token)
+        tree = r.engine.tree()
+        assert max(tree.depths) == 6
+        assert len(tree.tokens) > 7, "branches beside it"
+        r.engine.verify()
+        token = r.engine.next(r.sampler)

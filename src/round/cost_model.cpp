@@ -15,7 +15,9 @@ constexpr double  catch_up_margin        = 1.08; // a drafter must win by this t
 constexpr double  dear_margin            = 1.3;  // and by this if that took much time for nothing of late
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t plain_trial            = 128;  // rounds with drafts, then a few without
-constexpr double  longest_pause          = 4096; // rounds, for the time of a trial
+constexpr double  weight_of_trial        = 0.3;  // of the newest one's time in their mean
+constexpr double  longest_trial          = 4.0;  // plain steps: what took longer built a graph
+constexpr double  longest_pause          = 4096; // rounds, of a dear trial
 constexpr double  small_change           = 0.3;  // of a new speed that is taken over at once, below load_change
 
 // Trials, in rounds: until the first one, and until later ones; of a trial of the drafter, and the tokens that it
@@ -83,6 +85,10 @@ void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
     const bool catches_up = !shares_cores_ && drafted && !aftermath_.is_behind_draft(); // for a part of that time
     if (us > 0 && !catches_up && (n_rows > 1 || !is_cold)) {
         add_verify_time(n_rows, us);
+    }
+    if (us > 0 && catches_up && in_trial_) {
+        const double whole = std::min((double) us + draft_cost(n_rows - 1), longest_trial * verify_cost(1));
+        trial_us_ += (trial_us_ > 0.0 ? weight_of_trial : 1.0) * (whole - trial_us_);
     }
     catch_ups_.add_round(drafted, us > 0 ? (double) us : expected);
     aftermath_.end_round(drafted);
@@ -252,7 +258,8 @@ draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & lo
 // Rounds whose time pays for what a trial of the source takes beyond a plain step.
 int32_t cost_model::pause_that_pays(draft_source source) const {
     const trial_rules & by   = rules_on(shares_cores_);
-    const double        more = round_cost(source, by.n_tokens) / verify_cost(1) - 1.0;
+    const double        took = source == from_drafter ? trial_us_ : 0.0;
+    const double        more = std::max(took, round_cost(source, by.n_tokens)) / verify_cost(1) - 1.0;
     return by.trial_time > 0.0 ? (int32_t) std::lround(std::min(more / by.trial_time, longest_pause)) : 0;
 }
 

@@ -138,6 +138,7 @@ class cost_model {
     std::array<acceptance_record, n_draft_sources> records_{};
     bool                                           is_copying_ = false; // the last draft was of n-grams, and all right
     std::array<trial_schedule, n_draft_sources>    trials_;
+    double                                         trial_us_ = 0.0; // of a drafter's trial on a GPU, catching up too
     branch_record                                  branches_;
     int32_t                                        n_drafts_in_a_row_ = 0;     // rounds
     bool                                           is_trial_          = false; // of a plain step: the newest choice

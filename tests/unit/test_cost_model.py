@@ -258,6 +258,17 @@ def test_a_trial_on_a_gpu_goes_on_while_its_tokens_are_accepted():
     assert rounds_of(model, 3, 0) == [1, 0, 0]
 
 
+def test_what_trials_took_is_in_the_next_pause():
+    """The drafter first catches up, for longer than the verify takes: 402 rounds pay for the second trial."""
+    model = CostModel(curve=linear(1000.0), shares_cores=False)
+    accept(model, [NEVER])
+    drafted = []
+    for _ in range(700):
+        drafted += rounds_of(model, 1, 0)
+        model.session_round(2 if drafted[-1] else 1, 3000 if drafted[-1] else 1000, drafted=drafted[-1] > 0)
+    assert [i for i, n in enumerate(drafted) if n] == [202, 605]
+
+
 def test_what_is_known_weighs_little_in_a_trial_on_a_gpu():
     """Its rate stays until the trial says something else."""
     model = CostModel(curve=linear(500.0), shares_cores=False)

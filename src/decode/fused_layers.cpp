@@ -10,7 +10,7 @@
 
 namespace draftwood {
 
-static_assert(max_fused_rows == parts::max_rows, "parts of layers are ops of layer-parts.h");
+static_assert(max_fused_rows == parts::max_rows, "what the ops take");
 
 namespace {
 

@@ -20,15 +20,15 @@ class target_context;
 
 // What a draft may be.
 struct draft_request {
-    llama_token last;        // the newest token, which the target has not seen
-    llama_pos   pos;         // its position
-    int32_t     depth;       // longest path, tokens
-    int32_t     budget;      // most nodes of the tree, root included; 0: a chain
-    int32_t     spine;       // nodes of the most probable path that are kept, whatever others are more probable
-    int32_t     width;       // most paths that a drafter goes on from at one depth, where each costs it a row
-    float       p_min;       // a path ends where its probability falls under this
-    float       temperature; // that the request samples at; 0: greedy
-    bool        ahead;       // a chain whose tokens need not be known before they are verified
+    llama_token last;   // the newest token, which the target has not seen
+    llama_pos   pos;    // its position
+    int32_t     depth;  // longest path, tokens
+    int32_t     budget; // most nodes of the tree, root included; 0: a chain
+    int32_t spine; // nodes of the most probable path that are kept even where others are more probable; width is 1 then
+    int32_t width; // most paths that a drafter goes on from at one depth, where each costs it a row
+    float   p_min; // a path ends where its probability falls under this
+    float   temperature; // that the request samples at; 0: greedy
+    bool    ahead;       // a chain whose tokens need not be known before they are verified
 };
 
 // What became of a request for a draft.

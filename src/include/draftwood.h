@@ -258,14 +258,15 @@ DW_API dw_status dw_set_request(dw_engine * engine, const dw_request_params * pa
 // Errors: DW_ERR_STATE without a proposal, or if others changed the memory since.
 DW_API dw_status dw_verify(dw_engine * engine);
 
-// The same for several engines of one context in one decode. Each has its own proposal: a chain, a tree or none. In a
-// graph all have as many rows as its largest. Those with few rows have a graph of their own if that is faster. Drafts
-// are shortened where cells or n_batch are too few for all. Without kv_unified there is a graph for each run of
-// sequences whose ids follow each other, and in any case one for each n_ubatch rows. An engine that cannot verify trees
-// takes a plain step, as one without a drafter does until its first dw_propose_given or dw_propose_tree. While such
-// rounds are open, another decode settles them first. Results are exact if each sequence has a KV cache of its own. In
-// a unified cache (kv_unified) texts fill each other's gaps, and sums over cells run in another order than in a plain
-// decode.
+// The same for several engines of one context in one decode. Each has its own proposal: a chain, a tree or none.
+// Where a card runs parts of layers as ops of ours, all rows together are 16 at most, or one an engine. In a graph
+// all have as many rows as its largest. Those with few rows have a graph of their own if that is faster. Drafts are
+// shortened where cells or n_batch are too few for all. Without kv_unified there is a graph for each run of
+// sequences whose ids follow each other, and in any case one for each n_ubatch rows. An engine that cannot verify
+// trees takes a plain step, as one without a drafter does until its first dw_propose_given or dw_propose_tree. While
+// such rounds are open, another decode settles them first. Results are exact if each sequence has a KV cache of its
+// own. In a unified cache (kv_unified) texts fill each other's gaps, and sums over cells run in another order than
+// in a plain decode.
 DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 
 // Get the row that dw_next samples next: its index for llama_get_logits_ith, and its n_past.

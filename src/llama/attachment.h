@@ -111,7 +111,9 @@ struct dw_attachment {
     std::vector<dw::piece> pieces;           // inputs of the graph that is about to run
 
     std::array<int32_t, 14> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
-    int32_t fused_rows = INT32_MAX;    // most rows of a graph with such parts; INT32_MAX: no graph has had any
+    // Most rows of a graph with such parts; INT32_MAX: no graph has had any. A prompt's has one, the head of its last
+    // row.
+    int32_t fused_rows = INT32_MAX;
 
     const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows
     draftwood::head_rows head;               // of logits for few tokens

@@ -7,6 +7,7 @@
 
 #include "round/acceptance.h"
 #include "round/cost_model.h"
+#include "round/trials.h"
 
 #include <cstdint>
 #include <functional>

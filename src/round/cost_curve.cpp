@@ -13,7 +13,7 @@ namespace {
 constexpr double weight_of_one = 0.1;  // of one new time in a mean that is known
 constexpr double most_weight   = 0.3;  // of three and more
 constexpr double least_weight  = 0.05; // of the times of a round on a GPU, where the mean changes with each
-constexpr double most_change   = 2.0;  // of a size against the others at once: more was one round that was held up
+constexpr double most_change   = 2.0;  // of a size at once: more was one round that was held up
 
 } // namespace
 
@@ -135,11 +135,10 @@ void size_group::update(double speed) {
         if (mean == 0.0) {
             mean = measured;
         } else {
-            const double expected = follows_speed_ ? mean : speed * mean; // there its times were divided by a speed
-            const double change   = std::clamp(measured / expected, 1.0 / most_change, most_change);
+            const double change = std::clamp(measured / mean, 1.0 / most_change, most_change);
             mean *= speed * (1.0 + weight_of_new(n) * (change - 1.0));
+            n_updates_[n]++;
         }
-        n_updates_[n]++;
         forget(n);
     }
 }

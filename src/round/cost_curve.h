@@ -56,6 +56,9 @@ class size_group {
         n_updates_   = {};
     }
 
+    // Updates of a size with a mean since loading.
+    int32_t n_updates(int32_t n) const { return n_updates_[n]; }
+
     // What the means were multiplied by since loading, or since set_stored().
     double speed() const { return speed_; }
 
@@ -69,9 +72,10 @@ class size_group {
     // Whether the newest 8 rounds, the longest one left out, took over 1.67 times what the curve says.
     bool is_slower() const;
 
-    // Multiply all means by `speed`. Those of sizes with new times also move towards these, each of which was compared
-    // with the 8 times up to it. A size without a mean takes the mean of its new times. On a GPU the first updates
-    // since loading weigh more: a model that copies missing experts is slower on a text than on the tokens of loading.
+    // Multiply all means by `speed`. Those of sizes with new times also move towards these; on a CPU each of these was
+    // compared with the 8 times up to it. A size without a mean takes the mean of its new times. On a GPU the first
+    // updates since loading weigh more: a model that copies missing experts is slower on a text than on the tokens of
+    // loading.
     void update(double speed);
 
     // Take the least of the new times of a size, if that is less than its mean: for the few of model loading.
@@ -101,7 +105,7 @@ class size_group {
     std::array<time_ratio, n_kept> ratios_{};
     int32_t                        n_times_ = 0;
 
-    std::array<int32_t, cost_curve::n_sizes> n_updates_{}; // since loading, by size
+    std::array<int32_t, cost_curve::n_sizes> n_updates_{}; // since loading, of sizes with a mean
 
     bool   is_measured_ = false;
     double speed_       = 1.0;

@@ -4,7 +4,6 @@
 
 #include <algorithm>
 #include <cmath>
-#include <limits>
 
 namespace draftwood {
 
@@ -15,31 +14,12 @@ constexpr double  catch_up_margin        = 1.08; // a drafter must win by this t
 constexpr double  dear_margin            = 1.3;  // and by this if that took much time for nothing of late
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t plain_trial            = 128;  // rounds with drafts, then a few without
-constexpr double  weight_of_trial        = 0.3;  // of the newest one's time in their mean
 constexpr double  longest_trial          = 4.0;  // plain steps: what took longer built a graph
+constexpr double  weight_of_trial        = 0.3;  // of the newest one in their mean
 constexpr double  longest_pause          = 4096; // rounds, of a dear trial
-constexpr double  small_change           = 0.3;  // of a new speed that is taken over at once, below load_change
-
-// Trials, in rounds: until the first one, and until later ones; of a trial of the drafter, and the tokens that it
-// drafts; of plain steps among drafts. trial_time: most part of the time that trials may take; 0: any.
-struct trial_rules {
-    int32_t first_pause, last_pause, n_draft, n_tokens, n_plain;
-    double  trial_time;
-};
-
-// A drafter's first round on a CPU catches up, for the time of several steps, and is no time of a draft; and a plain
-// step behind a draft is slow.
-constexpr trial_rules on_cpu{ 64, 1024, 2, 2, 2, 0.0 };
-// A verify that copies missing experts may take twice a plain step, so a trial is short, and goes on while drafts are
-// accepted.
-constexpr trial_rules on_gpu{ 16, 512, 1, 1, 1, 0.005 };
 
 const trial_rules & rules_on(bool is_cpu) {
-    return is_cpu ? on_cpu : on_gpu;
-}
-
-trial_schedule schedule_of(const trial_rules & of) {
-    return { of.first_pause, of.last_pause, of.n_draft };
+    return is_cpu ? trials_on_cpu : trials_on_gpu;
 }
 
 } // namespace
@@ -47,17 +27,10 @@ trial_schedule schedule_of(const trial_rules & of) {
 cost_model::cost_model(int32_t n_warmup, bool shares_cores) :
     n_warmup_(n_warmup),
     shares_cores_(shares_cores),
-    trials_{ schedule_of(rules_on(shares_cores)), schedule_of(rules_on(shares_cores)) } {}
-
-void cost_model::add_draft_time(int32_t n_tokens, int64_t us) {
-    draft_group_.add_time(std::min(n_tokens, max_draft), us, n_warmup_);
-}
-
-void cost_model::add_verify_time(int32_t n_rows, int64_t us) {
-    (n_rows > 1 ? verify_group_ : plain_group_).add_time(std::min(n_rows, max_draft + 1), us, n_warmup_);
-}
+    trials_{ trial_schedule(rules_on(shares_cores)), trial_schedule(rules_on(shares_cores)) } {}
 
 void cost_model::add_draft(int32_t n_tokens, int64_t us, bool is_whole) {
+    waited_us_            = is_whole ? (double) us : 0.0;
     const double whole    = (double) us + aftermath_.cost();
     const double expected = draft_cost(n_tokens) * draft_group_.newest_ratio();
     catch_ups_.add_draft((double) us);
@@ -82,92 +55,26 @@ void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
     if (is_cold && us > 0 && expected > 0.0) {
         aftermath_.add_excess(drafted ? expected : (double) us, expected);
     }
-    const bool catches_up = !shares_cores_ && drafted && !aftermath_.is_behind_draft(); // for a part of that time
-    if (us > 0 && !catches_up && (n_rows > 1 || !is_cold)) {
+    const bool catches_up = !shares_cores_ && drafted && !aftermath_.is_behind_draft();
+    if (us > 0 && (n_rows > 1 || !is_cold) && !(catches_up && waited_us_ == 0.0)) {
         add_verify_time(n_rows, us);
     }
-    if (us > 0 && catches_up && in_trial_) {
-        const double whole = std::min((double) us + draft_cost(n_rows - 1), longest_trial * verify_cost(1));
-        trial_us_ += (trial_us_ > 0.0 ? weight_of_trial : 1.0) * (whole - trial_us_);
+    if (us > 0 && catches_up && tries_source_) {
+        add_trial((double) us + (waited_us_ > 0.0 ? waited_us_ : draft_cost(n_rows - 1)));
     }
     catch_ups_.add_round(drafted, us > 0 ? (double) us : expected);
     aftermath_.end_round(drafted);
+    waited_us_   = 0.0;
+    tries_plain_ = tries_source_ = false;
 }
 
-bool cost_model::is_outdated() const {
-    return shares_cores_ && (plain_group_.is_slower() || verify_group_.is_slower() || draft_group_.is_slower());
-}
-
-bool cost_model::has_changed(const size_group & group) const {
-    const bool may_change = shares_cores_ || !group.is_measured();
-    return (may_change && group.ratio() < size_group::load_change) || (shares_cores_ && group.is_slower());
-}
-
-// The change of speed that all groups take over: that of the group with the most new times. Verifies or drafts whose
-// load has changed are left out: a program that takes one of their cores leaves plain steps alone.
-double cost_model::common_change() const {
-    const size_group * lead = nullptr;
-    for (const size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
-        const bool speaks_for_all = group == &plain_group_ || !has_changed(*group);
-        if (speaks_for_all && group->n_new_times() > (lead ? lead->n_new_times() : 0)) {
-            lead = group;
-        }
-    }
-    if (!lead) {
-        return 1.0;
-    }
-    return has_changed(*lead) ? lead->ratio() : std::min(lead->ratio(), 1.0 / size_group::load_change);
-}
-
-// If the load of a group has changed, all of its sizes follow at once. Otherwise they follow the machine, and beside it
-// their own times slowly. On a GPU only sizes with new times do.
-void cost_model::update(size_group & group, double common) {
-    const double ratio = group.ratio();
-    if (has_changed(group)) {
-        group.update(ratio);
-    } else {
-        const double own = std::min(ratio, 1.0 / size_group::load_change) / common;
-        group.update(shares_cores_ ? common * (1.0 + small_change * (own - 1.0)) : 1.0);
-    }
-}
-
-// A group whose times are from model loading or a stored curve follows the others to faster ones: the machine was busy.
-void cost_model::update_curve() {
-    const std::array<size_group *, 3> groups{ &plain_group_, &verify_group_, &draft_group_ };
-    const double                      common  = shares_cores_ ? common_change() : 1.0;
-    double                            fastest = std::numeric_limits<double>::infinity();
-    for (size_group * group : groups) {
-        if (!group->has_new_times()) {
-            group->update(common);
-        } else {
-            update(*group, common);
-            fastest = std::min(fastest, group->speed());
-        }
-    }
-    for (size_group * group : groups) {
-        const double behind = fastest / group->speed();
-        if (!group->is_measured() && behind < size_group::load_change) {
-            group->update(behind);
-        }
-    }
-}
-
-void cost_model::update_curve_at_load() {
-    for (size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
-        group->update_minima();
-    }
-}
-
-void cost_model::get_curve(double * draft_us, double * verify_us) const {
-    std::copy(drafts_.mean.begin(), drafts_.mean.end(), draft_us);
-    std::copy(verifies_.mean.begin(), verifies_.mean.end(), verify_us);
-}
-
-void cost_model::set_curve(const double * draft_us, const double * verify_us) {
-    std::copy_n(draft_us, drafts_.mean.size(), drafts_.mean.begin());
-    std::copy_n(verify_us, verifies_.mean.size(), verifies_.mean.begin());
-    for (size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
-        group->set_stored();
+// A trial by the drafter took `us`, with what it caught up.
+void cost_model::add_trial(double us) {
+    const double steps = us / verify_cost(1);
+    if (steps > 0.0 && steps <= longest_trial) {
+        const double known =
+            trial_steps_ > 0.0 ? trial_steps_ : round_cost(from_drafter, trials_on_gpu.n_tokens) / verify_cost(1);
+        trial_steps_ = known + weight_of_trial * (steps - known);
     }
 }
 
@@ -255,18 +162,21 @@ draft_choice cost_model::fastest(const std::array<int32_t, n_draft_sources> & lo
     return best;
 }
 
-// Rounds whose time pays for what a trial of the source takes beyond a plain step.
-int32_t cost_model::pause_that_pays(draft_source source) const {
-    const trial_rules & by   = rules_on(shares_cores_);
-    const double        took = source == from_drafter ? trial_us_ : 0.0;
-    const double        more = std::max(took, round_cost(source, by.n_tokens)) / verify_cost(1) - 1.0;
-    return by.trial_time > 0.0 ? (int32_t) std::lround(std::min(more / by.trial_time, longest_pause)) : 0;
+// Rounds as `best` whose time pays for what a trial of the source takes beyond them.
+int32_t cost_model::pause_that_pays(draft_source source, const draft_choice & best) const {
+    const trial_rules & by    = rules_on(shares_cores_);
+    const double        known = source == from_drafter ? trial_steps_ * verify_cost(1) : 0.0;
+    const double        takes = std::max(known, round_cost(source, by.n_tokens));
+    const double        round = round_cost(best.source, best.n_tokens);
+    const double        gives = expected_tokens(source, by.n_tokens) / expected_tokens(best.source, best.n_tokens);
+    const double        more  = std::max(0.0, takes / round - gives); // rounds as `best`
+    return by.time > 0.0 ? (int32_t) std::lround(std::min(more / by.time, longest_pause)) : 0;
 }
 
 draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & longest) {
     const trial_rules & by      = rules_on(shares_cores_);
-    is_trial_                   = false;
-    in_trial_                   = false;
+    tries_plain_                = false;
+    tries_source_               = false;
     bool               is_known = false;
     const draft_choice best     = fastest(longest, is_known);
     if (!is_known) {
@@ -275,19 +185,19 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
     n_drafts_in_a_row_ = best.n_tokens > 0 ? n_drafts_in_a_row_ + 1 : 0;
     if (n_drafts_in_a_row_ > plain_trial) {
         n_drafts_in_a_row_ %= plain_trial + by.n_plain;
-        is_trial_ = true;
-        return { from_drafter, 0, is_trial_ };
+        tries_plain_ = true;
+        return { from_drafter, 0, tries_plain_ };
     }
     for (const draft_source source : { from_drafter, from_ngrams }) {
         const bool    is_chosen = best.n_tokens > 0 && best.source == source;
         const bool    may_try   = source != from_drafter || !is_dear();
-        const int32_t pause     = pause_that_pays(source);
+        const int32_t pause     = pause_that_pays(source, best);
         if (trials_[source].next_round(is_chosen, longest[source] > 0 && may_try, pause)) {
-            in_trial_ = !shares_cores_;
-            if (in_trial_) {
+            tries_source_ = !shares_cores_;
+            if (tries_source_) {
                 records_[source].forget();
             }
-            return { source, std::min(by.n_tokens, longest[source]) };
+            return { source, std::min(by.n_tokens, longest[source]), /*is_trial*/ true };
         }
     }
     return best;
@@ -295,10 +205,10 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
 
 void cost_model::add_acceptance(draft_source source, int32_t n_judged, int32_t n_accepted) {
     records_[source].add(n_judged, n_accepted, known_before(source));
-    if (in_trial_ && n_judged > 0 && n_accepted == n_judged) {
+    if (tries_source_ && n_judged > 0 && n_accepted == n_judged) {
         trials_[source].extend();
     }
-    is_copying_ = is_trial_ ? is_copying_ : source == from_ngrams && n_judged > 0 && n_accepted == n_judged;
+    is_copying_ = tries_plain_ ? is_copying_ : source == from_ngrams && n_judged > 0 && n_accepted == n_judged;
 }
 
 void cost_model::add_branch_acceptance(const std::vector<double> & probabilities, int32_t n_accepted) {

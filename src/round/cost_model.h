@@ -1,11 +1,11 @@
 // Who drafts in the next round, and how much: the source and length with the most expected tokens per microsecond.
-// Length 0 is a plain step. Parts: cost_curve.h (times), acceptance.h (acceptance, trials), draft_aftermath.h.
+// Length 0 is a plain step. Parts: cost_curve.h (times), acceptance.h, trials.h, draft_aftermath.h.
 // Plain arithmetic on counts and times. Must not know: engines, llama types.
 // A decision depends on the cost curve, on acceptance counts, on whether the last draft of n-grams was accepted whole,
-// and on how many rounds came since a trial. On a CPU the curve changes between requests (update_curve), or within one
-// if it is outdated (is_outdated), and a decision also depends on what drafts cost of late beyond the curve. On a GPU
-// the curve changes with each round: what missing experts take depends on the text. Tests:
-// tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py, through draftwood-testing.h;
+// on how many rounds came since a trial, and on what trials took. On a CPU the curve changes between requests
+// (update_curve), or within one if it is outdated (is_outdated), and a decision also depends on what drafts cost of
+// late beyond the curve. On a GPU the curve changes with each round: what missing experts take depends on the text.
+// Tests: tests/unit/test_cost_model.py, test_cost_curve.py, test_draft_aftermath.py, through draftwood-testing.h;
 // tests/model/test_auto_length.py.
 
 #pragma once
@@ -14,6 +14,7 @@
 #include "round/catch_up_budget.h"
 #include "round/cost_curve.h"
 #include "round/draft_aftermath.h"
+#include "round/trials.h"
 
 #include <array>
 #include <cstdint>
@@ -26,7 +27,7 @@ enum draft_source : int32_t { from_drafter = 0, from_ngrams = 1, n_draft_sources
 struct draft_choice {
     draft_source source;
     int32_t      n_tokens;         // 0: a plain step
-    bool         is_trial = false; // of a plain step, to know its time
+    bool         is_trial = false; // to learn a time or the acceptance; another choice would be faster
 };
 
 class cost_model {
@@ -47,8 +48,8 @@ class cost_model {
     // While times are unknown: all that the first source with an unknown time could draft.
     // Plain steps follow 128 rounds with drafts, to know how fast they are now: one on a GPU, two on a CPU, of which
     // the second one is timed. With many engines on one context their times are not known, and the rounds are lost.
-    // A drafter that is not chosen has trials: on a CPU two rounds of two tokens; on a GPU one of one token, and more
-    // while they are accepted, in 0.5 % of the time.
+    // A source that is not chosen has trials (trials.h). On a CPU one has two rounds of two tokens. On a GPU it has one
+    // token and goes on while that is accepted. Pauses there are so long that trials take 0.5 % of the time.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
     int32_t n_warmup() const { return n_warmup_; }
@@ -61,7 +62,7 @@ class cost_model {
     void add_draft(int32_t n_tokens, int64_t us, bool is_whole = true);
     // A round verified n_rows; the verify and the commit took `us`; 0: not known. drafted: by the drafter. On a CPU a
     // plain step behind a draft is not counted: it takes longer than those of a pause. On a GPU a draft behind a pause
-    // is not waited for, and its round not counted: the drafter first catches up.
+    // that stays on the card is not counted: the drafter first catches up, in the time of the verify.
     void add_round(bool drafted, int32_t n_rows, int64_t us);
     // Where the text grew: by a round's tokens before add_round, or by a prompt's.
     void add_tokens(int32_t n) { aftermath_.add_tokens(n); }
@@ -118,7 +119,10 @@ class cost_model {
     // there.
     int32_t known_before(draft_source source) const { return source == from_ngrams && is_copying_ ? 1 : 0; }
 
-    int32_t      pause_that_pays(draft_source source) const;
+    int32_t      pause_that_pays(draft_source source, const draft_choice & best) const;
+    void         add_trial(double us);
+    void         update_on_cpu();
+    void         update_on_gpu();
     bool         must_catch_up() const;                       // with earlier tokens, before the next draft
     bool         is_dear() const;                             // catching up took much time for nothing of late
     bool         has_changed(const size_group & group) const; // the machine's load
@@ -138,13 +142,15 @@ class cost_model {
     std::array<acceptance_record, n_draft_sources> records_{};
     bool                                           is_copying_ = false; // the last draft was of n-grams, and all right
     std::array<trial_schedule, n_draft_sources>    trials_;
-    double                                         trial_us_ = 0.0; // of a drafter's trial on a GPU, catching up too
-    branch_record                                  branches_;
-    int32_t                                        n_drafts_in_a_row_ = 0;     // rounds
-    bool                                           is_trial_          = false; // of a plain step: the newest choice
-    bool                                           in_trial_          = false; // of a source, on a GPU: the same
-    draft_aftermath                                aftermath_;
-    catch_up_budget                                catch_ups_;
+    double trial_steps_   = 0.0; // plain steps that a drafter's trial on a GPU takes, catching up too; 0: not known
+    double waited_us_     = 0.0; // that the round's draft took, if it was waited for
+    double plain_at_load_ = 0.0; // microseconds
+    branch_record   branches_;
+    int32_t         n_drafts_in_a_row_ = 0;     // rounds
+    bool            tries_plain_       = false; // the newest choice
+    bool            tries_source_      = false; // the same, on a GPU
+    draft_aftermath aftermath_;
+    catch_up_budget catch_ups_;
 };
 
 } // namespace draftwood

@@ -76,8 +76,8 @@ drafting::plan drafting::plan_best(proposal & draft, const draft_limits & limits
         stats_.n_ngram_rounds++;
         return {};
     }
-    const bool    has_room = limits.n_nodes > choice.n_tokens + 1;
-    const int32_t budget   = has_room && costs_.pays_to_branch(choice) ? limits.n_nodes : 0;
+    const bool    may_branch = !choice.is_trial && limits.n_nodes > choice.n_tokens + 1;
+    const int32_t budget     = may_branch && costs_.pays_to_branch(choice) ? limits.n_nodes : 0;
     return { request(draft, limits.pos, choice.n_tokens, budget, choice.n_tokens), choice, found, true };
 }
 

@@ -55,7 +55,7 @@ void session::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past,
     require_known("an evaluation");
     place(n_past);
     drop_proposal();
-    drafting_.costs().update_curve(); // within a generation the curve stands still, unless it is far off
+    drafting_.costs().update_curve(); // on a CPU it stands still within a generation, unless it is far off
 
     timer t(stats_.t_eval_us);
     round_.drop_rows();

@@ -238,8 +238,8 @@ bool target_context::took(int64_t us) {
 }
 
 int32_t target_context::row_limit(int32_t n_sequences) const {
-    const int32_t fused = n_sequences > 1 ? attached_.fused_rows / n_sequences : INT32_MAX;
-    return fused > 0 ? std::min(row_limit_, fused) : row_limit_;
+    const int32_t fused = n_sequences > 1 ? std::max(1, attached_.fused_rows / n_sequences) : INT32_MAX;
+    return std::min(row_limit_, fused);
 }
 
 void target_context::limit_rows(int32_t n_rows) {

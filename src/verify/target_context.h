@@ -86,8 +86,9 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool short_of_memory() const;
     // rows that a verify may have in all, after a larger one found no memory for its graph; INT32_MAX: none failed
     int32_t row_limit() const { return row_limit_; }
-    // The same for each of n_sequences that are verified together. Where layers are fused, all fit into one graph of
-    // fused layers: a larger one has llama.cpp's kernels, which are slower and round otherwise than a plain step's.
+    // The same for each of n_sequences that are verified together, at least 1. Once a part of a layer was fused, all
+    // rows are to fit into one graph of fused layers: a larger one has llama.cpp's kernels, which are slower and round
+    // otherwise than a plain step's. So from 9 sequences on none drafts there.
     int32_t row_limit(int32_t n_sequences) const;
     // A verify of n_rows rows in all found none. The limit is the next smaller bucket, at least 1.
     void limit_rows(int32_t n_rows);

@@ -12,6 +12,7 @@ from draftwood.engine import _capi
 from draftwood.engine.engine import Curve, Engine
 from draftwood.stats import SpeculationStats
 
+from bench.testing_api import next_scheduled
 from tests.model.engine.calls import MTP
 from tests.model.rig import Rig
 
@@ -115,3 +116,28 @@ def test_branches_do_not_shorten_the_path_that_was_chosen(rig):
         assert len(tree.tokens) > 7, "branches beside it"
         r.engine.verify()
         token = r.engine.next(r.sampler)
+
+
+def test_a_trial_has_no_branches(rig):
+    """It is to say whether a token of the drafter is accepted, for little time."""
+    r = rig("moe-mtp", drafter=MTP, engine=False, n_ctx=512)
+    settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16}
+    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(400.0))
+    token, shapes = r.start(), []
+    while len(shapes) < 200:
+        r.engine.propose(token)
+        shapes.append(r.engine.tree().parents)
+        r.engine.verify()
+        while r.engine.row() is not None:
+            token = next_scheduled(r.engine, r.sampler, accept=False)
+    trials = [shape for shape in shapes[40:] if len(shape) > 1]
+    assert trials
+    assert set(trials) == {(-1, 0, 1)}
+
+
+def test_an_unsure_path_ends_where_draft_p_min_says(rig):
+    r = rig("moe-mtp", drafter=MTP, engine=False)
+    settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16, "draft_p_min": 0.99}
+    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(0.1))
+    r.engine.propose(r.start())
+    assert len(r.engine.tree().tokens) == 1

@@ -22,15 +22,16 @@ pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
 
 MODEL = "planted-moe"
 PROMPTS = (PROMPT, (7, 8, 9), tuple(range(100, 140)), (5,) * 12, (9, 8, 7), (30, 31), (64,) * 3, (1, 2))
+LONG = tuple(tuple(range(begin, begin + 40)) for begin in (10, 60, 110, 160))  # no layer of theirs is fused
 MAX_ROWS = 16
 
 
-def start(rig, n: int, **settings):
+def start(rig, n: int, prompts=PROMPTS, **settings):
     """Begin n texts on fused layers; the run of each is of a context of its own, fused as well."""
     alone = rig(MODEL, flash=True)
     api.fuse(alone.engine, api.FUSE_EVERYWHERE)
     shared = rig(MODEL, flash=True, n_seq_max=n, n_ctx=256 * n, engine=False, **settings)
-    return shared, texts(shared, alone, PROMPTS[:n], fused=True)
+    return shared, texts(shared, alone, [prompts[i % len(prompts)] for i in range(n)], fused=True)
 
 
 def is_fused(engine) -> bool:
@@ -46,13 +47,23 @@ def take(shared, text: Text) -> None:
         text.done += 1
 
 
-@pytest.mark.parametrize(("n", "tokens"), [(1, 7), (2, 7), (3, 4), (4, 3), (5, 2), (8, 1)])
+@pytest.mark.parametrize(
+    ("n", "tokens"), [(1, 7), (2, 7), (3, 4), (4, 3), (5, 2), (8, 1), (9, 0), (16, 0), (17, 0)]
+)
 def test_drafts_are_as_long_as_one_graph_has_room_for(rig, n, tokens):
+    """From nine sequences on there is none."""
     _, made = start(rig, n, drafter=MTP, draft_tokens=7)
     engines = [text.engine for text in made]
     assert propose_all(engines, [text.run.tokens[0] for text in made], [7] * n) == [tokens] * n
     verify_all(engines)
-    assert is_fused(engines[0])
+    assert is_fused(engines[0]) or n * (tokens + 1) > MAX_ROWS or tokens == 0
+    close(made)
+
+
+def test_long_prompts_tell_it_too(rig):
+    _, made = start(rig, 4, LONG, drafter=MTP, draft_tokens=7)
+    engines = [text.engine for text in made]
+    assert propose_all(engines, [text.run.tokens[0] for text in made], [7] * 4) == [3] * 4
     close(made)
 
 

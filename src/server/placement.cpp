@@ -20,6 +20,8 @@ namespace {
 // recurrent state and draft trees of one more slot
 constexpr int64_t spare = (int64_t) 3 << 29, of_slot = (int64_t) 1 << 27;
 
+constexpr const char * embeddings = "^token_embd\\.weight$";
+
 bool is_cuda(ggml_backend_dev_t card) {
     return strcmp(ggml_backend_reg_name(ggml_backend_dev_backend_reg(card)), "CUDA") == 0;
 }
@@ -36,9 +38,11 @@ bool fits(const dw_model_info & info, const common_params & params, ggml_backend
     ggml_backend_dev_memory(card, &free, &total);
     const int64_t n_cells = params.n_ctx > 0 ? params.n_ctx : info.n_ctx_train > 0 ? info.n_ctx_train : 1 << 18;
     const auto of_value   = [](ggml_type type) { return ggml_is_quantized(type) ? 2 : (int64_t) ggml_type_size(type); };
-    const int64_t of_cell = std::max(of_value(params.cache_type_k), of_value(params.cache_type_v));
-    const int64_t weights =
-        info.file_bytes + bytes_of_file(params.speculative.dw.drafter_path) + bytes_of_file(params.mmproj.path);
+    const int64_t        of_cell = std::max(of_value(params.cache_type_k), of_value(params.cache_type_v));
+    const dw_pool_spec & pool    = params.dw_pool;
+    const int64_t        experts = pool.is_made ? std::min(pool.n_bytes, info.expert_bytes) : info.expert_bytes;
+    const int64_t        weights = info.file_bytes - info.expert_bytes + experts +
+                            bytes_of_file(params.speculative.dw.drafter_path) + bytes_of_file(params.mmproj.path);
     const int64_t cells  = of_cell * info.kv_values * n_cells;
     const int64_t logits = (int64_t) sizeof(float) * info.n_vocab * params.n_ubatch;
     return (int64_t) free >= weights + cells + logits + of_slot * params.n_parallel + spare;
@@ -67,9 +71,15 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
     return found;
 }
 
+bool places_tensors(const common_params & params) {
+    const auto & overrides = params.tensor_buft_overrides;
+    return !overrides.empty() && overrides[0].pattern && overrides[0].pattern != embeddings;
+}
+
 void place_embeddings(common_params & params) {
-    auto & overrides = params.tensor_buft_overrides; // padded with empty ones, which common_fit_params needs
-    if (params.dw_pool.n_bytes >= 0 || overrides.size() < 2 || overrides[0].pattern) {
+    auto &     overrides = params.tensor_buft_overrides; // padded with empty ones, which common_fit_params needs
+    const bool is_pooled = params.dw_pool.is_made;       // then its own stand there
+    if (overrides.size() < 2 || (!is_pooled && (overrides[0].pattern || params.speculative.dw.type.empty()))) {
         return;
     }
     const std::vector<ggml_backend_dev_t> cards = cards_of(params);
@@ -80,7 +90,12 @@ void place_embeddings(common_params & params) {
     }
     const bool has_all = params.n_gpu_layers < 0 || params.n_gpu_layers > info.n_layers + info.n_layer_nextn;
     if (has_all && !info.is_split && fits(info, params, cards[0])) {
-        overrides[0] = { "^token_embd\\.weight$", ggml_backend_dev_buffer_type(cards[0]) };
+        const llama_model_tensor_buft_override ours{ embeddings, ggml_backend_dev_buffer_type(cards[0]) };
+        if (is_pooled) {
+            overrides.insert(overrides.begin(), ours);
+        } else {
+            overrides[0] = ours;
+        }
         LOG_INF("draftwood: token embeddings lie on %s\n", ggml_backend_dev_name(cards[0]));
     }
 }

@@ -99,7 +99,7 @@ bool asks_for_pool(const common_params & params) {
         }
         return false;
     }
-    if (!asked.is_made && !params.tensor_buft_overrides.empty() && params.tensor_buft_overrides[0].pattern) {
+    if (!asked.is_made && places_tensors(params)) {
         refuse(
             "found --n-cpu-moe, --cpu-moe, --n-cpu-ffn or --override-tensor beside --expert-vram; expected one way to "
             "place experts\nhint: leave it out: the pool keeps all experts in host memory");
@@ -112,6 +112,7 @@ bool asks_for_pool(const common_params & params) {
 bool model_pool::make(common_params & params) {
     try {
         make_or_throw(params);
+        place_embeddings(params);
         return true;
     } catch (const std::exception & e) {
         LOG_ERR("draftwood: %s\n", e.what());

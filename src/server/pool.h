@@ -19,8 +19,8 @@ namespace draftwood {
 class model_pool {
   public:
     // Makes the pool that `params` ask for, and has their model loaded into it. No pool is made if nobody asks for one,
-    // or all experts fit. Returns false, and logs why, if there cannot be one. The model of an earlier call must be
-    // gone.
+    // or all experts fit. Token embeddings go where placement.h says. Returns false, and logs why, if there cannot be a
+    // pool. The model of an earlier call must be gone.
     bool make(common_params & params);
 
     void loaded(const llama_model * model) const; // nullptr: says so if memory was refused

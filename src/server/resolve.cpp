@@ -142,7 +142,6 @@ void resolve(common_params & params) {
     take_schedule(params);
     // repacked weights have kernels that depend on the batch, and a draft's rows would not be those of plain steps
     params.no_extra_bufts = true;
-    place_embeddings(params);
     if (params.sampling.backend_sampling) {
         LOG_WRN("draftwood: --backend-sampling has no effect with --spec-type %s\n", dw.type.c_str());
         params.sampling.backend_sampling = false;

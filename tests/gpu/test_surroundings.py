@@ -107,6 +107,26 @@ def test_a_servers_token_embeddings_lie_on_the_card(tmp_path, flags):
         server.close()
 
 
+@pytest.mark.parametrize("served", [False, True], ids=["library", "server"])
+def test_token_embeddings_lie_on_the_card_beside_a_pool(tmp_path, served):
+    """A pool is for cards without room for all experts; what is free is to be enough for what it takes."""
+    size = 8 << 20
+    if not served:
+        llm = Llama(str(TINY), expert_vram=size, speculation="mtp", n_gpu_layers=-1, n_ctx=512, verbose=False)
+        assert llm.expert_stats is not None
+        assert llm._tensor_overrides[0].pattern == rb"^token_embd\.weight$"
+        llm.close()
+        return
+    flags = ("-c", "512", "-np", "1", "--spec-type", "mtp", "-ngl", "99", "--expert-vram", str(size))
+    server = Server(tmp_path / "log", *flags)
+    try:
+        server.wait().complete("import os\n", n_predict=4)
+        assert "in slots on CUDA0" in server.words()
+        assert "token embeddings lie on CUDA0" in server.words()
+    finally:
+        server.close()
+
+
 def test_without_a_card_the_cpu_does_it():
     """As on a machine without one, or with a driver that CUDA cannot use."""
     texts, cards, refusal = run(WITHOUT, str(TINY), CUDA_VISIBLE_DEVICES="")

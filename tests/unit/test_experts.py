@@ -180,6 +180,16 @@ def test_less_than_a_tokens_experts_warns(recwarn):
     assert not [each for each in recwarn if "experts get" in str(each.message)]
 
 
+def test_what_a_part_of_the_experts_takes():
+    """Slots, and on a card room for prompts' experts; None stands for all."""
+    info, staged = INFO, 2 * INFO.expert_bytes // INFO.n_expert_layers
+    part = experts.fitting(info, 8 * GIB, "CUDA0")
+    assert part.stage
+    assert experts.taken_by(part, info) == part.slots * info.expert_bytes // info.n_experts + staged
+    assert 7 * GIB < experts.taken_by(part, info) <= 8 * GIB
+    assert experts.taken_by(None, info) == info.expert_bytes
+
+
 def test_one_size_is_enough():
     with pytest.raises(OptionError, match="found vram and expert_vram; expected one"):
         experts.room(INFO, given(vram="12GiB", expert_vram="6GiB"), {})
@@ -248,7 +258,7 @@ def test_a_machine_with_less_memory_than_experts(card, monkeypatch):
         preparation._pool(INFO, {**given(vram="12GiB"), "expert_guess": None}, None, ALL)
     assert re.match(r"n_cpu_moe=\d+ in place of vram", error.value.hint)
     with pytest.warns(UserWarning, match=f"{why}: the CPU computes the experts of \\d+ layers") as said:
-        pool, n_cpu_moe = preparation._pool(INFO, {**given(), "expert_guess": None}, None, ALL)
+        pool, _, n_cpu_moe = preparation._pool(INFO, {**given(), "expert_guess": None}, None, ALL)
     assert len(said) == 1
     assert pool is None
     assert n_cpu_moe == experts.layers_that_do_not_fit(INFO, 16 * GIB - experts.beside(INFO, ALL))

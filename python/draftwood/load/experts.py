@@ -162,7 +162,7 @@ def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share
     if n_bytes >= info.expert_bytes:
         return None
     part = fitting(info, n_bytes, _device(kwargs))
-    if (taken := _taken(info, part.slots) + _staged(info) * part.stage) > n_bytes:
+    if (taken := taken_by(part, info)) > n_bytes:
         warn(
             f"experts get {gib(n_bytes)} and take {gib(taken)}: each layer has slots for a token's "
             f"{info.n_experts_used} experts at least"
@@ -171,6 +171,13 @@ def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share
         why = "n_gpu_layers is 0; n_gpu_layers=-1 puts them on the card" if cards() else "found no card"
         warn(f"{IN_PLAIN_MEMORY}, where they save nothing: {why}")
     return part
+
+
+def taken_by(part: Share | None, info: ModelInfo) -> int:
+    """Return the bytes that experts take where `part` of them lies; None: all of them."""
+    if part is None:
+        return info.expert_bytes
+    return _taken(info, part.slots) + _staged(info) * part.stage
 
 
 def short_of_host(info: ModelInfo) -> str:

@@ -87,7 +87,7 @@ def all_layers(n_gpu_layers: int, info: ModelInfo) -> bool:
 
 
 def embeddings_on_card(n_gpu_layers: int, info: ModelInfo, needed: Callable[[], int]) -> dict[str, str]:
-    """Return the override that puts token embeddings on the one CUDA card that has room for the whole model.
+    """Return the override that puts token embeddings on the one CUDA card that has room for all beside them.
 
     llama.cpp leaves them in host memory, so that each decode begins on the CPU, and a drafted token must come
     to the host before it is verified. needed: bytes of the card that model and context take. Cards are not

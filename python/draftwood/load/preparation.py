@@ -74,15 +74,15 @@ def prepare(
         chains_only = servers is not None or bool(without_tree_ops())
         planned = plan(options, info, asked, without_tree_ops=chains_only)
         asked_of_card = {**kwargs, "drafter": options.drafter}
-        on_card = embeddings_on_card(
-            n_gpu_layers, info, lambda: info.expert_bytes + experts.beside(info, asked_of_card)
-        )
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
-        pool, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
+        pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
         layers = pooled_layers(info, pool) if pool else ()
+        on_card = embeddings_on_card(
+            n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
+        )
         tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers)
         given: dict[str, Any] = {} if kwargs.get("flash_attn") is not None else {"flash_attn": None}
         if planned.drafter != "none":
@@ -97,23 +97,27 @@ def prepare(
 
 def _pool(
     info: ModelInfo, placement: dict[str, Any], heat_file: str | None, kwargs: dict[str, Any]
-) -> tuple[ExpertPool | None, int]:
-    """Return the pool, and of how many layers the CPU computes the experts. Errors: ExpertMemoryError."""
+) -> tuple[ExpertPool | None, experts.Share | None, int]:
+    """Return the pool and what it holds, and of how many layers the CPU computes the experts.
+
+    Errors: ExpertMemoryError.
+    """
     asked_for = placement["vram"] is not None or placement["expert_vram"] is not None
     room = experts.room(info, placement, kwargs)
     part = experts.share(info, room, kwargs)
     guess = experts.guesses(placement["expert_guess"], part)
     if part is None:
-        return None, placement["n_cpu_moe"]
+        return None, None, placement["n_cpu_moe"]
     if room is not None and (why := experts.short_of_host(info)):
         if asked_for:
             experts.require_host(info, room)
-        return None, _without_pool(why, experts.layers_that_do_not_fit(info, room))
+        return None, None, _without_pool(why, experts.layers_that_do_not_fit(info, room))
     heat.check_path(heat_file)
     pool = experts.make_pool(part, guess=guess, asked_for=asked_for)
-    if pool is not None:
-        pool.set_heat(heat.read(heat_file, info))
-    return pool, placement["n_cpu_moe"]
+    if pool is None:
+        return None, None, placement["n_cpu_moe"]
+    pool.set_heat(heat.read(heat_file, info))
+    return pool, part, placement["n_cpu_moe"]
 
 
 def _without_pool(why: str, n_layers: int) -> int:

@@ -143,6 +143,12 @@ void size_group::update(double speed) {
     }
 }
 
+void size_group::follow(double change) {
+    for (int32_t n = first_; n <= last_; ++n) {
+        curve_.mean[n] *= n_updates_[n] == 0 ? change : 1.0;
+    }
+}
+
 void size_group::update_minima() {
     n_times_   = 0;
     n_updates_ = {};

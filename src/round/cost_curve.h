@@ -56,7 +56,7 @@ class size_group {
         n_updates_   = {};
     }
 
-    // Updates of a size with a mean since loading.
+    // since loading, of a size with a mean
     int32_t n_updates(int32_t n) const { return n_updates_[n]; }
 
     // What the means were multiplied by since loading, or since set_stored().
@@ -77,6 +77,9 @@ class size_group {
     // updates since loading weigh more: a model that copies missing experts is slower on a text than on the tokens of
     // loading.
     void update(double speed);
+
+    // Multiply the means of sizes without an update since loading.
+    void follow(double change);
 
     // Take the least of the new times of a size, if that is less than its mean: for the few of model loading.
     void update_minima();

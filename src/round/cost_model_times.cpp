@@ -87,21 +87,21 @@ void cost_model::update_on_cpu() {
     }
 }
 
-// Each size has reasons of its own there: one round may find all of its experts, and the next none. But if plain steps
-// have turned out much faster than at load, the card was busy then, and sizes that were not seen since follow.
+// Each size has reasons of its own there: one round may find all of its experts, and the next none. But what plain
+// steps take on text, against one token again and again at load, says something of sizes that were not seen since.
+// Faster: the card was busy then. Slower: experts are missing, which drafts have their own of.
 void cost_model::update_on_gpu() {
     for (size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
         group->update(1.0);
     }
-    const double change = plain_at_load_ > 0.0 ? verifies_.mean[1] / plain_at_load_ : 1.0;
-    if (plain_group_.n_updates(1) != n_settled || change > size_group::load_change) {
+    if (plain_at_load_ == 0.0 || plain_group_.n_updates(1) < n_settled) {
         return;
     }
-    plain_at_load_ = 0.0; // once
-    for (size_group * group : { &verify_group_, &draft_group_ }) {
-        if (!group->is_measured()) {
-            group->update(change);
-        }
+    const double change = verifies_.mean[1] / plain_at_load_;
+    plain_at_load_      = 0.0; // once
+    if (change < size_group::load_change || change > 1.0 / size_group::load_change) {
+        verify_group_.follow(change);
+        draft_group_.follow(std::min(change, 1.0));
     }
 }
 

@@ -201,25 +201,27 @@ def test_new_verify_times(shares_cores, times, expected):
 
 
 @pytest.mark.parametrize(
-    ("micros", "rounds", "measured", "follows"),
+    ("micros", "rounds", "verifies", "drafts"),
     [
-        pytest.param(500, 8, False, True, id="half: the card was busy at load"),
+        pytest.param(500, 8, True, True, id="half: the card was busy at load"),
         pytest.param(500, 7, False, False, id="seven steps say nothing"),
-        pytest.param(500, 8, True, False, id="what was measured since stays"),
         pytest.param(700, 8, False, False, id="0.7: it was not"),
+        pytest.param(1500, 8, False, False, id="1.5: longer texts"),
+        pytest.param(4000, 8, True, False, id="four times: experts are missing"),
     ],
 )
-def test_on_a_gpu_times_of_loading_follow_plain_steps_once(micros, rounds, measured, follows):
+def test_on_a_gpu_sizes_not_seen_since_loading_follow_plain_steps_once(micros, rounds, verifies, drafts):
     model = CostModel(curve=KNOWN, shares_cores=False)
-    if measured:
-        model.add_verify(4, 1300)
-        model.add_draft(4, 400)
+    model.add_verify(4, 1300)
+    model.add_draft(4, 400)
     for _ in range(rounds):
         model.add_verify(1, micros)
         model.update()
     found = model.curve()
-    change = found.verify_us[1] / 1000 if follows else 1.0
-    assert (found.verify_us[8], found.draft_us[1]) == pytest.approx((1700 * change, 100 * change))
+    change = found.verify_us[1] / 1000
+    assert found.verify_us[8] == pytest.approx(1700 * (change if verifies else 1.0))
+    assert found.draft_us[1] == pytest.approx(100 * (change if drafts else 1.0))
+    assert (found.verify_us[4], found.draft_us[4]) == (1300, 400)
     model.update()
     assert model.curve() == found
 

@@ -131,6 +131,7 @@ void size_group::update(double speed) {
             mean *= speed;
             continue;
         }
+        is_seen_[n]           = true;
         const double measured = curve_.sum[n] / (double) curve_.count[n];
         if (mean == 0.0) {
             mean = measured;
@@ -144,14 +145,21 @@ void size_group::update(double speed) {
 }
 
 void size_group::follow(double change) {
+    double least = 0.0;
     for (int32_t n = first_; n <= last_; ++n) {
-        curve_.mean[n] *= n_updates_[n] == 0 ? change : 1.0;
+        double & mean = curve_.mean[n];
+        if (is_seen_[n]) {
+            least = std::max(least, mean);
+        } else if (mean > 0.0) {
+            mean = std::max(mean * change, least);
+        }
     }
 }
 
 void size_group::update_minima() {
     n_times_   = 0;
     n_updates_ = {};
+    is_seen_   = {};
     for (int32_t n = first_; n <= last_; ++n) {
         double & mean = curve_.mean[n];
         if (curve_.count[n] > 0) {

@@ -54,10 +54,12 @@ class size_group {
         is_measured_ = false;
         speed_       = 1.0;
         n_updates_   = {};
+        is_seen_     = {};
     }
 
-    // since loading, of a size with a mean
+    // times that a mean moved since loading
     int32_t n_updates(int32_t n) const { return n_updates_[n]; }
+    bool    is_seen(int32_t n) const { return is_seen_[n]; } // timed since loading
 
     // What the means were multiplied by since loading, or since set_stored().
     double speed() const { return speed_; }
@@ -78,7 +80,7 @@ class size_group {
     // loading.
     void update(double speed);
 
-    // Multiply the means of sizes without an update since loading.
+    // Multiply the means of sizes that were not timed since loading; but none gets less than a smaller one that was.
     void follow(double change);
 
     // Take the least of the new times of a size, if that is less than its mean: for the few of model loading.
@@ -108,7 +110,8 @@ class size_group {
     std::array<time_ratio, n_kept> ratios_{};
     int32_t                        n_times_ = 0;
 
-    std::array<int32_t, cost_curve::n_sizes> n_updates_{}; // since loading, of sizes with a mean
+    std::array<int32_t, cost_curve::n_sizes> n_updates_{}; // since loading
+    std::array<bool, cost_curve::n_sizes>    is_seen_{};   // since loading
 
     bool   is_measured_ = false;
     double speed_       = 1.0;

@@ -14,7 +14,7 @@ constexpr double  catch_up_margin        = 1.08; // a drafter must win by this t
 constexpr double  dear_margin            = 1.3;  // and by this if that took much time for nothing of late
 constexpr double  max_branch_probability = 0.25; // the chosen path is wrong half the time, and this branch right then
 constexpr int32_t plain_trial            = 128;  // rounds with drafts, then a few without
-constexpr double  longest_trial          = 4.0;  // plain steps: what took longer built a graph
+constexpr double  longest_trial          = 4.0;  // plain steps: more is a graph that was built, or a long prompt
 constexpr double  weight_of_trial        = 0.3;  // of the newest one in their mean
 constexpr double  longest_pause          = 4096; // rounds, of a dear trial
 
@@ -70,12 +70,13 @@ void cost_model::add_round(bool drafted, int32_t n_rows, int64_t us) {
 
 // A trial by the drafter took `us`, with what it caught up.
 void cost_model::add_trial(double us) {
-    const double steps = us / verify_cost(1);
-    if (steps > 0.0 && steps <= longest_trial) {
-        const double known =
-            trial_steps_ > 0.0 ? trial_steps_ : round_cost(from_drafter, trials_on_gpu.n_tokens) / verify_cost(1);
-        trial_steps_ = known + weight_of_trial * (steps - known);
+    if (verify_cost(1) <= 0.0) {
+        return;
     }
+    const double steps = std::min(us / verify_cost(1), longest_trial);
+    const double known =
+        trial_steps_ > 0.0 ? trial_steps_ : round_cost(from_drafter, trials_on_gpu.n_tokens) / verify_cost(1);
+    trial_steps_ = known + weight_of_trial * (steps - known);
 }
 
 double cost_model::verify_cost(int32_t n_rows) const {

@@ -52,6 +52,9 @@ class cost_model {
     // token and goes on while that is accepted. Pauses there are so long that trials take 0.5 % of the time.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
+    // The round is as others chose it, not by choose().
+    void others_choose() { tries_plain_ = tries_source_ = false; }
+
     int32_t n_warmup() const { return n_warmup_; }
     bool    shares_cores() const { return shares_cores_; }
 
@@ -98,6 +101,9 @@ class cost_model {
     void update_curve();
     // The same of the few times that are measured at load: the minimum of each size.
     void update_curve_at_load();
+    // Before the curve is kept for another model: on a GPU sizes that were not seen since loading follow plain steps,
+    // as they do after 8 of these if they take under 0.6 or over 1.67 of what they took at load.
+    void settle_curve();
 
     // The curve by size, f64[max_draft + 2] each, 0 if not known. set_curve takes one that another model had.
     void get_curve(double * draft_us, double * verify_us) const;
@@ -123,6 +129,7 @@ class cost_model {
     void         add_trial(double us);
     void         update_on_cpu();
     void         update_on_gpu();
+    void         follow_plain_steps();
     bool         must_catch_up() const;                       // with earlier tokens, before the next draft
     bool         is_dear() const;                             // catching up took much time for nothing of late
     bool         has_changed(const size_group & group) const; // the machine's load

@@ -89,19 +89,23 @@ void cost_model::update_on_cpu() {
 
 // Each size has reasons of its own there: one round may find all of its experts, and the next none. But what plain
 // steps take on text, against one token again and again at load, says something of sizes that were not seen since.
-// Faster: the card was busy then. Slower: experts are missing, which drafts have their own of.
+// Faster: the card was busy then. Slower: experts are missing, which does not concern drafts.
 void cost_model::update_on_gpu() {
     for (size_group * group : { &plain_group_, &verify_group_, &draft_group_ }) {
         group->update(1.0);
     }
-    if (plain_at_load_ == 0.0 || plain_group_.n_updates(1) < n_settled) {
-        return;
+    if (plain_group_.n_updates(1) >= n_settled) {
+        follow_plain_steps();
+        plain_at_load_ = 0.0; // once since loading
     }
-    const double change = verifies_.mean[1] / plain_at_load_;
-    plain_at_load_      = 0.0; // once
+}
+
+void cost_model::follow_plain_steps() {
+    const double change = plain_at_load_ > 0.0 ? verifies_.mean[1] / plain_at_load_ : 1.0;
     if (change < size_group::load_change || change > 1.0 / size_group::load_change) {
         verify_group_.follow(change);
         draft_group_.follow(std::min(change, 1.0));
+        plain_at_load_ = 0.0;
     }
 }
 
@@ -110,6 +114,12 @@ void cost_model::update_curve_at_load() {
         group->update_minima();
     }
     plain_at_load_ = verifies_.mean[1];
+}
+
+void cost_model::settle_curve() {
+    if (!shares_cores_ && plain_group_.n_updates(1) > 0) {
+        follow_plain_steps();
+    }
 }
 
 void cost_model::get_curve(double * draft_us, double * verify_us) const {

@@ -189,6 +189,7 @@ drafting::offer drafting::make_offer(const proposal & draft, const draft_limits 
 
 drafting::plan drafting::plan_offered(proposal & draft, const draft_limits & limits, const offer & offer,
                                       int32_t n_tokens) {
+    costs_.others_choose();
     draft.source = offer.source;
     stats_.n_paused_rounds += n_tokens == 0 ? 1 : 0;
     if (n_tokens > 0 && draft.source == from_ngrams) {

@@ -137,6 +137,7 @@ dw_stats session::stats() const {
 
 void session::curve(dw_curve & out) {
     drafting_.costs().update_curve();
+    drafting_.costs().settle_curve();
     drafting_.costs().get_curve(out.draft_us, out.verify_us);
 }
 

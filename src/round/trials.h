@@ -8,11 +8,10 @@
 
 namespace draftwood {
 
-// In rounds, but for tokens.
 struct trial_rules {
-    int32_t first_pause, last_pause; // until the first trial, and until later ones
+    int32_t first_pause, last_pause; // rounds until the first trial, and until later ones
     int32_t n_rounds;                // of a trial
-    int32_t n_tokens;                // that it drafts
+    int32_t n_tokens;                // that a round of it drafts
     int32_t n_plain;                 // plain steps in a row among drafts
     double  time;                    // most part of the time that trials may take; 0: any
 };

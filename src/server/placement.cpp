@@ -40,7 +40,7 @@ bool fits(const dw_model_info & info, const common_params & params, ggml_backend
     const auto of_value   = [](ggml_type type) { return ggml_is_quantized(type) ? 2 : (int64_t) ggml_type_size(type); };
     const int64_t        of_cell = std::max(of_value(params.cache_type_k), of_value(params.cache_type_v));
     const dw_pool_spec & pool    = params.dw_pool;
-    const int64_t        experts = pool.is_made ? std::min(pool.n_bytes, info.expert_bytes) : info.expert_bytes;
+    const int64_t        experts = pool.is_made ? pool.n_taken : info.expert_bytes;
     const int64_t        weights = info.file_bytes - info.expert_bytes + experts +
                             bytes_of_file(params.speculative.dw.drafter_path) + bytes_of_file(params.mmproj.path);
     const int64_t cells  = of_cell * info.kv_values * n_cells;
@@ -73,14 +73,17 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
 
 bool places_tensors(const common_params & params) {
     const auto & overrides = params.tensor_buft_overrides;
-    return !overrides.empty() && overrides[0].pattern && overrides[0].pattern != embeddings;
+    return !params.dw_pool.is_made && !overrides.empty() && overrides[0].pattern && overrides[0].pattern != embeddings;
 }
 
 void place_embeddings(common_params & params) {
     auto &     overrides = params.tensor_buft_overrides; // padded with empty ones, which common_fit_params needs
     const bool is_pooled = params.dw_pool.is_made;       // then its own stand there
-    if (overrides.size() < 2 || (!is_pooled && (overrides[0].pattern || params.speculative.dw.type.empty()))) {
+    if (overrides.size() < 2 || places_tensors(params) || (!is_pooled && params.speculative.dw.type.empty())) {
         return;
+    }
+    if (!is_pooled) { // ours may stand there, of the load before a sleep
+        overrides[0] = { nullptr, nullptr };
     }
     const std::vector<ggml_backend_dev_t> cards = cards_of(params);
     dw_model_info                         info{};

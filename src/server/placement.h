@@ -17,10 +17,10 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
 // Has token embeddings loaded onto the one CUDA card that has room for the model, or what it holds of it beside a pool
 // of experts, and its cells. llama.cpp leaves them in host memory, so that each decode begins with a part on the CPU,
 // and a drafted token comes to the host before it is verified. Nothing changes with --override-tensor, --n-cpu-moe, or
-// one of several files, nor in stock llama-server, without --spec-type of ours and a pool.
+// one of several files, nor where there is neither a --spec-type of ours nor a pool.
 void place_embeddings(common_params & params);
 
-// whether tensors are placed by an option: by another than this or a pool
+// whether an option places tensors: what place_embeddings() and a pool place does not count
 bool places_tensors(const common_params & params);
 
 } // namespace draftwood

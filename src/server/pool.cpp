@@ -59,19 +59,20 @@ void require_experts(const dw_model_info & info) {
     }
 }
 
-dw_expert_params fitting(const dw_model_info & info, int64_t n_bytes, ggml_backend_dev_t card) {
+// n_taken (out): bytes
+dw_expert_params fitting(const dw_model_info & info, int64_t n_bytes, ggml_backend_dev_t card, int64_t & n_taken) {
     const int64_t    staged = staged_layers * info.expert_bytes / info.n_expert_layers;
     dw_expert_params made;
     dw_expert_params_init(&made);
-    made.device         = card ? ggml_backend_dev_name(card) : "CPU";
-    made.stage          = card && n_bytes >= least_beside * staged ? 1 : 0;
-    const int64_t left  = n_bytes - (made.stage ? staged : 0);
-    made.n_slots        = (int32_t) std::max<int64_t>(info.n_experts_used, left * info.n_experts / info.expert_bytes);
-    const int64_t taken = made.n_slots * info.expert_bytes / info.n_experts + (made.stage ? staged : 0);
-    if (taken > n_bytes) {
+    made.device        = card ? ggml_backend_dev_name(card) : "CPU";
+    made.stage         = card && n_bytes >= least_beside * staged ? 1 : 0;
+    const int64_t left = n_bytes - (made.stage ? staged : 0);
+    made.n_slots       = (int32_t) std::max<int64_t>(info.n_experts_used, left * info.n_experts / info.expert_bytes);
+    n_taken            = made.n_slots * info.expert_bytes / info.n_experts + (made.stage ? staged : 0);
+    if (n_taken > n_bytes) {
         LOG_WRN(
             "draftwood: experts get %lld bytes and take %lld: each layer has slots for a token's %d experts at least\n",
-            (long long) n_bytes, (long long) taken, info.n_experts_used);
+            (long long) n_bytes, (long long) n_taken, info.n_experts_used);
     }
     return made;
 }
@@ -99,7 +100,7 @@ bool asks_for_pool(const common_params & params) {
         }
         return false;
     }
-    if (!asked.is_made && places_tensors(params)) {
+    if (places_tensors(params)) {
         refuse(
             "found --n-cpu-moe, --cpu-moe, --n-cpu-ffn or --override-tensor beside --expert-vram; expected one way to "
             "place experts\nhint: leave it out: the pool keeps all experts in host memory");
@@ -136,7 +137,7 @@ void model_pool::make_or_throw(common_params & params) {
         return;
     }
     ggml_backend_dev_t card   = card_of(params);
-    dw_expert_params   wanted = fitting(info_, asked.n_bytes, card);
+    dw_expert_params   wanted = fitting(info_, asked.n_bytes, card, params.dw_pool.n_taken);
     wanted.guess              = asked.guess < 0 ? card != nullptr : asked.guess;
     dw_expert_pool * made     = nullptr;
     if (dw_expert_pool_new(&wanted, &made) != DW_OK) {

@@ -15,6 +15,7 @@ struct dw_pool_spec {
     std::string heat_file;       // of --expert-heat
     int32_t     guess   = -1;    // of --expert-guess and --no-expert-guess; -1: on a card
     bool        is_made = false; // the overrides of common_params are the pool's
+    int64_t     n_taken = 0;     // bytes of the card that experts take then
 
     // Takes a size as python/draftwood/load/experts.py does. Throws std::invalid_argument.
     void take(const std::string & size) {

@@ -5,7 +5,6 @@
 #include "common.h"
 #include "draftwood.h"
 #include "log.h"
-#include "server/placement.h"
 #include "speculative.h"
 
 #include <algorithm>

@@ -212,16 +212,17 @@ def test_new_verify_times(shares_cores, times, expected):
 )
 def test_on_a_gpu_sizes_not_seen_since_loading_follow_plain_steps_once(micros, rounds, verifies, drafts):
     model = CostModel(curve=KNOWN, shares_cores=False)
-    model.add_verify(4, 1300)
-    model.add_draft(4, 400)
+    model.add_verify(3, 1200)  # without a mean until now
+    model.add_draft(1, 100)
     for _ in range(rounds):
         model.add_verify(1, micros)
         model.update()
     found = model.curve()
     change = found.verify_us[1] / 1000
-    assert found.verify_us[8] == pytest.approx(1700 * (change if verifies else 1.0))
-    assert found.draft_us[1] == pytest.approx(100 * (change if drafts else 1.0))
-    assert (found.verify_us[4], found.draft_us[4]) == (1300, 400)
+    assert found.verify_us[2] == pytest.approx(1100 * (change if verifies else 1.0))
+    assert found.verify_us[8] == pytest.approx(max(1200, 1700 * (change if verifies else 1.0)))
+    assert found.draft_us[4] == pytest.approx(400 * (change if drafts else 1.0))
+    assert (found.verify_us[3], found.draft_us[1]) == (1200, 100)
     model.update()
     assert model.curve() == found
 

@@ -79,10 +79,10 @@ def prepare(
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
         pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
-        layers = pooled_layers(info, pool) if pool else ()
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
         )
+        layers = pooled_layers(info, pool) if pool else ()
         tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers)
         given: dict[str, Any] = {} if kwargs.get("flash_attn") is not None else {"flash_attn": None}
         if planned.drafter != "none":

@@ -122,7 +122,9 @@ def test_a_trial_has_no_branches(rig):
     """It is to say whether a token of the drafter is accepted, for little time."""
     r = rig("moe-mtp", drafter=MTP, engine=False, n_ctx=512)
     settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16}
-    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(400.0))
+    dear = curve(1000.0)  # up to three rows; more of them cost nothing
+    dear = Curve(dear.draft_us, tuple(min(us, dear.verify_us[3]) for us in dear.verify_us))
+    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=dear)
     token, shapes = r.start(), []
     while len(shapes) < 200:
         r.engine.propose(token)
@@ -137,7 +139,13 @@ def test_a_trial_has_no_branches(rig):
 
 def test_an_unsure_path_ends_where_draft_p_min_says(rig):
     r = rig("moe-mtp", drafter=MTP, engine=False)
-    settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16, "draft_p_min": 0.99}
-    r.engine = Engine(r.ctx, r.params, **settings, length=_capi.LENGTH_AUTO, curve=curve(0.1))
-    r.engine.propose(r.start())
-    assert len(r.engine.tree().tokens) == 1
+    settings = {**r.settings, "draft_tokens": 6, "tree_budget": 16}
+    nodes = []
+    for p_min in (0.0, 0.99):
+        own = {**settings, "draft_p_min": p_min}
+        r.engine = Engine(r.ctx, r.params, **own, length=_capi.LENGTH_AUTO, curve=curve(0.1))
+        r.engine.propose(r.start())
+        nodes.append(len(r.engine.tree().tokens))
+        r.detach()
+    assert nodes[0] > 7
+    assert nodes[1] == 1

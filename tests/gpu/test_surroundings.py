@@ -11,6 +11,7 @@ import os
 import re
 import subprocess
 import sys
+import time
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -117,12 +118,15 @@ def test_token_embeddings_lie_on_the_card_beside_a_pool(tmp_path, served):
         assert llm._tensor_overrides[0].pattern == rb"^token_embd\.weight$"
         llm.close()
         return
-    flags = ("-c", "512", "-np", "1", "--spec-type", "mtp", "-ngl", "99", "--expert-vram", str(size))
-    server = Server(tmp_path / "log", *flags)
+    flags = ("-c", "512", "-np", "1", "--spec-type", "mtp", "-ngl", "99", "--sleep-idle-seconds", "1")
+    server = Server(tmp_path / "log", *flags, "--expert-vram", str(size))
     try:
-        server.wait().complete("import os\n", n_predict=4)
-        assert "in slots on CUDA0" in server.words()
-        assert "token embeddings lie on CUDA0" in server.words()
+        texts = [server.wait().complete("import os\n", n_predict=8)["content"]]
+        time.sleep(4)  # it sleeps, and loads the model anew
+        texts.append(server.complete("import os\n", n_predict=8)["content"])
+        assert texts[0] == texts[1]
+        assert server.words().count("in slots on CUDA0") == 2
+        assert server.words().count("token embeddings lie on CUDA0") == 2
     finally:
         server.close()
 

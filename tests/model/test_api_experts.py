@@ -165,6 +165,15 @@ def test_a_pickled_one_has_its_pool(opened):
     again.close()
 
 
+def test_room_is_asked_for_what_will_run(llama_of, monkeypatch):
+    """LangChain's eight tokens a batch are corrected first: the logits of more take card memory."""
+    asked, room = [], experts.room
+    monkeypatch.setattr(experts, "room", lambda *given: asked.append(given[2]["n_batch"]) or room(*given))
+    with pytest.warns(UserWarning, match="n_batch=512 for 8"):
+        llama_of("moe-mtp", SHAPE, rope_freq_base=10000.0, rope_freq_scale=1.0, n_batch=8)
+    assert asked == [512]
+
+
 def test_a_dense_model_is_refused(llama):
     with pytest.raises(UnsupportedError, match="this file has no experts"):
         llama("dense-mtp", expert_vram="1GiB")

@@ -73,11 +73,11 @@ def prepare(
         asked = {**kwargs, "draft_model": draft_model}
         chains_only = servers is not None or bool(without_tree_ops())
         planned = plan(options, info, asked, without_tree_ops=chains_only)
-        asked_of_card = {**kwargs, "drafter": options.drafter}
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
+        asked_of_card = {**kwargs, "drafter": options.drafter}  # as corrected
         pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)

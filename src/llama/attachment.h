@@ -80,7 +80,7 @@ struct dw_attachment {
     // Graphs are built anew.
     void                  fuse(draftwood::fuse_where where) noexcept;
     draftwood::fuse_where fuses() const { return fuses_; }
-    // What the newest graph's builder fused, and most rows that it does that for.
+    // Takes what was fused in the newest graph. max_rows: most rows of a graph that layers are fused in.
     void    fused(const std::array<int32_t, 14> & parts, int32_t max_rows) noexcept;
     int64_t n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.end(), (int64_t) 0); }
 

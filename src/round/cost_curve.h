@@ -59,7 +59,6 @@ class size_group {
 
     // times that a mean moved since loading
     int32_t n_updates(int32_t n) const { return n_updates_[n]; }
-    bool    is_seen(int32_t n) const { return is_seen_[n]; } // timed since loading
 
     // What the means were multiplied by since loading, or since set_stored().
     double speed() const { return speed_; }
@@ -111,7 +110,7 @@ class size_group {
     int32_t                        n_times_ = 0;
 
     std::array<int32_t, cost_curve::n_sizes> n_updates_{}; // since loading
-    std::array<bool, cost_curve::n_sizes>    is_seen_{};   // since loading
+    std::array<bool, cost_curve::n_sizes>    is_seen_{};   // timed since loading
 
     bool   is_measured_ = false;
     double speed_       = 1.0;

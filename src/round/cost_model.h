@@ -52,7 +52,7 @@ class cost_model {
     // token and goes on while that is accepted. Pauses there are so long that trials take 0.5 % of the time.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
-    // The round is as others chose it, not by choose().
+    // The length of this round was chosen for several sequences, not by choose(): a trial has ended.
     void others_choose() { tries_plain_ = tries_source_ = false; }
 
     int32_t n_warmup() const { return n_warmup_; }
@@ -154,8 +154,8 @@ class cost_model {
     double plain_at_load_ = 0.0; // microseconds
     branch_record   branches_;
     int32_t         n_drafts_in_a_row_ = 0;     // rounds
-    bool            tries_plain_       = false; // the newest choice
-    bool            tries_source_      = false; // the same, on a GPU
+    bool            tries_plain_       = false; // the newest choice is a plain step, to time it
+    bool            tries_source_      = false; // it is a trial of a source, on a GPU
     draft_aftermath aftermath_;
     catch_up_budget catch_ups_;
 };

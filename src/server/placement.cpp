@@ -20,6 +20,7 @@ namespace {
 // recurrent state and draft trees of one more slot
 constexpr int64_t spare = (int64_t) 3 << 29, of_slot = (int64_t) 1 << 27;
 
+// by its address an override is known as ours
 constexpr const char * embeddings = "^token_embd\\.weight$";
 
 bool is_cuda(ggml_backend_dev_t card) {

@@ -20,7 +20,7 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
 // one of several files, nor where there is neither a --spec-type of ours nor a pool.
 void place_embeddings(common_params & params);
 
-// whether an option places tensors: what place_embeddings() and a pool place does not count
+// Whether the user placed tensors. Overrides of place_embeddings() and of a pool do not count.
 bool places_tensors(const common_params & params);
 
 } // namespace draftwood

@@ -3,10 +3,14 @@
 #include "decode/fuser.h"
 #include "decode/pattern.h"
 #include "ops/expert-slots/expert-slots.h"
+#include "ops/expert-slots/guess.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace draftwood {
+
+namespace pool = dw::expert_slots;
 
 namespace {
 
@@ -89,7 +93,7 @@ struct indices_of {
 
     static indices_of from(ggml_tensor * ids) {
         ggml_tensor * all = as(ids, GGML_OP_VIEW) ? ids->src[0] : ids;
-        if (!all || !dw::is_node_of(all, dw::expert_slots::ready_signature)) {
+        if (!all || !dw::is_node_of(all, pool::ready_signature)) {
             return {};
         }
         const size_t at = ids->view_offs - all->view_offs;
@@ -103,6 +107,11 @@ struct indices_of {
 bool same_indices(ggml_tensor * a, ggml_tensor * b) {
     const indices_of of_a = indices_of::from(a), of_b = indices_of::from(b);
     return a == b || (of_a.all && of_a.all == of_b.all && of_a.plane == of_b.plane);
+}
+
+bool are_alike(const ggml_tensor * a, const ggml_tensor * b) {
+    return a->type == b->type && ggml_are_same_shape(a, b) && a->buffer && b->buffer &&
+           ggml_backend_buffer_get_type(a->buffer) == ggml_backend_buffer_get_type(b->buffer);
 }
 
 } // namespace
@@ -200,27 +209,52 @@ bool fuser::experts(ggml_tensor * sum) {
                         { of.normal.epsilon, (int32_t) of.chosen.ids->ne[0], of.is_joint ? 1 : 0 }));
 }
 
-// The choice takes the place of the sorted experts, whose first ones the pool's op reads.
+// The node that guesses the next layer's experts from this one's input; nullptr: there is none that a choice can do.
+ggml_tensor * fuser::guess_beside(const expert_layer & of, const ggml_tensor * slots) const {
+    const auto *                       here  = (const pool::layer *) dw::layer_of(slots);
+    const std::vector<ggml_tensor *> & users = edit_.users(of.x);
+    const auto                         found = std::find_if(users.begin(), users.end(), [&](const ggml_tensor * node) {
+        return dw::is_node_of(node, pool::guess_signature) && dw::layer_of(node) == here->next;
+    });
+    if (found == users.end() || !(*found)->src[pool::router]) {
+        return nullptr;
+    }
+    const ggml_tensor * router = (*found)->src[pool::router];
+    const int32_t       n_used = (int32_t) of.chosen.ids->ne[0];
+    const bool fits = pool::number_of(*found) == n_used && parts::choice::next_at(n_used) + n_used <= router->ne[1];
+    return fits && are_alike(router, of.chosen.router) ? *found : nullptr;
+}
+
+// The choice takes the place of the sorted experts, whose first ones the pool's op reads. What it guesses, that op
+// fetches.
 bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes) {
     namespace before          = parts::choice;
     namespace after           = parts::chosen_experts;
-    ggml_tensor *const sorted = of.chosen.sorted, *const sum = of.sum;
-    const int32_t n_used = (int32_t) of.chosen.ids->ne[0];
-    if (indices->src[dw::expert_slots::choice] != of.chosen.ids ||
-        !edit_.is_closed({ sorted, sum }, { of.x, indices, of.chosen.ids }) || edit_.is_held(sorted) ||
-        edit_.users(sorted).size() != 1 || // other readers would see weights
-        sorted->ne[0] < 2 * n_used + 1) {  // what dw_choice writes of a row
+    ggml_tensor *const sorted = of.chosen.sorted, *const sum = of.sum, *const slots = indices->src[pool::indices];
+    ggml_tensor * const        guess  = guess_beside(of, slots);
+    const int32_t              n_used = (int32_t) of.chosen.ids->ne[0];
+    std::vector<ggml_tensor *> results{ sorted, sum };
+    if (guess) {
+        results.push_back(guess);
+    }
+    if (indices->src[pool::choice] != of.chosen.ids || !edit_.is_closed(results, { of.x, indices, of.chosen.ids }) ||
+        edit_.is_held(sorted) || edit_.users(sorted).size() != 1 || // other readers would see weights
+        sorted->ne[0] < before::next_at(n_used)) {                  // what dw_choice writes of a row
         return false;
     }
     parts::settings with{ of.normal.epsilon, n_used, of.is_joint ? 1 : 0 };
-    with.planes[0]       = planes[0];
-    with.planes[1]       = planes[1];
-    ggml_tensor * choice = made(before::signature, { sorted->ne[0], sorted->ne[1], 1, 1 },
-                                { { before::x, of.x },
-                                  { before::norm, of.normal.weights },
-                                  { before::router, of.chosen.router },
-                                  { before::shared_router, of.s_router } },
-                                { of.normal.weights, of.chosen.router, of.s_router }, with, GGML_TYPE_I32);
+    with.planes[0]            = planes[0];
+    with.planes[1]            = planes[1];
+    ggml_tensor * next_norm   = guess ? guess->src[pool::norm] : nullptr;
+    ggml_tensor * next_router = guess ? guess->src[pool::router] : nullptr;
+    ggml_tensor * choice      = made(before::signature, { sorted->ne[0], sorted->ne[1], 1, 1 },
+                                     { { before::x, of.x },
+                                       { before::norm, of.normal.weights },
+                                       { before::router, of.chosen.router },
+                                       { before::shared_router, of.s_router },
+                                       { before::next_norm, next_norm },
+                                       { before::next_router, next_router } },
+                                     { of.normal.weights, of.chosen.router, of.s_router }, with, GGML_TYPE_I32);
     ggml_tensor * networks =
         choice ? made(after::signature, { sum->ne[0], sum->ne[1], 1, 1 },
                       { { after::x, of.x },
@@ -235,8 +269,17 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
                         { after::shared_down, of.s_down } },
                       { of.normal.weights, of.gate, of.up, of.down, of.s_gate, of.s_up, of.s_down }, with)
                : nullptr;
-    return networks && replace(sorted, { of.x }, choice) &&
-           replace(sum, { of.x, indices, of.chosen.ids, sorted }, networks);
+    if (!networks) {
+        return false;
+    }
+    if (guess) {
+        ggml_tensor fetching        = *slots;
+        fetching.src[pool::guesses] = sorted;
+        pool::set_number(&fetching, before::next_at(n_used));
+        edit_.replace(slots, {}, { of.chosen.ids }, &fetching);
+    }
+    const std::vector<ggml_tensor *> ended = guess ? std::vector{ guess } : std::vector<ggml_tensor *>{};
+    return replace(sorted, { of.x }, choice, ended) && replace(sum, { of.x, indices, of.chosen.ids, sorted }, networks);
 }
 
 bool fuser::feed_forward(ggml_tensor * sum) {

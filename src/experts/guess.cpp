@@ -74,7 +74,7 @@ bool add_guess(ggml_context * ctx, ggml_cgraph * graph, const ggml_tensor * choi
         ctx, find_op(device, slots::guess_signature), { 1, 1, 1, 1 },
         { { slots::hidden, before.hidden }, { slots::norm, coming.norm }, { slots::router, coming.router } }, &next,
         GGML_TYPE_I32);
-    slots::set_n_used(node, (int32_t) ids->ne[0]);
+    slots::set_number(node, (int32_t) ids->ne[0]);
     const int at = (int) (place - graph->nodes) + 1;
     ggml_build_forward_expand(graph, node);
     ggml_tensor ** const end = graph->nodes + graph->n_nodes;

@@ -124,8 +124,12 @@ void expert_pool::enter() {
     if (guesses_) {
         copies_ = type_.memory().make_beside(type_.device_number()); // nullptr: all runs in the step's queue
     }
-    for (const auto & [il, each] : layers_) {
-        each->layer.copies = copies_;
+    const slots::layer * next = nullptr;
+    for (auto each = layers_.rbegin(); each != layers_.rend(); ++each) {
+        slots::layer & of = each->second->layer;
+        of.copies         = copies_;
+        of.next           = next;
+        next              = &of;
     }
     if (has_stage_) {
         make_stage();
@@ -152,12 +156,8 @@ void expert_pool::make_stage() {
         free_stage(); // what is mapped stays with the buffer and is never read
         return;
     }
-    const slots::layer * next = nullptr;
-    for (auto each = layers_.rbegin(); each != layers_.rend(); ++each) {
-        slots::layer & of = each->second->layer;
-        of.staged         = stage_;
-        of.next           = next;
-        next              = &of;
+    for (const auto & [il, each] : layers_) {
+        each->layer.staged = stage_;
     }
 }
 

@@ -27,11 +27,11 @@ ggml_tensor * newest_plane(ggml_cgraph * graph, const slots::layer & of, int32_t
 
 void add_planes(ggml_context * ctx, ggml_cgraph * graph, const slots::layer & of, ggml_tensor * ids,
                 ggml_backend_dev_t device) {
-    const dw_custom_op op = find_op(device, slots::signature);
-    ggml_tensor *      all =
-        dw::new_node(ctx, op, { ids->ne[0], ids->ne[1], of.n_planes, 1 }, { { slots::ids, ids } }, &of, GGML_TYPE_I32);
-    ggml_tensor * ready = dw::node_in_place(ctx, find_op(device, slots::ready_signature),
-                                            { { slots::indices, all }, { slots::choice, ids } }, &of);
+    const dw_custom_op op    = find_op(device, slots::signature);
+    ggml_tensor *      all   = dw::new_node(ctx, op, { ids->ne[0], ids->ne[1], of.n_planes, 1 },
+                                            { { slots::ids, ids }, { slots::guesses, nullptr } }, &of, GGML_TYPE_I32);
+    ggml_tensor *      ready = dw::node_in_place(ctx, find_op(device, slots::ready_signature),
+                                                 { { slots::indices, all }, { slots::choice, ids } }, &of);
     ggml_build_forward_expand(graph, ready);
     for (int32_t plane = 0; of.n_planes > 1 && plane < of.n_planes; ++plane) {
         ggml_tensor * view = ggml_view_2d(ctx, ready, all->ne[0], all->ne[1], all->nb[1], plane * all->nb[2]);

@@ -19,7 +19,7 @@ from tests.ops.expert_model import MAX_PARTS, NO, TABLE, Model, first_table, ran
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
 _FLAGS_AT = _LAYER_AT + 8  # dw::expert_slots::flags_at
 _HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _N_FLAGS = range(4)
-_N_USED_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::n_used_at
+_NUMBER_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::number_at
 MAX_GUESS_ROWS = 8
 LEAST_STAGED_ROWS = 512
 POLICIES = {"frequency": 0, "lru": 1}
@@ -133,20 +133,31 @@ class Layer:
     def _copy(self, to: int, source: int, n_bytes: int) -> None:
         assert self._memory.copy(0, to, source, n_bytes)
 
-    def run(self, ids: np.ndarray, *, beside: bool = False, has_next: bool = False) -> np.ndarray:
+    def run(
+        self,
+        ids: np.ndarray,
+        *,
+        guesses: np.ndarray | None = None,
+        beside: bool = False,
+        has_next: bool = False,
+    ) -> np.ndarray:
         """Run the op; return int32[n_planes, rows, k]. The rows of ids lie apart, as in a router's choice.
 
-        beside: on a card the copies have a queue of their own, for which dw_expert_ready waits. has_next:
-        layer.next is in the same graph.
+        guesses: int32[rows, k] of layer.next. beside: on a card the copies have a queue of their own, for which
+        dw_expert_ready waits. has_next: layer.next is in the same graph.
         """
         rows, k = ids.shape
-        wide = np.full((rows, k + 5), 7, np.int32)
+        wide = np.full((rows, 2 * k + 5), 7, np.int32)
         wide[:, :k] = ids
+        if guesses is not None:
+            wide[:, k + 3 : 2 * k + 3] = guesses
         shape = (self.layer.n_planes, rows, k)
 
         def op(context: Any, given: Any) -> Any:
             narrow = ggml.view(context, given, (rows, k), (wide.strides[0],))
-            node = self._node(context, "dw_expert_slots", (narrow,), shape)
+            sources = (narrow,) if guesses is None else (narrow, given)
+            node = self._node(context, "dw_expert_slots", sources, shape)
+            self._set_number(node, k + 3)
             for flag, is_so in ((_COPIES_BESIDE, beside), (_HAS_NEXT, has_next)):
                 ctypes.c_uint8.from_address(node + _OP_PARAMS + _FLAGS_AT + flag).value = is_so
             return [node, self._node(context, "dw_expert_ready", (node, narrow), None)] if beside else node
@@ -161,11 +172,15 @@ class Layer:
 
         def op(context: Any, *given: Any) -> Any:
             node = self._node(context, "dw_expert_guess", given, (1, 1, 1, 1))
-            ctypes.memmove(node + _OP_PARAMS + _N_USED_AT, ctypes.byref(ctypes.c_int32(k)), 4)
+            self._set_number(node, k)
             return node
 
         operands = [(hidden, "F32"), (norm, "F32"), (router, "F32")]
         ggml.run(op, operands, (1, 1, 1, 1), backend=self.backend, dtype=np.int32)
+
+    @staticmethod
+    def _set_number(node: Any, n: int) -> None:
+        ctypes.memmove(node + _OP_PARAMS + _NUMBER_AT, ctypes.byref(ctypes.c_int32(n)), 4)
 
     def _node(self, context: Any, name: str, sources: Sequence[Any], shape: tuple[int, ...] | None) -> Any:
         node = ggml.custom(name, shape, "I32")(context, *sources)
@@ -210,21 +225,29 @@ def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_
           staged: bool = False) -> None:  # fmt: skip
     """Run steps of so many rows; hold each result, the table and all slots against the model.
 
-    guess: experts are guessed before each step of up to 8 rows; every second one chooses what was guessed.
+    guess: experts are guessed before each step of up to 8 rows, some by an op of their own and some by another
+    layer's dw_expert_slots; every second step chooses what was guessed.
     """
     parts = [draw.integers(0, 256, (n_experts, size), np.uint8) for size in sizes]
     model = Model(n_experts, n_slots, policy)
-    with Layer(backend, n_slots, parts, policy=policy, staged=staged) as layer:
+    other = np.zeros((k + 3, 32), np.uint8)
+    with (
+        Layer(backend, n_slots, parts, policy=policy, staged=staged) as layer,
+        Layer(backend, 1, [other]) as before,
+    ):
+        before.layer.next = ctypes.addressof(layer.layer)
         for rows in steps:
             ids = random_ids(draw, rows, k, n_experts)
             if guess and rows <= MAX_GUESS_ROWS:
                 hidden, norm, router = random_router(draw, rows, n_experts)
-                layer.guess(hidden, norm, router, k)
-                model.guess(hidden, norm, router, k)
+                order = np.argsort(-(hidden * norm @ router.T), axis=1, kind="stable")
+                guesses = order[:, :k].astype(np.int32)
                 if draw.integers(2):
-                    ids = np.argsort(-(hidden * norm @ router.T), axis=1, kind="stable")[:, :k].astype(
-                        np.int32
-                    )
+                    layer.guess(hidden, norm, router, k)
+                else:
+                    before.run(random_ids(draw, rows, k, len(other)), guesses=guesses)
+                model.guess(hidden, norm, router, k)
+                ids = guesses if draw.integers(2) else ids
             found = layer.run(ids, beside=bool(draw.integers(2)))
             model.step(ids)
             _check_table(layer.table(), model)

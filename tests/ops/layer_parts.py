@@ -75,14 +75,26 @@ def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
     """Return what dw_choice and dw_chosen_experts make of dw_experts' operands.
 
     Experts lie elsewhere than their numbers say, those of down elsewhere than the others. What is not an
-    expert is poison.
+    expert is poison. Another router, as of the next layer, must choose in the same op what it does in one of its own.
     """
     x, norm, router, gate, up, down, shared_router, *shared = part.operands
     n, n_experts = len(x[0]), len(router[0])
+    next_norm = (rng.permutation(norm[0]), norm[1])
+    next_router = (rng.permutation(router[0]), router[1])
+
+    def chosen_by(operands: list[tuple[Array, str]]) -> Array:
+        chosen = replace(part, name="dw_choice", operands=operands, shape=(n, n_experts), kind="I32")
+        return ggml.run(chosen.op(), operands, chosen.shape, backend=backend, n_threads=2, dtype=np.int32)
+
     first = [x, norm, router, shared_router]
-    chosen = replace(part, name="dw_choice", operands=first, shape=(n, n_experts), kind="I32")
-    choice = ggml.run(chosen.op(), first, chosen.shape, backend=backend, n_threads=2, dtype=np.int32)
+    choice = chosen_by(first)
     ids = choice[:, : part.n_used]
+    at = 2 * part.n_used + 1
+    if n_experts >= at + part.n_used:
+        both = chosen_by([*first, next_norm, next_router])
+        alone = chosen_by([x, next_norm, next_router, shared_router])
+        assert np.array_equal(both[:, :at], choice[:, :at])
+        assert np.array_equal(both[:, at : at + part.n_used], alone[:, : part.n_used])
     assert all(len(set(row)) == part.n_used for row in ids.tolist())
     planes, moved = [np.zeros_like(ids)], []
     for _ in range(2):
@@ -90,12 +102,12 @@ def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
         planes.append(places[ids])
         moved.append(places)
 
-    def at(places: Array, stored: Array) -> Array:
+    def moved_to(places: Array, stored: Array) -> Array:
         whole = np.full((n_experts + 3, *stored.shape[1:]), 0xFF, np.uint8).astype(stored.dtype)
         whole[places] = stored
         return whole
 
-    weights = [(at(moved[i], stored), kind) for i, (stored, kind) in ((0, gate), (0, up), (1, down))]
+    weights = [(moved_to(moved[i], stored), kind) for i, (stored, kind) in ((0, gate), (0, up), (1, down))]
     if part.is_joint:
         weights[1] = weights[0]
     indices = (np.stack(planes), "I32")

@@ -18,11 +18,11 @@ namespace {
 
 struct picks {
     const ggml_tensor * ids;
+    int64_t             first, n_used; // of a row
 
-    int64_t n_used() const { return ids->ne[0]; }
     int64_t n_rows() const { return ids->ne[1]; }
     int32_t at(int64_t row, int64_t i) const {
-        return *(const int32_t *) ((const char *) ids->data + row * ids->nb[1] + i * ids->nb[0]);
+        return *(const int32_t *) ((const char *) ids->data + row * ids->nb[1] + (first + i) * ids->nb[0]);
     }
 };
 
@@ -37,9 +37,9 @@ using chosen_experts = std::array<chosen, max_experts>;
 chosen_experts count(const picks & of) {
     chosen_experts found;
     for (int64_t row = 0; row < of.n_rows(); ++row) {
-        for (int64_t i = 0; i < of.n_used(); ++i) {
+        for (int64_t i = 0; i < of.n_used; ++i) {
             chosen & each = found[of.at(row, i)];
-            each.last     = (int32_t) (row * of.n_used() + i);
+            each.last     = (int32_t) (row * of.n_used + i);
             each.count++;
             each.by_first_row |= row == 0;
         }
@@ -91,8 +91,8 @@ int32_t give_slots(const layer & of, const chosen_experts & now, uint32_t step, 
 void resolve(const layer & of, const picks & from) {
     table &              state   = *of.state;
     const chosen_experts now     = count(from);
-    const bool           looks   = only_looks_up(of, from.n_used(), from.n_rows());
-    const bool           warm_up = from.n_used() >= of.n_experts;
+    const bool           looks   = only_looks_up(of, from.n_used, from.n_rows());
+    const bool           warm_up = from.n_used >= of.n_experts;
     int32_t              n_hits = 0, n_all = 0, n_right = 0;
     state.n_fills = 0;
     state.step += looks ? 0 : 1;
@@ -119,17 +119,31 @@ void resolve(const layer & of, const picks & from) {
     state.counted.n_right += n_right;
 }
 
+// Missing ones of `now` are there for the step that comes.
+void fetch(const layer & of, const chosen_experts & now) {
+    table &        state = *of.state;
+    const uint32_t step  = state.step + 1;
+    state.n_guesses      = give_slots(of, now, step, state.guesses, max_guesses);
+    for (int32_t i = 0; i < state.n_guesses; ++i) {
+        state.entries[state.guesses[i].expert].guessed = step;
+    }
+    state.counted.n_guessed += (uint64_t) state.n_guesses;
+}
+
 void compute(ggml_tensor * dst, int ith, int, void *) {
     if (ith != 0) {
         return;
     }
     const layer & of = *(const layer *) layer_of(dst);
-    const picks   from{ dst->src[ids] };
+    const picks   from{ dst->src[ids], 0, dst->src[ids]->ne[0] };
     resolve(of, from);
+    if (dst->src[guesses]) {
+        fetch(*of.next, count({ dst->src[guesses], number_of(dst), from.n_used }));
+    }
     auto * out = (int32_t *) dst->data;
     for (int32_t plane = 0; plane < of.n_planes; ++plane) {
         for (int64_t row = 0; row < from.n_rows(); ++row) {
-            for (int64_t i = 0; i < from.n_used(); ++i) {
+            for (int64_t i = 0; i < from.n_used; ++i) {
                 const int32_t expert = from.at(row, i);
                 const int32_t slot   = of.state->entries[expert].slot;
                 *out++               = slot < 0 ? expert : of.first_slots[plane] + slot;
@@ -143,7 +157,7 @@ chosen_experts guess(const layer & of, const ggml_tensor * node) {
     const ggml_tensor *  x      = node->src[hidden];
     const ggml_tensor *  w      = node->src[router];
     const auto *         scale  = (const float *) node->src[norm]->data;
-    const int32_t        n_used = n_used_of(node);
+    const int32_t        n_used = number_of(node);
     chosen_experts       found;
     std::vector<float>   logits(of.n_experts);
     std::vector<int32_t> order(of.n_experts);
@@ -170,15 +184,8 @@ void compute_guess(ggml_tensor * dst, int ith, int, void *) {
     if (ith != 0) {
         return;
     }
-    const layer &        of    = *(const layer *) layer_of(dst);
-    table &              state = *of.state;
-    const chosen_experts now   = guess(of, dst);
-    const uint32_t       step  = state.step + 1;
-    state.n_guesses            = give_slots(of, now, step, state.guesses, max_guesses);
-    for (int32_t i = 0; i < state.n_guesses; ++i) {
-        state.entries[state.guesses[i].expert].guessed = step;
-    }
-    state.counted.n_guessed += (uint64_t) state.n_guesses;
+    const layer & of = *(const layer *) layer_of(dst);
+    fetch(of, guess(of, dst));
 }
 
 // the copies are done

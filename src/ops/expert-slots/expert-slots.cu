@@ -23,6 +23,12 @@ struct picks {
     int64_t         row; // stride, in ids
     int             n_used, n_rows;
 
+    // from the first-th of each row on
+    static picks of(const ggml_tensor * ids, int first, int n_used) {
+        return { dw::data_of<int32_t>(ids) + first, (int64_t) (ids->nb[1] / sizeof(int32_t)), n_used,
+                 (int) ids->ne[1] };
+    }
+
     __device__ int n() const { return n_used * n_rows; }
     __device__ int at(int i) const { return ids[i / n_used * row + i % n_used]; }
 };
@@ -57,13 +63,35 @@ __device__ void add(uint64_t & to, int n) {
     }
 }
 
-// One block, a thread an expert; with `looks` more threads than experts may count picks. The table is read before the
-// kernel in front has ended. No kernel that may still run then changes it: the layer's guesses were made before their
-// copies began, and this launch comes behind the copies' end or their last block.
-__global__ void __launch_bounds__(slots::max_experts)
-    resolve(const slots::layer of, const picks from, int32_t * dst, bool looks, bool warm_up, bool staged) {
+// guesses of the next layer
+struct ahead {
+    slots::layer of;
+    picks        from;
+};
+
+__device__ void guess(shared_state & s, const ahead & next) {
+    const int          e    = threadIdx.x;
+    const bool         is   = e < next.of.n_experts;
+    const slots::entry mine = is ? next.of.state->entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
+    s.last[e]               = 0;
+    __syncthreads();
+    ggml_cuda_pdl_sync();
+    count_picks(s, next.from, false);
+    slots::give_guesses(s.made, s.n_by_warp, next.of, mine, s.last[e] > 0);
+}
+
+// One block, a thread an expert; with `looks` more threads than experts may count picks. A second block, if there is
+// one, has the next layer's guesses. Tables are read before the kernel in front has ended. No kernel that may still run
+// then changes them: what changed them last has ended before the kernel in front began (write_choice), or before the
+// copies that this launch comes behind.
+__global__ void __launch_bounds__(slots::max_experts) resolve(const slots::layer of, const picks from, int32_t * dst,
+                                                              bool looks, bool warm_up, bool staged, const ahead next) {
     __shared__ shared_state s;
     ggml_cuda_pdl_lc();
+    if (blockIdx.x == 1) {
+        guess(s, next);
+        return;
+    }
     slots::table & state = *of.state;
     const int      e     = threadIdx.x;
     const bool     is    = e < of.n_experts;
@@ -208,10 +236,34 @@ cudaStream_t fork(slots::beside & copies, cudaStream_t stream) {
     return copies.stream;
 }
 
+// Those that were fetched for this layer are there before what comes next in the queue of the step.
+void join_guesses(const slots::layer & of, cudaStream_t stream) {
+    if (is_guessed(of)) {
+        CUDA_CHECK(cudaStreamWaitEvent(stream, of.copies->is_fetched, 0));
+        of.copies->guessed = nullptr;
+    }
+}
+
+// Beside the step. The copies of this layer's guesses are in the same queue, in front.
+void fetch_next(const slots::layer & next, cudaStream_t stream) {
+    slots::beside & copies = *next.copies;
+    slots::launch_fetch(next, fork(copies, stream));
+    CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
+    copies.guessed = &next;
+}
+
 bool takes(const ggml_tensor * dst) {
-    const ggml_tensor * ids = dst->src[slots::ids];
-    return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && ids->type == GGML_TYPE_I32 &&
-           ids->nb[0] == sizeof(int32_t);
+    const ggml_tensor *ids = dst->src[slots::ids], *guesses = dst->src[slots::guesses];
+    const auto are_ids = [](const ggml_tensor * t) { return t->type == GGML_TYPE_I32 && t->nb[0] == sizeof(int32_t); };
+    return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && are_ids(ids) &&
+           (!guesses || (are_ids(guesses) && guesses->ne[1] <= slots::max_guess_rows &&
+                         guesses->ne[0] >= slots::number_of(dst) + ids->ne[0]));
+}
+
+// The layer whose guesses the node has; nullptr: none, or there is no queue for them.
+const slots::layer * guessed_by(const ggml_tensor * dst) {
+    const slots::layer & of = *(const slots::layer *) dw::layer_of(dst);
+    return dst->src[slots::guesses] && of.next && of.next->copies ? of.next : nullptr;
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
@@ -223,18 +275,25 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const bool           warm_up = n_used >= of.n_experts;
     const bool           staged  = of.stages(n_rows) && !warm_up;
     const int            n       = looks ? slots::max_experts : slots::threads_for(of);
-    const picks          from = { dw::data_of<int32_t>(ids), (int64_t) (ids->nb[1] / sizeof(int32_t)), n_used, n_rows };
+    const picks          from    = picks::of(ids, 0, n_used);
     const bool           is_here = of.staged && join(*of.staged, with.stream) == &of;
-    const bool           beside  = of.copies && !looks && slots::has(dst, slots::copies_beside);
-    if (!beside && is_guessed(of)) { // into slots that may be given away again
-        CUDA_CHECK(cudaStreamWaitEvent(with.stream, of.copies->is_fetched, 0));
-        of.copies->guessed = nullptr;
+    const slots::layer * next    = guessed_by(dst);
+    const bool           beside  = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
+    if (!beside && !next) { // into slots that may be given away again
+        join_guesses(of, with.stream);
     }
     if (staged) {
         copy_ahead(of, dst, is_here, with.stream);
     }
     cudaStream_t stream = beside ? fork(*of.copies, with.stream) : with.stream;
-    ggml_cuda_kernel_launch(resolve, grid(1, n, stream), of, from, dw::data_of<int32_t>(dst), looks, warm_up, staged);
+    const ahead  coming =
+        next ? ahead{ *next, picks::of(dst->src[slots::guesses], slots::number_of(dst), n_used) } : ahead{};
+    ggml_cuda_kernel_launch(resolve, grid(next ? 2 : 1, next ? std::max(n, slots::threads_for(*next)) : n, stream), of,
+                            from, dw::data_of<int32_t>(dst), looks, warm_up, staged, coming);
+    if (next) {
+        join_guesses(of, stream);
+        fetch_next(*next, stream);
+    }
     if (!looks) {
         copy_missing(of, stream);
     }

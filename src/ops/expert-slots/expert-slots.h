@@ -33,14 +33,16 @@
 #include "ops/door/custom-op.h"
 
 #include <cstdint>
+#include <cstring>
 
 namespace dw::expert_slots {
 
-constexpr int32_t max_parts     = 3;
-constexpr int32_t max_experts   = 1024; // of a layer
-constexpr int32_t max_fill_rows = 64;   // a verify; prompts have more
-constexpr int32_t max_picks     = 2048; // rows times experts a row, of a step that fills
-constexpr int32_t max_guesses   = 64;   // experts of a layer that are fetched ahead of a step
+constexpr int32_t max_parts      = 3;
+constexpr int32_t max_experts    = 1024; // of a layer
+constexpr int32_t max_fill_rows  = 64;   // a verify; prompts have more
+constexpr int32_t max_picks      = 2048; // rows times experts a row, of a step that fills
+constexpr int32_t max_guesses    = 64;   // experts of a layer that are fetched ahead of a step
+constexpr int32_t max_guess_rows = 8;
 
 constexpr int32_t least_staged_rows = 512; // most experts have a row, so all of them are copied
 
@@ -106,7 +108,7 @@ struct layer {
 
     stage *       staged; // nullptr: none
     int32_t       place;  // of it, 0 or 1
-    const layer * next;   // whose experts are copied while this layer computes; nullptr: none
+    const layer * next;   // the one that follows, whose experts are copied while this one computes; nullptr: none
 
     int64_t slot_offset(const part & of, int32_t slot) const { return (first_slots[of.plane] + slot) * of.stride; }
 
@@ -121,9 +123,12 @@ struct layer {
 // Finds where each chosen expert is to be read.
 //   dst i32[k, R, n_planes]
 //   ids i32[k, R], rows may be strided: the router's choice
-enum src { ids, n_src };
-constexpr const char *     operands[n_src] = { "ids" };
-constexpr op_signature     signature       = { "dw_expert_slots", operands, n_src };
+//   guesses i32[at least guesses_at + k, R]: from guesses_at on, what the router of layer.next would choose of the same
+//   input, R at most max_guess_rows. Missing ones of them are fetched as dw_expert_guess does (guess.h), while this
+//   layer computes. On a card this layer's own are then found and copied in the queue of the step
+enum src { ids, guesses, n_src };
+constexpr const char *     operands[n_src] = { "ids", "guesses" };
+constexpr op_signature     signature       = { "dw_expert_slots", operands, n_src, /*n_optional*/ 1 };
 extern const op_descriptor on_cpu, on_cuda;
 
 // Waits for the copies. In place: what reads its result stands behind it.
@@ -143,6 +148,20 @@ enum flag : size_t {
     n_flags,
 };
 constexpr size_t flags_at = layer_at + sizeof(void *);
+
+// Behind the flags: of dw_expert_guess the experts of a row, of dw_expert_slots with guesses where a row has them.
+constexpr size_t number_at = flags_at + n_flags;
+static_assert(number_at + sizeof(int32_t) <= GGML_MAX_OP_PARAMS, "it fits");
+
+inline int32_t number_of(const ggml_tensor * node) {
+    int32_t n;
+    std::memcpy(&n, (const char *) node->op_params + number_at, sizeof(n));
+    return n;
+}
+
+inline void set_number(ggml_tensor * node, int32_t n) {
+    std::memcpy((char *) node->op_params + number_at, &n, sizeof(n));
+}
 
 inline bool has(const ggml_tensor * node, flag which) {
     return ((const char *) node->op_params)[flags_at + which] != 0;

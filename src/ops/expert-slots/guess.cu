@@ -13,8 +13,7 @@ namespace {
 
 using slots::n_lanes;
 
-constexpr int n_logit_warps  = 8;  // of a block, an expert each
-constexpr int n_fetch_blocks = 16; // enough for a PCIe 5 link; the step's own kernels have the other multiprocessors
+constexpr int n_logit_warps = 8; // of a block, an expert each
 
 struct rows {
     const float * values;
@@ -46,11 +45,9 @@ __global__ void __launch_bounds__(slots::max_experts)
     __shared__ float of_row[slots::max_experts];
     __shared__ int   n_by_warp[n_lanes];
     __shared__ slots::room made;
-    slots::table &         state = *of.state;
-    const int              e     = threadIdx.x;
-    const bool             is    = e < of.n_experts;
-    slots::entry           mine  = is ? state.entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
-    const uint32_t         step  = state.step + 1;
+    const int              e    = threadIdx.x;
+    const bool             is   = e < of.n_experts;
+    const slots::entry     mine = is ? of.state->entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
 
     bool needed = false;
     for (int row = 0; row < n_rows; ++row) {
@@ -65,27 +62,7 @@ __global__ void __launch_bounds__(slots::max_experts)
         }
         needed |= is && n_above < n_used;
     }
-    const bool missing = needed && mine.slot < 0;
-    int        n_missing, n_given = 0;
-    const int  rank = slots::rank_in_block(n_by_warp, missing, n_missing);
-    if (n_missing > 0) {
-        n_given = slots::give_slots(made, of, mine, needed, missing, rank, min(n_missing, slots::max_guesses), step,
-                                    state.guesses);
-    }
-    if (missing && rank < n_given) {
-        mine.guessed = step;
-    }
-    if (is) {
-        state.entries[e] = mine;
-    }
-    if (e == 0) {
-        state.n_guesses = n_given;
-        state.counted.n_guessed += n_given;
-    }
-}
-
-template <typename Word> __global__ void fetch(const slots::layer of) {
-    slots::copy_listed<Word>(of, of.state->guesses, of.state->n_guesses);
+    slots::give_guesses(made, n_by_warp, of, mine, needed);
 }
 
 bool is_f32(const ggml_tensor * tensor) {
@@ -106,7 +83,6 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor * hidden = dst->src[slots::hidden];
     const rows from = { dw::data_of<float>(hidden), (int64_t) (hidden->nb[1] / sizeof(float)), (int) hidden->ne[0],
                         (int) hidden->ne[1] };
-    const auto copy = slots::in_words_of(of, sizeof(uint4)) ? fetch<uint4> : fetch<uint16_t>;
     const dim3 grid((of.n_experts + n_logit_warps - 1) / n_logit_warps, from.n);
     if (!copies.is_open) { // else what it reads was there before this layer's copies were queued
         CUDA_CHECK(cudaEventRecord(copies.is_hidden, with.stream));
@@ -115,8 +91,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     guess_logits<<<grid, n_logit_warps * n_lanes, 0, copies.stream>>>(from, dw::data_of<float>(dst->src[slots::norm]),
                                                                       dw::data_of<float>(dst->src[slots::router]),
                                                                       of.n_experts, copies.logits);
-    guess_choice<<<1, slots::threads_for(of), 0, copies.stream>>>(of, copies.logits, from.n, slots::n_used_of(dst));
-    copy<<<n_fetch_blocks, slots::n_fill_threads, 0, copies.stream>>>(of);
+    guess_choice<<<1, slots::threads_for(of), 0, copies.stream>>>(of, copies.logits, from.n, slots::number_of(dst));
+    slots::launch_fetch(of, copies.stream);
     CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
     copies.guessed = &of;
 }

@@ -10,6 +10,7 @@
 namespace dw::expert_slots {
 
 constexpr int n_lanes        = 32;
+constexpr int n_fetch_blocks = 16; // enough for a PCIe 5 link; the step's own kernels have the other multiprocessors
 constexpr int n_fill_blocks  = 64; // 16 x 256 threads with 4 loads of 16 bytes each fill a PCIe 5 link
 constexpr int n_fill_threads = 256;
 constexpr int n_loads        = 4; // of a thread, in flight together
@@ -88,6 +89,29 @@ __device__ inline int give_slots(room & s, const layer & of, entry & mine, bool 
     return n_given;
 }
 
+// Guesses of the step that comes get slots. One block, a thread an expert; `mine`, its entry, is written back.
+__device__ inline void give_guesses(room & s, int * by_warp, const layer & of, entry mine, bool needed) {
+    table &        state   = *of.state;
+    const bool     is      = (int) threadIdx.x < of.n_experts;
+    const uint32_t step    = state.step + 1;
+    const bool     missing = needed && mine.slot < 0;
+    int            n_missing, n_given = 0;
+    const int      rank = rank_in_block(by_warp, missing, n_missing);
+    if (n_missing > 0) {
+        n_given = give_slots(s, of, mine, needed, missing, rank, min(n_missing, max_guesses), step, state.guesses);
+    }
+    if (missing && rank < n_given) {
+        mine.guessed = step;
+    }
+    if (is) {
+        state.entries[threadIdx.x] = mine;
+    }
+    if (threadIdx.x == 0) {
+        state.n_guesses = n_given;
+        state.counted.n_guessed += n_given;
+    }
+}
+
 // An expert's bytes in pieces that a block copies, part after part. Word: what their number is a multiple of.
 template <typename Word> struct pieces {
     static constexpr int64_t size = (int64_t) n_fill_threads * n_loads; // words
@@ -148,6 +172,11 @@ template <typename Word> __device__ void copy_listed(const layer & of, const fil
     }
 }
 
+// Guesses of a layer, into slots of it.
+template <typename Word> __global__ void fetch(const layer of) {
+    copy_listed<Word>(of, of.state->guesses, of.state->n_guesses);
+}
+
 inline bool in_words_of(const layer & of, size_t size) {
     for (int p = 0; p < of.n_parts; ++p) {
         if (of.parts[p].stride % size != 0) {
@@ -155,6 +184,11 @@ inline bool in_words_of(const layer & of, size_t size) {
         }
     }
     return true;
+}
+
+inline void launch_fetch(const layer & of, cudaStream_t stream) {
+    const auto copy = in_words_of(of, sizeof(uint4)) ? fetch<uint4> : fetch<uint16_t>;
+    copy<<<n_fetch_blocks, n_fill_threads, 0, stream>>>(of);
 }
 
 } // namespace dw::expert_slots

@@ -35,8 +35,9 @@ struct layout {
         end += (bytes + 127) / 128 * 128;
         return begin;
     }
-    void add_router(int64_t n, int64_t width, int64_t n_experts) {
-        logits = next((size_t) (n * (n_experts + 1)) * sizeof(float));
+    // n_routers: 1, or 2 with the next layer's
+    void add_router(int64_t n, int64_t width, int64_t n_experts, int64_t n_routers) {
+        logits = next((size_t) (n_routers * n * (n_experts + 1)) * sizeof(float));
         h      = next(activations::bytes(n, width));
     }
     void add_networks(int64_t n, int32_t n_used, const operands & of) {
@@ -76,28 +77,37 @@ bool are_networks(const ggml_tensor * dst, const operands & of, int64_t n_above,
            is_weights(of.shared_down, n_shared, width, 1);
 }
 
-template <ggml_type type> void launch_router_of(const ggml_tensor * x, const ggml_tensor * norm,
-                                                const ggml_tensor * router, const ggml_tensor * shared_router,
-                                                float epsilon, float * logits, const activations & h,
-                                                cudaStream_t stream) {
-    const int n_threads = threads_for(x->ne[0]);
-    const int n_teams   = x->ne[1] > 8 && 2 * n_threads <= most_threads ? 2 : 1;
-    ggml_cuda_kernel_launch(route<type>, { dim3((unsigned) router->ne[1] + 1), dim3(n_threads * n_teams), 0, stream },
-                            dw::data_of<const float>(x), dw::stride_of(x, 1), (int) x->ne[1],
-                            dw::data_of<const float>(norm), epsilon, (const void *) router->data,
-                            (const void *) shared_router->data, n_teams, logits, h);
+// What a router's kernel is given; next: of the layer that follows, nullptr without.
+struct routers {
+    const ggml_tensor *x, *norm, *router, *shared_router;
+    const ggml_tensor *next_norm = nullptr, *next_router = nullptr;
+
+    int64_t n_experts() const { return router->ne[1]; }
+    // of experts, the shared one among them
+    int64_t n_blocks() const { return n_experts() + 1 + (next_router ? n_experts() : 0); }
+};
+
+template <ggml_type type>
+void launch_router_of(const routers & of, float epsilon, float * logits, const activations & h, cudaStream_t stream) {
+    const int            n_threads = threads_for(of.x->ne[0]);
+    const int            n_teams   = of.x->ne[1] > 8 && 2 * n_threads <= most_threads ? 2 : 1;
+    const router_weights own       = { dw::data_of<const float>(of.norm), of.router->data, of.shared_router->data };
+    const router_weights next =
+        of.next_router ? router_weights{ dw::data_of<const float>(of.next_norm), of.next_router->data, nullptr }
+                       : router_weights{};
+    ggml_cuda_kernel_launch(route<type>, { dim3((unsigned) of.n_blocks()), dim3(n_threads * n_teams), 0, stream },
+                            dw::data_of<const float>(of.x), dw::stride_of(of.x, 1), (int) of.x->ne[1], own, next,
+                            (int) of.n_experts(), epsilon, n_teams, logits, h);
 }
 
-void launch_router(const ggml_tensor * x, const ggml_tensor * norm, const ggml_tensor * router,
-                   const ggml_tensor * shared_router, float epsilon, float * logits, const activations & h,
-                   cudaStream_t stream) {
-    switch (router->type) {
+void launch_router(const routers & of, float epsilon, float * logits, const activations & h, cudaStream_t stream) {
+    switch (of.router->type) {
         case GGML_TYPE_F32:
-            return launch_router_of<GGML_TYPE_F32>(x, norm, router, shared_router, epsilon, logits, h, stream);
+            return launch_router_of<GGML_TYPE_F32>(of, epsilon, logits, h, stream);
         case GGML_TYPE_F16:
-            return launch_router_of<GGML_TYPE_F16>(x, norm, router, shared_router, epsilon, logits, h, stream);
+            return launch_router_of<GGML_TYPE_F16>(of, epsilon, logits, h, stream);
         default:
-            return launch_router_of<GGML_TYPE_BF16>(x, norm, router, shared_router, epsilon, logits, h, stream);
+            return launch_router_of<GGML_TYPE_BF16>(of, epsilon, logits, h, stream);
     }
 }
 
@@ -131,7 +141,7 @@ namespace of = dw::layer_parts::experts;
 
 layout layout_of(const ggml_tensor * dst) {
     layout at;
-    at.add_router(dst->ne[1], dst->ne[0], dst->src[of::router]->ne[1]);
+    at.add_router(dst->ne[1], dst->ne[0], dst->src[of::router]->ne[1], 1);
     at.add_networks(dst->ne[1], settings_of(dst).n_used, operands::from<of::src>(dst));
     return at;
 }
@@ -156,8 +166,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     arguments     a      = arguments_of(dst, operands::from<of::src>(dst), memory, at);
     a.n_experts          = (int) src[of::router]->ne[1];
     a.logits             = a.n == 1 ? logits : nullptr;
-    launch_router(src[of::x], src[of::norm], src[of::router], src[of::shared_router], settings_of(dst).epsilon, logits,
-                  a.h, with.stream);
+    launch_router({ src[of::x], src[of::norm], src[of::router], src[of::shared_router] }, settings_of(dst).epsilon,
+                  logits, a.h, with.stream);
     launch_choice(a, logits, with.stream);
     launch_networks(a, src[of::x], dst, with.stream);
 }
@@ -170,7 +180,7 @@ namespace of = dw::layer_parts::choice;
 
 layout layout_of(const ggml_tensor * dst) {
     layout at;
-    at.add_router(dst->ne[1], dst->src[of::x]->ne[0], dst->src[of::router]->ne[1]);
+    at.add_router(dst->ne[1], dst->src[of::x]->ne[0], dst->src[of::router]->ne[1], dst->src[of::next_router] ? 2 : 1);
     return at;
 }
 
@@ -178,12 +188,25 @@ size_t workspace(const ggml_tensor * dst) {
     return layout_of(dst).end;
 }
 
+// the layer that follows, if the node has it
+bool is_next_routed(const ggml_tensor * dst) {
+    const ggml_tensor *norm = dst->src[of::next_norm], *router = dst->src[of::next_router];
+    if (!norm || !router) {
+        return norm == router;
+    }
+    const int32_t n_used = settings_of(dst).n_used;
+    return dw::is_f32(norm) && ggml_nelements(norm) == dst->src[of::x]->ne[0] &&
+           router->type == dst->src[of::router]->type && ggml_are_same_shape(router, dst->src[of::router]) &&
+           ggml_is_contiguous(router) && dst->ne[0] >= of::next_at(n_used) + n_used;
+}
+
 bool takes(const ggml_tensor * dst) {
     const auto *  src    = dst->src;
     const int32_t n_used = settings_of(dst).n_used;
     return are_rows(src[of::x], src[of::norm], src[of::router]->ne[1], n_used) &&
            is_routed(src[of::router], src[of::shared_router], src[of::x]->ne[0]) && dw::is_i32(dst) &&
-           dst->ne[0] == src[of::router]->ne[1] && dst->ne[1] == src[of::x]->ne[1] && dst->ne[0] >= 2 * n_used + 1;
+           dst->ne[0] == src[of::router]->ne[1] && dst->ne[1] == src[of::x]->ne[1] && dst->ne[0] >= 2 * n_used + 1 &&
+           is_next_routed(dst);
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
@@ -193,10 +216,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const int         n      = (int) dst->ne[1];
     float * const     logits = (float *) ((char *) with.workspace + at.logits);
     const activations h      = activations::in((char *) with.workspace + at.h, n, src[of::x]->ne[0]);
-    launch_router(src[of::x], src[of::norm], src[of::router], src[of::shared_router], to.epsilon, logits, h,
-                  with.stream);
-    ggml_cuda_kernel_launch(write_choice, { dim3(1), dim3(32 * n), 0, with.stream }, (const float *) logits,
-                            (int) dst->ne[0], to.n_used, (int32_t *) dst->data, dst->ne[0]);
+    launch_router({ src[of::x], src[of::norm], src[of::router], src[of::shared_router], src[of::next_norm],
+                    src[of::next_router] },
+                  to.epsilon, logits, h, with.stream);
+    ggml_cuda_kernel_launch(write_choice, { dim3(src[of::next_router] ? 2 : 1), dim3(32 * n), 0, with.stream },
+                            (const float *) logits, (int) dst->ne[0], to.n_used, (int32_t *) dst->data, dst->ne[0],
+                            (int) of::next_at(to.n_used));
 }
 
 } // namespace choice_alone

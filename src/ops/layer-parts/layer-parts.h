@@ -102,14 +102,21 @@ extern const op_descriptor on_cpu, on_cuda;
 // makes room for the chosen ones and says where they are. Bits are those of dw_experts.
 //
 //   dst i32[E, n]: of each row the k experts, best first; then k + 1 weights, as the bits of f32: theirs, and that of
-//   the shared expert; what follows is undefined. E >= 2 k + 1
-//   x [D, n]; norm [D]; router weights [D, E], float; shared_router weights [D, 1], float
+//   the shared expert; with a next router then the k experts that it makes of the same x, best first. What follows is
+//   undefined. E >= 2 k + 1, with a next router 3 k + 1
+//   x [D, n]; norm [D]; router weights [D, E], float; shared_router weights [D, 1], float; next_norm [D] and
+//   next_router weights [D, E], of the layer that follows: both or none
 //   settings: epsilon, n_used
 namespace choice {
-enum src { x, norm, router, shared_router, n_src };
-constexpr const char *     operands[n_src] = { "x", "norm", "router", "shared_router" };
-constexpr op_signature     signature       = { "dw_choice", operands, n_src };
+enum src { x, norm, router, shared_router, next_norm, next_router, n_src };
+constexpr const char *     operands[n_src] = { "x", "norm", "router", "shared_router", "next_norm", "next_router" };
+constexpr op_signature     signature       = { "dw_choice", operands, n_src, /*n_optional*/ 2 };
 extern const op_descriptor on_cpu, on_cuda;
+
+// where a row of dst has the next router's experts
+constexpr int32_t next_at(int32_t n_used) {
+    return 2 * n_used + 1;
+}
 } // namespace choice
 
 //   dst[D, n] = x + the weighted sum, as above

@@ -98,14 +98,20 @@ void run_choice(ggml_tensor * dst, int ith, int nth, void *) {
     const auto *   src  = dst->src;
     const settings with = settings_of(dst);
     for (int64_t row = ith; row < dst->ne[1]; row += nth) {
-        const values h =
-            normalised(row_of(src[of::x], row), (const float *) src[of::norm]->data, src[of::x]->ne[0], with.epsilon);
+        const auto under = [&](const ggml_tensor * norm) {
+            return normalised(row_of(src[of::x], row), (const float *) norm->data, src[of::x]->ne[0], with.epsilon);
+        };
+        const values        h = under(src[of::norm]);
         const chosen_of_row found =
             chosen(product(src[of::router], h), product(src[of::shared_router], h)[0], with.n_used);
-        char * out = (char *) dst->data + row * dst->nb[1];
-        std::memcpy(out, found.experts.data(), found.experts.size() * sizeof(int32_t));
-        std::memcpy(out + found.experts.size() * sizeof(int32_t), found.weights.data(),
-                    found.weights.size() * sizeof(float));
+        int32_t * out = (int32_t *) ((char *) dst->data + row * dst->nb[1]);
+        std::copy(found.experts.begin(), found.experts.end(), out);
+        std::memcpy(out + with.n_used, found.weights.data(), found.weights.size() * sizeof(float));
+        if (src[of::next_router]) {
+            const values        logits = product(src[of::next_router], under(src[of::next_norm]));
+            const chosen_of_row next   = chosen(logits, 0.0f, with.n_used);
+            std::copy(next.experts.begin(), next.experts.end(), out + of::next_at(with.n_used));
+        }
     }
 }
 

@@ -38,20 +38,33 @@ struct chosen_before {
     }
 };
 
+// A layer's router with the norm before it; the shared expert's row, nullptr: it has none.
+struct router_weights {
+    const float * norm;
+    const void *  rows;
+    const void *  shared;
+
+    template <ggml_type type> __device__ const void * row(int expert, int n_experts, int width) const {
+        const size_t bytes = type == GGML_TYPE_F32 ? sizeof(float) : sizeof(uint16_t);
+        return expert == n_experts ? shared : (const char *) rows + (size_t) expert * width * bytes;
+    }
+};
+
 // logits [n][E + 1], the last one the shared expert's; h, the rows normalised. A block an expert, whose teams share the
-// rows.
+// rows. E more blocks, if the grid has them, make the next router's logits of the same rows, behind all others.
 template <ggml_type type> __global__ void __launch_bounds__(most_threads)
-    route(const float * x, int64_t stride, int n, const float * norm, float epsilon, const void * router,
-          const void * shared_router, int n_teams, float * logits, activations h) {
+    route(const float * x, int64_t stride, int n, router_weights own, router_weights next, int n_experts, float epsilon,
+          int n_teams, float * logits, activations h) {
     __shared__ float2 sums[max_rows][32];
     ggml_cuda_pdl_lc();
-    const team   by     = team::of_warps((int) blockDim.x / 32 / n_teams);
-    const int    expert = blockIdx.x, n_experts = gridDim.x - 1;
-    const groups scaled = groups::of<GGML_TYPE_F32>(norm, h.width, by);
-    const size_t bytes  = type == GGML_TYPE_F32 ? sizeof(float) : sizeof(uint16_t);
-    const void * row_of_expert =
-        expert == n_experts ? shared_router : (const char *) router + (size_t) expert * h.width * bytes;
-    const groups weights = groups::of<type>(row_of_expert, h.width, by).times(scaled);
+    const team           by     = team::of_warps((int) blockDim.x / 32 / n_teams);
+    const int            n_own  = n_experts + 1;
+    const bool           is_own = blockIdx.x < n_own;
+    const int            expert = is_own ? blockIdx.x : blockIdx.x - n_own;
+    const router_weights from   = is_own ? own : next;
+    const groups         scaled = groups::of<GGML_TYPE_F32>(from.norm, h.width, by);
+    const groups weights = groups::of<type>(from.row<type>(expert, n_experts, h.width), h.width, by).times(scaled);
+    logits += is_own ? 0 : n * n_own;
     ggml_cuda_pdl_sync();
 #pragma unroll 2
     for (int row = by.number; row < n; row += n_teams) {
@@ -71,10 +84,10 @@ template <ggml_type type> __global__ void __launch_bounds__(most_threads)
         return make_float2(rsqrtf(sum.x / h.width + epsilon), sum.y);
     };
     for (int row = threadIdx.x; row < n; row += blockDim.x) {
-        const float2 found                     = total(row);
-        logits[row * (n_experts + 1) + expert] = found.y * found.x;
+        const float2 found           = total(row);
+        logits[row * n_own + expert] = found.y * found.x;
     }
-    for (int row = expert; by.number == 0 && row < n; row += gridDim.x) {
+    for (int row = expert; is_own && by.number == 0 && row < n; row += n_own) {
         const groups values = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
         h.store(row, values.times(scaled), total(row).x, by);
     }
@@ -215,18 +228,24 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
     }
 }
 
-// Writes the choice of rows as dw_choice has it. One block, a warp a row.
-static __global__ void write_choice(const float * logits, int n_experts, int n_used, int32_t * out, int64_t stride) {
+// Writes the choice of rows as dw_choice has it. A warp a row; a second block, if there is one, for the next router,
+// whose experts stand from next_at on.
+// The pool's op reads its table as soon as it starts. An op of the layer before may have changed that, so nothing
+// starts here before all in front has ended.
+static __global__ void write_choice(const float * logits, int n_experts, int n_used, int32_t * out, int64_t stride,
+                                    int next_at) {
     __shared__ choice_of_row found[max_rows];
-    ggml_cuda_pdl_lc();
     ggml_cuda_pdl_sync();
-    const int row = threadIdx.x / 32, lane = threadIdx.x % 32;
-    choose_row(logits + row * (n_experts + 1), n_experts, n_used, lane, found[row].experts, found[row].weights);
+    ggml_cuda_pdl_lc();
+    const int row = threadIdx.x / 32, lane = threadIdx.x % 32, n = blockDim.x / 32;
+    choose_row(logits + (blockIdx.x * n + row) * (n_experts + 1), n_experts, n_used, lane, found[row].experts,
+               found[row].weights);
+    out += row * stride + blockIdx.x * next_at;
     if (lane < n_used) {
-        out[row * stride + lane] = found[row].experts[lane];
+        out[lane] = found[row].experts[lane];
     }
-    if (lane <= n_used) {
-        out[row * stride + n_used + lane] = __float_as_int(found[row].weights[lane]);
+    if (lane <= n_used && blockIdx.x == 0) {
+        out[n_used + lane] = __float_as_int(found[row].weights[lane]);
     }
 }
 

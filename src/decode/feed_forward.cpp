@@ -225,8 +225,8 @@ ggml_tensor * fuser::guess_beside(const expert_layer & of, const ggml_tensor * s
     return fits && are_alike(router, of.chosen.router) ? *found : nullptr;
 }
 
-// The choice takes the place of the sorted experts, whose first ones the pool's op reads. What it guesses, that op
-// fetches.
+// The sorted experts, whose first ones the pool's op reads, become a view of the choice. What that guesses, the pool's
+// op fetches.
 bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes) {
     namespace before          = parts::choice;
     namespace after           = parts::chosen_experts;
@@ -239,27 +239,28 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     }
     if (indices->src[pool::choice] != of.chosen.ids || !edit_.is_closed(results, { of.x, indices, of.chosen.ids }) ||
         edit_.is_held(sorted) || edit_.users(sorted).size() != 1 || // other readers would see weights
-        sorted->ne[0] < before::next_at(n_used)) {                  // what dw_choice writes of a row
+        sorted->ne[0] < before::next_at(n_used)) {
         return false;
     }
     parts::settings with{ of.normal.epsilon, n_used, of.is_joint ? 1 : 0 };
     with.planes[0]            = planes[0];
     with.planes[1]            = planes[1];
+    with.n_experts            = (int32_t) sorted->ne[0];
     ggml_tensor * next_norm   = guess ? guess->src[pool::norm] : nullptr;
     ggml_tensor * next_router = guess ? guess->src[pool::router] : nullptr;
-    ggml_tensor * choice      = made(before::signature, { sorted->ne[0], sorted->ne[1], 1, 1 },
-                                     { { before::x, of.x },
-                                       { before::norm, of.normal.weights },
-                                       { before::router, of.chosen.router },
-                                       { before::shared_router, of.s_router },
-                                       { before::next_norm, next_norm },
-                                       { before::next_router, next_router } },
-                                     { of.normal.weights, of.chosen.router, of.s_router }, with, GGML_TYPE_I32);
+    ggml_tensor * choice = made(before::signature, { before::size(sorted->ne[0], sorted->ne[1], sum->ne[0]), 1, 1, 1 },
+                                { { before::x, of.x },
+                                  { before::norm, of.normal.weights },
+                                  { before::router, of.chosen.router },
+                                  { before::shared_router, of.s_router },
+                                  { before::next_norm, next_norm },
+                                  { before::next_router, next_router } },
+                                { of.normal.weights, of.chosen.router, of.s_router }, with, GGML_TYPE_I32);
     ggml_tensor * networks =
         choice ? made(after::signature, { sum->ne[0], sum->ne[1], 1, 1 },
                       { { after::x, of.x },
                         { after::norm, of.normal.weights },
-                        { after::choice, sorted },
+                        { after::choice, choice },
                         { after::indices, indices },
                         { after::gate, of.gate },
                         { after::up, of.up },
@@ -279,7 +280,8 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
         edit_.replace(slots, {}, { of.chosen.ids }, &fetching);
     }
     const std::vector<ggml_tensor *> ended = guess ? std::vector{ guess } : std::vector<ggml_tensor *>{};
-    return replace(sorted, { of.x }, choice, ended) && replace(sum, { of.x, indices, of.chosen.ids, sorted }, networks);
+    return split({ sorted }, { of.x }, choice, ended) &&
+           replace(sum, { of.x, indices, of.chosen.ids, sorted }, networks);
 }
 
 bool fuser::feed_forward(ggml_tensor * sum) {

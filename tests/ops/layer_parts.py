@@ -83,17 +83,21 @@ def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
     next_router = (rng.permutation(router[0]), router[1])
 
     def chosen_by(operands: list[tuple[Array, str]]) -> Array:
-        chosen = replace(part, name="dw_choice", operands=operands, shape=(n, n_experts), kind="I32")
-        return ggml.run(chosen.op(), operands, chosen.shape, backend=backend, n_threads=2, dtype=np.int32)
+        shape = (-(-n_experts * n // 32) * 32 + 2 * n * x[0].shape[1],)  # dw::layer_parts::choice::size
+        chosen = replace(part, name="dw_choice", operands=operands, shape=shape, kind="I32")
+        return ggml.run(chosen.op(), operands, shape, backend=backend, n_threads=2, dtype=np.int32)
+
+    def rows_of(choice: Array) -> Array:
+        return choice[: n * n_experts].reshape(n, n_experts)
 
     first = [x, norm, router, shared_router]
     choice = chosen_by(first)
-    ids = choice[:, : part.n_used]
+    ids = rows_of(choice)[:, : part.n_used]
     at = 2 * part.n_used + 1
     if n_experts >= at + part.n_used:
-        both = chosen_by([*first, next_norm, next_router])
-        alone = chosen_by([x, next_norm, next_router, shared_router])
-        assert np.array_equal(both[:, :at], choice[:, :at])
+        both = rows_of(chosen_by([*first, next_norm, next_router]))
+        alone = rows_of(chosen_by([x, next_norm, next_router, shared_router]))
+        assert np.array_equal(both[:, :at], rows_of(choice)[:, :at])
         assert np.array_equal(both[:, at : at + part.n_used], alone[:, : part.n_used])
     assert all(len(set(row)) == part.n_used for row in ids.tolist())
     planes, moved = [np.zeros_like(ids)], []
@@ -112,7 +116,7 @@ def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
         weights[1] = weights[0]
     indices = (np.stack(planes), "I32")
     operands = [x, norm, (choice, "I32"), indices, *weights, *shared]
-    last = replace(part, name="dw_chosen_experts", operands=operands, planes=(1, 2))
+    last = replace(part, name="dw_chosen_experts", operands=operands, planes=(1, 2), size=n_experts)
     return last.run(backend)
 
 

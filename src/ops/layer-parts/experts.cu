@@ -36,10 +36,10 @@ struct layout {
         return begin;
     }
     // n_routers: 1, or 2 with the next layer's
-    void add_router(int64_t n, int64_t width, int64_t n_experts, int64_t n_routers) {
+    void add_logits(int64_t n, int64_t n_experts, int64_t n_routers) {
         logits = next((size_t) (n_routers * n * (n_experts + 1)) * sizeof(float));
-        h      = next(activations::bytes(n, width));
     }
+    void add_h(int64_t n, int64_t width) { h = next(activations::bytes(n, width)); }
     void add_networks(int64_t n, int32_t n_used, const operands & of) {
         hidden = next(activations::bytes(n * (n_used + 1), width_of_hidden(of)));
         chosen = next(sizeof(routes));
@@ -141,7 +141,8 @@ namespace of = dw::layer_parts::experts;
 
 layout layout_of(const ggml_tensor * dst) {
     layout at;
-    at.add_router(dst->ne[1], dst->ne[0], dst->src[of::router]->ne[1], 1);
+    at.add_logits(dst->ne[1], dst->src[of::router]->ne[1], 1);
+    at.add_h(dst->ne[1], dst->ne[0]);
     at.add_networks(dst->ne[1], settings_of(dst).n_used, operands::from<of::src>(dst));
     return at;
 }
@@ -180,7 +181,7 @@ namespace of = dw::layer_parts::choice;
 
 layout layout_of(const ggml_tensor * dst) {
     layout at;
-    at.add_router(dst->ne[1], dst->src[of::x]->ne[0], dst->src[of::router]->ne[1], dst->src[of::next_router] ? 2 : 1);
+    at.add_logits(dst->src[of::x]->ne[1], dst->src[of::router]->ne[1], dst->src[of::next_router] ? 2 : 1);
     return at;
 }
 
@@ -194,33 +195,35 @@ bool is_next_routed(const ggml_tensor * dst) {
     if (!norm || !router) {
         return norm == router;
     }
-    const int32_t n_used = settings_of(dst).n_used;
-    return dw::is_f32(norm) && ggml_nelements(norm) == dst->src[of::x]->ne[0] &&
-           router->type == dst->src[of::router]->type && ggml_are_same_shape(router, dst->src[of::router]) &&
-           ggml_is_contiguous(router) && dst->ne[0] >= of::next_at(n_used) + n_used;
+    const ggml_tensor * own    = dst->src[of::router];
+    const int32_t       n_used = settings_of(dst).n_used;
+    return dw::is_f32(norm) && ggml_nelements(norm) == dst->src[of::x]->ne[0] && router->type == own->type &&
+           ggml_are_same_shape(router, own) && ggml_is_contiguous(router) && own->ne[1] >= of::next_at(n_used) + n_used;
 }
 
 bool takes(const ggml_tensor * dst) {
     const auto *  src    = dst->src;
     const int32_t n_used = settings_of(dst).n_used;
-    return are_rows(src[of::x], src[of::norm], src[of::router]->ne[1], n_used) &&
-           is_routed(src[of::router], src[of::shared_router], src[of::x]->ne[0]) && dw::is_i32(dst) &&
-           dst->ne[0] == src[of::router]->ne[1] && dst->ne[1] == src[of::x]->ne[1] && dst->ne[0] >= 2 * n_used + 1 &&
-           is_next_routed(dst);
+    const int64_t width = src[of::x]->ne[0], n = src[of::x]->ne[1], n_experts = src[of::router]->ne[1];
+    const size_t  n_bytes = of::h_at(n_experts, n) * sizeof(int32_t) + activations::bytes(n, width);
+    return are_rows(src[of::x], src[of::norm], n_experts, n_used) &&
+           is_routed(src[of::router], src[of::shared_router], width) && dw::is_i32(dst) && ggml_is_contiguous(dst) &&
+           ggml_nbytes(dst) >= n_bytes && n_experts >= of::next_at(n_used) && is_next_routed(dst);
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const auto *      src    = dst->src;
-    const layout      at     = layout_of(dst);
-    const settings    to     = settings_of(dst);
-    const int         n      = (int) dst->ne[1];
-    float * const     logits = (float *) ((char *) with.workspace + at.logits);
-    const activations h      = activations::in((char *) with.workspace + at.h, n, src[of::x]->ne[0]);
+    const auto *      src       = dst->src;
+    const settings    to        = settings_of(dst);
+    const int         n         = (int) src[of::x]->ne[1];
+    const int64_t     n_experts = src[of::router]->ne[1];
+    float * const     logits    = (float *) ((char *) with.workspace + layout_of(dst).logits);
+    int32_t * const   out       = dw::data_of<int32_t>(dst);
+    const activations h         = activations::in((char *) (out + of::h_at(n_experts, n)), n, src[of::x]->ne[0]);
     launch_router({ src[of::x], src[of::norm], src[of::router], src[of::shared_router], src[of::next_norm],
                     src[of::next_router] },
                   to.epsilon, logits, h, with.stream);
     ggml_cuda_kernel_launch(write_choice, { dim3(src[of::next_router] ? 2 : 1), dim3(32 * n), 0, with.stream },
-                            (const float *) logits, (int) dst->ne[0], to.n_used, (int32_t *) dst->data, dst->ne[0],
+                            (const float *) logits, (int) n_experts, to.n_used, out, n_experts,
                             (int) of::next_at(to.n_used));
 }
 
@@ -232,7 +235,6 @@ namespace of = dw::layer_parts::chosen_experts;
 
 layout layout_of(const ggml_tensor * dst) {
     layout at;
-    at.h = at.next(activations::bytes(dst->ne[1], dst->ne[0]));
     at.add_networks(dst->ne[1], settings_of(dst).n_used, operands::from<of::src>(dst));
     return at;
 }
@@ -246,8 +248,9 @@ bool takes(const ggml_tensor * dst) {
     const settings      to      = settings_of(dst);
     const ggml_tensor * chosen  = src[of::choice];
     const ggml_tensor * indices = src[of::indices];
-    return are_rows(src[of::x], src[of::norm], chosen->ne[0], to.n_used) && dw::is_i32(chosen) &&
-           chosen->ne[0] >= 2 * to.n_used + 1 && chosen->ne[1] == dst->ne[1] && dw::is_i32(indices) &&
+    return are_rows(src[of::x], src[of::norm], to.n_experts, to.n_used) && dw::is_i32(chosen) &&
+           ggml_is_contiguous(chosen) && to.n_experts >= choice::next_at(to.n_used) &&
+           ggml_nelements(chosen) >= choice::size(to.n_experts, dst->ne[1], dst->ne[0]) && dw::is_i32(indices) &&
            indices->ne[0] == to.n_used && indices->ne[1] == dst->ne[1] &&
            indices->ne[2] > std::max(to.planes[0], to.planes[1]) &&
            are_networks(dst, operands::from<of::src>(dst), src[of::gate]->ne[2], src[of::down]->ne[2]);
@@ -262,12 +265,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const auto          plane   = [&](int side) {
         return (const int32_t *) ((const char *) indices->data + to.planes[side] * indices->nb[2]);
     };
-    a.n_experts           = (int) src[of::choice]->ne[0];
-    a.before              = { (const int32_t *) src[of::choice]->data, src[of::choice]->ne[0], { plane(0), plane(1) } };
-    const ggml_tensor * x = src[of::x];
-    launch_input(normalised_rows(x, src[of::norm], to.epsilon), a.h, a.n, with.stream);
+    const int32_t * const chosen = dw::data_of<const int32_t>(src[of::choice]);
+    a.n_experts                  = to.n_experts;
+    a.before                     = { chosen, to.n_experts, { plane(0), plane(1) } };
+    a.h = activations::in((char *) (chosen + choice::h_at(to.n_experts, a.n)), a.n, dst->ne[0]);
     launch_choice(a, nullptr, with.stream);
-    launch_networks(a, x, dst, with.stream);
+    launch_networks(a, src[of::x], dst, with.stream);
 }
 
 } // namespace networks_alone

@@ -97,14 +97,14 @@ void run_choice(ggml_tensor * dst, int ith, int nth, void *) {
     namespace of        = dw::layer_parts::choice;
     const auto *   src  = dst->src;
     const settings with = settings_of(dst);
-    for (int64_t row = ith; row < dst->ne[1]; row += nth) {
+    for (int64_t row = ith; row < src[of::x]->ne[1]; row += nth) {
         const auto under = [&](const ggml_tensor * norm) {
             return normalised(row_of(src[of::x], row), (const float *) norm->data, src[of::x]->ne[0], with.epsilon);
         };
         const values        h = under(src[of::norm]);
         const chosen_of_row found =
             chosen(product(src[of::router], h), product(src[of::shared_router], h)[0], with.n_used);
-        int32_t * out = (int32_t *) ((char *) dst->data + row * dst->nb[1]);
+        int32_t * out = (int32_t *) dst->data + row * src[of::router]->ne[1];
         std::copy(found.experts.begin(), found.experts.end(), out);
         std::memcpy(out + with.n_used, found.weights.data(), found.weights.size() * sizeof(float));
         if (src[of::next_router]) {
@@ -123,10 +123,11 @@ void run_chosen_experts(ggml_tensor * dst, int ith, int nth, void *) {
                                 src[of::shared_gate], src[of::shared_up], src[of::shared_down] };
     const int32_t * indices = (const int32_t *) src[of::indices]->data;
     for (int64_t row = ith; row < dst->ne[1]; row += nth) {
-        const float * x = row_of(src[of::x], row);
-        const values  h = normalised(x, (const float *) src[of::norm]->data, dst->ne[0], with.epsilon);
-        values        weights(with.n_used + 1);
-        std::memcpy(weights.data(), row_of(src[of::choice], row) + with.n_used, weights.size() * sizeof(float));
+        const float *   x = row_of(src[of::x], row);
+        const values    h = normalised(x, (const float *) src[of::norm]->data, dst->ne[0], with.epsilon);
+        values          weights(with.n_used + 1);
+        const int32_t * choice = (const int32_t *) src[of::choice]->data + row * with.n_experts;
+        std::memcpy(weights.data(), choice + with.n_used, weights.size() * sizeof(float));
         add_networks(dst, row, x, h, all, weights, [&](int side, int32_t rank) {
             return indices[(with.planes[side] * dst->ne[1] + row) * with.n_used + rank];
         });

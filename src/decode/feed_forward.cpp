@@ -225,61 +225,69 @@ ggml_tensor * fuser::guess_beside(const expert_layer & of, const ggml_tensor * s
     return fits && are_alike(router, of.chosen.router) ? *found : nullptr;
 }
 
+// dw_choice for a layer; guess: what guesses the next one's experts, or nullptr
+ggml_tensor * fuser::choice_of(const expert_layer & of, const ggml_tensor * guess) {
+    namespace op                 = parts::choice;
+    const ggml_tensor *   sorted = of.chosen.sorted;
+    const parts::settings with   = { of.normal.epsilon, (int32_t) of.chosen.ids->ne[0] };
+    return made(op::signature, { op::size(sorted->ne[0], sorted->ne[1], of.x->ne[0]), 1, 1, 1 },
+                { { op::x, of.x },
+                  { op::norm, of.normal.weights },
+                  { op::router, of.chosen.router },
+                  { op::shared_router, of.s_router },
+                  { op::next_norm, guess ? guess->src[pool::norm] : nullptr },
+                  { op::next_router, guess ? guess->src[pool::router] : nullptr } },
+                { of.normal.weights, of.chosen.router, of.s_router }, with, GGML_TYPE_I32);
+}
+
+// dw_chosen_experts for a layer; planes: of indices
+ggml_tensor * fuser::networks_of(const expert_layer & of, ggml_tensor * choice, ggml_tensor * indices,
+                                 std::array<uint8_t, 2> planes) {
+    namespace op = parts::chosen_experts;
+    parts::settings with{ of.normal.epsilon, (int32_t) of.chosen.ids->ne[0], of.is_joint ? 1 : 0 };
+    with.planes[0] = planes[0];
+    with.planes[1] = planes[1];
+    with.n_experts = (int32_t) of.chosen.sorted->ne[0];
+    return made(op::signature, { of.sum->ne[0], of.sum->ne[1], 1, 1 },
+                { { op::x, of.x },
+                  { op::norm, of.normal.weights },
+                  { op::choice, choice },
+                  { op::indices, indices },
+                  { op::gate, of.gate },
+                  { op::up, of.up },
+                  { op::down, of.down },
+                  { op::shared_gate, of.s_gate },
+                  { op::shared_up, of.s_up },
+                  { op::shared_down, of.s_down } },
+                { of.normal.weights, of.gate, of.up, of.down, of.s_gate, of.s_up, of.s_down }, with);
+}
+
 // The sorted experts, whose first ones the pool's op reads, become a view of the choice. What that guesses, the pool's
 // op fetches.
 bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes) {
-    namespace before          = parts::choice;
-    namespace after           = parts::chosen_experts;
     ggml_tensor *const sorted = of.chosen.sorted, *const sum = of.sum, *const slots = indices->src[pool::indices];
-    ggml_tensor * const        guess  = guess_beside(of, slots);
-    const int32_t              n_used = (int32_t) of.chosen.ids->ne[0];
+    ggml_tensor * const        guess = guess_beside(of, slots);
+    const int32_t              next  = parts::choice::next_at((int32_t) of.chosen.ids->ne[0]);
+    const std::vector          ended = guess ? std::vector{ guess } : std::vector<ggml_tensor *>{};
     std::vector<ggml_tensor *> results{ sorted, sum };
-    if (guess) {
-        results.push_back(guess);
-    }
+    results.insert(results.end(), ended.begin(), ended.end());
     if (indices->src[pool::choice] != of.chosen.ids || !edit_.is_closed(results, { of.x, indices, of.chosen.ids }) ||
         edit_.is_held(sorted) || edit_.users(sorted).size() != 1 || // other readers would see weights
-        sorted->ne[0] < before::next_at(n_used)) {
+        sorted->ne[0] < next) {
         return false;
     }
-    parts::settings with{ of.normal.epsilon, n_used, of.is_joint ? 1 : 0 };
-    with.planes[0]            = planes[0];
-    with.planes[1]            = planes[1];
-    with.n_experts            = (int32_t) sorted->ne[0];
-    ggml_tensor * next_norm   = guess ? guess->src[pool::norm] : nullptr;
-    ggml_tensor * next_router = guess ? guess->src[pool::router] : nullptr;
-    ggml_tensor * choice = made(before::signature, { before::size(sorted->ne[0], sorted->ne[1], sum->ne[0]), 1, 1, 1 },
-                                { { before::x, of.x },
-                                  { before::norm, of.normal.weights },
-                                  { before::router, of.chosen.router },
-                                  { before::shared_router, of.s_router },
-                                  { before::next_norm, next_norm },
-                                  { before::next_router, next_router } },
-                                { of.normal.weights, of.chosen.router, of.s_router }, with, GGML_TYPE_I32);
-    ggml_tensor * networks =
-        choice ? made(after::signature, { sum->ne[0], sum->ne[1], 1, 1 },
-                      { { after::x, of.x },
-                        { after::norm, of.normal.weights },
-                        { after::choice, choice },
-                        { after::indices, indices },
-                        { after::gate, of.gate },
-                        { after::up, of.up },
-                        { after::down, of.down },
-                        { after::shared_gate, of.s_gate },
-                        { after::shared_up, of.s_up },
-                        { after::shared_down, of.s_down } },
-                      { of.normal.weights, of.gate, of.up, of.down, of.s_gate, of.s_up, of.s_down }, with)
-               : nullptr;
+    ggml_tensor * choice   = choice_of(of, guess);
+    ggml_tensor * networks = choice ? networks_of(of, choice, indices, planes) : nullptr;
     if (!networks) {
         return false;
     }
     if (guess) {
         ggml_tensor fetching        = *slots;
         fetching.src[pool::guesses] = sorted;
-        pool::set_number(&fetching, before::next_at(n_used));
+        pool::set_number(&fetching, next);
         edit_.replace(slots, {}, { of.chosen.ids }, &fetching);
+        count(fused_guesses, true);
     }
-    const std::vector<ggml_tensor *> ended = guess ? std::vector{ guess } : std::vector<ggml_tensor *>{};
     return split({ sorted }, { of.x }, choice, ended) &&
            replace(sum, { of.x, indices, of.chosen.ids, sorted }, networks);
 }

@@ -31,6 +31,7 @@ enum fused_part {
     fused_attention_output,
     fused_draft_input,
     fused_product,
+    fused_guesses, // of a pool's next layer: no op of its own, the choice of this one's experts makes them
     n_fused_parts,
 };
 

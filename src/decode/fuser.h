@@ -47,22 +47,26 @@ class fuser {
     static bool has_few_rows(const ggml_tensor * x) { return x->ne[1] <= parts::max_rows && ggml_is_matrix(x); }
 
     struct expert_layer;
-    bool          experts(ggml_tensor * sum);
     ggml_tensor * guess_beside(const expert_layer & of, const ggml_tensor * slots) const;
-    bool          pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes);
-    bool          feed_forward(ggml_tensor * sum);
-    bool          delta_inputs(ggml_tensor * scaled);
-    bool          attention_inputs(ggml_tensor * scaled);
-    bool          attention_heads(ggml_tensor * scaled);
-    bool          delta_front(ggml_tensor * convolved);
-    bool          delta_heads(ggml_tensor * convolved);
-    bool          delta_tree(ggml_tensor * convolved);
-    bool          delta_step(ggml_tensor * rule);
-    bool          delta_output(ggml_tensor * sum);
-    bool          flash_attention(ggml_tensor * node);
-    bool          attention_output(ggml_tensor * sum);
-    bool          draft_input(ggml_tensor * node);
-    bool          product(ggml_tensor * node);
+    ggml_tensor * choice_of(const expert_layer & of, const ggml_tensor * guess);
+    ggml_tensor * networks_of(const expert_layer & of, ggml_tensor * choice, ggml_tensor * indices,
+                              std::array<uint8_t, 2> planes);
+
+    bool experts(ggml_tensor * sum);
+    bool pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes);
+    bool feed_forward(ggml_tensor * sum);
+    bool delta_inputs(ggml_tensor * scaled);
+    bool attention_inputs(ggml_tensor * scaled);
+    bool attention_heads(ggml_tensor * scaled);
+    bool delta_front(ggml_tensor * convolved);
+    bool delta_heads(ggml_tensor * convolved);
+    bool delta_tree(ggml_tensor * convolved);
+    bool delta_step(ggml_tensor * rule);
+    bool delta_output(ggml_tensor * sum);
+    bool flash_attention(ggml_tensor * node);
+    bool attention_output(ggml_tensor * sum);
+    bool draft_input(ggml_tensor * node);
+    bool product(ggml_tensor * node);
 
     ggml_context *      ctx_;
     graph_edit          edit_;

@@ -365,7 +365,9 @@ def test_experts_in_a_pool_are_those_of_one_memory(gguf, kind, guess):
         r = Rig(path, pool=pool)
         api.fuse(r.engine, api.FUSE_EVERYWHERE)
         found[slots] = rows_of(r, TOKENS, batches)
-        assert counts(r.engine)["experts"] == LAYERS, slots
+        found_parts = counts(r.engine)
+        assert found_parts["experts"] == LAYERS, slots
+        assert found_parts.get("guesses", 0) == (LAYERS - 1 if guess and slots else 0), slots
         misses = pool.stats().misses if pool else 0
         assert (misses > 0) == bool(slots)
         r.close()

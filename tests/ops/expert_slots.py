@@ -143,8 +143,8 @@ class Layer:
     ) -> np.ndarray:
         """Run the op; return int32[n_planes, rows, k]. The rows of ids lie apart, as in a router's choice.
 
-        guesses: int32[rows, k] of layer.next. beside: on a card the copies have a queue of their own, for which
-        dw_expert_ready waits. has_next: layer.next is in the same graph.
+        guesses: int32[rows, k] of layer.next. beside: on a card the copies have a queue of their own, for
+        which dw_expert_ready waits. has_next: layer.next is in the same graph.
         """
         rows, k = ids.shape
         wide = np.full((rows, 2 * k + 5), 7, np.int32)
@@ -225,8 +225,8 @@ def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_
           staged: bool = False) -> None:  # fmt: skip
     """Run steps of so many rows; hold each result, the table and all slots against the model.
 
-    guess: experts are guessed before each step of up to 8 rows, some by an op of their own and some by another
-    layer's dw_expert_slots; every second step chooses what was guessed.
+    guess: experts are guessed before each step of up to 8 rows, some by an op of their own and some by
+    another layer's dw_expert_slots; every second step chooses what was guessed.
     """
     parts = [draw.integers(0, 256, (n_experts, size), np.uint8) for size in sizes]
     model = Model(n_experts, n_slots, policy)

@@ -75,7 +75,8 @@ def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
     """Return what dw_choice and dw_chosen_experts make of dw_experts' operands.
 
     Experts lie elsewhere than their numbers say, those of down elsewhere than the others. What is not an
-    expert is poison. Another router, as of the next layer, must choose in the same op what it does in one of its own.
+    expert is poison. Another router, as of the next layer, must choose in the same op what it does in one of
+    its own.
     """
     x, norm, router, gate, up, down, shared_router, *shared = part.operands
     n, n_experts = len(x[0]), len(router[0])

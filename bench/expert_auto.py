@@ -7,8 +7,9 @@ For each --part of the experts' bytes the model is loaded once: a plain `Llama`,
 MTP block if "auto" thinks that it pays, share weights and pool. The latter is made anew for each
 --acceptance, the chance that one more draft of a round is kept, and first writes a text that does not count.
 
-A pair is two new texts, 64 random tokens and then --rounds rounds. Both sides write each, plain decode first
-in one and the other first in the other: the second to write a text finds more of its experts in slots.
+A pair is a new text, 64 random tokens and then --rounds rounds, which both sides write, in turns the one or
+the other first. Before each of them plain decode writes another text, the same for both: else the second
+would find more of its experts in slots.
 
 The ratio is of tokens a second, auto's over plain's. Counters are those of all counted segments; bytes are a
 token's. Acceptance is by schedule (bench/gpu/schedule.py), so the text means nothing.
@@ -44,6 +45,7 @@ from bench.gpu.stamp import origin  # noqa: E402
 SCHEMA = 1
 PARTS = (0.65, 0.50, 0.25, 0.03)
 ACCEPTANCES = (0.0, 0.3, 0.6, 0.9)
+OTHER_TEXTS = 500  # seeds from here on
 ROUNDS = ("rounds", "drafted", "accepted", "paused_rounds", "failed_drafts")
 
 
@@ -78,16 +80,13 @@ def _cell(ours: Ours, pairs: int, seed: int) -> dict[str, Any]:
     counts: dict[str, Counter[str]] = {name: Counter() for name in turns}
     turns["auto"](seed)
     for pair in range(pairs):
-        took = dict.fromkeys(turns, 0.0)
-        for text, names in enumerate((list(turns), list(turns)[::-1])):
-            for name in names:
-                found = turns[name](seed + 1 + 2 * pair + text)
-                took[name] += found["seconds"] / found["tokens"] / 2
-                counts[name].update(tokens=found["tokens"])
-                counts[name].update({key: found["stats"][key] for key in ROUNDS})
-                counts[name].update({key: found["experts"][key] for key in POOLED})
-        for name in turns:
-            seconds[name].append(took[name])
+        for name in list(turns) if pair % 2 == 0 else list(turns)[::-1]:
+            ours.plain(seed + OTHER_TEXTS + pair)
+            found = turns[name](seed + 1 + pair)
+            seconds[name].append(found["seconds"] / found["tokens"])
+            counts[name].update(tokens=found["tokens"])
+            counts[name].update({key: found["stats"][key] for key in ROUNDS})
+            counts[name].update({key: found["experts"][key] for key in POOLED})
     ratio, ratios = paired(seconds["plain"], seconds["auto"])
     sides = {name: _side(seconds[name], counts[name]) for name in turns}
     return {"ratio": ratio.figures(), "ratios": [round(each, 3) for each in ratios], **sides}

@@ -183,7 +183,7 @@ class ExpertStats:
     stage_bytes: int
     """Memory of the card that experts of prompts pass through, bytes. 0: prompts read host memory."""
     layers_beside: int
-    """Layers that copy missing experts while they compute, as on a card with guesses."""
+    """Layers with work beside which copies run in a second queue, as on a card with guesses."""
     guessed: int
     """Experts that were fetched before their router had chosen."""
     right: int

@@ -379,7 +379,7 @@ typedef struct dw_expert_stats {
     int64_t  host_bytes;   // that the experts take in host memory
     int64_t  device_bytes; // that the slots take
     int64_t  stage_bytes;  // that the stage takes; 0: prompts read in place
-    int32_t  n_beside;     // layers whose copies run beside their other work
+    int32_t  n_beside;     // layers with work beside which copies run in a second queue
     int32_t  reserved;
     int64_t  n_guessed; // experts that were fetched before their router had chosen; bytes_missed has them
     int64_t  n_right;   // of these, that it then chose

@@ -80,8 +80,9 @@ bool slot_rounds::make(const common_params & params, llama_context * target, std
     if (dw.drafter == DW_DRAFTER_NONE) {
         LOG_INF("draftwood: %d slots, no drafts (--spec-type %s)\n", params.n_parallel, dw.type.c_str());
     } else {
-        LOG_INF("draftwood: %d slots draft as --spec-type %s, up to %d tokens\n", params.n_parallel, dw.type.c_str(),
-                dw.draft_tokens);
+        const char * shared = params.n_parallel > 1 ? " each, on a card what 16 rows leave a slot" : "";
+        LOG_INF("draftwood: %d slots draft as --spec-type %s, up to %d tokens%s\n", params.n_parallel, dw.type.c_str(),
+                dw.draft_tokens, shared);
     }
     return true;
 }

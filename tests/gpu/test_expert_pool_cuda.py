@@ -15,6 +15,7 @@ from draftwood.engine.engine import build_info, probe_model
 from draftwood.load import experts
 from synth_gguf import PRESETS, write
 
+from bench.testing_api import fused
 from tests.ops.expert_slots import memory
 from tests.ops.slot_kernels import *  # noqa: F403
 
@@ -101,11 +102,13 @@ def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, model, changes, g
         llm = opened(path, 1, expert_guess=guess)
         found = rows_of(llm, batches)
         stats = llm.expert_stats
+        parts = fused(llm._engine)
         llm.close()
         assert np.array_equal(found, wanted), (slots, np.abs(found - wanted).max())
         assert (stats.misses > 0) == (slots > 0)
         assert stats.layers_beside == (LAYERS - 1 if guess and slots > 0 else 0)
         assert (stats.guessed > 0) == (guess and slots > 0)
+        assert parts["guesses"] == (LAYERS - 1 if guess and slots > 0 else 0)
 
 
 @pytest.mark.parametrize("kind", TYPES)

@@ -368,8 +368,29 @@ def test_experts_in_a_pool_are_those_of_one_memory(gguf, kind, guess):
         found_parts = counts(r.engine)
         assert found_parts["experts"] == LAYERS, slots
         assert found_parts.get("guesses", 0) == (LAYERS - 1 if guess and slots else 0), slots
+        r.engine.eval(TOKENS[:16], len(TOKENS))
+        assert counts(r.engine)["experts"] == LAYERS
+        assert "guesses" not in counts(r.engine)  # of more than 8 rows
         misses = pool.stats().misses if pool else 0
         assert (misses > 0) == bool(slots)
+        r.close()
+        if pool:
+            pool.close()
+    assert all(np.array_equal(rows, found[None]) for rows in found.values())
+
+
+def test_guesses_of_layers_that_are_and_are_not_fused(gguf):
+    """Layer 1 has a type without products of ours: its guesses are a node, those of the others are not."""
+    path = gguf("moe-mtp", experts=16, top_k=3, types="blk.1.ffn_down_exps*=IQ4_NL,F16")
+    found = {}
+    for slots in (None, 4, 15):
+        pool = None if slots is None else ExpertPool(slots, guess=True)
+        r = Rig(path, pool=pool)
+        api.fuse(r.engine, api.FUSE_EVERYWHERE)
+        found[slots] = rows_of(r, TOKENS, [1, 1, 4, 1, 2, 1, 1])
+        assert counts(r.engine)["experts"] == LAYERS - 1
+        assert counts(r.engine).get("guesses", 0) == (LAYERS - 2 if pool else 0)
+        assert not pool or pool.stats().guessed > 0
         r.close()
         if pool:
             pool.close()

@@ -90,9 +90,13 @@ class Model:
 
     def guess(self, hidden: np.ndarray, norm: np.ndarray, router: np.ndarray, k: int) -> None:
         """Change the table as guesses from rows hidden f32[rows, n] do."""
-        entries, step = self.table["entries"], int(self.table["step"]) + 1
         logits = hidden.astype(np.float64) * norm @ router.T.astype(np.float64)
-        chosen = sorted({int(e) for row in np.argsort(-logits, axis=1, kind="stable")[:, :k] for e in row})
+        self.fetch(np.argsort(-logits, axis=1, kind="stable")[:, :k])
+
+    def fetch(self, guesses: np.ndarray) -> None:
+        """Change the table as guesses int[rows, k] do."""
+        entries, step = self.table["entries"], int(self.table["step"]) + 1
+        chosen = sorted({int(e) for e in guesses.flat})
         self.table["n_guesses"] = 0
         for expert in [e for e in chosen if entries[e]["slot"] == NO][:MAX_GUESSES]:
             free = [e for e in range(self.n_experts) if entries[e]["slot"] != NO and e not in set(chosen)]

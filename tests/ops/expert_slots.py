@@ -226,16 +226,20 @@ def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_
     """Run steps of so many rows; hold each result, the table and all slots against the model.
 
     guess: experts are guessed before each step of up to 8 rows, some by an op of their own and some by
-    another layer's dw_expert_slots; every second step chooses what was guessed.
+    another layer's dw_expert_slots; every second step chooses what was guessed, and every second one guesses
+    for another layer.
     """
     parts = [draw.integers(0, 256, (n_experts, size), np.uint8) for size in sizes]
     model = Model(n_experts, n_slots, policy)
-    other = np.zeros((k + 3, 32), np.uint8)
+    other = draw.integers(0, 256, (k + 3, 32), np.uint8)
+    models = {name: Model(len(other), n, "frequency") for name, n in (("before", 1), ("after", k + 1))}
     with (
         Layer(backend, n_slots, parts, policy=policy, staged=staged) as layer,
         Layer(backend, 1, [other]) as before,
+        Layer(backend, k + 1, [other]) as after,
     ):
         before.layer.next = ctypes.addressof(layer.layer)
+        layer.layer.next = ctypes.addressof(after.layer)
         for rows in steps:
             ids = random_ids(draw, rows, k, n_experts)
             if guess and rows <= MAX_GUESS_ROWS:
@@ -245,11 +249,21 @@ def check(backend: str, draw: np.random.Generator, *, n_experts: int, k: int, n_
                 if draw.integers(2):
                     layer.guess(hidden, norm, router, k)
                 else:
-                    before.run(random_ids(draw, rows, k, len(other)), guesses=guesses)
+                    chosen = random_ids(draw, rows, k, len(other))
+                    before.run(chosen, guesses=guesses)
+                    models["before"].step(chosen)
+                    _check_table(before.table(), models["before"])
                 model.guess(hidden, norm, router, k)
                 ids = guesses if draw.integers(2) else ids
-            found = layer.run(ids, beside=bool(draw.integers(2)))
+            ahead = random_ids(draw, rows, k, len(other)) if guess and rows <= MAX_GUESS_ROWS else None
+            ahead = ahead if draw.integers(2) else None
+            found = layer.run(ids, guesses=ahead, beside=ahead is None and bool(draw.integers(2)))
             model.step(ids)
+            if ahead is not None:
+                models["after"].fetch(ahead)
+                after.run(ahead[:1])
+                models["after"].step(ahead[:1])
+                _check_table(after.table(), models["after"])
             _check_table(layer.table(), model)
             _check_indices(layer, model, ids, found)
 

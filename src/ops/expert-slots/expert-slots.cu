@@ -1,7 +1,8 @@
-// dw_expert_slots on CUDA: expert-slots.h. Two launches: one block finds slots, then many copy what is missing. Their
-// grids depend on shapes alone; how much there is to copy is read on the device. Both are launched as ggml's kernels
-// are, before the one in front of them has ended (ggml_cuda_kernel_launch). Products that read slots wait for them
-// before they read anything.
+// dw_expert_slots on CUDA: expert-slots.h. One block finds slots, and a second one those of the next layer's guesses;
+// then many blocks copy what is missing, and others in a second queue what was guessed (beside.h). Grids depend on
+// shapes alone; how much there is to copy is read on the device. In the queue of the step kernels are launched as
+// ggml's are, before the one in front of them has ended (ggml_cuda_kernel_launch). Products that read slots wait for
+// them before they read anything.
 
 #include "ops/door/launch.h"
 #include "ops/expert-slots/beside.h"
@@ -249,7 +250,8 @@ void fetch_next(const slots::layer & next, cudaStream_t stream) {
     slots::beside & copies = *next.copies;
     slots::launch_fetch(next, fork(copies, stream));
     CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
-    copies.guessed = &next;
+    copies.guessed      = &next;
+    copies.is_made_here = false;
 }
 
 bool takes(const ggml_tensor * dst) {
@@ -279,8 +281,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const bool           is_here = of.staged && join(*of.staged, with.stream) == &of;
     const slots::layer * next    = guessed_by(dst);
     const bool           beside  = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
-    if (!beside && !next) { // into slots that may be given away again
-        join_guesses(of, with.stream);
+    if (!beside && (!next || (is_guessed(of) && of.copies->is_made_here))) {
+        join_guesses(of, with.stream); // the table is as they leave it, and their slots may be given away again
     }
     if (staged) {
         copy_ahead(of, dst, is_here, with.stream);

@@ -21,9 +21,9 @@
 //
 // An op in the layer before may have fetched experts ahead (guess.h).
 //
-// A second op, dw_expert_ready, gives the indices to the products. Where experts are fetched ahead, the first op runs
-// beside what stands between the two, and the second one waits for it. Whoever builds the graph says whether anything
-// stands there (beside.h).
+// A second op, dw_expert_ready, gives the indices to the products. Where experts are fetched ahead and a layer is
+// llama.cpp's nodes, the first op runs beside what stands between the two, and the second one waits for it. Whoever
+// builds the graph says whether anything stands there (beside.h).
 //
 // Test: tests/ops/test_expert_slots.py (a model in Python, step by step), tests/model/test_expert_pool.py (logits
 // bit-equal to a model that lies in one memory), tests/gpu/test_expert_pool_cuda.py.
@@ -108,7 +108,7 @@ struct layer {
 
     stage *       staged; // nullptr: none
     int32_t       place;  // of it, 0 or 1
-    const layer * next;   // the one that follows, whose experts are copied while this one computes; nullptr: none
+    const layer * next;   // the one that follows, whose experts may be copied while this one computes; nullptr: none
 
     int64_t slot_offset(const part & of, int32_t slot) const { return (first_slots[of.plane] + slot) * of.stride; }
 
@@ -123,9 +123,9 @@ struct layer {
 // Finds where each chosen expert is to be read.
 //   dst i32[k, R, n_planes]
 //   ids i32[k, R], rows may be strided: the router's choice
-//   guesses i32[at least guesses_at + k, R]: from guesses_at on, what the router of layer.next would choose of the same
-//   input, R at most max_guess_rows. Missing ones of them are fetched as dw_expert_guess does (guess.h), while this
-//   layer computes. On a card this layer's own are then found and copied in the queue of the step
+//   guesses i32[at least number_of(node) + k, R]: of a row, from number_of(node) on, what the router of layer.next
+//   would choose of the same input, R at most max_guess_rows. Missing ones of them are fetched as dw_expert_guess does
+//   (guess.h), while this layer computes. On a card this layer's own are then found and copied in the queue of the step
 enum src { ids, guesses, n_src };
 constexpr const char *     operands[n_src] = { "ids", "guesses" };
 constexpr op_signature     signature       = { "dw_expert_slots", operands, n_src, /*n_optional*/ 1 };

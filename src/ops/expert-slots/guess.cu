@@ -94,7 +94,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     guess_choice<<<1, slots::threads_for(of), 0, copies.stream>>>(of, copies.logits, from.n, slots::number_of(dst));
     slots::launch_fetch(of, copies.stream);
     CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
-    copies.guessed = &of;
+    copies.guessed      = &of;
+    copies.is_made_here = true;
 }
 
 } // namespace

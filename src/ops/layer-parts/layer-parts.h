@@ -102,12 +102,15 @@ extern const op_descriptor on_cpu, on_cuda;
 // The same in two ops, for experts that lie in a pool (ops/expert-slots/expert-slots.h): between the two a third one
 // makes room for the chosen ones and says where they are. Bits are those of dw_experts.
 //
-//   dst i32[size(E, n, D)]. Of each row E values: the k experts, best first; then k + 1 weights, as the bits of f32:
+//   dst i32[size(E, n, D)]: of each row E values, the k experts, best first; then k + 1 weights, as the bits of f32:
 //   theirs, and that of the shared expert; with a next router then the k experts that it makes of the same x, best
-//   first; what follows is undefined. Behind all rows, from h_at on, h as dw_chosen_experts of the same device takes
-//   it; undefined on a CPU. E >= 2 k + 1, with a next router 3 k + 1 x [D, n]; norm [D]; router weights [D, E], float;
-//   shared_router weights [D, 1], float; next_norm [D] and next_router weights [D, E], of the layer that follows: both
-//   or none settings: epsilon, n_used
+//   first; the others are undefined. Behind all rows, from h_at on, h as dw_chosen_experts of the same device takes it;
+//   undefined on a CPU. E >= 2 k + 1, with a next router 3 k + 1
+//
+//   x [D, n]; norm [D]; router weights [D, E], float; shared_router weights [D, 1], float; next_norm [D] and
+//   next_router weights [D, E], of the layer that follows: both or none
+//
+//   settings: epsilon, n_used
 namespace choice {
 enum src { x, norm, router, shared_router, next_norm, next_router, n_src };
 constexpr const char *     operands[n_src] = { "x", "norm", "router", "shared_router", "next_norm", "next_router" };
@@ -122,7 +125,7 @@ constexpr int32_t next_at(int32_t n_used) {
 constexpr int64_t h_at(int64_t n_experts, int64_t n) {
     return (n_experts * n + 31) / 32 * 32;
 }
-// h is F32 and, of 8 bits, a third as much
+// h takes 4 bytes a value as F32, and behind that 1 and 8 a block of 32 as 8 bits: there is room for 8 a value
 constexpr int64_t size(int64_t n_experts, int64_t n, int64_t width) {
     return h_at(n_experts, n) + 2 * n * width;
 }
@@ -130,8 +133,9 @@ constexpr int64_t size(int64_t n_experts, int64_t n, int64_t width) {
 
 //   dst[D, n] = x + the weighted sum, as above
 //   choice: dw_choice's dst; indices i32[k, n, planes], contiguous: where the chosen experts lie, for each rank and
-//   row; the others as above, but that gate, up and down have so many experts as there are indices settings: epsilon,
-//   n_used, is_joint, planes, n_experts
+//   row; the others as above, but that gate, up and down have so many experts as there are indices
+//
+//   settings: epsilon, n_used, is_joint, planes, n_experts
 namespace chosen_experts {
 enum src { x, norm, choice, indices, gate, up, down, shared_gate, shared_up, shared_down, n_src };
 constexpr const char *     operands[n_src] = { "x",  "norm", "choice",      "indices",   "gate",

@@ -48,7 +48,7 @@ def call(name, engine, r):
         "dw_limit_memory": [engine, 1 << 62, 1 << 62, 1 << 62],
         "dw_best": [r.ctx, 0, 3, tokens, (ctypes.c_float * 3)(), ctypes.byref(ctypes.c_bool())],
         "dw_fuse": [engine, 1],
-        "dw_fused": [engine, False, (ctypes.c_int32 * 11)()],
+        "dw_fused": [engine, False, (ctypes.c_int32 * len(testing_api.FUSED_PARTS))()],
         "dw_replay": [engine, 1, ctypes.byref(ctypes.c_double())],
         "dw_rewind": [engine],
         "dw_commit": [engine],

@@ -75,7 +75,7 @@ bool slot_rounds::make(const common_params & params, llama_context * target, std
             made.reset();
             return false;
         }
-        made->seats_.back().accepts = schedule(dw.rates);
+        made->seats_.back().accepts = schedule(dw.rates, llama_model_get_vocab(model));
     }
     if (dw.drafter == DW_DRAFTER_NONE) {
         LOG_INF("draftwood: %d slots, no drafts (--spec-type %s)\n", params.n_parallel, dw.type.c_str());

@@ -12,11 +12,11 @@ from tests.server.process import DRAFTER, Server
 SLOTS = ("-np", "2", "-c", "2048")
 
 
-def length(server: Server, prompt: str = "import os") -> float:
+def length(server: Server, prompt: str = "import os", n: int = 200) -> float:
     """Mean tokens of a round, as the server counts them."""
-    timings = server.complete(prompt, n_predict=200, ignore_eos=True, cache_prompt=False)["timings"]
-    assert timings["predicted_n"] == 200
-    return 199 / (199 - timings["draft_n_accepted"])
+    timings = server.complete(prompt, n_predict=n, ignore_eos=True, cache_prompt=False)["timings"]
+    assert timings["predicted_n"] == n
+    return (n - 1) / (n - 1 - timings["draft_n_accepted"])
 
 
 @pytest.mark.parametrize(
@@ -31,6 +31,18 @@ def test_rounds_keep_what_the_rates_say(tmp_path: Path, kind: str, rates: str, m
         server.wait()
         assert length(server) == pytest.approx(mean, rel=0.12 if "." in rates else 0.02)
         assert "the text is not the model's" in server.words()
+    finally:
+        server.close()
+
+
+def test_a_draft_that_would_end_the_text_is_not_kept(tmp_path: Path) -> None:
+    """Text that is kept by a schedule soon drafts the end, which ignore_eos keeps the model from sampling."""
+    flags = ("--spec-type", "mtp", "--spec-draft-n-max", "3", "--spec-synth-rates", "1,0,0")
+    server = Server(tmp_path / "log", *SLOTS, *flags)
+    try:
+        server.wait()
+        for prompt in ("import os", "The", "{"):
+            assert 1.8 < length(server, prompt, 900) <= 2.01
     finally:
         server.close()
 

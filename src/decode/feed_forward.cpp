@@ -216,7 +216,7 @@ ggml_tensor * fuser::guess_beside(const expert_layer & of, const ggml_tensor * s
     const auto                         found = std::find_if(users.begin(), users.end(), [&](const ggml_tensor * node) {
         return dw::is_node_of(node, pool::guess_signature) && dw::layer_of(node) == here->next;
     });
-    if (found == users.end() || !(*found)->src[pool::router]) {
+    if (found == users.end()) {
         return nullptr;
     }
     const ggml_tensor * router = (*found)->src[pool::router];

@@ -4,10 +4,11 @@
 //
 // The op stands behind dw_expert_slots of this layer and changes the table of the next one. Where parts of layers are
 // ops of their own (layer-parts.h), dw_choice makes the guesses with its own choice, and dw_expert_slots fetches them:
-// copies begin 24 us earlier on an H200, where a layer takes 45. Missing guesses take slots
-// as missing experts do, but no use is counted: a wrong one is worth what it was before. Results depend on guesses as
-// they do on what is resident: on a CPU never, on CUDA where a product's rounding depends on the slot
-// (docs/experts.md).
+// copies begin 24 us earlier on an H200, where a layer takes 45.
+//
+// Missing guesses take slots as missing experts do, but no use is counted: a wrong one is worth what it was before.
+// Results depend on guesses as they do on what is resident: on a CPU never, on CUDA where a product's rounding depends
+// on the slot (docs/experts.md).
 //
 // Test: tests/ops/test_expert_guess.py, tests/model/test_expert_pool.py, tests/gpu/test_expert_pool_cuda.py.
 

@@ -124,13 +124,13 @@ chain() {
     printf '#define GGML_VERSION "chain"\n#define GGML_COMMIT "chain"\n' > "$made/ggml-version.h"
     includes="-Isrc -Ibench -I$made -I$cublas -I$tree/include -I$tree/src -I$tree/src/ggml-cuda"
     for source in ggml.c ggml-quants.c; do
-        gcc -O2 $includes -c "$tree/src/$source" -o "$made/$source.o"
+        gcc -O2 -ffunction-sections $includes -c "$tree/src/$source" -o "$made/$source.o"
     done
     printf '%s\n' src/ops/layer-parts/*.cu bench/chain/chain.cu |
         xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o "'"$made"'/$(basename {}).o"' nvcc -arch="${1:-sm_90}" -O3 \
             -std=c++17 -use_fast_math -extended-lambda -diag-suppress 177,20012 $includes
-    # what ggml.c asks of backends is not called
-    nvcc -arch="${1:-sm_90}" -Xlinker --unresolved-symbols=ignore-all -o "$packed/chain" "$made"/*.o
+    # what ggml.c asks of backends is not called, and not linked
+    nvcc -arch="${1:-sm_90}" -Xlinker --gc-sections -Xlinker --unresolved-symbols=ignore-all -o "$packed/chain" "$made"/*.o
     strip "$packed/chain"
 }
 

@@ -7,12 +7,12 @@ For each --part of the experts' bytes the model is loaded once: a plain `Llama`,
 MTP block if "auto" thinks that it pays, share weights and pool. The latter is made anew for each
 --acceptance, the chance that one more draft of a round is kept, and first writes a text that does not count.
 
-A pair is a new text, 64 random tokens and then --rounds rounds, which both sides write, in turns the one or
-the other first. Before each of them plain decode writes another text, the same for both: else the second
-would find more of its experts in slots.
+A pair is two new texts, 64 random tokens and then --rounds rounds, which both sides write: the one first in
+one text, the other in the other, since the second finds more of the text's experts in slots. Before each of
+them plain decode writes another text, the same for both.
 
-The ratio is of tokens a second, auto's over plain's. Counters are those of all counted segments; bytes are a
-token's. Acceptance is by schedule (bench/gpu/schedule.py), so the text means nothing.
+The ratio is of tokens a second over both texts, auto's over plain's. Counters are those of all counted
+segments; bytes are a token's. Acceptance is by schedule (bench/gpu/schedule.py), so the text means nothing.
 
 A line a cell; the last line is one JSON object, also added to --results.
 Test: tests/model/test_expert_auto.py.
@@ -76,17 +76,18 @@ def cells(ours: Ours, cases: Sequence[Case], pairs: int) -> list[dict[str, Any]]
 
 def _cell(ours: Ours, pairs: int, seed: int) -> dict[str, Any]:
     turns = {"plain": ours.plain, "auto": ours.candidate}
-    seconds: dict[str, list[float]] = {name: [] for name in turns}  # a token, of a pair
+    seconds: dict[str, list[float]] = {name: [0.0] * pairs for name in turns}  # a token, of a pair's texts
     counts: dict[str, Counter[str]] = {name: Counter() for name in turns}
     turns["auto"](seed)
     for pair in range(pairs):
-        for name in list(turns) if pair % 2 == 0 else list(turns)[::-1]:
-            ours.plain(seed + OTHER_TEXTS + pair)
-            found = turns[name](seed + 1 + pair)
-            seconds[name].append(found["seconds"] / found["tokens"])
-            counts[name].update(tokens=found["tokens"])
-            counts[name].update({key: found["stats"][key] for key in ROUNDS})
-            counts[name].update({key: found["experts"][key] for key in POOLED})
+        for text, order in ((2 * pair, list(turns)), (2 * pair + 1, list(turns)[::-1])):
+            for name in order:
+                ours.plain(seed + OTHER_TEXTS + text)
+                found = turns[name](seed + 1 + text)
+                seconds[name][pair] += found["seconds"] / found["tokens"] / 2
+                counts[name].update(tokens=found["tokens"])
+                counts[name].update({key: found["stats"][key] for key in ROUNDS})
+                counts[name].update({key: found["experts"][key] for key in POOLED})
     ratio, ratios = paired(seconds["plain"], seconds["auto"])
     sides = {name: _side(seconds[name], counts[name]) for name in turns}
     return {"ratio": ratio.figures(), "ratios": [round(each, 3) for each in ratios], **sides}

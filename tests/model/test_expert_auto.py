@@ -25,10 +25,10 @@ def test_cells_of_a_pool(tmp_path, monkeypatch, capsys):
         median, low, high = cell["ratio"]
         assert 0 < low <= median <= high
         plain, auto = cell["plain"], cell["auto"]
-        assert plain["tokens"] == 6 * 16
+        assert plain["tokens"] == 2 * 6 * 16
         assert plain["misses"] > 0
         assert plain["bytes_missed"] > 0
-        assert auto["rounds"] == 6 * 16
+        assert auto["rounds"] == 2 * 6 * 16
     rejected, kept = (cell["auto"] for cell in found)
     assert rejected["accepted"] == 0
     assert rejected["tokens"] == rejected["rounds"]

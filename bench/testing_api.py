@@ -123,7 +123,7 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
 FUSED_PARTS = (
     "experts", "feed forward", "delta inputs", "delta front", "delta heads", "delta tree", "delta step",
     "attention inputs", "attention heads", "flash attention", "delta output", "attention output",
-    "draft input", "product", "guesses",
+    "draft input", "product", "gates", "guesses",
 )  # fmt: skip
 
 
@@ -302,9 +302,16 @@ def load_rounds(
 class CostModel:
     """The cost model of speculation="auto" without an engine. Contract: src/round/cost_model.h."""
 
-    def __init__(self, *, n_warmup: int = 0, shares_cores: bool = True, curve: Curve | None = None) -> None:
+    def __init__(
+        self,
+        *,
+        n_warmup: int = 0,
+        shares_cores: bool = True,
+        copies_experts: bool = False,
+        curve: Curve | None = None,
+    ) -> None:
         self._handle = CostModelHandle()
-        check(_lib.dw_cost_model_new(n_warmup, shares_cores, ctypes.byref(self._handle)))
+        check(_lib.dw_cost_model_new(n_warmup, shares_cores, copies_experts, ctypes.byref(self._handle)))
         if curve is not None:
             self.set_curve(curve)
 

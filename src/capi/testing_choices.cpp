@@ -45,11 +45,11 @@ draft_choice choice_of(int32_t source, int32_t n_tokens) {
 
 } // namespace
 
-dw_status dw_cost_model_new(int32_t n_warmup, bool shares_cores, dw_cost_model ** model) {
+dw_status dw_cost_model_new(int32_t n_warmup, bool shares_cores, bool copies_experts, dw_cost_model ** model) {
     return guard([&] {
         require("dw_cost_model_new", model);
         require_size("n_warmup", n_warmup, 0, INT32_MAX);
-        *model = new dw_cost_model{ { n_warmup, shares_cores } };
+        *model = new dw_cost_model{ { n_warmup, shares_cores, copies_experts } };
         return DW_OK;
     });
 }

@@ -78,7 +78,8 @@ DW_API int32_t   dw_tree_bucket(int32_t n_nodes);
 typedef struct dw_cost_model dw_cost_model;
 
 // The caller frees the model. n_warmup: times of a size that are discarded. shares_cores: false on a GPU.
-DW_API dw_status dw_cost_model_new(int32_t n_warmup, bool shares_cores, dw_cost_model ** model);
+// copies_experts: not all of them are on the card.
+DW_API dw_status dw_cost_model_new(int32_t n_warmup, bool shares_cores, bool copies_experts, dw_cost_model ** model);
 DW_API void      dw_cost_model_free(dw_cost_model * model);
 
 DW_API dw_status dw_cost_model_set_curve(dw_cost_model * model, const dw_curve * curve);
@@ -120,7 +121,7 @@ DW_API dw_status dw_cost_model_expect(const dw_cost_model * model, int32_t sourc
 
 typedef struct dw_batch_model dw_batch_model;
 
-// The caller frees the model. Arguments as of dw_cost_model_new.
+// The caller frees the model. n_warmup, shares_cores: as of dw_cost_model_new.
 DW_API dw_status dw_batch_model_new(int32_t n_warmup, bool shares_cores, dw_batch_model ** model);
 DW_API void      dw_batch_model_free(dw_batch_model * model);
 // A graph verified n_rows of each of so many sequences; drafts of up to n_tokens were made together.

@@ -6,6 +6,8 @@
 #include "llama-ext.h"
 #include "llama-model.h"
 
+#include <algorithm>
+
 namespace draftwood {
 
 const char * architecture(const llama_model * model) {
@@ -39,6 +41,18 @@ std::vector<ggml_backend_dev_t> devices_of(const llama_model * model) {
         devices[i] = llama_model_get_device(model, i);
     }
     return devices;
+}
+
+bool experts_are_on_devices(const llama_model * model) {
+    const auto devices = devices_of(model);
+    const auto tensors = tensors_of(model);
+    return std::all_of(tensors.begin(), tensors.end(), [&](const ggml_tensor * t) {
+        const bool is_expert = std::string_view(ggml_get_name(t)).find("_exps.") != std::string_view::npos;
+        const auto holds     = [&](ggml_backend_dev_t device) {
+            return ggml_backend_dev_buffer_type(device) == ggml_backend_buffer_get_type(t->buffer);
+        };
+        return !is_expert || !t->buffer || std::any_of(devices.begin(), devices.end(), holds);
+    });
 }
 
 bool has_2d_positions(const llama_model * model) {

@@ -32,6 +32,9 @@ std::vector<const ggml_tensor *> tensors_of(const llama_model * model);
 // devices that the model's layers may be on, besides the CPU
 std::vector<ggml_backend_dev_t> devices_of(const llama_model * model);
 
+// no expert lies in host memory, or in a buffer of another kind than a device's own; true without experts
+bool experts_are_on_devices(const llama_model * model);
+
 // rows have positions in two dimensions, as images need them
 bool has_2d_positions(const llama_model * model);
 

@@ -24,10 +24,11 @@ const trial_rules & rules_on(bool is_cpu) {
 
 } // namespace
 
-cost_model::cost_model(int32_t n_warmup, bool shares_cores) :
+cost_model::cost_model(int32_t n_warmup, bool shares_cores, bool copies_experts) :
     n_warmup_(n_warmup),
     shares_cores_(shares_cores),
-    trials_{ trial_schedule(rules_on(shares_cores)), trial_schedule(rules_on(shares_cores)) } {}
+    trials_{ trial_schedule(rules_on(shares_cores)), trial_schedule(rules_on(shares_cores)) },
+    trial_steps_(copies_experts ? longest_trial : 0.0) {}
 
 void cost_model::add_draft(int32_t n_tokens, int64_t us, bool is_whole) {
     waited_us_            = is_whole ? (double) us : 0.0;

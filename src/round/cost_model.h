@@ -37,7 +37,9 @@ class cost_model {
     // n_warmup: rounds of a size whose times are discarded.
     // shares_cores: verifies run on cores that other programs may take. False on a GPU, whose rounds are slow for other
     // reasons: where attention grows by a step, graphs of all sizes are built and captured again.
-    cost_model(int32_t n_warmup, bool shares_cores);
+    // copies_experts: the card does not hold all experts. So a trial by the drafter counts as the longest one until
+    // some were timed, since it reads other experts than the text, beside what the drafter missed.
+    cost_model(int32_t n_warmup, bool shares_cores, bool copies_experts);
 
     cost_model(const cost_model &)             = delete; // its groups refer to its curves
     cost_model & operator=(const cost_model &) = delete;
@@ -149,9 +151,9 @@ class cost_model {
     std::array<acceptance_record, n_draft_sources> records_{};
     bool                                           is_copying_ = false; // the last draft was of n-grams, and all right
     std::array<trial_schedule, n_draft_sources>    trials_;
-    double trial_steps_   = 0.0; // plain steps that a drafter's trial on a GPU takes, catching up too; 0: not known
-    double waited_us_     = 0.0; // that the round's draft took, if it was waited for
-    double plain_at_load_ = 0.0; // microseconds
+    double          trial_steps_; // plain steps that a drafter's trial on a GPU takes, catching up too; 0: not known
+    double          waited_us_     = 0.0; // that the round's draft took, if it was waited for
+    double          plain_at_load_ = 0.0; // microseconds
     branch_record   branches_;
     int32_t         n_drafts_in_a_row_ = 0;     // rounds
     bool            tries_plain_       = false; // the newest choice is a plain step, to time it

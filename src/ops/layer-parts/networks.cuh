@@ -78,11 +78,12 @@ struct group {
     __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
 };
 
-// The choice of a row that is alone; side 0: where gate and up are, 1: where down is. A warp.
-__device__ __forceinline__ void choose_alone(const arguments & a, int side, choice_of_row & to) {
+// The choice of a row that is alone, a warp: for gate and up (side 0) where experts of the first n_ranks ranks are; for
+// down (side 1) where all are, and their weights.
+template <int side> __device__ __forceinline__ void choose_alone(const arguments & a, int n_ranks, choice_of_row & to) {
     const int lane = threadIdx.x % 32;
     if (a.logits) {
-        choose_row(a.logits, a.n_experts, a.n_used, lane, to.experts, to.weights);
+        choose_row(a.logits, a.n_experts, n_ranks, lane, to.experts, side == 0 ? nullptr : to.weights);
     } else if (lane <= a.n_used) {
         to.weights[lane] = a.before.weight(0, lane, a.n_used);
         if (lane < a.n_used) {
@@ -237,7 +238,7 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
         wait();
         if (is_single) {
             if (by.warp == 0) {
-                choose_alone(a, 0, own);
+                choose_alone<0>(a, index + 1, own);
             }
             by.meet();
         } else if (index >= a.chosen->n_groups) {

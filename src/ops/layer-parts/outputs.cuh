@@ -145,7 +145,7 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
         shared.load(*a.chosen, 1, a.n * n_ranks);
     } else {
         if (warp == 0) {
-            choose_alone(a, 1, own);
+            choose_alone<1>(a, a.n_used, own);
         }
         __syncthreads();
     }

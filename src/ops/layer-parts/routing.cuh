@@ -115,43 +115,64 @@ __device__ __forceinline__ float logit_of(uint32_t order) {
     return order <= 1 ? NAN : __uint_as_float(order & 0x80000000 ? order & 0x7fffffff : ~order);
 }
 
-// One row's experts, best first, and their weights. A warp, of which each lane has up to n_of_lane experts.
+// An expert in the order of a choice: larger is better, and of equal logits the lowest expert. Unique.
+__device__ __forceinline__ uint64_t key_of(uint32_t order, int expert) {
+    return (uint64_t) order << 32 | ~(uint32_t) expert;
+}
+
+// Keys in descending order: Batcher's odd-even merge sort, with exchanges that are known at compile time.
+template <int n, int length = 1, int step = 1> __device__ __forceinline__ void sort_keys(uint64_t (&keys)[n]) {
+#pragma unroll
+    for (int i = step % length; i + step < n; ++i) {
+        if ((i - step % length) / step % 2 == 0 && i / (2 * length) == (i + step) / (2 * length)) {
+            const uint64_t a = keys[i], b = keys[i + step];
+            keys[i]        = a > b ? a : b;
+            keys[i + step] = a > b ? b : a;
+        }
+    }
+    if constexpr (step > 1) {
+        sort_keys<n, length, step / 2>(keys);
+    } else if constexpr (2 * length < n) {
+        sort_keys<n, 2 * length, 2 * length>(keys);
+    }
+}
+
+// The best n_used experts of a row, best first. weights: theirs and the shared expert's, or nullptr. A warp, of which
+// each lane has up to n_of_lane experts: in order, so that the best of all is the best of the lanes' firsts.
 template <int n_of_lane> __device__ __forceinline__ void choose_row_of(const float * logits, int n_experts, int n_used,
                                                                        int lane, int * chosen, float * weights) {
-    uint32_t orders[n_of_lane];
+    uint64_t keys[n_of_lane];
 #pragma unroll
     for (int i = 0; i < n_of_lane; ++i) {
         const int expert = lane + 32 * i;
-        orders[i]        = expert < n_experts ? order_of(logits[expert]) : 0;
+        keys[i]          = key_of(expert < n_experts ? order_of(logits[expert]) : 0, expert);
     }
-    const float of_shared = logits[n_experts];
-    int         mine      = 0; // of the rank that is this lane's number
-    uint32_t    my_order  = 0;
+    const float of_shared = weights ? logits[n_experts] : 0.0f;
+    sort_keys(keys);
+    uint32_t my_order = 0; // of the rank that is this lane's number
     for (int rank = 0; rank < n_used; ++rank) {
-        uint32_t most = 0;
-        int      at   = 0;
-#pragma unroll
-        for (int i = 0; i < n_of_lane; ++i) {
-            at   = orders[i] > most ? i : at;
-            most = max(orders[i], most);
+        const uint32_t order = (uint32_t) (keys[0] >> 32), expert = ~(uint32_t) keys[0], best = most_of_lanes(order);
+        bool           is_mine = order == best;
+        const uint32_t equals  = __ballot_sync(0xffffffff, is_mine);
+        if (equals & (equals - 1)) {
+            is_mine = is_mine && ~expert == most_of_lanes(is_mine ? ~expert : 0);
         }
-        // of equals the lowest expert
-        const uint32_t best   = most_of_lanes(most);
-        const int      expert = (int) ~most_of_lanes(most == best ? ~(uint32_t) (lane + 32 * at) : 0);
-#pragma unroll
-        for (int i = 0; i < n_of_lane; ++i) {
-            orders[i] = lane + 32 * i == expert ? 0 : orders[i];
+        if (is_mine) {
+            chosen[rank] = (int) expert;
         }
-        mine     = rank == lane ? expert : mine;
-        my_order = rank == lane ? best : my_order;
+#pragma unroll
+        for (int i = 0; i + 1 < n_of_lane; ++i) {
+            keys[i] = is_mine ? keys[i + 1] : keys[i];
+        }
+        keys[n_of_lane - 1] = is_mine ? 0 : keys[n_of_lane - 1];
+        my_order            = rank == lane ? best : my_order;
     }
-    const float logit = logit_of(my_order), first = __shfl_sync(0xffffffff, logit, 0);
-    const float e = lane < n_used ? expf(logit - first) : 0.0f, sum = sum_of_lanes(e);
-    if (lane < n_used) {
-        chosen[lane]  = mine;
-        weights[lane] = e / sum;
-    } else if (lane == n_used) {
-        weights[lane] = sigmoid(of_shared);
+    if (weights) {
+        const float logit = logit_of(my_order), first = __shfl_sync(0xffffffff, logit, 0);
+        const float e = lane < n_used ? expf(logit - first) : 0.0f, sum = sum_of_lanes(e);
+        if (lane <= n_used) {
+            weights[lane] = lane < n_used ? e / sum : sigmoid(of_shared);
+        }
     }
     __syncwarp();
 }

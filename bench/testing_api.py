@@ -59,7 +59,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_thread_choice_new": (_STATUS, [_P(ThreadChoiceHandle)]),
     "dw_thread_choice_free": (None, [ThreadChoiceHandle]),
     "dw_thread_choice_verify": (_STATUS, [ThreadChoiceHandle, _I32, _P(_I64), _P(_BOOL), _P(_BOOL)]),
-    "dw_cost_model_new": (_STATUS, [_I32, _BOOL, _P(_MODEL)]),
+    "dw_cost_model_new": (_STATUS, [_I32, _BOOL, _BOOL, _P(_MODEL)]),
     "dw_cost_model_free": (None, [_MODEL]),
     "dw_cost_model_set_curve": (_STATUS, [_MODEL, _P(_capi.Curve)]),
     "dw_cost_model_get_curve": (_STATUS, [_MODEL, _P(_capi.Curve)]),

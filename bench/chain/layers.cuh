@@ -55,7 +55,7 @@ struct rows_of_layers {
     ggml_tensor * between = floats({ width, n });
     ggml_tensor * inputs  = floats({ (channels + n_heads * size + 2 * n_heads) * n });
     ggml_tensor * heads   = floats({ channels * n });
-    ggml_tensor * y       = floats({ size, n_heads, n });
+    ggml_tensor * gated   = floats({ size * n_heads * n + of::delta_step::n_gated(size * n_heads * n) });
     ggml_tensor * logits  = floats({ n_vocab, n });
 
     explicit rows_of_layers(int64_t n) :
@@ -78,19 +78,26 @@ struct rows_of_layers {
     }
 
     std::vector<node> of_layer(const layer_weights & w, ggml_tensor * cells) const {
-        const auto part = [&](int64_t rows, int64_t first) { return view(inputs, { 1, rows, n }, first * n); };
-        auto *     qkv  = view(inputs, { channels, n }, 0);
-        auto *     z    = view(inputs, { size, n_heads, n }, channels * n);
-        auto *     beta = part(n_heads, channels + n_heads * size);
-        auto *     g    = part(n_heads, channels + n_heads * size + n_heads);
-        auto *     q    = view(heads, { size, n_keys, n }, 0);
-        auto *     k    = view(heads, { size, n_keys, n }, n_keys * size * n);
-        auto *     v    = view(heads, { size, n_heads, n }, 2 * n_keys * size * n);
+        const auto part   = [&](int64_t rows, int64_t first) { return view(inputs, { 1, rows, n }, first * n); };
+        auto *     qkv    = view(inputs, { channels, n }, 0);
+        auto *     z      = view(inputs, { size, n_heads, n }, channels * n);
+        auto *     beta   = part(n_heads, channels + n_heads * size);
+        auto *     g      = part(n_heads, channels + n_heads * size + n_heads);
+        auto *     q      = view(heads, { size, n_keys, n }, 0);
+        auto *     k      = view(heads, { size, n_keys, n }, n_keys * size * n);
+        auto *     v      = view(heads, { size, n_heads, n }, 2 * n_keys * size * n);
+        auto *     y      = view(gated, { size, n_heads, n }, 0);
+        auto       step   = std::vector<ggml_tensor *>{ q, k, v, g, beta, w.states, cells, w.states };
+        auto       output = std::vector<ggml_tensor *>{ y, z, w.of_heads, w.out, x };
+        if (n == 1) {
+            step.insert(step.end(), { z, w.of_heads });
+            output.push_back(gated);
+        }
         return { { "inputs", &of::delta_inputs::on_cuda,
                    result(inputs, { x, w.norm, w.qkv, w.z, w.beta, w.alpha, w.dt, w.a }) },
                  { "front", &of::delta_front::on_cuda, result(heads, { qkv, w.windows, cells, w.windows, w.kernel }) },
-                 { "step", &of::delta_step::on_cuda, result(y, { q, k, v, g, beta, w.states, cells, w.states }) },
-                 { "output", &of::delta_output::on_cuda, result(between, { y, z, w.of_heads, w.out, x }) },
+                 { "step", &of::delta_step::on_cuda, result(n == 1 ? gated : y, step) },
+                 { "output", &of::delta_output::on_cuda, result(between, output) },
                  { "experts", &of::experts::on_cuda,
                    result(x, { between, w.after, w.router, w.gate, w.up, w.down, w.own_router, w.own_gate, w.own_up,
                                w.own_down }) } };

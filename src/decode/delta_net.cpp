@@ -259,6 +259,33 @@ ggml_tensor * kernel_of(ggml_tensor * q) {
     return source(as(source(as(source(part), GGML_UNARY_OP_SILU)), GGML_OP_SSM_CONV), 1);
 }
 
+// What the heads that a delta rule gives are gated with: rms_norm(y) * weights * silu(z).
+struct head_gate {
+    ggml_tensor *weights = nullptr, *z = nullptr;
+
+    // of y, whose z must be computed with `beta`: the graph has it behind y; for weights that are quantised
+    static head_gate of(ggml_tensor * y, ggml_tensor * beta, const graph_edit & edit) {
+        ggml_tensor * shaped = edit.only_user(y);
+        ggml_tensor * inner  = as(as(shaped, GGML_OP_RESHAPE) ? edit.only_user(shaped) : shaped, GGML_OP_RMS_NORM);
+        ggml_tensor * scaled = edit.only_user(inner);
+        const norm    normal = norm::of(scaled);
+        ggml_tensor * gated  = as(edit.only_user(scaled), GGML_OP_MUL);
+        ggml_tensor * z      = source(as(source(gated, 1), GGML_UNARY_OP_SILU));
+        ggml_tensor * row    = edit.only_user(gated);
+        ggml_tensor * out    = as(as(row, GGML_OP_RESHAPE) ? edit.only_user(row) : row, GGML_OP_MUL_MAT);
+        const auto *  array  = edit.array_of(plain(z));
+        if (!normal || !array || array != edit.array_of(plain(beta)) || !ggml_is_contiguous(z) ||
+            ggml_nelements(z) != ggml_nelements(y) || !out || !is_quantised(out->src[0]->type)) {
+            return {};
+        }
+        return { normal.weights, z };
+    }
+    explicit operator bool() const { return z != nullptr; }
+
+  private:
+    static bool is_quantised(ggml_type type) { return parts::is_product_type(type) && !parts::is_float(type); }
+};
+
 } // namespace
 
 bool fuser::delta_step(ggml_tensor * rule) {
@@ -279,18 +306,28 @@ bool fuser::delta_step(ggml_tensor * rule) {
     if (!edit_.is_closed({ out, state.copy }, inputs)) {
         return false;
     }
-    namespace op       = parts::delta_step;
-    ggml_tensor * node = made(op::signature, { out->ne[0], out->ne[1], out->ne[2], out->ne[3] },
-                              { { op::q, src[0] },
-                                { op::k, src[1] },
-                                { op::v, v },
-                                { op::g, src[3] },
-                                { op::beta, src[4] },
-                                { op::states, state.states },
-                                { op::cells, state.cells },
-                                { op::target, state.target } },
-                              { kernel_of(src[0]), owner_of(state.states) }, {});
-    return replace(out, inputs, node, { state.copy });
+    namespace op         = parts::delta_step;
+    const head_gate gate = v->ne[2] == 1 ? head_gate::of(out, src[4], edit_) : head_gate{};
+    const int64_t   n    = ggml_nelements(out);
+    ggml_tensor *   node =
+        made(op::signature, { gate ? n + op::n_gated(n) : n, 1, 1, 1 },
+             { { op::q, src[0] },
+               { op::k, src[1] },
+               { op::v, v },
+               { op::g, src[3] },
+               { op::beta, src[4] },
+               { op::states, state.states },
+               { op::cells, state.cells },
+               { op::target, state.target },
+               { op::z, gate.z },
+               { op::norm, gate.weights } },
+             { kernel_of(src[0]), owner_of(state.states), gate ? gate.weights : kernel_of(src[0]) }, {});
+    const bool is_new = split({ out }, inputs, node, { state.copy });
+    if (is_new && gate) {
+        gated_[out] = node;
+        count(fused_gates, true);
+    }
+    return is_new;
 }
 
 bool fuser::delta_output(ggml_tensor * sum) {
@@ -306,14 +343,16 @@ bool fuser::delta_output(ggml_tensor * sum) {
     if (!edit_.is_closed({ sum }, { y, z, residual })) {
         return false;
     }
-    namespace op = parts::delta_output;
+    namespace op     = parts::delta_output;
+    const auto ahead = gated_.find(plain(y));
     return replace(sum, { y, z, residual },
                    made(op::signature, { sum->ne[0], sum->ne[1], 1, 1 },
                         { { op::y, y },
                           { op::z, z },
                           { op::norm, normal.weights },
                           { op::weights, weights },
-                          { op::residual, residual } },
+                          { op::residual, residual },
+                          { op::gated, ahead == gated_.end() ? nullptr : ahead->second } },
                         { normal.weights, weights }, { normal.epsilon, 0, 0 }));
 }
 

@@ -31,7 +31,9 @@ enum fused_part {
     fused_attention_output,
     fused_draft_input,
     fused_product,
-    fused_guesses, // of a pool's next layer: no op of its own, the choice of this one's experts makes them
+    n_fused_ops,
+    fused_gates = n_fused_ops, // of delta-net heads: no op of its own, the delta rule's makes them
+    fused_guesses,             // of a pool's next layer, by the op that chooses this one's experts
     n_fused_parts,
 };
 

@@ -12,6 +12,7 @@
 
 #include <array>
 #include <initializer_list>
+#include <unordered_map>
 
 namespace draftwood {
 
@@ -73,6 +74,8 @@ class fuser {
     const ggml_tensor * logits_;
     bool                on_cpu_;
     fused_counts        counts_{};
+
+    std::unordered_map<const ggml_tensor *, ggml_tensor *> gated_; // results of delta_step: by y, where they are gated
 };
 
 } // namespace draftwood

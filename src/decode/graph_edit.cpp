@@ -142,6 +142,12 @@ void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::ve
     in_front_[*first] = made;
 }
 
+const ggml_tensor * graph_edit::array_of(const ggml_tensor * result) const {
+    const auto found =
+        std::find_if(changes_.begin(), changes_.end(), [&](const change & each) { return each.node == result; });
+    return found == changes_.end() ? nullptr : found->to.view_src;
+}
+
 bool graph_edit::postpone(ggml_tensor * node, const std::vector<ggml_tensor *> & others,
                           const std::vector<const ggml_tensor *> & inputs) {
     std::unordered_map<const ggml_tensor *, size_t> places;

@@ -6,6 +6,8 @@ gives them a `backend` for ggml_graph.py, and `rng`. `errors` has what a test fo
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import numpy as np
 import pytest
 
@@ -75,6 +77,23 @@ def test_each_type_of_weights(rng, backend, n, kind):
 def test_rows_do_not_depend_on_their_number(rng, backend, kind):
     for part in parts.every_part(rng, ROWS, kind):
         check_rows(rng, backend, part)
+
+
+@pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "IQ4_XS", "F16"])
+def test_heads_that_the_delta_rule_gates_give_the_same_bits(rng, backend, kind):
+    for size, heads in [(64, 4), (128, 8), *([(32, 72), (128, 32)] if backend == "CUDA" else [])]:
+        output = parts.delta_output(rng, 1, kind, heads=heads, size=size)
+        step = parts.delta_step(rng, 1, size=size, heads=heads)
+        (_, z, norm, *others), n = output.operands, heads * size
+        gating = replace(step, operands=[*step.operands, z, norm], shape=(n + n // 4 + n // 16 + n // 32,))
+        found, state = gating.run_and_write(backend)
+        wanted = step.run_and_write(backend)
+        y = found[:n].reshape(1, heads, size)
+        assert np.array_equal(y, wanted[0])
+        assert np.array_equal(state, wanted[1])
+        alone = replace(output, operands=[(y, "F32"), z, norm, *others])
+        behind = replace(alone, operands=[*alone.operands, (found, "F32")])
+        assert np.array_equal(behind.run(backend), alone.run(backend)), (size, heads)
 
 
 @pytest.mark.slow

@@ -3,7 +3,7 @@
 
 #include "ops/delta-net/delta-step-cuda.h"
 #include "ops/door/launch.h"
-#include "ops/layer-parts/rows.cuh"
+#include "ops/layer-parts/gated.cuh"
 
 namespace {
 
@@ -157,6 +157,9 @@ struct step_arguments {
     float *         out;
     int             n_heads, n;
     float           scale;
+    gated_row       gated;
+    const float *   z; // [heads][size], of a single row; nullptr: nothing is gated
+    const float *   norm;
 };
 
 // What a row brings to a column of a head's state.
@@ -180,7 +183,8 @@ template <int per_lane> struct row_of_head {
 // while it works on a row. A single row leaves registers for the kernel behind it.
 template <int size, bool is_single> __global__ void __launch_bounds__(32 * columns, is_single ? steps_at_once : 1)
     step(step_arguments a) {
-    constexpr int per_lane = size / 32;
+    constexpr int    per_lane = size / 32;
+    __shared__ float answers[columns]; // of a single row
     ggml_cuda_pdl_lc();
     const int     head = blockIdx.x, column = blockIdx.y * columns + threadIdx.x / 32, lane = threadIdx.x % 32;
     const int64_t at   = ((int64_t) head * size + column) * size;
@@ -211,15 +215,24 @@ template <int size, bool is_single> __global__ void __launch_bounds__(32 * colum
             state[i] = dw::delta_step<size <= dw::small_head>(state[i], decay, row.k[i], delta);
             answer += state[i] * row.q[i];
         }
-        answer = sum_of_lanes(answer);
+        answer = sum_of_lanes(answer) * a.scale;
         if (lane == 0) {
-            a.out[((int64_t) r * a.n_heads + head) * size + column] = answer * a.scale;
+            a.out[((int64_t) r * a.n_heads + head) * size + column] = answer;
+            answers[threadIdx.x / 32]                               = answer;
         }
         row = next;
     }
 #pragma unroll
     for (int i = 0; i < per_lane; ++i) {
         a.target[at + 32 * i + lane] = state[i];
+    }
+    if (is_single && a.z) {
+        __syncthreads();
+        if (threadIdx.x < 32) {
+            const int value = blockIdx.y * columns + lane;
+            a.gated.store(head * per_lane + blockIdx.y,
+                          gated_block(answers[lane], a.norm[value], a.z[head * size + value]));
+        }
     }
 }
 
@@ -331,11 +344,17 @@ bool takes(const ggml_tensor * dst) {
             return false;
         }
     }
+    const ggml_tensor *z = src[of::z], *norm = src[of::norm];
+    const int64_t      n_values = ggml_nelements(v);
+    if (z && !(v->ne[2] == 1 && dw::is_f32(z) && ggml_is_contiguous(z) && ggml_nelements(z) == n_values && norm &&
+               dw::is_f32(norm) && ggml_is_contiguous(norm) && ggml_nelements(norm) == v->ne[0])) {
+        return false;
+    }
     return dw::is_f32(dst) && ggml_is_contiguous(dst) && (v->ne[0] == 32 || v->ne[0] == 64 || v->ne[0] == 128) &&
-           v->ne[2] <= max_rows && src[of::g]->ne[0] == 1 && ggml_nelements(dst) == ggml_nelements(v) &&
-           src[of::k]->ne[0] == v->ne[0] && v->ne[1] % src[of::k]->ne[1] == 0 &&
-           src[of::states]->ne[0] == v->ne[0] * v->ne[0] * v->ne[1] && dw::is_i32(src[of::cells]) &&
-           is_cell(src[of::target], src[of::states]);
+           v->ne[2] <= max_rows && src[of::g]->ne[0] == 1 &&
+           ggml_nelements(dst) == n_values + (z ? of::n_gated(n_values) : 0) && src[of::k]->ne[0] == v->ne[0] &&
+           v->ne[1] % src[of::k]->ne[1] == 0 && src[of::states]->ne[0] == v->ne[0] * v->ne[0] * v->ne[1] &&
+           dw::is_i32(src[of::cells]) && is_cell(src[of::target], src[of::states]);
 }
 
 template <int size> void launch_step(const ggml_cuda_kernel_launch_params & blocks, const step_arguments & a) {
@@ -347,21 +366,25 @@ template <int size> void launch_step(const ggml_cuda_kernel_launch_params & bloc
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const auto *                         src = dst->src;
-    const ggml_tensor *                  v   = src[of::v];
-    const step_arguments                 a   = { by_row::from(src[of::q]),
-                                                 by_row::from(src[of::k]),
-                                                 by_row::from(v),
-                                                 by_row::from(src[of::g]),
-                                                 by_row::from(src[of::beta]),
-                                                 dw::data_of<const float>(src[of::states]),
-                                                 dw::stride_of(src[of::states], 1),
-                                                 dw::data_of<const int32_t>(src[of::cells]),
-                                                 dw::data_of<float>(src[of::target]),
-                                                 dw::data_of<float>(dst),
-                                                 (int) v->ne[1],
-                                                 (int) v->ne[2],
-                                                 1.0f / sqrtf((float) v->ne[0]) };
+    const auto *                         src   = dst->src;
+    const ggml_tensor *                  v     = src[of::v];
+    const int64_t                        width = v->ne[0] * v->ne[1];
+    const step_arguments                 a     = { by_row::from(src[of::q]),
+                                                   by_row::from(src[of::k]),
+                                                   by_row::from(v),
+                                                   by_row::from(src[of::g]),
+                                                   by_row::from(src[of::beta]),
+                                                   dw::data_of<const float>(src[of::states]),
+                                                   dw::stride_of(src[of::states], 1),
+                                                   dw::data_of<const int32_t>(src[of::cells]),
+                                                   dw::data_of<float>(src[of::target]),
+                                                   dw::data_of<float>(dst),
+                                                   (int) v->ne[1],
+                                                   (int) v->ne[2],
+                                                   1.0f / sqrtf((float) v->ne[0]),
+                                                   gated_row::in(dw::data_of<float>(dst) + ggml_nelements(v), width),
+                               src[of::z] ? dw::data_of<const float>(src[of::z]) : nullptr,
+                               src[of::z] ? dw::data_of<const float>(src[of::norm]) : nullptr };
     const ggml_cuda_kernel_launch_params blocks{ dim3((unsigned) v->ne[1], (unsigned) v->ne[0] / columns),
                                                  dim3(32 * columns), 0, with.stream };
     switch (v->ne[0]) {

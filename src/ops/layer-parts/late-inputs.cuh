@@ -61,12 +61,17 @@ struct late_normalised {
 
     // of products of a row
     __device__ __forceinline__ float factor(const rows_in_block & rows, int row) const {
-        const int      n   = n_pieces(input.width);
-        const float4 * at  = (const float4 *) (rows.squares + row * n);
-        float          sum = 0.0f;
-        for (int i = 0; i < n / 4; ++i) {
-            sum = (((sum + at[i].x) + at[i].y) + at[i].z) + at[i].w;
+        const int      n    = n_pieces(input.width);
+        const float4 * at   = (const float4 *) (rows.squares + row * n);
+        float4         sums = at[0];
+#pragma unroll 4
+        for (int i = 1; i < n / 4; ++i) {
+            sums.x += at[i].x;
+            sums.y += at[i].y;
+            sums.z += at[i].z;
+            sums.w += at[i].w;
         }
+        const float sum = (sums.x + sums.y) + (sums.z + sums.w);
         return rsqrtf(sum / input.width + input.epsilon);
     }
 

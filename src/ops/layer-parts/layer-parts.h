@@ -231,13 +231,20 @@ extern const op_descriptor on_cpu, on_cuda;
 
 // The gated delta rule along a chain of one sequence, as delta-net.h has it, from the state of a cell; `target` becomes
 // the state behind it. Rounded as ggml's GATED_DELTA_NET and tree-ops.h round.
-//   dst[S, H, n]
+//   dst[S, H, n]; of one row with z and norm f32[S H + n_gated(S H)]: behind y what dw_delta_output takes as `gated`,
+//   on CUDA alone
 //   q, k [S, Hk, n]; v [S, H, n]; g, beta [1, H, n]; states [S * S * H, n_cells]; cells i32, the first counts;
-//   target [S * S * H], of the states
+//   target [S * S * H], of the states; z as v, contiguous, norm [S], both or neither, nullptr
 namespace delta_step {
-enum src { q, k, v, g, beta, states, cells, target, n_src };
-constexpr const char *     operands[n_src] = { "q", "k", "v", "g", "beta", "states", "cells", "target" };
-constexpr op_signature     signature       = { "dw_delta_step", operands, n_src };
+enum src { q, k, v, g, beta, states, cells, target, z, norm, n_src };
+constexpr const char * operands[n_src] = { "q", "k", "v", "g", "beta", "states", "cells", "target", "z", "norm" };
+
+// floats that `width` values of 8 bits take, with a scale, a sum and a sum of squares for each 32: gated.cuh
+constexpr int64_t n_gated(int64_t width) {
+    return width / 4 + width / 16 + width / 32;
+}
+
+constexpr op_signature     signature = { "dw_delta_step", operands, n_src, /*n_optional*/ 2 };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_step
 
@@ -254,11 +261,12 @@ extern const op_descriptor on_cpu, on_cuda;
 // The end of a gated-delta-net layer:
 //   dst[D, n] = residual + weights (rms_norm(y) * norm * silu(z)), the norm over each head
 //   y, z [S, H, n] contiguous, S a multiple of 32; norm [S]; weights [S H, D]; residual [D, n]
+//   gated: the result of dw_delta_step that y is the beginning of, one row with the same z and norm; or nullptr
 //   settings: epsilon
 namespace delta_output {
-enum src { y, z, norm, weights, residual, n_src };
-constexpr const char *     operands[n_src] = { "y", "z", "norm", "weights", "residual" };
-constexpr op_signature     signature       = { "dw_delta_output", operands, n_src };
+enum src { y, z, norm, weights, residual, gated, n_src };
+constexpr const char *     operands[n_src] = { "y", "z", "norm", "weights", "residual", "gated" };
+constexpr op_signature     signature       = { "dw_delta_output", operands, n_src, /*n_optional*/ 1 };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_output
 

@@ -125,12 +125,19 @@ namespace delta_out {
 
 namespace of = delta_output;
 
+// n_values: of a row, the only one
+bool is_gated(const ggml_tensor * t, int64_t n_values) {
+    return !t || (dw::is_f32(t) && ggml_is_contiguous(t) &&
+                  ggml_nelements(t) == n_values + dw::layer_parts::delta_step::n_gated(n_values));
+}
+
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * y = dst->src[of::y];
     const ggml_tensor * z = dst->src[of::z];
     return dw::is_f32(y) && dw::is_f32(z) && ggml_is_contiguous(y) && ggml_is_contiguous(z) && y->ne[0] % 32 == 0 &&
-           ggml_nelements(z) == ggml_nelements(y) && ggml_nelements(y) == y->ne[0] * y->ne[1] * dst->ne[1] &&
-           is_vector(dst->src[of::norm], y->ne[0]) &&
+           y->ne[0] <= most_threads && ggml_nelements(z) == ggml_nelements(y) &&
+           ggml_nelements(y) == y->ne[0] * y->ne[1] * dst->ne[1] && is_vector(dst->src[of::norm], y->ne[0]) &&
+           is_gated(dst->src[of::gated], ggml_nelements(y)) && (!dst->src[of::gated] || dst->ne[1] == 1) &&
            outputs::takes(dst, dst->src[of::weights], dst->src[of::residual], y->ne[0] * y->ne[1]);
 }
 
@@ -139,11 +146,19 @@ size_t workspace(const ggml_tensor * dst) {
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor *    y = dst->src[of::y];
-    const normalised_heads input{ dw::data_of<const float>(y), dw::data_of<const float>(dst->src[of::z]),
-                                  dw::data_of<const float>(dst->src[of::norm]), settings_of(dst).epsilon,
-                                  (int) y->ne[0] };
-    add_product(with, dst, dst->src[of::weights], dst->src[of::residual], input);
+    const ggml_tensor *y = dst->src[of::y], *gated = dst->src[of::gated];
+    const int          n = (int) dst->ne[1], size = (int) y->ne[0], width = size * (int) y->ne[1];
+    const float        epsilon = settings_of(dst).epsilon;
+    product_list       list    = added_product(dst, dst->src[of::weights], dst->src[of::residual]);
+    if (gated && list.can_be_late<late_gated>(width)) {
+        return list.launch(late_gated{ gated_row::in(dw::data_of<float>(gated) + width, width), epsilon, width, size },
+                           with.stream);
+    }
+    const activations x = activations::in((char *) with.workspace, n, width);
+    ggml_cuda_kernel_launch(gate_heads, { dim3(n, (unsigned) y->ne[1]), dim3(size), 0, with.stream },
+                            dw::data_of<const float>(y), dw::data_of<const float>(dst->src[of::z]),
+                            dw::data_of<const float>(dst->src[of::norm]), epsilon, x);
+    list.launch(x, n, with.stream);
 }
 
 } // namespace delta_out

@@ -180,7 +180,46 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         }
     }
 
+    // Whether all pieces are on their way, and are n_tiles whole tiles of each strip.
+    template <int n_tiles> __device__ __forceinline__ bool are_asked() const {
+        return i_ >= n_ && value_of(n_tiles - 1) + tile_values <= width_ && value_of(n_tiles) >= width_;
+    }
+
+    // call(i, sums) with each strip's sums, which begin as `none`, if are_asked<n_tiles>(): columns are read once.
+    template <int n_tiles, typename sums_type, typename call_type>
+    __device__ __forceinline__ void multiply_asked(const sums_type & none, call_type && call) const {
+        const int                row = threadIdx.x % 32 / 4;
+        typename sums_type::held x[n_tiles];
+#pragma unroll
+        for (int t = 0; t < n_tiles; ++t) {
+            x[t] = none.template hold<type>(value_of(t), blocks_of_tile);
+        }
+        wait_for_requests<0>();
+        const char * slot = slots_ + row * tiled<type>::pitch;
+#pragma unroll 1
+        for (int i = 0; i < n_; ++i) {
+            sums_type   sums = none;
+            const strip of   = strip_of_(i);
+#pragma unroll
+            for (int t = 0; t < n_tiles; ++t) {
+                const strip  piece = of.piece<type>(value_of(t - t % n_at_once)); // of the slot
+                const char * tile  = slot + tiled<type>::bytes(t % n_at_once * tile_values);
+                sums.template add<type>(tile + tiled<type>::offset(piece.row(row)),
+                                        tile + 8 * tiled<type>::pitch + tiled<type>::offset(piece.row(row + 8)), x[t],
+                                        value_of(t), blocks_of_tile);
+                slot += (t + 1) % n_at_once == 0 ? tiled<type>::slot_bytes : 0;
+            }
+            call(i, sums);
+        }
+    }
+
   private:
+    static constexpr int n_at_once = tiled<type>::of.n_at_once;
+
+    // the first value of this warp's tile t of a strip
+    __device__ __forceinline__ int value_of(int t) const {
+        return first_ + t / n_at_once * step_ + t % n_at_once * tile_values;
+    }
     __device__ __forceinline__ int next(int slot) const { return has_two_ ? tiled<type>::slot_bytes - slot : 0; }
 
     // Each call ends a request, so that waiting for all but the last one is waiting for the piece that is next.

@@ -38,7 +38,7 @@ class product_list {
 
     // As below, of rows that are normalised.
     void launch(const normalised & input, void * memory, int n, cudaStream_t stream) {
-        if (can_be_late(input.width)) {
+        if (can_be_late<late_normalised>(input.width)) {
             launch_rows(late_normalised{ input }, input.width, n, stream);
         } else {
             launch(input, memory, input.width, n, stream);
@@ -58,8 +58,20 @@ class product_list {
         launch(x, n, stream);
     }
 
+    // a row, if can_be_late
+    void launch(const late_gated & input, cudaStream_t stream) { launch_for<1>(input, input.width, 1, stream); }
+
     // x: n rows
     void launch(const activations & x, int n, cudaStream_t stream) { launch_rows(x, x.width, n, stream); }
+
+    // Whether blocks can make such an input. For the most rows, whatever their number: bits do not depend on it.
+    template <typename input_type> bool can_be_late(int64_t width) const {
+        const bool has_floats =
+            std::any_of(all_.each, all_.each + all_.n, [](const part & each) { return is_float(each.type); });
+        return !has_floats && !is_large() && has_teams_for(width) &&
+               has_room(warps_for(width), 1, bytes_of_sums<max_rows, input_type>(warps_for(width)),
+                        input_type::bytes(max_rows, width));
+    }
 
   private:
     static constexpr int values_of_a_warp = 512;                        // of a row: these keep it busy
@@ -82,15 +94,6 @@ class product_list {
         return found;
     }
 
-    // For the most rows, whatever their number: bits do not depend on it.
-    bool can_be_late(int64_t width) const {
-        const bool has_floats =
-            std::any_of(all_.each, all_.each + all_.n, [](const part & each) { return is_float(each.type); });
-        return !has_floats && !is_large() && has_teams_for(width) &&
-               has_room(warps_for(width), 1, bytes_of_sums<max_rows, late_normalised>(warps_for(width)),
-                        late_normalised::bytes(max_rows, width));
-    }
-
     template <typename input_type> void launch_rows(const input_type & input, int width, int n, cudaStream_t stream) {
         if (n <= 2) {
             return n == 1 ? launch_for<1>(input, width, n, stream) : launch_for<2>(input, width, n, stream);
@@ -106,15 +109,15 @@ class product_list {
     template <int n_columns, typename input_type>
     void launch_for(const input_type & input, int width, int n, cudaStream_t stream) {
         constexpr bool makes_input = !std::is_same_v<input_type, activations>;
-        constexpr bool is_late     = std::is_same_v<input_type, late_normalised>;
-        const size_t   of_input    = is_late       ? late_normalised::bytes(n, width)
-                                     : makes_input ? activations::bytes(1, width)
-                                                   : 0;
-        const size_t   of_sums     = bytes_of_sums<n_columns, input_type>(warps_for(width));
-        block_plan     plan{ {}, warps_for(width), 1, 0, 0, -1 };
-        int            n_rounds = is_large() ? INT_MAX : 1;
+        size_t         of_input    = makes_input ? activations::bytes(1, width) : 0;
+        if constexpr (is_late_input<input_type>) {
+            of_input = input_type::bytes(n, width);
+        }
+        const size_t of_sums = bytes_of_sums<n_columns, input_type>(warps_for(width));
+        block_plan   plan{ {}, warps_for(width), 1, 0, 0, -1 };
+        int          n_rounds = is_large() ? INT_MAX : 1;
         if (makes_input && !is_large() && has_teams_for(width)) {
-            n_rounds = plan_teams(plan, width, of_sums, of_input);
+            n_rounds = plan_teams(plan, width, n, of_sums, of_input);
         }
         const int     n_warps = plan.n_warps * plan.n_teams;
         const int64_t of_a_warp =
@@ -132,7 +135,7 @@ class product_list {
 
     // Teams of a block that makes its input: a block a multiprocessor, or fewer, unless there are many rows of float
     // weights. Returns how many strips a team has at most.
-    int plan_teams(block_plan & plan, int64_t width, size_t of_team, size_t of_block) {
+    int plan_teams(block_plan & plan, int64_t width, int n, size_t of_team, size_t of_block) {
         int n_float_rows = 0;
         for (int i = 0; i < all_.n; ++i) {
             n_float_rows += is_float(all_.each[i].type) ? all_.each[i].n_rows : 0;
@@ -141,7 +144,7 @@ class product_list {
             return 1;
         }
         for (int i = 0; i < all_.n; ++i) {
-            if (is_float(all_.each[i].type)) {
+            if (is_float(all_.each[i].type) || (n == 1 && has_few_rows(all_.each[i]))) {
                 all_.each[i].first_lone_row = all_.n_lone_rows;
                 all_.n_lone_rows += all_.each[i].n_rows;
             }
@@ -161,6 +164,11 @@ class product_list {
         }
         n_strips_ = found;
         return n_rounds;
+    }
+
+    // Q8_0 takes a team longest to unpack: it would end behind all others. A copy of a row takes 16 bytes at a time.
+    static bool has_few_rows(const part & of) {
+        return of.type == GGML_TYPE_Q8_0 && of.n_rows <= n_multiprocessors() && of.stride % 16 == 0;
     }
 
     // Says how many strips a team has of each part, for `most` teams in all: only so many that each piece of them has a
@@ -248,15 +256,21 @@ class product_list {
 };
 } // namespace
 
-// dst = residual + weights x, x as of product_list::launch
-template <typename input_type> static void add_product(const dw::launch_context & with, ggml_tensor * dst,
-                                                       const ggml_tensor * weights, const ggml_tensor * residual,
-                                                       const input_type & input) {
+// dst = residual + weights x, of an x that is launched
+static product_list added_product(ggml_tensor * dst, const ggml_tensor * weights, const ggml_tensor * residual) {
     product_list list;
     part &       made = list.add(weights, dw::data_of<float>(dst), dw::stride_of(dst, 1));
     made.end          = end_of_product::add;
     made.a            = dw::data_of<const float>(residual);
     made.a_stride     = dw::stride_of(residual, 1);
+    return list;
+}
+
+// The same, x as of product_list::launch.
+template <typename input_type> static void add_product(const dw::launch_context & with, ggml_tensor * dst,
+                                                       const ggml_tensor * weights, const ggml_tensor * residual,
+                                                       const input_type & input) {
+    product_list list = added_product(dst, weights, residual);
     if constexpr (std::is_same_v<input_type, activations>) {
         list.launch(input, (int) dst->ne[1], with.stream);
     } else {

@@ -6,12 +6,14 @@
 #pragma once
 
 #include "ops/door/launch.h"
+#include "ops/layer-parts/gated.cuh"
 #include "ops/layer-parts/late-inputs.cuh"
 #include "ops/layer-parts/pieces.cuh"
 
 namespace dw::layer_parts {
 
 constexpr int most_warps       = 8; // of a team
+constexpr int tiles_of_a_warp  = 2; // of a strip, at widths of up to most_warps times as much
 constexpr int most_block_warps = 16;
 constexpr int max_parts        = 4;
 
@@ -115,10 +117,25 @@ template <bool has_teams> struct team_or_block {
     }
 };
 
+// Inputs that a block's warps make together, for quantised weights alone.
+template <typename input_type> constexpr bool is_late_input =
+    std::is_same_v<input_type, late_normalised> || std::is_same_v<input_type, late_gated>;
+
 // Strips that a team multiplies between two meetings of its warps. All that have slots, where sums may take more
 // memory.
-template <typename input_type> constexpr int strips_at_once =
-    std::is_same_v<input_type, late_normalised> ? most_slots : 1;
+template <typename input_type> constexpr int strips_at_once = is_late_input<input_type> ? most_slots : 1;
+
+// A row's product, from the sums of a team's warps.
+template <int n_columns>
+__device__ __forceinline__ float sum_of_team(const float * of_warps, int strip, int column, int row, int n_warps) {
+    const float * at  = of_warps + strip * n_warps * floats_of_sums<n_columns> + place_of_sum(column, row);
+    float         sum = 0.0f;
+#pragma unroll 4
+    for (int w = 0; w < n_warps; ++w) {
+        sum += at[w * floats_of_sums<n_columns>];
+    }
+    return sum;
+}
 
 // The rows of n_strips strips, at most n_at_once, `step` rows from each other, from the sums of warps. finished(sum,
 // column, row).
@@ -129,11 +146,7 @@ __device__ __forceinline__ void write_strips(const part & of, const float * of_w
         const int strip = i / tile_rows % n_at_once, column = i / tile_rows / n_at_once;
         const int row = first + strip * step + i % tile_rows;
         if (strip < n_strips && row < of.n_rows) {
-            float sum = 0.0f;
-            for (int w = 0; w < by.n_warps(); ++w) {
-                sum += of_warps[(strip * by.n_warps() + w) * floats_of_sums<n_columns> +
-                                place_of_sum(column, i % tile_rows)];
-            }
+            const float sum = sum_of_team<n_columns>(of_warps, strip, column, i % tile_rows, by.n_warps());
             of.out[column * of.out_stride + row] = finished(sum, column, row);
         }
     }
@@ -158,6 +171,24 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
     ask_for_end(of, min(first * tile_rows, of.n_rows - 1));
     const auto x        = ready();
     float *    of_warps = (float *) (memory + by.n_warps() * plan.slots_of_a_warp);
+    if constexpr (has_teams && n_columns == 1) {
+        if (n_mine <= n_at_once && strips.template are_asked<tiles_of_a_warp>()) {
+            const int number                = by.thread() / tile_rows,
+                      row                   = (first + number * step) * tile_rows + by.thread() % tile_rows;
+            const bool             ends     = number < n_mine && row < of.n_rows;
+            const float            residual = ends ? residual_of(of, row, 0) : 0.0f;
+            const sums_of<1, true> none(x, lane, [](int) { return 0; });
+            strips.template multiply_asked<tiles_of_a_warp>(none, [&](int i, const auto & sums) {
+                store_sums(of_warps + (i * by.n_warps() + by.warp()) * floats_of_sums<1>, sums);
+            });
+            by.meet();
+            if (ends) {
+                const float sum = sum_of_team<1>(of_warps, number, 0, by.thread() % tile_rows, by.n_warps());
+                of.out[row]     = ended(of, factor(sum, 0), row, residual);
+            }
+            return;
+        }
+    }
     for (int i0 = 0; i0 < n_mine; i0 += n_at_once) {
         const int      row = (first + i0 * step) * tile_rows, n_now = n_at_once == 1 ? 1 : min(n_at_once, n_mine - i0);
         constexpr bool is_asked =
@@ -198,10 +229,43 @@ __device__ void multiply_rows(const part & of, const activations & x, int index,
     }
 }
 
-// One column times rows of float weights that no team has: of all these this block's is the one with its number, then
-// every so many. memory: for the first row, or nullptr. A warp.
-template <typename ready_type>
-__device__ void multiply_lone_rows(const parts & all, int width, char * memory, ready_type && ready) {
+// Row of Q8_0 weights that lies at `at`, times one column: the bits of a strip that a team of n_warps multiplies. A
+// lane has what one of its warps has of a class of blocks (tiles.cuh). A warp.
+template <typename rows_type>
+__device__ __forceinline__ float dot_of_row(const rows_type & x, int width, const char * at, int n_warps, int lane) {
+    const int8_t *        quants = x.quants_of(0);
+    const scale_and_sum * scales = x.scales_of(0);
+    float                 sum    = 0.0f;
+    for (int tile = lane / n_classes; lane / n_classes < n_warps && tile * tile_values < width; tile += n_warps) {
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const int block = blocks_of_tile * tile + lane % n_classes * 2 + i;
+            if (32 * block < width) {
+                const uint16_t * of  = (const uint16_t *) (at + block * sizeof(block_q8_0));
+                const int *      by  = (const int *) (quants + 32 * block);
+                int              dot = 0;
+#pragma unroll
+                for (int j = 0; j < 8; ++j) {
+                    dot = ggml_cuda_dp4a(of[2 * j + 1] | of[2 * j + 2] << 16, by[j], dot);
+                }
+                sum = fmaf(__half2float(__ushort_as_half(of[0])) * scales[block].x, (float) dot, sum);
+            }
+        }
+    }
+    sum += __shfl_xor_sync(0xffffffff, sum, 1);
+    sum += __shfl_xor_sync(0xffffffff, sum, 2);
+    float all = 0.0f;
+    for (int w = 0; w < n_warps; ++w) {
+        all += __shfl_sync(0xffffffff, sum, n_classes * w);
+    }
+    return all;
+}
+
+// One column times rows that no team has: of all these this block's is the one with its number, then every so many.
+// memory: for the first row, or nullptr; n_warps: of a team; factor: as below. A warp.
+template <typename ready_type, typename factor_type>
+__device__ void multiply_lone_rows(const parts & all, int width, char * memory, int n_warps, ready_type && ready,
+                                   factor_type && factor) {
     const int  lane    = threadIdx.x % 32;
     const auto part_of = [&](int row) {
         int i = 0;
@@ -214,25 +278,33 @@ __device__ void multiply_lone_rows(const parts & all, int width, char * memory, 
     if (memory && first < all.n_lone_rows) {
         const part & of      = all.each[part_of(first)];
         const char * row     = of.weights + (first - of.first_lone_row) * of.stride;
-        const int    n_bytes = width * (of.type == GGML_TYPE_F32 ? 4 : 2);
+        const int    n_bytes = of.type == GGML_TYPE_Q8_0 ? width / QK8_0 * (int) sizeof(block_q8_0)
+                                                         : width * (of.type == GGML_TYPE_F32 ? 4 : 2);
         for (int at = 16 * lane; at < n_bytes; at += 16 * 32) {
             ptx::copy_16(memory + at, row + at);
         }
         ask_for_end(of, first - of.first_lone_row);
     }
     ptx::end_of_copies();
-    const activations x = ready();
+    const auto x = ready();
     wait_for_requests<0>();
     for (int i = first; i < all.n_lone_rows; i += gridDim.x) {
         const part & of  = all.each[part_of(i)];
         const int    row = i - of.first_lone_row;
         const char * at  = memory && i == first ? memory : of.weights + row * of.stride;
-        with_type(of.type, [&](auto type_is) {
-            constexpr ggml_type type = decltype(type_is)::value;
-            if constexpr (are_floats<type>) {
-                multiply_row<type, 1>(of, x, row, at, 0, 1, lane);
+        if (of.type == GGML_TYPE_Q8_0) {
+            const float sum = factor(dot_of_row(x, width, at, n_warps, lane), 0);
+            if (lane == 0) {
+                of.out[row] = ended(of, sum, row, residual_of(of, row, 0));
             }
-        });
+        } else if constexpr (std::is_same_v<std::decay_t<decltype(x)>, activations>) {
+            with_type(of.type, [&](auto type_is) {
+                constexpr ggml_type type = decltype(type_is)::value;
+                if constexpr (are_floats<type>) {
+                    multiply_row<type, 1>(of, x, row, at, 0, 1, lane);
+                }
+            });
+        }
     }
 }
 
@@ -250,7 +322,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     products(const __grid_constant__ parts all, input_type input, int width, int n, block_plan plan) {
     extern __shared__ __align__(16) char memory[];
     constexpr bool                       has_teams = block_limits<n_columns, input_type>::makes_input;
-    constexpr bool                       is_late   = std::is_same_v<input_type, late_normalised>;
+    constexpr bool                       is_late   = is_late_input<input_type>;
     ggml_cuda_pdl_lc();
     const team by    = has_teams ? team::of_warps(plan.n_warps) : team::of_block();
     const auto ready = [&] {
@@ -271,13 +343,21 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
             return made;
         }
     };
+    const auto factor = [&](float sum, int column) {
+        if constexpr (std::is_same_v<input_type, late_normalised>) { // never joined with what follows: bits do not
+                                                                     // depend on how many columns there are
+            return __fmul_rn(sum, input.factor(input.in(memory + plan.activations_at, n), column));
+        } else {
+            return sum;
+        }
+    };
     int index = blockIdx.x;
     if constexpr (has_teams) {
         input.ask(team::of_block());
-        if constexpr (!is_late) {
+        if constexpr (n_columns == 1) {
             if (by.number >= plan.n_teams) {
                 char * const row = plan.lone_row_at < 0 ? nullptr : memory + plan.lone_row_at;
-                return multiply_lone_rows(all, width, row, ready);
+                return multiply_lone_rows(all, width, row, plan.n_warps, ready, factor);
             }
         }
         index = index * plan.n_teams + by.number;
@@ -292,14 +372,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     }
     const part & of = all.each[i];
     with_type(of.type, [&](auto type_is) {
-        constexpr ggml_type type   = decltype(type_is)::value;
-        const auto          factor = [&](float sum, int column) {
-            if constexpr (is_late) { // never joined with what follows: bits do not depend on how many columns there are
-                return __fmul_rn(sum, input.factor(input.in(memory + plan.activations_at, n), column));
-            } else {
-                return sum;
-            }
-        };
+        constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (!are_floats<type>) {
             multiply_strips<type, n_columns, strips_at_once<input_type>>(
                 of, width, index - of.first_team, n, plan.tiles, team_or_block<has_teams>{ by },

@@ -172,7 +172,9 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
     const auto x        = ready();
     float *    of_warps = (float *) (memory + by.n_warps() * plan.slots_of_a_warp);
     if constexpr (has_teams && n_columns == 1) {
-        if (n_mine <= n_at_once && strips.template are_asked<tiles_of_a_warp>()) {
+        // the same for all warps of a team, which meet
+        const bool is_even = width == by.n_warps() * tiles_of_a_warp * tile_values;
+        if (is_even && n_mine <= n_at_once && strips.template are_asked<tiles_of_a_warp>()) {
             const int number                = by.thread() / tile_rows,
                       row                   = (first + number * step) * tile_rows + by.thread() % tile_rows;
             const bool             ends     = number < n_mine && row < of.n_rows;

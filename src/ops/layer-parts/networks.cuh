@@ -186,7 +186,11 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, const team & by, 
     float * of_halves = (float *) (memory + n_warps * plan.slots_of_a_warp);
     for (int i = 0; i < n_mine; ++i) {
         sums_of<n_columns, n_columns == 1> sums(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
-        strips.multiply(sums, i);
+        if constexpr (n_columns == 1) {
+            strips.multiply_ahead(sums, i);
+        } else {
+            strips.multiply(sums, i);
+        }
         store_sums(of_halves + (warp + i * n_warps) * floats_of_sums<n_columns>, sums);
     }
     by.meet();

@@ -108,6 +108,17 @@ lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float
     };
     strips_of_warp<type, decltype(strip_of)> strips(slots, n_slots, n_groups, width, 0, 1, strip_of);
     ggml_cuda_pdl_sync();
+    constexpr int n_tiles = 2; // of a group, where it has 512 hidden values
+    if constexpr (n_columns == 1) {
+        if (n_groups == 1 && strips.template are_asked<n_tiles>()) {
+            const int               pair = group_of(0).pair(0);
+            const sums_of<1, false> none(group_of(0).all.hidden, lane, [&](int) { return pair; });
+            strips.template multiply_asked<n_tiles>(none, [&](int, const auto & sums) {
+                sums.each([&](int, int row, float sum) { output_of(found, pair, row) = sum; });
+            });
+            return;
+        }
+    }
     for (int i = 0; i < n_groups; ++i) {
         const group g = group_of(i);
         with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {

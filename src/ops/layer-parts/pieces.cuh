@@ -180,6 +180,42 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         }
     }
 
+    // The same for one column, whose values of a tile are asked for while the tile before is multiplied.
+    template <typename sums_type> __device__ __forceinline__ void multiply_ahead(sums_type & sums, int i) {
+        const strip of       = strip_of_(i);
+        const int   row      = threadIdx.x % 32 / 4;
+        const auto  n_blocks = [&](int value) { return min(blocks_of_tile, (width_ - value) / 32); };
+        if (first_ >= width_) {
+            return;
+        }
+        auto x = sums.template hold<type>(first_, n_blocks(first_));
+#pragma unroll 1
+        for (int value = first_; value < width_; value += step_) {
+            if (has_two_) {
+                wait_for_requests<1>();
+            } else {
+                wait_for_requests<0>();
+            }
+            const strip  piece = of.piece<type>(value);
+            const char * slot  = slots_ + read_ + row * tiled<type>::pitch;
+            const char * a     = slot + tiled<type>::offset(piece.row(row));
+            const char * b     = slot + 8 * tiled<type>::pitch + tiled<type>::offset(piece.row(row + 8));
+#pragma unroll 1
+            for (int done = 0; done < piece.n_values; done += tile_values) {
+                const int at    = value + done,
+                          after = done + tile_values < piece.n_values ? at + tile_values : value + step_;
+                const auto then = after < width_ ? sums.template hold<type>(after, n_blocks(after)) : x;
+                sums.template add<type>(a, b, x, at, n_blocks(at));
+                a += tiled<type>::bytes(tile_values);
+                b += tiled<type>::bytes(tile_values);
+                x = then;
+            }
+            read_ = next(read_);
+            __syncwarp();
+            ask();
+        }
+    }
+
     // Whether all pieces are on their way, and are n_tiles whole tiles of each strip.
     template <int n_tiles> __device__ __forceinline__ bool are_asked() const {
         return i_ >= n_ && value_of(n_tiles - 1) + tile_values <= width_ && value_of(n_tiles) >= width_;

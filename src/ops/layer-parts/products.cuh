@@ -8,97 +8,9 @@
 #include "ops/door/launch.h"
 #include "ops/layer-parts/gated.cuh"
 #include "ops/layer-parts/late-inputs.cuh"
-#include "ops/layer-parts/pieces.cuh"
+#include "ops/layer-parts/product-rows.cuh"
 
 namespace dw::layer_parts {
-
-constexpr int most_warps       = 8; // of a team
-constexpr int tiles_of_a_warp  = 2; // of a strip, at widths of up to most_warps times as much
-constexpr int most_block_warps = 16;
-constexpr int max_parts        = 4;
-
-enum class end_of_product { as_is, sigmoid, softplus, add };
-
-// Weights [K, rows] and where their products go.
-struct part {
-    const char *   weights;
-    int64_t        stride; // bytes of a row
-    ggml_type      type;
-    int            n_rows;
-    int            first_team, n_teams; // of all that the launch has
-    int            n_shares;            // warps of a row of float weights, which share the columns
-    int            first_lone_row;      // among those of warps without a team; -1: teams have this part
-    float *        out;                 // [n][out_stride]
-    int64_t        out_stride;
-    end_of_product end;
-    const float *  a; // softplus: added before [rows]; add: the residual [n][a_stride]
-    const float *  b; // softplus: multiplied with [rows]
-    int64_t        a_stride;
-};
-
-struct parts {
-    part each[max_parts];
-    int  n, n_lone_rows; // parts; rows of warps without a team
-};
-
-// How a block divides its warps and its shared memory, in bytes: teams of n_warps with slots and sums of their own,
-// then the activations that the block makes, if it does; then a row of float weights of the warp without a team, if
-// there is one.
-struct block_plan {
-    tile_plan tiles;
-    int       n_warps, n_teams;
-    int       bytes_of_team, activations_at, lone_row_at; // lone_row_at: -1 if it has no place
-};
-
-// What a product is added to, asked for before the product is there.
-static __device__ __forceinline__ float residual_of(const part & of, int row, int column) {
-    return of.end == end_of_product::add ? of.a[column * of.a_stride + row] : 0.0f;
-}
-
-// Asks for what the end of a product of a row reads, which may be in no cache.
-static __device__ __forceinline__ void ask_for_end(const part & of, int row) {
-    if (of.end == end_of_product::softplus) {
-        ptx::prefetch_l2(of.a + row);
-        ptx::prefetch_l2(of.b + row);
-    }
-}
-
-static __device__ __forceinline__ float ended(const part & of, float sum, int row, float residual) {
-    switch (of.end) {
-        case end_of_product::sigmoid:
-            return sigmoid(sum);
-        case end_of_product::softplus: {
-            const float x = sum + of.a[row];
-            return (x > 20.0f ? x : logf(1.0f + expf(x))) * of.b[row];
-        }
-        case end_of_product::add:
-            return residual + sum;
-        default:
-            return sum;
-    }
-}
-
-// Row `row` of a part with float weights, which lies at `at`, times columns [first, last). A warp.
-template <ggml_type type, int n_columns> __device__ void multiply_row(const part & of, const activations & x, int row,
-                                                                      const char * at, int first, int last, int lane) {
-    const char * const rows[1] = { at };
-    for (int c0 = first; c0 < last; c0 += n_columns) {
-        const float * columns[n_columns];
-        float         sums[1][n_columns] = {};
-#pragma unroll
-        for (int c = 0; c < n_columns; ++c) {
-            columns[c] = x.row(min(c0 + c, last - 1));
-        }
-        add_dots<type>(sums, rows, columns, x.width, lane);
-        add_lanes(sums);
-#pragma unroll
-        for (int c = 0; c < n_columns; ++c) {
-            if (lane == c && c0 + c < last) {
-                of.out[(c0 + c) * of.out_stride + row] = ended(of, sums[0][c], row, residual_of(of, row, c0 + c));
-            }
-        }
-    }
-}
 
 // A team, or the whole block where that has no teams: its numbers are the block's then, and cost no registers.
 template <bool has_teams> struct team_or_block {
@@ -152,6 +64,26 @@ __device__ __forceinline__ void write_strips(const part & of, const float * of_w
     }
 }
 
+// One column times a team's strips, n_mine from strip `first` on, that are all asked for. A thread ends a row.
+template <bool has_teams, typename rows_type, typename strips_type, typename factor_type>
+__device__ __forceinline__ void multiply_asked_strips(const part & of, const rows_type & x, const strips_type & strips,
+                                                      int first, int n_mine, const team_or_block<has_teams> & by,
+                                                      float * of_warps, factor_type && factor) {
+    const int              number = by.thread() / tile_rows, in_strip = by.thread() % tile_rows;
+    const int              row      = (first + number * of.n_teams) * tile_rows + in_strip;
+    const bool             ends     = number < n_mine && row < of.n_rows;
+    const float            residual = ends ? residual_of(of, row, 0) : 0.0f;
+    const sums_of<1, true> none(x, threadIdx.x % 32, [](int) { return 0; });
+    strips.template multiply_asked<tiles_of_a_warp>(none, [&](int i, const auto & sums) {
+        store_sums(of_warps + (i * by.n_warps() + by.warp()) * floats_of_sums<1>, sums);
+    });
+    by.meet();
+    if (ends) {
+        const float sum = sum_of_team<1>(of_warps, number, 0, in_strip, by.n_warps());
+        of.out[row]     = ended(of, factor(sum, 0), row, residual);
+    }
+}
+
 // A part with quantised weights times n columns: strips of 16 rows, from strip `first` on every n_teams-th. Each warp
 // has every so many pieces of a strip. memory: the team's. ready(): the activations, when they are there; factor(sum,
 // c): a product of column c, then.
@@ -175,20 +107,7 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
         // the same for all warps of a team, which meet
         const bool is_even = width == by.n_warps() * tiles_of_a_warp * tile_values;
         if (is_even && n_mine <= n_at_once && strips.template are_asked<tiles_of_a_warp>()) {
-            const int number                = by.thread() / tile_rows,
-                      row                   = (first + number * step) * tile_rows + by.thread() % tile_rows;
-            const bool             ends     = number < n_mine && row < of.n_rows;
-            const float            residual = ends ? residual_of(of, row, 0) : 0.0f;
-            const sums_of<1, true> none(x, lane, [](int) { return 0; });
-            strips.template multiply_asked<tiles_of_a_warp>(none, [&](int i, const auto & sums) {
-                store_sums(of_warps + (i * by.n_warps() + by.warp()) * floats_of_sums<1>, sums);
-            });
-            by.meet();
-            if (ends) {
-                const float sum = sum_of_team<1>(of_warps, number, 0, by.thread() % tile_rows, by.n_warps());
-                of.out[row]     = ended(of, factor(sum, 0), row, residual);
-            }
-            return;
+            return multiply_asked_strips(of, x, strips, first, n_mine, by, of_warps, factor);
         }
     }
     for (int i0 = 0; i0 < n_mine; i0 += n_at_once) {
@@ -208,105 +127,6 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
                 return ended(of, factor(sum, column), at, is_asked ? residual : residual_of(of, at, column));
             });
         by.meet();
-    }
-}
-
-// A team's share of a part with float weights, a row a warp.
-template <ggml_type type, int n_columns>
-__device__ void multiply_rows(const part & of, const activations & x, int index, int n, const team & by) {
-    const int task = by.n_warps * index + by.warp, row = task / of.n_shares;
-    const int columns = (n + of.n_shares - 1) / of.n_shares, first = task % of.n_shares * columns;
-    if (row < of.n_rows) {
-        const auto multiply = [&](auto at_once) {
-            multiply_row<type, decltype(at_once)::value>(of, x, row, of.weights + row * of.stride, first,
-                                                         min(first + columns, n), threadIdx.x % 32);
-        };
-        if constexpr (n_columns == 1) {
-            multiply(std::integral_constant<int, 1>{});
-        } else if (of.n_shares > 1) {
-            multiply(std::integral_constant<int, 2>{});
-        } else {
-            multiply(std::integral_constant<int, 4>{});
-        }
-    }
-}
-
-// Row of Q8_0 weights that lies at `at`, times one column: the bits of a strip that a team of n_warps multiplies. A
-// lane has what one of its warps has of a class of blocks (tiles.cuh). A warp.
-template <typename rows_type>
-__device__ __forceinline__ float dot_of_row(const rows_type & x, int width, const char * at, int n_warps, int lane) {
-    const int8_t *        quants = x.quants_of(0);
-    const scale_and_sum * scales = x.scales_of(0);
-    float                 sum    = 0.0f;
-    for (int tile = lane / n_classes; lane / n_classes < n_warps && tile * tile_values < width; tile += n_warps) {
-#pragma unroll
-        for (int i = 0; i < 2; ++i) {
-            const int block = blocks_of_tile * tile + lane % n_classes * 2 + i;
-            if (32 * block < width) {
-                const uint16_t * of  = (const uint16_t *) (at + block * sizeof(block_q8_0));
-                const int *      by  = (const int *) (quants + 32 * block);
-                int              dot = 0;
-#pragma unroll
-                for (int j = 0; j < 8; ++j) {
-                    dot = ggml_cuda_dp4a(of[2 * j + 1] | of[2 * j + 2] << 16, by[j], dot);
-                }
-                sum = fmaf(__half2float(__ushort_as_half(of[0])) * scales[block].x, (float) dot, sum);
-            }
-        }
-    }
-    sum += __shfl_xor_sync(0xffffffff, sum, 1);
-    sum += __shfl_xor_sync(0xffffffff, sum, 2);
-    float all = 0.0f;
-    for (int w = 0; w < n_warps; ++w) {
-        all += __shfl_sync(0xffffffff, sum, n_classes * w);
-    }
-    return all;
-}
-
-// One column times rows that no team has: of all these this block's is the one with its number, then every so many.
-// memory: for the first row, or nullptr; n_warps: of a team; factor: as below. A warp.
-template <typename ready_type, typename factor_type>
-__device__ void multiply_lone_rows(const parts & all, int width, char * memory, int n_warps, ready_type && ready,
-                                   factor_type && factor) {
-    const int  lane    = threadIdx.x % 32;
-    const auto part_of = [&](int row) {
-        int i = 0;
-        while (all.each[i].first_lone_row < 0 || row >= all.each[i].first_lone_row + all.each[i].n_rows) {
-            ++i;
-        }
-        return i;
-    };
-    int first = blockIdx.x;
-    if (memory && first < all.n_lone_rows) {
-        const part & of      = all.each[part_of(first)];
-        const char * row     = of.weights + (first - of.first_lone_row) * of.stride;
-        const int    n_bytes = of.type == GGML_TYPE_Q8_0 ? width / QK8_0 * (int) sizeof(block_q8_0)
-                                                         : width * (of.type == GGML_TYPE_F32 ? 4 : 2);
-        for (int at = 16 * lane; at < n_bytes; at += 16 * 32) {
-            ptx::copy_16(memory + at, row + at);
-        }
-        ask_for_end(of, first - of.first_lone_row);
-    }
-    ptx::end_of_copies();
-    const auto x = ready();
-    wait_for_requests<0>();
-    for (int i = first; i < all.n_lone_rows; i += gridDim.x) {
-        const part & of  = all.each[part_of(i)];
-        const int    row = i - of.first_lone_row;
-        const char * at  = memory && i == first ? memory : of.weights + row * of.stride;
-        if (of.type == GGML_TYPE_Q8_0) {
-            const float sum = factor(dot_of_row(x, width, at, n_warps, lane), 0);
-            if (lane == 0) {
-                of.out[row] = ended(of, sum, row, residual_of(of, row, 0));
-            }
-        } else if constexpr (std::is_same_v<std::decay_t<decltype(x)>, activations>) {
-            with_type(of.type, [&](auto type_is) {
-                constexpr ggml_type type = decltype(type_is)::value;
-                if constexpr (are_floats<type>) {
-                    multiply_row<type, 1>(of, x, row, at, 0, 1, lane);
-                }
-            });
-        }
     }
 }
 

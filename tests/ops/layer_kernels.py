@@ -79,6 +79,16 @@ def test_rows_do_not_depend_on_their_number(rng, backend, kind):
         check_rows(rng, backend, part)
 
 
+@pytest.mark.parametrize("n_equals", [2, 64])
+@pytest.mark.parametrize("n", [1, 6, 16])
+def test_of_equal_logits_the_lowest_expert_is_chosen(rng, backend, n, n_equals):
+    """In lanes of their own, and in one: experts 32 apart are a lane's."""
+    part = parts.experts(
+        rng, n, ("F16",) * 4, width=64, hidden=32, shared=32, n_experts=128, n_equals=n_equals
+    )
+    check(backend, part, is_float=True)
+
+
 @pytest.mark.parametrize("kind", ["Q4_K", "Q6_K", "Q8_0", "IQ4_XS", "F16"])
 def test_heads_that_the_delta_rule_gates_give_the_same_bits(rng, backend, kind):
     for size, heads in [(64, 4), (128, 8), (32, 24), *([(32, 72), (128, 32)] if backend == "CUDA" else [])]:

@@ -25,11 +25,16 @@ from tests.ops.trees import batch, path_to
 def experts(
     rng: np.random.Generator, n: int, kinds: tuple[str, str, str, str], *, width: int = 256,
     hidden: int = 256, shared: int = 256, n_experts: int = 16, n_used: int = 4, is_joint: bool = False,
-    router: str = "F32",
+    router: str = "F32", n_equals: int = 1,
 ) -> Part:  # fmt: skip
-    """Return dw_experts; kinds: of gate and up, of down, and of the shared expert's."""
+    """Return dw_experts; kinds: of gate and up, of down, and of the shared expert's.
+
+    n_equals: experts with the same logits, side by side, of which the lowest is best.
+    """
     x, norm = f32(rng, n, width), f32(rng, width)
-    o_router, w_router = weights(rng, (n_experts, width), router)
+    (stored, _), _ = weights(rng, (n_experts // n_equals, width), router)
+    o_router = (np.repeat(stored, n_equals, axis=0), router)
+    w_router = as_float64(*o_router)
     o_shared, w_shared = weights(rng, (1, width), router)
     up_kind, down_kind, s_up_kind, s_down_kind = kinds
     o_gate = stored_weights(rng, (n_experts, (2 if is_joint else 1) * hidden, width), up_kind)

@@ -155,7 +155,8 @@ template <int n_of_lane> __device__ __forceinline__ void choose_row_of(const flo
         bool           is_mine = order == best;
         const uint32_t equals  = __ballot_sync(0xffffffff, is_mine);
         if (equals & (equals - 1)) {
-            is_mine = is_mine && ~expert == most_of_lanes(is_mine ? ~expert : 0);
+            const uint32_t lowest = most_of_lanes(is_mine ? ~expert : 0); // by all lanes
+            is_mine               = is_mine && ~expert == lowest;
         }
         if (is_mine) {
             chosen[rank] = (int) expert;

@@ -274,7 +274,8 @@ struct head_gate {
         ggml_tensor * row    = edit.only_user(gated);
         ggml_tensor * out    = as(as(row, GGML_OP_RESHAPE) ? edit.only_user(row) : row, GGML_OP_MUL_MAT);
         const auto *  array  = edit.array_of(plain(z));
-        if (!normal || !array || array != edit.array_of(plain(beta)) || !ggml_is_contiguous(z) ||
+        if (!normal || !ggml_is_contiguous(normal.weights) || ggml_nelements(normal.weights) != inner->ne[0] ||
+            !array || array != edit.array_of(plain(beta)) || !ggml_is_contiguous(z) ||
             ggml_nelements(z) != ggml_nelements(y) || !out || !is_quantised(out->src[0]->type)) {
             return {};
         }
@@ -306,22 +307,28 @@ bool fuser::delta_step(ggml_tensor * rule) {
     if (!edit_.is_closed({ out, state.copy }, inputs)) {
         return false;
     }
-    namespace op         = parts::delta_step;
-    const head_gate gate = v->ne[2] == 1 ? head_gate::of(out, src[4], edit_) : head_gate{};
-    const int64_t   n    = ggml_nelements(out);
-    ggml_tensor *   node =
-        made(op::signature, { gate ? n + op::n_gated(n) : n, 1, 1, 1 },
-             { { op::q, src[0] },
-               { op::k, src[1] },
-               { op::v, v },
-               { op::g, src[3] },
-               { op::beta, src[4] },
-               { op::states, state.states },
-               { op::cells, state.cells },
-               { op::target, state.target },
-               { op::z, gate.z },
-               { op::norm, gate.weights } },
-             { kernel_of(src[0]), owner_of(state.states), gate ? gate.weights : kernel_of(src[0]) }, {});
+    namespace op        = parts::delta_step;
+    const int64_t n     = ggml_nelements(out);
+    const auto    gated = [&](const head_gate & gate) {
+        return made(op::signature, { gate ? n + op::n_gated(n) : n, 1, 1, 1 },
+                       { { op::q, src[0] },
+                      { op::k, src[1] },
+                      { op::v, v },
+                      { op::g, src[3] },
+                      { op::beta, src[4] },
+                      { op::states, state.states },
+                      { op::cells, state.cells },
+                      { op::target, state.target },
+                      { op::z, gate.z },
+                      { op::norm, gate.weights } },
+                       { kernel_of(src[0]), owner_of(state.states), gate ? gate.weights : kernel_of(src[0]) }, {});
+    };
+    head_gate     gate = v->ne[2] == 1 ? head_gate::of(out, src[4], edit_) : head_gate{};
+    ggml_tensor * node = gated(gate);
+    if (!node && gate) { // weights of the gate may be on another device
+        gate = {};
+        node = gated(gate);
+    }
     const bool is_new = split({ out }, inputs, node, { state.copy });
     if (is_new && gate) {
         gated_[out] = node;

@@ -52,8 +52,8 @@ class graph_edit {
     void split(const std::vector<ggml_tensor *> & results, const std::vector<ggml_tensor *> & ended,
                const std::vector<const ggml_tensor *> & inputs, ggml_tensor * made);
 
-    // The array that `result` is a part of since split(); nullptr: it is none. It is computed where the first result
-    // was.
+    // The node of split() that `result` is a view of now, or nullptr. It runs in front of the first of that split's
+    // results.
     const ggml_tensor * array_of(const ggml_tensor * result) const;
 
     // Writes the changes to the graph. Throws std::bad_alloc before the first of them.

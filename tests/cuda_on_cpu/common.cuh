@@ -50,6 +50,10 @@ inline float    __fmul_rn(float a, float b) {
     const volatile float product = a * b; // rounded by itself
     return product;
 }
+inline float    __fadd_rn(float a, float b) {
+    const volatile float sum = a + b;
+    return sum;
+}
 inline void     sincospif(float x, float * sine, float * cosine) {
     *sine   = (float) std::sin(x * 3.141592653589793);
     *cosine = (float) std::cos(x * 3.141592653589793);

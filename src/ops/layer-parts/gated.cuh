@@ -24,13 +24,13 @@ struct gated_block {
         quant            = (int8_t) four;
         scale.x          = most / 127.0f;
         scale.y          = scale.x * sum_of_lanes((float) four);
-        squares          = sum_of_lanes(y * y);
+        squares          = sum_of_lanes(__fmul_rn(y, y)); // never joined with a sum: kernels must agree
     }
 };
 
 // of a head of `size` values
 __device__ __forceinline__ float factor_of_head(float squares, int size, float epsilon) {
-    return rsqrtf(squares / size + epsilon);
+    return rsqrtf(__fadd_rn(squares / size, epsilon));
 }
 
 __device__ __forceinline__ scale_and_sum times(scale_and_sum x, float factor) {

@@ -150,7 +150,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const int          n = (int) dst->ne[1], size = (int) y->ne[0], width = size * (int) y->ne[1];
     const float        epsilon = settings_of(dst).epsilon;
     product_list       list    = added_product(dst, dst->src[of::weights], dst->src[of::residual]);
-    if (gated && list.can_be_late<late_gated>(width)) {
+    if (gated && width % 64 == 0 && list.can_be_late<late_gated>(width)) { // a block copies 16 bytes behind the scales
         return list.launch(late_gated{ gated_row::in(dw::data_of<float>(gated) + width, width), epsilon, width, size },
                            with.stream);
     }

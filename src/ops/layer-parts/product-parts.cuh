@@ -37,7 +37,7 @@ struct parts {
 };
 
 // How a block divides its warps and its shared memory, in bytes: teams of n_warps with slots and sums of their own,
-// then the activations that the block makes, if it does; then a row of float weights of the warp without a team, if
+// then the activations that the block makes, if it does; then a row that the warp without a team multiplies, if
 // there is one.
 struct block_plan {
     tile_plan tiles;

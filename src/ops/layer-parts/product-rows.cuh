@@ -82,7 +82,7 @@ __device__ __forceinline__ float dot_of_row(const rows_type & x, int width, cons
 }
 
 // One column times rows that no team has: of all these this block's is the one with its number, then every so many.
-// memory: for the first row, or nullptr; n_warps: of a team; factor: as below. A warp.
+// memory: for the first row, or nullptr; n_warps: of a team; factor(sum, column): as of multiply_strips. A warp.
 template <typename ready_type, typename factor_type>
 __device__ void multiply_lone_rows(const parts & all, int width, char * memory, int n_warps, ready_type && ready,
                                    factor_type && factor) {

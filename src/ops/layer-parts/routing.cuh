@@ -93,7 +93,7 @@ template <ggml_type type> __global__ void __launch_bounds__(most_threads)
     }
 }
 
-// Integers in the order of logits; 0: a NaN, or an expert that is taken.
+// Integers in the order of logits; 1: a NaN; 0: no expert, or one that is taken.
 __device__ __forceinline__ uint32_t order_of(float logit) {
     const uint32_t bits = __float_as_uint(logit);
     return isnan(logit) ? 1 : bits & 0x80000000 ? ~bits : bits | 0x80000000;

@@ -167,13 +167,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         const strip of = strip_of_(i);
 #pragma unroll 1
         for (int value = first_; value < width_; value += step_) {
-            multiply_piece<type>(sums, slots_ + read_, of.piece<type>(value), value, threadIdx.x % 32, [&] {
-                if (has_two_) {
-                    wait_for_requests<1>();
-                } else {
-                    wait_for_requests<0>();
-                }
-            });
+            multiply_piece<type>(sums, slots_ + read_, of.piece<type>(value), value, threadIdx.x % 32, [&] { wait(); });
             read_ = next(read_);
             __syncwarp();
             ask();
@@ -191,11 +185,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         auto x = sums.template hold<type>(first_, n_blocks(first_));
 #pragma unroll 1
         for (int value = first_; value < width_; value += step_) {
-            if (has_two_) {
-                wait_for_requests<1>();
-            } else {
-                wait_for_requests<0>();
-            }
+            wait();
             const strip  piece = of.piece<type>(value);
             const char * slot  = slots_ + read_ + row * tiled<type>::pitch;
             const char * a     = slot + tiled<type>::offset(piece.row(row));
@@ -251,6 +241,15 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
 
   private:
     static constexpr int n_at_once = tiled<type>::of.n_at_once;
+
+    // for the piece that is read next
+    __device__ __forceinline__ void wait() const {
+        if (has_two_) {
+            wait_for_requests<1>();
+        } else {
+            wait_for_requests<0>();
+        }
+    }
 
     // the first value of this warp's tile t of a strip
     __device__ __forceinline__ int value_of(int t) const {

@@ -98,7 +98,7 @@ __device__ void multiply_lone_rows(const parts & all, int width, char * memory, 
     if (memory && first < all.n_lone_rows) {
         const part & of      = all.each[part_of(first)];
         const char * row     = of.weights + (first - of.first_lone_row) * of.stride;
-        const int    n_bytes = of.type == GGML_TYPE_Q8_0 ? width / QK8_0 * (int) sizeof(block_q8_0)
+        const int    n_bytes = of.type == GGML_TYPE_Q8_0 ? tiled<GGML_TYPE_Q8_0>::bytes(width)
                                                          : width * (of.type == GGML_TYPE_F32 ? 4 : 2);
         for (int at = 16 * lane; at < n_bytes; at += 16 * 32) {
             ptx::copy_16(memory + at, row + at);

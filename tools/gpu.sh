@@ -50,6 +50,7 @@ unpack() {
     mkdir -p build/src
     tar -C build/src -xf "$packed/source.tar.xz"
     export CCACHE_DIR=/tmp/draftwood-ccache CCACHE_BASEDIR=/ CCACHE_NOHASHDIR=1
+    export CCACHE_COMPILERCHECK=content # each machine's compilers have times of their own
     mkdir -p "$CCACHE_DIR"
     tar -C "$CCACHE_DIR" -xf "$packed/ccache.tar.xz" 2>/dev/null || echo "no compiler cache: a full build"
     printf '#!/bin/sh\nLD_LIBRARY_PATH=%s exec %s "$@"\n' "$PWD/$packed/bin" "$PWD/$packed/bin/ccache" > /usr/local/bin/ccache

@@ -99,7 +99,7 @@ struct normalised_pair {
             const bool is_there = at < n_groups;
             float4     v = is_there ? x[at] : make_float4(0, 0, 0, 0), w = is_there ? weights[at] : v;
             sum       = add_products(sum, v, v);
-            scaled[i] = make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w);
+            scaled[i] = times(v, w);
         }
         sum                   = sum_of_lanes(sum);
         float * const of_team = sums + by.number * by.n_warps;
@@ -114,10 +114,8 @@ struct normalised_pair {
             if (i % mine.n_parts != mine.part) {
                 continue;
             }
-            const int    at = thread + i * n_mine;
-            const float4 v  = scaled[i];
-            out.store(row, which * n_groups + at, make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor),
-                      at < n_groups);
+            const int at = thread + i * n_mine;
+            out.store(row, which * n_groups + at, times(scaled[i], factor), at < n_groups);
         }
     }
 };

@@ -53,7 +53,7 @@ struct late_normalised {
                     if (lane == 0) {
                         out.squares[piece] = sum;
                     }
-                    out.x.store(row, at, make_float4(v.x * w.x, v.y * w.y, v.z * w.z, v.w * w.w), at < input.width / 4);
+                    out.x.store(row, at, times(v, w), at < input.width / 4);
                 }
             }
         }

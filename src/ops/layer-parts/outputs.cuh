@@ -98,21 +98,58 @@ __device__ __forceinline__ void lower_floats(const group & g, int first, int lan
     }
 }
 
-// Outputs [first, first + outputs_of_a_block) of this warp's groups, of quantised weights. group_of(i) is its group i.
-template <ggml_type type, int n_columns, typename group_type> __device__ __forceinline__ void
-lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float * found, group_type && group_of) {
+// Hidden values of several rows in a block's shared memory, if there is room for them (at >= 0): warps read all of a
+// pair's once, each from L2 else.
+struct hidden_in_block {
+    int at; // bytes
+
+    static size_t bytes(const activations & of, int n_pairs) {
+        return activations::quantised::bytes(n_pairs, of.width);
+    }
+
+    // All threads of a block, when the hidden values are there.
+    __device__ __forceinline__ activations::quantised load(const activations & from, int n_pairs, char * memory) const {
+        if (at < 0) {
+            return from;
+        }
+        constexpr int at_once  = 4;
+        const int     n_copies = (int) (((char *) from.quants_of(n_pairs) - (char *) from.scales) / sizeof(int4));
+        int4 *        to       = (int4 *) (memory + at);
+        for (int i0 = threadIdx.x; i0 < n_copies; i0 += at_once * blockDim.x) {
+            int4 found[at_once];
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                found[i] = ((const int4 *) from.scales)[min(i0 + i * (int) blockDim.x, n_copies - 1)];
+            }
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                if (i0 + i * (int) blockDim.x < n_copies) {
+                    to[i0 + i * blockDim.x] = found[i];
+                }
+            }
+        }
+        __syncthreads();
+        return activations::quantised::in((char *) to, n_pairs, from.width);
+    }
+};
+
+// Outputs [first, first + outputs_of_a_block) of this warp's groups, of quantised weights. group_of(i) is its group i;
+// ready(): hidden values by pair, when they are there.
+template <ggml_type type, int n_columns, typename group_type, typename ready_type>
+__device__ __forceinline__ void lower_tiles(int n_groups, int width, int first, char * slots, int n_slots,
+                                            float * found, group_type && group_of, ready_type && ready) {
     const int  lane     = threadIdx.x % 32;
     const auto strip_of = [&](int i) {
         const group g = group_of(i);
         return strip{ g.of.down.row(g.expert, first), (int) g.of.down.row_stride, tile_rows - 1, width };
     };
     strips_of_warp<type, decltype(strip_of)> strips(slots, n_slots, n_groups, width, 0, 1, strip_of);
-    ggml_cuda_pdl_sync();
-    constexpr int n_tiles = 2; // of a group, where it has 512 hidden values
+    const activations::quantised             hidden  = ready();
+    constexpr int                            n_tiles = 2; // of a group, where it has 512 hidden values
     if constexpr (n_columns == 1) {
         if (n_groups == 1 && strips.template are_asked<n_tiles>()) {
             const int               pair = group_of(0).pair(0);
-            const sums_of<1, false> none(group_of(0).all.hidden, lane, [&](int) { return pair; });
+            const sums_of<1, false> none(hidden, lane, [&](int) { return pair; });
             strips.template multiply_asked<n_tiles>(none, [&](int, const auto & sums) {
                 sums.each([&](int, int row, float sum) { output_of(found, pair, row) = sum; });
             });
@@ -122,8 +159,7 @@ lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float
     for (int i = 0; i < n_groups; ++i) {
         const group g = group_of(i);
         with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
-            sums_of<decltype(columns)::value> sums(g.all.hidden, lane,
-                                                   [&](int c) { return g.pair(min(c, g.n_pairs - 1)); });
+            sums_of<decltype(columns)::value> sums(hidden, lane, [&](int c) { return g.pair(min(c, g.n_pairs - 1)); });
             strips.multiply(sums, i);
             sums.each([&](int column, int row, float sum) {
                 if (column < g.n_pairs) {
@@ -137,8 +173,8 @@ lower_tiles(int n_groups, int width, int first, char * slots, int n_slots, float
 // dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. The choice and x are older than the
 // kernel before this one, which let it start: they are read, and weights of experts on their way, before that one ends.
 template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_columns>, 1)
-    lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, const float * x, int64_t x_stride,
-              float * dst, int64_t dst_stride) {
+    lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
+              const float * x, int64_t x_stride, float * dst, int64_t dst_stride) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
@@ -172,11 +208,18 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
                                     shared.n_pairs[index],
                                     shared.pairs + index * max_rows };
     };
+    const auto ready = [&]() -> activations::quantised {
+        ggml_cuda_pdl_sync();
+        if (is_single) {
+            return a.hidden;
+        }
+        return in_block.load(a.hidden, a.n * n_ranks, memory);
+    };
     const network & of = warp == 0 ? a.shared : a.routed;
     with_type(of.down.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (are_floats<type>) {
-            ggml_cuda_pdl_sync();
+            ready();
             for (int i = 0; i < mine.n; ++i) {
                 const group g = group_of(i);
                 with_columns<is_single>(min(g.n_pairs, most_columns), [&](auto columns) {
@@ -185,7 +228,7 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
             }
         } else {
             lower_tiles<type, n_columns>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp,
-                                         plan.n_slots, found, group_of);
+                                         plan.n_slots, found, group_of, ready);
         }
     });
     __syncthreads();
@@ -204,20 +247,32 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
                                                      int n_groups, cudaStream_t stream) {
     const int    most     = a.n == 1 ? 0 : GGML_PAD(n_groups, 4);
     const size_t of_found = sizeof(float) * a.n * (a.n_used + 2) * outputs_of_a_block;
-    const size_t others   = of_found + routes_in_block::bytes(most, a.n == 1 ? 0 : a.n * (a.n_used + 1));
-    const auto   of_warps = [&](int n_warps) {
+    const int    n_pairs  = a.n == 1 ? 0 : a.n * (a.n_used + 1);
+    const size_t others   = of_found + routes_in_block::bytes(most, n_pairs);
+    const auto   of_warps = [&](int n_warps, size_t more = 0) {
         const ggml_type types[]  = { a.routed.down.type, a.shared.down.type };
         const bool      has_many = n_groups + 1 > n_warps; // a warp has several groups
-        return tile_launch(types, 2, has_many ? INT_MAX : std::max(a.routed.width, a.shared.width), n_warps, others);
+        return tile_launch(types, 2, has_many ? INT_MAX : std::max(a.routed.width, a.shared.width), n_warps,
+                             others + more);
     };
     int n_warps = std::min(most_lower_warps, n_groups + 1);
     while (n_warps > 2 && of_warps(n_warps).bytes > shared_memory_of_block()) {
         --n_warps; // a warp has all of a group, so bits stay
     }
-    const tile_launch with = of_warps(n_warps);
+    tile_launch     with = of_warps(n_warps);
+    hidden_in_block in_block{ -1 };
+    if (a.n > 2) { // of two rows a copy costs what it saves
+        const size_t      end    = GGML_PAD(with.bytes, 16) - with.bytes;
+        const tile_launch larger = of_warps(n_warps, end + hidden_in_block::bytes(a.hidden, n_pairs));
+        if (larger.bytes <= shared_memory_of_block() && larger.plan.n_slots == with.plan.n_slots) {
+            in_block.at = (int) (with.bytes + end);
+            with        = larger;
+        }
+    }
     dw::launch_kernel<lower_all<n_columns>, n_columns == 1>(
         { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * n_warps), with.bytes, stream }, a, with.plan,
-        most, dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst), dw::stride_of(dst, 1));
+        most, in_block, dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
+        dw::stride_of(dst, 1));
 }
 
 // dst = x + the weighted sum of all networks; h and the choice are there

@@ -87,9 +87,15 @@ template <ggml_type type> __global__ void __launch_bounds__(most_threads)
         const float2 found           = total(row);
         logits[row * n_own + expert] = found.y * found.x;
     }
-    for (int row = expert; is_own && by.number == 0 && row < n; row += n_own) {
-        const groups values = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
-        h.store(row, values.times(scaled), total(row).x, by);
+    const int n_pieces = per_thread * by.n_warps; // of a row of h, a warp's each: blocks share all of them
+    for (int i = expert; is_own && by.number == 0 && i < n * n_pieces; i += n_own) {
+        const int row = i / n_pieces, piece = i % n_pieces;
+        if (by.warp == piece % by.n_warps) {
+            const int    at       = groups::index(piece / by.n_warps, by);
+            const bool   is_there = 4 * at < h.width;
+            const float4 v = group_of(x + row * stride, at, is_there), w = group_of(own.norm, at, is_there);
+            h.store(row, at, times(times(v, w), total(row).x), is_there);
+        }
     }
 }
 

@@ -17,6 +17,19 @@ inline int threads_for(int64_t width) {
     return (int) ((width / (4 * per_thread) + 31) / 32 * 32);
 }
 
+__device__ __forceinline__ float4 times(float4 a, float4 b) {
+    return make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+}
+
+__device__ __forceinline__ float4 times(float4 v, float factor) {
+    return make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
+}
+
+// A group of four of a row, or zeros.
+__device__ __forceinline__ float4 group_of(const float * row, int index, bool is_there) {
+    return is_there ? ((const float4 *) row)[index] : make_float4(0, 0, 0, 0);
+}
+
 // The groups of four that this thread has of a row; those behind its end are zero.
 struct groups {
     float4 at[per_thread];
@@ -38,8 +51,7 @@ struct groups {
         groups found;
 #pragma unroll
         for (int i = 0; i < per_thread; ++i) {
-            const float4 a = at[i], b = other.at[i];
-            found.at[i] = make_float4(a.x * b.x, a.y * b.y, a.z * b.z, a.w * b.w);
+            found.at[i] = dw::layer_parts::times(at[i], other.at[i]);
         }
         return found;
     }
@@ -123,9 +135,10 @@ template <int gap, bool is_rounded> struct quant_rows {
     }
 };
 
-// Where rows of activations lie in a workspace, n rows of K values: as they are, and as quantised weights see them.
-struct activations : quant_rows<0, true> {
-    using quantised = quant_rows<0, true>;
+// Where rows of activations lie in a workspace, n rows of K values: as they are, and as quantised weights see them,
+// which a block may copy into shared memory as they lie.
+struct activations : quant_rows<32, true> {
+    using quantised = quant_rows<32, true>;
 
     float * values; // [n][K]
 
@@ -154,9 +167,8 @@ struct activations : quant_rows<0, true> {
             if (i % n_parts != part) {
                 continue;
             }
-            const float4 v  = of.at[i];
-            const int    at = groups::index(i, by);
-            store(row, at, make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor), 4 * at < width);
+            const int at = groups::index(i, by);
+            store(row, at, times(of.at[i], factor), 4 * at < width);
         }
     }
 };

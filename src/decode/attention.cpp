@@ -120,7 +120,8 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     const turned_heads q = turned_heads::of(products[0], edit_), k = turned_heads::of(products[2], edit_);
     const cache_write  keys   = cache_write::of(k.result, edit_);
     const cache_write  values = cache_write::of(edit_.only_user(products[1]), edit_);
-    if (!q || !keys || !values || !q.turns_as(k) || values.node->src[0]->ne[0] % q.result->ne[0] != 0) {
+    if (!q || !keys || !values || !q.turns_as(k) || values.node->src[0]->ne[0] % q.result->ne[0] != 0 ||
+        !is_input(q.positions) || !is_input(keys.cells) || !is_input(values.cells)) {
         return false;
     }
     ggml_tensor *                          v = values.node->src[0];

@@ -121,10 +121,7 @@ struct state_use {
 
   private:
     // the cells of a batch, of which there is one
-    static bool is_only_input(ggml_tensor * cells) {
-        const ggml_tensor * all = owner_of(cells);
-        return all->op == GGML_OP_NONE && (all->flags & GGML_TENSOR_FLAG_INPUT) != 0 && all->ne[0] == 1;
-    }
+    static bool is_only_input(ggml_tensor * cells) { return is_input(cells) && owner_of(cells)->ne[0] == 1; }
     static bool is_cell_of(ggml_tensor * states, ggml_tensor * target) {
         return owner_of(states) == owner_of(target) && target->type == GGML_TYPE_F32 && ggml_is_contiguous(target) &&
                ggml_nelements(target) == states->ne[0] && target->view_offs % states->nb[1] == 0;

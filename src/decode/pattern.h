@@ -35,6 +35,12 @@ inline ggml_tensor * owner_of(ggml_tensor * tensor) {
     return tensor->view_src ? tensor->view_src : tensor;
 }
 
+// an input of the graph, or a view of one: its values are there before the graph begins
+inline bool is_input(ggml_tensor * tensor) {
+    const ggml_tensor * all = owner_of(tensor);
+    return all->op == GGML_OP_NONE && (all->flags & GGML_TENSOR_FLAG_INPUT) != 0;
+}
+
 // its weights if it is a product of weights with `x`, however shaped
 inline ggml_tensor * weights_times(ggml_tensor * tensor, const ggml_tensor * x) {
     ggml_tensor * product = as(tensor, GGML_OP_MUL_MAT);

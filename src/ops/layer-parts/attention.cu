@@ -10,8 +10,9 @@ namespace {
 using namespace dw::layer_parts;
 namespace op = dw::layer_parts::attention_heads;
 
-constexpr int max_pairs    = max_head / 64; // of a lane
-constexpr int warps_of_all = 4;             // of a block
+constexpr int values_of_lane = max_head / 32;
+constexpr int max_pairs      = values_of_lane / 2; // of a lane
+constexpr int warps_of_all   = 4;                  // of a block
 
 // f32, strides in bytes
 struct heads_of {
@@ -26,7 +27,21 @@ struct heads_of {
     }
 };
 
-// rows of a KV cache that rows of a batch go to
+// a row of a KV cache
+struct cache_row {
+    char * data;
+    bool   is_half;
+
+    __device__ __forceinline__ void write(int i, float x) const {
+        if (is_half) {
+            ((half *) data)[i] = __float2half(x);
+        } else {
+            ((float *) data)[i] = x;
+        }
+    }
+};
+
+// where rows of a batch go to
 struct cache_rows {
     char *          data;
     int64_t         stride; // bytes
@@ -37,14 +52,7 @@ struct cache_rows {
         return { dw::data_of<char>(cache), (int64_t) cache->nb[1], dw::data_of<const int64_t>(cells),
                  cache->type == GGML_TYPE_F16 };
     }
-    __device__ __forceinline__ void write(int row, int i, float x) const {
-        char * to = data + cells[row] * stride;
-        if (is_half) {
-            ((half *) to)[i] = __float2half(x);
-        } else {
-            ((float *) to)[i] = x;
-        }
-    }
+    __device__ __forceinline__ cache_row of(int row) const { return { data + cells[row] * stride, is_half }; }
 };
 
 struct head_arguments {
@@ -58,61 +66,89 @@ struct head_arguments {
     float           step; // rotation.h
 };
 
-// blocks: (warps_of_all heads of queries, then of keys, then as many values in parts of `size`; row)
-__global__ void heads_of_attention(head_arguments a, int n_all) {
-    __shared__ float heads[warps_of_all][max_head];
-    ggml_cuda_pdl_lc();
-    const int lane = threadIdx.x % 32, r = blockIdx.y, half_size = a.with.n_dims / 2;
-    const int which = blockIdx.x * warps_of_all + threadIdx.x / 32;
-    double    turns[max_pairs]; // of this lane's pairs, for each step of a position
+// How this lane's pairs of a row turn.
+struct turned {
+    float sine[max_pairs], cosine[max_pairs];
+
+    __device__ __forceinline__ turned(const head_arguments & a, int row, int lane) {
 #pragma unroll
-    for (int j = 0; j < max_pairs; ++j) {
-        turns[j] = lane + 32 * j < half_size ? turns_of(lane + 32 * j, a.step, a.with.scale) : 0.0;
-    }
-    ggml_cuda_pdl_sync();
-    if (which >= n_all) {
-        return;
-    }
-    if (which >= a.n_heads + a.n_keys) {
-        const int first = (which - a.n_heads - a.n_keys) * a.size;
-        for (int i = lane; i < a.size; i += 32) {
-            a.v_cache.write(r, first + i, a.v.of(0, r)[first + i]);
+        for (int j = 0; j < max_pairs; ++j) {
+            const int i = lane + 32 * j;
+            if (i < a.with.n_dims / 2) {
+                const int32_t position = a.positions[position_of(i, a.with) * a.n + row];
+                const double  turns    = position * turns_of(i, a.step, a.with.scale);
+                sincospif((float) (2.0 * part_of_turn(turns)), &sine[j], &cosine[j]);
+            }
         }
-        return;
     }
-    const bool    is_query = which < a.n_heads;
-    const int     head     = is_query ? which : which - a.n_heads;
-    const float * from     = is_query ? a.q.of(head, r) : a.k.of(head, r);
-    const float * weights  = is_query ? a.q_norm : a.k_norm;
-    float *       values   = heads[threadIdx.x / 32];
-    float         sum      = 0.0f;
-    for (int i = lane; i < a.size; i += 32) {
-        values[i] = from[i];
-        sum += values[i] * values[i];
+};
+
+// rms_norm(from) * norm, turned, of a head; `values` are a warp's. norm: this lane's.
+__device__ __forceinline__ void finish_head(const head_arguments & a, const float *             from,
+                                            const float (&norm)[values_of_lane], const turned & by, float * values) {
+    const int lane = threadIdx.x % 32, half_size = a.with.n_dims / 2;
+    float     mine[values_of_lane], sum          = 0.0f;
+#pragma unroll
+    for (int j = 0; j < values_of_lane; ++j) {
+        mine[j] = lane + 32 * j < a.size ? from[lane + 32 * j] : 0.0f;
+    }
+#pragma unroll
+    for (int j = 0; j < values_of_lane; ++j) {
+        sum += mine[j] * mine[j];
     }
     const float scale = rsqrtf(sum_of_lanes(sum) / a.size + a.with.epsilon);
-    for (int i = lane; i < a.size; i += 32) {
-        values[i] *= scale * weights[i];
+#pragma unroll
+    for (int j = 0; j < values_of_lane; ++j) {
+        if (lane + 32 * j < a.size) {
+            values[lane + 32 * j] = mine[j] * (scale * norm[j]);
+        }
     }
     __syncwarp();
 #pragma unroll
     for (int j = 0; j < max_pairs; ++j) {
         const int i = lane + 32 * j;
         if (i < half_size) {
-            const int32_t position = a.positions[position_of(i, a.with) * a.n + r];
-            float         sine, cosine;
-            sincospif((float) (2.0 * part_of_turn(position * turns[j])), &sine, &cosine);
             const float x = values[i], y = values[i + half_size];
-            values[i]             = x * cosine - y * sine;
-            values[i + half_size] = x * sine + y * cosine;
+            values[i]             = x * by.cosine[j] - y * by.sine[j];
+            values[i + half_size] = x * by.sine[j] + y * by.cosine[j];
         }
     }
     __syncwarp();
+}
+
+// blocks: (warps_of_all heads of queries, then of keys, then as many values in parts of `size`; row). Positions and
+// cells are inputs, written before the graph: all that is made of them is there when the kernel's wait ends.
+__global__ void heads_of_attention(head_arguments a, int n_all) {
+    __shared__ float heads[warps_of_all][max_head];
+    ggml_cuda_pdl_lc();
+    const int       lane = threadIdx.x % 32, r = blockIdx.y, which = blockIdx.x * warps_of_all + threadIdx.x / 32;
+    const int       head     = which < a.n_heads ? which : which - a.n_heads;
+    const bool      is_query = which < a.n_heads, is_value = which >= a.n_heads + a.n_keys;
+    const turned    by(a, r, lane);
+    const cache_row cell = is_value ? a.v_cache.of(r) : a.k_cache.of(r);
+    float           norm[values_of_lane];
+#pragma unroll
+    for (int j = 0; j < values_of_lane; ++j) {
+        norm[j] = lane + 32 * j < a.size ? (is_query ? a.q_norm : a.k_norm)[lane + 32 * j] : 0.0f;
+    }
+    ggml_cuda_pdl_sync();
+    if (which >= n_all) {
+        return;
+    }
+    if (is_value) {
+        const int first = (head - a.n_keys) * a.size;
+        for (int i = lane; i < a.size; i += 32) {
+            cell.write(first + i, a.v.of(0, r)[first + i]);
+        }
+        return;
+    }
+    float * const values = heads[threadIdx.x / 32];
+    finish_head(a, is_query ? a.q.of(head, r) : a.k.of(head, r), norm, by, values);
     for (int i = lane; i < a.size; i += 32) {
         if (is_query) {
             a.out[((int64_t) r * a.n_heads + head) * a.size + i] = values[i];
         } else {
-            a.k_cache.write(r, head * a.size + i, values[i]);
+            cell.write(head * a.size + i, values[i]);
         }
     }
 }

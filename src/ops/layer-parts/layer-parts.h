@@ -277,7 +277,7 @@ extern const op_descriptor on_cpu, on_cuda;
 //   q [S, H, n], k [S, Hk, n], v [V, n]: heads and rows may be strided; q_norm, k_norm [S]
 //   positions i32[n], or with sections i32[4 n], the n of each section side by side
 //   k_cells, v_cells i64[n]: rows of the caches; k_cache [S Hk, cells], v_cache [V, cells], F16 or F32
-//   S is max_head at most, n_dims even, V a multiple of S.
+//   Positions and cells are inputs of the graph. S is max_head at most, n_dims even, V a multiple of S.
 //   settings: epsilon, n_dims, sections, base, scale
 namespace attention_heads {
 enum src { q, q_norm, k, k_norm, v, positions, k_cells, k_cache, v_cells, v_cache, n_src };

@@ -31,6 +31,9 @@ int32_t part_of_vocab(bool on_gpu, head_reads reads) {
 
 int32_t drafter_context::decode(const decode_request & request) {
     results_.forget();
+    if (short_head_) {
+        short_head_->settle(attached_.copies);
+    }
     int32_t rc = draftwood::decode(attached_, request, batch_);
     // No memory for a kept graph: once more, in the context's own (graph_store.h). Not for a level of a tree: the
     // decode that failed freed the cells of other branches.

@@ -74,8 +74,7 @@ mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & c
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
     most_waiting_(std::min(n_rows_max_, params.length == DW_LENGTH_AUTO ? n_waiting_max : n_waiting_if_sure)),
     beams_(seq_, n_kv_cells(ctx_.get())),
-    waiting_(ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
-    newest_(ctx_.left().backend(), n_embd_, 1),
+    states_(target.left(), target.attached().copies, ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
     drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
     nothing_(n_embd_) {
     target.attached().tap_hidden(true);
@@ -87,22 +86,23 @@ mtp_drafter::~mtp_drafter() {
     target_.attached().tap_hidden(false);
 }
 
-// rows row.. of `hidden` are the states before tokens i32[n]
-void mtp_drafter::push(const llama_token * tokens, int32_t n, llama_pos pos, const result_rows & hidden, int32_t row) {
+// Returns the row where the hidden state before the first of tokens i32[n] is to wait, the others' behind it.
+int32_t mtp_drafter::push(const llama_token * tokens, int32_t n, llama_pos pos) {
     if (pos != queue_.pos + queue_.size()) { // after a gap: the queue is one run of positions
         catch_up();
         queue_.pos = pos;
     }
-    waiting_.copy(queue_.first + queue_.size(), hidden, row, n);
+    const int32_t row = queue_.first + queue_.size();
     queue_.tokens.insert(queue_.tokens.end(), tokens, tokens + n);
+    return row;
 }
 
 // The pairs that are not fed yet. One whose hidden state is unknown (position 0, a gap) is skipped.
-void mtp_drafter::push_kept(const kept_rows & kept, const result_rows & hidden) {
+void mtp_drafter::push_kept(const kept_rows & kept) {
     int32_t i = std::max(0, n_fed_ - kept.pos);
     if (i == 0) {
         if (kept.pos > 0 && hidden_pos_ == kept.pos - 1) {
-            push(kept.tokens, 1, kept.pos, { newest_.tensor(), nullptr }, 0);
+            states_.push_newest(push(kept.tokens, 1, kept.pos));
         }
         i = 1;
     }
@@ -112,24 +112,23 @@ void mtp_drafter::push_kept(const kept_rows & kept, const result_rows & hidden) 
         while (i + n < kept.n && kept.rows[i - 1 + n] == row + n) {
             ++n;
         }
-        push(kept.tokens + i, n, kept.pos + i, hidden, row);
+        states_.keep(push(kept.tokens + i, n, kept.pos + i), row, n);
         i += n;
     }
 }
 
 void mtp_drafter::observe(const kept_rows & kept) {
-    const result_rows hidden = target_.left().hidden();
     ctx_.see(kept.tokens, kept.n);
-    target_.left().wait_for(waiting_.backend());
     if (!beams_.empty()) {
         n_fed_ += beams_.keep(ctx_.get(), kept.tokens + 1, kept.n - 1);
         beams_.clear();
     }
     drop_cells_from(kept.pos + kept.n); // pairs of rejected drafts; those of accepted ones stay as they were drafted
-    push_kept(kept, hidden);
-    newest_.copy(0, hidden, kept.rows[kept.n - 1], 1);
+    states_.begin();
+    push_kept(kept);
+    states_.keep_newest(kept.rows[kept.n - 1]);
+    states_.end();
     hidden_pos_ = kept.pos + kept.n - 1;
-    target_.left().taken_by(waiting_.backend());
 
     // a long prompt is fed at once; what a round accepted waits for the next draft
     while (queue_.size() > most_waiting_) {
@@ -166,7 +165,8 @@ void mtp_drafter::feed(int32_t n, bool output) {
     decode_request request;
     // without outputs all take the context's own graph
     request.slot = output ? drafter_context::slot(n > 1 ? graph_kind::pairs : graph_kind::rows, seq_) : 0;
-    request.feeds.push_back(hidden_feed(0, waiting_, queue_.first, n));
+    states_.reach();
+    request.feeds.push_back(hidden_feed(0, states_.waiting(), queue_.first, n));
     if (!decode(request, output ? 1 : 0)) {
         fail(DW_ERR_DECODE, "llama_decode failed in the MTP block at positions %d..%d", queue_.pos, queue_.pos + n - 1);
     }
@@ -181,7 +181,7 @@ void mtp_drafter::fed(int32_t n) {
     n_fed_ = queue_.pos;
     if (queue_.first >= queue_.size()) { // what is left fits in front of where it lies
         if (queue_.size() > 0) {
-            waiting_.copy(0, waiting_.tensor(), queue_.first, queue_.size());
+            states_.move(0, queue_.first, queue_.size());
         }
         queue_.first = 0;
     }
@@ -210,7 +210,7 @@ void mtp_drafter::push_root(const draft_request & request) {
     if (n_fed_ > request.pos || !beams_.empty()) { // a draft was made from this token already, and no round followed
         drop_cells_from(request.pos);
     }
-    push(&request.last, 1, request.pos, { newest_.tensor(), nullptr }, 0);
+    states_.push_newest(push(&request.last, 1, request.pos));
 }
 
 draft_result mtp_drafter::draft(const draft_request & request, token_tree & tree) {
@@ -310,12 +310,12 @@ void mtp_drafter::trim(llama_pos n_keep) {
 }
 
 std::vector<float> mtp_drafter::mark(llama_pos pos) const {
-    return hidden_pos_ == pos - 1 ? newest_.get(0) : std::vector<float>{};
+    return hidden_pos_ == pos - 1 ? states_.newest() : std::vector<float>{};
 }
 
 void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
     if (!mark.empty()) {
-        newest_.set(0, mark.data());
+        states_.set_newest(mark.data());
         hidden_pos_ = pos - 1;
     }
 }

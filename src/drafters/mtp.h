@@ -5,7 +5,7 @@
 #include "drafters/beams.h"
 #include "drafters/drafter.h"
 #include "drafters/drafter_context.h"
-#include "llama/device_rows.h"
+#include "drafters/kept_states.h"
 #include "llama/facts.h"
 #include "verify/target_context.h"
 
@@ -64,8 +64,7 @@ class mtp_drafter : public drafter {
         n,
     };
 
-    // kept tokens whose pairs are not in the block's KV cache yet; the hidden state of tokens[i] is row first + i of
-    // waiting_
+    // kept tokens whose pairs are not in the block's KV cache yet; the hidden state of tokens[i] waits as row first + i
     struct pair_queue {
         llama_pos                pos   = 0; // of the first pair
         int32_t                  first = 0;
@@ -108,8 +107,8 @@ class mtp_drafter : public drafter {
     bool     decode(const decode_request & request, int32_t n);
     void     feed(int32_t n, bool output);
     void     catch_up();
-    void     push(const llama_token * tokens, int32_t n, llama_pos pos, const result_rows & hidden, int32_t row);
-    void     push_kept(const kept_rows & kept, const result_rows & hidden);
+    int32_t  push(const llama_token * tokens, int32_t n, llama_pos pos);
+    void     push_kept(const kept_rows & kept);
     void     drop_cells_from(llama_pos pos);
 
     target_context &             target_;
@@ -122,12 +121,11 @@ class mtp_drafter : public drafter {
 
     beams          beams_; // rows of the last draft, if it was a tree
     pair_queue     queue_;
-    device_rows    waiting_;         // f32[n_embd, ..] of queue_
-    device_rows    newest_;          // f32[n_embd, 1] the target's hidden state at hidden_pos_
+    kept_states    states_;          // of queue_, and the newest one, at hidden_pos_
     device_rows    drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
     fetched_values on_host_;         // the same
     llama_pos      n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
-    llama_pos      hidden_pos_ = -1; // position that newest_ belongs to; -1: unknown
+    llama_pos      hidden_pos_ = -1; // position of the newest hidden state; -1: unknown
     fence          done_;            // drafting ahead
 
     std::vector<float> nothing_; // f32[n_embd], where llama.cpp wants a host's copy of what it is fed otherwise

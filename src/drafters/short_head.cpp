@@ -9,7 +9,8 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t least_tokens = 256; // a smaller part is not worth it: the head is read whole
+constexpr size_t  most_tokens_alone = 8;
+constexpr int32_t least_tokens      = 256; // a smaller part is not worth it: the head is read whole
 
 // tokens that the head is made for; 0: all
 int32_t size_for(int32_t n_asked, int32_t part, int32_t n_vocab) {
@@ -44,6 +45,7 @@ short_head::short_head(ggml_backend_t backend, const ggml_tensor * head, int32_t
     backend_(backend),
     head_(head),
     vocab_(size, (int32_t) head->ne[1]),
+    is_missing_(size, false),
     tensors_(ggml_init({ 2 * ggml_tensor_overhead(), nullptr, /*no_alloc*/ true })),
     rows_(ggml_new_tensor_2d(tensors_.get(), head->type, head->ne[0], size)),
     tokens_(ggml_new_tensor_1d(tensors_.get(), GGML_TYPE_I32, size)) {
@@ -72,10 +74,41 @@ void short_head::fill() {
 void short_head::see(const llama_token * tokens, int32_t n) {
     for (int32_t i = 0; i < n; ++i) {
         const int32_t place = vocab_.use(tokens[i]);
-        if (place < 0) {
-            continue;
+        if (place >= 0 && !is_missing_[place]) {
+            is_missing_[place] = true;
+            missing_.push_back(place);
         }
-        copy_bytes(backend_, rows_, place * rows_->nb[1], head_, tokens[i] * head_->nb[1], rows_->nb[1]);
+    }
+}
+
+void short_head::settle(row_copies copies) {
+    if (missing_.empty()) {
+        return;
+    }
+    std::vector<row_piece> pieces;
+    for (const int32_t place : missing_) {
+        is_missing_[place] = false;
+        const size_t to = place * rows_->nb[1], from = vocab_.token(place) * head_->nb[1];
+        if (copies && !is_on_host(head_)) {
+            pieces.push_back({ (char *) rows_->data + to, (const char *) head_->data + from, rows_->nb[1] });
+        } else {
+            copy_bytes(backend_, rows_, to, head_, from, rows_->nb[1]);
+        }
+    }
+    if (!pieces.empty()) {
+        copies(backend_, pieces.data(), (int) pieces.size());
+    }
+    copy_tokens();
+    missing_.clear();
+}
+
+// Few by themselves, many with all others.
+void short_head::copy_tokens() {
+    if (missing_.size() > most_tokens_alone) {
+        ggml_backend_tensor_set_async(backend_, tokens_, vocab_.tokens(), 0, ggml_nbytes(tokens_));
+        return;
+    }
+    for (const int32_t place : missing_) {
         ggml_backend_tensor_set_async(backend_, tokens_, vocab_.tokens() + place, place * sizeof(int32_t),
                                       sizeof(int32_t));
     }

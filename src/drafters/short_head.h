@@ -8,11 +8,13 @@
 #include "drafters/recent_vocab.h"
 #include "llama.h"
 #include "llama/device_budget.h"
+#include "llama/device_rows.h"
 #include "llama/short_logits.h"
 
 #include <ggml-cpp.h>
 
 #include <memory>
+#include <vector>
 
 namespace draftwood {
 
@@ -30,18 +32,24 @@ class short_head {
     int32_t     size() const { return vocab_.size(); }
     llama_token token(int32_t row) const { return vocab_.token(row); }
 
-    // The text has these tokens. What is queued on the backend still reads the rows as they were.
+    // The text has these tokens. Their rows are missing until settle().
     void see(const llama_token * tokens, int32_t n);
+    // All rows are there for what is queued on the backend from now on; what was queued reads them as they were.
+    // copies: the backend's, or nullptr.
+    void settle(row_copies copies);
 
   private:
     short_head(ggml_backend_t backend, const ggml_tensor * head, int32_t size);
     int64_t bytes() const { return (int64_t) (ggml_nbytes(rows_) + ggml_nbytes(tokens_)); }
     bool    allocate(budget_share & share);
     void    fill();
+    void    copy_tokens();
 
     ggml_backend_t          backend_;
     const ggml_tensor *     head_;
     recent_vocab            vocab_;
+    std::vector<int32_t>    missing_;    // places of vocab_ whose rows are of other tokens
+    std::vector<bool>       is_missing_; // [place]
     ggml_context_ptr        tensors_;
     ggml_tensor *           rows_;   // [n_embd, size]
     ggml_tensor *           tokens_; // i32[size]

@@ -71,6 +71,15 @@ row_feed device_rows::feed(row_feed::kind kind, int64_t to, int64_t row, int64_t
     return { kind, to * row_bytes(), rows_, row * row_bytes(), n * row_bytes(), backend_, same_device(reader) };
 }
 
+bool device_rows::lies_beside(const ggml_tensor * other) const {
+    return !is_on_host(rows_) && same_device(other);
+}
+
+row_piece device_rows::piece(int64_t to, const ggml_tensor * from, int64_t first, int64_t n) const {
+    return { (char *) rows_->data + to * row_bytes(), (const char *) from->data + first * from->nb[1],
+             n * row_bytes() };
+}
+
 bool device_rows::same_device(const ggml_tensor * from) const {
     return buffer_type_of(from) == buffer_type_of(rows_);
 }

@@ -13,8 +13,9 @@ kept_states::kept_states(results & from, row_copies copies, ggml_backend_t reade
     newest_(reader, width, 2) {}
 
 void kept_states::begin() {
-    const ggml_tensor * hidden = from_.hidden().tensor;
-    is_open_                   = copies_ && hidden && waiting_.lies_beside(hidden);
+    const ggml_tensor * hidden   = from_.hidden().tensor;
+    const bool          is_plain = hidden && hidden->ne[1] == 1; // no commit follows
+    is_open_                     = copies_ && is_plain && waiting_.lies_beside(hidden);
     if (!is_open_) {
         reach();
         from_.wait_for(reader_);
@@ -47,6 +48,11 @@ void kept_states::end() {
     }
 }
 
+void kept_states::drop() {
+    pieces_.clear();
+    is_open_ = false;
+}
+
 void kept_states::push_newest(int64_t to) {
     if (is_open_) {
         pieces_.push_back(waiting_.piece(to, newest_.tensor(), newest_at_, 1));
@@ -64,12 +70,13 @@ void kept_states::launch() {
     if (pieces_.empty()) {
         return;
     }
-    if (is_read_) {
-        taken_.record(reader_);
-        taken_.wait(from_.backend());
-        is_read_ = false;
+    if (is_used_) {
+        used_.record(reader_);
+        used_.wait(from_.backend());
+        is_used_ = false;
     }
     copies_(from_.backend(), pieces_.data(), (int) pieces_.size());
+    written_.record(from_.backend());
     pieces_.clear();
     is_behind_ = true;
 }
@@ -77,11 +84,10 @@ void kept_states::launch() {
 void kept_states::reach() {
     launch();
     if (is_behind_) {
-        written_.record(from_.backend());
         written_.wait(reader_);
         is_behind_ = false;
     }
-    is_read_ = true;
+    is_used_ = true;
 }
 
 std::vector<float> kept_states::newest() const {

@@ -330,6 +330,7 @@ llama_context * mtp_drafter::memory() {
 void mtp_drafter::reset() {
     ctx_.remove_from(seq_, 0);
     beams_.clear();
+    states_.drop();
     queue_      = {};
     n_fed_      = 0;
     hidden_pos_ = -1;

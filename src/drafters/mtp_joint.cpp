@@ -96,6 +96,7 @@ bool mtp_drafter::decode_joint(const std::vector<member> & run, int32_t depth) {
         mtp_drafter & own = *run[i].who;
         if (depth == 0) {
             own.add_row(own.queue_.tokens[0], own.queue_.pos, true);
+            own.states_.reach();
             request.feeds.push_back(hidden_feed(i, own.states_.waiting(), own.queue_.first, 1));
         } else {
             const joint_draft & draft = *run[i].draft;

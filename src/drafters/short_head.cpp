@@ -5,12 +5,15 @@
 #include "llama/backends.h"
 #include "llama/tensor_bytes.h"
 
+#include <algorithm>
+
 namespace draftwood {
 
 namespace {
 
-constexpr size_t  most_tokens_alone = 8;
-constexpr int32_t least_tokens      = 256; // a smaller part is not worth it: the head is read whole
+constexpr size_t  most_single_copies = 8;       // of tokens; of more the whole list is copied
+constexpr size_t  most_bytes         = 1 << 15; // of a copy that the host does not wait for
+constexpr int32_t least_tokens       = 256;     // a smaller part is not worth it: the head is read whole
 
 // tokens that the head is made for; 0: all
 int32_t size_for(int32_t n_asked, int32_t part, int32_t n_vocab) {
@@ -98,19 +101,22 @@ void short_head::settle(row_copies copies) {
     if (!pieces.empty()) {
         copies(backend_, pieces.data(), (int) pieces.size());
     }
-    copy_tokens();
+    copy_missing_tokens();
     missing_.clear();
 }
 
-// Few by themselves, many with all others.
-void short_head::copy_tokens() {
-    if (missing_.size() > most_tokens_alone) {
-        ggml_backend_tensor_set_async(backend_, tokens_, vocab_.tokens(), 0, ggml_nbytes(tokens_));
+void short_head::copy_missing_tokens() {
+    const auto copy = [&](size_t at, size_t n_bytes) {
+        ggml_backend_tensor_set_async(backend_, tokens_, (const char *) vocab_.tokens() + at, at, n_bytes);
+    };
+    if (missing_.size() <= most_single_copies) {
+        for (const int32_t place : missing_) {
+            copy(place * sizeof(int32_t), sizeof(int32_t));
+        }
         return;
     }
-    for (const int32_t place : missing_) {
-        ggml_backend_tensor_set_async(backend_, tokens_, vocab_.tokens() + place, place * sizeof(int32_t),
-                                      sizeof(int32_t));
+    for (size_t at = 0; at < ggml_nbytes(tokens_); at += most_bytes) {
+        copy(at, std::min(most_bytes, ggml_nbytes(tokens_) - at));
     }
 }
 

@@ -8,7 +8,7 @@
 #include "drafters/recent_vocab.h"
 #include "llama.h"
 #include "llama/device_budget.h"
-#include "llama/device_rows.h"
+#include "llama/row_copies.h"
 #include "llama/short_logits.h"
 
 #include <ggml-cpp.h>
@@ -30,7 +30,7 @@ class short_head {
     head_rows rows() const { return { head_, rows_, tokens_ }; }
 
     int32_t     size() const { return vocab_.size(); }
-    llama_token token(int32_t row) const { return vocab_.token(row); }
+    llama_token token(int32_t row) const { return vocab_.token(row); } // of rows as they are behind settle()
 
     // The text has these tokens. Their rows are missing until settle().
     void see(const llama_token * tokens, int32_t n);
@@ -43,7 +43,7 @@ class short_head {
     int64_t bytes() const { return (int64_t) (ggml_nbytes(rows_) + ggml_nbytes(tokens_)); }
     bool    allocate(budget_share & share);
     void    fill();
-    void    copy_tokens();
+    void    copy_missing_tokens();
 
     ggml_backend_t          backend_;
     const ggml_tensor *     head_;

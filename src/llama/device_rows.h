@@ -7,15 +7,11 @@
 #include "ggml-cpp.h"
 #include "llama/decode_request.h"
 #include "llama/results.h"
-#include "ops/copies/copies.h"
+#include "llama/row_copies.h"
 
 #include <vector>
 
 namespace draftwood {
-
-// Copies that are made in one launch on a GPU: ops/copies/copies.h.
-using row_piece  = dw::piece;
-using row_copies = dw::copies;
 
 class device_rows {
   public:
@@ -35,7 +31,7 @@ class device_rows {
     void               set(int64_t to, const float * values);
     std::vector<float> get(int64_t row) const; // waits for what is queued
 
-    // whether these rows and another tensor are a GPU's: then copies from it can be pieces of a launch
+    // whether these rows and another tensor lie on the same GPU: then copies from it can be pieces of a launch
     bool      lies_beside(const ggml_tensor * other) const;
     row_piece piece(int64_t to, const ggml_tensor * from, int64_t first, int64_t n) const;
 

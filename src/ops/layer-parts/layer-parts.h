@@ -125,7 +125,8 @@ constexpr int32_t next_at(int32_t n_used) {
 constexpr int64_t h_at(int64_t n_experts, int64_t n) {
     return (n_experts * n + 31) / 32 * 32;
 }
-// h takes 4 bytes a value as F32, and behind that 1 and 8 a block of 32 as 8 bits: there is room for 8 a value
+// h takes 4 bytes a value as F32, and behind that 1 and 8 a block of 32 as 8 bits, and 48 a row: there is room for 8 a
+// value, of which rows have 32 or more
 constexpr int64_t size(int64_t n_experts, int64_t n, int64_t width) {
     return h_at(n_experts, n) + 2 * n * width;
 }

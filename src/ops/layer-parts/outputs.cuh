@@ -98,8 +98,8 @@ __device__ __forceinline__ void lower_floats(const group & g, int first, int lan
     }
 }
 
-// Hidden values of several rows in a block's shared memory, if there is room for them (at >= 0): warps read all of a
-// pair's once, each from L2 else.
+// Hidden values of several rows in a block's shared memory (at >= 0): the block copies all of them at once. Without
+// room each warp reads those of its pairs from L2.
 struct hidden_in_block {
     int at; // bytes
 
@@ -261,7 +261,8 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
     }
     tile_launch     with = of_warps(n_warps);
     hidden_in_block in_block{ -1 };
-    if (a.n > 2) { // of two rows a copy costs what it saves
+    const bool      has_quants = !is_float(a.routed.down.type) || !is_float(a.shared.down.type);
+    if (a.n > 2 && has_quants) { // of two rows a copy costs what it saves
         const size_t      end    = GGML_PAD(with.bytes, 16) - with.bytes;
         const tile_launch larger = of_warps(n_warps, end + hidden_in_block::bytes(a.hidden, n_pairs));
         if (larger.bytes <= shared_memory_of_block() && larger.plan.n_slots == with.plan.n_slots) {

@@ -93,7 +93,7 @@ template <ggml_type type> __global__ void __launch_bounds__(most_threads)
         if (by.warp == piece % by.n_warps) {
             const int    at       = groups::index(piece / by.n_warps, by);
             const bool   is_there = 4 * at < h.width;
-            const float4 v = group_of(x + row * stride, at, is_there), w = group_of(own.norm, at, is_there);
+            const float4 v = four_or_zeros(x + row * stride, at, is_there), w = four_or_zeros(own.norm, at, is_there);
             h.store(row, at, times(times(v, w), total(row).x), is_there);
         }
     }

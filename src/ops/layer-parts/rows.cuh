@@ -25,8 +25,8 @@ __device__ __forceinline__ float4 times(float4 v, float factor) {
     return make_float4(v.x * factor, v.y * factor, v.z * factor, v.w * factor);
 }
 
-// A group of four of a row, or zeros.
-__device__ __forceinline__ float4 group_of(const float * row, int index, bool is_there) {
+// four values of a row, or zeros
+__device__ __forceinline__ float4 four_or_zeros(const float * row, int index, bool is_there) {
     return is_there ? ((const float4 *) row)[index] : make_float4(0, 0, 0, 0);
 }
 
@@ -90,9 +90,9 @@ __device__ __forceinline__ int packed(float4 v, float factor) {
 // A block of 32 values of 8 bits: its scale, and scale * sum of the values.
 using scale_and_sum = float2;
 
-// Rows of values of 8 bits, K of them, as quantised weights see them. gap: bytes between rows, 32 in shared memory, so
-// that lanes that read several rows meet different banks. is_rounded: scales are rounded to half, as in ggml's blocks;
-// those of values without a norm may be larger or smaller than a half can be.
+// Rows of values of 8 bits, K of them, as quantised weights see them. gap: bytes of values between rows, and half as
+// many of scales; with 32, lanes that read several rows of shared memory meet different banks. is_rounded: scales are
+// rounded to half, as in ggml's blocks; those of values without a norm may be larger or smaller than a half can be.
 template <int gap, bool is_rounded> struct quant_rows {
     scale_and_sum * scales; // [n][K / 32 + gap / 16]
     int8_t *        quants; // [n][K + gap]

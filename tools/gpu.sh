@@ -131,7 +131,7 @@ chain() {
         xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o "'"$made"'/$(basename {}).o"' nvcc -arch="${1:-sm_90}" -O3 \
             -std=c++17 -use_fast_math -extended-lambda -diag-suppress 177,20012 $includes
     # what ggml.c asks of backends is not called, and not linked
-    nvcc -arch="${1:-sm_90}" -Xlinker --gc-sections -Xlinker --unresolved-symbols=ignore-all -o "$packed/chain" "$made"/*.o
+    nvcc -arch="${1:-sm_90}" -Xlinker -z -Xlinker now -Xlinker --gc-sections -Xlinker --unresolved-symbols=ignore-all -o "$packed/chain" "$made"/*.o
     strip "$packed/chain"
 }
 

@@ -2,12 +2,35 @@
 
 #include "drafters/kept_states.h"
 
+#include <cstring>
+
 namespace draftwood {
+
+namespace {
+
+bool is_cpu(ggml_backend_t backend) {
+    return ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
+}
+
+void copy_on_host(ggml_backend_t, const row_piece * pieces, int n) {
+    for (int i = 0; i < n; ++i) {
+        std::memcpy(pieces[i].to, pieces[i].from, pieces[i].n_bytes);
+    }
+}
+
+// nullptr: the two do not share a device
+row_copies copies_for(const results & from, row_copies of_gpu, ggml_backend_t reader) {
+    if (!from.on_gpu()) {
+        return is_cpu(reader) ? copy_on_host : nullptr;
+    }
+    return ggml_backend_get_device(from.backend()) == ggml_backend_get_device(reader) ? of_gpu : nullptr;
+}
+
+} // namespace
 
 kept_states::kept_states(results & from, row_copies copies, ggml_backend_t reader, int64_t width, int64_t n_waiting) :
     from_(from),
-    copies_(from.on_gpu() && ggml_backend_get_device(from.backend()) == ggml_backend_get_device(reader) ? copies
-                                                                                                        : nullptr),
+    copies_(copies_for(from, copies, reader)),
     reader_(reader),
     waiting_(reader, width, n_waiting),
     newest_(reader, width, 2) {}

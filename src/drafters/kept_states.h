@@ -1,9 +1,9 @@
 // Hidden states of the target that the MTP block reads: those of tokens that wait to be fed, and the newest one. A
 // decode leaves them where the next one writes, so they are copied each round, whether a draft follows or not. A plain
-// step's copies are one launch in the target's stream, if target and block share a GPU, and the block's stream waits
+// step's copies are one launch in the target's stream, if target and block share a device, and the block's stream waits
 // for them only when it reads: in a pause a round pays for no more. Behind a verify the target's stream has a commit,
-// so the block's own makes them beside it. Must not know: tokens, positions. Test: tests/model/engine,
-// tests/gpu/test_same_text.py.
+// so the block's own makes them beside it. Must not know: tokens, positions. Test: tests/model/engine/test_mtp_feed.py,
+// test_joint_drafts.py, tests/gpu/test_same_text.py.
 
 #pragma once
 
@@ -48,7 +48,7 @@ class kept_states {
     void launch();
 
     results &              from_;
-    row_copies             copies_; // nullptr: target and reader do not share a GPU
+    row_copies             copies_; // nullptr: target and reader do not share a device
     ggml_backend_t         reader_;
     device_rows            waiting_;
     device_rows            newest_; // f32[width, 2]: a launch has no order, so it reads one and writes the other

@@ -72,7 +72,7 @@ row_feed device_rows::feed(row_feed::kind kind, int64_t to, int64_t row, int64_t
 }
 
 bool device_rows::lies_beside(const ggml_tensor * other) const {
-    return !is_on_host(rows_) && same_device(other);
+    return is_on_host(rows_) ? is_on_host(other) : same_device(other);
 }
 
 row_piece device_rows::piece(int64_t to, const ggml_tensor * from, int64_t first, int64_t n) const {

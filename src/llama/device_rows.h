@@ -31,7 +31,7 @@ class device_rows {
     void               set(int64_t to, const float * values);
     std::vector<float> get(int64_t row) const; // waits for what is queued
 
-    // whether these rows and another tensor lie on the same GPU: then copies from it can be pieces of a launch
+    // whether another tensor is in the same memory as these rows: then copies from it can be pieces of a launch
     bool      lies_beside(const ggml_tensor * other) const;
     row_piece piece(int64_t to, const ggml_tensor * from, int64_t first, int64_t n) const;
 

@@ -8,10 +8,6 @@ namespace draftwood {
 
 namespace {
 
-bool is_cpu(ggml_backend_t backend) {
-    return ggml_backend_dev_type(ggml_backend_get_device(backend)) == GGML_BACKEND_DEVICE_TYPE_CPU;
-}
-
 void copy_on_host(ggml_backend_t, const row_piece * pieces, int n) {
     for (int i = 0; i < n; ++i) {
         std::memcpy(pieces[i].to, pieces[i].from, pieces[i].n_bytes);
@@ -20,10 +16,10 @@ void copy_on_host(ggml_backend_t, const row_piece * pieces, int n) {
 
 // nullptr: the two do not share a device
 row_copies copies_for(const results & from, row_copies of_gpu, ggml_backend_t reader) {
-    if (!from.on_gpu()) {
-        return is_cpu(reader) ? copy_on_host : nullptr;
+    if (ggml_backend_get_device(from.backend()) != ggml_backend_get_device(reader)) {
+        return nullptr;
     }
-    return ggml_backend_get_device(from.backend()) == ggml_backend_get_device(reader) ? of_gpu : nullptr;
+    return from.on_gpu() ? of_gpu : copy_on_host;
 }
 
 } // namespace

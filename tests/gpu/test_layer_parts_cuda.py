@@ -19,7 +19,8 @@ from tests.model.test_fused_layers import ALWAYS, OF_TINY, TINY
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
 from tests.ops.layer_kernels import *  # noqa: F403
-from tests.ops.layer_kernels import BOUNDS, MODEL, Q4, errors
+from tests.ops.layer_kernels import MODEL, Q4, errors
+from tests.ops.layer_part import BOUNDS
 
 pytestmark = [
     pytest.mark.gpu,

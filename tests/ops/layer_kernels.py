@@ -14,14 +14,10 @@ import pytest
 from tests.ops import attention_heads, flash_attention
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
-from tests.ops.layer_part import FLOATS, KINDS, Part
+from tests.ops.layer_part import BOUNDS, FLOATS, KINDS, Part
 from tests.ops.trees import padded, random_tree
 
 ROWS = 16  # dw::layer_parts::max_rows
-BOUNDS = {
-    True: 1e-5,
-    False: 3e-3,
-}  # of float weights; of others, where values of 8 bits round to their neighbours
 Q4 = ("Q4_K", "Q4_K", "Q4_K", "Q4_K")
 MODEL = {
     "width": 2048,

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import replace
 
 import numpy as np
@@ -312,18 +313,21 @@ def attention_output(
     return Part("dw_attention_output", operands, (n, width), wanted, (0, 1, 3), (width,))
 
 
+EVERY_PART: list[Callable[[np.random.Generator, int, str], Part]] = [
+    lambda rng, n, kind: experts(rng, n, (kind, kind, kind, kind)),
+    lambda rng, n, kind: feed_forward(rng, n, (kind, kind)),
+    lambda rng, n, kind: delta_inputs(rng, n, (kind, kind, kind)),
+    lambda rng, n, kind: attention_inputs(rng, n, (kind, kind, kind)),
+    draft_input,
+    product,
+    delta_output,
+    attention_output,
+]
+
+
 def every_part(rng: np.random.Generator, n: int, kind: str) -> list[Part]:
     """Return each op with weights of one type."""
-    return [
-        experts(rng, n, (kind, kind, kind, kind)),
-        feed_forward(rng, n, (kind, kind)),
-        delta_inputs(rng, n, (kind, kind, kind)),
-        attention_inputs(rng, n, (kind, kind, kind)),
-        draft_input(rng, n, kind),
-        product(rng, n, kind),
-        delta_output(rng, n, kind),
-        attention_output(rng, n, kind),
-    ]
+    return [make(rng, n, kind) for make in EVERY_PART]
 
 
 def distance(found: Array, wanted: Array) -> float:

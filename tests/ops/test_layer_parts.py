@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
+from collections.abc import Callable
+
 import numpy as np
 import pytest
 
 from tests.ops import attention_heads, flash_attention
 from tests.ops import layer_parts as parts
-from tests.ops.layer_part import FLOATS, KINDS, Part
+from tests.ops.layer_part import BOUNDS, FLOATS, KINDS, Part
 from tests.ops.trees import padded, random_tree
 
-BOUND = 1e-5  # a value of 8 bits may round to its neighbour once
 MIXED = ("Q4_K", "Q6_K", "Q8_0", "Q5_K")
 
 
@@ -21,32 +22,37 @@ def rng() -> np.random.Generator:
     return np.random.default_rng(seed)
 
 
-def check(part: Part, bound: float = BOUND) -> None:
-    error = parts.distance(part.run(), part.wanted)
-    assert error <= bound, f"{part.name}: {error}"
+def check(make: Callable[[], Part], is_float: bool = True) -> None:
+    """Hold a node against float64. One of three draws has no value of 8 bits that rounds elsewhere."""
+    errors: list[float] = []
+    while len(errors) < (1 if is_float else 3) and min(errors, default=1) > BOUNDS[True]:
+        part = make()
+        errors.append(parts.distance(part.run(), part.wanted))
+        assert errors[-1] <= BOUNDS[is_float], f"{part.name}: {errors}"
+    assert min(errors) <= BOUNDS[True], f"{part.name}: {errors}"
 
 
 @pytest.mark.parametrize("kind", KINDS)
 @pytest.mark.parametrize("n", [1, 3])
 def test_each_type_of_weights(rng, n, kind):
-    for part in parts.every_part(rng, n, kind):
-        check(part, BOUND if kind in FLOATS else 1e-3)
+    for make in parts.EVERY_PART:
+        check(lambda make=make: make(rng, n, kind), kind in FLOATS)
 
 
 @pytest.mark.parametrize("router", FLOATS)
 def test_experts_of_mixed_types_and_sizes(rng, router):
-    check(parts.experts(rng, 2, MIXED, router=router), 1e-3)
-    check(parts.experts(rng, 2, MIXED, hidden=256, shared=512, n_experts=8, n_used=8), 1e-3)
-    check(
-        parts.experts(
-            rng, 16, ("F16", "F32", "BF16", "F16"), width=64, hidden=32, shared=96, n_experts=5, n_used=1
-        )
-    )
+    sizes = {"hidden": 256, "shared": 512, "n_experts": 8, "n_used": 8}
+    check(lambda: parts.experts(rng, 2, MIXED, router=router), is_float=False)
+    check(lambda: parts.experts(rng, 2, MIXED, **sizes), is_float=False)
+    floats = ("F16", "F32", "BF16", "F16")
+    sizes = {"width": 64, "hidden": 32, "shared": 96, "n_experts": 5, "n_used": 1}
+    check(lambda: parts.experts(rng, 16, floats, **sizes))
 
 
 def test_gate_and_up_may_be_one_tensor(rng):
-    check(parts.experts(rng, 2, MIXED, is_joint=True), 1e-3)
-    check(parts.experts(rng, 3, ("F32",) * 4, width=64, hidden=32, shared=32, is_joint=True))
+    check(lambda: parts.experts(rng, 2, MIXED, is_joint=True), is_float=False)
+    sizes = {"width": 64, "hidden": 32, "shared": 32, "is_joint": True}
+    check(lambda: parts.experts(rng, 3, ("F32",) * 4, **sizes))
 
 
 @pytest.mark.parametrize("is_joint", [False, True], ids=["", "joint"])
@@ -70,15 +76,15 @@ def test_of_equal_logits_the_lower_expert_comes_first(rng):
 
 
 def test_mixers_of_mixed_types(rng):
-    check(parts.delta_inputs(rng, 4, ("Q4_K", "Q6_K", "F32")), 1e-3)
-    check(parts.attention_inputs(rng, 4, ("Q4_K", "Q4_K", "Q6_K")), 1e-3)
+    check(lambda: parts.delta_inputs(rng, 4, ("Q4_K", "Q6_K", "F32")), is_float=False)
+    check(lambda: parts.attention_inputs(rng, 4, ("Q4_K", "Q4_K", "Q6_K")), is_float=False)
 
 
 @pytest.mark.parametrize("n", [1, 2, 3, 7, 16])
 def test_the_front_of_a_chain_and_the_state_behind_it(rng, n):
     part = parts.delta_front(rng, n)
     found, written = part.run_and_write()
-    assert parts.distance(found, part.wanted) < BOUND
+    assert parts.distance(found, part.wanted) < BOUNDS[True]
     assert np.array_equal(written, part.wanted_target)
 
 
@@ -88,14 +94,14 @@ def test_heads_of_trees(rng, n_seqs):
         trees = [padded(random_tree(rng, int(rng.integers(1, n + 1))), n) for _ in range(n_seqs)]
         part = parts.delta_tree(rng, trees)
         found, kept = part.run_and_write()
-        assert parts.distance(found, part.wanted) < BOUND
+        assert parts.distance(found, part.wanted) < BOUNDS[True]
         assert np.array_equal(kept, part.wanted_target)
 
 
 @pytest.mark.parametrize("shape", [{}, {"rows": 3}, {"size": 32, "n_keys": 1, "heads": 1}, {"width": 2}])
 def test_heads(rng, shape):
     for n in (1, 4):
-        check(parts.delta_heads(rng, n, **shape))
+        check(lambda n=n: parts.delta_heads(rng, n, **shape))
 
 
 def test_attention_of_chains_and_trees(rng):
@@ -133,8 +139,8 @@ def test_steps_and_the_state_behind_them(rng, n):
     for size in (32, 64, 128):
         part = parts.delta_step(rng, n, size=size)
         found, written = part.run_and_write()
-        assert parts.distance(found, part.wanted) < 1e-5
-        assert parts.distance(written, part.wanted_target) < 1e-5
+        assert parts.distance(found, part.wanted) < BOUNDS[True]
+        assert parts.distance(written, part.wanted_target) < BOUNDS[True]
 
 
 def test_softplus_of_large_values_is_linear(rng):

@@ -100,9 +100,10 @@ def test_the_rules_are_those_of_the_ops():
     body = re.search(r"bool is_attention_size\(int64_t size\) \{(.*?)\}", HEADER, re.DOTALL)
     assert body
     assert tuple(map(int, re.findall(r"size == (\d+)", body[1]))) == fused.HEAD_SIZES
-    on_cuda = (PARTS / "delta.cu").read_text("utf-8")
-    assert tuple(map(int, re.findall(r"v->ne\[0\] == (\d+)", on_cuda))) == fused.STATE_SIZES
-    assert (number("chain_width", on_cuda), number("max_size", on_cuda)) == (*fused.TAPS, fused.MAX_HEAD)
+    step = (PARTS / "delta-step.cu").read_text("utf-8")
+    assert tuple(map(int, re.findall(r"v->ne\[0\] == (\d+)", step))) == fused.STATE_SIZES
+    heads = (PARTS / "delta-heads.cu").read_text("utf-8")
+    assert (number("chain_width", heads), number("max_size", heads)) == (*fused.TAPS, fused.MAX_HEAD)
 
 
 @pytest.mark.parametrize("is_moe", [True, False], ids=["experts", "dense"])

@@ -13,6 +13,23 @@ constexpr int pairs_of_a_set = 16, chunk = cells_of_a_chunk;
 // Registers hold a chunk's keys and values: enough of them for two blocks a multiprocessor.
 template <int size> constexpr int warps_of_a_tile = size == 256 ? 8 : 4;
 
+// This lane's neighbours in a row of `per_lane` values of 16 bits.
+template <int per_lane> union neighbours {
+    uint32_t words[(per_lane + 1) / 2];
+    uint4    four;
+    uint2    two;
+
+    __device__ __forceinline__ void load(const half * at) {
+        if constexpr (per_lane == 8) {
+            four = *(const uint4 *) at;
+        } else if constexpr (per_lane == 4) {
+            two = *(const uint2 *) at;
+        } else {
+            words[0] = *(const uint32_t *) at;
+        }
+    }
+};
+
 // F16, strides in bytes
 struct half_rows {
     const char * data;
@@ -70,6 +87,9 @@ template <int size, int n_sets> struct block_memory {
     // of a chunk that is read row by row: cells that are read, and by row a bit for each place that paths show or hide
     int      sources[chunk];
     uint32_t shown[n_pairs][chunk / 32], hidden[n_pairs][chunk / 32];
+
+    // of a pair, counted from the tile's first
+    __device__ __forceinline__ int row_of(int pair) const { return rows[pair] - first_row; }
 
     // where a pair's results are, of those of a stream
     __device__ __forceinline__ int out_pair(int pair, int n_heads) const { return rows[pair] * n_heads + heads[pair]; }

@@ -8,23 +8,6 @@
 
 namespace dw::layer_parts {
 
-// This lane's neighbours in a row of `per_lane` values of 16 bits.
-template <int per_lane> union neighbours {
-    uint32_t words[(per_lane + 1) / 2];
-    uint4    four;
-    uint2    two;
-
-    __device__ __forceinline__ void load(const half * at) {
-        if constexpr (per_lane == 8) {
-            four = *(const uint4 *) at;
-        } else if constexpr (per_lane == 4) {
-            two = *(const uint2 *) at;
-        } else {
-            words[0] = *(const uint32_t *) at;
-        }
-    }
-};
-
 template <int size, int n_sets> class attention_weights {
     static constexpr int n_pairs = n_sets * pairs_of_a_set, n_threads = 32 * warps_of_a_tile<size>;
     static constexpr int n_lanes = 8;               // of a pair
@@ -118,7 +101,7 @@ template <int size, int n_sets> class attention_weights {
     }
 
     __device__ __forceinline__ void weigh_pair(int turn, int first, bool by_row) {
-        const int pair = pair_of(turn), row = memory_.rows[pair] < 0 ? -1 : memory_.rows[pair] - memory_.first_row;
+        const int pair = pair_of(turn), row = memory_.rows[pair] < 0 ? -1 : memory_.row_of(pair);
         float     biases[n_own];
         find_biases(biases, turn, first, row, by_row);
         const float4 low  = *(const float4 *) &memory_.scores[pair][4 * lane_];

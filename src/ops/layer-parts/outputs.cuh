@@ -170,24 +170,62 @@ __device__ __forceinline__ void lower_tiles(int n_groups, int width, int first, 
     }
 }
 
+// What networks add to: rows of x and of the result.
+struct sum_of_networks {
+    const float * x;
+    int64_t       x_stride;
+    float *       dst;
+    int64_t       dst_stride;
+
+    // All threads of a block: x of outputs [first, first + outputs_of_a_block), to f32[rows][outputs_of_a_block].
+    __device__ __forceinline__ void load(int first, int n_rows, float * residual) const {
+        for (int i = threadIdx.x; i < n_rows * outputs_of_a_block; i += blockDim.x) {
+            residual[i] = x[i / outputs_of_a_block * x_stride + first + i % outputs_of_a_block];
+        }
+    }
+
+    // The same outputs: residual + the sum of each row's ranks, by weights f32[rows][n_ranks].
+    __device__ __forceinline__ void write(int first, int n_rows, int n_ranks, const float * residual,
+                                          const float * weights, float * found) const {
+        for (int i = threadIdx.x; i < n_rows * outputs_of_a_block; i += blockDim.x) {
+            const int row = i / outputs_of_a_block, output = i % outputs_of_a_block;
+            float     sum = 0.0f;
+            for (int rank = 0; rank < n_ranks; ++rank) {
+                sum = fmaf(weights[row * n_ranks + rank], output_of(found, row * n_ranks + rank, output), sum);
+            }
+            dst[row * dst_stride + first + output] = residual[i] + sum;
+        }
+    }
+};
+
+// A group by its number: -1 is the shared network's. One row's are its ranks, whose experts are known.
+template <bool is_single> __device__ __forceinline__ group group_by_number(const arguments & a, int index,
+                                                                           const choice_of_row &   own,
+                                                                           const routes_in_block & shared) {
+    if (index < 0) {
+        return group::of_all_rows(a);
+    }
+    if (is_single) {
+        return group::of_rank(a, index, own.experts[index]);
+    }
+    return { a.routed, a, index, shared.places[index], shared.n_pairs[index], shared.pairs + index * max_rows };
+}
+
 // dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. The choice and x are older than the
 // kernel before this one, which let it start: they are read, and weights of experts on their way, before that one ends.
 template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_columns>, 1)
     lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
-              const float * x, int64_t x_stride, float * dst, int64_t dst_stride) {
+              sum_of_networks to) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
     ggml_cuda_pdl_lc();
     const int             warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
-    const int             first   = blockIdx.x * outputs_of_a_block;
-    float *               found   = (float *) (memory + n_warps * plan.slots_of_a_warp);
-    const int             n_ranks = a.n_used + 1, n_outputs = a.n * outputs_of_a_block;
-    float *               residual = found + n_ranks * n_outputs; // [rows][outputs_of_a_block]
-    const routes_in_block shared((char *) (residual + n_outputs), most_groups);
-    for (int i = threadIdx.x; i < n_outputs; i += blockDim.x) {
-        residual[i] = x[i / outputs_of_a_block * x_stride + first + i % outputs_of_a_block];
-    }
+    const int             first = blockIdx.x * outputs_of_a_block, n_ranks = a.n_used + 1;
+    float *               found    = (float *) (memory + n_warps * plan.slots_of_a_warp);
+    float *               residual = found + n_ranks * a.n * outputs_of_a_block; // [rows][outputs_of_a_block]
+    const routes_in_block shared((char *) (residual + a.n * outputs_of_a_block), most_groups);
+    to.load(first, a.n, residual);
     if (!is_single) {
         shared.load(*a.chosen, 1, a.n * n_ranks);
     } else {
@@ -197,18 +235,8 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
         __syncthreads();
     }
     const groups_of_warp mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
-    const auto           group_of = [&](int i) {
-        const int index = mine.of(i);
-        return index < 0   ? group::of_all_rows(a)
-                         : is_single ? group::of_rank(a, index, own.experts[index])
-                                     : group{ a.routed,
-                                    a,
-                                    index,
-                                    shared.places[index],
-                                    shared.n_pairs[index],
-                                    shared.pairs + index * max_rows };
-    };
-    const auto ready = [&]() -> activations::quantised {
+    const auto           group_of = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
+    const auto           ready    = [&]() -> activations::quantised {
         ggml_cuda_pdl_sync();
         if (is_single) {
             return a.hidden;
@@ -232,15 +260,7 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
         }
     });
     __syncthreads();
-    const float * weights = is_single ? own.weights : shared.weights;
-    for (int i = threadIdx.x; i < n_outputs; i += blockDim.x) {
-        const int row = i / outputs_of_a_block, output = i % outputs_of_a_block;
-        float     sum = 0.0f;
-        for (int rank = 0; rank < n_ranks; ++rank) {
-            sum = fmaf(weights[row * n_ranks + rank], output_of(found, row * n_ranks + rank, output), sum);
-        }
-        dst[row * dst_stride + first + output] = residual[i] + sum;
-    }
+    to.write(first, a.n, n_ranks, residual, is_single ? own.weights : shared.weights, found);
 }
 
 template <int n_columns> static void launch_lower_of(const arguments & a, const ggml_tensor * x, ggml_tensor * dst,
@@ -272,8 +292,9 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
     }
     dw::launch_kernel<lower_all<n_columns>, n_columns == 1>(
         { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * n_warps), with.bytes, stream }, a, with.plan,
-        most, in_block, dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
-        dw::stride_of(dst, 1));
+        most, in_block,
+        sum_of_networks{ dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
+                         dw::stride_of(dst, 1) });
 }
 
 // dst = x + the weighted sum of all networks; h and the choice are there

@@ -278,6 +278,7 @@ void slot_rounds::load(int32_t slot, const std::string & path) const {
     llama_token     none; // no pointer at all would ask for their number alone
     size_t          n_tokens;
     if (memory && llama_state_seq_load_file(memory, file.string().c_str(), slot, &none, 0, &n_tokens) == 0) {
+        llama_memory_seq_rm(llama_get_memory(memory), slot, -1, -1); // what was read before it failed
         LOG_WRN("draftwood: slot %d begins its drafts anew: %s could not be read\n", slot, file.string().c_str());
     }
 }

@@ -191,3 +191,17 @@ def most_memory(server: Server) -> int:
 def test_a_long_text_is_counted_where_nothing_is_generated(usual: Server) -> None:
     text = "word " * (3 << 20 >> 2)
     assert len(usual.post("/tokenize", {"content": text})["tokens"]) > 100_000
+
+
+@pytest.mark.parametrize(
+    ("path", "body"),
+    [
+        ("/completion", '{"prompt": "a"'),
+        ("/completion", '{"prompt": "a", "n_predict": NaN}'),
+        ("/v1/chat/completions", "no JSON"),
+        ("/slots/0?action=save", "{}"),
+        ("/tokenize", '{"content": "\\ud800"}'),
+    ],
+)
+def test_what_is_no_request(server: GetServer, path: str, body: str) -> None:
+    refused(server("-np", "1", "-c", "512", "--spec-type", "plain"), path, body)

@@ -15,9 +15,11 @@ ggml_tensor * sigmoid_of(ggml_tensor * product, const graph_edit & edit) {
 
 // softplus(weights h + dt) * a
 ggml_tensor * decay_of(ggml_tensor * product, const graph_edit & edit) {
-    ggml_tensor * shaped = edit.only_user(product);
-    ggml_tensor * biased = as(as(shaped, GGML_OP_RESHAPE) ? edit.only_user(shaped) : shaped, GGML_OP_ADD);
-    return as(edit.only_user(as(edit.only_user(biased), GGML_UNARY_OP_SOFTPLUS)), GGML_OP_MUL);
+    ggml_tensor * shaped   = edit.only_user(product);
+    ggml_tensor * biased   = as(as(shaped, GGML_OP_RESHAPE) ? edit.only_user(shaped) : shaped, GGML_OP_ADD);
+    ggml_tensor * softplus = as(edit.only_user(biased), GGML_UNARY_OP_SOFTPLUS);
+    ggml_tensor * decay    = as(edit.only_user(softplus), GGML_OP_MUL);
+    return decay && decay->src[0] == softplus ? decay : nullptr;
 }
 
 // The four products with a layer's input, and what two of them become.

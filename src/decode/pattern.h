@@ -1,4 +1,4 @@
-// How the patterns of fused_layers.cpp look at a graph: each step returns nullptr where the graph is another, so that
+// How the fuser's patterns look at a graph: each step returns nullptr where the graph is another, so that
 // steps follow each other without questions. Test: tests/model/test_fused_layers.py.
 
 #pragma once

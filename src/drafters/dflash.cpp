@@ -15,7 +15,7 @@ namespace {
 
 constexpr int32_t n_waiting_max = 256; // tokens whose features may wait: a copy of this many is cheaper than a decode
 constexpr int32_t n_round_max   = 128; // of these, where all are of rounds
-constexpr int32_t n_on_cpu      = 64;  // the same: more leave a core's cache, and a draft reads them all
+constexpr int32_t n_on_cpu      = 64;  // the same: so many rows fit a core's cache, and a draft reads them all
 
 // part of a token's probability that counts beside the most probable path: the block was made for that path
 constexpr float beside = 0.3f;
@@ -287,7 +287,12 @@ void dflash_drafter::trim(llama_pos n_keep) {
 }
 
 llama_context * dflash_drafter::memory() {
-    feed();
+    try {
+        feed();
+    } catch (const failure &) { // a part may be in the cache
+        reset();
+        throw;
+    }
     return ctx_.get();
 }
 

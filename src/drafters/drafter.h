@@ -24,11 +24,11 @@ struct draft_request {
     llama_pos   pos;    // its position
     int32_t     depth;  // longest path, tokens
     int32_t     budget; // most nodes of the tree, root included; 0: a chain
-    int32_t spine; // nodes of the most probable path that are kept even where others are more probable; width is 1 then
-    int32_t width; // most paths that a drafter goes on from at one depth, where each costs it a row
-    float   p_min; // a path ends where its probability falls under this
-    float   temperature; // that the request samples at; 0: greedy
-    bool    ahead;       // a chain whose tokens need not be known before they are verified
+    int32_t     spine; // first nodes of the greedy path, kept even if others have a higher probability; width is 1 then
+    int32_t     width; // most paths that a drafter goes on from at one depth, where each costs it a row
+    float       p_min; // a path ends where its probability falls under this
+    float       temperature; // that the request samples at; 0: greedy
+    bool        ahead;       // a chain whose tokens need not be known before they are verified
 };
 
 // What became of a request for a draft.
@@ -74,8 +74,8 @@ class drafter {
 
     // Drafters that return the same value can draft together, by draft_all() of any of them. nullptr: this one cannot.
     virtual const void * joint() const { return nullptr; }
-    // draft() for each, in the order of their sequences, which all differ. A drafter that fails is reset. Throws
-    // failure; all of them must be reset then.
+    // draft() for each, in the order of their sequences, which all differ. A drafter that fails is reset, or holds
+    // what it held before. Throws failure; all of them must be reset then.
     virtual void draft_all(std::vector<joint_draft> &) {}
 
     // Whether drafts can be made `ahead`. settle() fills in the tokens of such a tree. Until then feed_verify() lets a

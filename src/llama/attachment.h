@@ -112,8 +112,8 @@ struct dw_attachment {
     std::vector<dw::piece> pieces;           // inputs of the graph that is about to run
 
     std::array<int32_t, 16> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
-    // Most rows of a graph with such parts; INT32_MAX: no graph has had any. The graph of a prompt has the product of
-    // its last row's head.
+    // Most rows of a graph with such parts; INT32_MAX: no graph has had any. A prompt's graph counts, too: its output
+    // head is fused.
     int32_t fused_rows = INT32_MAX;
 
     const dw_custom_op * top_rows = nullptr; // op dw_top_rows for decodes with few rows

@@ -88,7 +88,8 @@ int32_t decode(attachment & attached, const decode_request & request, row_batch 
 
 double replay(attachment & attached, int32_t n_times) {
     if (attached.outputs.n_ubatches != 1) {
-        fail(DW_ERR_UNSUPPORTED, "a decode is run again on a GPU only, and in one graph");
+        fail(DW_ERR_UNSUPPORTED, "the newest decode took %d graphs; one that is run again has one",
+             (int) attached.outputs.n_ubatches);
     }
     struct copies_back {
         attachment & attached;

@@ -1,5 +1,5 @@
 // Values of a tensor on their way to host memory that its device writes by itself: queued behind what computes them,
-// they are there as soon as that is done, and no copy waits for another one. On a CPU they are copied at once.
+// they are there as soon as that is done. On a CPU they are copied at once.
 // Must not know: what they mean. Test: tests/model/engine/test_results.py, tests/gpu/test_same_text.py.
 
 #pragma once

@@ -159,8 +159,8 @@ void graph_store::swap_to(const graph_shape & wanted) {
     slot &                   next     = slots_[wanted];
     if (!next.sched) {
         const int64_t max_nodes = max_nodes_of(*ctx_, wanted.n_rows);
+        next.result.reset(new llm_graph_result(max_nodes)); // first: a slot with a scheduler is whole
         next.sched.reset(make_like(sched.get(), *ctx_, max_nodes));
-        next.result.reset(new llm_graph_result(max_nodes));
     }
     *dw_sched_inputs_of(sched.get()) = {}; // what comes back to it may be somebody else's
     slot & last                      = slots_[current_];

@@ -45,7 +45,7 @@ class graph_store {
     graph_store & operator=(const graph_store &) = delete;
 
     // A decode of this shape comes. If the last graph found no memory, all take turns in the context's own place from
-    // now on, with the memory that llama.cpp set aside. If that is too little, it is free for others, too.
+    // now on, with the memory that llama.cpp set aside. A decode whose graph does not fit there either returns -2.
     // Throws std::bad_alloc.
     void select(const graph_shape & wanted);
 

@@ -71,7 +71,10 @@ void results::decoded(bool is_read) {
         ready_.record(backend_);
     }
     if (on_gpu_ && is_read && top_) {
-        fetched_.ask(backend_, top_, ggml_nbytes(top_));
+        try {
+            fetched_.ask(backend_, top_, ggml_nbytes(top_));
+        } catch (const failure &) { // the decode is done: fetch() asks again, and its caller is told
+        }
     }
 }
 

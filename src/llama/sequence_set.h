@@ -20,7 +20,7 @@ class sequence_set {
 
     bool has(llama_seq_id seq) const noexcept { return seq >= 0 && seq < max_sequences && bits_[seq]; }
 
-    // Others are no sequences.
+    // An id out of range is ignored.
     sequence_set & add(llama_seq_id seq) noexcept {
         if (seq >= 0 && seq < max_sequences) {
             bits_[seq] = true;

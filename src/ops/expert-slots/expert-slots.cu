@@ -83,8 +83,9 @@ __device__ void guess(shared_state & s, const ahead & next) {
 
 // One block, a thread an expert; with `looks` more threads than experts may count picks. A second block, if there is
 // one, has the next layer's guesses. Tables are read before the kernel in front has ended. No kernel that may still run
-// then changes them: what changed them last has ended before the kernel in front began (write_choice), or before the
-// copies that this launch comes behind.
+// then changes them: what changed them last has ended before the kernel in front began (write_choice), before the
+// copies that this launch comes behind, or, without guesses, in the step before: its last kernels, and the copies of
+// this step's inputs, lie between.
 __global__ void __launch_bounds__(slots::max_experts) resolve(const slots::layer of, const picks from, int32_t * dst,
                                                               bool looks, bool warm_up, bool staged, const ahead next) {
     __shared__ shared_state s;

@@ -65,13 +65,10 @@ __global__ void __launch_bounds__(slots::max_experts)
     slots::give_guesses(made, n_by_warp, of, mine, needed);
 }
 
-bool is_f32(const ggml_tensor * tensor) {
-    return tensor->type == GGML_TYPE_F32 && tensor->nb[0] == sizeof(float);
-}
-
 bool takes(const ggml_tensor * dst) {
-    return is_f32(dst->src[slots::hidden]) && is_f32(dst->src[slots::norm]) && is_f32(dst->src[slots::router]) &&
-           ggml_is_contiguous(dst->src[slots::router]) && dst->src[slots::hidden]->ne[1] <= slots::max_guess_rows;
+    return dw::is_f32(dst->src[slots::hidden]) && dw::is_f32(dst->src[slots::norm]) &&
+           dw::is_f32(dst->src[slots::router]) && ggml_is_contiguous(dst->src[slots::router]) &&
+           dst->src[slots::hidden]->ne[1] <= slots::max_guess_rows;
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {

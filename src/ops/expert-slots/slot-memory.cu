@@ -100,10 +100,15 @@ bool map_host(int device, void * at, size_t n_bytes) {
     return map(at, n_bytes, prop, readers, 2);
 }
 
+// Of memory that was mapped just now; without success it is unmapped again.
 bool zero(void * at, size_t n_bytes) {
     const bool done = cudaMemsetAsync(at, 0, n_bytes, cudaStreamPerThread) == cudaSuccess &&
                       cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
-    return done || (cudaGetLastError(), false);
+    if (!done) {
+        cudaGetLastError();
+        cuMemUnmap((CUdeviceptr) at, n_bytes);
+    }
+    return done;
 }
 
 bool map_device(int device, void * at, size_t n_bytes) {

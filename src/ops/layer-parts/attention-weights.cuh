@@ -110,7 +110,7 @@ template <int size, int n_sets> class attention_weights {
         uint32_t     seen = 0;
 #pragma unroll
         for (int i = 0; i < n_own; ++i) {
-            // NaN counts as infinite where it is seen: then the greatest score is, and the weights of both become NaN.
+            // NaN of a cell that is not masked becomes infinite, then the greatest score, and the difference is NaN.
             const bool sees = biases[i] != -INFINITY;
             x[i]            = sees ? fminf(x[i] + biases[i], INFINITY) : -INFINITY;
             seen |= (uint32_t) sees << i;

@@ -103,8 +103,9 @@ struct tree_of {
     int             n_nodes; // of a sequence
 };
 
-// blocks: (head, row); a thread a channel. Tree, cells and states are read before the kernel waits: no node of a verify
-// writes them, and they were written in this stream before the graph.
+// blocks: (head, row); a thread a channel. Tree, cells and states are read before the kernel waits. No node of a verify
+// writes them. What wrote them has ended: the commit's kernels (tree-commit.cu) let no kernel start early, and the
+// copies of a graph's inputs lie between.
 __global__ void tree_heads(const tree_of a, const float * kernel, int64_t kernel_stride, heads_layout of) {
     ggml_cuda_pdl_lc();
     const int     r = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x, n_channels = gridDim.x * blockDim.x;

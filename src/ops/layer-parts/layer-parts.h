@@ -7,7 +7,8 @@
 // computes what plain decoding computes.
 //
 // Weights are read as ggml stores them. A product of quantised weights takes its input in blocks of 32 values of 8 bits
-// with an F16 scale (ggml's q8_1), as ggml-cuda's own does; other weights take F32. So does the reference. On CUDA
+// with an F16 scale (ggml's q8_1), as ggml-cuda's own does, and with an F32 scale where a block normalises or gates its
+// input itself (late-inputs.cuh); other weights take F32. The reference has F16 scales. On CUDA
 // quantised weights and attention need compute capability 8.0 of all devices: takes() declines them elsewhere.
 //
 // Sizes: D = width of the model, n = rows, E = experts, k = experts of a row, F = width of an expert, G = width of the

@@ -212,8 +212,8 @@ struct hidden_plan {
 };
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group). Group 0 is the shared network's, unless blocks have
-// a second team: those share it. n_columns: of a group, at most. What the kernel before this one wrote is there when
-// the kernel behind it starts.
+// a second team: those share it. n_columns: of a group, at most. Each block waits for the kernel before this one and
+// only then lets the next one start, so that lower_all reads the choice and x before its own wait.
 template <int n_columns> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     hide_all(const __grid_constant__ arguments a, hidden_plan plan) {

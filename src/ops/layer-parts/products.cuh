@@ -33,8 +33,7 @@ template <bool has_teams> struct team_or_block {
 template <typename input_type> constexpr bool is_late_input =
     std::is_same_v<input_type, late_normalised> || std::is_same_v<input_type, late_gated>;
 
-// Strips that a team multiplies between two meetings of its warps. All that have slots, where sums may take more
-// memory.
+// Strips that a team multiplies between two meetings of its warps: one for each slot where blocks make their input.
 template <typename input_type> constexpr int strips_at_once = is_late_input<input_type> ? most_slots : 1;
 
 // A row's product, from the sums of a team's warps.

@@ -92,7 +92,7 @@ using scale_and_sum = float2;
 
 // Rows of values of 8 bits, K of them, as quantised weights see them. gap: bytes of values between rows, and half as
 // many of scales; with 32, lanes that read several rows of shared memory meet different banks. is_rounded: scales are
-// rounded to half, as in ggml's blocks; those of values without a norm may be larger or smaller than a half can be.
+// rounded to half, as in ggml's blocks, but where the norm's factor is applied later: half may not hold them then.
 template <int gap, bool is_rounded> struct quant_rows {
     scale_and_sum * scales; // [n][K / 32 + gap / 16]
     int8_t *        quants; // [n][K + gap]

@@ -13,8 +13,10 @@ from typing import Any
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
+from draftwood.engine.engine import Engine
 
 from bench.testing_api import propose_all
+from tests.model.engine.calls import error_of, lib
 from tests.model.engine.test_joint_drafts import any_of, check_counts, propose_each, written
 from tests.model.engine.test_sequences import Text, close, texts
 from tests.model.rig import Rig
@@ -127,3 +129,37 @@ def test_lengths_chosen_for_all(rig):
     assert all(text.done > 40 for text in made)
     assert all(each.failed_drafts == 0 for each in stats)
     close(made)
+
+
+def test_a_drafter_whose_memory_is_short_of_cells_begins_anew(rig):
+    """A prompt is fed in pieces. What is left of one must not be fed again behind its beginning."""
+    shared = rig(TARGET, n_ctx=256, n_seq_max=2, n_ubatch=64, kv_unified=True, engine=False)
+    engine, other = (
+        Engine(shared.ctx, shared.params, **{**shared.settings, **DFLASH}, seq_id=seq) for seq in (0, 1)
+    )
+    prompt = (tokens_of(shared, BEGINNINGS[0]) * 20)[:200]
+    held = ctypes.c_void_p()
+    assert lib.dw_drafter_memory(engine._handle, ctypes.byref(held)) == _capi.OK
+    memory = native.llama_get_memory(held.value)
+    fill(held.value, 1, 40)
+    fill(held.value, 1, 60)
+    for first in range(0, len(prompt), 64):
+        engine.eval(list(prompt[first : first + 64]), first)
+    error_of(lib.dw_drafter_memory(engine._handle, ctypes.byref(held)), _capi.ERR_DECODE)
+    native.llama_memory_seq_rm(memory, 1, -1, -1)
+    assert lib.dw_drafter_memory(engine._handle, ctypes.byref(held)) == _capi.OK
+    assert native.llama_memory_seq_pos_max(memory, 0) < len(prompt)
+    other.close()
+    engine.close()
+
+
+def fill(ctx: Any, seq: int, n: int) -> None:
+    """Put n more tokens of a sequence into a context that nobody looks after."""
+    pos = native.llama_memory_seq_pos_max(native.llama_get_memory(ctx), seq) + 1
+    batch = native.llama_batch_init(n, 0, 1)
+    batch.n_tokens = n
+    for i in range(n):
+        batch.token[i], batch.pos[i], batch.n_seq_id[i] = 5, pos + i, 1
+        batch.seq_id[i][0], batch.logits[i] = seq, i == n - 1
+    assert native.llama_decode(ctx, batch) == 0
+    native.llama_batch_free(batch)

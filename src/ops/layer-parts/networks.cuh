@@ -72,6 +72,9 @@ struct group {
     __device__ __forceinline__ static group of_rank(const arguments & a, int rank, int expert) {
         return { a.routed, a, rank, expert, 1, nullptr };
     }
+    __device__ __forceinline__ static group of_chosen(const arguments & a, int index) { // for gate and up
+        return { a.routed, a, index, a.chosen->places[0][index], a.chosen->n_pairs[index], a.chosen->pairs[index] };
+    }
     __device__ __forceinline__ int pair(int i) const {
         return index < 0 ? i * (all.n_used + 1) + all.n_used : pairs ? pairs[i] : index;
     }
@@ -205,6 +208,13 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, const team & by, 
     }
 }
 
+// Where a block's second team begins in the shared network, whose pieces all blocks share; -1: it has none.
+__device__ __forceinline__ int begin_of_second_team(int width) {
+    const int block = blockIdx.y * gridDim.x + blockIdx.x, n_blocks = gridDim.x * gridDim.y;
+    const int n_pieces = width / hidden_of_a_block, mine = block * n_pieces / n_blocks;
+    return (block + 1) * n_pieces / n_blocks == mine ? -1 : mine * hidden_of_a_block;
+}
+
 struct hidden_plan {
     tile_plan tiles;
     bool      has_second; // team
@@ -230,13 +240,11 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
         ggml_cuda_pdl_lc();
     };
     if (is_single && by.number == 1) {
-        const int block = blockIdx.y * gridDim.x + blockIdx.x, n_blocks = gridDim.x * gridDim.y;
-        const int n_pieces = a.shared.width / hidden_of_a_block, mine = block * n_pieces / n_blocks;
-        if ((block + 1) * n_pieces / n_blocks == mine) {
+        begin = begin_of_second_team(a.shared.width);
+        if (begin < 0) {
             return;
         }
         index = -1;
-        begin = mine * hidden_of_a_block;
     }
     if (index >= 0) {
         wait();
@@ -249,11 +257,9 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
             return;
         }
     }
-    const group g =
-        index < 0 ? group::of_all_rows(a)
-        : is_single
-            ? group::of_rank(a, index, own.experts[index])
-            : group{ a.routed, a, index, a.chosen->places[0][index], a.chosen->n_pairs[index], a.chosen->pairs[index] };
+    const group g = index < 0   ? group::of_all_rows(a)
+                    : is_single ? group::of_rank(a, index, own.experts[index])
+                                : group::of_chosen(a, index);
     if (begin >= g.of.width) {
         return;
     }

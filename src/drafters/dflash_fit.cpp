@@ -48,20 +48,6 @@ void require_plain(const gguf_header & header, const char * path) {
     }
 }
 
-void require_heads(const gguf_header & header, const char * path) {
-    const uint32_t key_length   = header.u32("dflash.attention.key_length");
-    const uint32_t value_length = header.u32("dflash.attention.value_length");
-    if (key_length != value_length) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter %s has keys of %u and values of %u (0: not given); expected one size",
-             path, key_length, value_length);
-    }
-    const uint32_t n_rot = header.u32("dflash.rope.dimension_count");
-    if (n_rot % 2 != 0 || (key_length != 0 && n_rot > key_length)) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter %s rotates %u values of a head of %u; expected an even number of them",
-             path, n_rot, key_length);
-    }
-}
-
 void require_vocabulary(const gguf_header & header, const std::vector<std::string> & theirs) {
     const std::vector<std::string> ours = tokens_of(header);
     if (ours.size() != theirs.size()) {
@@ -74,8 +60,12 @@ void require_vocabulary(const gguf_header & header, const std::vector<std::strin
                  i, ours[i].c_str(), theirs[i].c_str());
         }
     }
-    if (!header.has_key(mask_key) || header.u32(mask_key) >= theirs.size()) {
-        fail(DW_ERR_UNSUPPORTED, "the drafter's file names no mask token (%s)", mask_key);
+    if (!header.has_u32(mask_key)) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter's file names no mask token (%s); expected one", mask_key);
+    }
+    if (header.u32(mask_key) >= theirs.size()) {
+        fail(DW_ERR_UNSUPPORTED, "the drafter's %s is %u; expected 0 to %zu, a token", mask_key, header.u32(mask_key),
+             theirs.size() - 1);
     }
 }
 
@@ -118,7 +108,6 @@ target_facts::target_facts(const char * path) {
 dflash_file require_dflash_for(const target_facts & target, const char * path) {
     const gguf_header header(path);
     require_plain(header, path);
-    require_heads(header, path);
     if (!is_qwen35(target.architecture)) {
         fail(DW_ERR_UNSUPPORTED, "DFlash drafts for qwen35 and qwen35moe; found target architecture '%s'",
              target.architecture.c_str());

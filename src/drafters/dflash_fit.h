@@ -1,5 +1,5 @@
 // Whether a DFlash drafter's file fits a target, told from its header before llama.cpp loads it: files that do not
-// meet a GGML_ASSERT in its loader or graph (src/models/dflash.cpp), or draft nonsense.
+// meet a GGML_ASSERT in its loader or graph (src/models/dflash.cpp), or draft nonsense. Heads: gguf_fields.cpp.
 
 #pragma once
 

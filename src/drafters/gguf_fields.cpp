@@ -11,9 +11,10 @@
 #include "llama/status.h"
 
 #include <algorithm>
-#include <cinttypes>
 #include <cmath>
+#include <string>
 #include <string_view>
+#include <vector>
 
 namespace draftwood {
 
@@ -53,6 +54,10 @@ const real epsilons[] = {
     { "attention.group_norm_epsilon", 0.0, 1.0 },
 };
 
+const char * const key_length   = "attention.key_length";
+const char * const value_length = "attention.value_length";
+const char * const computed     = "embedding_length / attention.head_count"; // in place of the two above
+
 // of qwen35, qwen35moe and dflash
 const field attention[] = {
     { "context_length", 1, any },
@@ -60,8 +65,9 @@ const field attention[] = {
     { "feed_forward_length", 0, any_size },
     { "attention.head_count", 1, any_size },
     { "attention.head_count_kv", 1, 0, "attention.head_count", "attention.head_count" },
-    { "attention.key_length", 2, any_size, nullptr, nullptr, 2 },
-    { "attention.value_length", 2, any_size, nullptr, nullptr, 2 },
+    { key_length, 2, any_size, nullptr, nullptr, 2 },
+    { value_length, 2, any_size, nullptr, nullptr, 2 },
+    { "rope.dimension_count", 2, 0, key_length, nullptr, 2 },
     { "rope.scaling.original_context_length", 1, any },
 };
 
@@ -75,7 +81,6 @@ const real reals[] = {
 
 // of qwen35 and qwen35moe
 const field delta_net[] = {
-    { "rope.dimension_count", 2, 0, "attention.key_length", nullptr, 2 },
     { "full_attention_interval", 1, any },
     { "ssm.conv_kernel", 2, 1024 },
     { "ssm.state_size", 1, any_size },
@@ -150,30 +155,64 @@ class checker {
         return all.empty() ? 0 : *std::max_element(all.begin(), all.end());
     }
 
+    bool is_absent(const char * name) const { return !header_.has_key(prefix_ + name); }
+
+    // a field that others are held to, and what to call it
+    struct limit {
+        uint32_t     value;
+        const char * name;
+    };
+
+    // llama.cpp computes the size of heads where the file does not give it
+    limit limit_of(const char * name) const {
+        if ((name != key_length && name != value_length) || !is_absent(name)) {
+            return { most_of(name), name };
+        }
+        const std::vector<uint32_t> heads = values("attention.head_count");
+        if (heads.empty() || heads[0] == 0) {
+            return { 0, name };
+        }
+        return { most_of("embedding_length") / heads[0], computed };
+    }
+
+    [[noreturn]] void refuse(const std::string & name, const std::string & value, const std::string & expected) const {
+        fail(DW_ERR_FILE, "%s: %s%s is %s; expected %s", path_, prefix_.c_str(), name.c_str(), value.c_str(),
+             expected.c_str());
+    }
+
+    [[noreturn]] void refuse(const std::string & name, uint32_t value, const std::string & expected) const {
+        refuse(name, std::to_string(value), expected);
+    }
+
+    static std::string absent(const char * name) { return std::string(name) + " beside it, which is absent"; }
+
     void within(const field & f) const {
-        const uint32_t most = f.most_of ? most_of(f.most_of) : f.most;
-        const bool     each = values(f.name).size() > 1; // layers without attention may have no heads
+        const limit most = f.most_of ? limit_of(f.most_of) : limit{ f.most, nullptr };
+        const bool  each = values(f.name).size() > 1; // layers without attention may have no heads
         for (const uint32_t value : values(f.name)) {
-            if (value > most || (value < f.least && !(each && value == 0))) {
-                fail(DW_ERR_FILE, "%s: %s%s is %u; expected %u to %u%s%s%s", path_, prefix_.c_str(), f.name, value,
-                     f.least, most, f.most_of ? " (" : "", f.most_of ? f.most_of : "", f.most_of ? ")" : "");
+            if (value > most.value || (value < f.least && !(each && value == 0))) {
+                if (most.name && most.name != computed && is_absent(most.name)) {
+                    refuse(f.name, value, absent(most.name));
+                }
+                refuse(f.name, value,
+                       std::to_string(f.least) + " to " + std::to_string(most.value) +
+                           (most.name ? std::string(" (") + most.name + ")" : ""));
             }
             if (value % f.multiple_of != 0) {
-                fail(DW_ERR_FILE, "%s: %s%s is %u; expected a multiple of %u", path_, prefix_.c_str(), f.name, value,
-                     f.multiple_of);
+                refuse(f.name, value, "a multiple of " + std::to_string(f.multiple_of));
             }
             if (f.divides && value != 0 && most_of(f.divides) % value != 0) {
-                fail(DW_ERR_FILE, "%s: %s%s is %u; expected a divisor of %s, which is %u", path_, prefix_.c_str(),
-                     f.name, value, f.divides, most_of(f.divides));
+                refuse(f.name, value,
+                       std::string("a divisor of ") + f.divides + ", which is " + std::to_string(most_of(f.divides)));
             }
         }
     }
 
     void within(const real & r) const {
-        const std::string key = prefix_ + r.name;
-        float             value;
-        if (header_.f32(key, value) && !(value >= r.least && value <= r.most)) { // nan is neither
-            fail(DW_ERR_FILE, "%s: %s is %g; expected %g to %g", path_, key.c_str(), (double) value, r.least, r.most);
+        float value;
+        if (header_.f32(prefix_ + r.name, value) && !(value >= r.least && value <= r.most)) { // nan is neither
+            fail(DW_ERR_FILE, "%s: %s%s is %g; expected %g to %g", path_, prefix_.c_str(), r.name, (double) value,
+                 r.least, r.most);
         }
     }
 
@@ -181,25 +220,22 @@ class checker {
         const uint32_t n = most_of("expert_count"), groups = most_of("expert_group_count");
         const uint32_t used_groups = most_of("expert_group_used_count");
         if (n > 0 && most_of("expert_used_count") == 0) {
-            fail(DW_ERR_FILE, "%s: %sexpert_used_count is 0 or absent; expected 1 to %u (expert_count)", path_,
-                 prefix_.c_str(), n);
+            refuse("expert_used_count", "0 or absent", "1 to " + std::to_string(n) + " (expert_count)");
         }
         if (groups > 0 && (groups >= n || n % groups != 0)) {
-            fail(DW_ERR_FILE, "%s: %sexpert_group_count is %u; expected a divisor of expert_count, which is %u", path_,
-                 prefix_.c_str(), groups, n);
+            refuse("expert_group_count", groups, "a divisor of expert_count, which is " + std::to_string(n));
         }
         if (groups > 1 && (used_groups == 0 || used_groups >= groups)) {
-            fail(DW_ERR_FILE, "%s: %sexpert_group_used_count is %u; expected 1 to %u", path_, prefix_.c_str(),
-                 used_groups, groups - 1);
+            refuse("expert_group_used_count", used_groups, "1 to " + std::to_string(groups - 1));
         }
     }
 
     void rope_scaling() const {
-        const std::string key = prefix_ + "rope.scaling.type", type = header_.text(key);
-        if (header_.has_text(key) &&
+        const char * const name = "rope.scaling.type";
+        const std::string  type = header_.text(prefix_ + name);
+        if (header_.has_text(prefix_ + name) &&
             std::find(std::begin(rope_scalings), std::end(rope_scalings), type) == std::end(rope_scalings)) {
-            fail(DW_ERR_FILE, "%s: %s is '%s'; expected none, linear, yarn or longrope", path_, key.c_str(),
-                 type.c_str());
+            refuse(name, "'" + type + "'", "none, linear, yarn or longrope");
         }
     }
 
@@ -223,48 +259,97 @@ class checker {
         for (const real & each : reals) {
             within(each);
         }
+        heads();
+        heads_of_layers();
         rope_sections();
         if (arch_ == "dflash") {
-            return; // dflash_fit.cpp looks at its heads
+            within({ "rope.dimension_count_swa", 2, 0, key_length, nullptr, 2 });
+            return;
         }
-        equal("attention.value_length", "attention.key_length", most_of("attention.key_length"));
         for (const field & each : delta_net) {
             within(each);
         }
-        equal("ssm.inner_size", "ssm.time_step_rank times ssm.state_size",
-              (uint64_t) most_of("ssm.time_step_rank") * most_of("ssm.state_size"));
+        inner_size();
         if (most_of("nextn_predict_layers") > 0 && most_of("nextn_predict_layers") >= most_of("block_count")) {
-            fail(DW_ERR_FILE, "%s: %snextn_predict_layers is %u; expected less than block_count, which is %u", path_,
-                 prefix_.c_str(), most_of("nextn_predict_layers"), most_of("block_count"));
+            refuse("nextn_predict_layers", most_of("nextn_predict_layers"),
+                   "less than block_count, which is " + std::to_string(most_of("block_count")));
         }
     }
 
-    void equal(const char * name, const char * other, uint64_t expected) const {
-        for (const uint32_t value : values(name)) {
+    void inner_size() const {
+        const char * const factors[] = { "ssm.time_step_rank", "ssm.state_size" };
+        const uint64_t     expected  = (uint64_t) most_of(factors[0]) * most_of(factors[1]);
+        for (const uint32_t value : values("ssm.inner_size")) {
+            for (const char * factor : factors) {
+                if (is_absent(factor)) {
+                    refuse("ssm.inner_size", value, absent(factor));
+                }
+            }
             if (value != expected) {
-                fail(DW_ERR_FILE, "%s: %s%s is %u; expected %" PRIu64 ", %s", path_, prefix_.c_str(), name, value,
-                     expected, other);
+                refuse("ssm.inner_size", value, std::to_string(expected) + ", ssm.time_step_rank times ssm.state_size");
             }
         }
     }
 
-    // pairs of values that each of the four positions rotates
-    void rope_sections() const {
-        const char * const name  = "rope.dimension_sections";
-        const uint32_t     n_rot = most_of("rope.dimension_count");
-        const int64_t      most  = ((n_rot ? n_rot : most_of("attention.key_length")) + 1) / 2;
-        int64_t            sum   = 0;
-        bool               sound = true;
-        for (const int32_t section : header_.numbers(prefix_ + name)) {
-            sound = sound && section >= 0;
-            sum += section;
+    // keys and values are of one size
+    void heads() const {
+        const limit keys = limit_of(key_length), vals = limit_of(value_length);
+        for (const limit & size : { keys, vals }) {
+            if (size.name == computed && (size.value < 2 || size.value % 2 != 0)) {
+                refuse(computed, size.value, "a multiple of 2, as the file gives no size of heads");
+            }
         }
-        const bool empty = sum == 0 && arch_ != "dflash" && !header_.numbers(prefix_ + name).empty();
-        if (!sound || sum > most || empty) {
-            fail(DW_ERR_FILE,
-                 "%s: %s%s come to %" PRId64 " pairs; expected none below 0, together 1 to %" PRId64
-                 " (rope.dimension_count)",
-                 path_, prefix_.c_str(), name, sum, most);
+        if (keys.value != vals.value) {
+            const bool    is_given = vals.name != computed && vals.value != 0;
+            const limit & found    = is_given ? vals : keys;
+            const limit & other    = is_given ? keys : vals;
+            refuse(found.name, found.value,
+                   other.value == 0 ? absent(other.name) : std::to_string(other.value) + ", " + other.name);
+        }
+    }
+
+    // the graphs take one layer's number for all
+    void heads_of_layers() const {
+        const char * const          name = "attention.head_count_kv";
+        const std::vector<uint32_t> all  = values(name);
+        if (all.empty() && !is_absent(name)) { // llama.cpp takes booleans for numbers
+            refuse(name, "of another type", "a whole number, or one for each layer");
+        }
+        const uint32_t one = most_of(name);
+        for (size_t il = 0; il < all.size(); ++il) {
+            // layers without attention have no norm of queries
+            const bool may_be_0 =
+                arch_ != "dflash" && !header_.has_tensor("blk." + std::to_string(il) + ".attn_q_norm.weight");
+            if (all[il] != one && !(all[il] == 0 && may_be_0)) {
+                refuse(name, std::to_string(all[il]) + " for layer " + std::to_string(il),
+                       "one number for all layers, such as " + std::to_string(one));
+            }
+        }
+    }
+
+    // pairs of values that each of the four positions rotates; a drafter may have none
+    void rope_sections() const {
+        const char * const         name  = "rope.dimension_sections";
+        const std::vector<int32_t> pairs = header_.numbers(prefix_ + name);
+        if (is_absent(name)) {
+            return;
+        }
+        if (pairs.size() != 4) {
+            refuse(name, "no array of 4 whole numbers", "one");
+        }
+        const uint32_t n_rot = most_of("rope.dimension_count");
+        const int64_t  most  = ((int64_t) (n_rot ? n_rot : limit_of(key_length).value) + 1) / 2;
+        const int64_t  first = (int64_t) pairs[0] + pairs[1] + pairs[2];
+        const bool     sound = *std::min_element(pairs.begin(), pairs.end()) >= 0;
+        const bool     empty = first == 0 && (pairs[3] != 0 || arch_ != "dflash");
+        if (!sound || empty || first + pairs[3] > most) {
+            std::string shown;
+            for (const int32_t n : pairs) {
+                shown += (shown.empty() ? "" : ", ") + std::to_string(n);
+            }
+            refuse(name, "[" + shown + "]",
+                   "none below 0, one of the first three above 0, together at most " + std::to_string(most) +
+                       " pairs (rope.dimension_count)");
         }
     }
 

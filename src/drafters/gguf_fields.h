@@ -7,7 +7,7 @@ namespace draftwood {
 class gguf_header;
 
 // Throws failure with DW_ERR_FILE for a value that no model can have. Fields that are absent or of another type
-// are left to llama.cpp, which refuses them itself. Test: tests/model/test_damaged_header.py.
+// are left to llama.cpp where it refuses them itself. Test: tests/model/test_damaged_header.py.
 void require_sound_fields(const gguf_header & header, const char * path);
 
 } // namespace draftwood

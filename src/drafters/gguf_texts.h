@@ -1,4 +1,5 @@
-// The texts of a GGUF's header: UTF-8 where Python reads them, and tokens that differ, as llama-vocab.cpp asserts.
+// The texts of a GGUF's header: UTF-8 where Python reads them, tokens that differ, and a tokenizer that finds what it
+// looks up, as llama-vocab.cpp asserts or takes for granted.
 
 #pragma once
 

@@ -17,6 +17,7 @@ from draftwood.engine.engine import probe_model
 from synth_gguf import PRESETS, DrafterSpec, write
 
 from tests.model import damaged_header
+from tests.model.test_dflash import copy_keys
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -101,8 +102,15 @@ TARGET_FIELDS = [
     ("full_attention_interval", 0, "full_attention_interval is 0; expected 1 to"),
     ("ssm.inner_size", 33, "ssm.inner_size is 33; expected 32, ssm.time_step_rank times ssm.state_size"),
     ("ssm.group_count", 0, "ssm.group_count is 0; expected 1 to 2 (ssm.time_step_rank)"),
-    ("rope.dimension_sections", [9, 9, 9, 0], "come to 27 pairs; expected none below 0, together 1 to 4"),
-    ("rope.dimension_sections", [-1, 3, 3, 0], "rope.dimension_sections come to"),
+    (
+        "rope.dimension_sections",
+        [9, 9, 9, 0],
+        "is [9, 9, 9, 0]; expected none below 0, one of the first three",
+    ),
+    ("rope.dimension_sections", [9, 9, 9, 0], "above 0, together at most 4 pairs (rope.dimension_count)"),
+    ("rope.dimension_sections", [-1, 3, 3, 0], "rope.dimension_sections is [-1, 3, 3, 0]; expected"),
+    ("rope.dimension_sections", [0, 0, 0, 1], "rope.dimension_sections is [0, 0, 0, 1]; expected"),
+    ("rope.dimension_sections", [0, 0, 0, 0], "rope.dimension_sections is [0, 0, 0, 0]; expected"),
     ("rope.dimension_count", 7, "rope.dimension_count is 7; expected a multiple of 2"),
     ("rope.freq_base", NAN, "rope.freq_base is nan; expected"),
     ("attention.layer_norm_rms_epsilon", NAN, "layer_norm_rms_epsilon is nan; expected 0 to 1"),
@@ -144,6 +152,183 @@ def test_a_field_of_a_drafter(folder, tmp_path, value):
     path = changed(folder, tmp_path, "dflash.gguf", "attention.layer_norm_rms_epsilon", value)
     with pytest.raises(ModelFileError, match=r"layer_norm_rms_epsilon is .*; expected 0 to 1"):
         Llama(str(folder / "moe.gguf"), drafter=str(path), n_ctx=256, n_threads=1, verbose=False)
+
+
+def rewritten(path: Path, out: Path, fields: dict[str, object], drop: tuple[str, ...] = ()) -> Path:
+    """Write a copy of a file with these fields, of the types of their values, and without some others."""
+    reader = gguf.GGUFReader(path)
+    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
+    copy_keys(reader, writer, drop=(*fields, *drop))
+    for key, value in fields.items():
+        if isinstance(value, list):
+            writer.add_array(key, value)
+        elif isinstance(value, str):
+            writer.add_string(key, value)
+        else:
+            writer.add_uint32(key, value)
+    for tensor in reader.tensors:
+        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
+    writer.write_header_to_file()
+    writer.write_kv_data_to_file()
+    writer.write_tensors_to_file()
+    writer.close()
+    return out
+
+
+def moe_of(folder: Path, tmp_path: Path, fields: dict[str, object], drop: tuple[str, ...] = ()) -> Llama:
+    path = rewritten(folder / "moe.gguf", tmp_path / "rewritten.gguf", fields, drop)
+    return Llama(str(path), n_ctx=256, n_threads=1, n_threads_batch=1, verbose=False)
+
+
+HEADS = "qwen35moe.attention.head_count_kv"
+
+
+@pytest.mark.parametrize(
+    ("heads", "found"),
+    [
+        ([1, 1, 1, 1, 2], "is 1 for layer 0; expected one number for all layers, such as 2"),
+        ([1, 0, 0, 0, 1], "is 0 for layer 3; expected one number for all layers, such as 1"),
+        ([1, 0, 0, 1, 0], "is 0 for layer 4; expected one number"),
+        (
+            [True, False, False, False, True],
+            "is of another type; expected a whole number, or one for each layer",
+        ),
+    ],
+)
+def test_heads_of_layers(folder, tmp_path, heads, found):
+    """The graphs take one number, the cache each layer's own. Layers 0 to 2 have no attention."""
+    with pytest.raises(ModelFileError) as caught:
+        moe_of(folder, tmp_path, {HEADS: heads})
+    assert f"{HEADS} {found}" in caught.value.message
+
+
+@pytest.mark.parametrize("heads", [[1] * 5, [1, 0, 0, 1, 1]])
+def test_heads_of_layers_that_fit(folder, tmp_path, heads):
+    llm = moe_of(folder, tmp_path, {HEADS: heads})
+    llm.create_completion("one two three", max_tokens=4)
+    llm.close()
+    keys = {"qwen35moe.expert_used_count": 1}  # checked on a copy of the header that has no tensors
+    path = str(tmp_path / "rewritten.gguf")
+    Llama(path, n_ctx=256, n_threads=1, verbose=False, kv_overrides=keys).close()
+
+
+def test_sections_that_are_no_array(folder, tmp_path, monkeypatch):
+    """llama.cpp takes one number of i32 for all four."""
+    monkeypatch.setattr(gguf.GGUFWriter, "add_uint32", gguf.GGUFWriter.add_int32)
+    with pytest.raises(
+        ModelFileError, match="dimension_sections is no array of 4 whole numbers; expected one"
+    ):
+        moe_of(folder, tmp_path, {"qwen35moe.rope.dimension_sections": 0})
+
+
+@pytest.mark.parametrize(
+    ("drop", "fields", "found"),
+    [
+        (
+            ["attention.head_count"],
+            {},
+            "head_count_kv is 1; expected attention.head_count beside it, which is absent",
+        ),
+        (
+            ["attention.head_count", "attention.head_count_kv", "attention.key_length"],
+            {},
+            "rope.dimension_count is 8; expected attention.key_length beside it, which is absent",
+        ),
+        (
+            [
+                "attention.head_count",
+                "attention.head_count_kv",
+                "attention.key_length",
+                "rope.dimension_count",
+            ],
+            {},
+            "value_length is 32; expected attention.key_length beside it, which is absent",
+        ),
+        (
+            ["attention.key_length"],
+            {"attention.value_length": 64},
+            "value_length is 64; expected 32, embedding_length / attention.head_count",
+        ),
+        (
+            ["attention.value_length"],
+            {"attention.key_length": 64},
+            "key_length is 64; expected 32, embedding_length / attention.head_count",
+        ),
+        (
+            ["attention.key_length"],
+            {"rope.dimension_count": 34},
+            "rope.dimension_count is 34; expected 2 to 32 (embedding_length / attention.head_count)",
+        ),
+        (
+            ["ssm.time_step_rank"],
+            {},
+            "ssm.group_count is 1; expected ssm.time_step_rank beside it, which is absent",
+        ),
+        (["ssm.state_size"], {}, "ssm.inner_size is 32; expected ssm.state_size beside it, which is absent"),
+    ],
+)
+def test_a_field_whose_other_is_absent(folder, tmp_path, drop, fields, found):
+    changes = {f"qwen35moe.{key}": value for key, value in fields.items()}
+    with pytest.raises(ModelFileError) as caught:
+        moe_of(folder, tmp_path, changes, tuple(f"qwen35moe.{key}" for key in drop))
+    assert found in caught.value.message
+
+
+def test_heads_whose_size_is_computed(folder, tmp_path):
+    moe_of(
+        folder, tmp_path, {}, ("qwen35moe.attention.key_length", "qwen35moe.attention.value_length")
+    ).close()
+
+
+# --- tokenizers ----------------------------------------------------------------------------------------
+
+KIND, TOKENS = "tokenizer.ggml.model", "tokenizer.ggml.tokens"
+
+
+def byte_tokens(names: list[str]) -> dict[str, object]:
+    """Return the fields of a vocabulary of 384 tokens whose second to 257th are bytes, by these names."""
+    types = [gguf.TokenType.CONTROL, *[gguf.TokenType.BYTE] * 256, *[gguf.TokenType.NORMAL] * 127]
+    texts = ["<s>", *names, *(f"t{i}" for i in range(127))]
+    return {TOKENS: texts, "tokenizer.ggml.token_type": [int(each) for each in types]}
+
+
+def spm(lacking: int | None = None) -> dict[str, object]:
+    return {KIND: "llama", **byte_tokens([f"<0x{i:02X}>" if i != lacking else "none" for i in range(256)])}
+
+
+def rwkv(lacking: int | None = None) -> dict[str, object]:
+    return {KIND: "rwkv", **byte_tokens([f"\\x{i:02x}" + ("+" if i == lacking else "") for i in range(256)])}
+
+
+@pytest.mark.parametrize(
+    ("fields", "found"),
+    [
+        ({KIND: "none"}, f"{KIND} is 'none'; expected a tokenizer, such as gpt2 or llama"),
+        ({KIND: "no_vocab"}, f"{KIND} is 'no_vocab'; expected a tokenizer"),
+        ({KIND: "llama"}, f"{KIND} is 'llama' and {TOKENS} lacks <0x00>; expected a token for each byte"),
+        (spm(0x7A), f"{TOKENS} lacks <0x7A>; expected a token for each byte"),
+        (rwkv(0x7A), f"{TOKENS} lacks the byte 0x7a, with which some begin; expected a token"),
+        (
+            {KIND: "gemma4", "tokenizer.ggml.bos_token_id": 384},
+            f"{KIND} is 'gemma4' and tokenizer.ggml.bos_token_id is 384; expected the number of a token",
+        ),
+    ],
+)
+def test_a_tokenizer_that_would_end_the_process(folder, tmp_path, fields, found):
+    with pytest.raises(ModelFileError) as caught:
+        moe_of(folder, tmp_path, fields)
+    assert found in caught.value.message
+    assert caught.value.hint
+
+
+@pytest.mark.parametrize(
+    "fields", [spm(), rwkv(), *({KIND: kind} for kind in ("gpt2", "bert", "t5", "gemma4", "whitespace"))]
+)
+def test_tokenizers_that_are_whole(folder, tmp_path, fields):
+    llm = moe_of(folder, tmp_path, fields)
+    for text in ("z é 中\n😀".encode(), bytes(range(1, 256))):
+        assert llm.tokenize(text)
+    llm.close()
 
 
 def test_doctor_says_it_too(folder, tmp_path):

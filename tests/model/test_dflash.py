@@ -250,9 +250,6 @@ def test_a_copy_fits(llama, tmp_path):
         ("dflash.target_layers", [1, 4, 7, 9, 40], "reads layer 40 of its target"),
         ("dflash.target_layers", [1, 4, 7], "cannot be loaded"),
         ("dflash.block_size", 1, "block_size is 1; expected 2 to 4096"),
-        ("dflash.attention.value_length", 32, "values of 32"),
-        ("dflash.rope.dimension_count", 128, "rotates 128 values of a head of 64"),
-        ("dflash.rope.dimension_count", 63, "rotates 63 values"),
     ],
 )
 def test_another_shape(llama, tmp_path, name, value, found):

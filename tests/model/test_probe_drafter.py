@@ -47,9 +47,13 @@ def test_drafters_that_fit(gguf, tmp_path):
     [
         ("dflash.target_layers", [1, 4, 7, 9, 40], "reads layer 40 of its target"),
         ("dflash.block_size", 1, "block_size is 1"),
-        ("dflash.attention.value_length", 32, "values of 32"),
-        ("dflash.rope.dimension_count", 63, "rotates 63 values"),
-        ("dflash.rope.dimension_count", 128, "rotates 128 values of a head of 64"),
+        ("dflash.attention.value_length", 32, "value_length is 32; expected 64, attention.key_length"),
+        ("dflash.rope.dimension_count", 63, "dimension_count is 63; expected a multiple of 2"),
+        (
+            "dflash.rope.dimension_count",
+            128,
+            "dimension_count is 128; expected 2 to 64 (attention.key_length)",
+        ),
     ],
 )
 def test_another_shape(tmp_path, name, value, found):

@@ -191,7 +191,8 @@ void graph_edit::move_views(const std::vector<ggml_tensor *> & order) const {
     }
 }
 
-void graph_edit::finish() {
+// The nodes that stay, and those that were made, as they are computed.
+std::vector<ggml_tensor *> graph_edit::new_order() const {
     std::vector<ggml_tensor *> order;
     order.reserve(nodes_.size() + in_front_.size());
     tensors moved;
@@ -199,8 +200,7 @@ void graph_edit::finish() {
         moved.insert(node);
     }
     for (ggml_tensor * node : nodes_) {
-        const auto made = in_front_.find(node);
-        if (made != in_front_.end()) {
+        if (const auto made = in_front_.find(node); made != in_front_.end()) {
             order.push_back(made->second);
         }
         if (removed_.count(node) == 0 && moved.count(node) == 0) {
@@ -210,16 +210,11 @@ void graph_edit::finish() {
             order.push_back(here->second);
         }
     }
-    for (const auto & [_, made] : in_front_) {
-        ggml_build_forward_expand(graph_, made); // makes it known to the graph
-    }
-    for (const change & each : changes_) {
-        *each.node = each.to;
-    }
-    move_views(order);
-    std::copy(order.begin(), order.end(), graph_->nodes);
-    graph_->n_nodes = (int) order.size();
-    // a backend fuses nodes by how often they are used
+    return order;
+}
+
+// A backend fuses nodes by how often they are used.
+void graph_edit::count_uses(const std::vector<ggml_tensor *> & order) const {
     const auto count_of = [&](const ggml_tensor * of) -> int32_t & {
         return graph_->use_counts[ggml_hash_find(&graph_->visited_hash_set, of)];
     };
@@ -236,6 +231,20 @@ void graph_edit::finish() {
             }
         }
     }
+}
+
+void graph_edit::finish() {
+    const std::vector<ggml_tensor *> order = new_order();
+    for (const auto & [_, made] : in_front_) {
+        ggml_build_forward_expand(graph_, made); // makes it known to the graph
+    }
+    for (const change & each : changes_) {
+        *each.node = each.to;
+    }
+    move_views(order);
+    std::copy(order.begin(), order.end(), graph_->nodes);
+    graph_->n_nodes = (int) order.size();
+    count_uses(order);
 }
 
 } // namespace draftwood

@@ -62,8 +62,11 @@ class graph_edit {
   private:
     using tensors = std::unordered_set<const ggml_tensor *>;
 
+    std::vector<ggml_tensor *> new_order() const;
+
     bool    may_go(const ggml_tensor * node, const tensors & together) const;
     void    move_views(const std::vector<ggml_tensor *> & order) const;
+    void    count_uses(const std::vector<ggml_tensor *> & order) const;
     tensors between(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) const;
 
     struct change {

@@ -31,6 +31,7 @@ from draftwood.api.chat import (
 from draftwood.api.chat_request import bound_request
 from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
+from draftwood.api.prompt import checked_texts, text_in_words
 from draftwood.api.timings import Latest
 from draftwood.engine.drafting import Target, keep_times, make_engine
 from draftwood.engine.experts import ExpertPool
@@ -40,7 +41,7 @@ from draftwood.errors import ClosedError, UnsupportedError
 from draftwood.generate import raw
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
-from draftwood.generate.turns import Turns, in_turn, step_by_step, without_waiting
+from draftwood.generate.turns import Turns, alone, in_turn, step_by_step, without_waiting
 from draftwood.load import experts, files, fixes, forks, heat, readahead, rpc
 from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
@@ -345,7 +346,14 @@ class Llama(Intercepts, Generation):
     def embed(
         self, input: Any, normalize: bool = False, truncate: bool = True, return_count: bool = False
     ) -> Any:
-        """Embed a text or several, as upstream does; without pooling one by one, for upstream mixes rows."""
+        """Embed a text or several, as upstream does; without pooling one by one, for upstream mixes rows.
+
+        Errors: OptionError for a text without tokens.
+        """
+        if self.context_params.embeddings:  # else upstream refuses
+            input = checked_texts(self, input)
+        if not isinstance(input, str) and len(input) == 0:
+            return ([], 0) if return_count else []
         asked = {"normalize": normalize, "truncate": truncate}
         if isinstance(input, str) or self.pooling_type() != _native.LLAMA_POOLING_TYPE_NONE:
             return super().embed(input, return_count=return_count, **asked)
@@ -374,7 +382,7 @@ class Llama(Intercepts, Generation):
         if not self._format_is_told and self.chat_format == FALLBACK:
             self._format_is_told = True
             warn_of_fallback()
-        with template_in_words():
+        with template_in_words(), text_in_words():
             theirs, plain = super().create_chat_completion, options == ChatOptions()
             result = answered(request, lambda each: theirs(**each) if plain else chat(self, each, options))
             return with_timings(self._latest, result)
@@ -384,12 +392,13 @@ class Llama(Intercepts, Generation):
         """Return a LlamaState of what is evaluated; it knows its model."""
         return mark(self, super().save_state())
 
-    @in_turn
+    @alone
     def load_state(self, state: Any) -> None:
         """Go back to a saved state. Errors: StateError for one that does not fit (states.py)."""
         check(self, state)  # one that is refused here changes nothing
         self._requires_eval = True
         load(self, state)
+        self._rowless = self.n_tokens
 
     def __getstate__(self) -> dict[str, Any]:
         """Return the constructor's arguments: a pickled Llama loads its model again."""

@@ -295,6 +295,11 @@ def test_timings_come_along(qwen3):
     [
         ({"reasoning_format": "deep"}, OptionError, "reasoning_format is 'deep'; expected one of"),
         ({"chat_template_kwargs": "x"}, OptionError, "chat_template_kwargs is 'x'; expected a dict"),
+        ({"chat_template_kwargs": {5: 1}}, OptionError, "chat_template_kwargs has a name of type int"),
+        *(
+            ({"chat_template_kwargs": {name: []}}, OptionError, f"has '{name}', which a chat sets itself")
+            for name in ("messages", "tools", "add_generation_prompt", "bos_token")
+        ),
         ({"parse_tool_calls": "x"}, OptionError, "parse_tool_calls is 'x'; expected True or False"),
     ],
     ids=str,

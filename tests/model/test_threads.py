@@ -217,6 +217,65 @@ def test_a_threads_own_stream_does_not_wait(llm):
         list(stream)
 
 
+BY_HAND = {
+    "reset": lambda llm, state: llm.reset(),
+    "load_state": lambda llm, state: llm.load_state(state),
+    "eval": lambda llm, state: llm.eval([5, 6, 7]),
+    "sample": lambda llm, state: llm.sample(temp=0.0),
+}
+
+
+@forever
+@pytest.mark.parametrize("speculation", ["mtp", "off"])
+@pytest.mark.parametrize("what", BY_HAND)
+def test_what_another_thread_does_by_hand_waits_for_a_stream(speculation, what):
+    """outlines calls reset() after each completion."""
+    with closing(Llama(str(TINY), speculation=speculation, **SETTINGS)) as llm, ThreadPoolExecutor(1) as pool:
+        prompt = llm.tokenize(b"def f(")
+        llm.eval(prompt)
+        state = llm.save_state()
+        llm.eval(prompt)
+        expected = list(islice(llm.generate(prompt, temp=0.0), 30))
+        stream = llm.generate(prompt, temp=0.0)
+        got = list(islice(stream, 10))
+        done = pool.submit(BY_HAND[what], llm, state)
+        time.sleep(0.2)
+        assert not done.done()
+        got += islice(stream, 20)
+        stream.close()
+        done.result(AT_ONCE)
+    assert got == expected
+
+
+@pytest.mark.parametrize("settings", [{}, {"exact": False}])
+@pytest.mark.parametrize("what", BY_HAND)
+def test_a_stream_that_nobody_reads_gives_way_to_what_is_done_by_hand(monkeypatch, what, settings):
+    monkeypatch.setattr(turns, "PATIENCE", 0.3)
+    settings = {**SETTINGS, **settings}
+    with closing(Llama(str(TINY), speculation="off", **settings)) as llm, ThreadPoolExecutor(1) as pool:
+        llm.eval(llm.tokenize(b"x"))
+        state = llm.save_state()
+        stream = llm("def f(", max_tokens=50, stream=True)
+        assert next(stream)
+        pool.submit(BY_HAND[what], llm, state).result(AT_ONCE)
+        with pytest.raises(UnsupportedError, match="in another thread has taken the context"):
+            list(stream)
+
+
+@forever
+def test_a_stream_made_elsewhere_is_read_and_changed_in_one_thread(llm):
+    """Only who reads it counts, and nobody waits for himself."""
+    with ThreadPoolExecutor(1) as pool:
+        stream = pool.submit(llm.generate, llm.tokenize(b"def f("), temp=0.0).result()
+        begin = time.monotonic()
+        assert next(stream) >= 0
+        llm.eval([5, 6])
+        llm.reset()
+        assert time.monotonic() - begin < AT_ONCE
+        del stream
+        pool.submit(llm.reset).result(AT_ONCE)
+
+
 EXIT = """
 import threading, time
 from draftwood import Llama

@@ -199,3 +199,16 @@ def test_embeddings_without_weights():
     with pytest.raises(OptionError, match="vocab_only=True beside embedding=True") as caught:
         check({"vocab_only": True, "embedding": True}, on_cards=False)
     assert "leave vocab_only out" in caught.value.hint
+
+
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), "10000", None], ids=str)
+@pytest.mark.parametrize("name", ["rope_freq_base", "rope_freq_scale", "yarn_ext_factor"])
+def test_frequencies_that_are_no_numbers(name, value):
+    with pytest.raises(OptionError, match=f"{name} is .*; expected a finite number"):
+        check({name: value}, on_cards=False)
+
+
+def test_frequencies():
+    check(
+        {"rope_freq_base": 10000, "rope_freq_scale": np.float32(0.5), "yarn_ext_factor": -1.0}, on_cards=False
+    )

@@ -222,6 +222,15 @@ def test_a_prompt_must_be_text(tmp_path):
     assert "no UTF-8" in result.stderr
 
 
+@pytest.mark.parametrize("command", ["run", "tree"])
+def test_a_prompt_among_the_arguments_must_be_text(command):
+    """Python has bytes that are no UTF-8 as halves of surrogate pairs."""
+    result = invoke(command, "m.gguf", "a\udcff")
+    assert result.exit_code == 2
+    assert "found a prompt that is no UTF-8 text: b'a\\xff'" in result.stderr
+    assert "hint: " in result.stderr
+
+
 def test_no_prompt_on_a_terminal(monkeypatch):
     monkeypatch.setattr("sys.stdin", SimpleNamespace(buffer=SimpleNamespace(isatty=lambda: True)))
     with pytest.raises(click.UsageError, match="found no prompt"):

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import pytest
-from draftwood.api.formats import calls_told_once, with_schema
-from draftwood.errors import OptionError
+from draftwood.api.formats import calls_told_once, require_grammar_of, with_schema
+from draftwood.errors import GrammarError, OptionError
 
 SCHEMA = {"type": "object", "properties": {"a": {"type": "integer"}}}
 
@@ -34,6 +34,46 @@ def test_a_schema_that_is_none_is_refused(json_schema):
         with_schema({"type": "json_schema", "json_schema": json_schema})
     with pytest.raises(OptionError, match="expected a JSON schema in it"):
         with_schema({"type": "json_schema"})
+
+
+@pytest.mark.parametrize("given", ["json", {}, 5, {"type": None}, [{"type": "text"}]], ids=str)
+def test_a_format_that_is_none_is_refused(given):
+    with pytest.raises(OptionError, match="expected a dict with a type"):
+        with_schema(given)
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        {"type": "strng"},
+        {"type": ["string", "strng"]},
+        {"properties": {"a": {"type": "strng"}}},
+        {"$ref": "#/$defs/a"},
+        {"$ref": "https://a.b/c.json"},
+        {"allOf": [{"$ref": "a.json"}]},
+    ],
+    ids=str,
+)
+def test_types_and_references_that_nobody_knows(schema):
+    """Upstream allows any JSON in place of such a schema."""
+    with pytest.raises(GrammarError, match="with a type or a \\$ref that nobody knows"):
+        require_grammar_of(schema, "response_format")
+
+
+@pytest.mark.parametrize(
+    "schema",
+    [
+        None,
+        SCHEMA,
+        {"title": "anything"},
+        {"properties": {"type": {"type": "string"}}},
+        {"const": {"type": "strng"}},
+        {"$ref": "#/$defs/a", "$defs": {"a": SCHEMA}},
+    ],
+    ids=str,
+)
+def test_other_schemas_are_left_to_upstream(schema):
+    require_grammar_of(schema, "response_format")
 
 
 def chunk(**delta):

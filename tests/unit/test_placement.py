@@ -19,6 +19,13 @@ def test_all_layers_are_those_of_the_file_and_the_output(n_gpu_layers, expected)
     assert placement.all_layers(n_gpu_layers, INFO) is expected
 
 
+@pytest.mark.parametrize(("n_cpu_moe", "rows"), [(0, 0), (3, 3), (41, 41), (99, 41), (10**9, 41)])
+def test_experts_of_more_layers_than_there_are(n_cpu_moe, rows):
+    array = placement.tensor_overrides(n_cpu_moe, None, n_layers=INFO.n_layers + INFO.n_layer_nextn)
+    assert (0 if array is None else len(array) - 1) == rows
+    assert len(placement.tensor_overrides(10**9, None)) < 1000
+
+
 @pytest.mark.parametrize(
     ("n_gpu_layers", "free", "backend", "is_split", "on_card"),
     [

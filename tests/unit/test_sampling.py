@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 from draftwood.errors import OptionError
-from draftwood.generate.sampling import require_finite, tokens_enough
+from draftwood.generate.sampling import as_top_k, require_finite, tokens_enough
 
 DEFAULTS = {
     "top_k": 40,
@@ -52,6 +52,19 @@ def test_numbers_that_make_no_sense(value):
         with pytest.raises(OptionError, match="expected a finite number") as caught:
             require_finite({**DEFAULTS, name: value})
         assert str(caught.value).startswith("temperature is" if name == "temp" else f"{name} is")
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"), [(40, 40), (0, 0), (-1, 0), (2**31 - 1, 2**31 - 1), (2**31, 0), (2**32 + 5, 0)]
+)
+def test_top_k_in_a_c_int(given, expected):
+    assert as_top_k(given) == as_top_k(np.int64(given)) == expected
+
+
+@pytest.mark.parametrize("given", ["3", None, 1.5], ids=str)
+def test_top_k_that_is_none(given):
+    with pytest.raises(OptionError, match=r"top_k is .*; expected a whole number"):
+        as_top_k(given)
 
 
 def test_numbers_that_do():

@@ -28,6 +28,13 @@ from draftwood.warn import warn
 
 FALLBACK = "llama-2"
 """The chat_format that upstream takes for a model file without a template."""
+_OWN_VARIABLES = {
+    "messages": "pass messages as the first argument",
+    **{name: f"pass {name}=" for name in ("tools", "tool_choice", "functions", "function_call")},
+    **dict.fromkeys(("bos_token", "eos_token", "raise_exception", "strftime_now"), "leave it out"),
+    "add_generation_prompt": "leave it out, or render the prompt yourself: create_completion(prompt)",
+}
+"""Variables of a template that a chat sets itself, and what to do instead."""
 REASONING_FORMATS = (None, "none", "auto", "deepseek")
 
 
@@ -54,6 +61,8 @@ class ChatOptions:
                 f"chat_template_kwargs is {self.chat_template_kwargs!r}; expected a dict or None",
                 hint='chat_template_kwargs={"enable_thinking": False}',
             )
+        for name in self.chat_template_kwargs or {}:
+            _check_variable(name)
         if self.parse_tool_calls not in (None, True, False):
             raise OptionError(
                 f"parse_tool_calls is {self.parse_tool_calls!r}; expected True or False",
@@ -75,6 +84,20 @@ class ChatOptions:
     def splits(self) -> bool:
         """Tell whether thoughts go to `reasoning_content`."""
         return self.reasoning_format in ("auto", "deepseek")
+
+
+def _check_variable(name: Any) -> None:
+    if not isinstance(name, str):
+        raise OptionError(
+            f"chat_template_kwargs has a name of type {type(name).__name__}, {name!r:.40}; expected texts",
+            hint='chat_template_kwargs={"enable_thinking": False}',
+        )
+    if name in _OWN_VARIABLES:
+        raise OptionError(
+            f"chat_template_kwargs has {name!r}, which a chat sets itself; expected other variables of the "
+            "template",
+            hint=_OWN_VARIABLES[name],
+        )
 
 
 def chat(llm: Host, request: dict[str, Any], options: ChatOptions) -> Any:

@@ -7,9 +7,10 @@ from __future__ import annotations
 
 import difflib
 import inspect
+from collections.abc import Iterable
 from typing import Any
 
-from draftwood.api.formats import with_schema
+from draftwood.api.formats import require_grammar_of, with_schema
 from draftwood.api.tools import forced_function, require_tools, with_parameters
 from draftwood.errors import OptionError
 from draftwood.load.grammars import require_schema
@@ -52,11 +53,17 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
     forced = forced_function(request["tool_choice"], request["function_call"])
     request["response_format"] = with_schema(request["response_format"])
     require_schema(request["response_format"], "response_format")
+    asked = request["response_format"]
+    if asked is not None and asked["type"] == "json_object":
+        require_grammar_of(asked.get("schema"), "response_format")
     for name in ("tools", "functions"):
         require_schema(request[name], name, counts=forced is not None)
         require_tools(request[name], name, named=forced is not None)
         if request[name] and forced is not None:
             request[name] = [with_parameters(tool, forced) for tool in request[name]]
+            for function in (tool.get("function", tool) for tool in request[name]):
+                if function["name"] == forced:
+                    require_grammar_of(function["parameters"], name)
     return request
 
 
@@ -78,10 +85,10 @@ def _advice(unknown: dict[str, Any], known: list[str]) -> str:
 
 def _check_messages(messages: Any) -> None:
     """Refuse what programs pass by mistake; whatever else a template can go through is left to it."""
-    wrong = messages
+    wrong, never = messages, (str, bytes, int, float, type(None))
     if isinstance(messages, (list, tuple)):
-        wrong = next((each for each in messages if isinstance(each, (str, bytes, type(None)))), messages)
-    if wrong is not messages or isinstance(messages, (str, bytes, dict, type(None))):
+        wrong = next((each for each in messages if isinstance(each, never)), messages)
+    if wrong is not messages or isinstance(messages, (*never, dict)) or not isinstance(messages, Iterable):
         found = "messages" if wrong is messages else "a message"
         raise OptionError(
             f"found {found} of type {type(wrong).__name__}; expected a list of dicts, with role and content",

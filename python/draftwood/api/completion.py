@@ -9,6 +9,7 @@ Must not know: drafting, chat. Tests: tests/model/test_api_completion.py (agains
 from __future__ import annotations
 
 import math
+import operator
 import random
 import sys
 import time
@@ -25,7 +26,7 @@ from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.api.detokenize import Growing, Pieces
 from draftwood.api.logprobs import of_completion
-from draftwood.api.prompt import checked_prompt, prompt_tokens, room_for_reply
+from draftwood.api.prompt import checked_prompt, prompt_tokens, room_for_reply, text_in_words
 from draftwood.api.stream import Chunks
 from draftwood.api.timings import Latest, Timer
 from draftwood.errors import IDS_HINT, CacheError, OptionError, translated
@@ -81,6 +82,7 @@ def complete(llm: Host, pieces: Pieces, request: dict[str, Any], latest: Latest)
         yield _result(run, timings)
 
 
+@text_in_words()
 def _prepare(llm: Host, pieces: Pieces, request: dict[str, Any]) -> _Run:
     prompt = checked_prompt(request["prompt"])
     tokens = prompt_tokens(llm, prompt, request["suffix"])
@@ -94,8 +96,7 @@ def _prepare(llm: Host, pieces: Pieces, request: dict[str, Any]) -> _Run:
         _native.llama_perf_context_reset(llm.ctx)
     if llm.cache:
         _look_up(llm, tokens)
-    seed = request["seed"]
-    llm.set_seed(seed if seed is not None else random.Random(llm._seed).randint(0, 2**32))
+    llm.set_seed(_seed(request["seed"], llm._seed))
     timer = Timer(llm, len(tokens))
     return _Run(llm, pieces, request, head, tokens, max_tokens, stops, reply, chunks, timer)
 
@@ -134,7 +135,25 @@ def _head(llm: Host, model: str | None) -> dict[str, Any]:
 
 
 def _listed(stop: Any) -> list[str]:
-    return stop if isinstance(stop, list) else [stop] if isinstance(stop, str) else []
+    stops = stop if isinstance(stop, list) else [stop] if isinstance(stop, str) else []
+    wrong = [each for each in stops if not isinstance(each, str)]
+    if wrong:
+        raise OptionError(
+            f"found stop={stop!r:.80}; expected a str or a list of some",
+            hint='stop=["END"]; stopping_criteria= can end a text at a token',
+        )
+    return stops
+
+
+def _seed(given: Any, of_llm: int) -> int:
+    if given is None:
+        return random.Random(of_llm).randint(0, 2**32)
+    try:
+        return operator.index(given)
+    except TypeError:
+        raise OptionError(
+            f"seed is {given!r:.80}; expected a whole number", hint="seed=1, or leave it out"
+        ) from None
 
 
 def with_bias(request: dict[str, Any], n_vocab: int) -> Any:

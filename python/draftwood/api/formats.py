@@ -5,19 +5,31 @@ Must not know: models, drafting. Tests: tests/unit/test_formats.py, tests/model/
 
 from __future__ import annotations
 
+import json
+import re
 from collections.abc import Iterator
 from typing import Any
 
-from draftwood.errors import OptionError
+from draftwood._llama_cpp import llama_grammar
+from draftwood.errors import GrammarError, OptionError
 
+# what upstream's conversion says of a type or a reference; of other schemas it makes any JSON
+_UNKNOWN = re.compile(r"ref |Unsupported ref|Fetching remote|Unrecognized schema: .*'type': ['\[]", re.DOTALL)
 _HINT = 'response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}'
 
 
 def with_schema(response_format: Any) -> Any:
     """Return a response_format as upstream knows it: OpenAI's json_schema is its json_object with a schema.
 
-    Errors: OptionError for a json_schema without its object.
+    Errors: OptionError for a format that is none, or a json_schema without its object.
     """
+    if response_format is not None and (
+        not isinstance(response_format, dict) or not isinstance(response_format.get("type"), str)
+    ):
+        raise OptionError(
+            f"found response_format={response_format!r:.120}; expected a dict with a type",
+            hint='response_format={"type": "json_object"}',
+        )
     if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
         return response_format
     own = {name: value for name, value in response_format.items() if name != "type"}
@@ -28,6 +40,26 @@ def with_schema(response_format: Any) -> Any:
             f"found response_format={response_format!r:.120}; expected a JSON schema in it", hint=_HINT
         )
     return {"type": "json_object", **({} if schema is None else {"schema": schema})}
+
+
+def require_grammar_of(schema: Any, name: str) -> None:
+    """Refuse a JSON schema with an unknown type or a reference to nothing; upstream allows any JSON for it.
+
+    Errors: GrammarError.
+    """
+    if schema is None:
+        return
+    try:
+        llama_grammar.json_schema_to_gbnf(json.dumps(schema))
+    except GrammarError:
+        raise
+    except Exception as error:  # asserts, and whatever Python says of a schema of another shape
+        if isinstance(error, KeyError) or _UNKNOWN.search(str(error)):
+            raise GrammarError(
+                f"found a JSON schema in {name} with a type or a $ref that nobody knows: {error!s:.200}",
+                hint='types are string, number, integer, boolean, object, array and null; "$ref" is '
+                '"#/$defs/name"',
+            ) from None
 
 
 def calls_told_once(chunks: Iterator[Any]) -> Iterator[Any]:

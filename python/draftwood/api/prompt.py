@@ -1,4 +1,4 @@
-"""The prompt of a completion: checked, as tokens, and what room it leaves.
+"""The prompt of a completion: checked, as tokens, and what room it leaves. Texts to embed are checked, too.
 
 Tokens are upstream's, BOS, EOS and infill included. Must not know: replies, chat.
 Tests: tests/model/test_api_completion.py (against upstream's own), tests/model/test_api_bad_input.py.
@@ -6,6 +6,8 @@ Tests: tests/model/test_api_completion.py (against upstream's own), tests/model/
 
 from __future__ import annotations
 
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _native
@@ -15,6 +17,49 @@ from draftwood.generate.host import Host
 from draftwood.warn import warn
 
 _FIM = 0  # upstream's placeholder for the prefix, middle and suffix tokens of infilling
+
+
+@contextmanager
+def text_in_words() -> Iterator[None]:
+    """Let text that UTF-8 cannot hold be an OptionError. Python makes some of bytes that it cannot read."""
+    try:
+        yield
+    except UnicodeEncodeError as error:
+        if error.encoding != "utf-8":  # of a callback that prints
+            raise
+        raise OptionError(
+            f"found text with {error.object[error.start]!r} at character {error.start}, which is no Unicode "
+            "character by itself; expected text that UTF-8 has",
+            hint='read files and arguments as UTF-8, or pass text.encode(errors="replace").decode()',
+        ) from None
+
+
+def checked_texts(llm: Host, given: Any) -> Any:
+    """Return a text to embed, or a list of some. Errors: OptionError for what is none, or has no tokens.
+
+    Upstream writes in front of its batch for a text without tokens, and the process ends later.
+    """
+    texts = [given] if isinstance(given, str) else given
+    if not isinstance(texts, (list, tuple)):
+        raise OptionError(
+            f"found input of type {type(given).__name__}; expected a str or a list of some",
+            hint='embed("text") or embed(["one", "two"])',
+        )
+    for i, text in enumerate(texts):
+        of = f"text {i} of {len(texts)}" if len(texts) > 1 else "a text"
+        if not isinstance(text, str):
+            raise OptionError(
+                f"found {of} of type {type(text).__name__}; expected a str",
+                hint='embed("text") or embed(["one", "two"])',
+            )
+        with text_in_words():
+            tokens = llm.tokenize(text.encode("utf-8"))
+        if not tokens:
+            raise OptionError(
+                f"found {of} without tokens, {text[:40]!r}; expected one token at least",
+                hint="leave empty texts out: a model without BOS has nothing to embed for them",
+            )
+    return given
 
 
 def checked_prompt(prompt: Any) -> str | list[int]:
@@ -85,4 +130,9 @@ def room_for_reply(llm: Host, request: dict[str, Any], n_prompt: int) -> int:
         )
     room = n_ctx - n_prompt
     asked: int | None = request["max_tokens"]
+    if asked is not None and not hasattr(asked, "__index__"):
+        raise OptionError(
+            f"max_tokens is {asked!r:.80}; expected a whole number, or None",
+            hint="max_tokens=256; None, 0 and less let the reply go on to the end of the context",
+        )
     return room if asked is None or asked <= 0 else min(asked, room)

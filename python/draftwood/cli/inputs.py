@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import random
 import sys
 from collections.abc import Callable
@@ -81,7 +82,7 @@ def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
     if prompt is not None and file is not None:
         raise click.UsageError("found both PROMPT and --file; expected one of them")
     if prompt is not None and prompt != "-":
-        return _some(prompt)
+        return _some(_in_utf8(prompt))
     stream = file or sys.stdin.buffer
     if file is None and prompt is None and stream.isatty():
         raise click.UsageError("found no prompt; expected PROMPT, --file, or text on stdin")
@@ -90,6 +91,17 @@ def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
     except UnicodeDecodeError as error:
         raise click.UsageError(f"the prompt is no UTF-8 text: {error}") from None
     return _some(text.removesuffix("\n").removesuffix("\r"))
+
+
+def _in_utf8(prompt: str) -> str:
+    """Return an argument. Python has halves of surrogate pairs for bytes that it cannot read."""
+    try:
+        prompt.encode("utf-8")
+    except UnicodeEncodeError:
+        shown = os.fsencode(prompt)[:40]
+        hint = "give the prompt as UTF-8; iconv -f LATIN1 -t UTF-8 converts a file for --file"
+        raise click.UsageError(f"found a prompt that is no UTF-8 text: {shown!r}\n\nhint: {hint}") from None
+    return prompt
 
 
 def _some(text: str) -> str:

@@ -157,6 +157,7 @@ class Engine:
         self._handle = _capi.EngineHandle()
         self._a = ctypes.c_int32()
         self._b = ctypes.c_int32()
+        self._retaken = 0
         self._token = _capi.Token()
         check(
             _lib.dw_engine_new(
@@ -187,7 +188,9 @@ class Engine:
         array = (_capi.Token * len(tokens))(*tokens)
         status = _lib.dw_eval(self._handle, array, len(tokens), n_past, all_logits)
         hints = {
-            _capi.ERR_ARGUMENT: IDS_HINT,
+            _capi.ERR_ARGUMENT: IDS_HINT
+            if n_past <= self.n_past
+            else "set n_tokens to what is evaluated, or less",
             _capi.ERR_UNSUPPORTED: "reset() and evaluate from the start, or go back less far",
         }
         check(status, hints.get(status))
@@ -240,6 +243,11 @@ class Engine:
         """Go on as `next` does, with a token that the caller sampled from that row."""
         check(_lib.dw_took(self._handle, token))
 
+    def retake(self) -> None:
+        """Undo `rewind`."""
+        self.took(0)  # behind a rewind no draft is left that a token could follow
+        self._retaken += 1
+
     def draft(self) -> list[int]:
         """Return the tokens of the current draft."""
         array = (_capi.Token * _capi.MAX_DRAFT)()
@@ -290,6 +298,7 @@ class Engine:
         raw = _capi.Stats()
         raw.struct_size = ctypes.sizeof(raw)
         check(_lib.dw_get_stats(self._handle, ctypes.byref(raw)))
+        raw.n_emitted -= self._retaken
         return SpeculationStats.from_native(raw)
 
     def curve(self) -> Curve:
@@ -302,3 +311,4 @@ class Engine:
     def stats_reset(self) -> None:
         """Set all counters to zero."""
         check(_lib.dw_stats_reset(self._handle))
+        self._retaken = 0

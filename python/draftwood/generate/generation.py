@@ -21,10 +21,11 @@ from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine.engine import Engine
 from draftwood.engine.shortage import Shortage
 from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
+from draftwood.generate import rows
 from draftwood.generate.processors import GuardedProcessors, WatchedGrammar, given_draft
 from draftwood.generate.prompt import chunks, common_prefix, last_turn
-from draftwood.generate.sampling import require_finite, tokens_enough
-from draftwood.generate.turns import Turns, in_turn, step_by_step
+from draftwood.generate.sampling import as_top_k, require_finite, tokens_enough
+from draftwood.generate.turns import Turns, alone, step_by_step
 from draftwood.load.grammars import require_grammar
 
 # bound now: install() and the alias put our class in its place in that module
@@ -32,10 +33,17 @@ Base: Any = _upstream.Llama
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
-def _taken() -> UnsupportedError:
+def _taken(sampler: Any) -> UnsupportedError:
+    """sampler: of whoever has taken the context; None: not a generation (turns.py)."""
+    hint = "close this generator, or load the model a second time"
+    if sampler is None:
+        return UnsupportedError(
+            "found that eval(), sample(), reset() or load_state() in another thread has taken the context; "
+            "expected a stream that is read to its end",
+            hint=hint,
+        )
     return UnsupportedError(
-        "found that a later generate() has taken the context; expected one generation at a time",
-        hint="close this generator, or load the model a second time",
+        "found that a later generate() has taken the context; expected one generation at a time", hint=hint
     )
 
 
@@ -50,10 +58,15 @@ class Generation(Base):  # type: ignore[misc]
     _as_given: dict[str, Any]
     """Arguments as the caller gave them, where upstream's own state has others (preparation.py)."""
     _shortage: Shortage
+    _rowless: int | None = None
+    """n_tokens for which the context has no row, though it ends there: a loaded state has none."""
+    _rows_from: int | None = None
+    """Position of the newest decode's first row, if that was an `eval` with the logits of all rows."""
 
-    @in_turn
+    @alone
     def reset(self) -> None:
         """Forget everything that was evaluated."""
+        self._rowless = None
         if self._engine is None:
             super().reset()
             return
@@ -61,7 +74,7 @@ class Generation(Base):  # type: ignore[misc]
         self._requires_eval = True
         self._engine.reset()
 
-    @in_turn
+    @alone
     def eval(self, tokens: Sequence[int]) -> None:
         """Evaluate `tokens` after the first `n_tokens` of the context.
 
@@ -71,7 +84,12 @@ class Generation(Base):  # type: ignore[misc]
         if self._engine is None:
             self._require_memory()
             super().eval(tokens)
+            self._rowless = None if tokens else self._rowless
             return
+        if self.n_tokens < 0:
+            raise OptionError(
+                f"found n_tokens={self.n_tokens}; expected 0 or more", hint="reset(), or set n_tokens to 0"
+            )
         # as given, not as raised for a draft: a prompt is cut, and so rounds, as without drafting
         n_batch = self._as_given.get("n_batch") or self.n_batch
         n_ubatch = self._as_given.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
@@ -81,7 +99,8 @@ class Generation(Base):  # type: ignore[misc]
             self.input_ids[n_past : n_past + len(fits)] = fits
             self._decoding(self._engine.eval, chunk, n_past, all_logits=self._logits_all)
             self.n_tokens = n_past + len(chunk)
-            self._requires_eval = False
+            self._requires_eval, self._rowless = False, None
+            self._rows_from = n_past if self._logits_all else None
             if self._logits_all:
                 self._store_scores(n_past, range(len(chunk)))
 
@@ -96,6 +115,7 @@ class Generation(Base):  # type: ignore[misc]
         except DecodeError:  # what the context holds now is unknown, but for its checkpoints
             assert self._engine is not None
             self.n_tokens, self._requires_eval = self._engine.reach(self.n_tokens), True
+            self._rowless = self.n_tokens
             self._engine.trim(self.n_tokens)
             raise
 
@@ -130,7 +150,7 @@ class Generation(Base):  # type: ignore[misc]
         processor or stopping criterion raises.
         """
         sampling: dict[str, Any] = dict(
-            top_k=top_k,
+            top_k=as_top_k(top_k),
             top_p=top_p,
             min_p=min_p,
             typical_p=typical_p,
@@ -172,12 +192,14 @@ class Generation(Base):  # type: ignore[misc]
             sampler = sampler or self._sampler
             sent = yield token
             if self._sampler is not sampler:
-                raise _taken()
+                raise _taken(self._sampler)
 
     def _init_sampler(
         self, *args: Any, logits_processor: Any = None, grammar: Any = None, **kwargs: Any
     ) -> Any:
         require_finite(kwargs)
+        if "top_k" in kwargs:
+            kwargs["top_k"] = as_top_k(kwargs["top_k"])
         if grammar is not None:
             require_grammar(grammar)
         # ctypes prints and drops what a callback raises; ours is kept and raised after the C call
@@ -188,23 +210,18 @@ class Generation(Base):  # type: ignore[misc]
         processors = self._guard if logits_processor is not None else None
         return super()._init_sampler(*args, logits_processor=processors, grammar=grammar, **kwargs)
 
-    @in_turn
+    @alone
     def sample(self, *args: Any, **kwargs: Any) -> int:
         """Sample a token after the first `n_tokens` of the context, or after the first idx + 1.
 
-        Takes upstream's arguments. Errors: whatever a logits processor raises.
+        Takes upstream's arguments. A generation under way is as before: its next token is the same.
+        Errors: OptionError where no logits are; whatever a logits processor raises.
         """
-        if self._engine is not None:
-            given = _SAMPLE.bind(self, *args, **kwargs).arguments
-            if given.get("idx") in (None, self.n_tokens - 1):
-                row = self._newest_row()
-                if row is not None:  # after a round it is not the last one, which upstream would take
-                    given["idx"] = row + self.n_tokens
-            del given["self"]
-            args, kwargs = (), given
-        else:
-            self._require_memory()
-        token: int = super().sample(*args, **kwargs)
+        self._require_memory()
+        given = _SAMPLE.bind(self, *args, **kwargs).arguments
+        del given["self"]
+        with rows.found(self, given.get("idx")) as row:
+            token: int = super().sample(**{**given, "idx": row + self.n_tokens})
         if self._guard is not None:
             self._guard.raise_pending()
         return token
@@ -310,7 +327,7 @@ class Generation(Base):  # type: ignore[misc]
                 hint="close the generator first, or take its last token before close()",
             )
         if self._sampler is not sampler:
-            raise _taken()
+            raise _taken(self._sampler)
 
     def _start_round(self, last: int) -> None:
         engine = self._engine
@@ -330,6 +347,7 @@ class Generation(Base):  # type: ignore[misc]
                 engine.propose_given, last, given_draft(drafted, engine.draft_tokens, self._n_vocab)
             )
         self._decoding(engine.verify)
+        self._rows_from = None
 
     def _newest_scores(self) -> Any:
         # without logits_all nothing is stored, and upstream hands out its first, unset row

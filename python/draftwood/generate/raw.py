@@ -16,7 +16,7 @@ from typing import TYPE_CHECKING, Any
 
 import draftwood._llama_cpp as _package
 from draftwood._llama_cpp import llama_cpp as _native
-from draftwood.load import forks
+from draftwood.generate.turns import context_taken
 
 if TYPE_CHECKING:
     from collections.abc import Callable
@@ -54,8 +54,7 @@ def decode(ctx: Any, batch: Any, /) -> int:
     llm = _watched.get(_address(ctx))
     if llm is None:
         return int(_native.llama_decode(ctx, batch))
-    forks.require_usable()
-    with llm._turns:
+    with context_taken(llm):
         tokens = _continuing(llm, batch)
         if not tokens:
             return int(_native.llama_decode(ctx, batch))
@@ -81,8 +80,7 @@ def seq_rm(mem: Any, seq_id: int, p0: int, p1: int, /) -> bool:
     llm = _watched.get(_address(mem))
     if llm is None:
         return bool(_native.llama_memory_seq_rm(mem, seq_id, p0, p1))
-    forks.require_usable()
-    with llm._turns:
+    with context_taken(llm):
         kept = _kept(llm, max(p0, 0)) if seq_id <= 0 and (p1 < 0 or p1 >= llm.n_tokens) else None
         if kept is None:
             return bool(_native.llama_memory_seq_rm(mem, seq_id, p0, p1))
@@ -105,7 +103,7 @@ def _keep(llm: Generation, tokens: list[int]) -> None:
     engine = llm._engine
     reached = engine.reach(len(tokens)) if engine is not None else 0
     if engine is not None and reached > 0 and engine.trim(reached):
-        llm.n_tokens, llm._requires_eval = reached, True
+        llm.n_tokens, llm._requires_eval, llm._rowless = reached, True, reached
     else:
         reached = 0
         llm.reset()

@@ -6,6 +6,7 @@ Must not know: models, tokens, the engine. Test: tests/unit/test_sampling.py.
 from __future__ import annotations
 
 import math
+import operator
 from typing import Any
 
 from draftwood.errors import OptionError
@@ -35,6 +36,17 @@ def require_finite(sampling: dict[str, Any]) -> None:
                 f"{spoken} is {value!r:.80}; expected a finite number",
                 hint=f"{spoken}={_FLOATS[name]}, or leave it out",
             )
+
+
+def as_top_k(top_k: Any) -> int:
+    """Return top_k; 0, all tokens, for more than a C int holds. Errors: OptionError for what is no number."""
+    try:
+        number = operator.index(top_k)
+    except TypeError:
+        raise OptionError(
+            f"top_k is {top_k!r:.80}; expected a whole number", hint="top_k=40, or 0 for all tokens"
+        ) from None
+    return number if 0 <= number < 1 << 31 else 0
 
 
 def tokens_enough(

@@ -33,6 +33,11 @@ def mark(llm: Host, state: Any) -> Any:
 
 def check(llm: Host, state: Any) -> None:
     """Refuse a state of another model, or of more tokens than the context holds. Errors: StateError."""
+    if not hasattr(state, "llama_state"):
+        raise StateError(
+            f"found a state of type {type(state).__name__}; expected a LlamaState",
+            hint="save_state() returns one",
+        )
     saved_by = getattr(state, _MODEL, None)  # upstream's own states say nothing
     n_vocab = state.scores.shape[-1]
     if n_vocab != llm.n_vocab() or saved_by not in (None, model_of(llm)):

@@ -5,7 +5,9 @@ for a stream until that ends, or until nobody has read it for PATIENCE seconds. 
 which ends the stream with an error (generation.py). It does so at once in the main thread that reads the
 stream itself, and after GRACE seconds in another thread that does: a pool of threads may read the next
 part in any of them.
-load_state and reset take the context between two steps. Counters are read without waiting.
+What changes the context by hand (eval, sample, reset, load_state) waits the same way. A thread that reads
+a stream itself may do so between two steps, and the stream goes on from there.
+Counters are read without waiting.
 Must not know: what is done in a turn. Test: tests/model/test_threads.py.
 """
 
@@ -77,6 +79,17 @@ class Turns:
             if self._stream is not None and self._stream.steps is steps:
                 self._stream.read()
 
+    def take_context(self) -> bool:
+        """Wait, in a turn, for a stream of other threads. True: it has given way, and is to be ended."""
+        if self._steps > 0:
+            return False  # a step's own call
+        while (stream := self._stream) is not None and not stream.gives_way():
+            self._ended.wait(_LOOK)
+        if stream is None or stream.has_ended or stream.is_read_here():
+            return False
+        self._stream = None
+        return True
+
     def end(self, steps: Generator[Any, Any, None]) -> None:
         """Close a generator, at the begin of the next turn if another thread has this one.
 
@@ -119,8 +132,12 @@ class _Stream:
         """Tell whether who asks may take the context from it."""
         return self.has_ended or time.monotonic() - self._at >= self._patience()
 
+    def is_read_here(self) -> bool:
+        """Tell whether this thread alone has read it."""
+        return self._readers == {threading.get_ident()}
+
     def _patience(self) -> float:
-        if self._readers != {threading.get_ident()}:
+        if not self.is_read_here():
             return PATIENCE
         return 0.0 if threading.current_thread() is threading.main_thread() else GRACE
 
@@ -132,6 +149,27 @@ def in_turn(method: _F) -> _F:
     def whole(self: Any, *args: Any, **kwargs: Any) -> Any:
         forks.require_usable()  # first: a thread of the parent may have had the turn
         with self._turns:
+            return method(self, *args, **kwargs)
+
+    return whole  # type: ignore[return-value]
+
+
+@contextlib.contextmanager
+def context_taken(llm: Any) -> Iterator[None]:
+    """One of `llm._turns` that changes its context: it waits for streams of other threads, too."""
+    forks.require_usable()
+    with llm._turns:
+        if llm._turns.take_context():
+            llm._sampler = None  # by which the stream knows that its context is gone
+        yield
+
+
+def alone(method: _F) -> _F:
+    """Return the method, run in a turn that changes the context."""
+
+    @functools.wraps(method)
+    def whole(self: Any, *args: Any, **kwargs: Any) -> Any:
+        with context_taken(self):
             return method(self, *args, **kwargs)
 
     return whole  # type: ignore[return-value]

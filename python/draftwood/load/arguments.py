@@ -9,6 +9,8 @@ Tests: tests/unit/test_arguments.py, tests/model/generate/test_prompt_batches.py
 from __future__ import annotations
 
 import difflib
+import math
+import numbers
 import operator
 import os
 from collections.abc import Collection, Sequence
@@ -28,6 +30,7 @@ CPU_CACHE_TYPES = (10, 11, 12, 13, 14, 23, 34, 35, 39, 40, 41, 42)
 _FLOATS = (0, 1, 30)
 # LangChain's wrappers pass them always; llama-cpp-python once had them
 _SWALLOWED = {"n_parts", "f16_kv", "device", "low_vram", "mul_mat_q", "n_gqa", "rms_norm_eps"}
+_YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slow")
 _said: set[str] = set()  # what is said once a process
 
 
@@ -38,6 +41,7 @@ def check(kwargs: dict[str, Any], *, on_cards: bool, auto_flash: bool = False) -
     """
     _check_purpose(kwargs)
     _check_sizes(kwargs)
+    _check_floats(kwargs)
     _check_cache_types(kwargs, on_cards, auto_flash)
 
 
@@ -74,6 +78,17 @@ def _check_sizes(arguments: dict[str, Any]) -> None:
     for name in ("n_threads", "n_threads_batch"):
         if arguments.get(name) is not None:  # 0 and None: the default (cores.py); -1 is llama.cpp's
             arguments[name] = _within(name, arguments[name], (-1, MAX_THREADS), 4)
+
+
+def _check_floats(arguments: dict[str, Any]) -> None:
+    """Refuse nan and infinities, with which a model writes nothing or nonsense."""
+    for name in ("rope_freq_base", "rope_freq_scale", *_YARN):
+        value = arguments.get(name, 0.0)
+        if not isinstance(value, numbers.Real) or not math.isfinite(value):
+            raise OptionError(
+                f"{name} is {value!r:.80}; expected a finite number",
+                hint="leave it out for the model file's own value",
+            )
 
 
 def _within(name: str, value: Any, bounds: tuple[int, int], example: int) -> int:

@@ -8,6 +8,7 @@ tests/model/test_contexts.py.
 
 from __future__ import annotations
 
+import contextlib
 import functools
 import json
 import os
@@ -73,6 +74,7 @@ def apply() -> None:
     for each, in_words in made:
         if not hasattr(each.__init__, "__wrapped__"):
             each.__init__ = in_words(each.__init__)
+    llama_grammar.SchemaConverter._format_literal = _format_literal
     if not hasattr(llama_grammar.json_schema_to_gbnf, "__wrapped__"):
         llama_grammar.json_schema_to_gbnf = _within_limits(llama_grammar.json_schema_to_gbnf)
     formatter: Any = llama_chat_format.Jinja2ChatFormatter
@@ -85,6 +87,15 @@ def apply() -> None:
     if not hasattr(cache.__init__, "__wrapped__"):
         cache.__init__ = _saying_which_folder(cache.__init__)
         cache.__getitem__ = _keeping_getitem
+
+
+def _format_literal(_: Any, literal: str) -> str:
+    """Return a text, or a value in JSON, as a literal of a grammar. Upstream does not escape backslashes."""
+    with contextlib.suppress(ValueError):
+        literal = json.dumps(json.loads(literal), ensure_ascii=False)  # models write characters, not \\u00e9
+    for character, escaped in (("\\", "\\\\"), ("\r", "\\r"), ("\n", "\\n"), ('"', '\\"')):
+        literal = literal.replace(character, escaped)
+    return f'"{literal}"'
 
 
 class _JsonSchema(TypedDict):

@@ -17,6 +17,7 @@ from draftwood.load.devices import buffer_types, cards, describe
 
 _EXPERTS = r"blk\.{}\.ffn_(up|down|gate|gate_up)_(ch|)exps"
 _POOLED = r"blk\.{}\.ffn_(up|down|gate|gate_up)_exps\.weight$"
+_MAX_LAYERS = 512  # LLAMA_MAX_LAYERS
 _EXAMPLE = 'tensor_buft_overrides={r"ffn_.*_exps": "CPU"} keeps experts in host memory'
 
 
@@ -31,13 +32,15 @@ def tensor_overrides(
     overrides: Mapping[str, str] | str | None,
     ours: Mapping[str, str] | None = None,
     pooled: Sequence[tuple[int, int]] = (),
+    n_layers: int = _MAX_LAYERS,
 ) -> Any:
     """Return the array that `llama_model_params.tensor_buft_overrides` points to, or None; keep it alive.
 
     n_cpu_moe: experts of that many first layers stay in host memory. overrides: {regex of tensor names: type
     of buffer}, or llama.cpp's "regex=name,regex=name"; they go first, `ours` next. pooled: layers with a type
-    of buffer for their experts (`pooled_layers`). Errors: OptionError for a number, a regex or a name that is
-    none; the message lists the names of this machine.
+    of buffer for their experts (`pooled_layers`). n_layers: of the model, MTP blocks included; llama.cpp
+    compares each row with each tensor. Errors: OptionError for a number, a regex or a name that is none; the
+    message lists the names of this machine.
     """
     if isinstance(n_cpu_moe, bool) or not isinstance(n_cpu_moe, int) or n_cpu_moe < 0:
         raise OptionError(
@@ -45,7 +48,7 @@ def tensor_overrides(
             hint="n_cpu_moe=99 for the experts of all layers, 0 for none",
         )
     wanted = list(_pairs(overrides).items())
-    wanted += [(_EXPERTS.format(layer), "CPU") for layer in range(n_cpu_moe)]
+    wanted += [(_EXPERTS.format(layer), "CPU") for layer in range(min(n_cpu_moe, n_layers))]
     wanted += (ours or {}).items()
     if not wanted and not pooled:
         return None

@@ -83,7 +83,8 @@ def prepare(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
         )
         layers = pooled_layers(info, pool) if pool else ()
-        tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers)
+        n_layers = info.n_layers + info.n_layer_nextn
+        tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers, n_layers)
         given: dict[str, Any] = {} if kwargs.get("flash_attn") is not None else {"flash_attn": None}
         if planned.drafter != "none":
             planned, raised = _fit(planned, options, kwargs)

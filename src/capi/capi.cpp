@@ -177,6 +177,13 @@ dw_status dw_rewind(dw_engine * engine) {
     return with(engine, "dw_rewind", [](auto & e) { e.rewind(); });
 }
 
+dw_status dw_last_row(dw_engine * engine, int32_t * row) {
+    return with(engine, "dw_last_row", [&](auto & e) {
+        require("dw_last_row", row);
+        return e.last_row(*row) ? DW_OK : DW_ROUND_END;
+    });
+}
+
 dw_status dw_commit(dw_engine * engine) {
     return with(engine, "dw_commit", [](auto & e) { e.commit(); });
 }

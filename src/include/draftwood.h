@@ -293,6 +293,10 @@ DW_API dw_status dw_took(dw_engine * engine, llama_token token);
 // Errors: DW_ERR_STATE if no live row stands for n_past.
 DW_API dw_status dw_rewind(dw_engine * engine);
 
+// Get that row's index for llama_get_logits_ith, for who samples from it beside the engine; nothing changes.
+// Returns DW_ROUND_END if no live row stands for n_past. Test: tests/model/engine/test_trim.py.
+DW_API dw_status dw_last_row(dw_engine * engine, int32_t * row);
+
 // Keep the rows that were sampled and free the others, in the target and in the drafter. Without an open round it has
 // no effect. It runs by itself before a raw llama_decode, or a save of its sequence.
 DW_API dw_status dw_commit(dw_engine * engine);

@@ -107,6 +107,11 @@ bool open_round::step(int32_t token) {
     return false;
 }
 
+int32_t open_round::last_row() const {
+    assert(can_rewind());
+    return first_row_ + path_[n_sampled_ - 1];
+}
+
 void open_round::rewind() {
     assert(can_rewind());
     n_sampled_--;

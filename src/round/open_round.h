@@ -75,8 +75,9 @@ class open_round {
     // The row taken gave this token: walking -> walking if a child equals it (true), else -> ended; idle -> idle.
     bool step(int32_t token);
     // The row sampled last can be sampled again; idle or proposed, can_rewind().
-    bool can_rewind() const { return !is_open() && n_sampled_ > 0; }
-    void rewind();
+    bool    can_rewind() const { return !is_open() && n_sampled_ > 0; }
+    int32_t last_row() const; // its row of the batch
+    void    rewind();
 
     // walking or ended
     int32_t              n_rows() const { return n_rows_; } // of the verify

@@ -34,6 +34,7 @@ class session : private sequence_listener {
     // for benchmarks: samples, and then goes on to the likeliest child or ends the round, whatever came out
     llama_token next_scheduled(llama_sampler * sampler, bool accept);
     void        commit();
+    bool        last_row(int32_t & row) const; // false: no live row stands for n_past
     void        rewind();
     double      replay(int32_t n_times);
 

@@ -221,8 +221,16 @@ llama_token session::sample(llama_sampler * sampler, int32_t row) {
     return token;
 }
 
-void session::rewind() {
+bool session::last_row(int32_t & row) const {
     if (!round_.can_rewind() || n_past_ != round_.pos() + round_.n_sampled() || sequence_.end() != n_past_) {
+        return false;
+    }
+    row = round_.last_row();
+    return true;
+}
+
+void session::rewind() {
+    if (int32_t row; !last_row(row)) {
         fail(DW_ERR_STATE, "no logits of this engine's last decode stand for position %d; evaluate a token first",
              n_past_);
     }

@@ -280,6 +280,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_took": (_STATUS, [EngineHandle, Token]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
     "dw_rewind": (_STATUS, [EngineHandle]),
+    "dw_last_row": (_STATUS, [EngineHandle, _I32P]),
     "dw_commit": (_STATUS, [EngineHandle]),
     "dw_checkpoint": (_STATUS, [EngineHandle]),
     "dw_reach": (ctypes.c_int32, [EngineHandle, ctypes.c_int32]),

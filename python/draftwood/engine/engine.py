@@ -157,7 +157,6 @@ class Engine:
         self._handle = _capi.EngineHandle()
         self._a = ctypes.c_int32()
         self._b = ctypes.c_int32()
-        self._retaken = 0
         self._token = _capi.Token()
         check(
             _lib.dw_engine_new(
@@ -243,11 +242,6 @@ class Engine:
         """Go on as `next` does, with a token that the caller sampled from that row."""
         check(_lib.dw_took(self._handle, token))
 
-    def retake(self) -> None:
-        """Undo `rewind`."""
-        self.took(0)  # behind a rewind no draft is left that a token could follow
-        self._retaken += 1
-
     def draft(self) -> list[int]:
         """Return the tokens of the current draft."""
         array = (_capi.Token * _capi.MAX_DRAFT)()
@@ -268,6 +262,14 @@ class Engine:
     def rewind(self) -> bool:
         """Make the row sampled last available again. Returns False if its logits are gone."""
         return bool(_lib.dw_rewind(self._handle) == _capi.OK)
+
+    def last_row(self) -> int | None:
+        """Return the row sampled last, which stands for `n_past`, or None if its logits are gone."""
+        status = _lib.dw_last_row(self._handle, ctypes.byref(self._a))
+        if status == _capi.ROUND_END:
+            return None
+        check(status)
+        return self._a.value
 
     def commit(self) -> None:
         """Keep what was sampled, roll the rest back. No effect without an open round."""
@@ -298,7 +300,6 @@ class Engine:
         raw = _capi.Stats()
         raw.struct_size = ctypes.sizeof(raw)
         check(_lib.dw_get_stats(self._handle, ctypes.byref(raw)))
-        raw.n_emitted -= self._retaken
         return SpeculationStats.from_native(raw)
 
     def curve(self) -> Curve:
@@ -311,4 +312,3 @@ class Engine:
     def stats_reset(self) -> None:
         """Set all counters to zero."""
         check(_lib.dw_stats_reset(self._handle))
-        self._retaken = 0

@@ -220,8 +220,8 @@ class Generation(Base):  # type: ignore[misc]
         self._require_memory()
         given = _SAMPLE.bind(self, *args, **kwargs).arguments
         del given["self"]
-        with rows.found(self, given.get("idx")) as row:
-            token: int = super().sample(**{**given, "idx": row + self.n_tokens})
+        row = rows.found(self, given.get("idx"))
+        token: int = super().sample(**{**given, "idx": row + self.n_tokens})
         if self._guard is not None:
             self._guard.raise_pending()
         return token

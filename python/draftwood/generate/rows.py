@@ -7,8 +7,6 @@ Must not know: sampling, text. Tests: tests/model/generate/test_rows.py.
 
 from __future__ import annotations
 
-import contextlib
-from collections.abc import Iterator
 from typing import TYPE_CHECKING
 
 from draftwood._llama_cpp import llama_cpp as _native
@@ -18,36 +16,32 @@ if TYPE_CHECKING:
     from draftwood.generate.generation import Generation
 
 
-@contextlib.contextmanager
-def found(llm: Generation, idx: int | None) -> Iterator[int]:
-    """Give the row of position idx, or of the last one, for llama_get_logits_ith.
+def found(llm: Generation, idx: int | None) -> int:
+    """Return the row of position idx, or of the last one, for llama_get_logits_ith.
 
-    A round is committed. A row that a generation has sampled stays sampled. Errors: OptionError if there is
-    no such row.
+    A round is committed. Errors: OptionError if there is no such row.
     """
     position = llm.n_tokens - 1 if idx is None else idx
-    rewound = _rewound(llm)
-    try:
-        row = _row(llm, position)
-        if row is None or not _native.llama_get_logits_ith(llm._ctx.ctx, row):
-            raise _missing(llm, position)
-        yield row
-    finally:
-        if rewound and llm._engine is not None:
-            llm._engine.retake()
+    row = _row(llm, position)
+    if row is None or not _native.llama_get_logits_ith(llm._ctx.ctx, row):
+        raise _missing(llm, position)
+    return row
 
 
-def _rewound(llm: Generation) -> bool:
-    """Make the row sampled last the engine's next, if it stands for `n_tokens`."""
+def _newest(llm: Generation) -> tuple[int, int] | None:
+    """Return (row, n_past) of the engine's newest row, sampled or not; None if it has none."""
     engine = llm._engine
     if engine is None:
-        return False
+        return None
     engine.commit()
-    return engine.row() is None and engine.n_past == llm.n_tokens and engine.rewind()
+    row = engine.row()
+    if row is None and engine.n_past == llm.n_tokens and (last := engine.last_row()) is not None:
+        return last, llm.n_tokens
+    return row
 
 
 def _row(llm: Generation, position: int) -> int | None:
-    newest = llm._engine.row() if llm._engine is not None else None
+    newest = _newest(llm)
     if newest is None:
         back = llm.n_tokens - 1 - position
         return None if back < 0 or llm.n_tokens <= 0 or _is_stale(llm) else -1 - back

@@ -51,6 +51,7 @@ def call(name, engine, r):
         "dw_fused": [engine, False, (ctypes.c_int32 * len(testing_api.FUSED_PARTS))()],
         "dw_replay": [engine, 1, ctypes.byref(ctypes.c_double())],
         "dw_rewind": [engine],
+        "dw_last_row": [engine, ctypes.byref(i32)],
         "dw_commit": [engine],
         "dw_checkpoint": [engine],
         "dw_trim": [engine, 0],

@@ -78,7 +78,11 @@ def test_rewind(started):
     for accept in range(6):
         r.start()
         done = follow(r, run, 1, accept)
+        last, emitted = r.engine.last_row(), r.engine.stats().emitted
+        assert r.engine.row() is None
         assert r.engine.rewind()
+        assert r.engine.row() == (last, r.engine.n_past)
+        assert r.engine.stats().emitted == emitted
         check_next(r, run, done - 1)
         assert r.engine.row() is None
         check_plain(r, run, done)
@@ -87,10 +91,13 @@ def test_rewind(started):
 def test_rewind_refuses_what_is_gone(rig):
     r = rig(drafter=MTP)
     assert not r.engine.rewind()
+    assert r.engine.last_row() is None
     r.start()
     r.engine.propose_given(1, [2, 3])
     r.engine.verify()
     assert not r.engine.rewind(), "a round is open"
+    assert r.engine.last_row() is None
     r.engine.commit()
     r.raw_decode([5])
     assert not r.engine.rewind(), "another decode's logits"
+    assert r.engine.last_row() is None

@@ -30,7 +30,7 @@ def with_schema(response_format: Any) -> Any:
             f"found response_format={response_format!r:.120}; expected a dict with a type",
             hint='response_format={"type": "json_object"}',
         )
-    if not isinstance(response_format, dict) or response_format.get("type") != "json_schema":
+    if response_format is None or response_format["type"] != "json_schema":
         return response_format
     own = {name: value for name, value in response_format.items() if name != "type"}
     wrapped = own.get("json_schema", own or None)  # llama-server takes both

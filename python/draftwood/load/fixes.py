@@ -117,12 +117,13 @@ def _accept_json_schemas() -> None:
 
 def _within_limits(to_gbnf: Any) -> Any:
     """Return json_schema_to_gbnf, which recurses and repeats as its schema says. Errors: GrammarError."""
+    kept = functools.lru_cache(maxsize=8)(to_gbnf)  # a request's is checked, and then asked for by upstream
 
     @functools.wraps(to_gbnf)
     def wrapped(schema: str, *args: Any, **kwargs: Any) -> Any:
         try:
             require_schema(json.loads(schema), "a JSON schema")
-            return to_gbnf(schema, *args, **kwargs)
+            return to_gbnf(schema, *args, **kwargs) if args or kwargs else kept(schema)
         except RecursionError:
             raise GrammarError(
                 "found a JSON schema whose parts are nested too deep for Python; expected a flatter one",

@@ -17,7 +17,7 @@ from draftwood.engine.engine import probe_model
 from synth_gguf import PRESETS, DrafterSpec, write
 
 from tests.model import damaged_header
-from tests.model.test_dflash import copy_keys
+from tests.model.test_dflash import rewrite
 
 ROOT = Path(__file__).resolve().parents[2]
 SMALL = {
@@ -156,23 +156,7 @@ def test_a_field_of_a_drafter(folder, tmp_path, value):
 
 def rewritten(path: Path, out: Path, fields: dict[str, object], drop: tuple[str, ...] = ()) -> Path:
     """Write a copy of a file with these fields, of the types of their values, and without some others."""
-    reader = gguf.GGUFReader(path)
-    writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
-    copy_keys(reader, writer, drop=(*fields, *drop))
-    for key, value in fields.items():
-        if isinstance(value, list):
-            writer.add_array(key, value)
-        elif isinstance(value, str):
-            writer.add_string(key, value)
-        else:
-            writer.add_uint32(key, value)
-    for tensor in reader.tensors:
-        writer.add_tensor(tensor.name, tensor.data, raw_dtype=tensor.tensor_type)
-    writer.write_header_to_file()
-    writer.write_kv_data_to_file()
-    writer.write_tensors_to_file()
-    writer.close()
-    return out
+    return rewrite(path, out, add_keys=fields, drop=(*fields, *drop))
 
 
 def moe_of(folder: Path, tmp_path: Path, fields: dict[str, object], drop: tuple[str, ...] = ()) -> Llama:

@@ -208,8 +208,12 @@ def rewrite(path, out, *, change=None, drop=(), add_keys=None, add_tensors=None)
     writer = gguf.GGUFWriter(out, reader.fields["general.architecture"].contents())
     copy_keys(reader, writer, change=change, drop=drop)
     for name, value in (add_keys or {}).items():
-        is_text = isinstance(value, str)
-        writer.add_key_value(name, value, gguf.GGUFValueType.STRING if is_text else gguf.GGUFValueType.UINT32)
+        if isinstance(value, list):
+            writer.add_array(name, value)
+        elif isinstance(value, str):
+            writer.add_string(name, value)
+        else:
+            writer.add_uint32(name, value)
     for name, data in (add_tensors or {}).items():
         writer.add_tensor(name, data)
     for tensor in reader.tensors:

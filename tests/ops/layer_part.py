@@ -15,8 +15,9 @@ from tests.ops.test_quant_rows import HALVES, decoded, random_weights
 FLOATS = ("F32", "F16", "BF16")
 KINDS = (*FLOATS, "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")  # product_types of layer-parts.h
 BOUNDS = {True: 1e-5, False: 5e-3}
-"""Relative errors in norm of float weights, and of others. There a value of 8 bits may round to its
-neighbour: a 127th of the most of its block, which is .3 to .6 of the norm of 256 values."""
+"""Largest relative error in norm, by whether weights are floats. Products with other weights read values of
+8 bits. One of them may round to its neighbour, which moves it by 1/127 of its block's largest value. That
+value alone is .3 to .6 of the norm of 256 values."""
 EPSILON = 1e-6
 SETTINGS_AT = 84 + 32  # op_params in struct ggml_tensor at the pin, and dw::layer_parts::settings_at
 

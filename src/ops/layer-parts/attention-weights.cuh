@@ -110,7 +110,7 @@ template <int size, int n_sets> class attention_weights {
         uint32_t     seen = 0;
 #pragma unroll
         for (int i = 0; i < n_own; ++i) {
-            // NaN of a cell that is not masked becomes infinite, then the greatest score, and the difference is NaN.
+            // A NaN score that is not masked becomes infinite. It is the greatest one then, and inf - inf is NaN.
             const bool sees = biases[i] != -INFINITY;
             x[i]            = sees ? fminf(x[i] + biases[i], INFINITY) : -INFINITY;
             seen |= (uint32_t) sees << i;

@@ -10,12 +10,13 @@
 namespace draftwood {
 
 bool fuser::attention_inputs(ggml_tensor * scaled) {
-    const norm                       normal  = norm::of(scaled);
-    const std::vector<ggml_tensor *> results = edit_.users(scaled);
-    if (!normal || results.size() != 3 || !has_few_rows(normal.x)) {
+    const norm normal = norm::of(scaled);
+    const auto users  = edit_.users(scaled);
+    if (!normal || users.size() != 3 || !has_few_rows(normal.x)) {
         return false;
     }
-    int64_t n_values = 0;
+    const std::vector<ggml_tensor *> results(users.begin(), users.end());
+    int64_t                          n_values = 0;
     for (ggml_tensor * product : results) {
         if (!weights_times(product, scaled) || !ggml_is_contiguous(product)) {
             return false;
@@ -112,7 +113,7 @@ struct cache_write {
 } // namespace
 
 bool fuser::attention_heads(ggml_tensor * scaled) {
-    const std::vector<ggml_tensor *> & products = edit_.users(scaled);
+    const auto products = edit_.users(scaled);
     if (!norm::of(scaled) || products.size() != 3 || !has_few_rows(scaled)) {
         return false;
     }
@@ -149,19 +150,23 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
 }
 
 // A verify's nodes of delta-net layers name its tree, of which each device has its own (verify/tree_device.h).
-ggml_tensor * fuser::tree_for(ggml_tensor * cache) const {
-    namespace from      = dw::tree_conv_windows;
-    ggml_tensor * found = nullptr;
+void fuser::find_trees() {
+    namespace from = dw::tree_conv_windows;
     for (ggml_tensor * node : edit_.nodes()) {
-        ggml_tensor * tree     = dw::is_node_of(node, from::signature) ? node->src[from::tree] : nullptr;
-        const bool    is_there = tree && tree->buffer && cache->buffer &&
-                              ggml_backend_buffer_get_type(tree->buffer) == ggml_backend_buffer_get_type(cache->buffer);
-        if (is_there) {
-            return tree;
+        ggml_tensor * tree = dw::is_node_of(node, from::signature) ? node->src[from::tree] : nullptr;
+        if (tree && std::find(trees_.begin(), trees_.end(), tree) == trees_.end()) {
+            trees_.push_back(tree);
         }
-        found = found ? found : tree;
     }
-    return found;
+}
+
+ggml_tensor * fuser::tree_for(ggml_tensor * cache) const {
+    const auto is_there = [&](const ggml_tensor * tree) {
+        return tree->buffer && cache->buffer &&
+               ggml_backend_buffer_get_type(tree->buffer) == ggml_backend_buffer_get_type(cache->buffer);
+    };
+    const auto found = std::find_if(trees_.begin(), trees_.end(), is_there);
+    return found != trees_.end() ? *found : trees_.empty() ? nullptr : trees_[0];
 }
 
 bool fuser::flash_attention(ggml_tensor * node) {

@@ -25,7 +25,7 @@ struct state_use {
             return {};
         }
         for (ggml_tensor * part : edit.users(updated_in)) {
-            const auto &  users = edit.users(part);
+            const auto    users = edit.users(part);
             ggml_tensor * copy  = as(part, GGML_OP_VIEW) && users.size() == 1 ? as(users[0], GGML_OP_CPY) : nullptr;
             if (copy && edit.users(copy).empty() && part->view_offs == first &&
                 is_cell_of(rows->src[0], copy->src[1])) {
@@ -204,7 +204,7 @@ struct head_gate {
 } // namespace
 
 bool fuser::delta_step(ggml_tensor * rule) {
-    const auto & users = edit_.users(as(rule, GGML_OP_GATED_DELTA_NET));
+    const auto users = edit_.users(as(rule, GGML_OP_GATED_DELTA_NET));
     if (users.size() != 2 || rule->op_params[0] != 1) {
         return false;
     }

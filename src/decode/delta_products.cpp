@@ -29,7 +29,7 @@ struct delta_products {
     ggml_tensor *decay = nullptr, *w_alpha = nullptr; // decay_of()
 
     static delta_products of(ggml_tensor * input, const graph_edit & edit) {
-        const auto & users = edit.users(input);
+        const auto users = edit.users(input);
         if (users.size() != 4) {
             return {};
         }

@@ -211,9 +211,9 @@ bool fuser::experts(ggml_tensor * sum) {
 
 // The node that guesses the next layer's experts from this one's input; nullptr: there is none that a choice can do.
 ggml_tensor * fuser::guess_beside(const expert_layer & of, const ggml_tensor * slots) const {
-    const auto *                       here  = (const pool::layer *) dw::layer_of(slots);
-    const std::vector<ggml_tensor *> & users = edit_.users(of.x);
-    const auto                         found = std::find_if(users.begin(), users.end(), [&](const ggml_tensor * node) {
+    const auto * here  = (const pool::layer *) dw::layer_of(slots);
+    const auto   users = edit_.users(of.x);
+    const auto   found = std::find_if(users.begin(), users.end(), [&](const ggml_tensor * node) {
         return dw::is_node_of(node, pool::guess_signature) && dw::layer_of(node) == here->next;
     });
     if (found == users.end()) {

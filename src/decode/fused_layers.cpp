@@ -55,6 +55,7 @@ bool has_device() {
 } // namespace
 
 fused_counts fuser::run() {
+    find_trees();
     for (ggml_tensor * node : edit_.nodes()) {
         const bool is_front = delta_front(node), is_tree = !is_front && delta_tree(node);
         count(fused_experts, experts(node));

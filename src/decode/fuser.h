@@ -42,6 +42,7 @@ class fuser {
     bool split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
                ggml_tensor * node, const std::vector<ggml_tensor *> & ended = {});
 
+    void find_trees();
     // the tree on a cache's device, or another's copy; nullptr: the graph is no verify
     ggml_tensor * tree_for(ggml_tensor * cache) const;
 
@@ -74,6 +75,8 @@ class fuser {
     const ggml_tensor * logits_;
     bool                on_cpu_;
     fused_counts        counts_{};
+
+    std::vector<ggml_tensor *> trees_; // of a verify, on each device
 
     std::unordered_map<const ggml_tensor *, ggml_tensor *> gated_; // results of delta_step: by y, where they are gated
 };

@@ -43,41 +43,92 @@ void make_view(ggml_tensor & node, ggml_tensor * of, size_t offset) {
 
 graph_edit::graph_edit(ggml_cgraph * graph, const std::vector<const ggml_tensor *> & kept) :
     graph_(graph),
-    nodes_(graph->nodes, graph->nodes + graph->n_nodes),
-    kept_(kept.begin(), kept.end()) {
-    for (ggml_tensor * node : nodes_) {
-        for_each_source(node, [&](const ggml_tensor * source) {
-            std::vector<ggml_tensor *> & known = users_[source];
-            if (known.empty() || known.back() != node) {
-                known.push_back(node);
-            }
-        });
+    nodes_(graph->nodes, graph->nodes + graph->n_nodes) {
+    number();
+    find_readers();
+    for (const ggml_tensor * node : kept) {
+        of(node).is_kept = true;
     }
 }
 
-const std::vector<ggml_tensor *> & graph_edit::users(const ggml_tensor * tensor) const {
-    static const std::vector<ggml_tensor *> none;
-    const auto                              found = users_.find(tensor);
-    return found == users_.end() ? none : found->second;
+void graph_edit::number() {
+    const auto unknown = (int32_t) (nodes_.size() + (size_t) graph_->n_leafs);
+    known_.resize((size_t) unknown + 1);
+    numbers_.resize(graph_->visited_hash_set.size, unknown);
+    int32_t n = 0;
+    for (const ggml_tensor * node : nodes_) {
+        numbers_[ggml_hash_find(&graph_->visited_hash_set, node)] = n++;
+    }
+    for (int i = 0; i < graph_->n_leafs; ++i) {
+        numbers_[ggml_hash_find(&graph_->visited_hash_set, graph_->leafs[i])] = n++;
+    }
+}
+
+int32_t graph_edit::number_of(const ggml_tensor * tensor) const {
+    const size_t place = ggml_hash_find(&graph_->visited_hash_set, tensor);
+    return place == GGML_HASHSET_FULL ? (int32_t) known_.size() - 1 : numbers_[place];
+}
+
+// A node that reads a tensor twice is one reader.
+void graph_edit::find_readers() {
+    struct reading {
+        int32_t       source;
+        ggml_tensor * by;
+    };
+    std::vector<reading>       all;
+    std::vector<ggml_tensor *> newest(known_.size(), nullptr); // reader
+    for (ggml_tensor * node : nodes_) {
+        for_each_source(node, [&](const ggml_tensor * source) {
+            const int32_t number = number_of(source);
+            if (newest[number] != node) {
+                newest[number] = node;
+                known_[number].n_readers++;
+                all.push_back({ number, node });
+            }
+        });
+    }
+    int32_t n = 0;
+    for (known & each : known_) {
+        each.first_reader = n;
+        n += each.n_readers;
+        each.n_readers = 0;
+    }
+    readers_.resize((size_t) n);
+    for (const reading & each : all) {
+        known & source                                     = known_[each.source];
+        readers_[source.first_reader + source.n_readers++] = each.by;
+    }
+}
+
+graph_edit::readers graph_edit::users(const ggml_tensor * tensor) const {
+    const known & found = of(tensor);
+    return { readers_.data() + found.first_reader, (size_t) found.n_readers };
 }
 
 ggml_tensor * graph_edit::only_user(const ggml_tensor * tensor) const {
-    const std::vector<ggml_tensor *> & readers = users(tensor);
-    return readers.size() == 1 ? readers[0] : nullptr;
+    if (!tensor) {
+        return nullptr;
+    }
+    const readers found = users(tensor);
+    return found.size() == 1 ? found[0] : nullptr;
 }
 
-// the results included, the inputs and leafs not
-graph_edit::tensors graph_edit::between(const std::vector<ggml_tensor *> &       results,
-                                        const std::vector<const ggml_tensor *> & inputs) const {
-    tensors                          found(results.begin(), results.end());
-    std::vector<const ggml_tensor *> open(results.begin(), results.end());
-    while (!open.empty()) {
-        const ggml_tensor * node = open.back();
-        open.pop_back();
-        for_each_source(node, [&](const ggml_tensor * source) {
+std::vector<const ggml_tensor *> graph_edit::between(const std::vector<ggml_tensor *> &       results,
+                                                     const std::vector<const ggml_tensor *> & inputs) {
+    ++walk_;
+    std::vector<const ggml_tensor *> found(results.begin(), results.end());
+    for (const ggml_tensor * result : results) {
+        of(result).walk = walk_;
+    }
+    for (size_t i = 0; i < found.size(); ++i) {
+        for_each_source(found[i], [&](const ggml_tensor * source) {
             const bool is_input = std::find(inputs.begin(), inputs.end(), source) != inputs.end();
-            if (!is_input && source->op != GGML_OP_NONE && found.insert(source).second) {
-                open.push_back(source);
+            if (is_input || source->op == GGML_OP_NONE) {
+                return;
+            }
+            if (known & here = of(source); here.walk != walk_) {
+                here.walk = walk_;
+                found.push_back(source);
             }
         });
     }
@@ -85,93 +136,98 @@ graph_edit::tensors graph_edit::between(const std::vector<ggml_tensor *> &      
 }
 
 bool graph_edit::is_held(const ggml_tensor * node) const {
-    return (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || kept_.count(node) > 0;
+    return (node->flags & GGML_TENSOR_FLAG_OUTPUT) != 0 || of(node).is_kept;
 }
 
-bool graph_edit::may_go(const ggml_tensor * node, const tensors & together) const {
-    const std::vector<ggml_tensor *> & readers = users(node);
-    return !is_held(node) && std::all_of(readers.begin(), readers.end(),
-                                         [&](const ggml_tensor * user) { return together.count(user) > 0; });
+bool graph_edit::may_go(const ggml_tensor * node) const {
+    const readers all = users(node);
+    return !is_held(node) &&
+           std::all_of(all.begin(), all.end(), [&](const ggml_tensor * user) { return of(user).walk == walk_; });
 }
 
 bool graph_edit::is_closed(const std::vector<ggml_tensor *> &       results,
-                           const std::vector<const ggml_tensor *> & inputs) const {
-    const tensors all = between(results, inputs);
+                           const std::vector<const ggml_tensor *> & inputs) {
+    const std::vector<const ggml_tensor *> all = between(results, inputs);
     return std::all_of(all.begin(), all.end(), [&](const ggml_tensor * node) {
-        const bool is_result = std::find(results.begin(), results.end(), node) != results.end();
-        return removed_.count(node) == 0 && changed_.count(node) == 0 && (is_result || may_go(node, all));
+        const known & here      = of(node);
+        const bool    is_result = std::find(results.begin(), results.end(), node) != results.end();
+        return !here.is_removed && here.change < 0 && (is_result || may_go(node));
     });
+}
+
+void graph_edit::remove(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs) {
+    for (const ggml_tensor * node : between(results, inputs)) {
+        of(node).is_removed = true;
+    }
+}
+
+// the node stays
+void graph_edit::change_to(ggml_tensor * node, const ggml_tensor & to) {
+    known & here    = of(node);
+    here.is_removed = false;
+    here.change     = (int32_t) changes_.size();
+    changes_.push_back({ node, to });
 }
 
 void graph_edit::replace(ggml_tensor * result, const std::vector<ggml_tensor *> & ended,
                          const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * made) {
     std::vector<ggml_tensor *> results(ended);
     results.push_back(result);
-    tensors gone = between(results, inputs);
-    gone.erase(result);
-    removed_.insert(gone.begin(), gone.end());
-    change to{ result, *result };
-    to.to.op        = made->op;
-    to.to.view_src  = nullptr;
-    to.to.view_offs = 0;
-    std::copy(std::begin(made->src), std::end(made->src), to.to.src);
-    std::copy(std::begin(made->op_params), std::end(made->op_params), to.to.op_params);
-    std::copy(std::begin(made->nb), std::end(made->nb), to.to.nb);
-    changes_.push_back(to);
-    changed_.insert(result);
+    remove(results, inputs);
+    ggml_tensor to = *result;
+    to.op          = made->op;
+    to.view_src    = nullptr;
+    to.view_offs   = 0;
+    std::copy(std::begin(made->src), std::end(made->src), to.src);
+    std::copy(std::begin(made->op_params), std::end(made->op_params), to.op_params);
+    std::copy(std::begin(made->nb), std::end(made->nb), to.nb);
+    change_to(result, to);
 }
 
 void graph_edit::split(const std::vector<ggml_tensor *> & results, const std::vector<ggml_tensor *> & ended,
                        const std::vector<const ggml_tensor *> & inputs, ggml_tensor * made) {
     std::vector<ggml_tensor *> all(results);
     all.insert(all.end(), ended.begin(), ended.end());
-    tensors gone = between(all, inputs);
-    size_t  at   = 0;
+    remove(all, inputs);
+    size_t  at    = 0;
+    int32_t first = (int32_t) nodes_.size();
     for (ggml_tensor * result : results) {
-        gone.erase(result);
-        change to{ result, *result };
-        make_view(to.to, made, at);
-        changes_.push_back(to);
-        changed_.insert(result);
+        ggml_tensor to = *result;
+        make_view(to, made, at);
+        change_to(result, to);
         at += (size_t) ggml_nelements(result) * sizeof(float);
+        first = std::min(first, number_of(result));
     }
-    removed_.insert(gone.begin(), gone.end());
-    const auto first  = std::find_if(nodes_.begin(), nodes_.end(), [&](ggml_tensor * node) {
-        return std::find(results.begin(), results.end(), node) != results.end();
-    });
-    in_front_[*first] = made;
+    known_[first].in_front = made;
 }
 
 const ggml_tensor * graph_edit::array_of(const ggml_tensor * result) const {
-    const auto found =
-        std::find_if(changes_.begin(), changes_.end(), [&](const change & each) { return each.node == result; });
-    return found == changes_.end() ? nullptr : found->to.view_src;
+    const int32_t at = result ? of(result).change : -1;
+    return at < 0 ? nullptr : changes_[at].to.view_src;
 }
 
 bool graph_edit::postpone(ggml_tensor * node, const std::vector<ggml_tensor *> & others,
                           const std::vector<const ggml_tensor *> & inputs) {
-    std::unordered_map<const ggml_tensor *, size_t> places;
-    for (size_t i = 0; i < nodes_.size(); ++i) {
-        places[nodes_[i]] = i;
-    }
-    size_t first = nodes_.size(), last = 0;
+    int32_t first = (int32_t) nodes_.size(), last = 0;
     for (const ggml_tensor * other : others) {
-        first = std::min(first, places.at(other));
-        last  = std::max(last, places.at(other));
+        first = std::min(first, number_of(other));
+        last  = std::max(last, number_of(other));
     }
-    const auto is_late  = [&](const ggml_tensor * reader) { return places.at(reader) > last; };
+    const auto is_late  = [&](const ggml_tensor * reader) { return number_of(reader) > last; };
     const auto is_early = [&](const ggml_tensor * input) {
-        return places.count(input) == 0 || places.at(input) < last;
+        const int32_t number = number_of(input);
+        return !is_node(number) || number < last;
     };
     const auto is_idle = [&](const ggml_tensor * between) {
         return is_view(between) || std::find(others.begin(), others.end(), between) != others.end();
     };
-    const std::vector<ggml_tensor *> & readers = users(node);
-    if (!std::all_of(readers.begin(), readers.end(), is_late) || !std::all_of(inputs.begin(), inputs.end(), is_early) ||
+    const readers all = users(node);
+    if (!std::all_of(all.begin(), all.end(), is_late) || !std::all_of(inputs.begin(), inputs.end(), is_early) ||
         !std::all_of(nodes_.begin() + first, nodes_.begin() + last, is_idle)) {
         return false;
     }
-    moved_[nodes_[last]] = node;
+    known_[last].behind = node;
+    of(node).is_moved   = true;
     return true;
 }
 
@@ -194,20 +250,17 @@ void graph_edit::move_views(const std::vector<ggml_tensor *> & order) const {
 // The nodes that stay, and those that were made, as they are computed.
 std::vector<ggml_tensor *> graph_edit::new_order() const {
     std::vector<ggml_tensor *> order;
-    order.reserve(nodes_.size() + in_front_.size());
-    tensors moved;
-    for (const auto & [_, node] : moved_) {
-        moved.insert(node);
-    }
-    for (ggml_tensor * node : nodes_) {
-        if (const auto made = in_front_.find(node); made != in_front_.end()) {
-            order.push_back(made->second);
+    order.reserve(nodes_.size());
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+        const known & here = known_[i];
+        if (here.in_front) {
+            order.push_back(here.in_front);
         }
-        if (removed_.count(node) == 0 && moved.count(node) == 0) {
-            order.push_back(node);
+        if (!here.is_removed && !here.is_moved) {
+            order.push_back(nodes_[i]);
         }
-        if (const auto here = moved_.find(node); here != moved_.end()) {
-            order.push_back(here->second);
+        if (here.behind) {
+            order.push_back(here.behind);
         }
     }
     return order;
@@ -235,8 +288,10 @@ void graph_edit::count_uses(const std::vector<ggml_tensor *> & order) const {
 
 void graph_edit::finish() {
     const std::vector<ggml_tensor *> order = new_order();
-    for (const auto & [_, made] : in_front_) {
-        ggml_build_forward_expand(graph_, made); // makes it known to the graph
+    for (size_t i = 0; i < nodes_.size(); ++i) {
+        if (known_[i].in_front) {
+            ggml_build_forward_expand(graph_, known_[i].in_front); // makes it known to the graph
+        }
     }
     for (const change & each : changes_) {
         *each.node = each.to;

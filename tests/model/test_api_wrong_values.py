@@ -16,6 +16,7 @@ MESSAGES = [{"role": "user", "content": "x"}]
     ("wrong", "words"),
     [
         ({"stop": [1]}, r"found stop=\[1\]; expected a str or a list"),
+        ({"stop": 5}, "found stop=5; expected a str or a list"),
         ({"stop": "\udc80"}, "no Unicode character"),
         ({"max_tokens": "3"}, "max_tokens is '3'; expected a whole number"),
         ({"max_tokens": 2.5}, "max_tokens is 2.5; expected a whole number"),
@@ -37,6 +38,19 @@ def test_values_of_a_completion(llm, wrong, words, stream):
 def test_messages_that_are_none(llm, messages):
     with pytest.raises(OptionError, match="expected a list of dicts, with role and content"):
         llm.create_chat_completion(messages)
+
+
+def test_stops_may_be_a_tuple(llm):
+    asked = {"max_tokens": 20, "temperature": 0.0}
+    whole = llm.create_completion("a", **asked)["choices"][0]["text"]
+    cut = llm.create_completion("a", **asked, stop=("never there", whole[3:5]))["choices"][0]["text"]
+    assert whole and cut == whole[: whole.index(whole[3:5])]
+
+
+@pytest.mark.parametrize("asked", [5, {}, {"type": 5}, {"type": "jsn"}, {"schema": {}}], ids=str)
+def test_a_response_format_that_is_none(llm, asked):
+    with pytest.raises(OptionError, match="expected a dict with a type, which is text or json_object or json_"):
+        llm.create_chat_completion(MESSAGES, response_format=asked)
 
 
 def test_a_message_that_utf8_does_not_hold(llm):

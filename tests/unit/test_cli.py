@@ -506,10 +506,20 @@ def test_serve_finds_the_model_behind_flags(model, monkeypatch):
 
 
 def test_serve_refuses_two_models(model):
-    for arguments in (["--no-warmup", model, "b.gguf"], ["--jinja", model, "--port", "1", "b.gguf"]):
+    behind_flags = (["--no-warmup", model, "b.gguf"], ["--jinja", model, "--port", "1", "b.gguf"])
+    for arguments in (*behind_flags, [model, "b.gguf"], [model, "b.gguf", "--jinja"]):
         result = invoke("serve", *arguments)
         assert result.exit_code == 2
         assert f"found {model} and b.gguf; expected one model\n\nhint: draftwood serve" in result.stderr
+
+
+def test_serve_refuses_a_port_that_is_none(model, monkeypatch):
+    for port in ("99999", "65536", "-1"):
+        result = invoke("serve", model, "--port", port)
+        assert result.exit_code == 2
+        assert f"found port {port}; expected 1 to 65535, or 0 for any\n\nhint: --port" in result.stderr
+    monkeypatch.setenv("LLAMA_ARG_PORT", "70000")
+    assert "found port 70000" in invoke("serve", model).stderr
 
 
 def test_serve_names_the_way_of_drafting(model):

@@ -135,9 +135,8 @@ def _head(llm: Host, model: str | None) -> dict[str, Any]:
 
 
 def _listed(stop: Any) -> list[str]:
-    stops = stop if isinstance(stop, list) else [stop] if isinstance(stop, str) else []
-    wrong = [each for each in stops if not isinstance(each, str)]
-    if wrong:
+    stops = [] if stop is None else list(stop) if isinstance(stop, (list, tuple)) else [stop]
+    if not all(isinstance(each, str) for each in stops):
         raise OptionError(
             f"found stop={stop!r:.80}; expected a str or a list of some",
             hint='stop=["END"]; stopping_criteria= can end a text at a token',

@@ -15,6 +15,7 @@ from draftwood.errors import GrammarError, OptionError
 
 # what upstream's conversion says of a type or a reference; of other schemas it makes any JSON
 _UNKNOWN = re.compile(r"ref |Unsupported ref|Fetching remote|Unrecognized schema: .*'type': ['\[]", re.DOTALL)
+_TYPES = ("text", "json_object", "json_schema")
 _HINT = 'response_format={"type": "json_schema", "json_schema": {"schema": {"type": "object"}}}'
 
 
@@ -23,11 +24,11 @@ def with_schema(response_format: Any) -> Any:
 
     Errors: OptionError for a format that is none, or a json_schema without its object.
     """
-    if response_format is not None and (
-        not isinstance(response_format, dict) or not isinstance(response_format.get("type"), str)
-    ):
+    given = response_format.get("type") if isinstance(response_format, dict) else None
+    if response_format is not None and given not in _TYPES:
         raise OptionError(
-            f"found response_format={response_format!r:.120}; expected a dict with a type",
+            f"found response_format={response_format!r:.120}; expected a dict with a type, which is "
+            f"{' or '.join(_TYPES)}",
             hint='response_format={"type": "json_object"}',
         )
     if response_format is None or response_format["type"] != "json_schema":

@@ -139,11 +139,16 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
 
 
 def need_free_port(arguments: list[str]) -> None:
-    """Raise UnsupportedError if the server's port is taken. llama-server does not say that it is."""
+    """Refuse a port that is taken (UnsupportedError) or none (click.UsageError).
+
+    llama-server does not say that it is taken, and listens on the lowest 16 bits of a larger number.
+    """
     host = value(arguments, ("--host",), os.environ.get("LLAMA_ARG_HOST")) or "127.0.0.1"
     port = number(arguments, ("--port",), "LLAMA_ARG_PORT", 8080)
     if host.endswith(".sock") or given(arguments, _HELP_FLAGS, ()):
         return
+    if not 0 <= port < 2**16:
+        raise click.UsageError(f"found port {port}; expected 1 to 65535, or 0 for any\n\nhint: --port 8081")
     try:
         ((family, _, _, _, address),) = socket.getaddrinfo(host, port, type=socket.SOCK_STREAM)[:1]
         with socket.socket(family) as trial:
@@ -188,6 +193,7 @@ def _check(arguments: list[str]) -> None:
 def _with_model_flag(arguments: list[str]) -> list[str]:
     """Return the arguments with -m before the model: the first word, or a file behind flags."""
     if arguments and not arguments[0].startswith("-"):
+        _need_one(arguments[: 1 + (len(arguments) > 1 and _is_file(arguments[1]))])
         return ["-m", *arguments]
     if given(arguments, _MODEL_FLAGS, ()) or not any(map(_is_file, arguments)):
         return arguments
@@ -197,12 +203,15 @@ def _with_model_flag(arguments: list[str]) -> list[str]:
     ]
     if not takes or not behind:  # a program that does not answer is left to speak for itself
         return arguments
-    if len(behind) > 1:
-        found = " and ".join(arguments[i] for i in behind)
-        raise click.UsageError(
-            f"found {found}; expected one model\n\nhint: draftwood serve model.gguf --port 8081"
-        )
+    _need_one([arguments[i] for i in behind])
     return [*arguments[: behind[0]], "-m", *arguments[behind[0] :]]
+
+
+def _need_one(models: list[str]) -> None:
+    if len(models) > 1:
+        raise click.UsageError(
+            f"found {' and '.join(models)}; expected one model\n\nhint: draftwood serve model.gguf --port 8081"
+        )
 
 
 def _is_file(argument: str) -> bool:

@@ -505,12 +505,46 @@ def test_serve_finds_the_model_behind_flags(model, monkeypatch):
     assert command_line([*port, model], "off")[:-2] == [*port, "-m", model]
 
 
+@pytest.mark.parametrize(
+    ("arguments", "hint"),
+    [
+        (("run", "m.gguf", "x", "-ngl", "99"), "found -ngl, which is llama.cpp's\n\nhint: --n-gpu-layers N"),
+        (("run", "m.gguf", "-p", "x"), "hint: PROMPT stands behind MODEL"),
+        (("tree", "-m", "m.gguf", "x"), "hint: MODEL stands behind the command"),
+        (
+            ("tree", "m.gguf", "x", "--ctx-size=100"),
+            "found --ctx-size, which is llama.cpp's\n\nhint: --n-ctx N",
+        ),
+        (("bench", "m.gguf", "-md", "d.gguf"), "hint: --drafter FILE"),
+        (("bench", "m.gguf", "-c", "100"), "No such option '-c'"),  # it has none
+    ],
+)
+def test_flags_of_llama_cpp_are_answered_with_ours(arguments, hint):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert hint in result.stderr
+
+
+def test_what_stands_behind_two_dashes_is_no_flag(tmp_path):
+    assert "path does not exist" in invoke("run", "--n-ctx", "64", "--", "/nowhere.gguf", "-ngl").stderr
+
+
 def test_serve_refuses_two_models(model):
     behind_flags = (["--no-warmup", model, "b.gguf"], ["--jinja", model, "--port", "1", "b.gguf"])
     for arguments in (*behind_flags, [model, "b.gguf"], [model, "b.gguf", "--jinja"]):
         result = invoke("serve", *arguments)
         assert result.exit_code == 2
         assert f"found {model} and b.gguf; expected one model\n\nhint: draftwood serve" in result.stderr
+
+
+def test_serve_refuses_a_drafter_that_is_no_file(model, monkeypatch, tmp_path):
+    words = {"nowhere.gguf": "Drafter path does not exist: nowhere.gguf", str(tmp_path): "is a directory"}
+    for path, said in words.items():
+        result = invoke("serve", model, "-md", path, "--port", "1")
+        assert result.exit_code == 1
+        assert said in result.stderr
+    monkeypatch.setenv("LLAMA_ARG_SPEC_DRAFT_MODEL", "nowhere.gguf")
+    assert words["nowhere.gguf"] in invoke("serve", model).stderr
 
 
 def test_serve_refuses_a_port_that_is_none(model, monkeypatch):

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwood.bench.modes import BASELINE, MODES, STOCK
-from draftwood.cli import shared
+from draftwood.cli import llama_flags, shared
 from draftwood.cli.failure import SLOWER, library_needed
 
 if TYPE_CHECKING:
@@ -52,7 +52,7 @@ def _file(**settings: Any) -> click.Path:
     return click.Path(dir_okay=False, path_type=Path, **settings)
 
 
-@click.command("bench")
+@click.command("bench", cls=llama_flags.Command)
 @click.argument("model")
 @shared.drafter
 @click.option("--modes", default=",".join(MODES), show_default=True, callback=_modes,

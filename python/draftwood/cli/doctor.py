@@ -33,7 +33,7 @@ _OVERRIDE = "DRAFTWOOD_LIB_PATH"
 @click.command("doctor")
 @click.argument("model", required=False)
 @shared.drafter
-@shared.n_gpu_layers
+@shared.n_card_layers
 @shared.rpc
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 @click.pass_context
@@ -59,12 +59,13 @@ def command(ctx: click.Context, /, model: str | None, as_json: bool, **wishes: A
 
 def examine(wishes: Facts) -> Facts:
     """Return all facts, with the arguments of native.facts. `library` is {"error": ...} if it is unusable."""
+    library = _library(wishes)
     return {
         "draftwood": metadata.version("draftwood"),
         "python": f"{platform.python_version()} at {sys.executable}",
         "platform": platform.platform(),
-        "n_gpu_layers": wishes["n_gpu_layers"],
-        "library": _library(wishes),
+        "n_gpu_layers": library.pop("n_gpu_layers", wishes["n_gpu_layers"] or 0),
+        "library": library,
         "library_override": os.environ.get(_OVERRIDE),
         "llama_cpp": _llama_cpp(),
         "server": _server(),

@@ -33,7 +33,9 @@ def command() -> None:
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.option("--vram", "sizes", multiple=True, default=_SIZES, show_default=True, metavar="SIZE",
               help="Bytes of the card for everything. May be repeated.")  # fmt: skip
-@click.option("--n-ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context size.")
+@click.option(
+    "--n-ctx", type=click.IntRange(min=1), default=shared.N_CTX, show_default=True, help="Context size."
+)
 @click.option("--expert-heat", type=click.Path(dir_okay=False), metavar="FILE",
               help="Heat file of MODEL: say which part of its uses slots cover. Only read.")  # fmt: skip
 @click.option("--measure", is_flag=True,
@@ -202,7 +204,9 @@ def _of_measuring(measured: dict[str, Any]) -> str:
 @shared.expert_heat
 @shared.expert_guess
 @click.option("-n", "--tokens", type=click.IntRange(min=1), default=128, show_default=True, help="To write.")
-@click.option("--n-ctx", type=click.IntRange(min=1), default=4096, show_default=True, help="Context size.")
+@click.option(
+    "--n-ctx", type=click.IntRange(min=1), default=shared.N_CTX, show_default=True, help="Context size."
+)
 @click.option("--json", "as_json", is_flag=True, help="Print one JSON object.")
 def show(model: str, prompt: str, n_gpu_layers: int, vram: str | None, expert_vram: str | None,
          expert_heat: str | None, expert_guess: bool | None, tokens: int, n_ctx: int,

@@ -36,13 +36,13 @@ _PROMPT = (
 _MODEL: tuple[shared.Option, ...] = (
     click.option("--seed", type=click.IntRange(0, 2**32 - 2),
                  help="Seed of the sampler. Default: a new one; --json shows it."),
-    click.option("--n-ctx", type=click.IntRange(min=0), default=4096, show_default=True,
+    click.option("--n-ctx", type=click.IntRange(min=0), default=shared.N_CTX, show_default=True,
                  help="Context size in tokens; 0: the model's training context."),
     click.option("--threads", type=shared.THREADS,
                  help="CPU threads of single tokens. Default: half of the usable cores."),
     click.option("--threads-batch", type=shared.THREADS,
                  help="CPU threads of prompts and verifies. Default: --threads, or all usable cores."),
-    *(shared.n_gpu_layers, shared.vram, shared.expert_vram, shared.expert_heat),
+    *(shared.n_card_layers, shared.vram, shared.expert_vram, shared.expert_heat),
     *(shared.expert_guess, shared.expert_readahead),
     *(shared.rpc, shared.drafter, shared.draft_tokens, shared.tree_budget()),
     click.option("--draft-p-min", type=click.FloatRange(0, 1), default=DEFAULT_DRAFT_P_MIN, show_default=True,
@@ -120,8 +120,13 @@ def load_session(path: str, interrupt: Interrupt, options: dict[str, Any], **set
     """
     with library_needed():
         from draftwood.cli.session import Session
+        from draftwood.load import cpu
+        from draftwood.load.card_layers import card_layers
 
     settings.update({name: options[name] for name in _SETTINGS})
+    cpu.check()  # before the library looks for cards
+    if settings["n_gpu_layers"] is None:
+        settings["n_gpu_layers"] = card_layers(path, settings)
     threads = options["threads"]
     settings.update(n_threads=threads, n_threads_batch=options["threads_batch"] or threads)
     try:

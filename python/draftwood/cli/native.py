@@ -16,11 +16,12 @@ from typing import Any
 
 from draftwood._llama_cpp import __version__ as python_files_version
 from draftwood._llama_cpp import llama_cpp as native
-from draftwood.cli import fused
+from draftwood.cli import fused, shared
 from draftwood.engine import _capi
 from draftwood.engine.engine import build_info, probe_drafter
 from draftwood.errors import DraftwoodError
 from draftwood.load import cpu, header, rpc
+from draftwood.load.card_layers import card_layers
 from draftwood.load.devices import describe, devices, without_tree_ops
 from draftwood.load.files import checked_model
 from draftwood.options import Options, Plan, default_draft_tokens, needed_batch, plan
@@ -106,11 +107,17 @@ def tree_refusal(snapshots: int, n_gpu_layers: int, layer_devices: list[str]) ->
 
 
 def facts(
-    model: str | None, drafter: str | None = None, n_gpu_layers: int = 0, rpc_servers: str | None = None
+    model: str | None,
+    drafter: str | None = None,
+    n_gpu_layers: int | None = 0,
+    rpc_servers: str | None = None,
 ) -> dict[str, Any]:
-    """Return everything that only the loaded library can tell; arguments as those of `Llama`."""
+    """Return everything that only the loaded library can tell; arguments as those of `draftwood run`."""
     remote: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
+    if n_gpu_layers is None:
+        wished = {"n_ctx": shared.N_CTX, "drafter": drafter, "rpc_servers": rpc_servers}
+        n_gpu_layers = card_layers(model, wished) if model else 0
     with _noted(refused):
         cpu.check()
     with _noted(refused):
@@ -118,6 +125,7 @@ def facts(
         remote = [describe(device) for device in servers.devices] if servers else []
     names = [device["name"] for device in (*remote, *map(describe, without_tree_ops()))]
     return {
+        "n_gpu_layers": n_gpu_layers,
         "build": build_info(),
         "api_version": _capi.API_VERSION,
         "python_files_version": python_files_version,

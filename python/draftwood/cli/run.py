@@ -12,6 +12,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from draftwood.cli import llama_flags
 from draftwood.cli.failure import INTERRUPTED
 from draftwood.cli.inputs import load_session, model_options, prompt_options, prompt_text
 from draftwood.cli.progress import Interrupt
@@ -30,7 +31,7 @@ SAMPLING = ("temp", "top_k", "top_p", "min_p")
 _MODEL = ("speculation", "exact")
 
 
-@click.command("run")
+@click.command("run", cls=llama_flags.Command)
 @prompt_options(chat=None, default="--chat if the model has a template")
 @click.option("-n", "--max-tokens", type=int, default=-1,
               help="Most tokens to generate. Default, and for 0 or less: no limit.")  # fmt: skip

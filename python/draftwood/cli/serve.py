@@ -25,10 +25,10 @@ if TYPE_CHECKING:
 
 _MODEL_FLAGS = ("-m", "--model")
 # a user who gives one of these has chosen a drafter; names from common/arg.cpp at the pin
-_DRAFTER_FLAGS = frozenset(
-    ("--spec-draft-model", "-md", "--model-draft", "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
-)
-_DRAFTER_VARIABLES = ("LLAMA_ARG_SPEC_DRAFT_MODEL", "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
+_DRAFTER_FILE_FLAGS = ("--spec-draft-model", "-md", "--model-draft")
+_DRAFTER_FILE_VARIABLE = "LLAMA_ARG_SPEC_DRAFT_MODEL"
+_DRAFTER_FLAGS = frozenset((*_DRAFTER_FILE_FLAGS, "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"))
+_DRAFTER_VARIABLES = (_DRAFTER_FILE_VARIABLE, "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
 _TYPE, _TYPE_VARIABLE = "--spec-type", "LLAMA_ARG_SPEC_TYPE"
 _TYPE_FLAGS = frozenset((_TYPE, "--spec-default"))
 _DRAFT_VARIABLES = (_TYPE_VARIABLE, *_DRAFTER_VARIABLES)
@@ -103,6 +103,7 @@ def command(arguments: tuple[str, ...], speculation: str, **pool: Any) -> None:
     cpu.check()
     _capi.cuda.hand_on(os.environ)
     flags = command_line(list(arguments), speculation)  # before the port: --prot 8081 names another one
+    need_drafter(flags)
     need_free_port(flags)
     command = [server, *with_page(with_pool(flags, **pool))]
     sys.stderr.flush()
@@ -136,6 +137,15 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
             click.echo(f"draftwood: nothing is drafted: {planned.reason}", err=True)
             return arguments
     return [*arguments, _TYPE, _TYPES[speculation]]
+
+
+def need_drafter(arguments: list[str]) -> None:
+    """Raise ModelFileError if a drafter is given by a file that is none: not after the model has loaded."""
+    path = value(arguments, _DRAFTER_FILE_FLAGS, os.environ.get(_DRAFTER_FILE_VARIABLE))
+    if path and not given(arguments, _HELP_FLAGS, ()):
+        with library_needed():
+            from draftwood.load.files import need_drafter_file
+        need_drafter_file(path)
 
 
 def need_free_port(arguments: list[str]) -> None:
@@ -210,7 +220,8 @@ def _with_model_flag(arguments: list[str]) -> list[str]:
 def _need_one(models: list[str]) -> None:
     if len(models) > 1:
         raise click.UsageError(
-            f"found {' and '.join(models)}; expected one model\n\nhint: draftwood serve model.gguf --port 8081"
+            f"found {' and '.join(models)}; expected one model\n\n"
+            "hint: draftwood serve model.gguf --port 8081"
         )
 
 

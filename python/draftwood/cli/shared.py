@@ -19,12 +19,17 @@ from draftwood.options import (
 
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 THREADS = click.IntRange(1, MAX_THREADS)
+N_CTX = 4096
+"""Tokens of a context where nobody says."""
 
 drafter = click.option(
     "--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for MODEL."
 )
 n_gpu_layers = click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
                             help="Layers on GPUs; -1: all.")  # fmt: skip
+n_card_layers = click.option("--n-gpu-layers", type=click.IntRange(min=-1),
+                             help="Layers on GPUs; -1: all. Default: all of a model that has room there, "
+                             "else 0.")  # fmt: skip
 vram = click.option("--vram", metavar="SIZE",
                     help="Bytes of the card for everything, such as 12GiB: experts that do not fit stay in "
                     "host memory.")  # fmt: skip

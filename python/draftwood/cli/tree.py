@@ -11,6 +11,7 @@ from typing import IO, TYPE_CHECKING, Any
 
 import click
 
+from draftwood.cli import llama_flags
 from draftwood.cli.inputs import load_session, model_options, prompt_options, prompt_text
 from draftwood.cli.progress import Interrupt
 
@@ -25,7 +26,7 @@ Spell = Callable[[int], bytes]
 _SPECULATIONS = ("tree", "mtp", "dflash", "ngram")
 
 
-@click.command("tree")
+@click.command("tree", cls=llama_flags.Command)
 @prompt_options(chat=False, default="--raw")
 @click.option("--rounds", "n_rounds", type=click.IntRange(min=1), default=1, show_default=True,
               help="Number of rounds.")  # fmt: skip

@@ -29,6 +29,11 @@ def checked_model(path: str) -> ModelInfo:
     return info
 
 
+def need_drafter_file(path: str) -> None:
+    """Raise ModelFileError where no GGUF is. What kind of drafter it is, who loads it says."""
+    _probed(path, "Drafter")
+
+
 def checked_lora(path: Any) -> str | None:
     """Return lora_path= as text; None and "" stand for none. Errors: ModelFileError for no GGUF."""
     if not path:

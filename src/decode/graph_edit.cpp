@@ -47,7 +47,9 @@ graph_edit::graph_edit(ggml_cgraph * graph, const std::vector<const ggml_tensor 
     number();
     find_readers();
     for (const ggml_tensor * node : kept) {
-        of(node).is_kept = true;
+        if (node) {
+            of(node).is_kept = true;
+        }
     }
 }
 
@@ -101,14 +103,14 @@ void graph_edit::find_readers() {
 }
 
 graph_edit::readers graph_edit::users(const ggml_tensor * tensor) const {
+    if (!tensor) {
+        return { nullptr, 0 };
+    }
     const known & found = of(tensor);
     return { readers_.data() + found.first_reader, (size_t) found.n_readers };
 }
 
 ggml_tensor * graph_edit::only_user(const ggml_tensor * tensor) const {
-    if (!tensor) {
-        return nullptr;
-    }
     const readers found = users(tensor);
     return found.size() == 1 ? found[0] : nullptr;
 }
@@ -222,7 +224,8 @@ bool graph_edit::postpone(ggml_tensor * node, const std::vector<ggml_tensor *> &
         return is_view(between) || std::find(others.begin(), others.end(), between) != others.end();
     };
     const readers all = users(node);
-    if (!std::all_of(all.begin(), all.end(), is_late) || !std::all_of(inputs.begin(), inputs.end(), is_early) ||
+    if (!is_node(last) || !std::all_of(all.begin(), all.end(), is_late) ||
+        !std::all_of(inputs.begin(), inputs.end(), is_early) ||
         !std::all_of(nodes_.begin() + first, nodes_.begin() + last, is_idle)) {
         return false;
     }

@@ -40,6 +40,13 @@ def test_messages_that_are_none(llm, messages):
         llm.create_chat_completion(messages)
 
 
+@pytest.mark.parametrize("wrong", [5, [1], (None,)], ids=str)
+def test_stops_of_a_chat(llm, wrong):
+    with pytest.raises(OptionError, match="expected a str or a list of some"):
+        llm.create_chat_completion(MESSAGES, stop=wrong, max_tokens=2)
+    assert llm.create_chat_completion(MESSAGES, stop=("never there",), max_tokens=2)["choices"]
+
+
 def test_stops_may_be_a_tuple(llm):
     asked = {"max_tokens": 20, "temperature": 0.0}
     whole = llm.create_completion("a", **asked)["choices"][0]["text"]

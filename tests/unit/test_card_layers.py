@@ -43,27 +43,61 @@ def test_none_without_a_card(machine):
 
 def test_all_where_they_have_room(machine):
     needed = experts.beside(DENSE, KWARGS)
-    for free in ([needed], [needed // 2 + 1] * 2):
-        machine(*free)
-        assert card_layers("dense", KWARGS) == -1
+    machine(needed)
+    assert card_layers("dense", KWARGS) == -1
+    machine(*[(needed + experts.SPARE) // 2 + 1] * 2)
+    assert card_layers("dense", KWARGS) == -1
 
 
-def test_too_large_a_model_stays_and_says_so(machine):
-    machine(experts.beside(DENSE, KWARGS) - 1)
-    with pytest.warns(
-        UserWarning, match="CUDA0 has .* free: every layer stays on the CPU; n_gpu_layers=N puts"
-    ):
+@pytest.mark.parametrize(
+    ("missing", "n_cards", "words"),
+    [
+        (
+            1,
+            1,
+            "this model takes .* are free on CUDA0: every layer stays on the CPU; n_gpu_layers=N puts N",
+        ),
+        (0, 2, "this model takes .* are free on CUDA0 and CUDA1: every"),  # each needs a share of the rest
+    ],
+)
+def test_too_large_a_model_stays_and_says_so(machine, missing, n_cards, words):
+    machine(*[(experts.beside(DENSE, KWARGS) - missing) // n_cards] * n_cards)
+    with pytest.warns(UserWarning, match=words):
         assert card_layers("dense", KWARGS) == 0
 
 
-def test_experts_need_no_room_on_one_cuda_card(machine):
+def test_experts_need_no_room_on_a_card_that_is_alone(machine):
     rest = experts.beside(INFO, KWARGS)
     machine(rest)
     assert card_layers("experts", KWARGS) == -1
-    for free, backend in (([rest // 2] * 2, "CUDA"), ([rest], "Vulkan")):  # no pool there
-        machine(*free, backend=backend)
-        with pytest.warns(UserWarning, match="every layer stays on the CPU"):
-            assert card_layers("experts", KWARGS) == 0
+    machine(rest - 1)
+    with pytest.warns(UserWarning, match="this model without its experts takes"):
+        assert card_layers("experts", KWARGS) == 0
+    machine(rest, rest)
+    with pytest.warns(UserWarning, match="this model takes"):
+        assert card_layers("experts", KWARGS) == 0
+
+
+@pytest.mark.parametrize("size", ["vram", "expert_vram"])
+def test_a_pool_is_on_one_card(machine, size):
+    machine(100 * GIB, 100 * GIB)
+    with pytest.warns(UserWarning, match="a pool of experts lies on one card"):
+        assert card_layers("experts", {**KWARGS, size: "6GiB"}) == 0
+
+
+@pytest.mark.parametrize(
+    ("fields", "words"), [({"is_split": True}, "several files"), ({"kv_values": 0}, "cache")]
+)
+def test_what_a_header_does_not_say_is_no_room(machine, monkeypatch, fields, words):
+    machine(100 * GIB)
+    monkeypatch.setattr(module, "checked_model", lambda _: replace(DENSE, **fields))
+    with pytest.warns(UserWarning, match=words):
+        assert card_layers("dense", KWARGS) == 0
+
+
+def test_other_cards_are_for_the_user_to_name(machine):
+    machine(100 * GIB, backend="Vulkan")
+    assert card_layers("dense", KWARGS) == 0
 
 
 def test_a_file_that_is_no_model_is_left_to_who_loads_it(machine, monkeypatch):
@@ -75,6 +109,7 @@ def test_a_file_that_is_no_model_is_left_to_who_loads_it(machine, monkeypatch):
     assert card_layers("text.txt", KWARGS) == 0
 
 
-def test_with_rpc_servers_the_user_says(machine):
+@pytest.mark.parametrize("wish", [{"rpc_servers": "localhost:1"}, {"expert_readahead": True}], ids=str)
+def test_wishes_for_layers_elsewhere(machine, wish):
     machine(100 * GIB)
-    assert card_layers("experts", {**KWARGS, "rpc_servers": "localhost:1"}) == 0
+    assert card_layers("experts", {**KWARGS, **wish}) == 0

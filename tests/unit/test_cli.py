@@ -25,6 +25,7 @@ import click
 import draftwood.cli.doctor as doctor_module
 import draftwood.cli.serve as serve_module
 import pytest
+from click.shell_completion import BashComplete
 from click.testing import CliRunner
 from draftwood.cli import Commands, cli
 from draftwood.cli.doctor import paths, problems
@@ -33,7 +34,7 @@ from draftwood.cli.failure import in_options
 from draftwood.cli.inputs import prompt_text
 from draftwood.cli.progress import Bar, Interrupt
 from draftwood.cli.run import Writer, outputs_meet, summary
-from draftwood.cli.serve import command_line
+from draftwood.cli.serve import command_line, need_drafter
 from draftwood.errors import OptionError, UnsupportedError
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -516,7 +517,9 @@ def test_serve_finds_the_model_behind_flags(model, monkeypatch):
             "found --ctx-size, which is llama.cpp's\n\nhint: --n-ctx N",
         ),
         (("bench", "m.gguf", "-md", "d.gguf"), "hint: --drafter FILE"),
+        (("experts", "show", "m.gguf", "-ngl", "99"), "hint: --n-gpu-layers N"),
         (("bench", "m.gguf", "-c", "100"), "No such option '-c'"),  # it has none
+        (("bench", "m.gguf", "-p", "x"), "No such option '-p'"),
     ],
 )
 def test_flags_of_llama_cpp_are_answered_with_ours(arguments, hint):
@@ -525,13 +528,20 @@ def test_flags_of_llama_cpp_are_answered_with_ours(arguments, hint):
     assert hint in result.stderr
 
 
+def test_a_line_that_a_shell_completes_may_have_them():
+    line = BashComplete(cli, {}, "draftwood", "_DRAFTWOOD_COMPLETE")
+    found = line.get_completions(["run", "m.gguf", "-c", "100"], "--n-")
+    assert "--n-ctx" in [each.value for each in found]
+
+
 def test_what_stands_behind_two_dashes_is_no_flag(tmp_path):
     assert "path does not exist" in invoke("run", "--n-ctx", "64", "--", "/nowhere.gguf", "-ngl").stderr
 
 
 def test_serve_refuses_two_models(model):
     behind_flags = (["--no-warmup", model, "b.gguf"], ["--jinja", model, "--port", "1", "b.gguf"])
-    for arguments in (*behind_flags, [model, "b.gguf"], [model, "b.gguf", "--jinja"]):
+    behind_model = ([model, "b.gguf"], [model, "--jinja", "b.gguf"], ["-m", model, "--port", "1", "b.gguf"])
+    for arguments in (*behind_flags, *behind_model):
         result = invoke("serve", *arguments)
         assert result.exit_code == 2
         assert f"found {model} and b.gguf; expected one model\n\nhint: draftwood serve" in result.stderr
@@ -545,6 +555,9 @@ def test_serve_refuses_a_drafter_that_is_no_file(model, monkeypatch, tmp_path):
         assert said in result.stderr
     monkeypatch.setenv("LLAMA_ARG_SPEC_DRAFT_MODEL", "nowhere.gguf")
     assert words["nowhere.gguf"] in invoke("serve", model).stderr
+    need_drafter([model, "-hfd", "user/repo"])  # the file is one of the repository
+    monkeypatch.setenv("LLAMA_ARG_SPEC_DRAFT_HF_REPO", "user/repo")
+    need_drafter([model])
 
 
 def test_serve_refuses_a_port_that_is_none(model, monkeypatch):
@@ -829,6 +842,8 @@ def test_doctor_says_that_layers_stay_on_the_cpu_and_what_to_do():
         device = {"name": name, "type": "GPU", "backend": backend}
         given = facts(n_gpu_layers=-1, library={"devices": [device]})
         assert reasons(given)["layers on a GPU"] == (True, name)
+    given = facts(library={"no_layers_because": "this model takes 9 GiB"})  # where nobody said how many
+    assert reasons(given)["layers on a GPU"] == (False, "this model takes 9 GiB")
 
 
 MODEL_FACTS = {"path": "m.gguf", "architecture": "qwen35moe", "n_layer_nextn": 1, "n_tensors": 5,

@@ -11,6 +11,7 @@ from collections.abc import Iterable
 from typing import Any
 
 from draftwood.api.formats import require_grammar_of, with_schema
+from draftwood.api.stops import listed_stops
 from draftwood.api.tools import forced_function, require_tools, with_parameters
 from draftwood.errors import OptionError
 from draftwood.load.grammars import require_schema
@@ -50,6 +51,8 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
     request = dict(bound.arguments)
     del request["self"]
     _check_messages(request["messages"])
+    if request["stop"] is not None:
+        request["stop"] = listed_stops(request["stop"])  # upstream's handlers add theirs
     forced = forced_function(request["tool_choice"], request["function_call"])
     request["response_format"] = with_schema(request["response_format"])
     require_schema(request["response_format"], "response_format")

@@ -27,6 +27,7 @@ from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.api.detokenize import Growing, Pieces
 from draftwood.api.logprobs import of_completion
 from draftwood.api.prompt import checked_prompt, prompt_tokens, room_for_reply, text_in_words
+from draftwood.api.stops import listed_stops
 from draftwood.api.stream import Chunks
 from draftwood.api.timings import Latest, Timer
 from draftwood.errors import IDS_HINT, CacheError, OptionError, translated
@@ -87,7 +88,7 @@ def _prepare(llm: Host, pieces: Pieces, request: dict[str, Any]) -> _Run:
     prompt = checked_prompt(request["prompt"])
     tokens = prompt_tokens(llm, prompt, request["suffix"])
     max_tokens = room_for_reply(llm, request, len(tokens))
-    stops = [stop.encode("utf-8") for stop in _listed(request["stop"])]
+    stops = [stop.encode("utf-8") for stop in listed_stops(request["stop"])]
     head = _head(llm, request["model"])
     # an empty prompt begins with BOS, which keeps a leading space out of the text
     reply = Growing(pieces, [] if len(prompt) > 0 else [llm.token_bos()])
@@ -132,16 +133,6 @@ def _head(llm: Host, model: str | None) -> dict[str, Any]:
         "created": int(time.time()),
         "model": model if model is not None else llm.model_path,
     }
-
-
-def _listed(stop: Any) -> list[str]:
-    stops = [] if stop is None else list(stop) if isinstance(stop, (list, tuple)) else [stop]
-    if not all(isinstance(each, str) for each in stops):
-        raise OptionError(
-            f"found stop={stop!r:.80}; expected a str or a list of some",
-            hint='stop=["END"]; stopping_criteria= can end a text at a token',
-        )
-    return stops
 
 
 def _seed(given: Any, of_llm: int) -> int:

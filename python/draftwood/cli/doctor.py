@@ -19,7 +19,7 @@ from typing import Any
 
 import click
 
-from draftwood.cli import shared
+from draftwood.cli import llama_flags, shared
 from draftwood.cli.doctor_words import describe
 from draftwood.cli.failure import in_options
 from draftwood.cli.serve import program
@@ -28,9 +28,10 @@ Facts = dict[str, Any]
 
 _REINSTALL = "pip install --force-reinstall --no-cache-dir PATH   (of draftwood's checkout, or of its wheel)"
 _OVERRIDE = "DRAFTWOOD_LIB_PATH"
+_LAYERS = "layers on a GPU"
 
 
-@click.command("doctor")
+@click.command("doctor", cls=llama_flags.Command)
 @click.argument("model", required=False)
 @shared.drafter
 @shared.n_card_layers
@@ -184,7 +185,9 @@ def paths(facts: Facts) -> list[Facts]:
     if gpus:
         exact += f"; of layers on {', '.join(gpus)} (n_gpu_layers) those parts that are one op (docs/ops.md)"
     cuda_reason = _cuda_reason(build["cuda"], cuda, library["cuda"])
+    why_none = library.get("no_layers_because")
     layers = [_layers(gpus, cuda_reason)] if facts["n_gpu_layers"] != 0 else []
+    layers += [_path(_LAYERS, False, why_none)] if why_none else []
     return [
         *layers,
         _path("row-exact kernels", any(d["type"] == "CPU" for d in library["devices"]), exact),
@@ -244,10 +247,9 @@ def _flash(model: Facts | None, n_gpu_layers: int, gpus: list[str], own: list[st
 
 def _layers(gpus: list[str], cuda_reason: str) -> Facts:
     """Say where --n-gpu-layers puts layers: llama.cpp keeps them without a word where there is no GPU."""
-    name = "layers on a GPU"
     if gpus:
-        return _path(name, True, ", ".join(gpus))
-    return _path(name, False, f"all stay on the CPU: CUDA is {cuda_reason}")
+        return _path(_LAYERS, True, ", ".join(gpus))
+    return _path(_LAYERS, False, f"all stay on the CPU: CUDA is {cuda_reason}")
 
 
 def _cuda_reason(built: bool, gpus: list[str], cuda: Facts) -> str:

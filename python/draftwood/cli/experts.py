@@ -15,7 +15,7 @@ from typing import Any
 
 import click
 
-from draftwood.cli import shared
+from draftwood.cli import llama_flags, shared
 from draftwood.cli.failure import Commands, library_needed
 from draftwood.errors import OptionError
 
@@ -29,7 +29,7 @@ def command() -> None:
     """Plan, try and look into a mixture of experts that is larger than the card."""
 
 
-@command.command("plan")
+@command.command("plan", cls=llama_flags.Command)
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.option("--vram", "sizes", multiple=True, default=_SIZES, show_default=True, metavar="SIZE",
               help="Bytes of the card for everything. May be repeated.")  # fmt: skip
@@ -195,7 +195,7 @@ def _of_measuring(measured: dict[str, Any]) -> str:
     return words if measured["step_ms"] else f"{words}: too close to predict speeds"
 
 
-@command.command("show")
+@command.command("show", cls=llama_flags.Command)
 @click.argument("model", type=click.Path(dir_okay=False))
 @click.argument("prompt", default=_PROMPT)
 @shared.n_gpu_layers

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import json
 import sys
+import warnings
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict
@@ -115,9 +116,12 @@ def facts(
     """Return everything that only the loaded library can tell; arguments as those of `draftwood run`."""
     remote: list[dict[str, Any]] = []
     refused: list[dict[str, str]] = []
+    notes: list[warnings.WarningMessage] = []
     if n_gpu_layers is None:
         wished = {"n_ctx": shared.N_CTX, "drafter": drafter, "rpc_servers": rpc_servers}
-        n_gpu_layers = card_layers(model, wished) if model else 0
+        with warnings.catch_warnings(record=True) as notes:
+            warnings.simplefilter("always")
+            n_gpu_layers = card_layers(model, wished) if model else 0
     with _noted(refused):
         cpu.check()
     with _noted(refused):
@@ -126,6 +130,7 @@ def facts(
     names = [device["name"] for device in (*remote, *map(describe, without_tree_ops()))]
     return {
         "n_gpu_layers": n_gpu_layers,
+        "no_layers_because": "; ".join(str(note.message) for note in notes),
         "build": build_info(),
         "api_version": _capi.API_VERSION,
         "python_files_version": python_files_version,

@@ -27,8 +27,11 @@ _MODEL_FLAGS = ("-m", "--model")
 # a user who gives one of these has chosen a drafter; names from common/arg.cpp at the pin
 _DRAFTER_FILE_FLAGS = ("--spec-draft-model", "-md", "--model-draft")
 _DRAFTER_FILE_VARIABLE = "LLAMA_ARG_SPEC_DRAFT_MODEL"
-_DRAFTER_FLAGS = frozenset((*_DRAFTER_FILE_FLAGS, "--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft"))
-_DRAFTER_VARIABLES = (_DRAFTER_FILE_VARIABLE, "LLAMA_ARG_SPEC_DRAFT_HF_REPO")
+# with one of these the file is one of a repository
+_DRAFTER_SOURCE_FLAGS = ("--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
+_DRAFTER_SOURCE_VARIABLES = ("LLAMA_ARG_SPEC_DRAFT_HF_REPO",)
+_DRAFTER_FLAGS = frozenset((*_DRAFTER_FILE_FLAGS, *_DRAFTER_SOURCE_FLAGS))
+_DRAFTER_VARIABLES = (_DRAFTER_FILE_VARIABLE, *_DRAFTER_SOURCE_VARIABLES)
 _TYPE, _TYPE_VARIABLE = "--spec-type", "LLAMA_ARG_SPEC_TYPE"
 _TYPE_FLAGS = frozenset((_TYPE, "--spec-default"))
 _DRAFT_VARIABLES = (_TYPE_VARIABLE, *_DRAFTER_VARIABLES)
@@ -142,7 +145,8 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
 def need_drafter(arguments: list[str]) -> None:
     """Raise ModelFileError if a drafter is given by a file that is none: not after the model has loaded."""
     path = value(arguments, _DRAFTER_FILE_FLAGS, os.environ.get(_DRAFTER_FILE_VARIABLE))
-    if path and not given(arguments, _HELP_FLAGS, ()):
+    is_local = not given(arguments, _DRAFTER_SOURCE_FLAGS, _DRAFTER_SOURCE_VARIABLES)
+    if path and is_local and not given(arguments, _HELP_FLAGS, ()):
         with library_needed():
             from draftwood.load.files import need_drafter_file
         need_drafter_file(path)
@@ -202,19 +206,18 @@ def _check(arguments: list[str]) -> None:
 
 def _with_model_flag(arguments: list[str]) -> list[str]:
     """Return the arguments with -m before the model: the first word, or a file behind flags."""
-    if arguments and not arguments[0].startswith("-"):
-        _need_one(arguments[: 1 + (len(arguments) > 1 and _is_file(arguments[1]))])
+    first = arguments[:1] if arguments and not arguments[0].startswith("-") else []
+    named = value(arguments, _MODEL_FLAGS, None)
+    files = [i for i in range(len(first), len(arguments)) if _is_file(arguments[i])]
+    # a program that does not answer is left to speak for itself
+    takes = taking_values(program("llama-server")) if len(files) > (named is not None) else frozenset()
+    others = [i for i in files if takes and name_of(arguments[i - 1]) not in takes]
+    _need_one([*first, *filter(None, [named]), *(arguments[i] for i in others)])
+    if first:
         return ["-m", *arguments]
-    if given(arguments, _MODEL_FLAGS, ()) or not any(map(_is_file, arguments)):
+    if named or not others:
         return arguments
-    takes = taking_values(program("llama-server"))
-    behind = [
-        i for i, each in enumerate(arguments) if _is_file(each) and name_of(arguments[i - 1]) not in takes
-    ]
-    if not takes or not behind:  # a program that does not answer is left to speak for itself
-        return arguments
-    _need_one([arguments[i] for i in behind])
-    return [*arguments[: behind[0]], "-m", *arguments[behind[0] :]]
+    return [*arguments[: others[0]], "-m", *arguments[others[0] :]]
 
 
 def _need_one(models: list[str]) -> None:

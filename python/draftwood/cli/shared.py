@@ -28,8 +28,8 @@ drafter = click.option(
 n_gpu_layers = click.option("--n-gpu-layers", type=click.IntRange(min=-1), default=0, show_default=True,
                             help="Layers on GPUs; -1: all.")  # fmt: skip
 n_card_layers = click.option("--n-gpu-layers", type=click.IntRange(min=-1),
-                             help="Layers on GPUs; -1: all. Default: all of a model that has room there, "
-                             "else 0.")  # fmt: skip
+                             help="Layers on GPUs; -1: all. Default: all where CUDA cards have room, or one "
+                             "has it for all but experts; else 0.")  # fmt: skip
 vram = click.option("--vram", metavar="SIZE",
                     help="Bytes of the card for everything, such as 12GiB: experts that do not fit stay in "
                     "host memory.")  # fmt: skip

@@ -28,7 +28,7 @@ IN_PLAIN_MEMORY = "slots of experts lie in plain memory"
 """How the warning begins that a pool is on no card."""
 _NO_SPLIT = 0  # LLAMA_SPLIT_MODE_NONE
 _STAGED_LAYERS = 2
-_SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees, a short head
+SPARE = 3 << 29  # bytes: CUDA's own, activations, kept graphs, draft trees, a short head
 _SEQUENCE = 1 << 27  # bytes: the recurrent state and draft trees of one more, 35B-A3B's
 _LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for decoding are worth more
 
@@ -117,13 +117,13 @@ def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
     """Return an estimate of the card's bytes that a model takes without its experts.
 
     Weights, a KV cache of f16 values, logits of a batch, the files of a `drafter` and of a projector
-    (`mmproj`), what further sequences (`n_seq_max`) keep, and _SPARE for what else is computed and kept.
+    (`mmproj`), what further sequences (`n_seq_max`) keep, and SPARE for what else is computed and kept.
     """
     n_rows: int = min(kwargs.get("n_ubatch", 512), kwargs.get("n_batch", 512))
     logits = 4 * info.n_vocab * n_rows
     files = info.file_bytes + sum(_file_bytes(kwargs.get(name)) for name in ("drafter", "mmproj"))
     sequences: int = _SEQUENCE * (kwargs.get("n_seq_max", 1) - 1)
-    return files - info.expert_bytes + cache_bytes(info, _n_ctx(info, kwargs)) + logits + sequences + _SPARE
+    return files - info.expert_bytes + cache_bytes(info, _n_ctx(info, kwargs)) + logits + sequences + SPARE
 
 
 def cache_bytes(info: ModelInfo, n_ctx: int) -> int:

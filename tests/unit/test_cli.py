@@ -534,7 +534,7 @@ def test_a_line_that_a_shell_completes_may_have_them():
     assert "--n-ctx" in [each.value for each in found]
 
 
-def test_what_stands_behind_two_dashes_is_no_flag(tmp_path):
+def test_what_stands_behind_two_dashes_is_no_flag():
     assert "path does not exist" in invoke("run", "--n-ctx", "64", "--", "/nowhere.gguf", "-ngl").stderr
 
 

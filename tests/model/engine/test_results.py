@@ -106,6 +106,25 @@ def test_logits_of_kept_rows_are_there_for_whoever_asks(rig, run_of):
         assert np.array_equal(r.logits(i), run.rows[1 + i])
 
 
+def test_a_sampler_of_the_backend_that_is_not_there_reads_no_logits(rig):
+    """llama-server asks after each row for the token that such a sampler chose."""
+    r = rig(drafter=MTP, results=_capi.RESULTS_TOP)
+    last = r.start()
+    r.engine.set_request(n_top=1)
+    for first in (True, False):
+        r.engine.propose(last)
+        r.engine.verify()
+        if first:  # rows have their place in host memory now
+            host = np.ctypeslib.as_array(native.llama_get_logits_ith(r.ctx, 0), shape=(r.n_vocab,))
+            host[:] = -1.0
+            last, _ = r.sample()
+            r.engine.commit()
+    assert native.llama_get_sampled_token_ith(r.ctx, 0) == native.LLAMA_TOKEN_NULL
+    assert (host == -1.0).all()
+    assert r.logits(0).max() > -1.0
+    assert (host != -1.0).any()
+
+
 def test_a_schedule_decides_whatever_comes_out(rig):
     r = rig(drafter=MTP)
     last = r.start()

@@ -20,15 +20,21 @@ __device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t 
     return y;
 }
 
+// An address in shared memory. Made of a pointer once for many copies: the compiler makes it again for each.
+using shared_address = uint32_t;
+
+__device__ __forceinline__ shared_address address_of(void * shared) {
+    return (uint32_t) __cvta_generic_to_shared(shared);
+}
+
 // Copies 16 bytes into shared memory, without waiting; both addresses are multiples of 16. What was read this way is
 // the first to leave L2.
-__device__ __forceinline__ void copy_16(void * shared, const void * from) {
+__device__ __forceinline__ void copy_16(shared_address to, const void * from) {
 #if __CUDA_ARCH__ >= 800
     uint64_t read_once;
     asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(
-                     (uint32_t) __cvta_generic_to_shared(shared)),
-                 "l"(from), "l"(read_once)
+    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                 "l"(read_once)
                  : "memory");
 #else
     NO_DEVICE_CODE;

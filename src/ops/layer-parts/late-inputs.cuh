@@ -18,8 +18,8 @@ struct late_normalised {
         float *               squares; // [n][n_pieces], sums of squares of x
     };
 
-    // of 128 values each, and empty ones up to a multiple of four
-    static __host__ __device__ int n_pieces(int64_t width) { return (int) ((width + 511) / 512 * 4); }
+    // of 256 values each, and empty ones up to a multiple of four
+    static __host__ __device__ int n_pieces(int64_t width) { return (int) ((width + 1023) / 1024 * 4); }
     static size_t                  bytes(int64_t n, int64_t width) {
         return quant_rows<32, false>::bytes(n, width) + sizeof(float) * n * n_pieces(width);
     }
@@ -32,28 +32,17 @@ struct late_normalised {
 
     // All warps of a block.
     __device__ __forceinline__ void write(int n, const rows_in_block & out) const {
-        const int n_of_row = n_pieces(input.width), n_all = n * n_of_row, step = blockDim.x / 32,
-                  lane = threadIdx.x % 32;
+        const int n_all = n * n_pieces(input.width), step = blockDim.x / 32;
         for (int p0 = threadIdx.x / 32; p0 < n_all; p0 += at_once * step) {
-            float4 values[at_once], norms[at_once];
+            eight_of_piece mine[at_once];
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
-                const int  piece = min(p0 + i * step, n_all - 1), row = piece / n_of_row;
-                const int  at       = (piece - row * n_of_row) * 32 + lane;
-                const bool is_there = at < input.width / 4;
-                values[i] = is_there ? ((const float4 *) (input.x + row * input.stride))[at] : make_float4(0, 0, 0, 0);
-                norms[i]  = is_there ? ((const float4 *) input.norm)[at] : values[i];
+                mine[i] = eight_of(min(p0 + i * step, n_all - 1));
             }
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
-                const int piece = p0 + i * step, row = piece / n_of_row, at = (piece - row * n_of_row) * 32 + lane;
-                if (piece < n_all) {
-                    const float4 v = values[i], w = norms[i];
-                    const float  sum = sum_of_lanes(add_products(0.0f, v, v));
-                    if (lane == 0) {
-                        out.squares[piece] = sum;
-                    }
-                    out.x.store(row, at, times(v, w), at < input.width / 4);
+                if (p0 + i * step < n_all) {
+                    write(p0 + i * step, mine[i], out);
                 }
             }
         }
@@ -77,6 +66,44 @@ struct late_normalised {
 
   private:
     static constexpr int at_once = 2; // pieces of a warp whose loads overlap
+
+    // A lane's part of a piece, and the norm's.
+    struct eight_of_piece {
+        float4 x[2], norm[2];
+        int    row, at; // of eights
+        bool   is_there;
+    };
+
+    __device__ __forceinline__ eight_of_piece eight_of(int piece) const {
+        const int      n_of_row = n_pieces(input.width);
+        eight_of_piece v;
+        v.row           = piece / n_of_row;
+        v.at            = (piece - v.row * n_of_row) * 32 + threadIdx.x % 32;
+        v.is_there      = v.at < input.width / 8;
+        const int first = v.is_there ? 2 * v.at : 0; // so that no load waits for another one's value
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            v.x[i]    = ((const float4 *) (input.x + v.row * input.stride))[first + i];
+            v.norm[i] = ((const float4 *) input.norm)[first + i];
+        }
+        return v;
+    }
+
+    static __device__ __forceinline__ void write(int piece, const eight_of_piece & v, const rows_in_block & out) {
+        float4 scaled[2];
+        float  sum = 0.0f;
+#pragma unroll
+        for (int i = 0; i < 2; ++i) {
+            const float4 x = v.is_there ? v.x[i] : make_float4(0, 0, 0, 0);
+            sum            = add_products(sum, x, x);
+            scaled[i]      = times(x, v.norm[i]);
+        }
+        sum = sum_of_lanes(sum);
+        if (threadIdx.x % 32 == 0) {
+            out.squares[piece] = sum;
+        }
+        out.x.store(v.row, v.at, scaled, v.is_there);
+    }
 };
 
 } // namespace dw::layer_parts

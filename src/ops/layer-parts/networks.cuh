@@ -171,10 +171,11 @@ template <int n_columns> __device__ __forceinline__ float hidden_value(const flo
     return silu(of[0]) * of[1];
 }
 
-// Hidden values from `begin` on of all pairs of a group, n_columns at most. before(): called when weights are on their
-// way.
-template <ggml_type type, int n_columns, typename before_type> __device__ __forceinline__ void
-hide_tiles(const group & g, int begin, const tile_plan & plan, const team & by, char * memory, before_type && before) {
+// Hidden values from `begin` on of all pairs of a group, n_columns at most. row_of_lane: of pair `lane`, for it would
+// be late if it were asked for behind weights. before(): called when these are on their way.
+template <ggml_type type, int n_columns, typename before_type>
+__device__ __forceinline__ void hide_tiles(const group & g, int row_of_lane, int begin, const tile_plan & plan,
+                                           const team & by, char * memory, before_type && before) {
     const int  warp = by.warp, n_warps = by.n_warps, lane = threadIdx.x % 32, n_mine = n_halves / n_warps;
     const auto strip_of = [&](int i) {
         const int      number = (warp + i * n_warps) / halves_of_a_strip; // two of gate, two of up
@@ -182,13 +183,15 @@ hide_tiles(const group & g, int begin, const tile_plan & plan, const team & by, 
         const int      first  = (number < 2 ? 0 : g.of.first_up) + begin + number % 2 * tile_rows;
         return strip{ of.row(g.expert, first), (int) of.row_stride, tile_rows - 1, of.width };
     };
+    const sums_of<n_columns, n_columns == 1> none(
+        g.all.h, lane, [&](int c) { return __shfl_sync(0xffffffff, row_of_lane, min(c, g.n_pairs - 1)); });
     strips_of_warp<type, decltype(strip_of)> strips(memory + warp * plan.slots_of_a_warp, plan.n_slots, n_mine,
                                                     g.of.gate.width, warp % halves_of_a_strip, halves_of_a_strip,
                                                     strip_of);
     before();
     float * of_halves = (float *) (memory + n_warps * plan.slots_of_a_warp);
     for (int i = 0; i < n_mine; ++i) {
-        sums_of<n_columns, n_columns == 1> sums(g.all.h, lane, [&](int c) { return g.row(min(c, g.n_pairs - 1)); });
+        auto sums = none;
         if constexpr (n_columns == 1) {
             strips.multiply_ahead(sums, i);
         } else {
@@ -246,6 +249,7 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
         }
         index = -1;
     }
+    int row_of_lane = threadIdx.x % max_rows; // of the shared network's pair
     if (index >= 0) {
         wait();
         if (is_single) {
@@ -253,8 +257,11 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
                 choose_alone<0>(a, index + 1, own);
             }
             by.meet();
-        } else if (index >= a.chosen->n_groups) {
-            return;
+        } else {
+            row_of_lane = a.chosen->pairs[index][threadIdx.x % max_rows] / (a.n_used + 1);
+            if (index >= a.chosen->n_groups) {
+                return;
+            }
         }
     }
     const group g = index < 0   ? group::of_all_rows(a)
@@ -276,7 +283,7 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
             hide_floats<type, is_single>(g, begin, by, mine);
         } else {
             with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
-                hide_tiles<type, decltype(columns)::value>(g, begin, plan.tiles, by, mine, before);
+                hide_tiles<type, decltype(columns)::value>(g, row_of_lane, begin, plan.tiles, by, mine, before);
             });
         }
     });

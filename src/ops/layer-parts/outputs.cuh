@@ -107,10 +107,16 @@ struct hidden_in_block {
         return activations::quantised::bytes(n_pairs, of.width);
     }
 
+    // where warps read them
+    __device__ __forceinline__ activations::quantised place(const activations::quantised & from, int n_pairs,
+                                                            char * memory) const {
+        return at < 0 ? from : activations::quantised::in(memory + at, n_pairs, from.width);
+    }
+
     // All threads of a block, when the hidden values are there.
-    __device__ __forceinline__ activations::quantised load(const activations & from, int n_pairs, char * memory) const {
+    __device__ __forceinline__ void load(const activations & from, int n_pairs, char * memory) const {
         if (at < 0) {
-            return from;
+            return;
         }
         constexpr int at_once  = 4;
         const int     n_copies = (int) (((char *) from.quants_of(n_pairs) - (char *) from.scales) / sizeof(int4));
@@ -129,33 +135,33 @@ struct hidden_in_block {
             }
         }
         __syncthreads();
-        return activations::quantised::in((char *) to, n_pairs, from.width);
     }
 };
 
 // Outputs [first, first + outputs_of_a_block) of this warp's groups, of quantised weights. group_of(i) is its group i;
-// ready(): hidden values by pair, when they are there.
+// hidden: by pair, there when ready() has waited for them.
 template <ggml_type type, int n_columns, typename group_type, typename ready_type>
 __device__ __forceinline__ void lower_tiles(int n_groups, int width, int first, char * slots, int n_slots,
-                                            float * found, group_type && group_of, ready_type && ready) {
+                                            float * found, group_type && group_of,
+                                            const activations::quantised & hidden, ready_type && ready) {
     const int  lane     = threadIdx.x % 32;
     const auto strip_of = [&](int i) {
         const group g = group_of(i);
         return strip{ g.of.down.row(g.expert, first), (int) g.of.down.row_stride, tile_rows - 1, width };
     };
     strips_of_warp<type, decltype(strip_of)> strips(slots, n_slots, n_groups, width, 0, 1, strip_of);
-    const activations::quantised             hidden  = ready();
     constexpr int                            n_tiles = 2; // of a group, where it has 512 hidden values
     if constexpr (n_columns == 1) {
         if (n_groups == 1 && strips.template are_asked<n_tiles>()) {
             const int               pair = group_of(0).pair(0);
             const sums_of<1, false> none(hidden, lane, [&](int) { return pair; });
-            strips.template multiply_asked<n_tiles>(none, [&](int, const auto & sums) {
+            strips.template multiply_asked<n_tiles, /*rehearses*/ true>(none, ready, [&](int, const auto & sums) {
                 sums.each([&](int, int row, float sum) { output_of(found, pair, row) = sum; });
             });
             return;
         }
     }
+    ready();
     for (int i = 0; i < n_groups; ++i) {
         const group g = group_of(i);
         with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
@@ -234,14 +240,13 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
         }
         __syncthreads();
     }
-    const groups_of_warp mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
-    const auto           group_of = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
-    const auto           ready    = [&]() -> activations::quantised {
+    const groups_of_warp  mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
+    const auto            group_of      = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
+    const hidden_in_block copy          = is_single ? hidden_in_block{ -1 } : in_block;
+    const activations::quantised hidden = copy.place(a.hidden, a.n * n_ranks, memory);
+    const auto                   ready  = [&] {
         ggml_cuda_pdl_sync();
-        if (is_single) {
-            return a.hidden;
-        }
-        return in_block.load(a.hidden, a.n * n_ranks, memory);
+        copy.load(a.hidden, a.n * n_ranks, memory);
     };
     const network & of = warp == 0 ? a.shared : a.routed;
     with_type(of.down.type, [&](auto type_is) {
@@ -256,7 +261,7 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
             }
         } else {
             lower_tiles<type, n_columns>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp,
-                                         plan.n_slots, found, group_of, ready);
+                                         plan.n_slots, found, group_of, hidden, ready);
         }
     });
     __syncthreads();

@@ -67,13 +67,14 @@ struct strip {
 
 // Copies a piece into a slot, without waiting: weights are read once a token, so they leave what is read again in the
 // L2 cache. A warp: 8 lanes copy 128 bytes of a row, side by side.
-template <ggml_type type> __device__ __forceinline__ void ask_for(char * slot, const strip & of, int lane) {
+template <ggml_type type>
+__device__ __forceinline__ void ask_for(ptx::shared_address slot, const strip & of, int lane) {
     using tile       = tiled<type>;
     constexpr int  n = tile::pitch / 16, n_tail = n % 8;    // loads of a row
     constexpr bool is_few     = n_tail == 1 || n_tail == 2; // the last ones are of 16 rows at once
     constexpr int  n_by_eight = (is_few ? n : n + 7) / 8;
     const int      n_bytes    = tile::is_whole ? tile::of.block_bytes : tile::bytes(of.n_values);
-    const auto     ask        = [&](int i, char * to, const char * at) {
+    const auto     ask        = [&](int i, ptx::shared_address to, const char * at) {
         const int begin = tile::offset(at);
         if (16 * i < begin + n_bytes) {
             ptx::copy_16(to + 16 * i, at - begin + 16 * i);
@@ -211,21 +212,29 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         return i_ >= n_ && value_of(n_tiles - 1) + tile_values <= width_ && value_of(n_tiles) >= width_;
     }
 
-    // call(i, sums) with each strip's sums, which begin as `none`, if are_asked<n_tiles>(): columns are read once.
-    template <int n_tiles, typename sums_type, typename call_type>
-    __device__ __forceinline__ void multiply_asked(const sums_type & none, call_type && call) const {
-        const int                row = threadIdx.x % 32 / 4;
-        typename sums_type::held x[n_tiles];
-#pragma unroll
-        for (int t = 0; t < n_tiles; ++t) {
-            x[t] = none.template hold<type>(value_of(t), blocks_of_tile);
-        }
-        wait_for_requests<0>();
-        const char * slot = slots_ + row * tiled<type>::pitch;
+    // call(i, sums) with each strip's sums, which begin as `none`, if are_asked<n_tiles>(): columns are read once, when
+    // ready() has waited for them. rehearses: before that the first strip is multiplied with nothing, for the sake of
+    // its instructions, which are in caches then; call() has to bear sums that count for nothing.
+    template <int n_tiles, bool rehearses, typename sums_type, typename ready_type, typename call_type>
+    __device__ __forceinline__ void multiply_asked(const sums_type & none, ready_type && ready,
+                                                   call_type && call) const {
+        constexpr int            n_slots    = (n_tiles + n_at_once - 1) / n_at_once; // of a strip
+        const int                row        = threadIdx.x % 32 / 4;
+        typename sums_type::held x[n_tiles] = {};
 #pragma unroll 1
-        for (int i = 0; i < n_; ++i) {
-            sums_type   sums = none;
-            const strip of   = strip_of_(i);
+        for (int pass = rehearses ? -1 : 0; pass < n_; ++pass) {
+            if (pass == 0) {
+                ready();
+#pragma unroll
+                for (int t = 0; t < n_tiles; ++t) {
+                    x[t] = none.template hold<type>(value_of(t), blocks_of_tile);
+                }
+                wait_for_requests<0>();
+            }
+            const int    i    = max(pass, 0);
+            const char * slot = slots_ + i * n_slots * tiled<type>::slot_bytes + row * tiled<type>::pitch;
+            sums_type    sums = none;
+            const strip  of   = strip_of_(i);
 #pragma unroll
             for (int t = 0; t < n_tiles; ++t) {
                 const strip  piece = of.piece<type>(value_of(t - t % n_at_once)); // of the slot
@@ -260,7 +269,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
     // Each call ends a request, so that waiting for all but the last one is waiting for the piece that is next.
     __device__ __forceinline__ void ask() {
         if (i_ < n_) {
-            ask_for<type>(slots_ + write_, asked_.template piece<type>(value_), threadIdx.x % 32);
+            ask_for<type>(ptx::address_of(slots_) + write_, asked_.template piece<type>(value_), threadIdx.x % 32);
             write_ = next(write_);
             value_ += step_;
             if (value_ >= width_) {

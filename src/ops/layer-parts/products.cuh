@@ -73,9 +73,11 @@ __device__ __forceinline__ void multiply_asked_strips(const part & of, const row
     const bool             ends     = number < n_mine && row < of.n_rows;
     const float            residual = ends ? residual_of(of, row, 0) : 0.0f;
     const sums_of<1, true> none(x, threadIdx.x % 32, [](int) { return 0; });
-    strips.template multiply_asked<tiles_of_a_warp>(none, [&](int i, const auto & sums) {
-        store_sums(of_warps + (i * by.n_warps() + by.warp()) * floats_of_sums<1>, sums);
-    });
+    strips.template multiply_asked<tiles_of_a_warp, /*rehearses*/ false>(
+        none, [] {},
+        [&](int i, const auto & sums) {
+            store_sums(of_warps + (i * by.n_warps() + by.warp()) * floats_of_sums<1>, sums);
+        });
     by.meet();
     if (ends) {
         const float sum = sum_of_team<1>(of_warps, number, 0, in_strip, by.n_warps());

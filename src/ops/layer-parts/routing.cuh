@@ -235,22 +235,29 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
         atomicOr(&by.rows[expert], 1 << row);
     }
     __syncthreads();
-    for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
-        uint32_t rows = by.rows[expert];
-        if (rows) {
-            const int group     = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
-            out->n_pairs[group] = __popc(rows);
-            for (int side = 0; side < 2; ++side) {
-                const int r              = __ffs(rows) - 1;
-                out->places[side][group] = before.choice ? before.index(side, r, by.ranks[r][expert], n_used) : expert;
-            }
-            for (int i = 0; rows; ++i, rows &= rows - 1) {
-                const int r          = __ffs(rows) - 1;
-                out->pairs[group][i] = (pair_id) (r * n_ranks + by.ranks[r][expert]);
+    const auto write_group = [&](int expert, uint32_t rows) {
+        const int group     = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
+        out->n_pairs[group] = __popc(rows);
+        for (int side = 0; side < 2; ++side) {
+            const int r              = __ffs(rows) - 1;
+            out->places[side][group] = before.choice ? before.index(side, r, by.ranks[r][expert], n_used) : expert;
+        }
+        for (int i = 0; rows; ++i, rows &= rows - 1) {
+            const int r          = __ffs(rows) - 1;
+            out->pairs[group][i] = (pair_id) (r * n_ranks + by.ranks[r][expert]);
+        }
+    };
+    // Of many rows groups of more than two go first: warps that have a group more than others should have small ones.
+    const bool in_turns = blockDim.x > 8 * 32;
+    for (int turn = 0; turn < (in_turns ? 2 : 1); ++turn) {
+        for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
+            const uint32_t rows = by.rows[expert];
+            if (rows && (!in_turns || (__popc(rows) > 2) == (turn == 0))) {
+                write_group(expert, rows);
             }
         }
+        __syncthreads();
     }
-    __syncthreads();
     if (threadIdx.x == 0) {
         out->n_groups = n_groups;
     }

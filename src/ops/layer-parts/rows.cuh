@@ -67,10 +67,10 @@ struct groups {
     }
 };
 
-// over the 8 lanes that hold a block of 32 values
-__device__ __forceinline__ float most_of_block(float x) {
+// over the lanes that hold a block of 32 values
+template <int n_lanes> __device__ __forceinline__ float most_of_block(float x) {
 #pragma unroll
-    for (int offset = 4; offset > 0; offset /= 2) {
+    for (int offset = n_lanes / 2; offset > 0; offset /= 2) {
         x = fmaxf(x, __shfl_xor_sync(0xffffffff, x, offset));
     }
     return x;
@@ -80,10 +80,12 @@ __device__ __forceinline__ float magnitude(float4 v) {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-// four values of 8 bits, of values times `factor`
+// Four values of 8 bits, of values times `factor`, 127 at most. Conversions to whole numbers take eight times as long.
 __device__ __forceinline__ int packed(float4 v, float factor) {
-    const uint32_t low  = __byte_perm(__float2int_rn(v.x * factor), __float2int_rn(v.y * factor), 0x0040);
-    const uint32_t high = __byte_perm(__float2int_rn(v.z * factor), __float2int_rn(v.w * factor), 0x0040);
+    constexpr float whole = 12582912.0f; // 1.5 * 2^23: the last bits of a sum with it are the nearest whole number
+    const auto      bits  = [&](float x) { return __float_as_uint(__fadd_rn(__fmul_rn(x, factor), whole)); };
+    const uint32_t  low   = __byte_perm(bits(v.x), bits(v.y), 0x0040);
+    const uint32_t  high  = __byte_perm(bits(v.z), bits(v.w), 0x0040);
     return (int) __byte_perm(low, high, 0x5410);
 }
 
@@ -115,23 +117,44 @@ template <int gap, bool is_rounded> struct quant_rows {
         return scales + (int64_t) i * (width / 32 + gap / 16);
     }
 
-    // Writes group `group` of a row, of which this lane has `v`. All 32 lanes call it, for groups that follow each
-    // other.
-    __device__ __forceinline__ void store(int row, int group, float4 v, bool is_there) const {
-        const float most  = most_of_block(is_there ? magnitude(v) : 0.0f);
-        const int   four  = packed(v, most == 0.0f ? 0.0f : 127.0f / most);
-        const float scale = is_rounded ? __half2float(__float2half(most / 127.0f)) : most / 127.0f;
-        int         sum   = ggml_cuda_dp4a(four, 0x01010101, 0);
+    // Writes group `group` of a row, n times four values, 1 or 2, of which this lane has `v`. All 32 lanes call it, for
+    // groups that follow each other.
+    template <int n>
+    __device__ __forceinline__ void store(int row, int group, const float4 (&v)[n], bool is_there) const {
+        constexpr int n_lanes = 8 / n; // of a block
+        float         most    = 0.0f;
 #pragma unroll
-        for (int offset = 4; offset > 0; offset /= 2) {
+        for (int i = 0; i < n; ++i) {
+            most = fmaxf(most, is_there ? magnitude(v[i]) : 0.0f);
+        }
+        most               = most_of_block<n_lanes>(most);
+        const float factor = most == 0.0f ? 0.0f : 127.0f / most;
+        const float scale  = is_rounded ? __half2float(__float2half(most / 127.0f)) : most / 127.0f;
+        int         fours[n], sum = 0;
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            fours[i] = packed(v[i], factor);
+            sum      = ggml_cuda_dp4a(fours[i], 0x01010101, sum);
+        }
+#pragma unroll
+        for (int offset = n_lanes / 2; offset > 0; offset /= 2) {
             sum += __shfl_xor_sync(0xffffffff, sum, offset);
         }
         if (is_there) {
-            ((int *) quants_of(row))[group] = four;
-            if (group % 8 == 0) {
-                scales_of(row)[group / 8] = make_float2(scale, scale * (float) sum);
+            if constexpr (n == 2) {
+                ((int2 *) quants_of(row))[group] = make_int2(fours[0], fours[1]);
+            } else {
+                ((int *) quants_of(row))[group] = fours[0];
+            }
+            if (group % n_lanes == 0) {
+                scales_of(row)[group / n_lanes] = make_float2(scale, scale * (float) sum);
             }
         }
+    }
+
+    __device__ __forceinline__ void store(int row, int group, float4 v, bool is_there) const {
+        const float4 alone[] = { v };
+        store(row, group, alone, is_there);
     }
 };
 

@@ -309,12 +309,13 @@ template <typename sums_type> __device__ __forceinline__ void store_sums(float *
     sums.each([&](int column, int row, float sum) { to[place_of_sum(column, row)] = sum; });
 }
 
-// call(std::integral_constant<int, c>) with the least c of 1, 2, 8, 16 that holds n columns; `most` of them at most
+// call(std::integral_constant<int, c>) with the least c of 1, 2, 8, 16 that holds n columns; `most` of them at most.
+// Where there may be 16, two take the way of 8: a kernel with four ways is slower for its instructions alone.
 template <int most, typename call_type> __device__ __forceinline__ void with_columns_of_tile(int n, call_type && call) {
     if (most == 1 || n == 1) {
         return call(std::integral_constant<int, 1>{});
     }
-    if constexpr (most > 1) {
+    if constexpr (most > 1 && most <= 8) {
         if (n == 2) {
             return call(std::integral_constant<int, 2>{});
         }

@@ -12,7 +12,13 @@ inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) {
 
 inline void prefetch_l2(const void *) {}
 
-inline void copy_16(void * shared, const void * from) {
+using shared_address = char *;
+
+inline shared_address address_of(void * shared) {
+    return (char *) shared;
+}
+
+inline void copy_16(shared_address shared, const void * from) {
     if ((uintptr_t) shared % 16 != 0 || (uintptr_t) from % 16 != 0) {
         cuda_on_cpu::fail("a copy of 16 bytes between addresses that are no multiples of 16");
     }

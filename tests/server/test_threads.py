@@ -13,7 +13,7 @@ from tests.server.process import Server
 
 
 def changes_of_threads(server: Server) -> int:
-    """Return how often the thread that decodes has waited for something."""
+    """Return how often the main thread, which decodes, has waited for something."""
     status = Path(f"/proc/{server.process.pid}/status").read_text("ascii")
     return int(status.split("voluntary_ctxt_switches:")[1].split()[0])
 
@@ -31,15 +31,15 @@ def test_a_token_changes_no_threads(server: GetServer, spec_type: str) -> None:
 def test_state_is_told_in_the_middle_of_a_batch(server: GetServer, path: str) -> None:
     one = server("-np", "1", "-c", "4096", "-b", "4096", "-ub", "4096", "--spec-type", "plain")
     with ThreadPoolExecutor(1) as client:
-        begin = time.monotonic()
         reply = client.submit(one.complete, [5] * 4000, n_predict=1, cache_prompt=False)
-        time.sleep(0.1)  # by now it decodes
+        while not one.get("/slots")[0]["is_processing"]:
+            assert not reply.done(), "the prompt was evaluated before anything could be asked"
+        begin = time.monotonic()
         waits = []
         while not reply.done():
             asked = time.monotonic()
             one.get(path)
             waits.append(time.monotonic() - asked)
-            time.sleep(0.01)
         took = time.monotonic() - begin
     assert len(waits) >= 3
     assert max(waits[:-1]) < took / 3  # the last one may meet the end of the batch

@@ -70,7 +70,7 @@ struct late_normalised {
     // A lane's part of a piece, and the norm's.
     struct eight_of_piece {
         float4 x[2], norm[2];
-        int    row, at; // of eights
+        int    row, at; // at: in units of 8 values
         bool   is_there;
     };
 

@@ -171,8 +171,9 @@ template <int n_columns> __device__ __forceinline__ float hidden_value(const flo
     return silu(of[0]) * of[1];
 }
 
-// Hidden values from `begin` on of all pairs of a group, n_columns at most. row_of_lane: of pair `lane`, for it would
-// be late if it were asked for behind weights. before(): called when these are on their way.
+// Hidden values from `begin` on of all pairs of a group, n_columns at most. row_of_lane: lane l has the row of pair
+// l % max_rows, valid below n_pairs. It is read before weights are asked for: behind them it would come late. before():
+// called when weights are on their way.
 template <ggml_type type, int n_columns, typename before_type>
 __device__ __forceinline__ void hide_tiles(const group & g, int row_of_lane, int begin, const tile_plan & plan,
                                            const team & by, char * memory, before_type && before) {

@@ -213,8 +213,8 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
     }
 
     // call(i, sums) with each strip's sums, which begin as `none`, if are_asked<n_tiles>(): columns are read once, when
-    // ready() has waited for them. rehearses: before that the first strip is multiplied with nothing, for the sake of
-    // its instructions, which are in caches then; call() has to bear sums that count for nothing.
+    // ready() has waited for them. rehearses: the first strip is multiplied once before, so that the instructions are
+    // in caches. Copies may still arrive then, so what is read is arbitrary, and call() gets sums that do not count.
     template <int n_tiles, bool rehearses, typename sums_type, typename ready_type, typename call_type>
     __device__ __forceinline__ void multiply_asked(const sums_type & none, ready_type && ready,
                                                    call_type && call) const {

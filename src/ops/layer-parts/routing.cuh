@@ -205,6 +205,20 @@ struct choices_by_expert {
     uint8_t ranks[max_rows][max_experts];
 };
 
+// Writes which pairs a group has and where its expert is. rows: those that chose it, a bit a row.
+__device__ __forceinline__ void write_group(int group, int expert, uint32_t rows, const choices_by_expert & by,
+                                            const chosen_before & before, int n_used, routes * out) {
+    const int first     = __ffs(rows) - 1;
+    out->n_pairs[group] = __popc(rows);
+    for (int side = 0; side < 2; ++side) {
+        out->places[side][group] = before.choice ? before.index(side, first, by.ranks[first][expert], n_used) : expert;
+    }
+    for (int i = 0; rows; ++i, rows &= rows - 1) {
+        const int row        = __ffs(rows) - 1;
+        out->pairs[group][i] = (pair_id) (row * (n_used + 1) + by.ranks[row][expert]);
+    }
+}
+
 // Fills `out`, from logits or from what was chosen before. One block, a warp a row.
 static __global__ void choose(const float * logits, chosen_before before, int n_experts, int n_used, routes * out) {
     __shared__ int               chosen[max_pairs];
@@ -235,25 +249,14 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
         atomicOr(&by.rows[expert], 1 << row);
     }
     __syncthreads();
-    const auto write_group = [&](int expert, uint32_t rows) {
-        const int group     = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
-        out->n_pairs[group] = __popc(rows);
-        for (int side = 0; side < 2; ++side) {
-            const int r              = __ffs(rows) - 1;
-            out->places[side][group] = before.choice ? before.index(side, r, by.ranks[r][expert], n_used) : expert;
-        }
-        for (int i = 0; rows; ++i, rows &= rows - 1) {
-            const int r          = __ffs(rows) - 1;
-            out->pairs[group][i] = (pair_id) (r * n_ranks + by.ranks[r][expert]);
-        }
-    };
-    // Of many rows groups of more than two go first: warps that have a group more than others should have small ones.
+    // Beyond 8 rows, groups of more than two pairs go first, so that a warp's extra group is a small one.
     const bool in_turns = blockDim.x > 8 * 32;
     for (int turn = 0; turn < (in_turns ? 2 : 1); ++turn) {
         for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
             const uint32_t rows = by.rows[expert];
             if (rows && (!in_turns || (__popc(rows) > 2) == (turn == 0))) {
-                write_group(expert, rows);
+                const int group = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
+                write_group(group, expert, rows, by, before, n_used, out);
             }
         }
         __syncthreads();

@@ -80,7 +80,8 @@ __device__ __forceinline__ float magnitude(float4 v) {
     return fmaxf(fmaxf(fabsf(v.x), fabsf(v.y)), fmaxf(fabsf(v.z), fabsf(v.w)));
 }
 
-// Four values of 8 bits, of values times `factor`, 127 at most. Conversions to whole numbers take eight times as long.
+// Four values of 8 bits: v times `factor`, rounded. Finite products of magnitude 127 at most. Conversions to whole
+// numbers are slower.
 __device__ __forceinline__ int packed(float4 v, float factor) {
     constexpr float whole = 12582912.0f; // 1.5 * 2^23: the last bits of a sum with it are the nearest whole number
     const auto      bits  = [&](float x) { return __float_as_uint(__fadd_rn(__fmul_rn(x, factor), whole)); };

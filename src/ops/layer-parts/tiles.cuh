@@ -310,7 +310,7 @@ template <typename sums_type> __device__ __forceinline__ void store_sums(float *
 }
 
 // call(std::integral_constant<int, c>) with the least c of 1, 2, 8, 16 that holds n columns; `most` of them at most.
-// Where there may be 16, two take the way of 8: a kernel with four ways is slower for its instructions alone.
+// If `most` is 16, two columns use the code for 8: a fourth copy of the code made the kernel slower.
 template <int most, typename call_type> __device__ __forceinline__ void with_columns_of_tile(int n, call_type && call) {
     if (most == 1 || n == 1) {
         return call(std::integral_constant<int, 1>{});

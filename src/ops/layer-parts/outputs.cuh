@@ -240,9 +240,10 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
         }
         __syncthreads();
     }
-    const groups_of_warp  mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
-    const auto            group_of      = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
-    const hidden_in_block copy          = is_single ? hidden_in_block{ -1 } : in_block;
+    const groups_of_warp mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
+    const auto           group_of = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
+    // of one row at < 0, as the compiler should know
+    const hidden_in_block        copy   = is_single ? hidden_in_block{ -1 } : in_block;
     const activations::quantised hidden = copy.place(a.hidden, a.n * n_ranks, memory);
     const auto                   ready  = [&] {
         ggml_cuda_pdl_sync();

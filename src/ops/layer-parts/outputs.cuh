@@ -242,7 +242,7 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
     }
     const groups_of_warp mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
     const auto           group_of = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
-    // of one row at < 0, as the compiler should know
+    // One row is never copied: a constant here, so that its kernel has no code for it.
     const hidden_in_block        copy   = is_single ? hidden_in_block{ -1 } : in_block;
     const activations::quantised hidden = copy.place(a.hidden, a.n * n_ranks, memory);
     const auto                   ready  = [&] {

@@ -43,11 +43,10 @@ from draftwood.bench import results as rows_of_results
 from draftwood.cli.serve import program
 from draftwood.load.devices import cards, describe
 
-import models
-
 ROOT = Path(__file__).resolve().parents[1]
 if str(ROOT) not in sys.path:
     sys.path.append(str(ROOT))  # last: what lies there must not shadow what is installed
+from bench import models  # noqa: E402
 from bench.gpu.ours import shared_weights  # noqa: E402
 from bench.gpu.stamp import origin  # noqa: E402
 

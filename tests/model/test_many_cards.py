@@ -57,6 +57,14 @@ def test_every_way_of_a_machine(tmp_path):
     assert str(ROOT) not in json.dumps(row), "no path of this machine"
 
 
+def test_it_starts_as_on_a_card_machine():
+    script = [sys.executable, str(ROOT / "bench" / "many_cards.py"), "--help"]
+    safe = {**os.environ, "PYTHONSAFEPATH": "1"}  # tools/gpu.sh run: the script's folder is not searched
+    done = subprocess.run(script, capture_output=True, text=True, check=False, env=safe)
+    assert done.returncode == 0, done.stderr
+    assert "--way-seconds" in done.stdout
+
+
 STAND_IN = """
 import json, os, sys, time
 job = json.loads(sys.argv[2])

@@ -21,6 +21,7 @@ Must not know: what should work. Test: tests/model/test_many_cards.py.
 from __future__ import annotations
 
 import contextlib
+import dataclasses
 import json
 import os
 import queue
@@ -65,7 +66,8 @@ MODES: dict[str, dict[str, Any]] = {
     "auto": {"speculation": "auto"},
 }
 COUNTERS = ("rounds", "drafted", "accepted", "tree_rounds", "paused_rounds", "failed_drafts", "row_limit")
-CELL_SECONDS = 45  # that a process may be silent; a load over RPC takes most of it
+CELL_SECONDS = 45  # that a process may be silent
+RPC_SECONDS = 150  # the same over RPC, where a load sends all weights
 TEXT = "def fibonacci(n):\n    if n < 2:\n        return n\n"
 
 
@@ -129,6 +131,7 @@ def run_way(
     left = list(MODES)
     while left and time.monotonic() < end:
         environment = {key: text for key, text in os.environ.items() if key != "PYTHONSAFEPATH"}
+        environment["GGML_NO_BACKTRACE"] = "1"  # its addresses would hide what an abort says
         with contextlib.ExitStack() as stack:
             if "rpc_servers" in way:  # new ones for each process: a client that died may have ended them
                 way = {"rpc_servers": stack.enter_context(rpc_servers(n_cards))}
@@ -140,7 +143,8 @@ def run_way(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
             )
             stack.callback(process.kill)
-            for line in _lines(process, end):
+            patience = RPC_SECONDS if "rpc_servers" in way else CELL_SECONDS
+            for line in _lines(process, patience, end):
                 found = json.loads(line)
                 left.remove(found["mode"])
                 yield found
@@ -154,8 +158,8 @@ def run_way(
         yield {"mode": mode, "refused": "not run: no time was left"}
 
 
-def _lines(process: subprocess.Popen[str], end: float) -> Iterator[str]:
-    """Yield what a process prints, until it ends or `end` has come."""
+def _lines(process: subprocess.Popen[str], patience: float, end: float) -> Iterator[str]:
+    """Yield what a process prints, until it ends, is silent for `patience` seconds, or `end` has come."""
     lines: queue.Queue[str | None] = queue.Queue()
     assert process.stdout is not None
     output = process.stdout
@@ -167,7 +171,7 @@ def _lines(process: subprocess.Popen[str], end: float) -> Iterator[str]:
 
     threading.Thread(target=read, daemon=True).start()
     with contextlib.suppress(queue.Empty, subprocess.TimeoutExpired):
-        while (line := lines.get(timeout=max(0.0, min(CELL_SECONDS, end - time.monotonic())))) is not None:
+        while (line := lines.get(timeout=max(0.0, min(patience, end - time.monotonic())))) is not None:
             yield line
         process.wait(10)
 
@@ -251,10 +255,21 @@ def _line(each: dict[str, Any]) -> str:
     )
 
 
+def _preset(name: str, layers: int | None) -> Path:
+    from synth_gguf import PRESETS
+
+    return (
+        models.synthetic_of(f"{name}-{layers}", dataclasses.replace(PRESETS[name], layers=layers))
+        if layers
+        else models.synthetic(name)
+    )
+
+
 @click.command(help=(__doc__ or "").splitlines()[0])
 @click.option(
     "--model", default="moe-mtp", show_default=True, help="A GGUF, or a preset of tools/synth_gguf.py."
 )
+@click.option("--layers", type=click.IntRange(4), help="Of a preset, in place of its own.")
 @click.option("--way", "names", multiple=True, type=click.Choice(list(WAYS)), default=tuple(WAYS))
 @click.option("--tokens", type=click.IntRange(8, 400), default=96, show_default=True, help="Of a text.")
 @click.option("--seconds", type=click.FloatRange(1), default=115.0, show_default=True, help="For everything.")
@@ -263,6 +278,7 @@ def _line(each: dict[str, Any]) -> str:
 @click.option("--worker", "job", hidden=True)
 def main(
     model: str,
+    layers: int | None,
     names: tuple[str, ...],
     tokens: int,
     seconds: float,
@@ -276,7 +292,7 @@ def main(
         return
     if results:
         rows_of_results.check_writable("--results", results)
-    path = Path(model) if Path(model).exists() else models.synthetic(model)
+    path = Path(model) if Path(model).exists() else _preset(model, layers)
     end = time.monotonic() + seconds
     cells = measure(names, str(path), tokens, end, way_seconds)
     row = {"schema": SCHEMA, **origin(), "model": path.name, "bytes": path.stat().st_size, "tokens": tokens,

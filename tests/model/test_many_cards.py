@@ -25,7 +25,7 @@ PATIENT = """
 import sys
 sys.path.insert(0, sys.argv.pop(1))
 import many_cards
-many_cards.CELL_SECONDS = 240
+many_cards.CELL_SECONDS = many_cards.RPC_SECONDS = 240
 many_cards.main()
 """
 

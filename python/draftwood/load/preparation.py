@@ -71,7 +71,7 @@ def prepare(
     servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)
     try:
         asked = {**kwargs, "draft_model": draft_model}
-        chains_only = servers is not None or bool(without_tree_ops())
+        chains_only = servers is not None or bool(without_tree_ops()) or kwargs.get("split_mode") == 3
         planned = plan(options, info, asked, without_tree_ops=chains_only)
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted

@@ -141,6 +141,8 @@ class Plan:
     """Most rows of a verify whose draft is a tree; 0: drafts are chains."""
 
 
+TENSOR_SPLIT = 3  # split_mode, LLAMA_SPLIT_MODE_TENSOR
+
 # llama-cpp-python arguments with which a context never generates token by token
 _NO_GENERATION = ("embedding", "vocab_only")
 
@@ -190,6 +192,8 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree
 
 def _instead(refused: Drafter, info: Any, arguments: dict[str, Any]) -> str:
     """Say what drafts where `refused` does not, by names that `draftwood tree` knows, too."""
+    if arguments.get("split_mode") == TENSOR_SPLIT:
+        return 'split_mode=1 splits by layers, and drafts; speculation="off" decodes plainly'
     if _refusal_of_any(arguments) is not None:
         return 'speculation="auto" drafts where it can and decodes plainly elsewhere'
     ngram = 'speculation="ngram" drafts with any model'
@@ -233,6 +237,8 @@ def _refusal_of_any(arguments: dict[str, Any]) -> str | None:
     for name in _NO_GENERATION:
         if arguments.get(name):
             return f"{name}=True contexts generate no text"
+    if arguments.get("split_mode") == TENSOR_SPLIT and arguments.get("n_gpu_layers", 0) != 0:
+        return f"split_mode={TENSOR_SPLIT} splits tensors over cards, where one context's graph is kept"
     return None
 
 

@@ -50,6 +50,11 @@ int32_t n_gpus(llama_context * ctx) {
     return n;
 }
 
+bool splits_tensors(llama_context * ctx) {
+    return find_backend(
+        ctx, [](ggml_backend_dev_t dev) { return dev && ggml_backend_dev_type(dev) == GGML_BACKEND_DEVICE_TYPE_META; });
+}
+
 bool has_spare_memory(ggml_backend_t backend, size_t n_bytes) {
     ggml_backend_dev_t dev  = ggml_backend_get_device(backend);
     size_t             free = 0, total = 0;

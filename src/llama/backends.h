@@ -20,6 +20,9 @@ ggml_backend_t backend_of(llama_context * ctx, const ggml_tensor * tensor);
 // devices of the context that are neither CPUs nor accelerators beside one
 int32_t n_gpus(llama_context * ctx);
 
+// whether tensors are split over devices (LLAMA_SPLIT_MODE_TENSOR)
+bool splits_tensors(llama_context * ctx);
+
 // Whether the backend's device has n_bytes free and some to spare: ggml-cuda ends the process when a kernel's memory
 // cannot grow. true for a CPU, and for a device that does not know.
 bool has_spare_memory(ggml_backend_t backend, size_t n_bytes);

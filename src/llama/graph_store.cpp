@@ -54,7 +54,8 @@ graph_store::~graph_store() {
 
 void graph_store::select(const graph_shape & wanted) {
     const bool too_many = wanted.verify == verify_kind::none && wanted.slot == 0 && wanted.n_rows > max_rows;
-    const bool own      = wanted.n_rows == 0 || short_of_memory() || too_many;
+    // a backend that splits tensors knows those of the newest graph alone (ggml-backend-meta.cpp, graph_compute)
+    const bool own = wanted.n_rows == 0 || short_of_memory() || too_many || splits_tensors(ctx_);
     swap_to(own ? graph_shape{} : wanted);
     if (own) {
         enter_own(wanted);

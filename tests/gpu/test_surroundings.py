@@ -113,12 +113,14 @@ def test_token_embeddings_lie_on_the_card_beside_a_pool(tmp_path, served):
     """A pool is for cards without room for all experts; what is free is to be enough for what it takes."""
     size = 8 << 20
     if not served:
-        llm = Llama(str(TINY), expert_vram=size, speculation="mtp", n_gpu_layers=-1, n_ctx=512, verbose=False)
+        common = {"speculation": "mtp", "n_gpu_layers": -1, "n_ctx": 512, "verbose": False}
+        llm = Llama(str(TINY), expert_vram=size, split_mode=0, **common)  # a pool lies on one card
         assert llm.expert_stats is not None
         assert llm._tensor_overrides[0].pattern == rb"^token_embd\.weight$"
         llm.close()
         return
     flags = ("-c", "512", "-np", "1", "--spec-type", "mtp", "-ngl", "99", "--sleep-idle-seconds", "1")
+    flags = (*flags, "--split-mode", "none")
     server = Server(tmp_path / "log", *flags, "--expert-vram", str(size))
     try:
         texts = [server.wait().complete("import os\n", n_predict=8)["content"]]

@@ -213,6 +213,7 @@ def test_off_is_off():
         (Info(n_layer_nextn=0, can_draft_mtp=False), {}, "found no MTP block in the file"),
         (Info(n_layer_nextn=2, can_draft_mtp=False), {}, "found 2 MTP layers"),
         (Info(), {"embedding": True}, "embedding=True"),
+        (Info(), {"split_mode": 3, "n_gpu_layers": -1}, "splits tensors over cards"),
         (Info(), {"vocab_only": True}, "vocab_only=True"),
     ],
 )
@@ -241,6 +242,7 @@ def test_hints_name_what_drafts_instead():
         assert hint(Options(wish), other) == ngram
     assert hint(Options("tree", drafter="d.gguf"), other) == ngram
     assert 'speculation="auto"' in hint(Options("ngram"), Info(), {"embedding": True})
+    assert "split_mode=1" in hint(Options("ngram"), Info(), {"split_mode": 3, "n_gpu_layers": -1})
 
 
 def test_a_draft_model_of_the_callers_own_runs_on_any_model():

@@ -62,7 +62,7 @@ def gpu_backends() -> list[str]:
 
 def without_tree_ops() -> list[int]:
     """Return those of `cards` on which no draft trees are verified (src/ops): all but CUDA's."""
-    return [card for card in cards() if not _finds(card, b"dw_tree_delta_net")]
+    return [card for card in cards() if not finds(card, b"dw_tree_delta_net")]
 
 
 def others() -> int:
@@ -86,7 +86,8 @@ def describe(device: int) -> dict[str, Any]:
     }
 
 
-def _finds(device: int, op: bytes) -> bool:
+def finds(device: int, op: bytes) -> bool:
+    """Return whether the device's backend has a function of this name."""
     registry = ctypes.c_void_p(_lib.ggml_backend_dev_backend_reg(ctypes.c_void_p(device)))
     return bool(_lib.ggml_backend_reg_get_proc_address(registry, op))
 

@@ -14,7 +14,7 @@ from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
-from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc
+from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc, split
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
 from draftwood.load.placement import embeddings_on_card, pooled_layers, tensor_overrides
@@ -68,10 +68,11 @@ def prepare(
     read_ahead = readahead.wanted(placement["expert_readahead"], info, kwargs)
     _check_draft_model(draft_model)
     n_gpu_layers = kwargs.get("n_gpu_layers", 0)
+    split.check(kwargs, placement["rpc_servers"])
     servers = rpc.connect(placement["rpc_servers"], n_gpu_layers)
     try:
         asked = {**kwargs, "draft_model": draft_model}
-        chains_only = servers is not None or bool(without_tree_ops()) or kwargs.get("split_mode") == 3
+        chains_only = servers is not None or bool(without_tree_ops())
         planned = plan(options, info, asked, without_tree_ops=chains_only)
         on_cards = n_gpu_layers != 0 and bool(cards())
         # an RPC server is not asked what it can run: ggml takes all for granted

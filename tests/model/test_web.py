@@ -177,6 +177,97 @@ def throttle(page: Any, rate: int) -> None:
     client.send("Network.emulateNetworkConditions", limits)
 
 
+def sent(reply: Any) -> list[dict[str, Any]]:
+    """Return the chunks of a stream that has ended."""
+    lines = reply.text().splitlines()
+    return [json.loads(line[6:]) for line in lines if line.startswith("data: {")]
+
+
+# each state of the figures, as [number of replies that are being written, length of the last one, figures]
+WATCH = """() => {
+  window.shown = [];
+  const figures = document.querySelector("#figures");
+  const row = it => `${it.querySelector("dd").textContent} ${it.querySelector("dt").textContent}`;
+  new MutationObserver(() => shown.push([
+    document.querySelectorAll(".reply.busy").length,
+    document.querySelector(".reply:last-of-type .text").textContent.length,
+    [...figures.children].map(row),
+  ])).observe(figures, { childList: true, characterData: true, subtree: true });
+}"""
+
+
+def as_figures(timings: dict[str, Any]) -> list[str]:
+    speed, drafted = timings["predicted_per_second"], timings["draft_n"]
+    share = int(100 * timings["draft_n_accepted"] / drafted + 0.5)
+    return [f"{speed:.{0 if speed >= 100 else 1}f} tok/s", f"{share}% of drafts accepted"]
+
+
+def test_figures_are_shown_while_a_reply_is_written(show, address):
+    page = show(address)
+    page.route("**/v1/chat/completions", never_ends)
+    throttle(page, rate=20_000)
+    set_fields(page, Longest_reply="150", Temperature="0")
+    page.evaluate(WATCH)
+    with page.expect_response("**/v1/chat/completions") as asked:
+        say(page, "def f(")
+    length = len(replied(page).locator(".text").evaluate("it => it.textContent"))
+    shown = page.evaluate("shown")
+    assert {busy for busy, _, _ in shown} == {1}
+    early = [rows for _, written, rows in shown if written < length / 2]
+    assert [rows[1] for rows in early if rows[1].endswith("drafts accepted")]
+    times = [chunk["timings"] for chunk in sent(asked.value) if chunk.get("timings", {}).get("draft_n")]
+    figures = [rows[:2] for _, _, rows in shown if rows[1].endswith("drafts accepted")]
+    said = list(map(as_figures, times))
+    assert [each for each in figures if each not in said] == []
+    assert figures[-1] == said[-1]
+    assert len({speed for speed, _ in figures}) > 10
+    assert len({share for _, share in figures}) > 3
+
+
+# the text of a reply in parts, each with whether it is marked
+PARTS = """it => {
+  const parts = [], walk = document.createTreeWalker(it, NodeFilter.SHOW_TEXT);
+  while (walk.nextNode())
+    parts.push([walk.currentNode.data, walk.currentNode.parentElement.closest(".drafted") !== null]);
+  return parts;
+}"""
+
+
+def marked(parts: list[tuple[str, bool]], contents: list[str]) -> list[bool]:
+    """Return which tokens of a text are marked."""
+    marks = [is_marked for text, is_marked in parts for _ in text]
+    found = []
+    for content in contents:
+        here, marks = marks[: len(content)], marks[len(content) :]
+        assert len(set(here)) == 1
+        found.append(here[0])
+    assert marks == []
+    return found
+
+
+@pytest.mark.parametrize("kind", ["mtp", "draft-mtp"])
+def test_as_many_tokens_are_marked_as_the_server_accepted(show, kind):
+    server = serving(str(MODEL), "--spec-type", kind, n_ctx=2048, stderr=subprocess.DEVNULL)
+    with server as (address, process):
+        ready(address, process)
+        page = show(address)
+        page.route("**/v1/chat/completions", never_ends)
+        set_fields(page, Longest_reply="150", Temperature="0")
+        with page.expect_response("**/v1/chat/completions") as asked:
+            say(page, "def main(argv=None):\n    parser = ")
+        reply = replied(page)
+        chunks = sent(asked.value)
+        last = chunks[-1]["timings"]
+        deltas = [choice["delta"] for chunk in chunks for choice in chunk["choices"]]
+        contents = [delta["content"] for delta in deltas if delta.get("content")]
+        assert len(contents) == last["predicted_n"] == 150  # a token each
+        marks = marked(reply.locator(".text").evaluate(PARTS), contents)
+        assert sum(marks) == last["draft_n_accepted"] > 10
+        found = re.search(r"(\d+%) of (\d+) drafts", reply.locator(".note").inner_text())
+        assert found is not None
+        assert [f"{found[1]} of drafts accepted", int(found[2])] == [as_figures(last)[1], last["draft_n"]]
+
+
 def test_escape_and_stop_end_a_reply(show, address):
     page = show(address)
     page.route("**/v1/chat/completions", never_ends)
@@ -252,17 +343,11 @@ def test_a_token_is_marked_where_it_was_drafted_and_accepted(show, address):
         event("i ", **timings(9, 9, 5)),
         event(),
     ]
-    named = [
-        event("a ", **timings(1, 9, 9), draftwood={"accepted": 0}),
-        event("b ", **timings(2, 9, 9), draftwood={"accepted": 1}),
-        event(),
-    ]
-    answers(page, "".join([*rounds, DONE]), "".join([*named, DONE]))
-    for count, (marked, summary) in enumerate([("b c fg h ", "56% of 9"), ("b ", "100% of 9")], 1):
-        say(page, "x")
-        reply = replied(page, count)
-        assert "".join(reply.locator(".drafted").all_text_contents()) == marked
-        assert summary in reply.locator(".note").inner_text()
+    answers(page, "".join([*rounds, DONE]))
+    say(page, "x")
+    reply = replied(page)
+    assert "".join(reply.locator(".drafted").all_text_contents()) == "b c fg h "
+    assert "56% of 9 drafts" in reply.locator(".note").inner_text()
 
 
 @pytest.mark.parametrize("size", [1, 2, 3, 7, 1000])

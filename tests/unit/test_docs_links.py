@@ -37,3 +37,13 @@ def test_each_page_is_linked():
     assert [
         each.name for each in (ROOT / "docs").glob("*.md") if not re.search(rf"[(/]{each.name}[)#]", linked)
     ] == []
+
+
+def test_the_index_has_a_row_for_each_page():
+    index = ROOT / "docs" / "README.md"
+    rows = re.findall(r"^\| \[(\S+)\]\((\S+)\) \| [^|]+ \| [^|]+ \|$", index.read_text("utf-8"), re.M)
+    assert [name for name, target in rows if name != target] == []
+    assert sorted(name for name, _ in rows) == sorted(
+        each.name for each in (ROOT / "docs").glob("*.md") if each != index
+    )
+    assert len(index.read_text("utf-8").splitlines()) <= 40

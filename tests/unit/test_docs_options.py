@@ -1,4 +1,7 @@
-"""docs/options.md: the table is that of the code, each option has prose, llama-server knows its flags."""
+"""docs/options.md: the table is that of the code, each option has prose, llama-server knows its flags.
+
+docs/serving.md: limits of the server's clients are those of the headers.
+"""
 
 from __future__ import annotations
 
@@ -10,6 +13,8 @@ import draftwood
 import options_table
 import pytest
 from draftwood.cli import serve
+
+SERVER = options_table.ROOT / "src" / "server"
 
 
 @pytest.fixture
@@ -74,3 +79,36 @@ def test_llama_server_knows_its_flags():
     cells = [options_table.served(name, options_table.flags(name)[0]) for name in options_table.arguments()]
     spelled = set(re.findall(r"`(.+?)`", " ".join(cells)))
     assert {"-md", "--rpc"} <= spelled <= known
+
+
+def limits() -> str:
+    """What docs/serving.md says of limits."""
+    page = (options_table.ROOT / "docs" / "serving.md").read_text("utf-8")
+    return page.partition("## Limits")[2].partition("\n## ")[0]
+
+
+def test_limits_of_clients_are_those_of_the_header():
+    header = (SERVER / "http_limits.h").read_text("utf-8")
+    flags = (SERVER / "options.h").read_text("utf-8")
+    defaults = dict(re.findall(r"^    \w+ +(\w+) += (.+?);", header, re.M))
+    added = re.findall(r'add\("(--http-[\w-]+)", "(\w+)".*?take_limit<&limits::(\w+), (\d+)>', flags, re.S)
+    assert sorted(field for _, _, field, _ in added) == sorted(defaults)
+    said = re.findall(r"^\| `(--http-\S+) (\w+)` \| (\S+) \| (\S+) \| [^|]+ \| [^|]+ \|$", limits(), re.M)
+    assert said == [(flag, unit, defaults[field], least) for flag, unit, field, least in added]
+
+
+def test_limits_of_what_is_parsed_are_those_of_the_header():
+    words = {
+        "most_json_depth": "{:,} levels",
+        "most_references": "{:,} `$ref`",
+        "most_groups": "{:,} groups in each other, ",
+        "most_rules": "{:,} rules",
+        "most_grammar": "| {} MiB",
+        "most_repetitions": "repetitions of {} million elements",
+        "most_trigger": "triggers of {:,} bytes",
+    }
+    header = (SERVER / "input_size.h").read_text("utf-8")
+    found = dict(re.findall(r"^constexpr \w+ +(most_\w+) += (\d+)", header, re.M))  # of "4u << 20": MiB
+    assert sorted(found) == sorted(words)
+    assert [name for name in words if words[name].format(int(found[name])) not in limits()] == []
+    assert f"| {int(found['most_groups']) // 2:,} groups in each other |" in limits()

@@ -6,10 +6,13 @@ Contract: dw_verify_all in src/include/draftwood.h, src/llama/recurrent_cells.h.
 from __future__ import annotations
 
 import random
+from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood._llama_cpp._internals import LlamaSampler
 from draftwood.engine.engine import Engine
 from draftwood.engine.tree import Tree
 from draftwood.errors import DecodeError
@@ -19,7 +22,7 @@ from tests.model.engine.calls import MTP, NONE
 from tests.model.engine.story import grow, true_length
 from tests.model.engine.test_sequences import Text, close, take
 from tests.model.engine.test_tree_aborts import aborting
-from tests.model.rig import Rig
+from tests.model.rig import Rig, Run
 
 pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
 
@@ -29,15 +32,50 @@ LONGEST = 64  # tokens of a text; then it begins anew
 SUBSETS = [[seq for seq in range(N) if pattern >> seq & 1] for pattern in range(1, 1 << N)]
 
 
+@dataclass
+class Drawn(Text):
+    """A text that a sampler of its own draws; `sampler.sampler` is its handle."""
+
+    sampler: Any = None
+
+
+def seeded(seq: int, n_vocab: int) -> LlamaSampler:
+    """Return a sampler that draws another text if a token is drawn or accepted twice, or never."""
+    chain = LlamaSampler()
+    chain.add_penalties(n_vocab, 32, 1.1, 0.2, 0.1)
+    chain.add_temp(0.8)
+    chain.add_dist(100 + seq)
+    return chain
+
+
+def drawn_from(shared: Rig, text: Text) -> Any:
+    """Return what `take` needs of a rig: its rows, and the sampler of this text."""
+    if isinstance(text, Drawn):
+        return SimpleNamespace(logits=shared.logits, sampler=text.sampler.sampler)
+    return shared
+
+
 def prompt_of(seq: int) -> tuple[int, ...]:
     return tuple((7 * seq + 3 * i + 1) % 200 + 1 for i in range(5 + 2 * seq))
 
 
 def start(shared: Rig, text: Text) -> None:
+    sampler = drawn_from(shared, text).sampler
+    native.llama_sampler_reset(sampler)
     text.engine.reset()
     text.engine.eval(text.run.prompt, 0)
-    assert text.engine.next(shared.sampler) == text.run.tokens[0]
+    assert text.engine.next(sampler) == text.run.tokens[0]
     text.done = 1
+
+
+def drawn_run(alone: Rig, seq: int) -> Run:
+    """Return the text of plain steps that this sequence's sampler draws."""
+    greedy, chain = alone.sampler, seeded(seq, alone.n_vocab)
+    try:
+        alone.sampler = chain.sampler
+        return alone.reference(LONGEST + 8, prompt_of(seq))
+    finally:
+        alone.sampler = greedy
 
 
 def eight(shared: Rig, alone: Rig, order: Any = IN_ORDER, **settings: Any) -> list[Text]:
@@ -47,6 +85,16 @@ def eight(shared: Rig, alone: Rig, order: Any = IN_ORDER, **settings: Any) -> li
     for seq in order:
         engine = Engine(shared.ctx, shared.params, **{**shared.settings, **settings}, seq_id=seq)
         made[seq] = Text(engine, runs[seq])
+        start(shared, made[seq])
+    return [made[seq] for seq in range(N)]
+
+
+def eight_drawn(shared: Rig, alone: Rig, order: Any) -> list[Text]:
+    """As `eight`; each sequence has its own seed."""
+    made = {}
+    for seq in order:
+        engine = Engine(shared.ctx, shared.params, **shared.settings, seq_id=seq)
+        made[seq] = Drawn(engine, drawn_run(alone, seq), sampler=seeded(seq, shared.n_vocab))
         start(shared, made[seq])
     return [made[seq] for seq in range(N)]
 
@@ -68,7 +116,7 @@ def verify(shared: Rig, texts: list[Text], chance: random.Random, near: float = 
     verify_all([text.engine for text in chance.sample(texts, len(texts))])
     for text in texts:
         kept = text.accept
-        take(shared, text, near=near)
+        take(drawn_from(shared, text), text, near=near)
         assert text.accept == kept, "the draft was dropped"
     for text in texts:
         text.engine.commit()
@@ -93,18 +141,35 @@ def test_every_pattern_of_eight(rig, kv_unified, order, flash):
     """All 255 of them: equal texts, and every draft verified."""
     shared = rig(**SIZES, kv_unified=kv_unified, flash=flash, drafter=NONE)
     made = eight(shared, rig(flash=flash), STARTS[order])
+    verify_every_pattern(shared, made, near=0.02 if kv_unified else 0.0)
+    close(made)
+
+
+@pytest.mark.parametrize("flash", [False, True], ids=["", "flash"])
+@pytest.mark.parametrize("order", STARTS)
+def test_every_pattern_of_eight_that_samplers_draw(rig, order, flash):
+    """In streams: a unified cache rounds otherwise, and then a draw may fall on the token beside it."""
+    shared = rig(**SIZES, flash=flash, drafter=NONE)
+    alone = rig(flash=flash)
+    made = eight_drawn(shared, alone, STARTS[order])
+    greedy = [alone.reference(LONGEST + 8, prompt_of(seq)).tokens for seq in range(N)]
+    assert all(text.run.tokens != best for text, best in zip(made, greedy, strict=True))
+    verify_every_pattern(shared, made, near=0.0)
+    close(made)
+
+
+def verify_every_pattern(shared: Rig, made: list[Text], near: float) -> None:
     chance = random.Random(3)
     proposed = dict.fromkeys(range(N), 0)
     for subset in chance.sample(SUBSETS, len(SUBSETS)):
         for seq in subset:
             proposed[seq] += propose(made[seq], chance, 5)
-        verify(shared, [made[seq] for seq in subset], chance, near=0.02 if kv_unified else 0.0)
+        verify(shared, [made[seq] for seq in subset], chance, near=near)
     for seq, text in enumerate(made):
         stats = text.engine.stats()
         assert stats.drafted == proposed[seq]
         assert stats.accepted > 128
         assert stats.rounds == 128
-    close(made)
 
 
 def test_graphs_of_a_pattern(rig):

@@ -44,9 +44,9 @@ class graph_store {
     graph_store(const graph_store &)             = delete;
     graph_store & operator=(const graph_store &) = delete;
 
-    // A decode of this shape comes. If the last graph found no memory, or tensors are split over devices, all take turns
-    // in the context's own place, with the memory that llama.cpp set aside. A decode whose graph does not fit there either returns -2.
-    // Throws std::bad_alloc.
+    // A decode of this shape comes. If the last graph found no memory, or tensors are split over devices, all take
+    // turns in the context's own place, with the memory that llama.cpp set aside. A decode whose graph does not fit
+    // there either returns -2. Throws std::bad_alloc.
     void select(const graph_shape & wanted);
 
     // Whether the devices have memory to spare for computing the selected graph, which has been allocated. ggml-cuda

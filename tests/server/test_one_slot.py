@@ -90,9 +90,10 @@ CONSTRAINTS: list[dict[str, Any]] = [
 @pytest.mark.parametrize("constraint", CONSTRAINTS, ids=lambda each: next(iter(each)))
 def test_what_shapes_the_text_sees_each_row(drafting: Server, plain: Server, constraint: Any) -> None:
     body = {"n_predict": 40, **constraint}
-    assert seen(drafting.complete("Once upon a time", **body)) == seen(
-        plain.complete("Once upon a time", **body)
-    )
+    reply = drafting.complete("Once upon a time", **body)
+    assert seen(reply) == seen(plain.complete("Once upon a time", **body))
+    if drafting.spec_type in ("mtp", "tree"):  # the others find nothing to draft under some of these
+        assert reply["timings"]["draft_n_accepted"] > 0, "no row but the first saw the constraint"
 
 
 def test_a_lazy_grammar_waits_for_its_trigger(drafting: Server, plain: Server) -> None:

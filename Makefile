@@ -21,7 +21,7 @@ ROWS    ?= build/bench-rows.json
 SOURCES := pyproject.toml CMakeLists.txt vendor/llama.lock patches/series \
            $(wildcard cmake/* patches/*.patch _build/*.py) $(shell find src -type f)
 
-.PHONY: help dev wheel demo test test-full test-variants test-gpu exact compat-table server-suite bench lint format asan corpus-check \
+.PHONY: help dev wheel demo test examples test-full test-variants test-gpu exact compat-table server-suite bench lint format asan corpus-check \
         patch-import patch-export patch-check clean off-speed
 
 help:                ## list the targets
@@ -72,6 +72,9 @@ demo: $(STAMP)       ## text from the trained tiny model with and without drafti
 
 test: $(STAMP) wheel ## unit, patches, ops, model, fast compat: minutes, no torch, no stock build
 	$(OMP) $(PYTEST) -m "not slow and not gpu" -n 2 --dist loadfile
+
+examples: $(STAMP) wheel ## examples with the real clients, and the wheel in a clean environment without a compiler; 4 minutes
+	$(PYTEST) tests/compat/test_examples.py tests/compat/test_wheel.py -k "not beside and (test_examples or clean_environment or its_tag)"
 
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt

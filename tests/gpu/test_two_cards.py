@@ -14,7 +14,7 @@ import pytest
 from draftwood.load.devices import cards
 
 ROOT = Path(__file__).resolve().parents[2]
-sys.path.append(str(ROOT / "bench"))
+sys.path.append(str(ROOT / "tools"))
 
 pytestmark = [
     pytest.mark.gpu,
@@ -45,13 +45,13 @@ print(json.dumps({"texts": texts, **found}))
 
 
 @pytest.fixture(scope="module")
-def model():
+def model(tmp_path_factory):
     """Write a model whose heads can be split in two."""
-    import models  # puts tools/ where the next line finds it
-
     synth = importlib.import_module("synth_gguf")
     spec = dataclasses.replace(synth.PRESETS["35b-a3b"], layers=4, experts=32, vocab=8192)
-    return models.synthetic_of("two-cards", spec)
+    path = tmp_path_factory.mktemp("cards") / "two-cards.gguf"
+    synth.write(spec, path)
+    return path
 
 
 def run(model: Path, **settings: object) -> dict:

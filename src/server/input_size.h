@@ -23,6 +23,7 @@ constexpr int    most_groups      = 2000;      // in each other, of a grammar or
 constexpr int    most_rules       = 20000;     // of a grammar: one may begin with the next
 constexpr size_t most_grammar     = 4u << 20;  // bytes
 constexpr size_t most_trigger     = 4096;      // bytes: std::regex recurses for each
+constexpr size_t most_prompts     = 2048;      // of a request, documents of a rerank too: some 7 KB of memory each
 constexpr size_t most_repetitions = 16u << 20; // elements that a grammar's repetitions come to, 8 bytes each
 
 void check_grammar(const std::string & grammar);
@@ -55,6 +56,10 @@ inline void refuse_more(const char * what, size_t found, size_t most) {
         throw std::invalid_argument("found " + std::to_string(found) + " " + what + "; expected at most " +
                                     std::to_string(most));
     }
+}
+
+inline void check_prompts(size_t n) {
+    refuse_more("prompts in a request", n, most_prompts);
 }
 
 // The end of what begins at `at` and ends with an unescaped `last`.

@@ -2,12 +2,17 @@
 
 from __future__ import annotations
 
+import ipaddress
 import json
+import os
 import re
 import socket
+import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack, contextmanager
+from concurrent.futures import ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager, suppress
 from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
@@ -15,12 +20,16 @@ from urllib.parse import urlsplit
 import pytest
 import requests
 
+from tests.model.processes import ready, serving
 from tests.server.conftest import GetServer
-from tests.server.process import Server
+from tests.server.process import MODEL, Server
+from tests.server.test_bad_input import most_memory
 
 FLAGS = ("-c", "512", "-np", "1", "--spec-type", "auto")
 LIMITS = ("--http-connections", "--http-head-time", "--http-stall-time", "--http-body")
 HEAD = b"POST /completion HTTP/1.1\r\nHost: x\r\nContent-Type: application/json\r\n"
+# tiny-moe says 4,096, and no reply would be longer
+ENDLESS = ("-c", "65536", "-np", "1", "--override-kv", "qwen35moe.context_length=int:65536")
 EXAMPLE = b'{"prompt": "a", "n_predict": 2}'
 Connect = Callable[..., socket.socket]
 
@@ -142,6 +151,80 @@ def test_a_large_body_gets_a_413(strict: Server) -> None:
     assert "--http-body" in reply.json()["error"]["message"]
 
 
+def test_a_large_form_is_told_of_its_own_limit(strict: Server) -> None:
+    """As `curl -d` sends JSON: its default is a form."""
+    form = {"Content-Type": "application/x-www-form-urlencoded"}
+    reply = requests.post(f"{strict.url}/completion", data=b"a" * (2 << 20), headers=form, timeout=60)
+    assert reply.status_code == 413
+    assert "expected Content-Type: application/json" in reply.json()["error"]["message"]
+
+
+def test_many_prompts_of_a_request_get_a_400(strict: Server) -> None:
+    for path, name, prompt in (("/completion", "prompt", [1]), ("/v1/completions", "prompt", "a")):
+        most, more = ({name: [prompt] * n, "n_predict": 1, "max_tokens": 1} for n in (2, 2049))
+        assert requests.post(f"{strict.url}{path}", json=most, timeout=60).status_code == 200
+        reply = requests.post(f"{strict.url}{path}", json=more, timeout=60)
+        assert reply.status_code == 400
+        assert "found 2049 prompts in a request; expected at most 2048" in reply.json()["error"]["message"]
+
+
+def parts_of(body: bytes, *, chunked: bool) -> Iterator[bytes]:
+    yield (
+        HEAD + (b"Transfer-Encoding: chunked" if chunked else b"Content-Length: %d" % len(body)) + b"\r\n\r\n"
+    )
+    for at in range(0, len(body), 1 << 20):
+        part = body[at : at + (1 << 20)]
+        yield b"%x\r\n%b\r\n" % (len(part), part) if chunked else part
+
+
+@pytest.mark.parametrize("chunked", [False, True], ids=["with its length", "in chunks"])
+def test_80_mb_get_a_413_and_no_memory(tmp_path: Path, chunked: bool) -> None:
+    usual = Server(tmp_path / "log", *FLAGS)
+    try:
+        assert usual.wait().complete("a", n_predict=2)["tokens_predicted"] == 2
+        before = most_memory(usual)
+        for _ in range(3):
+            with connections(usual) as connect:
+                made = connect()
+                with suppress(OSError):  # it closes before it has all
+                    for part in parts_of(b'{"prompt": "' + b"a" * (80 << 20) + b'"}', chunked=chunked):
+                        made.sendall(part)
+                status, error = answer(made)
+            assert status == 413
+            assert "--http-body" in str(error["message"])
+        assert most_memory(usual) - before < 120 << 20  # 32 MiB are read, in strings that double
+        assert usual.complete("a", n_predict=2)["tokens_predicted"] == 2
+    finally:
+        usual.close()
+
+
+def large(kind: str) -> tuple[str, bytes]:
+    """Return the path and the body of a request of 31 MB that takes a while and is refused."""
+    text = json.dumps("the quick brown fox jumps over the lazy dog. " * (22 << 20 >> 5))
+    return {
+        "prompt": ("/completion", f'{{"prompt": {text}}}'.encode()),
+        "chat": ("/v1/chat/completions", f'{{"messages": [{{"role": "user", "content": {text}}}]}}'.encode()),
+        "nested": ("/completion", f'{{"prompt": {text}, "other": {"[" * 100_000}{"]" * 100_000}}}'.encode()),
+    }[kind]
+
+
+@pytest.mark.parametrize("kind", ["prompt", "chat", "nested"])
+def test_others_are_served_beside_a_large_body(server: GetServer, kind: str) -> None:
+    usual = server("-c", "1024", "-np", "2", "-no-kvu", "--spec-type", "auto")
+    path, body = large(kind)
+    usual.complete("a", n_predict=2)
+    n_completed, waits = 0, []
+    with ThreadPoolExecutor(1) as clients:
+        refused = clients.submit(requests.post, usual.url + path, data=body, timeout=120)
+        while not refused.done():
+            waits.append(health(usual))
+            usual.complete("a", n_predict=2)
+            n_completed += not refused.done()
+    assert refused.result().status_code == 400
+    assert n_completed > 0
+    assert max(waits) < 2
+
+
 def test_a_head_in_pieces_is_served(patient: Server) -> None:
     with connections(patient) as connect:
         made = connect(HEAD[:20])
@@ -194,8 +277,15 @@ def test_600_half_sent_requests_do_not_stall_the_usual_server(server: GetServer)
     assert usual.complete("a", n_predict=2)["tokens_predicted"] == 2
 
 
+def predicted(url: str) -> int:
+    """Return how many tokens a server has generated, those of requests that were given up among them."""
+    metrics = requests.get(f"{url}/metrics", timeout=60).text
+    (found,) = re.findall(r"^llamacpp:tokens_predicted_total (\d+)$", metrics, re.M)
+    return int(found)
+
+
 def test_a_reply_that_nobody_reads_ends(tmp_path: Path) -> None:
-    server = Server(tmp_path / "log", "-c", "65536", "-np", "1", "--http-stall-time", "1")
+    server = Server(tmp_path / "log", *ENDLESS, "--metrics", "--http-stall-time", "1")
     body = {"prompt": "a", "n_predict": 60_000, "ignore_eos": True, "stream": True, "n_probs": 200}
     data = json.dumps(body).encode()
     try:
@@ -209,7 +299,7 @@ def test_a_reply_that_nobody_reads_ends(tmp_path: Path) -> None:
                 return "next_token" in slot and not slot["is_processing"]  # it had a request
 
             assert until(ended)
-            assert slot["next_token"][0]["n_decoded"] < 50_000
+            assert 0 < predicted(server.url) < 50_000
     finally:
         server.close()
 
@@ -224,7 +314,7 @@ def test_a_large_head_gets_a_431(strict: Server) -> None:
 @pytest.mark.parametrize("attempt", range(3))  # the handler of the signal deadlocked now and then
 def test_the_end_waits_for_no_client(tmp_path: Path, attempt: int) -> None:
     patience = ("--http-head-time", "300", "--http-stall-time", "300")
-    server = Server(tmp_path / f"log{attempt}", "-c", "65536", "-np", "1", *patience)
+    server = Server(tmp_path / f"log{attempt}", *ENDLESS, *patience)
     endless = {"prompt": "a", "n_predict": 60_000, "ignore_eos": True}
     with connections(server) as connect:
         try:
@@ -254,6 +344,27 @@ def test_limits_of_limits_are_said(tmp_path: Path, flag: str) -> None:
     finally:
         server.close()
     assert re.search(f'"{flag}"(?s:.*)found 0, expected ', server.words())
+
+
+def listening(pid: int) -> set[tuple[str, int]]:
+    """Return the addresses and ports on which a process listens."""
+    sockets = {os.readlink(each) for each in Path(f"/proc/{pid}/fd").iterdir()}
+    found = set()
+    for table in (Path(f"/proc/{pid}/net/tcp"), Path(f"/proc/{pid}/net/tcp6")):
+        for fields in map(str.split, table.read_text("ascii").splitlines()[1:] if table.exists() else ()):
+            if fields[3] == "0A" and f"socket:[{fields[9]}]" in sockets:
+                digits, _, port = fields[1].partition(":")  # of words of 32 bits, in the machine's order
+                words = [int(digits[at : at + 8], 16) for at in range(0, len(digits), 8)]
+                address = b"".join(word.to_bytes(4, sys.byteorder) for word in words)
+                found.add((str(ipaddress.ip_address(address)), int(port, 16)))
+    return found
+
+
+@pytest.mark.parametrize(("flags", "address"), [([], "127.0.0.1"), (["--host", "0.0.0.0"], "0.0.0.0")])
+def test_only_this_machine_is_served_unless_host_says_otherwise(flags: list[str], address: str) -> None:
+    with serving(MODEL, *flags, stderr=subprocess.DEVNULL) as (url, process):
+        ready(url, process)
+        assert listening(process.pid) == {(address, urlsplit(url).port)}
 
 
 def origin_of(server: Server, origin: str) -> str | None:

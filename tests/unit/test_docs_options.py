@@ -103,6 +103,7 @@ def test_limits_of_what_is_parsed_are_those_of_the_header():
         "most_references": "{:,} `$ref`",
         "most_groups": "{:,} groups in each other, ",
         "most_rules": "{:,} rules",
+        "most_prompts": "| prompts of a request, documents of a rerank | {:,} |",
         "most_grammar": "| {} MiB",
         "most_repetitions": "repetitions of {} million elements",
         "most_trigger": "triggers of {:,} bytes",

@@ -216,6 +216,8 @@ def failures(row: dict[str, Any]) -> list[str]:
     """Return what a side of ours did wrong."""
     found = [f"{row['wrong']} wrong replies"] if row["wrong"] else []
     found += [f"{n} of {error}" for error, n in row["errors"].items()]
+    refused = ("nonsense: 2", "nonsense: 5")  # it is the client's fault, whatever it is
+    found += [f"{n} of {what}" for what, n in row["bad"].items() if what.startswith(refused)]
     found += growth(row["resident"])
     if row["files"][1] > row["files"][0]:
         found.append(f"{row['files'][0]} files were open, then {row['files'][1]}")

@@ -32,7 +32,7 @@ def test_replies_beside_clients_that_misbehave_are_those_of_a_client_alone(serve
         "sends half",
         "nonsense",
     }
-    assert not any(name.startswith("nonsense: 2") for name in seen.bad)
+    assert not any(name.startswith(("nonsense: 2", "nonsense: 5")) for name in seen.bad)
 
 
 def reply(number: int, text: str, n_tokens: int = 10) -> clients.Reply:

@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -143,7 +143,7 @@ def run_way(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
             )
             stack.callback(process.kill)
-            patience = RPC_SECONDS if "rpc_servers" in way else CELL_SECONDS
+            patience = _rpc_patience if "rpc_servers" in way else _patience
             for line in _lines(process, patience, end):
                 found = json.loads(line)
                 left.remove(found["mode"])
@@ -158,8 +158,16 @@ def run_way(
         yield {"mode": mode, "refused": "not run: no time was left"}
 
 
-def _lines(process: subprocess.Popen[str], patience: float, end: float) -> Iterator[str]:
-    """Yield what a process prints, until it ends, is silent for `patience` seconds, or `end` has come."""
+def _patience() -> float:
+    return CELL_SECONDS
+
+
+def _rpc_patience() -> float:
+    return RPC_SECONDS
+
+
+def _lines(process: subprocess.Popen[str], patience: Callable[[], float], end: float) -> Iterator[str]:
+    """Yield what a process prints, until it ends, is silent for `patience()` seconds, or `end` has come."""
     lines: queue.Queue[str | None] = queue.Queue()
     assert process.stdout is not None
     output = process.stdout
@@ -171,7 +179,7 @@ def _lines(process: subprocess.Popen[str], patience: float, end: float) -> Itera
 
     threading.Thread(target=read, daemon=True).start()
     with contextlib.suppress(queue.Empty, subprocess.TimeoutExpired):
-        while (line := lines.get(timeout=max(0.0, min(patience, end - time.monotonic())))) is not None:
+        while (line := lines.get(timeout=max(0.0, min(patience(), end - time.monotonic())))) is not None:
             yield line
         process.wait(10)
 
@@ -255,14 +263,18 @@ def _line(each: dict[str, Any]) -> str:
     )
 
 
-def _preset(name: str, layers: int | None) -> Path:
+def _model(name: str, layers: int | None) -> Path:
+    if Path(name).exists() and layers is None:
+        return Path(name)
     from synth_gguf import PRESETS
 
-    return (
-        models.synthetic_of(f"{name}-{layers}", dataclasses.replace(PRESETS[name], layers=layers))
-        if layers
-        else models.synthetic(name)
-    )
+    if name not in PRESETS:
+        raise click.UsageError(
+            f"--model is {name!r}; expected a file without --layers, or one of {', '.join(PRESETS)}"
+        )
+    if layers is None:
+        return models.synthetic(name)
+    return models.synthetic_of(f"{name}-{layers}", dataclasses.replace(PRESETS[name], layers=layers))
 
 
 @click.command(help=(__doc__ or "").splitlines()[0])
@@ -292,7 +304,7 @@ def main(
         return
     if results:
         rows_of_results.check_writable("--results", results)
-    path = Path(model) if Path(model).exists() else _preset(model, layers)
+    path = _model(model, layers)
     end = time.monotonic() + seconds
     cells = measure(names, str(path), tokens, end, way_seconds)
     row = {"schema": SCHEMA, **origin(), "model": path.name, "bytes": path.stat().st_size, "tokens": tokens,

@@ -192,7 +192,7 @@ def plan(options: Options, info: Any, arguments: dict[str, Any], *, without_tree
 
 def _instead(refused: Drafter, info: Any, arguments: dict[str, Any]) -> str:
     """Say what drafts where `refused` does not, by names that `draftwood tree` knows, too."""
-    if arguments.get("split_mode") == TENSOR_SPLIT:
+    if _splits_tensors(arguments):
         return 'split_mode=1 splits by layers, and drafts; speculation="off" decodes plainly'
     if _refusal_of_any(arguments) is not None:
         return 'speculation="auto" drafts where it can and decodes plainly elsewhere'
@@ -233,12 +233,16 @@ def _without(reason: str) -> Plan:
     return Plan("none", reason, 0)
 
 
+def _splits_tensors(arguments: dict[str, Any]) -> bool:
+    return arguments.get("split_mode") == TENSOR_SPLIT and arguments.get("n_gpu_layers", 0) != 0
+
+
 def _refusal_of_any(arguments: dict[str, Any]) -> str | None:
     for name in _NO_GENERATION:
         if arguments.get(name):
             return f"{name}=True contexts generate no text"
-    if arguments.get("split_mode") == TENSOR_SPLIT and arguments.get("n_gpu_layers", 0) != 0:
-        return f"split_mode={TENSOR_SPLIT} splits tensors over cards, where one context's graph is kept"
+    if _splits_tensors(arguments):
+        return f"with split_mode={TENSOR_SPLIT} llama.cpp keeps one graph, and no draft can be verified"
     return None
 
 

@@ -59,7 +59,7 @@ inline void refuse_more(const char * what, size_t found, size_t most) {
 }
 
 inline void check_prompts(size_t n) {
-    refuse_more("prompts in a request", n, most_prompts);
+    refuse_more("prompts or documents in a request", n, most_prompts);
 }
 
 // The end of what begins at `at` and ends with an unescaped `last`.

@@ -59,8 +59,8 @@ std::string refusal_of(const common_params & params) {
         return "contexts for embeddings generate no text";
     }
     if (params.split_mode == LLAMA_SPLIT_MODE_TENSOR && params.n_gpu_layers != 0) {
-        return "--split-mode tensor splits tensors over cards, where llama.cpp keeps one context's graph; expected "
-               "layer";
+        return "with --split-mode tensor llama.cpp keeps one graph, and no draft can be verified\n"
+               "hint: --split-mode layer";
     }
     if (!dw.drafter_path.empty() && dw.drafter != DW_DRAFTER_DFLASH) {
         return "--spec-type " + dw.type + " takes no drafter; leave out -md, or choose dflash, tree or auto";

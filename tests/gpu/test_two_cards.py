@@ -82,7 +82,7 @@ def test_tensors_over_cards_decode_plainly(model, speculation):
 
 @pytest.mark.parametrize("speculation", ["mtp", "tree", "ngram"])
 def test_drafts_over_split_tensors_are_refused_in_words(model, speculation):
-    assert "splits tensors over cards" in run(model, split_mode=3, speculation=speculation)["refused"]
+    assert "llama.cpp keeps one graph" in run(model, split_mode=3, speculation=speculation)["refused"]
 
 
 def test_rows_over_cards_are_refused_in_words(model):

@@ -53,7 +53,7 @@ def test_every_way_of_a_machine(tmp_path):
     assert cells["rpc", "tree"]["drafted"] > 0
     assert "snapshots" in cells["rpc", "tree"]["tree_refusal"]
     if not row["cards"]:
-        assert "needs >= 1 devices" in cells["tensor", "off"]["refused"]
+        assert "found no card" in cells["tensor", "off"]["refused"]
     assert str(ROOT) not in json.dumps(row), "no path of this machine"
 
 
@@ -91,7 +91,7 @@ def test_a_mode_that_dies_or_hangs_leaves_the_others(tmp_path, monkeypatch, seco
         if each["mode"] == "tree":  # "auto", which hangs, comes next in the same process
             monkeypatch.setattr(many_cards, "CELL_SECONDS", 1)
     assert set(cells) == set(many_cards.MODES)
-    assert time.monotonic() - begin < 240, "nobody waited for the one that hangs"
+    assert time.monotonic() - begin < 100, "nobody waited for the one that hangs"
     if seconds == 0:
         assert {each["refused"] for each in cells.values()} == {"not run: no time was left"}
         return

@@ -146,7 +146,8 @@ ABUSES: dict[str, tuple[Abuse, set[int]]] = {
     "nothing, half-closed": (one_by_one(b"", half_close=True), {0}),
     "half a head, half-closed": (at_once(HEAD, half_close=True), {408}),
     "half a body, half-closed": (one_by_one(half_a_body(), half_close=True), {400}),
-    "a request, half-closed": (one_by_one(completion(b'"a"}'), half_close=True), {200}),
+    # 400 where the reply took more than a second
+    "a request, half-closed": (one_by_one(completion(b'"a"}'), half_close=True), {200, 400}),
     "left in a stream": (leave_a_stream, {200}),
     "left before the reply": (leave_before_the_reply, {0}),
 }
@@ -169,7 +170,9 @@ def test_nothing_stays_behind(served: Served, name: str) -> None:
     held, growths = settled(served), []
     for _ in range(5):
         memory = served.memory()
-        assert abuse(served) == expected
+        seen = abuse(served)
+        assert seen, name
+        assert seen <= expected
         assert until(lambda: settled(served) == held), served.held()
         assert until(served.idle)
         growths.append(served.memory() - memory)
@@ -235,6 +238,16 @@ def test_a_request_ends_when_its_client_leaves(served: Served) -> None:
 
 
 # llama-server asks whether a client is there when no result, whosever it is, has come for a second
+def test_prompts_of_a_request_end_when_its_client_leaves(served: Served) -> None:
+    """Each is done in less than the second after which a wait asks for the client."""
+    before = predicted(served.url)
+    many = {"prompt": [[1, 2, 3]] * 2000, "n_predict": 8, "ignore_eos": True, "cache_prompt": False}
+    served.connect(request("/completion", many)).close()
+    assert until(lambda: not served.idle())
+    assert until(served.idle)
+    assert predicted(served.url) - before < 2000 * 8 / 2
+
+
 def test_a_request_ends_when_its_client_leaves_while_others_ask(served: Served) -> None:
     before = predicted(served.url)
     served.connect(request("/completion", LONG)).close()

@@ -64,6 +64,12 @@ def test_auto_leaves_a_model_that_cannot_draft_to_llama_cpp(tmp_path: Path, no_m
         server.close()
 
 
+def test_auto_leaves_split_tensors_to_llama_cpp(tmp_path: Path) -> None:
+    """Without a card llama.cpp then loads nothing; what drafts is decided before."""
+    words = ended(tmp_path, "--spec-type", "auto", "--split-mode", "tensor", "-ngl", "99")
+    assert "decoding is llama.cpp's alone: with --split-mode tensor llama.cpp keeps one graph" in words
+
+
 def test_draft_mtp_stays_llama_cpps(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", "-c", "512", "-np", "1", "--spec-type", "draft-mtp")
     try:

@@ -165,7 +165,10 @@ def test_many_prompts_of_a_request_get_a_400(strict: Server) -> None:
         assert requests.post(f"{strict.url}{path}", json=most, timeout=60).status_code == 200
         reply = requests.post(f"{strict.url}{path}", json=more, timeout=60)
         assert reply.status_code == 400
-        assert "found 2049 prompts in a request; expected at most 2048" in reply.json()["error"]["message"]
+        assert (
+            "found 2049 prompts or documents in a request; expected at most 2048"
+            in reply.json()["error"]["message"]
+        )
 
 
 def parts_of(body: bytes, *, chunked: bool) -> Iterator[bytes]:
@@ -222,7 +225,7 @@ def test_others_are_served_beside_a_large_body(server: GetServer, kind: str) -> 
             n_completed += not refused.done()
     assert refused.result().status_code == 400
     assert n_completed > 0
-    assert max(waits) < 2
+    assert max(waits) < 5  # of a body that takes 10 s and more
 
 
 def test_a_head_in_pieces_is_served(patient: Server) -> None:

@@ -56,12 +56,17 @@ def test_a_row_counts_what_was_seen() -> None:
 
 
 def test_wrong_replies_errors_and_growth_are_failures() -> None:
-    seen = clients.Seen([reply(0, "a"), reply(1, "x")], Counter({"ReadError: ": 2}), Counter())
+    seen = clients.Seen(
+        [reply(0, "a"), reply(1, "x")],
+        Counter({"ReadError: ": 2}),
+        Counter({"nonsense: 500": 3, "nonsense: 400": 5}),
+    )
     more = 2 * server_load.SLACK
     row = server_load.row_of(served(seen, [5, 5, 5, 5, 5, 5 + more], [7, 7, 7, 9]), ["a", "b"])
     assert server_load.failures(row) == [
         "1 wrong replies",
         "2 of ReadError: ",
+        "3 of nonsense: 500",
         f"memory grew from 5 to {5 + more} bytes",
         "7 files were open, then 9",
     ]

@@ -200,20 +200,42 @@ def test_a_tool_named_as_anthropics_clients_do_is_called(server: GetServer, name
     assert {part["type"] for part in reply["content"]} == {"text"}
 
 
+@pytest.mark.parametrize("name", [["weather"], ["clock"], ["clock", "weather"]], ids=" and ".join)
+@pytest.mark.parametrize("flat", [False, True], ids=["as in chats", "as in Responses"])
+def test_allowed_tools_are_those_that_can_be_called(server: GetServer, name: list[str], flat: bool) -> None:
+    mtp = knowing(server, "mtp", "qwen35")
+    tools = [{"type": "function", "name": each} if flat else named(each) for each in name]
+    allowed = {"mode": "required", "tools": tools}
+    choice = {"type": "allowed_tools", **(allowed if flat else {"allowed_tools": allowed})}
+    found = ask(mtp, BEGUN, tool_choice=choice)
+    assert found["choices"][0]["message"]["tool_calls"][0]["function"]["name"] in name
+    given = [tool for tool in TOOLS if tool["function"]["name"] in name]
+    same = ask(mtp, BEGUN, tools=given, tool_choice="required")
+    assert without_ids(found["choices"][0]) == without_ids(same["choices"][0])
+
+
+@pytest.mark.parametrize("word", ["auto", "required", "none", "web_search"])
+def test_an_object_of_another_type_is_the_word_or_auto(server: GetServer, word: str) -> None:
+    mtp = knowing(server, "mtp", "qwen35")
+    found = ask(mtp, BEGUN, tool_choice={"type": word})["choices"][0]
+    same = ask(mtp, BEGUN, tool_choice="auto" if word == "web_search" else word)["choices"][0]
+    assert without_ids(found) == without_ids(same)
+    assert ("tool_calls" in found["message"]) is (word == "required")
+
+
+NONE = "; expected one of the request's tools"
+
+
 @pytest.mark.parametrize(
     ("choice", "said"),
     [
-        (named("unheard of"), "found a tool_choice of unheard of; expected one of the request's tools"),
-        ({"type": "function"}, "found a tool_choice without a name; expected the function's"),
-        (
-            {"type": "function", "function": {"name": 5}},
-            "found a tool_choice without a name; expected the function's",
-        ),
-        (
-            {"type": "function", "function": "weather"},
-            "found a tool_choice without a name; expected the function's",
-        ),
-        ({}, "found a tool_choice without a name; expected the function's"),
+        (named("unheard of"), f"found a tool_choice of unheard of{NONE}"),
+        ({"type": "function"}, f"found a tool_choice of nothing{NONE}"),
+        ({"type": "function", "function": {"name": 5}}, f"found a tool_choice of nothing{NONE}"),
+        ({"type": "function", "function": "weather"}, f"found a tool_choice of nothing{NONE}"),
+        ({"type": "allowed_tools"}, f"found a tool_choice of nothing{NONE}"),
+        ({"type": "allowed_tools", "allowed_tools": 5}, f"found a tool_choice of nothing{NONE}"),
+        ({"type": "allowed_tools", "tools": [named("x"), 5]}, f"found a tool_choice of x{NONE}"),
     ],
     ids=str,
 )

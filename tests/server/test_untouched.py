@@ -13,6 +13,7 @@ from typing import Any
 import gguf
 import numpy as np
 import pytest
+import requests
 
 from tests.server.conftest import GetServer
 from tests.server.process import Server
@@ -39,6 +40,14 @@ def test_scores_are_llama_cpps(server: GetServer, spec_type: str) -> None:
     assert "decoding is llama.cpp's alone" in ours.words()
     assert "slots draft as" not in ours.words()
     assert ours.get("/slots")[0]["speculative"] is False
+
+
+def test_documents_of_a_rerank_have_a_limit(server: GetServer) -> None:
+    ours = ranking(server, "auto")
+    body = {"query": "a", "documents": ["b"] * 2049}
+    reply = requests.post(f"{ours.url}/v1/rerank", json=body, timeout=60)
+    assert reply.status_code == 400
+    assert "found 2049 prompts or documents in a request" in reply.json()["error"]["message"]
 
 
 @pytest.mark.parametrize("what", ["--reranking", "--embedding"])

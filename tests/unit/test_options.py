@@ -213,7 +213,7 @@ def test_off_is_off():
         (Info(n_layer_nextn=0, can_draft_mtp=False), {}, "found no MTP block in the file"),
         (Info(n_layer_nextn=2, can_draft_mtp=False), {}, "found 2 MTP layers"),
         (Info(), {"embedding": True}, "embedding=True"),
-        (Info(), {"split_mode": 3, "n_gpu_layers": -1}, "splits tensors over cards"),
+        (Info(), {"split_mode": 3, "n_gpu_layers": -1}, "llama.cpp keeps one graph"),
         (Info(), {"vocab_only": True}, "vocab_only=True"),
     ],
 )

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import pytest
-from draftwood import UnsupportedError
+from draftwood import OptionError, UnsupportedError
 from draftwood.load import split
 
 ALL = {"n_gpu_layers": -1}
@@ -32,6 +32,24 @@ def test_rows_where_it_has(two_cards, monkeypatch):
 def test_tensors_over_rpc_servers():
     with pytest.raises(UnsupportedError, match="expected servers that take whole layers"):
         split.check({**ALL, "split_mode": 3}, "127.0.0.1:50052")
+
+
+@pytest.mark.parametrize("n_gpu_layers", [-1, 0])
+def test_tensors_without_a_card(monkeypatch, n_gpu_layers):
+    monkeypatch.setattr(split, "cards", list)
+    with pytest.raises(UnsupportedError, match="found no card beside split_mode=3"):
+        split.check({"n_gpu_layers": n_gpu_layers, "split_mode": 3}, None)
+
+
+def test_tensors_without_flash_attention(two_cards):
+    with pytest.raises(UnsupportedError, match="found flash_attn=False beside split_mode=3"):
+        split.check({**ALL, "split_mode": 3, "flash_attn": False}, None)
+
+
+@pytest.mark.parametrize("mode", [4, -1, "layer", None, 1.5])
+def test_modes_that_are_none(mode):
+    with pytest.raises(OptionError, match=r"split_mode is .*; expected 0 to 3"):
+        split.check({"split_mode": mode}, None)
 
 
 @pytest.mark.parametrize(

@@ -14,6 +14,7 @@ import pytest
 from draftwood.load.devices import cards
 
 ROOT = Path(__file__).resolve().parents[2]
+TINY = ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
 sys.path.append(str(ROOT / "tools"))
 
 pytestmark = [
@@ -39,8 +40,8 @@ state = llm.save_state()
 llm.load_state(state)
 texts.append(text(start + [90]))
 stats = llm.speculation_stats
-found = {"drafted": stats.drafted, "trees": stats.tree_rounds, "by": llm.speculation}
-print(json.dumps({"texts": texts, **found}))
+found = {"drafted": stats.drafted, "accepted": stats.accepted, "trees": stats.tree_rounds}
+print(json.dumps({"texts": texts, "by": llm.speculation, **found}))
 """
 
 
@@ -70,6 +71,16 @@ def test_layers_over_cards_give_the_text_of_one(model, speculation):
     assert two["texts"][0] == two["texts"][2]
     assert two["drafted"] > 0
     assert (two["trees"] > 0) is (speculation == "tree")
+
+
+@pytest.mark.parametrize("speculation", ["mtp", "dflash", "tree"])
+def test_accepted_drafts_over_cards_are_kept_as_on_one(speculation):
+    """A trained model: its rows are committed on both cards."""
+    drafter = {"drafter": str(TINY.with_name("dflash-f16.gguf"))} if speculation == "dflash" else {}
+    one = run(TINY, split_mode=0, speculation="off")
+    two = run(TINY, split_mode=1, speculation=speculation, **drafter)
+    assert two["texts"] == one["texts"]
+    assert two["accepted"] > 0
 
 
 @pytest.mark.parametrize("speculation", ["off", "auto"])

@@ -21,7 +21,6 @@ endfunction()
 draftwood_default(GGML_CCACHE           OFF)   # done above, for every target
 draftwood_default(GGML_RPC              ON)
 draftwood_default(GGML_CUDA_NCCL        OFF)
-draftwood_default(LLAMA_ALL_WARNINGS    OFF)   # -Wshadow says 6,000 times what llama.cpp's headers shadow
 draftwood_default(LLAMA_BUILD_COMMON    ON)
 draftwood_default(LLAMA_BUILD_TOOLS     ON)
 draftwood_default(LLAMA_BUILD_SERVER    ON)

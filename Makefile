@@ -12,6 +12,8 @@ VARIANTS := build/variants
 OMP     := OMP_WAIT_POLICY=passive
 # the tests of test-full; CI leaves out those that `make test` has just run
 FULL    ?= not gpu
+# what test-full runs behind them
+THEN    ?= server-suite exact
 
 # what `make bench` runs (F16, Q8_0 or Q4_K_M), and where it adds its row; ROWS=bench/results/tiny-moe-f16.json keeps it
 KIND    ?= F16
@@ -79,8 +81,7 @@ examples: $(STAMP) wheel ## examples with the real clients, and the wheel in a c
 test-full: $(STAMP) wheel lint asan ## everything that needs no GPU: stock build, coexistence, parity, ASAN, exact
 	$(PY) -m pip install -q -r tools/tiny_moe/requirements.txt
 	$(PYTEST) -m "$(FULL)" --timeout 1800 --durations 20
-	$(MAKE) server-suite
-	$(MAKE) exact
+	$(MAKE) $(THEN)
 
 test-gpu: $(STAMP)   ## what needs a CUDA device, with CUDA graphs and without; rows in build/test-gpu
 	$(PY) bench/run.py test build/test-gpu --minutes 60

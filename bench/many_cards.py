@@ -32,7 +32,7 @@ import tempfile
 import threading
 import time
 import warnings
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -143,8 +143,7 @@ def run_way(
                 subprocess.Popen(command, stdout=subprocess.PIPE, stderr=errors, text=True, env=environment)
             )
             stack.callback(process.kill)
-            patience = _rpc_patience if "rpc_servers" in way else _patience
-            for line in _lines(process, patience, end):
+            for line in _lines(process, "rpc_servers" in way, end):
                 found = json.loads(line)
                 left.remove(found["mode"])
                 yield found
@@ -158,16 +157,8 @@ def run_way(
         yield {"mode": mode, "refused": "not run: no time was left"}
 
 
-def _patience() -> float:
-    return CELL_SECONDS
-
-
-def _rpc_patience() -> float:
-    return RPC_SECONDS
-
-
-def _lines(process: subprocess.Popen[str], patience: Callable[[], float], end: float) -> Iterator[str]:
-    """Yield what a process prints, until it ends, is silent for `patience()` seconds, or `end` has come."""
+def _lines(process: subprocess.Popen[str], over_rpc: bool, end: float) -> Iterator[str]:
+    """Yield what a process prints, until it ends, is silent for too long, or `end` has come."""
     lines: queue.Queue[str | None] = queue.Queue()
     assert process.stdout is not None
     output = process.stdout
@@ -178,8 +169,12 @@ def _lines(process: subprocess.Popen[str], patience: Callable[[], float], end: f
         lines.put(None)
 
     threading.Thread(target=read, daemon=True).start()
+
+    def left() -> float:
+        return max(0.0, min(RPC_SECONDS if over_rpc else CELL_SECONDS, end - time.monotonic()))
+
     with contextlib.suppress(queue.Empty, subprocess.TimeoutExpired):
-        while (line := lines.get(timeout=max(0.0, min(patience(), end - time.monotonic())))) is not None:
+        while (line := lines.get(timeout=left())) is not None:
             yield line
         process.wait(10)
 

@@ -216,7 +216,7 @@ def failures(row: dict[str, Any]) -> list[str]:
     """Return what a side of ours did wrong."""
     found = [f"{row['wrong']} wrong replies"] if row["wrong"] else []
     found += [f"{n} of {error}" for error, n in row["errors"].items()]
-    refused = ("nonsense: 2", "nonsense: 5")  # it is the client's fault, whatever it is
+    refused = ("nonsense: 2", "nonsense: 5")  # it is to get a 400
     found += [f"{n} of {what}" for what, n in row["bad"].items() if what.startswith(refused)]
     found += growth(row["resident"])
     if row["files"][1] > row["files"][0]:

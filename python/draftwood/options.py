@@ -139,6 +139,9 @@ class Plan:
     """Recurrent snapshots that roll a whole draft back; 0 where a verify leaves the state alone."""
     tree_budget: int = 0
     """Most rows of a verify whose draft is a tree; 0: drafts are chains."""
+    queue_steps: bool = False
+    """Whether a greedy text's next step is queued before its token is known: the context has room for the
+    state of a second sequence."""
 
 
 TENSOR_SPLIT = 3  # split_mode, LLAMA_SPLIT_MODE_TENSOR

@@ -67,6 +67,10 @@ class SpeculationStats:
     builds its graph anew."""
     ahead_rounds: int
     """Rounds whose draft went into the verify on the card, before the host knew its tokens."""
+    queued_steps: int
+    """Plain steps of a greedy text that were queued on the card before the host knew their token."""
+    dropped_steps: int
+    """Steps that were queued in vain: the text ended, or went on with another token."""
     joint_rounds: int
     """Rounds whose draft was made together with drafts of other sequences. 0 in a `Llama`: it has one."""
     logits_rows: int
@@ -137,6 +141,8 @@ class SpeculationStats:
             draft_vocab=raw.draft_vocab,
             shared_rounds=raw.n_shared_rounds,
             ahead_rounds=raw.n_ahead_rounds,
+            queued_steps=raw.n_queued_steps,
+            dropped_steps=raw.n_dropped_steps,
             joint_rounds=raw.n_joint_rounds,
             logits_rows=raw.n_logits_rows,
             gpu_launches=raw.n_launches,

@@ -31,7 +31,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 21
+#define DW_API_VERSION 22
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -110,6 +110,10 @@ typedef struct dw_params {
     // quarter of one of at least 1024; else all of it. n_vocab or more: all of it
     int32_t draft_vocab;
     int32_t results; // dw_results
+    // 1: without a drafter, the next step of a greedy text (dw_request_params.n_top = 1) is queued before its token is
+    // known, where the best tokens and the token embeddings are on one device. A step of a hybrid model needs room for
+    // a second state: a context with one sequence more than is used (n_seq_max, kv_unified). 0: each step waits
+    int32_t queue_steps;
 } dw_params;
 
 // What drafting and sampling know of the next requests.
@@ -159,6 +163,8 @@ typedef struct dw_stats {
     int64_t  draft_vocab;      // tokens that the drafter's output head has (dw_params); 0: all
     int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
+    int64_t  n_queued_steps;   // plain steps that were queued on their device before the host knew their token
+    int64_t  n_dropped_steps;  // queued, and not what came next
     int64_t  n_joint_rounds;   // whose draft was made together with other sequences' (dw_propose_all)
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process

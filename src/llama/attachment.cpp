@@ -105,8 +105,9 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
         }
         const verify_graph * verify = verify_of(outputs.n_ubatches);
         const verify_kind    kind   = verify ? verify->kind() : verify_kind::none;
-        const int32_t        slot   = verify ? outputs.n_ubatches : request ? request->slot : 0;
-        graphs->select({ kind, slot, has_outputs && request ? n_rows : 0 });
+        const int32_t        part   = verify ? outputs.n_ubatches : 0;
+        const int32_t        slot   = request ? request->slot : 0;
+        graphs->select({ kind, part, slot, has_outputs && request ? n_rows : 0 }, request && request->is_behind);
     } catch (const std::exception &) {
         graphs->distrust(); // no memory for another graph: llama.cpp rebuilds its own
     }

@@ -73,11 +73,12 @@ struct decode_part {
 };
 
 struct decode_request {
-    std::vector<decode_part> parts;               // in the batch's order; none: llama.cpp splits the batch
-    row_mask *               mask      = nullptr; // of what is no verify; nullptr: llama.cpp's own mask
-    int32_t                  slot      = 0; // one of several graphs of a size; two that alternate can both be queued
-    int32_t                  n_threads = 0; // of the CPU for a batch of several rows; 0: the context's n_threads_batch
-    std::vector<row_feed>    feeds;
+    std::vector<decode_part> parts;          // in the batch's order; none: llama.cpp splits the batch
+    row_mask *               mask = nullptr; // of what is no verify; nullptr: llama.cpp's own mask
+    int32_t                  slot = 0;       // one of several graphs of a size; two that alternate can both be queued
+    bool    is_behind = false; // queued behind the newest decode, whose graph and states stay: another slot, a fork
+    int32_t n_threads = 0;     // of the CPU for a batch of several rows; 0: the context's n_threads_batch
+    std::vector<row_feed> feeds;
 };
 
 } // namespace draftwood

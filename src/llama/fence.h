@@ -28,6 +28,14 @@ class fence {
         }
     }
 
+    // The host waits for what was queued before the newest record(). False: nothing was recorded.
+    bool wait_on_host() const {
+        if (event_) {
+            ggml_backend_event_synchronize(event_.get());
+        }
+        return event_ != nullptr;
+    }
+
   private:
     ggml_backend_event_ptr event_;
 };

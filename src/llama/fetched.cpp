@@ -26,6 +26,7 @@ void fetched_values::ask(ggml_backend_t backend, const ggml_tensor * from, size_
         fail(DW_ERR_MEMORY, "no memory on the host for %zu bytes of results", n_bytes);
     }
     ggml_backend_tensor_get_async(backend, from, ggml_backend_buffer_get_base(buffer_.get()), 0, n_bytes);
+    there_.record(backend);
     writer_   = backend;
     is_asked_ = true;
 }
@@ -36,10 +37,10 @@ const void * fetched_values::get() {
 }
 
 void fetched_values::wait() {
-    if (writer_) {
+    if (writer_ && !there_.wait_on_host()) {
         ggml_backend_synchronize(writer_);
-        writer_ = nullptr;
     }
+    writer_ = nullptr;
 }
 
 } // namespace draftwood

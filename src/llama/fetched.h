@@ -5,6 +5,7 @@
 #pragma once
 
 #include "ggml-cpp.h"
+#include "llama/fence.h"
 
 namespace draftwood {
 
@@ -21,7 +22,7 @@ class fetched_values {
     bool is_asked() const { return is_asked_; }
     void forget() { is_asked_ = false; }
 
-    // What was asked for last, until the next ask(); waits until `backend` has done all that is queued there.
+    // What was asked for last, until the next ask(). Waits until it is there, and not for what was queued since.
     const void * get();
 
   private:
@@ -29,6 +30,7 @@ class fetched_values {
 
     bool                    is_asked_ = false;
     ggml_backend_t          writer_   = nullptr; // may still write into the buffer; nullptr: none does
+    fence                   there_;
     ggml_backend_buffer_ptr buffer_;
 };
 

@@ -52,16 +52,21 @@ graph_store::~graph_store() {
     share_.held -= counted_;
 }
 
-void graph_store::select(const graph_shape & wanted) {
+void graph_store::select(const graph_shape & wanted, bool keeps_last) {
     const bool too_many = wanted.verify == verify_kind::none && wanted.slot == 0 && wanted.n_rows > max_rows;
     // a backend that splits tensors knows those of the newest graph alone (ggml-backend-meta.cpp, graph_compute)
     const bool own = wanted.n_rows == 0 || short_of_memory() || too_many || splits_tensors(ctx_);
-    swap_to(own ? graph_shape{} : wanted);
+    swap_to(own ? graph_shape{} : wanted, keeps_last);
     if (own) {
         enter_own(wanted);
     }
     wait_for_copies();
     is_allocated_ = false;
+}
+
+bool graph_store::has_places() const noexcept {
+    return seen_ == ctx_->get_sched() && !members::is_changed(*ctx_) && !distrusted_ && !short_of_memory() &&
+           !splits_tensors(ctx_);
 }
 
 void graph_store::distrust() noexcept {
@@ -72,7 +77,7 @@ void graph_store::distrust() noexcept {
 // llama.cpp compares sizes only, when it looks whether a graph can be reused.
 void graph_store::enter_own(const graph_shape & wanted) {
     const graph_shape verify = wanted.verify == verify_kind::none ? graph_shape{} : wanted;
-    if (own_verify_.verify != verify.verify || own_verify_.slot != verify.slot) {
+    if (own_verify_.verify != verify.verify || own_verify_.part != verify.part) {
         members::reusable(*ctx_) = nullptr;
         own_verify_              = verify;
     }
@@ -148,7 +153,7 @@ void graph_store::mend() {
     seen_ = ctx_->get_sched();
 }
 
-void graph_store::swap_to(const graph_shape & wanted) {
+void graph_store::swap_to(const graph_shape & wanted, bool keeps_last) {
     notice_changes();
     count_bytes();
     if (wanted == current_) {
@@ -179,7 +184,7 @@ void graph_store::swap_to(const graph_shape & wanted) {
     current_ = wanted;
     seen_    = sched.get();
     count_bytes();
-    while ((slots_.size() > max_kept || !share_.has_room(0)) && drop_oldest()) {
+    while ((slots_.size() > max_kept || !share_.has_room(0)) && drop_oldest(keeps_last)) {
         count_bytes();
     }
 }
@@ -205,10 +210,11 @@ void graph_store::count_bytes() {
 }
 
 // The context's own graph and the one in its place stay. Returns false if there are no others.
-bool graph_store::drop_oldest() {
+bool graph_store::drop_oldest(bool keeps_last) {
     auto oldest = slots_.end();
     for (auto it = slots_.begin(); it != slots_.end(); ++it) {
-        const bool in_use = it->first == graph_shape{} || it->first == current_;
+        const bool is_read = keeps_last && it->second.last_used == clock_;
+        const bool in_use  = it->first == graph_shape{} || it->first == current_ || is_read;
         if (!in_use && (oldest == slots_.end() || it->second.last_used < oldest->second.last_used)) {
             oldest = it;
         }

@@ -22,11 +22,12 @@ namespace draftwood {
 // What tells two graphs of a context apart. All zero: the context's own place.
 struct graph_shape {
     verify_kind verify = verify_kind::none;
-    int32_t     slot   = 0; // of a verify its part of the decode, else decode_request::slot
+    int32_t     part   = 0; // of the decode that a verify is
+    int32_t     slot   = 0; // decode_request::slot
     int64_t     n_rows = 0; // 0: part of a prompt, or somebody else's decode
 
     bool operator<(const graph_shape & other) const {
-        return std::tie(verify, slot, n_rows) < std::tie(other.verify, other.slot, other.n_rows);
+        return std::tie(verify, part, slot, n_rows) < std::tie(other.verify, other.part, other.slot, other.n_rows);
     }
     bool operator==(const graph_shape & other) const { return !(*this < other) && !(other < *this); }
 };
@@ -46,8 +47,10 @@ class graph_store {
 
     // A decode of this shape comes. If the last graph found no memory, or tensors are split over devices, all take
     // turns in the context's own place, with the memory that llama.cpp set aside. A decode whose graph does not fit
-    // there either returns -2. Throws std::bad_alloc.
-    void select(const graph_shape & wanted);
+    // there either returns -2. keeps_last: the graph that was selected before is still read. Throws std::bad_alloc.
+    void select(const graph_shape & wanted, bool keeps_last);
+    // whether graphs of the next decodes have a place of their own each, next to those that are kept
+    bool has_places() const noexcept;
 
     // Whether the devices have memory to spare for computing the selected graph, which has been allocated. ggml-cuda
     // ends the process if there is none. true in the context's own place, which llama.cpp has set aside.
@@ -91,8 +94,8 @@ class graph_store {
     void mend();
     void enter_own(const graph_shape & wanted);
     void wait_for_copies();
-    void swap_to(const graph_shape & wanted);
-    bool drop_oldest();
+    void swap_to(const graph_shape & wanted, bool keeps_last = false);
+    bool drop_oldest(bool keeps_last);
     void count_bytes();
 
     llama_context *             ctx_;

@@ -62,20 +62,63 @@ results::results(attachment & attached, const ggml_tensor * head, bool always) :
     }
 }
 
-void results::decoded(bool is_read) {
-    forget();
+// where the newest decode's rows are
+void results::look() {
     top_        = in_one_graph() ? attached_.outputs.tail.top : nullptr;
     few_logits_ = attached_.outputs.tail.few_logits;
     is_lost_    = few_logits_ && attached_.outputs.n_ubatches > 1;
+}
+
+void results::ask(fetched_values & rows, const ggml_tensor * top) {
+    if (!on_gpu_ || !top) {
+        return;
+    }
+    try {
+        rows.ask(backend_, top, ggml_nbytes(top));
+    } catch (const failure &) { // the decode is done: fetch() asks again, and its caller is told
+    }
+}
+
+void results::decoded(bool is_read) {
+    forget();
+    look();
     if (on_gpu_) {
         ready_.record(backend_);
     }
-    if (on_gpu_ && is_read && top_) {
-        try {
-            fetched_.ask(backend_, top_, ggml_nbytes(top_));
-        } catch (const failure &) { // the decode is done: fetch() asks again, and its caller is told
-        }
+    if (is_read) {
+        ask(fetched_[now_], top_);
     }
+}
+
+void results::queue_begins() {
+    drop_queued();
+    aside_            = std::move(attached_.outputs);
+    attached_.outputs = {};
+}
+
+void results::queued(bool is_there) {
+    std::swap(aside_, attached_.outputs);
+    has_queued_ = is_there && attached_.keeps_outputs && aside_.n_ubatches == 1;
+    if (has_queued_) {
+        ask(fetched_[1 - now_], aside_.tail.top);
+    } else {
+        drop_queued();
+    }
+}
+
+void results::take_queued() {
+    forget_newest();
+    attached_.outputs = std::move(aside_);
+    aside_            = {};
+    has_queued_       = false;
+    now_              = 1 - now_;
+    look();
+}
+
+void results::drop_queued() noexcept {
+    fetched_[1 - now_].forget();
+    has_queued_ = false;
+    aside_      = {};
 }
 
 void results::wait_for(ggml_backend_t reader) const {
@@ -92,7 +135,12 @@ void results::taken_by(ggml_backend_t reader) {
 }
 
 void results::forget() {
-    fetched_.forget();
+    forget_newest();
+    drop_queued();
+}
+
+void results::forget_newest() {
+    fetched_[now_].forget();
     host_       = nullptr;
     top_        = nullptr;
     few_logits_ = nullptr;
@@ -115,10 +163,11 @@ result_rows results::layer_input(int32_t il) const {
 
 // Waits for the rows on the host, and copies their ids to where they can be read as integers.
 void results::fetch() {
-    if (!fetched_.is_asked()) {
-        fetched_.ask(backend_, top_, ggml_nbytes(top_));
+    fetched_values & rows = fetched_[now_];
+    if (!rows.is_asked()) {
+        rows.ask(backend_, top_, ggml_nbytes(top_));
     }
-    host_ = (const float *) fetched_.get();
+    host_ = (const float *) rows.get();
     ids_.clear();
     for (int64_t i = 0; i < top_->ne[1]; ++i) {
         const dw::top_rows::row_reader row(host_ + i * top_->ne[0], dw_n_top);
@@ -128,10 +177,14 @@ void results::fetch() {
     }
 }
 
-top_row results::top(int32_t i) {
+void results::wait_for_top() {
     if (!host_) {
         fetch();
     }
+}
+
+top_row results::top(int32_t i) {
+    wait_for_top();
     const int64_t                  last = top_->ne[1] - 1;
     const int64_t                  at   = i < 0 ? last : std::min<int64_t>(i, last);
     const dw::top_rows::row_reader row(host_ + at * top_->ne[0], dw_n_top);

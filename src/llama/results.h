@@ -1,6 +1,7 @@
 // What the newest decode of a llama_context left where it was computed: the best tokens of each row, hidden states,
 // inputs of layers. llama.cpp copies all of it to the host, a megabyte of logits a row; here only what is asked for
-// travels, and drafters read it on their own device. Must not know: rounds, drafters, samplers.
+// travels, and drafters read it on their own device. A decode that was queued behind it has its results aside until
+// somebody takes them. Must not know: rounds, drafters, samplers.
 // Test: tests/model/engine/test_results.py, tests/gpu.
 
 #pragma once
@@ -9,6 +10,7 @@
 #include "llama/fence.h"
 #include "llama/fetched.h"
 
+#include <array>
 #include <cstdint>
 #include <vector>
 
@@ -45,8 +47,16 @@ class results {
     // llama_context::decode was called, for rows of one sequence or several. is_read: top() will be called, so a GPU's
     // rows are queued for the host behind the graph.
     void decoded(bool is_read);
-    // another decode comes: these results are gone
+    // another decode comes: these results are gone, and those aside
     void forget();
+
+    // A decode is about to be queued behind the newest one, of one row, in another graph (decode_request::slot).
+    void queue_begins();
+    // It was, or it failed: what has been read of the newest one, and what can be, stays.
+    void queued(bool is_there);
+    bool has_queued() const { return has_queued_; }
+    void take_queued(); // it is the newest decode now
+    void drop_queued() noexcept;
     // the graphs that they lie in are about to go: what was not copied yet is copied to where llama.cpp has it
     void let_go();
 
@@ -60,6 +70,7 @@ class results {
     bool    is_short() const { return few_logits_ != nullptr; } // its logits are of a short head
     bool    is_lost() const { return is_lost_; }                // of a short head, computed in several graphs
     top_row top(int32_t i);
+    void    wait_for_top(); // in has_top() only
     // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
 
@@ -80,6 +91,9 @@ class results {
 
   private:
     bool in_one_graph() const { return attached_.keeps_outputs && attached_.outputs.n_ubatches == 1; }
+    void look();
+    void forget_newest();
+    void ask(fetched_values & rows, const ggml_tensor * top);
     void fetch();
 
     attachment &         attached_;
@@ -89,10 +103,14 @@ class results {
     ggml_tensor *        few_logits_ = nullptr;
     bool                 is_lost_    = false;
     std::vector<float>   few_row_;        // copy of a row of few_logits_
-    fetched_values       fetched_;        // top_
     const float *        host_ = nullptr; // what was fetched; nullptr: not looked at yet
     std::vector<int32_t> ids_;            // of all its rows, dw_n_top each
     fence                ready_, taken_;
+
+    std::array<fetched_values, 2> fetched_; // the best tokens of the newest decode and of the one aside, in turns
+    size_t                        now_        = 0;
+    bool                          has_queued_ = false;
+    decode_outputs                aside_; // of the one; while it is being queued, of the newest
 };
 
 } // namespace draftwood

@@ -35,6 +35,7 @@ class drafting {
     const cost_model & costs() const { return costs_; }
     batch_model &      together() const { return *together_; } // shared by engines of the context
     void               set_temperature(float temperature) { temperature_ = temperature; }
+    bool               is_greedy() const { return temperature_ == 0.0f; }
 
     // Grows the proposal's tree from its root.
     void propose(proposal & draft, const draft_limits & limits);

@@ -102,6 +102,39 @@ bool sequence::keep(const token_tree & tree, llama_pos pos, const std::vector<in
     return true;
 }
 
+bool sequence::can_queue_step() const {
+    return shared_->queues_steps() && memory_fork::is_possible(llama(), seq_);
+}
+
+bool sequence::queue_step() {
+    const llama_pos pos = end();
+    if (!shared_->left().has_top()) {
+        return false;
+    }
+    const bool queued = shared_->queue_step({ seq_, pos }, [&] { step_.emplace(llama(), seq_, pos); });
+    if (!queued) {
+        step_.reset(); // the memory's marks took it back
+    }
+    if (!queued && !shared_->intact()) {
+        fail(DW_ERR_DECODE, "a step that was queued at position %d failed", pos);
+    }
+    return queued;
+}
+
+void sequence::take_step() {
+    step_->keep();
+    step_.reset();
+    shared_->left().take_queued();
+}
+
+void sequence::drop_step() {
+    if (step_) {
+        step_->undo();
+        step_.reset();
+        shared_->left().drop_queued();
+    }
+}
+
 // The recurrent layers write a snapshot per row of the last decode and leave older slots as they were, so
 // llama_memory_seq_rm would accept a deeper cut and restore garbage (delta-net-base.cpp, build_recurrent_attn).
 bool sequence::can_cut(int32_t n_keep) const {
@@ -148,6 +181,7 @@ void sequence::restore(const uint8_t * state, size_t n_bytes, int32_t n_keep) {
 
 void sequence::clear() {
     decoded_ = {};
+    drop_step();
     shared_->finish_trees();
     if (shared_->is_empty(/*but*/ seq_)) {
         llama_memory_clear(memory(), true);

@@ -33,7 +33,7 @@ class session : private sequence_listener {
     void        took(llama_token token); // the caller sampled the row
     // for benchmarks: samples, and then goes on to the likeliest child or ends the round, whatever came out
     llama_token next_scheduled(llama_sampler * sampler, bool accept);
-    void        commit();
+    void        commit();                      // a step that was queued is dropped
     bool        last_row(int32_t & row) const; // false: no live row stands for n_past
     void        rewind();
     double      replay(int32_t n_times);
@@ -82,6 +82,12 @@ class session : private sequence_listener {
     void verify_begins();                // until it ended, nobody knows what the memory holds
     void feed_draft(decode_request & request, int32_t n_rows, bool alone);
     void verify_failed(bool intact, bool again); // again: the proposal stays
+    // Without a drafter, a greedy text's next step is queued on the device before the host knows its token
+    // (target_context.h). An open round may have one; the next round takes it if its root is that token.
+    bool can_queue_step() const; // behind the verify of this proposal
+    bool queue_step() { return sequence_.queue_step(); }
+    bool take_step(); // returns false if there is none for this proposal
+    void drop_step();
     // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
     // all sequences. is_typical: that is what so many rows take.
     struct verify_result {
@@ -104,6 +110,7 @@ class session : private sequence_listener {
     llama_pos settled_end() const { return round_.is_open() ? n_past_ : sequence_.end(); }
     bool      moved() const; // others changed the memory without a word
 
+    void                              close_round();
     void                              drop_proposal();
     template <typename F> llama_token walk_on(const char * what, F choose); // choose: the token of a row and node
     llama_token                       sample(llama_sampler * sampler, int32_t row);

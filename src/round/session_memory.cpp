@@ -124,10 +124,11 @@ void session::trim(int32_t n_keep) {
     if (!lost_) {
         require_kept(n_keep);
     }
-    commit();
+    close_round();
     if (!lost_ && n_keep == sequence_.end() && n_keep == n_past_) {
         return;
     }
+    drop_step();
     drop_proposal();
     if (n_keep == 0) {
         reset();

@@ -46,7 +46,7 @@ void session::drop_proposal() {
 void session::begin_round(llama_token last) {
     sequence_.require_tokens(&last, 1);
     require_known("a round");
-    commit();
+    close_round();
     require_whole("a round");
     drop_proposal();
     round_.propose(last);
@@ -125,6 +125,29 @@ void session::verify_begins() {
 
 void session::feed_draft(decode_request & request, int32_t n_rows, bool alone) {
     drafting_.feed(round_.draft(), request, n_rows, alone);
+}
+
+// A greedy sampler looks at nothing but a row's best token. The root has its cell already, and its position.
+bool session::can_queue_step() const {
+    const bool is_greedy = drafting_.is_greedy() && n_enough_ > 0;
+    const bool has_room  = positions_left() > 1 && sequence_.context().free_cells(sequence_.id()) > 0;
+    return params_.queue_steps && params_.drafter == DW_DRAFTER_NONE && is_greedy && tree().size() == 1 && has_room &&
+           sequence_.can_queue_step();
+}
+
+bool session::take_step() {
+    const bool is_there = sequence_.has_step() && sequence_.context().has_queued() && tree().size() == 1;
+    if (!is_there || sequence_.context().left().top(-1).tokens[0] != tree().tokens[0]) {
+        return false;
+    }
+    sequence_.take_step();
+    stats_.n_queued_steps++;
+    return true;
+}
+
+void session::drop_step() {
+    stats_.n_dropped_steps += sequence_.has_step() ? 1 : 0;
+    sequence_.drop_step();
 }
 
 void session::verify_failed(bool intact, bool again) {
@@ -247,6 +270,11 @@ double session::replay(int32_t n_times) {
 }
 
 void session::commit() {
+    close_round();
+    drop_step();
+}
+
+void session::close_round() {
     if (!round_.is_open()) {
         return;
     }
@@ -283,6 +311,7 @@ void session::commit() {
 
 // Somebody cleared the memory, and the round went with it; or changed it, and nobody knows what is left.
 void session::lose_round() {
+    drop_step();
     lost_ = sequence_.end() > round_.pos();
     forget();
     checkpoints_.clear();

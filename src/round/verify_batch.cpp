@@ -28,13 +28,40 @@ verify_batch::verify_batch(std::vector<session *> sessions) :
 }
 
 void verify_batch::run() {
+    if (alone() && take_step()) {
+        return;
+    }
     for (session * each : sessions_) {
+        each->drop_step();
         each->drop_stale_draft();
     }
     while (!attempt()) {
         for (session * each : sessions_) {
             each->shorten_draft(context().row_limit());
         }
+    }
+}
+
+// A step that was queued behind the last one is this verify if its token was guessed right.
+bool verify_batch::take_step() {
+    session &     only     = *sessions_[0];
+    const int64_t start_us = ggml_time_us();
+    if (!only.take_step()) {
+        return false;
+    }
+    only.verify_begins();
+    finish();
+    only.verified({ 0, 1, nullptr, ggml_time_us() - start_us, /*is_typical*/ false });
+    return true;
+}
+
+// Waits for the rows, after the next step is queued where one can be. Sampling waits anyway, and here the time is
+// known.
+void verify_batch::finish() {
+    if (alone() && sessions_[0]->can_queue_step() && sessions_[0]->queue_step()) {
+        context().left().wait_for_top();
+    } else {
+        llama_synchronize(context().get());
     }
 }
 
@@ -213,7 +240,7 @@ bool verify_batch::attempt() {
         failed(DW_ERR_INTERNAL, groups);
         throw;
     }
-    llama_synchronize(context().get()); // sampling waits for it anyway, and here its time is known
+    finish();
     verified(groups, ggml_time_us() - start_us);
     return true;
 }

@@ -96,6 +96,16 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // One decode of these groups, one after another; no row is kept until commits say so. Several groups: those on
     // trees come first, the i-th of them in trees(i), and each has a graph of its own. `request` may hold feeds.
     void verify(const std::vector<verify_group> & groups, decode_request request);
+    // Whether a step can be queued behind a decode of one row before its token is known: it goes from that row's best
+    // straight into the step's input.
+    bool queues_steps() const;
+    // Queues the step of `at`, whose token follows the newest decode's only row; `begin` forks the memory for it
+    // (memory_fork.h). The results stay that decode's until left().take_queued(). Returns false if it failed: the
+    // memory is as before the fork if intact().
+    bool queue_step(const place & at, const std::function<void()> & begin);
+    // whether the step can still be the next decode: nobody changed what graphs of the context compute
+    bool has_queued() const;
+
     // That verify took so many microseconds, until its results were there. Returns false if it was a trial of the
     // thread count that is not chosen.
     bool took(int64_t us);
@@ -166,6 +176,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool                                       intact_  = true;
     std::vector<member>                        members_;
     std::map<std::string, std::weak_ptr<void>> shared_;
+    int32_t                                    slot_ = 0; // decode_request::slot of the newest decode
     attachment                                 attached_;
     row_batch                                  batch_;
     results                                    results_;

@@ -62,6 +62,7 @@ class Rig:
         n_seq_max: int = 1,
         kv_unified: bool = False,
         results: int = 0,
+        queue_steps: bool = False,
         engine: bool = True,
         cb_eval: Any = None,
         pool: ExpertPool | None = None,
@@ -103,6 +104,7 @@ class Rig:
             "tree_budget": tree_budget,
             "draft_vocab": draft_vocab,
             "results": results,
+            "queue_steps": queue_steps,
         }
         self.engine: Any = None
         if engine:

@@ -17,7 +17,7 @@ from draftwood.engine import cuda_libraries
 lib: Any = _llama._lib
 cuda = cuda_libraries.load(Path(lib._name).parent)
 
-API_VERSION = 21
+API_VERSION = 22
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -84,6 +84,7 @@ class Params(ctypes.Structure):
         ("seq_id", ctypes.c_int32),
         ("draft_vocab", ctypes.c_int32),
         ("results", ctypes.c_int32),
+        ("queue_steps", ctypes.c_int32),
     ]
 
 
@@ -138,6 +139,8 @@ class Stats(ctypes.Structure):
         ("draft_vocab", ctypes.c_int64),
         ("n_shared_rounds", ctypes.c_int64),
         ("n_ahead_rounds", ctypes.c_int64),
+        ("n_queued_steps", ctypes.c_int64),
+        ("n_dropped_steps", ctypes.c_int64),
         ("n_joint_rounds", ctypes.c_int64),
         ("n_logits_rows", ctypes.c_int64),
         ("n_launches", ctypes.c_int64),

@@ -96,6 +96,7 @@ def _make(target: Target, plan: Plan, options: Options) -> Engine:
         curve=known,
         tree_budget=plan.tree_budget,
         draft_vocab=options.draft_vocab or 0,
+        queue_steps=plan.queue_steps,
     )
     engine.curve_name = name
     if name is not None and known is None:

@@ -138,6 +138,7 @@ class Engine:
         seq_id: int = 0,
         draft_vocab: int = 0,
         results: int = 0,
+        queue_steps: bool = False,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -151,6 +152,7 @@ class Engine:
         params.seq_id = seq_id
         params.draft_vocab = draft_vocab
         params.results = results
+        params.queue_steps = queue_steps
         raw = None if curve is None else curve.to_native()  # kept until the call is over
         params.curve = None if raw is None else ctypes.pointer(raw)
         params.drafter_path = None if drafter_path is None else os.fsencode(drafter_path)

@@ -6,8 +6,9 @@ Must not know: contexts, engines, requests. Test: tests/model/test_bad_input.py.
 
 from __future__ import annotations
 
+import os
 from collections.abc import Collection
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from draftwood.engine import _capi
@@ -78,7 +79,13 @@ def prepare(
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
-        asked_of_card = {**kwargs, "drafter": options.drafter}  # as corrected
+        queues = on_cards and planned.drafter == "none" and os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1"
+        planned = replace(planned, queue_steps=queues)
+        asked_of_card = {
+            **kwargs,
+            "drafter": options.drafter,
+            "n_seq_max": 2 if queues else 1,
+        }  # as corrected
         pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)

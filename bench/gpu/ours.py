@@ -6,6 +6,7 @@ Must not know: llama-server, files of results, time limits. Test: tests/model/te
 from __future__ import annotations
 
 import contextlib
+import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
@@ -67,6 +68,20 @@ def shared_weights() -> Iterator[None]:
         _weights.close()
 
 
+@contextlib.contextmanager
+def _set(name: str, value: str) -> Iterator[None]:
+    """Set an environment variable."""
+    before = os.environ.get(name)
+    os.environ[name] = value
+    try:
+        yield
+    finally:
+        if before is None:
+            del os.environ[name]
+        else:
+            os.environ[name] = before
+
+
 def settings(case: Case, drafter: str | None) -> dict[str, Any]:
     """Return the arguments of `Llama` for the case's candidate. Errors: BenchError without its drafter."""
     if case.drafter == "none":
@@ -111,8 +126,16 @@ class Ours:
             drafts = case.drafter != "none"
             own = self._llama(stack, case, settings(case, self._drafter)) if drafts else self._plain.llm
             self._candidate = Side(own, case, scheduled=True) if drafts else self._plain
+            if case.queued:
+                with _set("DRAFTWOOD_QUEUE_STEPS", "1"):
+                    llm = self._llama(stack, case, {"speculation": "off"})
+                self._queued = Side(llm, case, scheduled=False)
             self._open = stack
-            for side in [self._plain] + ([self._resident] if pooled else []):
+            for side in [
+                self._plain,
+                *([self._resident] if pooled else []),
+                *([self._queued] if case.queued else []),
+            ]:
                 side.start(case.seed)
                 side.rounds([0] * max(case.warm, 4 * case.nodes))
             self._candidate.pieces_of = list(self._plain.text)
@@ -162,6 +185,10 @@ class Ours:
     def plain(self, seed: int) -> dict[str, Any]:
         """Time plain decode."""
         return self._segment(self._plain, [0] * self._case.rounds, seed)
+
+    def queued(self, seed: int) -> dict[str, Any]:
+        """Time plain decode whose steps are queued."""
+        return self._segment(self._queued, [0] * self._case.rounds, seed)
 
     def resident(self, seed: int) -> dict[str, Any]:
         """Time plain decode of a model that lies on the card alone."""
@@ -224,7 +251,8 @@ class Ours:
         """Start a text, with rounds as they will be: "auto" learns from them too."""
         case = self._case
         side.start(seed)
-        side.rounds([0] * case.warm if side is self._plain else accepted(case.schedule, case.warm, case.seed))
+        scheduled = side is self._candidate and side is not self._plain
+        side.rounds(accepted(case.schedule, case.warm, case.seed) if scheduled else [0] * case.warm)
 
     def _segment(self, side: Side, accepts: Sequence[int], seed: int) -> dict[str, Any]:
         self._warm(side, seed)

@@ -31,6 +31,7 @@ _SPREAD = (
     "ratio",
     "overhead",
     "bound_share",
+    "queued_speedup",
     "of_resident",
     "hit_rate",
     "served",
@@ -136,6 +137,8 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     got["stock"] = got["stock_plain"]
     if "resident" in found:
         got |= _pooled(found, t1)
+    if "queued" in found:
+        got |= _queued(found, t1)
     if "candidate" in found:
         got |= _drafting(found, t1)
     if "stock" in found:
@@ -153,6 +156,17 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
         got["stock"] = None
     got["ratio"] = got["ours"] / got["stock"] if got["stock"] else None
     return got
+
+
+def _queued(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
+    """Return what queued steps gain: a step's time, speed in parts of steps that wait, and the part that was."""
+    queued = [turn["seconds"] / turn["tokens"] for turn in found["queued"]]
+    stats = [turn["stats"] for turn in found["queued"]]
+    return {
+        "queued_ms": 1000 * _middle(queued),
+        "queued_speedup": _middle([plain / own for plain, own in zip(t1, queued, strict=True)]),
+        "queued_part": sum(one["queued_steps"] for one in stats) / sum(one["rounds"] for one in stats),
+    }
 
 
 def _served(found: dict[str, Any], got: dict[str, Any]) -> dict[str, Any]:

@@ -113,6 +113,16 @@ def test_a_plain_row_is_plain_decode():
     assert row["limit_pct"] == pytest.approx(100 * (1000 + 80 + 20 + 960 + 64) / 1e6 / 0.01, abs=0.01)
 
 
+def test_queued_steps_stand_beside_steps_that_wait():
+    found = restart()
+    found["queued"] = [
+        {**turn, "seconds": turn["seconds"] / 2, "stats": {"queued_steps": 9, "rounds": 10}}
+        for turn in found["plain"]
+    ]
+    row = rows.of_run(state(found))[0]
+    assert (row["queued_ms"], row["queued_speedup"], row["queued_part"]) == (row["t1_ms"] / 2, 2.0, 0.9)
+
+
 @pytest.mark.parametrize(
     ("n_rows", "union"), [(1, 8.0), (4, 20.0), (6, 30.0), (8, 40.0), (2.5, 14.0), (9, None)]
 )

@@ -303,8 +303,10 @@ DW_API dw_status dw_rewind(dw_engine * engine);
 // Returns DW_ROUND_END if no live row stands for n_past. Test: tests/model/engine/test_trim.py.
 DW_API dw_status dw_last_row(dw_engine * engine, int32_t * row);
 
-// Keep the rows that were sampled and free the others, in the target and in the drafter. Without an open round it has
-// no effect. It runs by itself before a raw llama_decode, or a save of its sequence.
+// Keep the rows that were sampled and free the others, in the target and in the drafter, and drop a step that is queued
+// (dw_params.queue_steps). Without either it has no effect. It runs by itself before a raw llama_decode, or a save of
+// its sequence. A loop need not call it: dw_propose and dw_trim keep what was sampled, and leave a queued step. Call it
+// before llama_memory_seq_cp and others of llama.cpp's own that read or change the memory.
 DW_API dw_status dw_commit(dw_engine * engine);
 
 // Let dw_trim go back to the present position, although recurrent layers hold the state behind their last token only.

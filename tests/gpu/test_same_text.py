@@ -116,6 +116,29 @@ def test_plain_text_is_its_own(plain, flash):
     assert spoilt.mismatches > 0.9 * spoilt.tokens
 
 
+def test_queued_steps_give_the_text_of_steps_that_wait(flash, monkeypatch):
+    """Also behind a state that was saved while one was queued, and behind a text that was sampled."""
+    waits = load(speculation="off", flash_attn=flash, seed=1)
+    wanted = texts(waits)
+    sampled = list(islice(waits.generate(wanted[0][0], temp=0.8, top_k=40), 64))
+    waits.close()
+    monkeypatch.setenv("DRAFTWOOD_QUEUE_STEPS", "1")
+    queues = load(speculation="off", flash_attn=flash, seed=1)
+    assert texts(queues) == wanted
+    stats = queues.speculation_stats
+    assert stats.queued_steps == stats.rounds - len(PROMPTS) == len(PROMPTS) * (TOKENS - 2)
+    assert stats.logits_rows == 0
+    assert list(islice(queues.generate(wanted[0][0], temp=0.8, top_k=40), 64)) == sampled
+    prompt, tokens = wanted[1]
+    first = list(islice(queues.generate(prompt, temp=0.0), 100))
+    state = queues.save_state()
+    queues.reset()
+    queues.load_state(state)
+    rest = list(islice(queues.generate([*prompt, *first], temp=0.0), TOKENS - 100))
+    queues.close()
+    assert first + rest == tokens
+
+
 @pytest.mark.parametrize("mode", ["mtp", "dflash", "tree"])
 def test_logits_stay_on_the_device(mode):
     """Rounds copy no logits to the host, and drafts of MTP chains go from the device into their verify."""

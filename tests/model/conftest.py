@@ -12,11 +12,15 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftwood import Llama
+from draftwood.engine import _capi, drafting
+from draftwood.engine.engine import Engine
+from draftwood.load import preparation
 from synth_gguf import PRESETS, write
 
 from tests.model.rig import Rig, Run, write_llama
@@ -126,9 +130,25 @@ def off(llama: MakeLlama) -> Llama:
     return llama(speculation="off")
 
 
-@pytest.fixture(params=["on", "off"])
+@pytest.fixture
+def queueing(llama: MakeLlama, monkeypatch: pytest.MonkeyPatch) -> MakeLlama:
+    """`llama`, where greedy steps of plain decoding are queued before their token is known, as on a card."""
+    monkeypatch.setenv("DRAFTWOOD_QUEUE_STEPS", "1")
+    decide = preparation._queues_steps
+    monkeypatch.setattr(preparation, "_queues_steps", lambda *rest, on_cards: decide(*rest, on_cards=True))
+    monkeypatch.setattr(drafting, "Engine", partial(Engine, results=_capi.RESULTS_TOP))
+    return llama
+
+
+@pytest.fixture
+def queues(queueing: MakeLlama) -> Llama:
+    """The same model, without a drafter, its steps queued."""
+    return queueing(speculation="off")
+
+
+@pytest.fixture(params=["on", "off", "queues"])
 def either(request: pytest.FixtureRequest) -> Llama:
-    """`on`, then `off`."""
+    """`on`, then `off`, then `queues`."""
     return request.getfixturevalue(request.param)
 
 

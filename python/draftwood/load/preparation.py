@@ -79,13 +79,9 @@ def prepare(
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
-        queues = on_cards and planned.drafter == "none" and os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1"
-        planned = replace(planned, queue_steps=queues)
-        asked_of_card = {
-            **kwargs,
-            "drafter": options.drafter,
-            "n_seq_max": 2 if queues else 1,
-        }  # as corrected
+        planned = replace(planned, queue_steps=_queues_steps(planned, kwargs, on_cards=on_cards))
+        states = 2 if planned.queue_steps else 1
+        asked_of_card = {**kwargs, "drafter": options.drafter, "n_seq_max": states}  # as corrected
         pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
@@ -127,6 +123,12 @@ def _pool(
         return None, None, placement["n_cpu_moe"]
     pool.set_heat(heat.read(heat_file, info))
     return pool, part, placement["n_cpu_moe"]
+
+
+def _queues_steps(planned: Plan, kwargs: dict[str, Any], *, on_cards: bool) -> bool:
+    wanted = on_cards and planned.drafter == "none" and os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1"
+    # llama.cpp ends the process where a context has more sequences than rows of a batch
+    return wanted and min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch")) > 1
 
 
 def _without_pool(why: str, n_layers: int) -> int:

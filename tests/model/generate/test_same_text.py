@@ -35,6 +35,25 @@ def test_sampling_is_the_same(on, off, name):
     assert fresh(off, 60, **SAMPLING[name]) == expected
 
 
+@pytest.mark.parametrize("name", SAMPLING)
+def test_sampling_is_the_same_where_steps_are_queued(queues, off, name):
+    """Only greedy steps without penalties are."""
+    expected = text(off, 60, **SAMPLING[name])
+    assert text(queues, 60, **SAMPLING[name]) == expected
+    assert fresh(queues, 60, **SAMPLING[name]) == expected
+    stats = queues.speculation_stats
+    assert stats.queued_steps == (2 * 58 if name == "greedy" else 0)
+    assert stats.dropped_steps == (2 if name == "greedy" else 0)
+
+
+@pytest.mark.parametrize("small", ["n_batch", "n_ubatch"])
+def test_batches_of_one_row_queue_no_steps(queueing, small):
+    """llama.cpp ends the process where a context for two sequences has them."""
+    llm = queueing(**{small: 1}, speculation="off")
+    assert len(text(llm, 10)) == 10
+    assert llm.speculation_stats.queued_steps == 0
+
+
 @pytest.mark.parametrize("preset", ["planted-dense", "moe-mtp", "odd", "q4k", "tied-mtp", "mtp-heads"])
 def test_presets(llama, preset):
     on, off = llama(preset, speculation="mtp"), llama(preset, speculation="off")

@@ -23,7 +23,7 @@ class session : private sequence_listener {
     session(const session &)             = delete;
     session & operator=(const session &) = delete;
 
-    // --- the calls of a round (session_round.cpp)
+    // --- the calls of a round (session_round.cpp, session_steps.cpp)
     int32_t     propose(llama_token last, int32_t wanted); // for this session alone; for several: propose_batch.h
     void        propose_given(llama_token last, const llama_token * draft, int32_t n_draft);
     void        propose_tree(const token_tree & tree);

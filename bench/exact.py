@@ -6,9 +6,9 @@ Plain decode (speculation="off", the same exact kernels) is generated once per m
 each way must then repeat it. Ways: the model's own MTP block at several draft lengths, and choosing among
 few tokens; a DFlash drafter (tiny-moe); n-grams; an oracle that knows the plain text and plants a wrong
 token at a chosen depth, so that every accepted length occurs also where random weights accept nothing;
-"auto", whose draft lengths depend on measured times; a context that held another text and went back to a
-checkpoint; and llama-cpp-python's own loop (its `generate`, one `eval` and `sample` per token) on a Llama
-without and with a drafter attached.
+"auto", whose draft lengths depend on measured times; steps that are queued before their token is known; a
+context that held another text and went back to a checkpoint; and llama-cpp-python's own loop (its `generate`,
+one `eval` and `sample` per token) on a Llama without and with a drafter attached.
 Sampling: greedy, temperature 0.8, penalties, and on trained models a grammar. Nothing is excused. The
 last line is one JSON object; the exit status is 1 if a single token differs.
 """
@@ -26,6 +26,7 @@ from typing import Any
 from draftwood import Llama
 from draftwood.generate.generation import Base
 from oracle import OracleLlama
+from queued import QueuedLlama
 from same_text import (
     LONGEST,
     SAMPLING,
@@ -65,7 +66,9 @@ WAYS = (
     Way("mtp-few", draft_tokens=3, draft_vocab=64),
     Way("ngram", "ngram"),
     Way("auto", "auto"),
+    Way("queued", "off", llama=QueuedLlama),
     Way("back", "off", goes_back=True),
+    Way("back-queued", "off", llama=QueuedLlama, goes_back=True),
     Way("back-mtp", draft_tokens=3, goes_back=True),
     Way("oracle", llama=OracleLlama),
     Way("loop", "off", loop=Base.generate),
@@ -117,6 +120,8 @@ def run_model(
         assert stats is not None
         if (stats.rounds == 0) != (way.loop is Base.generate):
             raise SystemExit(f"{name}, {way.name}: counted {stats.rounds} rounds; the wrong loop ran")
+        if way.llama is QueuedLlama and stats.queued_steps == 0:
+            raise SystemExit(f"{name}, {way.name}: no step was queued")
         if way.goes_back and stats.restored < len(keys):
             raise SystemExit(f"{name}, {way.name}: went back {stats.restored} times of {len(keys)}")
         llm.close()
@@ -124,7 +129,7 @@ def run_model(
         tally.add(n, wrong, lengths)
         histogram = " ".join(f"{depth}:{count}" for depth, count in sorted(lengths.items()))
         print(
-            f"{name:16} {way.name:8} {n:6} tokens {wrong:4} differ  {stats.tokens_per_round:5.2f} a round  "
+            f"{name:16} {way.name:11} {n:6} tokens {wrong:4} differ  {stats.tokens_per_round:5.2f} a round  "
             f"{time.perf_counter() - started:5.1f} s  accepted {histogram or 'nothing, no rounds'}",
             flush=True,
         )

@@ -159,7 +159,7 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _queued(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
-    """Return what queued steps gain: a step's time, speed in parts of steps that wait, and the part that was."""
+    """Return what queued steps gain: ms of a step, speed beside steps that wait, part of the steps."""
     queued = [turn["seconds"] / turn["tokens"] for turn in found["queued"]]
     stats = [turn["stats"] for turn in found["queued"]]
     return {

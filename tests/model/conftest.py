@@ -12,17 +12,14 @@ import sys
 import textwrap
 from collections.abc import Callable, Iterator
 from dataclasses import replace
-from functools import partial
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftwood import Llama
-from draftwood.engine import _capi, drafting
-from draftwood.engine.engine import Engine
-from draftwood.load import preparation
 from synth_gguf import PRESETS, write
 
+from bench.queued import queued_steps
 from tests.model.rig import Rig, Run, write_llama
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -131,13 +128,10 @@ def off(llama: MakeLlama) -> Llama:
 
 
 @pytest.fixture
-def queueing(llama: MakeLlama, monkeypatch: pytest.MonkeyPatch) -> MakeLlama:
+def queueing(llama: MakeLlama) -> Iterator[MakeLlama]:
     """`llama`, where greedy steps of plain decoding are queued before their token is known, as on a card."""
-    monkeypatch.setenv("DRAFTWOOD_QUEUE_STEPS", "1")
-    decide = preparation._queues_steps
-    monkeypatch.setattr(preparation, "_queues_steps", lambda *rest, on_cards: decide(*rest, on_cards=True))
-    monkeypatch.setattr(drafting, "Engine", partial(Engine, results=_capi.RESULTS_TOP))
-    return llama
+    with queued_steps():
+        yield llama
 
 
 @pytest.fixture

@@ -1,0 +1,39 @@
+"""Plain decoding whose greedy steps are queued, on a CPU too: for tests.
+
+A `Llama` queues steps on a card alone (DRAFTWOOD_QUEUE_STEPS). On a CPU they are computed at once, so that
+nothing is gained, and text and memory can be held against those of steps that wait.
+Tests: tests/model/generate, tests/model/test_exact.py.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from functools import partial
+from typing import Any
+from unittest.mock import patch
+
+from draftwood import Llama
+from draftwood.engine import _capi, drafting
+from draftwood.engine.engine import Engine
+from draftwood.load import preparation
+
+
+@contextmanager
+def queued_steps() -> Iterator[None]:
+    """Let every `Llama` that is made inside queue steps, if it has no drafter."""
+    decide = preparation._queues_steps
+    with (
+        patch.dict("os.environ", DRAFTWOOD_QUEUE_STEPS="1"),
+        patch.object(preparation, "_queues_steps", lambda *rest, on_cards: decide(*rest, on_cards=True)),
+        patch.object(drafting, "Engine", partial(Engine, results=_capi.RESULTS_TOP)),
+    ):
+        yield
+
+
+class QueuedLlama(Llama):
+    """A Llama made so."""
+
+    def __init__(self, *arguments: Any, **settings: Any) -> None:
+        with queued_steps():
+            super().__init__(*arguments, **settings)

@@ -1,6 +1,6 @@
 """Plain decoding whose greedy steps are queued, on a CPU too: for tests.
 
-A `Llama` queues steps on a card alone (DRAFTWOOD_QUEUE_STEPS). On a CPU they are computed at once, so that
+A `Llama` queues steps on a card alone (DRAFTWOOD_QUEUE_STEPS=1). On a CPU they are computed at once, so that
 nothing is gained, and text and memory can be held against those of steps that wait.
 Tests: tests/model/generate, tests/model/test_exact.py.
 """
@@ -22,10 +22,9 @@ from draftwood.load import preparation
 @contextmanager
 def queued_steps() -> Iterator[None]:
     """Let every `Llama` that is made inside queue steps, if it has no drafter."""
-    decide = preparation._queues_steps
     with (
         patch.dict("os.environ", DRAFTWOOD_QUEUE_STEPS="1"),
-        patch.object(preparation, "_queues_steps", lambda *rest, on_cards: decide(*rest, on_cards=True)),
+        patch.object(preparation, "_can_queue_steps", lambda *_: True),
         patch.object(drafting, "Engine", partial(Engine, results=_capi.RESULTS_TOP)),
     ):
         yield

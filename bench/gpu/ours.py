@@ -251,8 +251,7 @@ class Ours:
         """Start a text, with rounds as they will be: "auto" learns from them too."""
         case = self._case
         side.start(seed)
-        scheduled = side is self._candidate and side is not self._plain
-        side.rounds(accepted(case.schedule, case.warm, case.seed) if scheduled else [0] * case.warm)
+        side.rounds(accepted(case.schedule, case.warm, case.seed) if side.scheduled else [0] * case.warm)
 
     def _segment(self, side: Side, accepts: Sequence[int], seed: int) -> dict[str, Any]:
         self._warm(side, seed)

@@ -62,7 +62,7 @@ class Side:
 
         self.llm, self.case = llm, case
         self.engine: Engine = llm._engine
-        self._scheduled = scheduled
+        self.scheduled = scheduled
         self._n_vocab = llm.n_vocab()
         self._draw = random.Random(case.seed)
         self._text: Generator[int, Any, None] | None = None
@@ -135,7 +135,7 @@ class Side:
         return n
 
     def _drafted(self, last: int) -> int:
-        if not self._scheduled or self.case.drafter != "given":
+        if not self.scheduled or self.case.drafter != "given":
             return Engine.propose(self.engine, last)
         n = self.case.drafts
         first = self._draw.randrange(len(self.pieces_of) - self.case.nodes)
@@ -158,7 +158,7 @@ class Side:
         self._apart.forward.append(replay(self.engine, REPLAYS) if alone else took)
 
     def _sampled(self, sampler: Any) -> int:
-        if not self._scheduled or self._round < 0:  # -1: after the prompt
+        if not self.scheduled or self._round < 0:  # -1: after the prompt
             return Engine.next(self.engine, sampler)
         self._emitted += 1
         return next_scheduled(self.engine, sampler, accept=self._emitted <= self._accepts[self._round])

@@ -68,9 +68,9 @@ class SpeculationStats:
     ahead_rounds: int
     """Rounds whose draft went into the verify on the card, before the host knew its tokens."""
     queued_steps: int
-    """Plain steps of a greedy text that were queued on the card before the host knew their token."""
+    """Rounds whose step was queued on the card before the host knew its token."""
     dropped_steps: int
-    """Steps that were queued in vain: the text ended, or went on with another token."""
+    """Steps that were queued and never taken: the text ended, or something else came before them."""
     joint_rounds: int
     """Rounds whose draft was made together with drafts of other sequences. 0 in a `Llama`: it has one."""
     logits_rows: int

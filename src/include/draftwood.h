@@ -110,9 +110,11 @@ typedef struct dw_params {
     // quarter of one of at least 1024; else all of it. n_vocab or more: all of it
     int32_t draft_vocab;
     int32_t results; // dw_results
-    // 1: without a drafter, the next step of a greedy text (dw_request_params.n_top = 1) is queued before its token is
-    // known, where the best tokens and the token embeddings are on one device. A step of a hybrid model needs room for
-    // a second state: a context with one sequence more than is used (n_seq_max, kv_unified). 0: each step waits
+    // 1: without a drafter, dw_verify queues the next step of a greedy text (dw_request_params.n_top = 1) behind its
+    // own, before its token is known; the next dw_verify takes it if it is that step. For qwen35 and qwen35moe with all
+    // layers, embeddings and experts on one device, and a context with one sequence more than is used (n_seq_max,
+    // kv_unified), which holds a second state: nobody else may use that sequence meanwhile. 0: each step waits for its
+    // token. Test: test_queued_steps.py, test_queued_callers.py
     int32_t queue_steps;
 } dw_params;
 
@@ -163,8 +165,8 @@ typedef struct dw_stats {
     int64_t  draft_vocab;      // tokens that the drafter's output head has (dw_params); 0: all
     int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
-    int64_t  n_queued_steps;   // plain steps that were queued on their device before the host knew their token
-    int64_t  n_dropped_steps;  // queued, and not what came next
+    int64_t  n_queued_steps;   // rounds of all engines of the context whose step was queued before its token was known
+    int64_t  n_dropped_steps;  // steps that were queued and never taken
     int64_t  n_joint_rounds;   // whose draft was made together with other sequences' (dw_propose_all)
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it
     int64_t  n_launches;       // graphs that GPUs computed in this process
@@ -305,8 +307,8 @@ DW_API dw_status dw_last_row(dw_engine * engine, int32_t * row);
 
 // Keep the rows that were sampled and free the others, in the target and in the drafter, and drop a step that is queued
 // (dw_params.queue_steps). Without either it has no effect. It runs by itself before a raw llama_decode, or a save of
-// its sequence. A loop need not call it: dw_propose and dw_trim keep what was sampled, and leave a queued step. Call it
-// before llama_memory_seq_cp and others of llama.cpp's own that read or change the memory.
+// its sequence. A loop need not call it: dw_propose and dw_trim keep what was sampled. Until it is called, the memory
+// may hold rows behind n_past, a queued step's too: call it before llama_memory_seq_pos_max, _seq_cp and their like.
 DW_API dw_status dw_commit(dw_engine * engine);
 
 // Let dw_trim go back to the present position, although recurrent layers hold the state behind their last token only.

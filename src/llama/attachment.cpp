@@ -9,6 +9,7 @@
 #include "llama/graph_store.h"
 #include "llama/inputs.h"
 #include "llama/memory.h"
+#include "llama/memory_fork.h"
 #include "llama/memory_writes.h"
 #include "ops/door/custom-op.h"
 #include "ops/top-rows/top-rows.h"
@@ -107,7 +108,11 @@ void dw_attachment::select_graph(int64_t n_rows, bool has_outputs) noexcept {
         const verify_kind    kind   = verify ? verify->kind() : verify_kind::none;
         const int32_t        part   = verify ? outputs.n_ubatches : 0;
         const int32_t        slot   = request ? request->slot : 0;
-        graphs->select({ kind, part, slot, has_outputs && request ? n_rows : 0 }, request && request->is_behind);
+        memory_fork *        fork   = request ? request->fork : nullptr;
+        if (fork) {
+            fork->clear_nothing();
+        }
+        graphs->select({ kind, part, slot, has_outputs && request ? n_rows : 0 }, /*keeps_newest*/ fork != nullptr);
     } catch (const std::exception &) {
         graphs->distrust(); // no memory for another graph: llama.cpp rebuilds its own
     }

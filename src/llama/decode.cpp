@@ -86,6 +86,18 @@ int32_t decode(attachment & attached, const decode_request & request, row_batch 
     return rc;
 }
 
+void count_step(attachment & attached) noexcept {
+    dw_context_graph::count_step(*attached.ctx);
+}
+
+void uncount_step(attachment & attached) noexcept {
+    dw_context_graph::uncount_step(*attached.ctx);
+}
+
+void restore_one_row(attachment & attached) noexcept {
+    dw_context_graph::restore_one_row(*attached.ctx);
+}
+
 double replay(attachment & attached, int32_t n_times) {
     if (attached.outputs.n_ubatches != 1) {
         fail(DW_ERR_UNSUPPORTED, "the newest decode took %d graphs; one that is run again has one",

@@ -12,6 +12,13 @@ namespace draftwood {
 // ends, the context knows nothing of the request afterwards.
 int32_t decode(attachment & attached, const decode_request & request, row_batch & batch);
 
+// Of a step that is queued behind another (decode_request::fork). The first of the two was computed, and llama.cpp
+// counts it as llama_synchronize would. Or the second one is given up, and never counts.
+void count_step(attachment & attached) noexcept;
+void uncount_step(attachment & attached) noexcept;
+// It failed: the rows of the decode before it, of which there was one, are the context's again.
+void restore_one_row(attachment & attached) noexcept;
+
 // For benchmarks: computes the newest decode's graph n_times again. Returns microseconds of one time.
 // Throws failure with DW_ERR_UNSUPPORTED if the decode took several graphs, with DW_ERR_DECODE if a time fails.
 // The caller makes sure that the graph reads nothing that it wrote.

@@ -12,6 +12,8 @@
 
 namespace draftwood {
 
+class memory_fork;
+
 // Where the rows of a decode were put. Known after the graph's inputs are set and before it is computed.
 struct placed_rows {
     int64_t         n;       // rows
@@ -73,12 +75,13 @@ struct decode_part {
 };
 
 struct decode_request {
-    std::vector<decode_part> parts;          // in the batch's order; none: llama.cpp splits the batch
-    row_mask *               mask = nullptr; // of what is no verify; nullptr: llama.cpp's own mask
-    int32_t                  slot = 0;       // one of several graphs of a size; two that alternate can both be queued
-    bool    is_behind = false; // queued behind the newest decode, whose graph and states stay: another slot, a fork
-    int32_t n_threads = 0;     // of the CPU for a batch of several rows; 0: the context's n_threads_batch
-    std::vector<row_feed> feeds;
+    std::vector<decode_part> parts;               // in the batch's order; none: llama.cpp splits the batch
+    row_mask *               mask      = nullptr; // of what is no verify; nullptr: llama.cpp's own mask
+    int32_t                  slot      = 0; // one of several graphs of a size; two that alternate can both be queued
+    int32_t                  n_threads = 0; // of the CPU for a batch of several rows; 0: the context's n_threads_batch
+    std::vector<row_feed>    feeds;
+    // Of a step that is queued behind the newest decode. That one's graph is still read: this one has another slot.
+    memory_fork * fork = nullptr;
 };
 
 } // namespace draftwood

@@ -5,6 +5,7 @@
 #include "llama-context.h"
 #include "llama-ext.h"
 #include "llama-model.h"
+#include "llama/context_members.h"
 
 #include <algorithm>
 
@@ -96,6 +97,11 @@ int64_t context_bytes(const llama_context * ctx) {
         sum += (int64_t) (each.context + each.compute);
     }
     return sum;
+}
+
+graph_flags graph_flags_of(llama_context * ctx) {
+    const llama_cparams & now = ctx->get_cparams();
+    return { now.embeddings, dw_context_graph::has_samplers(*ctx), now.causal_attn, now.warmup };
 }
 
 bool has_flash_attention(const llama_context * ctx) {

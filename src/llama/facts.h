@@ -61,6 +61,17 @@ const ggml_tensor *  feature_projection(const llama_model * drafter);
 // bytes that the context's memory and compute buffers take on all devices
 int64_t context_bytes(const llama_context * ctx);
 
+// What graphs of a context compute beside logits, and how: it changes without their being planned anew.
+struct graph_flags {
+    bool embeddings, samplers, causal, warmup;
+
+    bool operator==(const graph_flags & other) const {
+        return embeddings == other.embeddings && samplers == other.samplers && causal == other.causal &&
+               warmup == other.warmup;
+    }
+};
+graph_flags graph_flags_of(llama_context * ctx);
+
 bool has_flash_attention(const llama_context * ctx);
 bool has_unified_kv(const llama_context * ctx);      // all sequences share one KV cache
 bool has_fused_delta_net(const llama_context * ctx); // for one row and for many

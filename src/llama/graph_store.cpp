@@ -52,11 +52,16 @@ graph_store::~graph_store() {
     share_.held -= counted_;
 }
 
-void graph_store::select(const graph_shape & wanted, bool keeps_last) {
+// A backend that splits tensors knows those of the newest graph alone (ggml-backend-meta.cpp, graph_compute).
+bool graph_store::has_own_place(const graph_shape & wanted) const {
     const bool too_many = wanted.verify == verify_kind::none && wanted.slot == 0 && wanted.n_rows > max_rows;
-    // a backend that splits tensors knows those of the newest graph alone (ggml-backend-meta.cpp, graph_compute)
-    const bool own = wanted.n_rows == 0 || short_of_memory() || too_many || splits_tensors(ctx_);
-    swap_to(own ? graph_shape{} : wanted, keeps_last);
+    return wanted.n_rows > 0 && !short_of_memory() && !too_many && !splits_tensors(ctx_);
+}
+
+void graph_store::select(const graph_shape & wanted, bool keeps_newest) {
+    const bool own = !has_own_place(wanted);
+    before_        = current_;
+    swap_to(own ? graph_shape{} : wanted, keeps_newest);
     if (own) {
         enter_own(wanted);
     }
@@ -64,9 +69,25 @@ void graph_store::select(const graph_shape & wanted, bool keeps_last) {
     is_allocated_ = false;
 }
 
-bool graph_store::has_places() const noexcept {
-    return seen_ == ctx_->get_sched() && !members::is_changed(*ctx_) && !distrusted_ && !short_of_memory() &&
-           !splits_tensors(ctx_);
+bool graph_store::is_current() const noexcept {
+    return seen_ == ctx_->get_sched() && !members::is_changed(*ctx_) && !distrusted_;
+}
+
+bool graph_store::reserve(const graph_shape & wanted) {
+    if (!is_current() || wanted == current_ || !has_own_place(wanted)) {
+        return false;
+    }
+    place_of(wanted);
+    slots_[current_];
+    return true;
+}
+
+void graph_store::unselect() {
+    const graph_shape failed = current_;
+    is_allocated_            = true; // else it would be mended, and graphs took turns from now on
+    swap_to(before_);
+    slots_.erase(failed);
+    count_bytes();
 }
 
 void graph_store::distrust() noexcept {
@@ -153,7 +174,17 @@ void graph_store::mend() {
     seen_ = ctx_->get_sched();
 }
 
-void graph_store::swap_to(const graph_shape & wanted, bool keeps_last) {
+graph_store::slot & graph_store::place_of(const graph_shape & wanted) {
+    slot & place = slots_[wanted];
+    if (!place.sched) {
+        const int64_t max_nodes = max_nodes_of(*ctx_, wanted.n_rows);
+        place.result.reset(new llm_graph_result(max_nodes)); // first: a slot with a scheduler is whole
+        place.sched.reset(make_like(members::sched(*ctx_).get(), *ctx_, max_nodes));
+    }
+    return place;
+}
+
+void graph_store::swap_to(const graph_shape & wanted, bool keeps_newest) {
     notice_changes();
     count_bytes();
     if (wanted == current_) {
@@ -162,20 +193,15 @@ void graph_store::swap_to(const graph_shape & wanted, bool keeps_last) {
     llm_graph_result_ptr &   result   = members::result(*ctx_);
     llm_graph_result *&      reusable = members::reusable(*ctx_);
     ggml_backend_sched_ptr & sched    = members::sched(*ctx_);
-    slot &                   next     = slots_[wanted];
-    if (!next.sched) {
-        const int64_t max_nodes = max_nodes_of(*ctx_, wanted.n_rows);
-        next.result.reset(new llm_graph_result(max_nodes)); // first: a slot with a scheduler is whole
-        next.sched.reset(make_like(sched.get(), *ctx_, max_nodes));
-    }
-    *dw_sched_inputs_of(sched.get()) = {}; // what comes back to it may be somebody else's
-    slot & last                      = slots_[current_];
-    last.built                       = reusable && reusable == result.get();
-    last.result                      = std::move(result);
-    last.sched                       = std::move(sched);
-    last.copied                      = std::move(copied_);
-    last.last_used                   = ++clock_;
-    last.bytes                       = bytes_of(last.sched.get(), last.result.get());
+    slot &                   next     = place_of(wanted);
+    *dw_sched_inputs_of(sched.get())  = {}; // what comes back to it may be somebody else's
+    slot & last                       = slots_[current_];
+    last.built                        = reusable && reusable == result.get();
+    last.result                       = std::move(result);
+    last.sched                        = std::move(sched);
+    last.copied                       = std::move(copied_);
+    last.last_used                    = ++clock_;
+    last.bytes                        = bytes_of(last.sched.get(), last.result.get());
 
     result   = std::move(next.result);
     sched    = std::move(next.sched);
@@ -184,7 +210,7 @@ void graph_store::swap_to(const graph_shape & wanted, bool keeps_last) {
     current_ = wanted;
     seen_    = sched.get();
     count_bytes();
-    while ((slots_.size() > max_kept || !share_.has_room(0)) && drop_oldest(keeps_last)) {
+    while ((slots_.size() > max_kept || !share_.has_room(0)) && drop_oldest(keeps_newest)) {
         count_bytes();
     }
 }
@@ -210,10 +236,10 @@ void graph_store::count_bytes() {
 }
 
 // The context's own graph and the one in its place stay. Returns false if there are no others.
-bool graph_store::drop_oldest(bool keeps_last) {
+bool graph_store::drop_oldest(bool keeps_newest) {
     auto oldest = slots_.end();
     for (auto it = slots_.begin(); it != slots_.end(); ++it) {
-        const bool is_read = keeps_last && it->second.last_used == clock_;
+        const bool is_read = keeps_newest && it->second.last_used == clock_;
         const bool in_use  = it->first == graph_shape{} || it->first == current_ || is_read;
         if (!in_use && (oldest == slots_.end() || it->second.last_used < oldest->second.last_used)) {
             oldest = it;

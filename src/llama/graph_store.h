@@ -22,7 +22,7 @@ namespace draftwood {
 // What tells two graphs of a context apart. All zero: the context's own place.
 struct graph_shape {
     verify_kind verify = verify_kind::none;
-    int32_t     part   = 0; // of the decode that a verify is
+    int32_t     part   = 0; // index of the decode_part that a verify is
     int32_t     slot   = 0; // decode_request::slot
     int64_t     n_rows = 0; // 0: part of a prompt, or somebody else's decode
 
@@ -47,10 +47,17 @@ class graph_store {
 
     // A decode of this shape comes. If the last graph found no memory, or tensors are split over devices, all take
     // turns in the context's own place, with the memory that llama.cpp set aside. A decode whose graph does not fit
-    // there either returns -2. keeps_last: the graph that was selected before is still read. Throws std::bad_alloc.
-    void select(const graph_shape & wanted, bool keeps_last);
-    // whether graphs of the next decodes have a place of their own each, next to those that are kept
-    bool has_places() const noexcept;
+    // there either returns -2. keeps_newest: the graph that was selected before is still read. Throws std::bad_alloc.
+    void select(const graph_shape & wanted, bool keeps_newest);
+
+    // false: something made llama.cpp plan its graphs anew, an adapter for one; the next decode will
+    bool is_current() const noexcept;
+    // Makes a place for a decode of this shape, next to the newest one's. Returns false if it would have none of its
+    // own. Throws std::bad_alloc; select() does not throw then.
+    bool reserve(const graph_shape & wanted);
+    // The decode selected with keeps_newest found no memory: its place goes, and the newest one's graph is selected.
+    void unselect();
+    bool found_memory() const noexcept { return is_allocated_; } // of the graph that was selected last
 
     // Whether the devices have memory to spare for computing the selected graph, which has been allocated. ggml-cuda
     // ends the process if there is none. true in the context's own place, which llama.cpp has set aside.
@@ -90,19 +97,22 @@ class graph_store {
         size_t                 bytes     = 0; // known once it is no longer the selected one
     };
 
-    void notice_changes();
-    void mend();
-    void enter_own(const graph_shape & wanted);
-    void wait_for_copies();
-    void swap_to(const graph_shape & wanted, bool keeps_last = false);
-    bool drop_oldest(bool keeps_last);
-    void count_bytes();
+    void   notice_changes();
+    void   mend();
+    void   enter_own(const graph_shape & wanted);
+    void   wait_for_copies();
+    bool   has_own_place(const graph_shape & wanted) const;
+    slot & place_of(const graph_shape & wanted);
+    void   swap_to(const graph_shape & wanted, bool keeps_newest = false);
+    bool   drop_oldest(bool keeps_newest);
+    void   count_bytes();
 
     llama_context *             ctx_;
     budget_share &              share_;
     int64_t                     counted_ = 0; // bytes of ours in it
     std::map<graph_shape, slot> slots_;
     graph_shape                 current_{}; // whose slot the context holds
+    graph_shape                 before_{};  // and held before select(); for unselect()
     ggml_backend_event_ptr      copied_;    // of that one
     int64_t                     clock_ = 0;
 

@@ -1,29 +1,44 @@
-// A sequence's memory in two versions, one row apart: as the newest decode left it, and behind a step that may turn out
-// to be wrong. Recurrent layers write the step's state into a free cell and leave the old one's; the KV cache has a row
-// more. Nothing is copied. Must not know: tokens, rounds. Test: tests/model/engine/test_queued_steps.py.
+// The memory of a hybrid model's sequence in two versions, one row apart: as the newest decode left it, and behind a
+// step that may turn out to be wrong. The step's recurrent states go to a free cell, so those before it stay; the KV
+// cache has a row more. A second sequence of the context holds the old cell meanwhile. Nobody else may use that
+// sequence, or save or load any, before the fork ended (target_context drops it then). Must not know: tokens' meaning,
+// rounds. Test: tests/model/engine/test_queued_steps.py.
 
 #pragma once
 
 #include "llama.h"
 
+#include <cstdint>
+
+class llama_memory_hybrid;
+class llama_memory_recurrent;
+
 namespace draftwood {
 
 class memory_fork {
   public:
-    // Whether the next decode of `seq` can be such a step. Its recurrent state, if it has one, must be its own, and the
-    // context must have a cell and a sequence to spare.
+    // Whether the next decode of `seq` can be such a step: its recurrent state is its own, and the context has a cell
+    // and a sequence to spare.
     static bool is_possible(const llama_context * ctx, llama_seq_id seq);
 
     // before the step, of one row at `pos`; where is_possible()
     memory_fork(llama_context * ctx, llama_seq_id seq, llama_pos pos);
 
-    void keep(); // the step stays
-    void undo(); // it goes; no effect on a memory that others changed since
+    // The step has its cells and its graph is not built yet: no state needs to be cleared for it, as llama.cpp does for
+    // a sequence that has none.
+    void clear_nothing() noexcept;
+    void keep(llama_token token); // the step stays, and its row was this token
+    void undo();                  // it goes. Where others changed the sequence since, no more than the old state goes
 
   private:
+    llama_memory_hybrid &    memory() const;
+    llama_memory_recurrent & states() const;
+    bool                     is_whole() const; // nobody touched the sequence or the old state
+
     llama_context * ctx_;
-    llama_seq_id    seq_, spare_; // spare_ holds the old state meanwhile; -1: there is none
+    llama_seq_id    seq_, spare_;
     llama_pos       pos_;
+    int32_t         old_cell_; // of the states before the step
 };
 
 } // namespace draftwood

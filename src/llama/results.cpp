@@ -9,6 +9,7 @@
 #include "ops/top-rows/top-rows.h"
 
 #include <algorithm>
+#include <utility>
 
 namespace draftwood {
 
@@ -62,8 +63,7 @@ results::results(attachment & attached, const ggml_tensor * head, bool always) :
     }
 }
 
-// where the newest decode's rows are
-void results::look() {
+void results::locate_rows() {
     top_        = in_one_graph() ? attached_.outputs.tail.top : nullptr;
     few_logits_ = attached_.outputs.tail.few_logits;
     is_lost_    = few_logits_ && attached_.outputs.n_ubatches > 1;
@@ -81,44 +81,45 @@ void results::ask(fetched_values & rows, const ggml_tensor * top) {
 
 void results::decoded(bool is_read) {
     forget();
-    look();
+    locate_rows();
     if (on_gpu_) {
         ready_.record(backend_);
     }
     if (is_read) {
-        ask(fetched_[now_], top_);
+        ask(fetched_[newest_], top_);
     }
 }
 
 void results::queue_begins() {
-    drop_queued();
-    aside_            = std::move(attached_.outputs);
-    attached_.outputs = {};
+    drop_pending();
+    pending_ = std::exchange(attached_.outputs, {}); // the newest decode's, for as long as this one is being queued
 }
 
 void results::queued(bool is_there) {
-    std::swap(aside_, attached_.outputs);
-    has_queued_ = is_there && attached_.keeps_outputs && aside_.n_ubatches == 1;
-    if (has_queued_) {
-        ask(fetched_[1 - now_], aside_.tail.top);
+    std::swap(pending_, attached_.outputs);
+    has_pending_ = is_there && pending_.n_ubatches == 1 && pending_.tail.top;
+    if (has_pending_) {
+        ask(fetched_[1 - newest_], pending_.tail.top);
     } else {
-        drop_queued();
+        drop_pending();
     }
 }
 
-void results::take_queued() {
+void results::take_pending() {
     forget_newest();
-    attached_.outputs = std::move(aside_);
-    aside_            = {};
-    has_queued_       = false;
-    now_              = 1 - now_;
-    look();
+    attached_.outputs = std::exchange(pending_, {});
+    has_pending_      = false;
+    newest_           = 1 - newest_;
+    locate_rows();
+    if (on_gpu_) {
+        ready_.record(backend_);
+    }
 }
 
-void results::drop_queued() noexcept {
-    fetched_[1 - now_].forget();
-    has_queued_ = false;
-    aside_      = {};
+void results::drop_pending() noexcept {
+    fetched_[1 - newest_].forget();
+    has_pending_ = false;
+    pending_     = {};
 }
 
 void results::wait_for(ggml_backend_t reader) const {
@@ -136,11 +137,11 @@ void results::taken_by(ggml_backend_t reader) {
 
 void results::forget() {
     forget_newest();
-    drop_queued();
+    drop_pending();
 }
 
 void results::forget_newest() {
-    fetched_[now_].forget();
+    fetched_[newest_].forget();
     host_       = nullptr;
     top_        = nullptr;
     few_logits_ = nullptr;
@@ -163,7 +164,7 @@ result_rows results::layer_input(int32_t il) const {
 
 // Waits for the rows on the host, and copies their ids to where they can be read as integers.
 void results::fetch() {
-    fetched_values & rows = fetched_[now_];
+    fetched_values & rows = fetched_[newest_];
     if (!rows.is_asked()) {
         rows.ask(backend_, top_, ggml_nbytes(top_));
     }

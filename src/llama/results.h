@@ -1,6 +1,6 @@
 // What the newest decode of a llama_context left where it was computed: the best tokens of each row, hidden states,
 // inputs of layers. llama.cpp copies all of it to the host, a megabyte of logits a row; here only what is asked for
-// travels, and drafters read it on their own device. A decode that was queued behind it has its results aside until
+// travels, and drafters read it on their own device. Of a decode that is queued behind it the results are pending until
 // somebody takes them. Must not know: rounds, drafters, samplers.
 // Test: tests/model/engine/test_results.py, tests/gpu.
 
@@ -47,16 +47,17 @@ class results {
     // llama_context::decode was called, for rows of one sequence or several. is_read: top() will be called, so a GPU's
     // rows are queued for the host behind the graph.
     void decoded(bool is_read);
-    // another decode comes: these results are gone, and those aside
+    // another decode comes: these results are gone, and pending ones
     void forget();
 
-    // A decode is about to be queued behind the newest one, of one row, in another graph (decode_request::slot).
+    // A decode of one row is about to be queued behind the newest one (decode_request::fork), and was, or failed. The
+    // results stay the newest decode's until take_pending().
     void queue_begins();
-    // It was, or it failed: what has been read of the newest one, and what can be, stays.
     void queued(bool is_there);
-    bool has_queued() const { return has_queued_; }
-    void take_queued(); // it is the newest decode now
-    void drop_queued() noexcept;
+    bool has_pending() const { return has_pending_; }
+    void take_pending(); // it is the newest decode now
+    void drop_pending() noexcept;
+
     // the graphs that they lie in are about to go: what was not copied yet is copied to where llama.cpp has it
     void let_go();
 
@@ -91,7 +92,7 @@ class results {
 
   private:
     bool in_one_graph() const { return attached_.keeps_outputs && attached_.outputs.n_ubatches == 1; }
-    void look();
+    void locate_rows();
     void forget_newest();
     void ask(fetched_values & rows, const ggml_tensor * top);
     void fetch();
@@ -107,10 +108,10 @@ class results {
     std::vector<int32_t> ids_;            // of all its rows, dw_n_top each
     fence                ready_, taken_;
 
-    std::array<fetched_values, 2> fetched_; // the best tokens of the newest decode and of the one aside, in turns
-    size_t                        now_        = 0;
-    bool                          has_queued_ = false;
-    decode_outputs                aside_; // of the one; while it is being queued, of the newest
+    std::array<fetched_values, 2> fetched_;         // best tokens of the newest decode and of the pending one
+    size_t                        newest_      = 0; // of the two
+    bool                          has_pending_ = false;
+    decode_outputs                pending_; // outputs of that decode
 };
 
 } // namespace draftwood

@@ -102,39 +102,6 @@ bool sequence::keep(const token_tree & tree, llama_pos pos, const std::vector<in
     return true;
 }
 
-bool sequence::can_queue_step() const {
-    return shared_->queues_steps() && memory_fork::is_possible(llama(), seq_);
-}
-
-bool sequence::queue_step() {
-    const llama_pos pos = end();
-    if (!shared_->left().has_top()) {
-        return false;
-    }
-    const bool queued = shared_->queue_step({ seq_, pos }, [&] { step_.emplace(llama(), seq_, pos); });
-    if (!queued) {
-        step_.reset(); // the memory's marks took it back
-    }
-    if (!queued && !shared_->intact()) {
-        fail(DW_ERR_DECODE, "a step that was queued at position %d failed", pos);
-    }
-    return queued;
-}
-
-void sequence::take_step() {
-    step_->keep();
-    step_.reset();
-    shared_->left().take_queued();
-}
-
-void sequence::drop_step() {
-    if (step_) {
-        step_->undo();
-        step_.reset();
-        shared_->left().drop_queued();
-    }
-}
-
 // The recurrent layers write a snapshot per row of the last decode and leave older slots as they were, so
 // llama_memory_seq_rm would accept a deeper cut and restore garbage (delta-net-base.cpp, build_recurrent_attn).
 bool sequence::can_cut(int32_t n_keep) const {
@@ -144,6 +111,7 @@ bool sequence::can_cut(int32_t n_keep) const {
 }
 
 void sequence::cut(int32_t n_keep) {
+    shared_->drop_step();
     if (!can_cut(n_keep) || !llama_memory_seq_rm(memory(), seq_, n_keep, -1)) {
         fail(DW_ERR_UNSUPPORTED, "this model's memory cannot go back from %d to %d positions; reset and evaluate anew",
              end(), n_keep);
@@ -152,6 +120,7 @@ void sequence::cut(int32_t n_keep) {
 }
 
 size_t sequence::state_bytes() const {
+    shared_->drop_step();
     return shared_->working(
         [&] { return llama_state_seq_get_size_ext(llama(), seq_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY); });
 }
@@ -169,7 +138,8 @@ std::vector<uint8_t> sequence::save() const {
 }
 
 void sequence::restore(const uint8_t * state, size_t n_bytes, int32_t n_keep) {
-    decoded_       = {};
+    decoded_ = {};
+    shared_->drop_step();
     const size_t n = shared_->working([&] {
         return llama_state_seq_set_data_ext(llama(), state, n_bytes, seq_, LLAMA_STATE_SEQ_FLAGS_PARTIAL_ONLY);
     });
@@ -181,7 +151,7 @@ void sequence::restore(const uint8_t * state, size_t n_bytes, int32_t n_keep) {
 
 void sequence::clear() {
     decoded_ = {};
-    drop_step();
+    shared_->drop_step();
     shared_->finish_trees();
     if (shared_->is_empty(/*but*/ seq_)) {
         llama_memory_clear(memory(), true);

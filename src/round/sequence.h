@@ -3,12 +3,10 @@
 
 #pragma once
 
-#include "llama/memory_fork.h"
 #include "tree/token_tree.h"
 #include "verify/target_context.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -27,7 +25,7 @@ class sequence {
     llama_seq_id     id() const { return seq_; }
     bool             mrope() const { return mrope_; } // an image holds fewer cells than it spans positions
     // positions held, without that of a queued step
-    llama_pos end() const { return llama_memory_seq_pos_max(memory(), seq_) + (step_ ? 0 : 1); }
+    llama_pos end() const { return llama_memory_seq_pos_max(memory(), seq_) + (shared_->has_step(seq_) ? 0 : 1); }
     bool      recurrent() const { return recurrent_; } // cuts need what checkpoints.h keeps
 
     void require_tokens(const llama_token * tokens, int32_t n_tokens) const;
@@ -52,14 +50,6 @@ class sequence {
     // Of the last verify keep the path i32[n_kept] (node 0 first). Returns false, and does nothing, if others changed
     // the memory since.
     bool keep(const token_tree & tree, llama_pos pos, const std::vector<int32_t> & path);
-
-    // Whether a step can be queued behind a decode of one row; queues it behind the newest one. Returns false where
-    // that failed; throws failure if the memory is unknown then.
-    bool can_queue_step() const;
-    bool queue_step();
-    bool has_step() const { return step_.has_value(); }
-    void take_step(); // it is the newest decode now
-    void drop_step(); // its row leaves the memory
 
     // cut to n_keep positions; fails where recurrent layers cannot go back that far
     void cut(int32_t n_keep);

@@ -82,12 +82,12 @@ class session : private sequence_listener {
     void verify_begins();                // until it ended, nobody knows what the memory holds
     void feed_draft(decode_request & request, int32_t n_rows, bool alone);
     void verify_failed(bool intact, bool again); // again: the proposal stays
-    // Without a drafter, a greedy text's next step is queued on the device before the host knows its token
-    // (target_context.h). An open round may have one; the next round takes it if its root is that token.
-    bool can_queue_step() const; // behind the verify of this proposal
-    bool queue_step() { return sequence_.queue_step(); }
-    bool take_step(); // returns false if there is none for this proposal
-    void drop_step();
+    // Without a drafter, a greedy text's next step is queued behind its verify (target_context.h). It stays queued when
+    // the round is closed; the next verify takes it if its root is the step's token.
+    bool can_queue_step() const; // behind the verify of this proposal, which was decoded
+    bool queue_step();           // see target_context
+    bool take_step();            // returns false if there is none for this proposal
+
     // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
     // all sequences. is_typical: that is what so many rows take.
     struct verify_result {

@@ -128,7 +128,7 @@ void session::trim(int32_t n_keep) {
     if (!lost_ && n_keep == sequence_.end() && n_keep == n_past_) {
         return;
     }
-    drop_step();
+    sequence_.context().drop_step();
     drop_proposal();
     if (n_keep == 0) {
         reset();

@@ -14,9 +14,11 @@ int32_t session::positions_left() const {
     return (int32_t) llama_n_ctx_seq(sequence_.llama()) - n_past_;
 }
 
-// an image takes more cells than positions, other sequences may share the cache, an open round holds some
+// An image takes more cells than positions, other sequences may share the cache, an open round holds some. A step that
+// is queued goes before others are decoded.
 int32_t session::room() const {
-    return std::min(positions_left(), sequence_.context().free_cells(sequence_.id()));
+    const target_context & context = sequence_.context();
+    return std::min(positions_left(), context.free_cells(sequence_.id()) + (context.has_step() ? 1 : 0));
 }
 
 int32_t session::max_draft(int32_t n_together) const {
@@ -248,7 +250,7 @@ double session::replay(int32_t n_times) {
 
 void session::commit() {
     close_round();
-    drop_step();
+    sequence_.context().drop_step();
 }
 
 void session::close_round() {
@@ -288,7 +290,7 @@ void session::close_round() {
 
 // Somebody cleared the memory, and the round went with it; or changed it, and nobody knows what is left.
 void session::lose_round() {
-    drop_step();
+    sequence_.context().drop_step();
     lost_ = sequence_.end() > round_.pos();
     forget();
     checkpoints_.clear();

@@ -31,8 +31,8 @@ void verify_batch::run() {
     if (alone() && take_step()) {
         return;
     }
+    context().drop_step();
     for (session * each : sessions_) {
-        each->drop_step();
         each->drop_stale_draft();
     }
     while (!attempt()) {
@@ -58,11 +58,10 @@ bool verify_batch::take_step() {
 // Waits for the rows, after the next step is queued where one can be. Sampling waits anyway, and here the time is
 // known.
 void verify_batch::finish() {
-    if (alone() && sessions_[0]->can_queue_step() && sessions_[0]->queue_step()) {
-        context().left().wait_for_top();
-    } else {
-        llama_synchronize(context().get());
+    if (alone() && sessions_[0]->can_queue_step()) {
+        sessions_[0]->queue_step();
     }
+    context().wait_for_rows();
 }
 
 // Most rows that each sequence may have: all share n_batch, and the cells of a unified cache.

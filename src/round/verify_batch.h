@@ -15,8 +15,8 @@ class verify_batch {
     // Sessions of one context, each once, all with a proposal. Throws failure with DW_ERR_STATE or DW_ERR_ARGUMENT.
     explicit verify_batch(std::vector<session *> sessions);
 
-    // Decodes all of them, or takes a step of one alone that is queued already. With too little memory for so many
-    // rows, with as many as there is memory for. Throws failure.
+    // Decodes all of them; or, for a single session whose step is queued, takes that. With too little memory for so
+    // many rows, with as many as there is memory for. Throws failure.
     void run();
 
     // What rounds together take; those of a session alone, of one that knows them if there is one.

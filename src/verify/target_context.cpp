@@ -34,7 +34,8 @@ target_context::target_context(llama_context * target, int32_t exact_rows, bool 
     target_(target),
     attached_(target, exact_rows, this, model_attachment::of(llama_get_model(target))),
     batch_(target),
-    results_(attached_, output_head(llama_get_model(target)).weights, always_top) {}
+    results_(attached_, output_head(llama_get_model(target)).weights, always_top),
+    is_on_one_device_(is_on_one_device(target)) {}
 
 target_context::~target_context() {
     results_.let_go(); // llama.cpp's callers may read the last decode's later
@@ -43,6 +44,7 @@ target_context::~target_context() {
 // Rows of the other sequences lose their logits.
 void target_context::on_decode(const sequence_set & into) noexcept {
     if (!at_work_) {
+        drop_step();
         each_listener([&](member & each) { each.listener->on_flush(into.has(each.seq)); });
         results_.forget();
         finish_trees();
@@ -52,6 +54,7 @@ void target_context::on_decode(const sequence_set & into) noexcept {
 // Those of other sequences stay open, and so do their results.
 void target_context::on_save(const sequence_set & of) noexcept {
     if (!at_work_) {
+        drop_step();
         each_listener([&](member & each) {
             if (of.has(each.seq)) {
                 each.listener->on_flush(/*decodes*/ false);
@@ -131,6 +134,7 @@ void target_context::limit_rows(int32_t n_rows) {
 }
 
 void target_context::forget_verifies() {
+    drop_step();
     results_.let_go();
     attached_.graphs->forget_verifies();
 }

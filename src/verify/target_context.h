@@ -6,6 +6,8 @@
 
 #include "llama/attachment.h"
 #include "llama/batch.h"
+#include "llama/facts.h"
+#include "llama/memory_fork.h"
 #include "llama/memory_marks.h"
 #include "llama/results.h"
 #include "llama/thread_choice.h"
@@ -14,6 +16,7 @@
 #include <functional>
 #include <map>
 #include <memory>
+#include <optional>
 #include <string>
 #include <vector>
 
@@ -60,7 +63,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool            at_work() const { return at_work_; } // an engine decodes, saves or restores: no news to listeners
     int64_t         n_exact_batches() const { return attached_.n_exact_batches; }
     int64_t         n_fused_parts() const { return attached_.n_fused_parts(); }
-    void            reset_counters() { attached_.n_exact_batches = 0; }
+    void            reset_counters() { attached_.n_exact_batches = n_taken_steps_ = n_dropped_steps_ = 0; }
 
     row_batch &  batch() { return batch_; }  // of the next decode; the caller clears it
     results &    left() { return results_; } // by the newest decode
@@ -96,15 +99,23 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // One decode of these groups, one after another; no row is kept until commits say so. Several groups: those on
     // trees come first, the i-th of them in trees(i), and each has a graph of its own. `request` may hold feeds.
     void verify(const std::vector<verify_group> & groups, decode_request request);
-    // Whether a step can be queued behind a decode of one row before its token is known: it goes from that row's best
-    // straight into the step's input.
-    bool queues_steps() const;
-    // Queues the step of `at`, whose token follows the newest decode's only row; `begin` forks the memory for it
-    // (memory_fork.h). The results stay that decode's until left().take_queued(). Returns false if it failed: the
-    // memory is as before the fork if intact().
-    bool queue_step(const place & at, const std::function<void()> & begin);
-    // whether the step can still be the next decode: nobody changed what graphs of the context compute
-    bool has_queued() const;
+
+    // --- A plain step of a greedy text that is queued before its token is known: that goes from the best of the row
+    // before straight into the step's input. There is one at a time, of hybrid models that are on one device. It is
+    // dropped by whoever decodes otherwise, saves or loads, be it another sequence (memory_fork.h).
+    bool can_queue_step(llama_seq_id seq) const;
+    // Behind the newest decode, of one row of `at.seq` before `at`. The results stay that decode's until take_step().
+    // Returns false if it was not queued, or failed: memory and results are as before.
+    bool queue_step(const place & at);
+    bool has_step() const { return step_.has_value(); }
+    bool has_step(llama_seq_id seq) const { return step_ && step_->seq == seq; }
+    // The step is the newest decode now, if its token was this one and nobody changed what graphs compute; else false.
+    bool take_step(llama_seq_id seq, llama_token token);
+    // for those of the newest decode, and not for the step behind it
+    void    wait_for_rows();
+    void    drop_step() noexcept;
+    int64_t n_queued_steps() const { return n_taken_steps_; }
+    int64_t n_dropped_steps() const { return n_dropped_steps_; }
 
     // That verify took so many microseconds, until its results were there. Returns false if it was a trial of the
     // thread count that is not chosen.
@@ -146,6 +157,11 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
         llama_seq_id        seq;
         sequence_listener * listener;
     };
+    struct queued_step {
+        llama_seq_id seq;
+        memory_fork  fork;
+        graph_flags  flags;
+    };
     // true while it lives
     struct scope {
         explicit scope(bool & flag) :
@@ -157,6 +173,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     };
 
     target_context(llama_context * target, int32_t exact_rows, bool always_top);
+    static bool                is_on_one_device(const llama_context * ctx);
     template <typename F> void each_listener(F f);
     void                       forget_verifies();
     void                       on_decode(const sequence_set & into) noexcept override;
@@ -165,6 +182,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     std::vector<place>         add_rows(const std::vector<verify_group> & groups);
     bool                       leaves_states_alone(const decode_request & request) const;
     int32_t run_batch(const decode_request & request, const std::function<void()> & begin, std::string & why);
+    bool    run_step(const memory_marks & marks, const decode_request & request);
     bool    chooses_threads(int32_t n_rows) const;
     int32_t attempt(const memory_marks & marks, const decode_request & request, const std::function<void()> & begin,
                     std::string & why);
@@ -176,12 +194,16 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool                                       intact_  = true;
     std::vector<member>                        members_;
     std::map<std::string, std::weak_ptr<void>> shared_;
-    int32_t                                    slot_ = 0; // decode_request::slot of the newest decode
-    attachment                                 attached_;
-    row_batch                                  batch_;
-    results                                    results_;
-    std::vector<std::unique_ptr<tree_state>>   trees_; // none: rejected drafts are rolled back by seq_rm
-    std::string                                refusal_ = "nothing is drafted";
+    int32_t                    slot_ = 0; // decode_request::slot of what was decoded last, a queued step included
+    std::optional<queued_step> step_;
+    bool                       is_on_one_device_;      // all that a step reads and writes
+    bool                       steps_fail_    = false; // one did: none is queued any more
+    int64_t                    n_taken_steps_ = 0, n_dropped_steps_ = 0;
+    attachment                 attached_;
+    row_batch                  batch_;
+    results                    results_;
+    std::vector<std::unique_ptr<tree_state>> trees_; // none: rejected drafts are rolled back by seq_rm
+    std::string                              refusal_ = "nothing is drafted";
     bool          refused_   = false;     // for good: it depends on the model and the context alone
     int32_t       no_memory_ = INT32_MAX; // rows that a larger tree state found no memory for
     int32_t       row_limit_ = INT32_MAX;

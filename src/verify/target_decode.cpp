@@ -1,9 +1,8 @@
-// Decodes in a target's context: verifies, steps that are queued, and what a failure leaves. See target_context.h.
+// Decodes in a target's context: verifies, and what a failure leaves. See target_context.h.
 
 #include "llama/decode.h"
 #include "llama/facts.h"
 #include "llama/graph_store.h"
-#include "llama/tensor_bytes.h"
 #include "verify/target_context.h"
 
 #include <algorithm>
@@ -39,6 +38,7 @@ int32_t target_context::attempt(const memory_marks & marks, const decode_request
 
 void target_context::decode(const std::vector<place> & places, int32_t n_rows, const decode_request & request,
                             const std::function<void()> & begin) {
+    drop_step();
     settle_all_but(places);
     results_.forget();
     slot_ = request.slot;
@@ -73,7 +73,7 @@ void target_context::require_decoded(int32_t rc, llama_pos pos, int32_t n_rows, 
 bool target_context::leaves_states_alone(const decode_request & request) const {
     const auto is_plain = [](const decode_part & part) { return part.verify == nullptr; };
     const auto n        = (size_t) attached_.outputs.n_ubatches;
-    return n == 0 || request.is_behind ||
+    return n == 0 || request.fork ||
            (n <= request.parts.size() && std::none_of(request.parts.begin(), request.parts.begin() + n, is_plain));
 }
 
@@ -119,39 +119,6 @@ void target_context::verify(const std::vector<verify_group> & groups, decode_req
             }
         }
     });
-}
-
-bool target_context::queues_steps() const {
-    const ggml_tensor * head       = output_head(llama_get_model(target_)).weights;
-    const ggml_tensor * embeddings = token_embeddings(llama_get_model(target_));
-    if (!attached_.top_rows || !attached_.keeps_outputs || !embeddings || head->ne[1] < dw_n_top) {
-        return false;
-    }
-    const bool on_device = attached_.async_inputs && buffer_type_of(embeddings) == buffer_type_of(head);
-    return (on_device || (is_on_host(head) && is_on_host(embeddings))) && attached_.graphs->has_places();
-}
-
-// Two graphs take turns, so that one's results can be read while the other runs.
-bool target_context::queue_step(const place & at, const std::function<void()> & begin) {
-    const llama_token unknown = 0;
-    batch_.clear();
-    batch_.add(unknown, at.pos, true, at.seq);
-    const ggml_tensor * token = results_.device_top(); // its first value
-    decode_request      request;
-    request.slot      = 1 - slot_;
-    request.is_behind = true;
-    request.feeds.push_back({ row_feed::token, 0, token, 0, sizeof(llama_token), results_.backend(), true });
-    const memory_marks marks(target_, { at });
-    std::string        why;
-    results_.queue_begins();
-    const int32_t rc = attempt(marks, request, begin, why);
-    results_.queued(rc == 0);
-    slot_ = rc == 0 ? request.slot : slot_;
-    return rc == 0;
-}
-
-bool target_context::has_queued() const {
-    return results_.has_queued() && attached_.graphs->has_places();
 }
 
 // Not if the results come from a GPU: the CPU then has little to do.

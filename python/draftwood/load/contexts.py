@@ -39,6 +39,8 @@ def in_words(init: Any) -> Any:
         self._exit_stack = contextlib.ExitStack()  # upstream's __del__ needs it if construction fails early
         if getattr(params, "auto_flash", False):  # of `Llama`; upstream's argument knows on and off only
             params.flash_attn_type = _native.LLAMA_FLASH_ATTN_TYPE_AUTO
+        if getattr(params, "queue_steps", False):
+            _make_room_for_steps(params)
         require_blocks(model, params)
         require_room(model, params)
         log.forget()
@@ -52,6 +54,15 @@ def in_words(init: Any) -> Any:
             ) from error
 
     return wrapped
+
+
+def _make_room_for_steps(params: Any) -> None:
+    """Add a sequence, whose state a queued step needs. Both share n_ctx cells; the second has no tokens.
+
+    llama.cpp ends the process where a context has more sequences than rows of a batch.
+    """
+    if min(n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0) > 1:
+        params.n_seq_max, params.kv_unified = 2, True
 
 
 @dataclass(frozen=True, slots=True)

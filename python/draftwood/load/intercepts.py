@@ -48,10 +48,9 @@ class Intercepts:
     @context_params.setter
     def context_params(self, params: Any) -> None:
         params.n_rs_seq = self._plan.n_rs_seq
-        if self._plan.queue_steps:
-            params.n_seq_max, params.kv_unified = 2, True  # n_ctx cells for both: the second is never filled
-        # A mark, not a field: upstream sets flash_attn_type later, to on or off. contexts.in_words reads it.
+        # Marks, not fields: upstream sets flash_attn_type and sizes later. contexts.in_words reads them.
         params.auto_flash = self._auto_flash
+        params.queue_steps = self._plan.queue_steps
         self._context_params = params
 
     @property

@@ -19,7 +19,7 @@ from draftwood.load import arguments, cpu, experts, files, heat, overrides, read
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
 from draftwood.load.placement import embeddings_on_card, pooled_layers, tensor_overrides
-from draftwood.options import Options, Plan, fitted, needed_batch, plan
+from draftwood.options import HYBRID_ARCHITECTURES, Options, Plan, fitted, needed_batch, plan
 from draftwood.warn import warn
 
 _LEAST_CONTEXT = 256  # cells: llama.cpp rounds n_ctx up to a multiple of it. No draft needs more
@@ -79,13 +79,13 @@ def prepare(
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
-        planned = replace(planned, queue_steps=_queues_steps(planned, kwargs, on_cards=on_cards))
-        states = 2 if planned.queue_steps else 1
-        asked_of_card = {**kwargs, "drafter": options.drafter, "n_seq_max": states}  # as corrected
+        asks = _asks_for_queued_steps(planned, info)
+        asked_of_card = {**kwargs, "drafter": options.drafter, "n_seq_max": 2 if asks else 1}  # as corrected
         pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
         )
+        planned = replace(planned, queue_steps=asks and _can_queue_steps(pool, on_card))
         layers = pooled_layers(info, pool) if pool else ()
         n_layers = info.n_layers + info.n_layer_nextn
         tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers, n_layers)
@@ -125,10 +125,14 @@ def _pool(
     return pool, part, placement["n_cpu_moe"]
 
 
-def _queues_steps(planned: Plan, kwargs: dict[str, Any], *, on_cards: bool) -> bool:
-    wanted = on_cards and planned.drafter == "none" and os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1"
-    # llama.cpp ends the process where a context has more sequences than rows of a batch
-    return wanted and min(kwargs.get(name) or 512 for name in ("n_batch", "n_ubatch")) > 1
+def _asks_for_queued_steps(planned: Plan, info: ModelInfo) -> bool:
+    wanted = os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1"
+    return wanted and planned.drafter == "none" and info.architecture in HYBRID_ARCHITECTURES
+
+
+def _can_queue_steps(pool: ExpertPool | None, embeddings: dict[str, str]) -> bool:
+    """Tell whether all that a step reads may lie on one card; the engine looks (target_steps.cpp)."""
+    return pool is None and bool(embeddings)
 
 
 def _without_pool(why: str, n_layers: int) -> int:

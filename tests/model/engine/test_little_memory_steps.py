@@ -183,3 +183,38 @@ def test_a_prompt_without_memory_is_a_failed_decode(gguf, shim):
     assert "no memory for the graph of 60 tokens" in found
     assert nothing == "nothing"
     assert little == much
+
+
+QUEUED_SCRIPT = """
+r = Rig(sys.argv[1], drafter=_capi.DRAFTER_NONE, n_ctx=4096, n_ubatch=64, results=_capi.RESULTS_TOP,
+        queue_steps=True, n_seq_max=2, kv_unified=True)
+r.engine.set_request(n_top=1)
+def text(n_before):
+    tokens = [r.start(range(3, 50))]
+    while len(tokens) < 24:
+        if len(tokens) == n_before:
+            refuse(4 << 10)
+        r.engine.trim(r.engine.n_past)
+        r.engine.propose(tokens[-1])
+        r.engine.verify()
+        tokens.append(r.engine.next(r.sampler))
+    r.engine.commit()
+    return tokens
+r.start(range(2, 60))  # as large an output buffer as any decode of these texts needs
+r.engine.set_request(n_top=0)
+r.engine.propose_given(5, [])
+r.engine.verify()  # makes the graph of a step; the one behind it has none
+r.engine.set_request(n_top=1)
+little = text(1)
+stats = r.engine.stats()
+found = [little, stats.queued_steps, stats.shared_rounds]
+refuse(ALL)
+found.append(text(-1))
+"""
+
+
+def test_without_memory_for_a_second_graph_steps_wait(gguf, shim):
+    """And the first one's stays: graphs do not take turns from then on."""
+    little, n_queued, n_shared, much = run(QUEUED_SCRIPT, shim, gguf("moe-mtp"))
+    assert little == much
+    assert n_queued == n_shared == 0

@@ -46,11 +46,11 @@ def test_sampling_is_the_same_where_steps_are_queued(queues, off, name):
     assert stats.dropped_steps == (2 if name == "greedy" else 0)
 
 
-@pytest.mark.parametrize("small", ["n_batch", "n_ubatch"])
+@pytest.mark.parametrize("small", ["n_batch", "n_ubatch", "n_ctx"])
 def test_batches_of_one_row_queue_no_steps(queueing, small):
     """llama.cpp ends the process where a context for two sequences has them."""
     llm = queueing(**{small: 1}, speculation="off")
-    assert len(text(llm, 10)) == 10
+    assert len(text(llm, 10, P[:1])) == 10
     assert llm.speculation_stats.queued_steps == 0
 
 

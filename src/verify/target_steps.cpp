@@ -1,0 +1,135 @@
+// Plain steps that are queued before their token is known: see target_context.h.
+
+#include "llama/decode.h"
+#include "llama/facts.h"
+#include "llama/graph_store.h"
+#include "llama/memory.h"
+#include "llama/tensor_bytes.h"
+#include "verify/target_context.h"
+
+#include <algorithm>
+
+namespace draftwood {
+
+namespace {
+
+constexpr graph_shape shape_of_step(int32_t slot) {
+    return { verify_kind::none, /*part*/ 0, slot, /*n_rows*/ 1 };
+}
+
+// in memory of one kind: of a device, or of the host
+bool are_together(const std::vector<const ggml_tensor *> & tensors) {
+    const auto place = [](const ggml_tensor * t) { return is_on_host(t) ? nullptr : buffer_type_of(t); };
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [&](const ggml_tensor * each) { return each && place(each) == place(tensors[0]); });
+}
+
+} // namespace
+
+// Other architectures may read a token elsewhere than in its embedding, or have other memories.
+bool target_context::is_on_one_device(const llama_context * ctx) {
+    const llama_model * model  = llama_get_model(ctx);
+    const auto          memory = hybrid_memory::of(ctx);
+    const ggml_tensor * head   = output_head(model).weights;
+    if (!is_qwen35(architecture(model)) || !memory || !head || head->ne[1] < dw_n_top ||
+        (!is_on_host(head) && !experts_are_on_devices(model))) {
+        return false;
+    }
+    std::vector<const ggml_tensor *> all{ head, token_embeddings(model) };
+    for (const auto & layer : memory->recurrent_layers()) {
+        all.insert(all.end(), { layer.states, layer.conv_states });
+    }
+    for (const auto & layer : memory->attention_layers()) {
+        all.insert(all.end(), { layer.keys, layer.values });
+    }
+    return are_together(all);
+}
+
+// Embeddings go to the host with each decode, and samplers in graphs keep what they chose there.
+bool target_context::can_queue_step(llama_seq_id seq) const {
+    const graph_flags flags    = graph_flags_of(target_);
+    const bool        is_plain = !flags.embeddings && !flags.samplers;
+    const bool        is_fed   = attached_.async_inputs || !results_.on_gpu();
+    return is_on_one_device_ && !steps_fail_ && !step_ && is_plain && is_fed && attached_.keeps_outputs &&
+           results_.has_top() && memory_fork::is_possible(target_, seq);
+}
+
+// Two graphs take turns, so that one's results can be read while the other runs.
+bool target_context::queue_step(const place & at) {
+    decode_request request;
+    request.slot = 1 - slot_;
+    try {
+        if (!attached_.graphs->reserve(shape_of_step(request.slot))) {
+            return false;
+        }
+        const llama_token unknown = 0;
+        batch_.clear();
+        batch_.add(unknown, at.pos, true, at.seq);
+        request.feeds.push_back({ row_feed::token, 0, results_.device_top(), 0, sizeof(llama_token), results_.backend(),
+                                  /*same_device*/ true }); // a row begins with its best token
+        const memory_marks marks(target_, { at });
+        step_.emplace(queued_step{ at.seq, memory_fork(target_, at.seq, at.pos), graph_flags_of(target_) });
+        request.fork = &step_->fork;
+        return run_step(marks, request);
+    } catch (const std::exception &) { // nothing was decoded
+        return false;
+    }
+}
+
+bool target_context::run_step(const memory_marks & marks, const decode_request & request) {
+    results_.queue_begins();
+    std::string   why;
+    const int32_t rc = attempt(marks, request, [] {}, why);
+    results_.queued(rc == 0);
+    if (results_.has_pending()) {
+        slot_ = request.slot;
+        return true;
+    }
+    if (rc == 0) {
+        step_->fork.undo(); // its graph found no memory for the best tokens
+    } else {
+        marks.restore(); // and with it what was forked
+    }
+    step_.reset();
+    if (!attached_.graphs->found_memory()) {
+        attached_.graphs->unselect();
+    }
+    restore_one_row(attached_);
+    uncount_step(attached_);
+    steps_fail_ = rc != 2; // who aborts one does not mean all
+    return false;
+}
+
+bool target_context::take_step(llama_seq_id seq, llama_token token) {
+    const bool is_current = has_step(seq) && results_.has_pending() && step_->flags == graph_flags_of(target_) &&
+                            attached_.graphs->is_current();
+    if (!is_current || results_.top(-1).tokens[0] != token) {
+        return false;
+    }
+    step_->fork.keep(token);
+    step_.reset();
+    results_.take_pending();
+    n_taken_steps_++;
+    return true;
+}
+
+void target_context::drop_step() noexcept {
+    if (step_) {
+        step_->fork.undo();
+        step_.reset();
+        results_.drop_pending();
+        uncount_step(attached_);
+        n_dropped_steps_++;
+    }
+}
+
+void target_context::wait_for_rows() {
+    if (!step_) {
+        llama_synchronize(target_);
+        return;
+    }
+    results_.wait_for_top();
+    count_step(attached_);
+}
+
+} // namespace draftwood

@@ -28,11 +28,28 @@ struct dw_context_graph {
 
     // see llama/decode.h
     static void count_step(llama_context & ctx) {
-        const int64_t now = ggml_time_us();
-        ctx.t_eval_us += ctx.cparams.no_perf ? 0 : now - ctx.t_compute_start_us;
-        ctx.t_compute_start_us = now;
+        const int64_t n_before = ctx.n_queued_tokens - 2; // of a prompt that nobody waited for
+        if (n_before < 0) {
+            return; // somebody waited, and llama.cpp counted
+        }
+        const int64_t now  = ggml_time_us();
+        int64_t &     time = n_before > 0 ? ctx.t_p_eval_us : ctx.t_eval_us;
+        time += ctx.cparams.no_perf ? 0 : now - ctx.t_compute_start_us;
+        ctx.n_p_eval += (int32_t) n_before;
         ctx.n_eval++;
-        ctx.n_queued_tokens--;
+        if (!ctx.has_evaluated_once) {
+            ctx.t_load_us          = now - ctx.t_start_us;
+            ctx.has_evaluated_once = true;
+        }
+        ctx.n_queued_tokens    = 1;
+        ctx.t_compute_start_us = now;
     }
-    static void uncount_step(llama_context & ctx) { ctx.n_queued_tokens -= ctx.n_queued_tokens > 0 ? 1 : 0; }
+    static void uncount_step(llama_context & ctx) {
+        if (ctx.n_queued_tokens > 0) {
+            ctx.n_queued_tokens--;
+        } else {
+            ctx.n_eval--; // somebody waited for it
+        }
+        ctx.t_compute_start_us = ctx.n_queued_tokens > 0 ? ctx.t_compute_start_us : 0;
+    }
 };

@@ -12,8 +12,8 @@ namespace draftwood {
 // ends, the context knows nothing of the request afterwards.
 int32_t decode(attachment & attached, const decode_request & request, row_batch & batch);
 
-// Of a step that is queued behind another (decode_request::fork). The first of the two was computed, and llama.cpp
-// counts it as llama_synchronize would. Or the second one is given up, and never counts.
+// llama.cpp's own counters (llama_perf_context), which llama_synchronize keeps, where a step is queued behind another
+// (decode_request::fork). The first of the two was computed. Or the second one is given up and does not count.
 void count_step(attachment & attached) noexcept;
 void uncount_step(attachment & attached) noexcept;
 // It failed: the rows of the decode before it, of which there was one, are the context's again.

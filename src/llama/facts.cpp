@@ -101,7 +101,10 @@ int64_t context_bytes(const llama_context * ctx) {
 
 graph_flags graph_flags_of(llama_context * ctx) {
     const llama_cparams & now = ctx->get_cparams();
-    return { now.embeddings, dw_context_graph::has_samplers(*ctx), now.causal_attn, now.warmup };
+    return { now.embeddings,          dw_context_graph::has_samplers(*ctx),
+             now.embeddings_nextn,    now.embeddings_nextn_masked,
+             now.causal_attn,         now.warmup,
+             now.embeddings_layer_inp };
 }
 
 bool has_flash_attention(const llama_context * ctx) {

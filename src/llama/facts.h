@@ -9,6 +9,7 @@
 
 #include <cstdint>
 #include <string_view>
+#include <tuple>
 #include <vector>
 
 namespace draftwood {
@@ -63,11 +64,16 @@ int64_t context_bytes(const llama_context * ctx);
 
 // What graphs of a context compute beside logits, and how: it changes without their being planned anew.
 struct graph_flags {
-    bool embeddings, samplers, causal, warmup;
+    bool              embeddings, samplers; // llama.cpp copies these to the host
+    bool              hidden, hidden_of_outputs, is_causal, warms_up;
+    std::vector<bool> layer_inputs;
 
     bool operator==(const graph_flags & other) const {
-        return embeddings == other.embeddings && samplers == other.samplers && causal == other.causal &&
-               warmup == other.warmup;
+        const auto all = [](const graph_flags & of) {
+            return std::tie(of.embeddings, of.samplers, of.hidden, of.hidden_of_outputs, of.is_causal, of.warms_up,
+                            of.layer_inputs);
+        };
+        return all(*this) == all(other);
     }
 };
 graph_flags graph_flags_of(llama_context * ctx);

@@ -82,6 +82,17 @@ bool graph_store::reserve(const graph_shape & wanted) {
     return true;
 }
 
+void graph_store::drop(const graph_shape & shape) {
+    if (slots_.count(shape) == 0) {
+        return;
+    }
+    if (current_ == shape) {
+        swap_to({});
+    }
+    slots_.erase(shape);
+    count_bytes();
+}
+
 void graph_store::unselect() {
     const graph_shape failed = current_;
     is_allocated_            = true; // else it would be mended, and graphs took turns from now on

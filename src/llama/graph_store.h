@@ -57,6 +57,7 @@ class graph_store {
     bool reserve(const graph_shape & wanted);
     // The decode selected with keeps_newest found no memory: its place goes, and the newest one's graph is selected.
     void unselect();
+    void drop(const graph_shape & shape);                        // its place, if there is one
     bool found_memory() const noexcept { return is_allocated_; } // of the graph that was selected last
 
     // Whether the devices have memory to spare for computing the selected graph, which has been allocated. ggml-cuda

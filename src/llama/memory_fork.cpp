@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <typeinfo>
+#include <utility>
 
 namespace draftwood {
 
@@ -82,13 +83,18 @@ void memory_fork::keep(llama_token token) {
     }
 }
 
-void memory_fork::undo() {
+// seq_cp would ask for memory.
+void memory_fork::undo() noexcept {
+    auto & cells = states().cells;
     if (is_whole()) {
         memory().get_mem_attn()->seq_rm(seq_, pos_, -1);
         states().seq_rm(seq_, -1, -1);
-        states().seq_cp(spare_, seq_, -1, -1);
-    }
-    if (states().cells[spare_].tail == old_cell_) {
+        auto holder    = cells[old_cell_].seq_id.extract(spare_);
+        holder.value() = seq_;
+        cells[old_cell_].seq_id.insert(std::move(holder));
+        cells[seq_].tail   = old_cell_;
+        cells[spare_].tail = -1;
+    } else if (cells[spare_].tail == old_cell_) {
         states().seq_rm(spare_, -1, -1);
     }
 }

@@ -28,7 +28,7 @@ class memory_fork {
     // a sequence that has none.
     void clear_nothing() noexcept;
     void keep(llama_token token); // the step stays, and its row was this token
-    void undo();                  // it goes. Where others changed the sequence since, no more than the old state goes
+    void undo() noexcept;         // it goes. Where others changed the sequence since, no more than the old state goes
 
   private:
     llama_memory_hybrid &    memory() const;

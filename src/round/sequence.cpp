@@ -33,6 +33,11 @@ sequence::~sequence() {
     shared_->remove(listener_);
 }
 
+llama_pos sequence::end() const {
+    const llama_pos last = llama_memory_seq_pos_max(memory(), seq_);
+    return shared_->is_step(seq_, last) ? last : last + 1;
+}
+
 void sequence::require_tokens(const llama_token * tokens, int32_t n_tokens) const {
     const int32_t n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(llama())));
     for (int32_t i = 0; i < n_tokens; ++i) {
@@ -152,6 +157,7 @@ void sequence::restore(const uint8_t * state, size_t n_bytes, int32_t n_keep) {
 void sequence::clear() {
     decoded_ = {};
     shared_->drop_step();
+    llama_synchronize(llama()); // what was dropped may still be computed, and clearing does not wait for it
     shared_->finish_trees();
     if (shared_->is_empty(/*but*/ seq_)) {
         llama_memory_clear(memory(), true);

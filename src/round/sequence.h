@@ -24,9 +24,9 @@ class sequence {
     target_context & context() const { return *shared_; }
     llama_seq_id     id() const { return seq_; }
     bool             mrope() const { return mrope_; } // an image holds fewer cells than it spans positions
-    // positions held, without that of a queued step
-    llama_pos end() const { return llama_memory_seq_pos_max(memory(), seq_) + (shared_->has_step(seq_) ? 0 : 1); }
-    bool      recurrent() const { return recurrent_; } // cuts need what checkpoints.h keeps
+    llama_pos        end() const;                     // positions held, without that of a queued step
+    bool             has_step() const { return end() == llama_memory_seq_pos_max(memory(), seq_); }
+    bool             recurrent() const { return recurrent_; } // cuts need what checkpoints.h keeps
 
     void require_tokens(const llama_token * tokens, int32_t n_tokens) const;
 
@@ -80,8 +80,7 @@ class sequence {
     sequence_listener &             listener_;
     bool                            recurrent_;
     bool                            mrope_;
-    std::optional<memory_fork>      step_; // that is queued
-    tree_state * left_in_ = nullptr;       // commits the open verify; nullptr: it wrote the recurrent state
+    tree_state * left_in_ = nullptr; // commits the open verify; nullptr: it wrote the recurrent state
     decoded      decoded_;
     std::string  tree_refusal_ = "nothing is drafted";
 };

@@ -121,8 +121,6 @@ void session::measure_round(llama_token token, int32_t n_draft) {
 dw_stats session::stats() const {
     dw_stats stats         = stats_;
     stats.n_exact_batches  = sequence_.context().n_exact_batches();
-    stats.n_queued_steps   = sequence_.context().n_queued_steps();
-    stats.n_dropped_steps  = sequence_.context().n_dropped_steps();
     stats.n_checkpoints    = checkpoints_.count();
     stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
     stats.drafter_bytes    = budget().drafter.held;

@@ -85,7 +85,7 @@ class session : private sequence_listener {
     // Without a drafter, a greedy text's next step is queued behind its verify (target_context.h). It stays queued when
     // the round is closed; the next verify takes it if its root is the step's token.
     bool can_queue_step() const; // behind the verify of this proposal, which was decoded
-    bool queue_step();           // see target_context
+    void queue_step();           // see target_context
     bool take_step();            // returns false if there is none for this proposal
 
     // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of

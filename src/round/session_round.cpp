@@ -17,8 +17,9 @@ int32_t session::positions_left() const {
 // An image takes more cells than positions, other sequences may share the cache, an open round holds some. A step that
 // is queued goes before others are decoded.
 int32_t session::room() const {
-    const target_context & context = sequence_.context();
-    return std::min(positions_left(), context.free_cells(sequence_.id()) + (context.has_step() ? 1 : 0));
+    const target_context & context  = sequence_.context();
+    const bool             has_step = context.has_step() && (has_unified_kv(context.get()) || sequence_.has_step());
+    return std::min(positions_left(), context.free_cells(sequence_.id()) + (has_step ? 1 : 0));
 }
 
 int32_t session::max_draft(int32_t n_together) const {

@@ -12,12 +12,14 @@ bool session::can_queue_step() const {
            sequence_.context().can_queue_step(sequence_.id());
 }
 
-bool session::queue_step() {
-    return sequence_.context().queue_step({ sequence_.id(), sequence_.end() });
+void session::queue_step() {
+    sequence_.context().queue_step({ sequence_.id(), sequence_.end() }, stats_.n_dropped_steps);
 }
 
 bool session::take_step() {
-    return tree().size() == 1 && sequence_.context().take_step(sequence_.id(), tree().tokens[0]);
+    const bool taken = tree().size() == 1 && sequence_.context().take_step(sequence_.id(), tree().tokens[0]);
+    stats_.n_queued_steps += taken ? 1 : 0;
+    return taken;
 }
 
 } // namespace draftwood

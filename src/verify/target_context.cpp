@@ -106,6 +106,7 @@ void target_context::add(llama_seq_id seq, sequence_listener & listener) {
 }
 
 void target_context::remove(const sequence_listener & listener) noexcept {
+    drop_step();
     const auto is = [&](const member & each) { return each.listener == &listener; };
     members_.erase(std::remove_if(members_.begin(), members_.end(), is), members_.end());
     no_memory_ = INT32_MAX;

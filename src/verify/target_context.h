@@ -63,7 +63,7 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool            at_work() const { return at_work_; } // an engine decodes, saves or restores: no news to listeners
     int64_t         n_exact_batches() const { return attached_.n_exact_batches; }
     int64_t         n_fused_parts() const { return attached_.n_fused_parts(); }
-    void            reset_counters() { attached_.n_exact_batches = n_taken_steps_ = n_dropped_steps_ = 0; }
+    void            reset_counters() { attached_.n_exact_batches = 0; }
 
     row_batch &  batch() { return batch_; }  // of the next decode; the caller clears it
     results &    left() { return results_; } // by the newest decode
@@ -105,17 +105,19 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     // dropped by whoever decodes otherwise, saves or loads, be it another sequence (memory_fork.h).
     bool can_queue_step(llama_seq_id seq) const;
     // Behind the newest decode, of one row of `at.seq` before `at`. The results stay that decode's until take_step().
-    // Returns false if it was not queued, or failed: memory and results are as before.
-    bool queue_step(const place & at);
+    // n_dropped counts it if it is never taken, and must live as long. Where it is not queued, or fails, memory and
+    // results are as before; throws failure if the memory is unknown then.
+    void queue_step(const place & at, int64_t & n_dropped);
     bool has_step() const { return step_.has_value(); }
-    bool has_step(llama_seq_id seq) const { return step_ && step_->seq == seq; }
+    // whether the last position of `seq` is the step's
+    bool is_step(llama_seq_id seq, llama_pos last) const {
+        return step_ && step_->at.seq == seq && step_->at.pos == last;
+    }
     // The step is the newest decode now, if its token was this one and nobody changed what graphs compute; else false.
     bool take_step(llama_seq_id seq, llama_token token);
     // for those of the newest decode, and not for the step behind it
-    void    wait_for_rows();
-    void    drop_step() noexcept;
-    int64_t n_queued_steps() const { return n_taken_steps_; }
-    int64_t n_dropped_steps() const { return n_dropped_steps_; }
+    void wait_for_rows();
+    void drop_step() noexcept;
 
     // That verify took so many microseconds, until its results were there. Returns false if it was a trial of the
     // thread count that is not chosen.
@@ -158,9 +160,10 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
         sequence_listener * listener;
     };
     struct queued_step {
-        llama_seq_id seq;
-        memory_fork  fork;
-        graph_flags  flags;
+        place       at;
+        memory_fork fork;
+        graph_flags flags;
+        int64_t *   n_dropped;
     };
     // true while it lives
     struct scope {
@@ -182,7 +185,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     std::vector<place>         add_rows(const std::vector<verify_group> & groups);
     bool                       leaves_states_alone(const decode_request & request) const;
     int32_t run_batch(const decode_request & request, const std::function<void()> & begin, std::string & why);
-    bool    run_step(const memory_marks & marks, const decode_request & request);
+    void    run_step(const memory_marks & marks, const decode_request & request);
+    void    drop_place_of_steps();
     bool    chooses_threads(int32_t n_rows) const;
     int32_t attempt(const memory_marks & marks, const decode_request & request, const std::function<void()> & begin,
                     std::string & why);
@@ -196,12 +200,11 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     std::map<std::string, std::weak_ptr<void>> shared_;
     int32_t                    slot_ = 0; // decode_request::slot of what was decoded last, a queued step included
     std::optional<queued_step> step_;
-    bool                       is_on_one_device_;      // all that a step reads and writes
-    bool                       steps_fail_    = false; // one did: none is queued any more
-    int64_t                    n_taken_steps_ = 0, n_dropped_steps_ = 0;
+    bool                       steps_fail_ = false; // one did, and was not aborted: none is queued any more
     attachment                 attached_;
     row_batch                  batch_;
     results                    results_;
+    bool                       is_on_one_device_;    // all that a step reads and writes
     std::vector<std::unique_ptr<tree_state>> trees_; // none: rejected drafts are rolled back by seq_rm
     std::string                              refusal_ = "nothing is drafted";
     bool          refused_   = false;     // for good: it depends on the model and the context alone

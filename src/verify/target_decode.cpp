@@ -42,6 +42,9 @@ void target_context::decode(const std::vector<place> & places, int32_t n_rows, c
     settle_all_but(places);
     results_.forget();
     slot_ = request.slot;
+    if (steps_fail_) {
+        drop_place_of_steps();
+    }
     const memory_marks marks(target_, places);
     const bool         was_short = short_of_memory();
     std::string        why;

@@ -8,6 +8,7 @@
 #include "verify/target_context.h"
 
 #include <algorithm>
+#include <iterator>
 
 namespace draftwood {
 
@@ -26,16 +27,21 @@ bool are_together(const std::vector<const ggml_tensor *> & tensors) {
 
 } // namespace
 
-// Other architectures may read a token elsewhere than in its embedding, or have other memories.
+// Other architectures may read a token elsewhere than in its embedding, or have other memories. Weights on a CPU are
+// wherever its kernels want them.
 bool target_context::is_on_one_device(const llama_context * ctx) {
     const llama_model * model  = llama_get_model(ctx);
     const auto          memory = hybrid_memory::of(ctx);
     const ggml_tensor * head   = output_head(model).weights;
-    if (!is_qwen35(architecture(model)) || !memory || !head || head->ne[1] < dw_n_top ||
-        (!is_on_host(head) && !experts_are_on_devices(model))) {
+    if (!is_qwen35(architecture(model)) || !memory || !head || head->ne[1] < dw_n_top) {
         return false;
     }
     std::vector<const ggml_tensor *> all{ head, token_embeddings(model) };
+    if (!is_on_host(head)) {
+        const auto weights = tensors_of(model);
+        std::copy_if(weights.begin(), weights.end(), std::back_inserter(all),
+                     [](const ggml_tensor * each) { return buffer_of(each) != nullptr; });
+    }
     for (const auto & layer : memory->recurrent_layers()) {
         all.insert(all.end(), { layer.states, layer.conv_states });
     }
@@ -55,81 +61,95 @@ bool target_context::can_queue_step(llama_seq_id seq) const {
 }
 
 // Two graphs take turns, so that one's results can be read while the other runs.
-bool target_context::queue_step(const place & at) {
+void target_context::queue_step(const place & at, int64_t & n_dropped) {
     decode_request request;
     request.slot = 1 - slot_;
+    std::optional<memory_marks> marks;
     try {
         if (!attached_.graphs->reserve(shape_of_step(request.slot))) {
-            return false;
+            return;
         }
         const llama_token unknown = 0;
         batch_.clear();
         batch_.add(unknown, at.pos, true, at.seq);
         request.feeds.push_back({ row_feed::token, 0, results_.device_top(), 0, sizeof(llama_token), results_.backend(),
                                   /*same_device*/ true }); // a row begins with its best token
-        const memory_marks marks(target_, { at });
-        step_.emplace(queued_step{ at.seq, memory_fork(target_, at.seq, at.pos), graph_flags_of(target_) });
-        request.fork = &step_->fork;
-        return run_step(marks, request);
-    } catch (const std::exception &) { // nothing was decoded
-        return false;
+        marks.emplace(target_, std::vector<place>{ at });
+        step_.emplace(queued_step{ at, memory_fork(target_, at.seq, at.pos), graph_flags_of(target_), &n_dropped });
+    } catch (const std::exception &) {
+        return; // nothing was decoded
     }
+    request.fork = &step_->fork;
+    run_step(*marks, request);
 }
 
-bool target_context::run_step(const memory_marks & marks, const decode_request & request) {
+void target_context::run_step(const memory_marks & marks, const decode_request & request) {
     results_.queue_begins();
-    std::string   why;
-    const int32_t rc = attempt(marks, request, [] {}, why);
+    std::string why;
+    int32_t     rc = -3;
+    try {
+        rc = attempt(marks, request, [] {}, why);
+    } catch (const std::exception &) { // no memory to take the marks back
+        intact_ = false;
+    }
     results_.queued(rc == 0);
     if (results_.has_pending()) {
         slot_ = request.slot;
-        return true;
+        return;
     }
     if (rc == 0) {
         step_->fork.undo(); // its graph found no memory for the best tokens
-    } else {
-        marks.restore(); // and with it what was forked
     }
-    step_.reset();
+    step_.reset(); // else the marks took it back
     if (!attached_.graphs->found_memory()) {
         attached_.graphs->unselect();
     }
     restore_one_row(attached_);
     uncount_step(attached_);
     steps_fail_ = rc != 2; // who aborts one does not mean all
-    return false;
+    if (!intact_) {
+        fail(DW_ERR_DECODE, "a step that was queued failed with code %d, and the memory is unknown", rc);
+    }
+}
+
+// Where none is queued any more, its graph's memory is free for others.
+void target_context::drop_place_of_steps() {
+    attached_.graphs->drop(shape_of_step(/*slot*/ 1));
 }
 
 bool target_context::take_step(llama_seq_id seq, llama_token token) {
-    const bool is_current = has_step(seq) && results_.has_pending() && step_->flags == graph_flags_of(target_) &&
-                            attached_.graphs->is_current();
+    const bool is_current = step_ && step_->at.seq == seq && results_.has_pending() && attached_.graphs->is_current() &&
+                            step_->flags == graph_flags_of(target_);
     if (!is_current || results_.top(-1).tokens[0] != token) {
         return false;
     }
     step_->fork.keep(token);
     step_.reset();
     results_.take_pending();
-    n_taken_steps_++;
     return true;
 }
 
 void target_context::drop_step() noexcept {
     if (step_) {
         step_->fork.undo();
+        ++*step_->n_dropped;
         step_.reset();
         results_.drop_pending();
         uncount_step(attached_);
-        n_dropped_steps_++;
     }
 }
 
 void target_context::wait_for_rows() {
-    if (!step_) {
-        llama_synchronize(target_);
-        return;
+    try {
+        if (step_) {
+            results_.wait_for_top();
+            count_step(attached_);
+            return;
+        }
+    } catch (const failure &) { // no memory for the best tokens on the host: whoever samples asks again
+        drop_step();
     }
-    results_.wait_for_top();
-    count_step(attached_);
+    llama_synchronize(target_);
 }
 
 } // namespace draftwood

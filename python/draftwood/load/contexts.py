@@ -29,7 +29,7 @@ _lib.ggml_blck_size.restype = ctypes.c_int64
 
 
 def in_words(init: Any) -> Any:
-    """Return LlamaContext.__init__ with errors that say why, and flash attention as llama.cpp decides.
+    """Return LlamaContext.__init__ with errors that say why, flash attention by llama.cpp, room for steps.
 
     Errors: OptionError, UnsupportedError.
     """
@@ -62,7 +62,7 @@ def _make_room_for_steps(params: Any) -> None:
     llama.cpp ends the process where a context has more sequences than rows of a batch.
     """
     if min(n for n in (params.n_ctx, params.n_batch, params.n_ubatch) if n > 0) > 1:
-        params.n_seq_max, params.kv_unified = 2, True
+        params.n_seq_max, params.kv_unified = max(2, params.n_seq_max), True
 
 
 @dataclass(frozen=True, slots=True)

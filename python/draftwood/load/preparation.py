@@ -79,13 +79,15 @@ def prepare(
         # an RPC server is not asked what it can run: ggml takes all for granted
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
-        asks = _asks_for_queued_steps(planned, info)
-        asked_of_card = {**kwargs, "drafter": options.drafter, "n_seq_max": 2 if asks else 1}  # as corrected
+        asked_of_card = {**kwargs, "drafter": options.drafter}  # as corrected
         pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
+        asks = pool is None and _asks_for_queued_steps(planned, options, info, kwargs)
+        if asks:
+            asked_of_card["n_seq_max"] = 2
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
         )
-        planned = replace(planned, queue_steps=asks and _can_queue_steps(pool, on_card))
+        planned = replace(planned, queue_steps=asks and _can_queue_steps(on_card))
         layers = pooled_layers(info, pool) if pool else ()
         n_layers = info.n_layers + info.n_layer_nextn
         tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers, n_layers)
@@ -125,14 +127,16 @@ def _pool(
     return pool, part, placement["n_cpu_moe"]
 
 
-def _asks_for_queued_steps(planned: Plan, info: ModelInfo) -> bool:
-    wanted = os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1"
-    return wanted and planned.drafter == "none" and info.architecture in HYBRID_ARCHITECTURES
+def _asks_for_queued_steps(planned: Plan, options: Options, info: ModelInfo, kwargs: dict[str, Any]) -> bool:
+    """Tell whether queued steps are asked for, of an engine that will be made."""
+    wanted = os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1" and planned.drafter == "none"
+    generates = options.exact and not (kwargs.get("embedding") or kwargs.get("vocab_only"))
+    return wanted and generates and info.architecture in HYBRID_ARCHITECTURES
 
 
-def _can_queue_steps(pool: ExpertPool | None, embeddings: dict[str, str]) -> bool:
+def _can_queue_steps(embeddings: dict[str, str]) -> bool:
     """Tell whether all that a step reads may lie on one card; the engine looks (target_steps.cpp)."""
-    return pool is None and bool(embeddings)
+    return bool(embeddings)
 
 
 def _without_pool(why: str, n_layers: int) -> int:

@@ -100,7 +100,7 @@ def cleared(r: Rig, run: Run, done: int) -> None:
     """By somebody who says nothing: the engine finds it out."""
     native.llama_memory_clear(r.memory, True)
     assert r.engine.n_past > 0
-    r.engine.commit()
+    assert r.engine.trim(0)
     assert r.engine.n_past == 0
     again(r, run, done)
 
@@ -171,6 +171,16 @@ class Does(NamedTuple):
     """Tokens that the run is further on."""
 
 
+def closed_and(what: Callable[[Rig, Run, int], Any]) -> Callable[[Rig, Run, int], None]:
+    """Do it when the round is over: the step is all that is open."""
+
+    def does(r: Rig, run: Run, done: int) -> None:
+        assert r.engine.trim(r.engine.n_past)
+        what(r, run, done)
+
+    return does
+
+
 DOES = {
     "nothing": Does(lambda *_: None, dropped=0),
     "commit": Does(lambda r, *_: r.engine.commit()),
@@ -188,6 +198,8 @@ DOES = {
     "copy": Does(copied),
     "decode": Does(decoded),
     "remove": Does(removed),
+    "clear later": Does(closed_and(cleared)),
+    "remove later": Does(closed_and(removed)),
     "control vector": Does(control_vector, dropped=2),
     "embeddings": Does(embeddings),
 }

@@ -6,6 +6,9 @@ Contract: src/llama/memory_fork.h, dw_params.queue_steps.
 
 from __future__ import annotations
 
+import ctypes
+from typing import Any
+
 import numpy as np
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
@@ -14,12 +17,13 @@ from draftwood.engine.engine import Engine
 from draftwood.engine.tree import Tree
 from draftwood.errors import ContextFullError
 
-from bench.testing_api import fuse
-from tests.model.engine.calls import HYBRIDS, MTP
+from bench.testing_api import fuse, verify_all
+from tests.model.engine.calls import HYBRIDS, MTP, NONE
 from tests.model.engine.queued import ON_TREES, QUEUES, begin, check_memory, large, queued, steps
 from tests.model.engine.test_others import save_one
 from tests.model.engine.test_tree_aborts import aborting
 from tests.model.rig import PROMPT, Rig, write_llama
+from tests.ops import ggml_graph as ggml
 
 
 @ON_TREES
@@ -75,7 +79,15 @@ def test_other_engines_wait_for_each_step(rig, run_of, settings):
 
 @ON_TREES
 @pytest.mark.parametrize(
-    "request_of", [{}, {"temperature": 0.8, "n_top": 40}, {"n_top": 0}, {"n_top": 2}, {"n_top": 100}], ids=str
+    "request_of",
+    [
+        {"temperature": 0.8, "n_top": 40},
+        {"temperature": 0.8, "n_top": 1},
+        {"n_top": 0},
+        {"n_top": 2},
+        {"n_top": 100},
+    ],
+    ids=str,
 )
 def test_other_requests_wait_for_each_step(rig, run_of, request_of):
     r, run = rig(**QUEUES), run_of("moe-mtp")
@@ -151,23 +163,38 @@ def test_a_saved_text_is_that_of_steps_that_wait(rig):
 
 
 @ON_TREES
-def test_steps_compute_what_steps_compute_that_wait(rig):
-    """llama.cpp clears the states of a sequence that has none: a step's are written anyway."""
-    counts = []
-    for r in (rig(**{**QUEUES, "queue_steps": False}), rig(**QUEUES)):
-        last = steps(r, begin(r), 4)[-1]
-        with aborting(r, 1 << 30) as nodes:
-            steps(r, last, 10)
-        counts.append(len(nodes))
-    assert counts[0] == counts[1]
+def test_no_state_is_cleared_for_a_step(rig):
+    """As for a sequence that has none. The nodes are there, and have no elements."""
+    sizes: list[int] = []
+
+    @native.ggml_backend_sched_eval_callback
+    def seen(tensor: int, asks: bool, _: Any) -> bool:
+        if asks and ggml.base.ggml_op_desc(tensor) == b"SCALE":
+            sizes.append(ggml.base.ggml_nelements(ctypes.c_void_p(tensor)))
+        return not asks
+
+    r = rig(**QUEUES, cb_eval=seen)
+    last = begin(r)
+    cleared = [size for size in sizes if size > 0]
+    assert cleared, "the prompt's states are"
+    sizes.clear()
+    steps(r, last, 10)
+    assert queued(r)[0] == 9
+    assert sizes
+    assert max(sizes) < max(cleared)
 
 
 @ON_TREES
-def test_llama_cpp_counts_steps_as_steps(rig):
+@pytest.mark.parametrize("reads_logits", [False, True])
+def test_llama_cpp_counts_steps_as_steps(rig, reads_logits):
+    """Each once, also where somebody waits for all that is queued."""
     for r in (rig(**{**QUEUES, "queue_steps": False}), rig(**QUEUES)):
         last = begin(r)
         native.llama_perf_context_reset(r.ctx)
-        steps(r, last, 30)
+        for _ in range(30):
+            (last,) = steps(r, last, 1)
+            if reads_logits:
+                r.logits(0)
         r.engine.commit()
         native.llama_synchronize(r.ctx)
         counted = native.llama_perf_context(r.ctx)
@@ -228,6 +255,51 @@ def test_a_state_that_is_loaded_into_the_other_sequence_stays_there(rig, run_of,
     assert r.held == r.engine.n_past
     assert native.llama_memory_seq_pos_max(r.memory, 1) == n - 1
     assert bytes(save_one(r, 1)) == bytes(state)
+    other.close()
+
+
+@ON_TREES
+def test_two_engines_count_their_own_steps(rig, run_of):
+    """One at a time has a step queued; a verify of both drops it."""
+    r, run = rig(**{**QUEUES, "n_seq_max": 3}), run_of("moe-mtp")
+    assert steps(r, begin(r), 5) == run.tokens[1:6]
+    other = Engine(r.ctx, r.params, **r.settings, seq_id=1)
+    other.set_request(n_top=1)
+    other.eval(PROMPT, 0)
+    assert queued(r) == (4, 1)
+    assert other.next(r.sampler) == run.tokens[0]
+    for engine, last in ((r.engine, run.tokens[5]), (other, run.tokens[0])):
+        engine.propose(last)
+    verify_all([r.engine, other])
+    assert [each.next(r.sampler) for each in (r.engine, other)] == [run.tokens[6], run.tokens[1]]
+    assert steps(r, run.tokens[6], 4) == run.tokens[7:11]
+    other.propose(run.tokens[1])
+    other.verify()  # drops the first one's, and queues its own
+    assert other.next(r.sampler) == run.tokens[2]
+    assert steps(r, run.tokens[10], 4) == run.tokens[11:15]
+    assert queued(r) == (4 + 3 + 3, 2)
+    stats = other.stats()
+    assert (stats.queued_steps, stats.dropped_steps) == (0, 1)
+    other.close()
+    r.engine.commit()
+    assert r.held == r.engine.n_past
+
+
+@ON_TREES
+def test_an_engine_with_a_drafter_that_comes_drops_the_step(rig, run_of):
+    """It reads hidden states, for which llama.cpp makes its output buffer anew."""
+    settings: dict[str, Any] = {**QUEUES, "n_seq_max": 3}
+    r, run = rig(**settings, engine=False, drafter=MTP), run_of("moe-mtp")
+    drafts = {**r.settings, "drafter": MTP}
+    r.settings["drafter"] = NONE
+    r.attach()
+    last = begin(r)
+    Engine(r.ctx, r.params, **drafts, seq_id=1).close()  # makes the state that verifies of drafts need
+    assert steps(r, last, 5) == run.tokens[1:6]
+    other = Engine(r.ctx, r.params, **drafts, seq_id=1)
+    assert steps(r, run.tokens[5], 5) == run.tokens[6:11]
+    assert np.array_equal(r.logits(0), run.rows[10])
+    assert queued(r) == (8, 1)
     other.close()
 
 

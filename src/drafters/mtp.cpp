@@ -35,19 +35,13 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
-bool on_one_device(const std::vector<const ggml_tensor *> & tensors) {
-    const auto place = [](const ggml_tensor * t) { return is_on_host(t) ? nullptr : buffer_type_of(t); };
-    return std::all_of(tensors.begin(), tensors.end(),
-                       [&](const ggml_tensor * each) { return place(each) == place(tensors[0]); });
-}
-
 // Tokens need not come to the host if all who look them up are on the device that finds them.
 bool drafts_ahead(const llama_model * model, const attachment & drafter, const attachment & target) {
     const mtp_block     block  = mtp_block_of(model);
     const ggml_tensor * head   = drafter.head.few ? drafter.head.few : block.head.weights;
     const bool          queued = drafter.async_inputs && target.async_inputs;
     return drafter.top_rows && target.top_rows && head->ne[1] >= dw_n_top && (queued || is_on_host(head)) &&
-           on_one_device({ block.head.weights, block.projection, block.embeddings, token_embeddings(model) });
+           are_together({ block.head.weights, block.projection, block.embeddings, token_embeddings(model) });
 }
 
 } // namespace

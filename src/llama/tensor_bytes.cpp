@@ -2,6 +2,8 @@
 
 #include "llama/tensor_bytes.h"
 
+#include <algorithm>
+
 namespace draftwood {
 
 namespace {
@@ -33,6 +35,12 @@ ggml_backend_buffer_type_t buffer_type_of(const ggml_tensor * tensor) noexcept {
 
 bool is_on_host(const ggml_tensor * tensor) noexcept {
     return ggml_backend_buffer_is_host(buffer_of(tensor));
+}
+
+bool are_together(const std::vector<const ggml_tensor *> & tensors) noexcept {
+    const auto place = [](const ggml_tensor * t) { return is_on_host(t) ? nullptr : buffer_type_of(t); };
+    return std::all_of(tensors.begin(), tensors.end(),
+                       [&](const ggml_tensor * each) { return each && place(each) == place(tensors[0]); });
 }
 
 void copy_bytes(ggml_backend_t backend, const ggml_tensor * to, size_t at, const ggml_tensor * from, size_t offset,

@@ -18,13 +18,6 @@ constexpr graph_shape shape_of_step(int32_t slot) {
     return { verify_kind::none, /*part*/ 0, slot, /*n_rows*/ 1 };
 }
 
-// in memory of one kind: of a device, or of the host
-bool are_together(const std::vector<const ggml_tensor *> & tensors) {
-    const auto place = [](const ggml_tensor * t) { return is_on_host(t) ? nullptr : buffer_type_of(t); };
-    return std::all_of(tensors.begin(), tensors.end(),
-                       [&](const ggml_tensor * each) { return each && place(each) == place(tensors[0]); });
-}
-
 } // namespace
 
 // Other architectures may read a token elsewhere than in its embedding, or have other memories. Weights on a CPU are

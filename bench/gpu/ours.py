@@ -6,10 +6,10 @@ Must not know: llama-server, files of results, time limits. Test: tests/model/te
 from __future__ import annotations
 
 import contextlib
-import os
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from typing import Any
+from unittest.mock import patch
 
 from draftwood.engine.engine import probe_model
 
@@ -68,20 +68,6 @@ def shared_weights() -> Iterator[None]:
         _weights.close()
 
 
-@contextlib.contextmanager
-def _set(name: str, value: str) -> Iterator[None]:
-    """Set an environment variable."""
-    before = os.environ.get(name)
-    os.environ[name] = value
-    try:
-        yield
-    finally:
-        if before is None:
-            del os.environ[name]
-        else:
-            os.environ[name] = before
-
-
 def settings(case: Case, drafter: str | None) -> dict[str, Any]:
     """Return the arguments of `Llama` for the case's candidate. Errors: BenchError without its drafter."""
     if case.drafter == "none":
@@ -127,7 +113,7 @@ class Ours:
             own = self._llama(stack, case, settings(case, self._drafter)) if drafts else self._plain.llm
             self._candidate = Side(own, case, scheduled=True) if drafts else self._plain
             if case.queued:
-                with _set("DRAFTWOOD_QUEUE_STEPS", "1"):
+                with patch.dict("os.environ", DRAFTWOOD_QUEUE_STEPS="1"):
                     llm = self._llama(stack, case, {"speculation": "off"})
                 self._queued = Side(llm, case, scheduled=False)
             self._open = stack

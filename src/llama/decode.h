@@ -12,11 +12,12 @@ namespace draftwood {
 // ends, the context knows nothing of the request afterwards.
 int32_t decode(attachment & attached, const decode_request & request, row_batch & batch);
 
-// llama.cpp's own counters (llama_perf_context), which llama_synchronize keeps, where a step is queued behind another
-// (decode_request::fork). The first of the two was computed. Or the second one is given up and does not count.
+// llama_synchronize counts what was computed (llama_perf_context), and would wait for a step that is queued behind
+// another (decode_request::fork). So the first of two is counted here when it was computed, and the second one is taken
+// out of the count when it is given up.
 void count_step(attachment & attached) noexcept;
 void uncount_step(attachment & attached) noexcept;
-// It failed: the rows of the decode before it, of which there was one, are the context's again.
+// A queued step failed: the context's one row is that of the decode before it again.
 void restore_one_row(attachment & attached) noexcept;
 
 // For benchmarks: computes the newest decode's graph n_times again. Returns microseconds of one time.

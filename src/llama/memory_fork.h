@@ -1,8 +1,8 @@
 // The memory of a hybrid model's sequence in two versions, one row apart: as the newest decode left it, and behind a
 // step that may turn out to be wrong. The step's recurrent states go to a free cell, so those before it stay; the KV
 // cache has a row more. A second sequence of the context holds the old cell meanwhile. Nobody else may use that
-// sequence, or save or load any, before the fork ended (target_context drops it then). Must not know: tokens' meaning,
-// rounds. Test: tests/model/engine/test_queued_steps.py.
+// sequence, or save or load any, before the fork has ended: target_context ends it for them. Must not know: tokens'
+// meaning, rounds. Test: tests/model/engine/test_queued_steps.py.
 
 #pragma once
 
@@ -28,7 +28,7 @@ class memory_fork {
     // a sequence that has none.
     void clear_nothing() noexcept;
     void keep(llama_token token); // the step stays, and its row was this token
-    void undo() noexcept;         // it goes. Where others changed the sequence since, no more than the old state goes
+    void undo() noexcept;         // the step goes. If others changed the sequence since, only the old state does
 
   private:
     llama_memory_hybrid &    memory() const;

@@ -50,7 +50,7 @@ class results {
     // another decode comes: these results are gone, and pending ones
     void forget();
 
-    // A decode of one row is about to be queued behind the newest one (decode_request::fork), and was, or failed. The
+    // Around a decode of one row that is queued behind the newest one (decode_request::fork); is_there: it was. The
     // results stay the newest decode's until take_pending().
     void queue_begins();
     void queued(bool is_there);

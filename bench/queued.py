@@ -1,7 +1,7 @@
 """Plain decoding whose greedy steps are queued, on a CPU too: for tests.
 
-A `Llama` queues steps on a card alone (DRAFTWOOD_QUEUE_STEPS=1). On a CPU they are computed at once, so that
-nothing is gained, and text and memory can be held against those of steps that wait.
+A `Llama` queues steps on a card alone. On a CPU they are computed at once, so that nothing is gained, and text and
+memory can be held against those of steps that wait.
 Tests: tests/model/generate, tests/model/test_exact.py.
 """
 
@@ -16,15 +16,14 @@ from unittest.mock import patch
 from draftwood import Llama
 from draftwood.engine import _capi, drafting
 from draftwood.engine.engine import Engine
-from draftwood.load import preparation
+from draftwood.load import steps
 
 
 @contextmanager
 def queued_steps() -> Iterator[None]:
-    """Let every `Llama` that is made inside queue steps, if it has no drafter."""
+    """Let every `Llama` that is made inside queue steps, without a drafter or in pauses of "auto"."""
     with (
-        patch.dict("os.environ", DRAFTWOOD_QUEUE_STEPS="1"),
-        patch.object(preparation, "_can_queue_steps", lambda *_: True),
+        patch.object(steps, "on_one_card", lambda *_: True),
         patch.object(drafting, "Engine", partial(Engine, results=_capi.RESULTS_TOP)),
     ):
         yield

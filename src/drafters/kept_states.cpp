@@ -2,17 +2,9 @@
 
 #include "drafters/kept_states.h"
 
-#include <cstring>
-
 namespace draftwood {
 
 namespace {
-
-void copy_on_host(ggml_backend_t, const row_piece * pieces, int n) {
-    for (int i = 0; i < n; ++i) {
-        std::memcpy(pieces[i].to, pieces[i].from, pieces[i].n_bytes);
-    }
-}
 
 // nullptr: the two do not share a device
 row_copies copies_for(const results & from, row_copies of_gpu, ggml_backend_t reader) {

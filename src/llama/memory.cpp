@@ -137,6 +137,25 @@ void hybrid_memory::put_home() noexcept {
     draftwood::put_home(*memory_->get_mem_recr());
 }
 
+std::vector<row_piece> hybrid_memory::move_state(llama_seq_id seq, int32_t to) {
+    llama_memory_recurrent & recurrent = *memory_->get_mem_recr();
+    const int32_t            from      = own_cell(recurrent, seq);
+    std::vector<row_piece>   copies;
+    if (from < 0 || from == to || !recurrent.cells[to].is_empty()) {
+        return copies;
+    }
+    for (const recurrent_layer & layer : recurrent_layers()) {
+        for (const ggml_tensor * of : { layer.states, layer.conv_states }) {
+            char * const cells = (char *) of->data;
+            copies.push_back({ cells + to * of->nb[1], cells + from * of->nb[1], of->nb[1] });
+        }
+    }
+    exchange(recurrent, from, to);
+    recurrent.cells[to].src   = to;
+    recurrent.cells[from].src = -1;
+    return copies;
+}
+
 llama_pos hybrid_memory::state_pos(llama_seq_id seq) const {
     return memory_->get_mem_recr()->cells[state_cell(seq)].pos;
 }

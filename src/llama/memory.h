@@ -5,6 +5,7 @@
 #pragma once
 
 #include "llama.h"
+#include "llama/row_copies.h"
 
 #include <cstdint>
 #include <optional>
@@ -61,6 +62,9 @@ class hybrid_memory {
     // inputs and its graph, says so in the cells.
     bool are_home(const std::vector<llama_seq_id> & sequences) const;
     void put_home() noexcept;
+    // The sequence's own state is that of cell `to` from now on, which is free. Returns the copies that make it so;
+    // none: it is there already, or `to` is not free. Throws std::bad_alloc.
+    std::vector<row_piece> move_state(llama_seq_id seq, int32_t to);
     // position that the sequence's state stands for; it must have one
     llama_pos state_pos(llama_seq_id seq) const;
     void      set_state_pos(llama_seq_id seq, llama_pos pos);

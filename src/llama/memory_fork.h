@@ -24,6 +24,8 @@ class memory_fork {
     // before the step, of one row at `pos`; where is_possible()
     memory_fork(llama_context * ctx, llama_seq_id seq, llama_pos pos);
 
+    int32_t cell_before() const { return old_cell_; } // of the states before the step
+
     // The step has its cells and its graph is not built yet: no state needs to be cleared for it, as llama.cpp does for
     // a sequence that has none.
     void clear_nothing() noexcept;
@@ -38,7 +40,7 @@ class memory_fork {
     llama_context * ctx_;
     llama_seq_id    seq_, spare_;
     llama_pos       pos_;
-    int32_t         old_cell_; // of the states before the step
+    int32_t         old_cell_;
 };
 
 } // namespace draftwood

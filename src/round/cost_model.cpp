@@ -185,22 +185,25 @@ draft_choice cost_model::choose(const std::array<int32_t, n_draft_sources> & lon
         return best;
     }
     n_drafts_in_a_row_ = best.n_tokens > 0 ? n_drafts_in_a_row_ + 1 : 0;
+    n_plain_in_a_row_  = best.n_tokens > 0 ? 0 : n_plain_in_a_row_ + 1;
     if (n_drafts_in_a_row_ > plain_trial) {
         n_drafts_in_a_row_ %= plain_trial + by.n_plain;
         tries_plain_ = true;
         return { from_drafter, 0, tries_plain_ };
     }
+    trial_comes_ = false;
     for (const draft_source source : { from_drafter, from_ngrams }) {
         const bool    is_chosen = best.n_tokens > 0 && best.source == source;
-        const bool    may_try   = source != from_drafter || !is_dear();
+        const bool    may_try   = longest[source] > 0 && (source != from_drafter || !is_dear());
         const int32_t pause     = pause_that_pays(source, best);
-        if (trials_[source].next_round(is_chosen, longest[source] > 0 && may_try, pause)) {
+        if (trials_[source].next_round(is_chosen, may_try, pause)) {
             tries_source_ = !shares_cores_;
             if (tries_source_) {
                 records_[source].forget();
             }
             return { source, std::min(by.n_tokens, longest[source]), /*is_trial*/ true };
         }
+        trial_comes_ |= trials_[source].is_next(may_try, pause);
     }
     return best;
 }

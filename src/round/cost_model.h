@@ -32,7 +32,8 @@ struct draft_choice {
 
 class cost_model {
   public:
-    static constexpr int32_t max_draft = acceptance_record::max_draft;
+    static constexpr int32_t max_draft            = acceptance_record::max_draft;
+    static constexpr int32_t least_plain_in_a_row = 16; // rounds: a step that nobody takes costs what twelve gain
 
     // n_warmup: rounds of a size whose times are discarded.
     // shares_cores: verifies run on cores that other programs may take. False on a GPU, whose rounds are slow for other
@@ -54,8 +55,15 @@ class cost_model {
     // token and goes on while that is accepted. Pauses there are so long that trials take 0.5 % of the time.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
+    // Whether the next choice will be a plain step as the last ones were, if nothing changes: so a card may begin with
+    // it. Trials do not end such a row, and are no surprise.
+    bool plain_step_comes() const { return n_plain_in_a_row_ >= least_plain_in_a_row && !trial_comes_; }
+
     // The length of this round was chosen for several sequences, not by choose(): a trial has ended.
-    void others_choose() { tries_plain_ = tries_source_ = false; }
+    void others_choose() {
+        tries_plain_ = tries_source_ = false;
+        n_plain_in_a_row_            = 0;
+    }
 
     int32_t n_warmup() const { return n_warmup_; }
     bool    shares_cores() const { return shares_cores_; }
@@ -156,6 +164,8 @@ class cost_model {
     double          plain_at_load_ = 0.0; // microseconds
     branch_record   branches_;
     int32_t         n_drafts_in_a_row_ = 0;     // rounds
+    int32_t         n_plain_in_a_row_  = 0;     // rounds whose best choice was a plain step
+    bool            trial_comes_       = false; // in the next round
     bool            tries_plain_       = false; // the newest choice is a plain step, to time it
     bool            tries_source_      = false; // it is a trial of a source, on a GPU
     draft_aftermath aftermath_;

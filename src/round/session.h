@@ -89,12 +89,11 @@ class session : private sequence_listener {
     bool take_step();            // returns false if there is none for this proposal
 
     // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
-    // all sequences. is_typical: that is what so many rows take.
+    // all sequences, and what so many rows of this one take (0: not known).
     struct verify_result {
         int32_t      first_row, n_rows;
         tree_state * by;
-        int64_t      took;
-        bool         is_typical;
+        int64_t      took, us;
     };
     void verified(const verify_result & result);
 

@@ -144,7 +144,7 @@ void session::verified(const verify_result & result) {
     const proposal & draft = round_.draft();
     sequence_.verified(n_past_, result.n_rows, result.by);
     lost_      = false;
-    int64_t us = result.is_typical ? result.took : 0;
+    int64_t us = result.us;
     if (draft.tokens == tokens_at::verify) {
         us = drafting_.verify_time(draft);
         stats_.n_ahead_rounds++;

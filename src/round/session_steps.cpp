@@ -8,7 +8,7 @@ namespace draftwood {
 bool session::can_queue_step() const {
     const bool is_greedy = drafting_.is_greedy() && n_enough_ == 1;
     const bool has_room  = positions_left() > 1 && sequence_.context().free_cells(sequence_.id()) > 0;
-    return params_.queue_steps && params_.drafter == DW_DRAFTER_NONE && is_greedy && tree().size() == 1 && has_room &&
+    return params_.queue_steps && drafting_.plain_step_comes() && is_greedy && tree().size() == 1 && has_room &&
            sequence_.context().can_queue_step(sequence_.id());
 }
 

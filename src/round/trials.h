@@ -42,6 +42,11 @@ class trial_schedule {
     // least_pause: rounds that pay for a trial.
     bool next_round(bool is_chosen, bool is_available, int32_t least_pause = 0);
 
+    // whether the next round is one, if the drafter is not chosen then
+    bool is_next(bool is_available, int32_t least_pause = 0) const {
+        return is_available && (n_left_ > 0 || n_idle_ + 1 > std::max(pause_, least_pause));
+    }
+
     // The trial has another round.
     void extend() { n_left_ = std::max(n_left_, 1); }
 

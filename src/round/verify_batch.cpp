@@ -50,18 +50,18 @@ bool verify_batch::take_step() {
         return false;
     }
     only.verify_begins();
-    finish();
-    only.verified({ 0, 1, nullptr, ggml_time_us() - start_us, /*is_typical*/ false });
+    const int64_t us = finish();
+    only.verified({ 0, 1, nullptr, ggml_time_us() - start_us, us });
     return true;
 }
 
 // Waits for the rows, after the next step is queued where one can be. Sampling waits anyway, and here the time is
-// known.
-void verify_batch::finish() {
+// known. Returns that of a step that was queued, as wait_for_rows() does.
+int64_t verify_batch::finish() {
     if (alone() && sessions_[0]->can_queue_step()) {
         sessions_[0]->queue_step();
     }
-    context().wait_for_rows();
+    return context().wait_for_rows();
 }
 
 // Most rows that each sequence may have: all share n_batch, and the cells of a unified cache.
@@ -253,7 +253,7 @@ void verify_batch::verified(const std::vector<group> & groups, int64_t took) {
     for (size_t i = 0; i < groups.size(); ++i) {
         tree_state * by = groups[i].on_trees ? context().trees(i) : nullptr;
         for (session * each : groups[i].members) {
-            each->verified({ first_row, groups[i].n_rows, by, took, is_typical && alone() });
+            each->verified({ first_row, groups[i].n_rows, by, took, is_typical && alone() ? took : 0 });
             first_row += groups[i].n_rows;
         }
     }

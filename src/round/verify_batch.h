@@ -49,7 +49,7 @@ class verify_batch {
     std::vector<group> plan_with_room();
     bool               attempt();
     bool               take_step();
-    void               finish();
+    int64_t            finish();
     void               verified(const std::vector<group> & groups, int64_t took);
     void               learn(const std::vector<group> & groups, int64_t took);
     bool               failed(dw_status code, const std::vector<group> & groups);

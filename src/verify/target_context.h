@@ -115,9 +115,10 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     }
     // The step is the newest decode now, if its token was this one and nobody changed what graphs compute; else false.
     bool take_step(llama_seq_id seq, llama_token token);
-    // for those of the newest decode, and not for the step behind it
-    void wait_for_rows();
-    void drop_step() noexcept;
+    // For those of the newest decode, and not for the step behind it. Returns microseconds: since the rows before them
+    // were there, if that is what the decode took. 0: it was done before somebody waited, or other decodes lay between.
+    int64_t wait_for_rows();
+    void    drop_step() noexcept;
 
     // That verify took so many microseconds, until its results were there. Returns false if it was a trial of the
     // thread count that is not chosen.
@@ -165,6 +166,10 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
         graph_flags flags;
         int64_t *   n_dropped;
     };
+    struct state_place {
+        llama_seq_id seq;
+        int32_t      cell;
+    };
     // true while it lives
     struct scope {
         explicit scope(bool & flag) :
@@ -187,6 +192,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     int32_t run_batch(const decode_request & request, const std::function<void()> & begin, std::string & why);
     void    run_step(const memory_marks & marks, const decode_request & request);
     void    drop_place_of_steps();
+    void    bring_state_back();
+    void    get_rows();
     bool    chooses_threads(int32_t n_rows) const;
     int32_t attempt(const memory_marks & marks, const decode_request & request, const std::function<void()> & begin,
                     std::string & why);
@@ -201,6 +208,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     int32_t                    slot_ = 0; // decode_request::slot of what was decoded last, a queued step included
     std::optional<queued_step> step_;
     bool                       steps_fail_ = false; // one did, and was not aborted: none is queued any more
+    std::optional<state_place> left_;               // by the first of the steps since the last decode of another kind
+    int64_t                    rows_came_us_ = 0;   // those of the newest decode; 0: nobody waited for them
     attachment                 attached_;
     row_batch                  batch_;
     results                    results_;

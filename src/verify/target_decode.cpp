@@ -39,9 +39,11 @@ int32_t target_context::attempt(const memory_marks & marks, const decode_request
 void target_context::decode(const std::vector<place> & places, int32_t n_rows, const decode_request & request,
                             const std::function<void()> & begin) {
     drop_step();
+    bring_state_back();
     settle_all_but(places);
     results_.forget();
-    slot_ = request.slot;
+    rows_came_us_ = 0;
+    slot_         = request.slot;
     if (steps_fail_) {
         drop_place_of_steps();
     }

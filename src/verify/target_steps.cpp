@@ -4,24 +4,33 @@
 #include "llama/facts.h"
 #include "llama/graph_store.h"
 #include "llama/memory.h"
+#include "llama/row_copies.h"
 #include "llama/tensor_bytes.h"
 #include "verify/target_context.h"
 
 #include <algorithm>
 #include <iterator>
+#include <utility>
 
 namespace draftwood {
 
 namespace {
 
+constexpr int64_t least_waited = 16; // a part of a step's time
+
 constexpr graph_shape shape_of_step(int32_t slot) {
     return { verify_kind::none, /*part*/ 0, slot, /*n_rows*/ 1 };
+}
+
+// nullptr: host memory
+ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
+    return is_on_host(tensor) ? nullptr : ggml_backend_buft_get_device(buffer_type_of(tensor));
 }
 
 } // namespace
 
 // Other architectures may read a token elsewhere than in its embedding, or have other memories. Weights on a CPU are
-// wherever its kernels want them.
+// wherever its kernels want them. Experts in a pool have a buffer type of their own on their card.
 bool target_context::is_on_one_device(const llama_context * ctx) {
     const llama_model * model  = llama_get_model(ctx);
     const auto          memory = hybrid_memory::of(ctx);
@@ -41,7 +50,8 @@ bool target_context::is_on_one_device(const llama_context * ctx) {
     for (const auto & layer : memory->attention_layers()) {
         all.insert(all.end(), { layer.keys, layer.values });
     }
-    return are_together(all);
+    return std::all_of(all.begin(), all.end(),
+                       [&](const ggml_tensor * each) { return each && device_of(each) == device_of(head); });
 }
 
 // Embeddings go to the host with each decode, and samplers in graphs keep what they chose there.
@@ -71,6 +81,9 @@ void target_context::queue_step(const place & at, int64_t & n_dropped) {
         step_.emplace(queued_step{ at, memory_fork(target_, at.seq, at.pos), graph_flags_of(target_), &n_dropped });
     } catch (const std::exception &) {
         return; // nothing was decoded
+    }
+    if (!left_) {
+        left_ = state_place{ at.seq, step_->fork.cell_before() };
     }
     request.fork = &step_->fork;
     run_step(*marks, request);
@@ -110,6 +123,21 @@ void target_context::drop_place_of_steps() {
     attached_.graphs->drop(shape_of_step(/*slot*/ 1));
 }
 
+// Steps write two cells in turns, and the graphs of other decodes are kept for the one that they came from: a copy of a
+// state takes less than a graph.
+void target_context::bring_state_back() {
+    const auto left   = std::exchange(left_, {});
+    auto       memory = hybrid_memory::of(target_);
+    if (!left || !memory) {
+        return;
+    }
+    const std::vector<row_piece> copies = memory->move_state(left->seq, left->cell);
+    if (!copies.empty()) {
+        const row_copies copy = results_.on_gpu() ? attached_.copies : copy_on_host;
+        copy(results_.backend(), copies.data(), (int) copies.size());
+    }
+}
+
 bool target_context::take_step(llama_seq_id seq, llama_token token) {
     const bool is_current = step_ && step_->at.seq == seq && results_.has_pending() && attached_.graphs->is_current() &&
                             step_->flags == graph_flags_of(target_);
@@ -132,7 +160,17 @@ void target_context::drop_step() noexcept {
     }
 }
 
-void target_context::wait_for_rows() {
+// Whoever comes late does not know when a step was done.
+int64_t target_context::wait_for_rows() {
+    const int64_t before = rows_came_us_, start = ggml_time_us();
+    get_rows();
+    rows_came_us_        = ggml_time_us();
+    const int64_t since  = before > 0 ? rows_came_us_ - before : 0;
+    const int64_t waited = rows_came_us_ - start;
+    return waited > since / least_waited ? since : 0;
+}
+
+void target_context::get_rows() {
     try {
         if (step_) {
             results_.wait_for_top();

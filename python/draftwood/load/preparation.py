@@ -6,7 +6,6 @@ Must not know: contexts, engines, requests. Test: tests/model/test_bad_input.py.
 
 from __future__ import annotations
 
-import os
 from collections.abc import Collection
 from dataclasses import dataclass, replace
 from typing import Any
@@ -15,11 +14,11 @@ from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
-from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc, split
+from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc, split, steps
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
 from draftwood.load.placement import embeddings_on_card, pooled_layers, tensor_overrides
-from draftwood.options import HYBRID_ARCHITECTURES, Options, Plan, fitted, needed_batch, plan
+from draftwood.options import Options, Plan, fitted, needed_batch, plan
 from draftwood.warn import warn
 
 _LEAST_CONTEXT = 256  # cells: llama.cpp rounds n_ctx up to a multiple of it. No draft needs more
@@ -80,14 +79,16 @@ def prepare(
         auto_flash = arguments.auto_flash(kwargs, on_cards=on_cards and servers is None)
         _correct(kwargs, info, known, on_cards=on_cards or servers is not None, auto_flash=auto_flash)
         asked_of_card = {**kwargs, "drafter": options.drafter}  # as corrected
-        pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
-        asks = pool is None and _asks_for_queued_steps(planned, options, info, kwargs)
-        if asks:
+        queues = steps.are_wanted(planned, options, info, kwargs) and steps.on_one_card(
+            info, kwargs, placement
+        )
+        if queues:
             asked_of_card["n_seq_max"] = 2
+        pool, held, n_cpu_moe = _pool(info, placement, heat_file, asked_of_card)
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
         )
-        planned = replace(planned, queue_steps=asks and _can_queue_steps(on_card))
+        planned = replace(planned, queue_steps=queues and n_cpu_moe == 0)
         layers = pooled_layers(info, pool) if pool else ()
         n_layers = info.n_layers + info.n_layer_nextn
         tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers, n_layers)
@@ -125,18 +126,6 @@ def _pool(
         return None, None, placement["n_cpu_moe"]
     pool.set_heat(heat.read(heat_file, info))
     return pool, part, placement["n_cpu_moe"]
-
-
-def _asks_for_queued_steps(planned: Plan, options: Options, info: ModelInfo, kwargs: dict[str, Any]) -> bool:
-    """Tell whether queued steps are asked for, of an engine that will be made."""
-    wanted = os.environ.get("DRAFTWOOD_QUEUE_STEPS") == "1" and planned.drafter == "none"
-    generates = options.exact and not (kwargs.get("embedding") or kwargs.get("vocab_only"))
-    return wanted and generates and info.architecture in HYBRID_ARCHITECTURES
-
-
-def _can_queue_steps(embeddings: dict[str, str]) -> bool:
-    """Tell whether all that a step reads may lie on one card; the engine looks (target_steps.cpp)."""
-    return bool(embeddings)
 
 
 def _without_pool(why: str, n_layers: int) -> int:

@@ -1,0 +1,33 @@
+"""Whether a `Llama` may queue plain steps on a card before their token is known (dw_params.queue_steps).
+
+The engine looks again (src/verify/target_steps.cpp): what is decided here is whether the context gets the room
+that it takes, a second recurrent state. Must not know: contexts, engines.
+Test: tests/unit/test_queued_plan.py, tests/gpu/test_same_text.py.
+"""
+
+from __future__ import annotations
+
+import os
+from typing import Any
+
+from draftwood.engine.engine import ModelInfo
+from draftwood.load.devices import cards
+from draftwood.options import HYBRID_ARCHITECTURES, Options, Plan
+
+_WITHOUT_SPLIT = 0  # split_mode, LLAMA_SPLIT_MODE_NONE
+
+
+def are_wanted(plan: Plan, options: Options, info: ModelInfo, kwargs: dict[str, Any]) -> bool:
+    """Tell whether texts will have plain steps one after another: without a drafter, or in pauses of "auto"."""
+    pauses = options.speculation == "auto" and plan.drafter != "given"
+    generates = options.exact and not (kwargs.get("embedding") or kwargs.get("vocab_only"))
+    wanted = os.environ.get("DRAFTWOOD_QUEUE_STEPS") != "0" and (plan.drafter == "none" or pauses)
+    return wanted and generates and info.architecture in HYBRID_ARCHITECTURES
+
+
+def on_one_card(info: ModelInfo, kwargs: dict[str, Any], placement: dict[str, Any]) -> bool:
+    """Tell whether one card gets all layers, whether or not a pool has their experts."""
+    n_layers = kwargs.get("n_gpu_layers", 0)
+    one = len(cards()) == 1 or (bool(cards()) and kwargs.get("split_mode", 1) == _WITHOUT_SPLIT)
+    elsewhere = placement["n_cpu_moe"] or placement["tensor_buft_overrides"] or placement["rpc_servers"]
+    return one and not elsewhere and (n_layers < 0 or n_layers > info.n_layers)

@@ -75,6 +75,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_cost_model_add_branches": (_STATUS, [_MODEL, _P(_F64), _I32, _I32]),
     "dw_cost_model_is_outdated": (_STATUS, [_MODEL, _P(_BOOL)]),
     "dw_cost_model_choose": (_STATUS, [_MODEL, _I32, _I32, _P(_I32), _P(_I32)]),
+    "dw_cost_model_plain_step_comes": (_STATUS, [_MODEL, _P(_BOOL)]),
     "dw_cost_model_pays_to_branch": (_STATUS, [_MODEL, _I32, _I32, _P(_BOOL)]),
     "dw_cost_model_tree_size": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _I32, _P(_I32)]),
     "dw_cost_model_expect": (_STATUS, [_MODEL, _I32, _I32, _P(_F64), _P(_F64)]),
@@ -389,6 +390,12 @@ class CostModel:
         )
         check(status)
         return source.value, n_tokens.value
+
+    def plain_step_comes(self) -> bool:
+        """Return whether the next choice will be a plain step, if nothing changes."""
+        found = ctypes.c_bool()
+        check(_lib.dw_cost_model_plain_step_comes(self._handle, ctypes.byref(found)))
+        return found.value
 
     def pays_to_branch(self, n_tokens: int, source: int = SOURCE_DRAFTER) -> bool:
         """Return whether branches beside a path of n_tokens may be worth their rows."""

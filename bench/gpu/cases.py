@@ -77,8 +77,8 @@ class Case:
     experts of as many layers in host memory (--n-cpu-moe)."""
     guess: str = "default"
     """Whether experts are fetched before their router has chosen: "on", "off", or as without expert_guess."""
-    queued: bool = False
-    """Measure plain decode with queued steps (DRAFTWOOD_QUEUE_STEPS=1) beside the one whose steps wait."""
+    waiting: bool = False
+    """Measure plain decode whose steps wait (DRAFTWOOD_QUEUE_STEPS=0) beside the one whose steps are queued."""
     clients: int = 0
     """Clients at once of llama-servers with as many slots, ours and stock's; 0: one, of stock's alone."""
     seed: int = 1

@@ -133,7 +133,7 @@ def _turns(
         return complete
 
     mine = ["plain"] if case.drafter == "none" else ["plain", "candidate", "parts"]
-    mine += ["queued"] if case.queued else []
+    mine += ["waiting"] if case.waiting else []
     mine += ["resident"] if case.experts < 1.0 else []
     return {**{name: own(name) for name in mine}, **{name: served(name) for name in servers}}
 

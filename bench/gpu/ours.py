@@ -112,15 +112,15 @@ class Ours:
             drafts = case.drafter != "none"
             own = self._llama(stack, case, settings(case, self._drafter)) if drafts else self._plain.llm
             self._candidate = Side(own, case, scheduled=True) if drafts else self._plain
-            if case.queued:
-                with patch.dict("os.environ", DRAFTWOOD_QUEUE_STEPS="1"):
+            if case.waiting:
+                with patch.dict("os.environ", DRAFTWOOD_QUEUE_STEPS="0"):
                     llm = self._llama(stack, case, {"speculation": "off"})
-                self._queued = Side(llm, case, scheduled=False)
+                self._waiting = Side(llm, case, scheduled=False)
             self._open = stack
             for side in [
                 self._plain,
                 *([self._resident] if pooled else []),
-                *([self._queued] if case.queued else []),
+                *([self._waiting] if case.waiting else []),
             ]:
                 side.start(case.seed)
                 side.rounds([0] * max(case.warm, 4 * case.nodes))
@@ -172,9 +172,9 @@ class Ours:
         """Time plain decode."""
         return self._segment(self._plain, [0] * self._case.rounds, seed)
 
-    def queued(self, seed: int) -> dict[str, Any]:
-        """Time plain decode whose steps are queued."""
-        return self._segment(self._queued, [0] * self._case.rounds, seed)
+    def waiting(self, seed: int) -> dict[str, Any]:
+        """Time plain decode whose steps wait for their token."""
+        return self._segment(self._waiting, [0] * self._case.rounds, seed)
 
     def resident(self, seed: int) -> dict[str, Any]:
         """Time plain decode of a model that lies on the card alone."""

@@ -137,7 +137,7 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
     got["stock"] = got["stock_plain"]
     if "resident" in found:
         got |= _pooled(found, t1)
-    if "queued" in found:
+    if "waiting" in found:
         got |= _queued(found, t1)
     if "candidate" in found:
         got |= _drafting(found, t1)
@@ -159,12 +159,12 @@ def figures(found: dict[str, Any]) -> dict[str, Any]:
 
 
 def _queued(found: dict[str, Any], t1: Sequence[float]) -> dict[str, Any]:
-    """Return what queued steps gain: ms of a step, speed beside steps that wait, part of the steps."""
-    queued = [turn["seconds"] / turn["tokens"] for turn in found["queued"]]
-    stats = [turn["stats"] for turn in found["queued"]]
+    """Return what queued steps gain: ms of one that waits, speed beside these, part of the steps."""
+    waiting = [turn["seconds"] / turn["tokens"] for turn in found["waiting"]]
+    stats = [turn["stats"] for turn in found["plain"]]
     return {
-        "queued_ms": 1000 * _middle(queued),
-        "queued_speedup": _middle([plain / own for plain, own in zip(t1, queued, strict=True)]),
+        "waiting_ms": 1000 * _middle(waiting),
+        "queued_speedup": _middle([each / own for each, own in zip(waiting, t1, strict=True)]),
         "queued_part": sum(one["queued_steps"] for one in stats) / sum(one["rounds"] for one in stats),
     }
 

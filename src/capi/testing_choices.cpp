@@ -160,6 +160,13 @@ dw_status dw_cost_model_is_outdated(const dw_cost_model * model, bool * is_outda
     });
 }
 
+dw_status dw_cost_model_plain_step_comes(const dw_cost_model * model, bool * comes) {
+    return with_model(model, "dw_cost_model_plain_step_comes", [&](auto & m) {
+        require("dw_cost_model_plain_step_comes", comes);
+        *comes = m.plain_step_comes();
+    });
+}
+
 dw_status dw_cost_model_choose(dw_cost_model * model, int32_t longest_drafter, int32_t longest_ngram, int32_t * source,
                                int32_t * n_tokens) {
     return with_model(model, "dw_cost_model_choose", [&](auto & m) {

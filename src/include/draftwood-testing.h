@@ -108,6 +108,8 @@ DW_API dw_status dw_cost_model_is_outdated(const dw_cost_model * model, bool * i
 // round for pauses and trials.
 DW_API dw_status dw_cost_model_choose(dw_cost_model * model, int32_t longest_drafter, int32_t longest_ngram,
                                       int32_t * source, int32_t * n_tokens);
+// whether the next choice will be a plain step, if nothing changes
+DW_API dw_status dw_cost_model_plain_step_comes(const dw_cost_model * model, bool * comes);
 DW_API dw_status dw_cost_model_pays_to_branch(const dw_cost_model * model, int32_t source, int32_t n_tokens,
                                               bool * pays);
 // Nodes of the tree around a chosen path of n_tokens, from the probabilities f64[n] of its branches, best first.

@@ -11,9 +11,11 @@ from pathlib import Path
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
+from draftwood.engine import drafting
 from draftwood.engine.engine import build_info
 
 from tests.gpu.teacher import Verdict, judge, measured_margin, rows_along
+from tests.unit.cost_curves import curve
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
 DRAFTER = {"drafter": str(MODELS / "dflash-f16.gguf")}
@@ -38,6 +40,7 @@ PROMPTS = [
 TOKENS = 400
 # rows of a verify, more than the 16 whose bits are those of one row
 WIDE = {"mtp-tree-64": 64, "dflash-tree": 24}
+DEAR = curve({1: 1e9, 63: 63e9}, {1: 1e3, 64: 64e3})  # microseconds: no draft pays
 ALLOWED = 0.002  # share of tokens that rounding may excuse, where verifies are wide
 
 pytestmark = [
@@ -118,11 +121,13 @@ def test_plain_text_is_its_own(plain, flash):
 
 def test_queued_steps_give_the_text_of_steps_that_wait(flash, monkeypatch):
     """Also behind a state that was saved while one was queued, and behind a text that was sampled."""
+    monkeypatch.setenv("DRAFTWOOD_QUEUE_STEPS", "0")
     waits = load(speculation="off", flash_attn=flash, seed=1)
     wanted = texts(waits)
     sampled = list(islice(waits.generate(wanted[0][0], temp=0.8, top_k=40), 64))
+    assert waits.speculation_stats.queued_steps == 0
     waits.close()
-    monkeypatch.setenv("DRAFTWOOD_QUEUE_STEPS", "1")
+    monkeypatch.delenv("DRAFTWOOD_QUEUE_STEPS")
     queues = load(speculation="off", flash_attn=flash, seed=1)
     assert texts(queues) == wanted
     stats = queues.speculation_stats
@@ -137,6 +142,34 @@ def test_queued_steps_give_the_text_of_steps_that_wait(flash, monkeypatch):
     rest = list(islice(queues.generate([*prompt, *first], temp=0.0), TOKENS - 100))
     queues.close()
     assert first + rest == tokens
+
+
+@pytest.mark.parametrize("settings", [{}, DRAFTER], ids=["mtp", "dflash"])
+def test_queued_steps_of_a_pause_give_that_text_too(settings, monkeypatch):
+    off = load(speculation="off")
+    wanted = texts(off)
+    off.close()
+    monkeypatch.setattr(drafting.curves, "load", lambda _: DEAR)
+    auto = load(**settings)
+    assert texts(auto) == wanted
+    stats = auto.speculation_stats
+    assert stats.drafted == 0
+    assert stats.queued_steps > 0.9 * stats.rounds
+    assert stats.dropped_steps == len(PROMPTS)
+    auto.close()
+
+
+def test_queued_steps_over_a_pool_give_that_text_too():
+    """Half of the experts lie there."""
+    off = load(speculation="off")
+    wanted = texts(off)
+    off.close()
+    pooled = load(speculation="off", expert_vram="4MiB")
+    assert pooled.expert_stats is not None
+    assert texts(pooled) == wanted
+    stats = pooled.speculation_stats
+    pooled.close()
+    assert stats.queued_steps == stats.rounds - len(PROMPTS)
 
 
 @pytest.mark.parametrize("mode", ["mtp", "dflash", "tree"])

@@ -70,7 +70,7 @@ def test_cases_are_measured_beside_llama_server_and_not_twice(tmp_path):
     found = {name: restarts["0"] for name, restarts in state["cases"].items()}
     sides = {"plain", "stock_plain"}
     assert {name: set(each) - {"asked", "facts", "origin"} for name, each in found.items()} == {
-        "plain": sides | {"queued"},
+        "plain": sides | {"waiting"},
         "given16": sides | {"candidate", "parts"},
         "length4": sides | {"candidate", "parts", "stock"},
     }

@@ -286,6 +286,37 @@ def test_what_trials_took_is_in_the_next_pause(first, others, draft, expected):
     assert trials == expected
 
 
+@pytest.mark.parametrize("row", [300.0, 1000.0])
+def test_a_pause_says_which_of_its_rounds_is_a_plain_step(row):
+    """From its 17th round on, and trials are known before they come."""
+    model = CostModel(curve=linear(row), shares_cores=False)
+    accept(model, [NEVER])
+    for i in range(900):
+        comes = model.plain_step_comes()
+        drafted = rounds_of(model, 1, 0)[0]
+        assert comes == (i >= 16 and drafted == 0), i
+
+
+def test_a_pause_begins_anew_behind_a_draft():
+    model = CostModel(curve=linear(300.0), shares_cores=False)
+    accept(model, [NEVER])
+    assert rounds_of(model, 20, 0) == [0] * 20
+    assert model.plain_step_comes()
+    accept(model, [ALWAYS], 400)
+    assert rounds_of(model, 1, 1)[0] > 0
+    assert not model.plain_step_comes()
+
+
+def test_n_grams_that_are_due_for_a_trial_and_find_nothing_are_no_surprise():
+    model = CostModel(curve=linear(1000.0), shares_cores=False)
+    accept(model, [NEVER])
+    for _ in range(60):
+        assert model.choose(0, 1)[1] == 0 or model.choose(0, 0)
+    for _ in range(20):
+        model.choose(0, 0)
+    assert model.plain_step_comes()
+
+
 def test_a_trial_ends_with_its_round():
     """Rounds that others chose, as those of several sequences, do not go on with it."""
     model = CostModel(curve=linear(1000.0), shares_cores=False)

@@ -1,7 +1,7 @@
 """Whether a `Llama` may queue plain steps on a card before their token is known (dw_params.queue_steps).
 
-The engine looks again (src/verify/target_steps.cpp): what is decided here is whether the context gets the room
-that it takes, a second recurrent state. Must not know: contexts, engines.
+The engine looks again (src/verify/target_steps.cpp). Decided here is whether the context gets the room that it
+takes: a second recurrent state. Must not know: contexts, engines.
 Test: tests/unit/test_queued_plan.py, tests/gpu/test_same_text.py.
 """
 
@@ -18,7 +18,7 @@ _WITHOUT_SPLIT = 0  # split_mode, LLAMA_SPLIT_MODE_NONE
 
 
 def are_wanted(plan: Plan, options: Options, info: ModelInfo, kwargs: dict[str, Any]) -> bool:
-    """Tell whether texts will have plain steps one after another: without a drafter, or in pauses of "auto"."""
+    """Tell whether texts will have plain steps in a row: without a drafter, or in pauses of "auto"."""
     pauses = options.speculation == "auto" and plan.drafter != "given"
     generates = options.exact and not (kwargs.get("embedding") or kwargs.get("vocab_only"))
     wanted = os.environ.get("DRAFTWOOD_QUEUE_STEPS") != "0" and (plan.drafter == "none" or pauses)

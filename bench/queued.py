@@ -1,7 +1,7 @@
 """Plain decoding whose greedy steps are queued, on a CPU too: for tests.
 
-A `Llama` queues steps on a card alone. On a CPU they are computed at once: nothing is gained, and text and memory
-can be held against those of steps that wait.
+A `Llama` queues steps on a card alone. On a CPU they are computed at once: nothing is gained, and text and
+memory can be held against those of steps that wait.
 Tests: tests/model/generate, tests/model/test_exact.py.
 """
 

@@ -78,7 +78,7 @@ class Case:
     guess: str = "default"
     """Whether experts are fetched before their router has chosen: "on", "off", or as without expert_guess."""
     waiting: bool = False
-    """Measure plain decode whose steps wait (DRAFTWOOD_QUEUE_STEPS=0) beside the one whose steps are queued."""
+    """Measure plain decode whose steps wait (DRAFTWOOD_QUEUE_STEPS=0) beside the usual one."""
     clients: int = 0
     """Clients at once of llama-servers with as many slots, ours and stock's; 0: one, of stock's alone."""
     seed: int = 1

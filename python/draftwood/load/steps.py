@@ -1,7 +1,7 @@
 """Whether a `Llama` may queue plain steps on a card before their token is known (dw_params.queue_steps).
 
-The engine looks again (src/verify/target_steps.cpp). Decided here is whether the context gets the room that it
-takes: a second recurrent state. Must not know: contexts, engines.
+The engine looks again (src/verify/target_steps.cpp). Decided here is whether the context gets the room that
+it takes: a second recurrent state. Must not know: contexts, engines.
 Test: tests/unit/test_queued_plan.py, tests/gpu/test_same_text.py.
 """
 

@@ -47,6 +47,11 @@ inline bool begins_with_few(const common_params_sampling & params) {
     return false;
 }
 
+// Whether a request always takes the best token of a row. Biases that lower it are the exception.
+inline bool takes_best(const common_params_sampling & params) {
+    return params.temp <= 0.0f && common_grammar_value(params.grammar).empty() && begins_with_few(params);
+}
+
 // Puts candidates in the order that they have when `biases` are added, which the chain does. Returns how many of them
 // have one.
 inline int order_by(const std::vector<llama_logit_bias> & biases, std::vector<llama_token_data> & candidates) {

@@ -4,6 +4,7 @@
 
 #include "common.h"
 #include "log.h"
+#include "server/counters.h"
 #include "server/heat_file.h"
 #include "server/placement.h"
 
@@ -239,10 +240,6 @@ std::string model_pool::metrics() const {
     if (!pool_ || dw_expert_get_stats(pool_.get(), &stats) != DW_OK) {
         return "";
     }
-    const auto counter = [](const char * name, const char * help, int64_t value) {
-        return string_format("# HELP llamacpp:%s %s\n# TYPE llamacpp:%s counter\nllamacpp:%s %lld\n", name, help, name,
-                             name, (long long) value);
-    };
     return counter("expert_hits_total", "Experts that were in a slot", stats.n_hits) +
            counter("expert_misses_total", "Experts that were copied into a slot", stats.n_misses) +
            counter("expert_in_place_total", "Experts that were read from host memory, or copied for a prompt",

@@ -8,7 +8,10 @@
 #include "speculative.h"
 
 #include <algorithm>
+#include <cstdlib>
+#include <cstring>
 #include <stdexcept>
+#include <string_view>
 
 namespace draftwood {
 
@@ -94,6 +97,34 @@ int32_t default_tokens(const common_params & params) {
     return dw.type == "mtp" && on_cpu(params) ? cpu_draft_tokens : default_draft_tokens;
 }
 
+bool is_hybrid(const std::string & path) {
+    dw_model_info info{};
+    info.struct_size             = sizeof(info);
+    const std::string_view which = dw_probe_model(path.c_str(), &info) == DW_OK ? info.architecture : "";
+    return which == "qwen35" || which == "qwen35moe";
+}
+
+bool on_one_card(const common_params & params) {
+    size_t n_cards = 0;
+    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
+        n_cards += ggml_backend_dev_type(ggml_backend_dev_get(i)) == GGML_BACKEND_DEVICE_TYPE_GPU ? 1 : 0;
+    }
+    const bool is_one = n_cards == 1 || params.split_mode == LLAMA_SPLIT_MODE_NONE || params.devices.size() == 1;
+    return n_cards > 0 && params.n_gpu_layers != 0 && is_one;
+}
+
+// As python/draftwood/load/steps.py. Where slots have cells of their own, a further one would take some from each.
+bool queues_steps(const common_params & params) {
+    const dw_spec & dw       = params.speculative.dw;
+    const char *    asked    = std::getenv("DRAFTWOOD_QUEUE_STEPS");
+    const bool      is_off   = asked && std::strcmp(asked, "0") == 0;
+    const bool      shares   = params.n_parallel == 1 || params.kv_unified;
+    const bool      has_room = std::min(params.n_batch, params.n_ubatch) > params.n_parallel;
+    const bool      is_there = on_one_card(params) || results_of_tests() == DW_RESULTS_TOP;
+    return !is_off && (dw.drafter == DW_DRAFTER_NONE || dw.chooses) && shares && has_room && is_there &&
+           is_hybrid(params.model.path);
+}
+
 // From llama.cpp, which would ask for drafts of its own then.
 void take_schedule(common_params & params) {
     common_params_speculative & asked = params.speculative;
@@ -117,6 +148,11 @@ void take_schedule(common_params & params) {
 }
 
 } // namespace
+
+int32_t results_of_tests() {
+    const char * asked = std::getenv("DRAFTWOOD_SERVER_RESULTS");
+    return asked && std::strcmp(asked, "top") == 0 ? DW_RESULTS_TOP : DW_RESULTS_AUTO;
+}
 
 void resolve(common_params & params) {
     dw_spec & dw = params.speculative.dw;
@@ -142,6 +178,7 @@ void resolve(common_params & params) {
     dw.tree_budget   = trees ? std::min(std::max(default_tree_budget, dw.draft_tokens + 1), DW_MAX_TREE) : 0;
     dw.chooses       = dw.type == "auto";
     dw.loads_mtp     = dw.drafter == DW_DRAFTER_MTP;
+    dw.queues_steps  = queues_steps(params);
     take_schedule(params);
     // repacked weights have kernels that depend on the batch, and a draft's rows would not be those of plain steps
     params.no_extra_bufts = true;

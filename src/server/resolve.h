@@ -4,6 +4,8 @@
 
 #pragma once
 
+#include <cstdint>
+
 struct common_params;
 
 namespace draftwood {
@@ -12,5 +14,8 @@ namespace draftwood {
 // `auto` has nothing to draft with, or a context makes embeddings, the server is left to llama.cpp. Any other type then
 // has a refusal.
 void resolve(common_params & params);
+
+// dw_params.results of a slot's engine. On a CPU nobody looks for best tokens but for tests.
+int32_t results_of_tests();
 
 } // namespace draftwood

@@ -4,10 +4,9 @@
 
 #include "common.h"
 #include "log.h"
+#include "server/counters.h"
 
 #include <climits>
-#include <cstdlib>
-#include <cstring>
 #include <filesystem>
 #include <stdexcept>
 #include <system_error>
@@ -31,12 +30,6 @@ dw_stats stats_of(const dw_engine * engine) {
     stats.struct_size = sizeof(stats);
     dw_get_stats(engine, &stats);
     return stats;
-}
-
-// On a CPU nobody looks for best tokens but for tests.
-int32_t results_of_tests() {
-    const char * asked = std::getenv("DRAFTWOOD_SERVER_RESULTS");
-    return asked && std::strcmp(asked, "top") == 0 ? DW_RESULTS_TOP : DW_RESULTS_AUTO;
 }
 
 // A name that no other slot's file can have: such a file's name has no folder.
@@ -100,6 +93,7 @@ bool slot_rounds::add_engine(const common_params & params, llama_context * targe
     wanted.tree_budget  = dw.tree_budget;
     wanted.seq_id       = (int32_t) seats_.size();
     wanted.results      = results_of_tests();
+    wanted.queue_steps  = dw.queues_steps;
     wanted.curve        = dw.chooses && !seats_.empty() ? &curve : nullptr;
 
     const llama_context_params context_params = common_context_params_to_llama(params);
@@ -150,7 +144,7 @@ dw_status slot_rounds::place(const asked & each) {
     dw_request_params request;
     dw_request_params_init(&request);
     request.temperature    = std::max(0.0f, each.temperature);
-    request.n_top          = 0;
+    request.n_top          = each.takes_best ? 1 : 0;
     const dw_status status = dw_set_request(seats_[each.slot].engine.get(), &request);
     return status == DW_OK ? go_to(each.slot, each.pos, each.text) : status;
 }
@@ -179,9 +173,10 @@ int32_t slot_rounds::begin_rounds(const std::vector<asked> & all, std::vector<in
         return as_llama_decode(status);
     }
     for (int32_t i = 0; i < n; ++i) {
-        seat & each  = seats_[all[i].slot];
-        each.open    = true;
-        each.n_taken = 0;
+        seat & each   = seats_[all[i].slot];
+        each.open     = true;
+        each.n_taken  = 0;
+        each.n_drafts = n_found[i];
         if (each.accepts.on()) {
             each.accepts.begin(draft_of(each.engine.get()));
         }
@@ -226,6 +221,17 @@ void slot_rounds::end_round(int32_t slot) {
         LOG_ERR("draftwood: %s\n", dw_last_error());
     }
     each.open = false;
+}
+
+std::string slot_rounds::metrics() const {
+    int64_t n_taken = 0, n_dropped = 0;
+    for (const seat & each : seats_) {
+        const dw_stats stats = stats_of(each.engine.get());
+        n_taken += stats.n_queued_steps;
+        n_dropped += stats.n_dropped_steps;
+    }
+    return counter("queued_steps_total", "Plain steps that were queued before their token was known", n_taken) +
+           counter("dropped_steps_total", "Steps that were queued and not taken", n_dropped);
 }
 
 llama_context * slot_rounds::drafter() const {

@@ -7,6 +7,7 @@
 
 #pragma once
 
+#include "server/best_row.h"
 #include "server/input_size.h"
 #include "server/resolve.h"
 #include "server/schedule.h"
@@ -40,6 +41,7 @@ class slot_rounds {
         llama_pos   pos;   // of that token
         int32_t     n_max; // tokens that may be drafted
         float       temperature;
+        bool        takes_best; // it samples the best token of a row, whatever came before
         text_of     text;
     };
 
@@ -60,6 +62,7 @@ class slot_rounds {
     // After it was processed: true if another row is to be sampled, else the round has ended.
     template <typename S> bool goes_on(S & slot);
     void                       end_round(int32_t slot);
+    std::string                metrics() const; // of steps that were queued
 
     // The drafters' part of what llama-server keeps of a slot. Without it drafts begin anew, and text stays as it is.
     // All drafters' context; nullptr: they have none.
@@ -78,9 +81,10 @@ class slot_rounds {
     };
     struct seat {
         std::unique_ptr<dw_engine, deleter> engine;
-        bool                                open    = false;
-        size_t                              n_taken = 0; // rows of the open round
-        schedule                            accepts;     // for benchmarks
+        bool                                open     = false;
+        size_t                              n_taken  = 0; // rows of the open round
+        int32_t                             n_drafts = 0; // of it
+        schedule                            accepts;      // for benchmarks
     };
 
     slot_rounds() = default;
@@ -111,7 +115,9 @@ template <typename S> bool slot_rounds::goes_on(S & slot) {
         slot.prompt.tokens.push_back(slot.sampled); // the row is this token's
         return true;
     }
-    end_round(slot.id);
+    if (seats_[slot.id].n_drafts > 0) { // else a step may be queued behind it: it stays until the next round
+        end_round(slot.id);
+    }
     return false;
 }
 
@@ -169,7 +175,7 @@ int32_t decode(slot_rounds * dw, const Batch & batch, int32_t off, int32_t n, Sl
     for (int32_t i = 0; i < n; ++i) {
         const auto & slot = slots[rows[i].id_slot];
         all.push_back({ slot.id, rows[i].token, rows[i].pos, std::max(0, slot.get_n_draft_max()),
-                        slot.task->params.sampling.temp, text_of_slot(slot) });
+                        slot.task->params.sampling.temp, takes_best(slot.task->params.sampling), text_of_slot(slot) });
     }
     std::vector<int32_t> n_drafted;
     const int32_t        rc = dw->begin_rounds(all, n_drafted);

@@ -21,6 +21,7 @@ struct dw_spec {
     int32_t     draft_tokens = 0;
     int32_t     tree_budget  = 0;
     bool        chooses      = false; // DW_LENGTH_AUTO
+    bool        queues_steps = false; // of a greedy text, where one slot generates (dw_params.queue_steps)
 
     std::vector<double> rates; // of --spec-synth-rates or --spec-synth-len: a benchmark's (schedule.h)
 
@@ -36,6 +37,12 @@ struct dw_spec {
     static const char * with_types(const char * theirs) {
         static const std::string all = std::string("auto,mtp,dflash,ngram,tree,plain,") + theirs;
         return all.c_str();
+    }
+
+    // A step that is queued needs a sequence more, which shares the slots' cells.
+    void make_room(uint32_t & n_sequences, bool & shares_cells) const {
+        n_sequences += queues_steps ? 1 : 0;
+        shares_cells = shares_cells || queues_steps;
     }
 
     // Rows of a slot's verify beside the newest token's, at most. A joint verify rounds them up to a size whose graph

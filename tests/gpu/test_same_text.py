@@ -40,7 +40,7 @@ PROMPTS = [
 TOKENS = 400
 # rows of a verify, more than the 16 whose bits are those of one row
 WIDE = {"mtp-tree-64": 64, "dflash-tree": 24}
-DEAR = curve({1: 1e9, 63: 63e9}, {1: 1e3, 64: 64e3})  # microseconds: no draft pays
+DEAR = curve({1: 1e9, 63: 63e9}, {1: 1e3, 2: 1e6, 64: 64e6})  # microseconds: no draft pays, n-grams neither
 ALLOWED = 0.002  # share of tokens that rounding may excuse, where verifies are wide
 
 pytestmark = [

@@ -39,10 +39,14 @@ struct dw_spec {
         return all.c_str();
     }
 
-    // A step that is queued needs a sequence more, which shares the slots' cells.
-    void make_room(uint32_t & n_sequences, bool & shares_cells) const {
-        n_sequences += queues_steps ? 1 : 0;
-        shares_cells = shares_cells || queues_steps;
+    // A step that is queued needs a sequence more, which shares the slots' cells. llama.cpp wants room for a row of
+    // each. Params: llama_context_params.
+    template <typename Params> void make_room(Params & context) const {
+        if (queues_steps) {
+            context.n_seq_max++;
+            context.n_outputs_max += context.n_outputs_max > 0 ? 1 : 0;
+            context.kv_unified = true;
+        }
     }
 
     // Rows of a slot's verify beside the newest token's, at most. A joint verify rounds them up to a size whose graph

@@ -86,7 +86,7 @@ class session : private sequence_listener {
     // the round is closed; the next verify takes it if its root is the step's token.
     bool can_queue_step() const; // behind the verify of this proposal, which was decoded
     void queue_step();           // see target_context
-    bool take_step();            // returns false if there is none for this proposal
+    bool take_step();            // returns false if there is none for this proposal; once a verify of this one alone
 
     // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
     // all sequences, and what so many rows of this one take (0: not known).
@@ -132,6 +132,9 @@ class session : private sequence_listener {
     int32_t gap_      = 0;     // positions before n_past_ that an image spans beyond its cells
     int32_t n_enough_ = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
     bool    lost_     = false; // what the memory holds is unknown until reset
+
+    static constexpr int32_t cost_of_a_miss = 16;             // rounds
+    int32_t                  step_credit_   = cost_of_a_miss; // under 0: no step is queued
 
     checkpoints checkpoints_;
     // After the state above: from here on the context calls on_flush().

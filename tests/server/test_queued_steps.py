@@ -1,4 +1,4 @@
-"""Plain steps of a slot are queued before their token is known, as on a card: text is that of steps that wait.
+"""Plain steps of a slot are queued before their token is known, as on a card: text stays as it is.
 
 On a CPU a queued step is computed at once. Contract: src/server/slot_rounds.h, dw_params.queue_steps.
 """
@@ -103,9 +103,7 @@ def test_who_may_not_take_the_best_token_waits(both, how):
 
 def test_a_step_whose_token_was_not_taken_is_dropped(both):
     """A bias that lowers the best token."""
-    reply = both[0].post(
-        "/completion", {"prompt": PROMPTS[0], "n_predict": 8, "temperature": 0, "n_probs": 1}
-    )
+    reply = both[0].complete(PROMPTS[0], n_predict=8, n_probs=1)
     best = [each["id"] for each in reply["completion_probabilities"]]
     body = {"prompt": PROMPTS[0], "n_predict": 24, "cache_prompt": False, "logit_bias": [[best[3], -20]]}
     before = counted(both[1])
@@ -120,20 +118,14 @@ def test_slots_that_are_saved_and_restored(both):
     for each in both:
         saved = each.post("/slots/0?action=save", {"filename": "text.bin"})
         each.post("/slots/0?action=erase", {})
-        assert (
-            each.post("/slots/0?action=restore", {"filename": "text.bin"})["n_restored"] == saved["n_saved"]
-        )
+        restored = each.post("/slots/0?action=restore", {"filename": "text.bin"})
+        assert restored["n_restored"] == saved["n_saved"]
     check(both, body, queued=22, dropped=1)
 
 
 def test_several_replies_of_one_prompt(both):
     """With one slot they follow each other."""
-    replies = [
-        each.post(
-            "/completion", {"prompt": PROMPTS[:2], "n_predict": 24, "temperature": 0, "cache_prompt": False}
-        )
-        for each in both
-    ]
+    replies = [each.complete(PROMPTS[:2], n_predict=24, cache_prompt=False) for each in both]
     assert [seen(one) for one in replies[0]] == [seen(one) for one in replies[1]]
 
 
@@ -154,9 +146,8 @@ def test_a_client_that_leaves_and_others_that_come(both):
             with requests.post(f"{queues.url}/completion", json=body, stream=True, timeout=60) as reply:
                 next(reply.iter_lines())
 
-    threads = [threading.Thread(target=ask, args=(each,)) for each in PROMPTS] + [
-        threading.Thread(target=leave)
-    ]
+    threads = [threading.Thread(target=ask, args=(each,)) for each in PROMPTS]
+    threads.append(threading.Thread(target=leave))
     for each in threads:
         each.start()
     for each in threads:

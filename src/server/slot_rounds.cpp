@@ -230,8 +230,7 @@ std::string slot_rounds::metrics() const {
         n_taken += stats.n_queued_steps;
         n_dropped += stats.n_dropped_steps;
     }
-    return counter("queued_steps_total", "Plain steps that were queued before their token was known", n_taken) +
-           counter("dropped_steps_total", "Steps that were queued and not taken", n_dropped);
+    return counters_of_steps(n_taken, n_dropped);
 }
 
 llama_context * slot_rounds::drafter() const {

@@ -110,11 +110,12 @@ typedef struct dw_params {
     // quarter of one of at least 1024; else all of it. n_vocab or more: all of it
     int32_t draft_vocab;
     int32_t results; // dw_results
-    // 1: without a drafter, dw_verify queues the next step of a greedy text (dw_request_params.n_top = 1) behind its
-    // own, before its token is known; the next dw_verify takes it if it is that step. For qwen35 and qwen35moe with all
-    // layers, embeddings and experts on one device, and a context with one sequence more than is used (n_seq_max,
+    // 1: dw_verify of one engine queues the next step of a greedy text (dw_request_params.n_top = 1) behind its own,
+    // before its token is known; the next dw_verify takes it if it is that step. Without a drafter, and where
+    // DW_LENGTH_AUTO has chosen plain steps for 16 rounds. For qwen35 and qwen35moe with all layers, embeddings and
+    // experts on one device, or experts in a pool, and a context with one sequence more than is used (n_seq_max,
     // kv_unified), which holds a second state: nobody else may use that sequence meanwhile. 0: each step waits for its
-    // token. Test: test_queued_steps.py, test_queued_callers.py
+    // token. Test: test_queued_steps.py, test_queued_callers.py, test_queued_pauses.py
     int32_t queue_steps;
 } dw_params;
 
@@ -165,7 +166,7 @@ typedef struct dw_stats {
     int64_t  draft_vocab;      // tokens that the drafter's output head has (dw_params); 0: all
     int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
-    int64_t  n_queued_steps;   // rounds of all engines of the context whose step was queued before its token was known
+    int64_t  n_queued_steps;   // rounds whose step was queued before its token was known
     int64_t  n_dropped_steps;  // steps that were queued and never taken
     int64_t  n_joint_rounds;   // whose draft was made together with other sequences' (dw_propose_all)
     int64_t  n_logits_rows;    // rows that were sampled from all their logits, which came to the host for it

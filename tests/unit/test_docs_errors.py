@@ -85,7 +85,7 @@ def test_a_quoted_message_is_one_of_ours(quoted):
 
 SERVER = ROOT / "src" / "server"
 REPLIES = dict(re.findall(r"^\| `(.+?)` \| (\d+) \|", PAGE.partition("### Replies of the server")[2], re.M))
-# these speak to who starts the server, on its command line and in its log, before it listens; one to Prometheus
+# these speak to who starts the server, before it listens; counters.h speaks to Prometheus
 AT_START = {"counters.h", "heat_file.cpp", "options.h", "pool.cpp", "pool_spec.h", "resolve.cpp"}
 # texts of other files that no client sees
 OF_THE_LOG = {

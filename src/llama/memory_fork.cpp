@@ -14,15 +14,13 @@ namespace draftwood {
 
 namespace {
 
-// a sequence without a state; -1: all have one
+// The last sequence without a state; -1: all have one. Who makes room for steps adds a sequence behind those in use.
 llama_seq_id find_spare(const llama_memory_recurrent & states) {
-    const auto n = (llama_seq_id) states.cells.size();
-    for (llama_seq_id seq = 0; seq < n; ++seq) {
-        if (states.cells[seq].tail < 0) {
-            return seq;
-        }
+    auto seq = (llama_seq_id) states.cells.size() - 1;
+    while (seq >= 0 && states.cells[seq].tail >= 0) {
+        --seq;
     }
-    return -1;
+    return seq;
 }
 
 bool has_free_cell(const llama_memory_recurrent & states) {

@@ -33,7 +33,7 @@ struct draft_choice {
 class cost_model {
   public:
     static constexpr int32_t max_draft            = acceptance_record::max_draft;
-    static constexpr int32_t least_plain_in_a_row = 16; // rounds: a step that nobody takes costs what twelve gain
+    static constexpr int32_t least_plain_in_a_row = 16; // rounds: a step that nobody takes costs its time
 
     // n_warmup: rounds of a size whose times are discarded.
     // shares_cores: verifies run on cores that other programs may take. False on a GPU, whose rounds are slow for other

@@ -30,7 +30,7 @@ class drafting {
              dw_stats & stats);
 
     bool               has_drafter() const { return drafter_ != nullptr; }
-    bool               plain_step_comes() const { return !drafter_ || (chooses_ && costs_.plain_step_comes()); }
+    bool               plain_step_comes() const { return chooses() && costs_.plain_step_comes(); }
     bool               chooses() const { return chooses_ && drafter_; } // by costs
     cost_model &       costs() { return costs_; }
     const cost_model & costs() const { return costs_; }

@@ -89,11 +89,13 @@ class session : private sequence_listener {
     bool take_step();            // returns false if there is none for this proposal; once a verify of this one alone
 
     // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
-    // all sequences, and what so many rows of this one take (0: not known).
+    // all sequences, and what so many rows of this one take (0: not known). is_alone: no step that was dropped ran
+    // before it.
     struct verify_result {
         int32_t      first_row, n_rows;
         tree_state * by;
         int64_t      took, us;
+        bool         is_alone;
     };
     void verified(const verify_result & result);
 
@@ -133,8 +135,10 @@ class session : private sequence_listener {
     int32_t n_enough_ = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
     bool    lost_     = false; // what the memory holds is unknown until reset
 
-    static constexpr int32_t cost_of_a_miss = 16;             // rounds
-    int32_t                  step_credit_   = cost_of_a_miss; // under 0: no step is queued
+    static constexpr int32_t cost_of_a_step  = 32;             // rounds that gain as much, or more
+    int32_t                  step_credit_    = cost_of_a_step; // under 0: no step is queued
+    int64_t                  n_dropped_seen_ = 0;              // of the counter; by the newest verify or commit
+    bool                     took_step_      = false;          // the newest verify was a step that had been queued
 
     checkpoints checkpoints_;
     // After the state above: from here on the context calls on_flush().

@@ -146,9 +146,10 @@ void session::verified(const verify_result & result) {
     lost_      = false;
     int64_t us = result.us;
     if (draft.tokens == tokens_at::verify) {
-        us = drafting_.verify_time(draft);
+        us = result.is_alone ? drafting_.verify_time(draft) : 0;
         stats_.n_ahead_rounds++;
     }
+    n_dropped_seen_ = stats_.n_dropped_steps;
     round_.verified(result.first_row, result.n_rows, n_past_, us);
     n_past_ += 1; // the root is part of the text already
     stats_.t_verify_us += result.took;
@@ -252,6 +253,7 @@ double session::replay(int32_t n_times) {
 void session::commit() {
     close_round();
     sequence_.context().drop_step();
+    n_dropped_seen_ = stats_.n_dropped_steps;
 }
 
 void session::close_round() {
@@ -286,7 +288,8 @@ void session::close_round() {
     if (round_.verify_us() == 0 && round_.n_rows() > 1) { // together with others'
         drafting_.together().add_commit((double) took);
     }
-    drafting_.add_round_time(round_.draft(), round_.n_rows(), round_.verify_us() > 0 ? round_.verify_us() + took : 0);
+    const int64_t beside = took_step_ ? 0 : took; // a queued step's time has what the host did meanwhile
+    drafting_.add_round_time(round_.draft(), round_.n_rows(), round_.verify_us() > 0 ? round_.verify_us() + beside : 0);
 }
 
 // Somebody cleared the memory, and the round went with it; or changed it, and nobody knows what is left.

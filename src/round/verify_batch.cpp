@@ -31,6 +31,7 @@ void verify_batch::run() {
     if (alone() && take_step()) {
         return;
     }
+    waits_for_step_ = context().has_step();
     context().drop_step();
     for (session * each : sessions_) {
         each->drop_stale_draft();
@@ -51,7 +52,7 @@ bool verify_batch::take_step() {
     }
     only.verify_begins();
     const int64_t us = finish();
-    only.verified({ 0, 1, nullptr, ggml_time_us() - start_us, us });
+    only.verified({ 0, 1, nullptr, ggml_time_us() - start_us, us, /*is_alone*/ true });
     return true;
 }
 
@@ -245,7 +246,7 @@ bool verify_batch::attempt() {
 }
 
 void verify_batch::verified(const std::vector<group> & groups, int64_t took) {
-    const bool is_typical = context().took(took);
+    const bool is_typical = context().took(took) && !waits_for_step_;
     if (is_typical && !alone()) {
         learn(groups, took);
     }
@@ -253,7 +254,8 @@ void verify_batch::verified(const std::vector<group> & groups, int64_t took) {
     for (size_t i = 0; i < groups.size(); ++i) {
         tree_state * by = groups[i].on_trees ? context().trees(i) : nullptr;
         for (session * each : groups[i].members) {
-            each->verified({ first_row, groups[i].n_rows, by, took, is_typical && alone() ? took : 0 });
+            each->verified(
+                { first_row, groups[i].n_rows, by, took, is_typical && alone() ? took : 0, !waits_for_step_ });
             first_row += groups[i].n_rows;
         }
     }

@@ -54,7 +54,8 @@ class verify_batch {
     void               learn(const std::vector<group> & groups, int64_t took);
     bool               failed(dw_status code, const std::vector<group> & groups);
 
-    std::vector<session *> sessions_; // in the order of their sequences
+    std::vector<session *> sessions_;               // in the order of their sequences
+    bool                   waits_for_step_ = false; // that was dropped and is still computed
 };
 
 } // namespace draftwood

@@ -5,6 +5,7 @@
 #include "common.h"
 #include "draftwood.h"
 #include "log.h"
+#include "server/placement.h"
 #include "speculative.h"
 
 #include <algorithm>
@@ -97,32 +98,30 @@ int32_t default_tokens(const common_params & params) {
     return dw.type == "mtp" && on_cpu(params) ? cpu_draft_tokens : default_draft_tokens;
 }
 
-bool is_hybrid(const std::string & path) {
-    dw_model_info info{};
-    info.struct_size             = sizeof(info);
-    const std::string_view which = dw_probe_model(path.c_str(), &info) == DW_OK ? info.architecture : "";
-    return which == "qwen35" || which == "qwen35moe";
-}
-
-bool on_one_card(const common_params & params) {
-    size_t n_cards = 0;
-    for (size_t i = 0; i < ggml_backend_dev_count(); ++i) {
-        n_cards += ggml_backend_dev_type(ggml_backend_dev_get(i)) == GGML_BACKEND_DEVICE_TYPE_GPU ? 1 : 0;
-    }
-    const bool is_one = n_cards == 1 || params.split_mode == LLAMA_SPLIT_MODE_NONE || params.devices.size() == 1;
-    return n_cards > 0 && params.n_gpu_layers != 0 && is_one;
+// Whether one card gets the whole of a hybrid model, whether or not a pool has its experts.
+bool on_one_card(const common_params & params, const dw_model_info & info) {
+    const size_t n_cards = cards_of(params).size();
+    const bool   is_one  = n_cards == 1 || (n_cards > 1 && params.split_mode == LLAMA_SPLIT_MODE_NONE);
+    const bool   has_all = params.n_gpu_layers < 0 || params.n_gpu_layers > info.n_layers + info.n_layer_nextn;
+    return is_one && has_all && !places_tensors(params);
 }
 
 // As python/draftwood/load/steps.py. Where slots have cells of their own, a further one would take some from each.
 bool queues_steps(const common_params & params) {
-    const dw_spec & dw       = params.speculative.dw;
-    const char *    asked    = std::getenv("DRAFTWOOD_QUEUE_STEPS");
-    const bool      is_off   = asked && std::strcmp(asked, "0") == 0;
-    const bool      shares   = params.n_parallel == 1 || params.kv_unified;
-    const bool      has_room = std::min(params.n_batch, params.n_ubatch) > params.n_parallel;
-    const bool      is_there = on_one_card(params) || results_of_tests() == DW_RESULTS_TOP;
-    return !is_off && (dw.drafter == DW_DRAFTER_NONE || dw.chooses) && shares && has_room && is_there &&
-           is_hybrid(params.model.path);
+    const dw_spec & dw     = params.speculative.dw;
+    const char *    asked  = std::getenv("DRAFTWOOD_QUEUE_STEPS");
+    const bool      is_off = asked && std::strcmp(asked, "0") == 0;
+    const bool      shares = params.n_parallel == 1 || params.kv_unified;
+    const bool      fits   = std::min(params.n_batch, params.n_ubatch) > params.n_parallel;
+    dw_model_info   info{};
+    info.struct_size = sizeof(info);
+    if (is_off || (dw.drafter != DW_DRAFTER_NONE && !dw.chooses) || !shares || !fits ||
+        dw_probe_model(params.model.path.c_str(), &info) != DW_OK) {
+        return false;
+    }
+    const std::string_view architecture = info.architecture;
+    return (architecture == "qwen35" || architecture == "qwen35moe") &&
+           (on_one_card(params, info) || results_of_tests() == DW_RESULTS_TOP);
 }
 
 // From llama.cpp, which would ask for drafts of its own then.

@@ -182,6 +182,7 @@ int32_t slot_rounds::begin_rounds(const std::vector<asked> & all, std::vector<in
         }
         n_drafted.push_back((int32_t) (this->n_drafted(all[i].slot) - before[i]));
     }
+    count_steps();
     return 0;
 }
 
@@ -221,16 +222,23 @@ void slot_rounds::end_round(int32_t slot) {
         LOG_ERR("draftwood: %s\n", dw_last_error());
     }
     each.open = false;
+    count_steps();
 }
 
-std::string slot_rounds::metrics() const {
+// Others read them while an engine works.
+void slot_rounds::count_steps() {
     int64_t n_taken = 0, n_dropped = 0;
     for (const seat & each : seats_) {
         const dw_stats stats = stats_of(each.engine.get());
         n_taken += stats.n_queued_steps;
         n_dropped += stats.n_dropped_steps;
     }
-    return counters_of_steps(n_taken, n_dropped);
+    n_taken_   = n_taken;
+    n_dropped_ = n_dropped;
+}
+
+std::string slot_rounds::metrics() const {
+    return counters_of_steps(n_taken_, n_dropped_);
 }
 
 llama_context * slot_rounds::drafter() const {

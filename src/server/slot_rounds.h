@@ -15,6 +15,7 @@
 #include "draftwood.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cstdint>
 #include <functional>
 #include <memory>
@@ -59,10 +60,11 @@ class slot_rounds {
     llama_token taken(int32_t slot, llama_token sampled) const;
     // The slot took it.
     template <typename S> void took(S & slot, llama_token token);
-    // After it was processed: true if another row is to be sampled, else the round has ended.
+    // After it was processed: true if another row is to be sampled. Else the round has ended; one without drafts is
+    // kept open for the step behind it, until the slot's next round or its end.
     template <typename S> bool goes_on(S & slot);
     void                       end_round(int32_t slot);
-    std::string                metrics() const; // of steps that were queued
+    std::string                metrics() const; // of steps that were queued; from any thread
 
     // The drafters' part of what llama-server keeps of a slot. Without it drafts begin anew, and text stays as it is.
     // All drafters' context; nullptr: they have none.
@@ -95,9 +97,13 @@ class slot_rounds {
     dw_status place(const asked & each);
     int64_t   n_drafted(int32_t slot) const;
 
+    void count_steps();
+
     std::vector<seat> seats_; // [slot]
     int32_t           n_ubatch_  = 0;
     bool              recurrent_ = false; // checkpoints are of recurrent states
+
+    std::atomic<int64_t> n_taken_{ 0 }, n_dropped_{ 0 }; // steps, of all slots
 };
 
 template <typename S> void slot_rounds::took(S & slot, llama_token token) {
@@ -115,7 +121,7 @@ template <typename S> bool slot_rounds::goes_on(S & slot) {
         slot.prompt.tokens.push_back(slot.sampled); // the row is this token's
         return true;
     }
-    if (seats_[slot.id].n_drafts > 0) { // else a step may be queued behind it: it stays until the next round
+    if (seats_[slot.id].n_drafts > 0) {
         end_round(slot.id);
     }
     return false;
@@ -126,6 +132,12 @@ template <typename Batch, typename Slots>
 bool takes(const slot_rounds * dw, const Batch & batch, int32_t off, const Slots & slots) {
     const auto & slot = slots[batch.tokens[off].id_slot];
     return dw && !batch.has_embd && !(slot.task && slot.task->need_embd());
+}
+
+// Whether the part at `off` was a round, whose rows are there. A step may be queued behind them that nobody waits for.
+template <typename Batch, typename Slots>
+bool has_waited(const slot_rounds * dw, const Batch & batch, int32_t off, const Slots & slots) {
+    return takes(dw, batch, off, slots) && !batch.tokens[off].is_prompt;
 }
 
 // Whether a row of the batch is in the part of n tokens from `off` on.

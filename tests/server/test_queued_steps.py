@@ -130,8 +130,12 @@ def test_several_replies_of_one_prompt(both):
 
 
 def test_a_client_that_leaves_and_others_that_come(both):
-    """While one text's steps are queued, another's prompt arrives; then one is cut off."""
+    """While one text's steps are queued, another's prompt arrives; one is cut off; some steps are not taken."""
     waits, queues = both
+    reply = waits.complete(PROMPTS[0], n_predict=8, n_probs=1)
+    bias = [[each["id"], -20] for each in reply["completion_probabilities"][::3]]
+    lowered = {"n_predict": 60, "cache_prompt": False, "logit_bias": bias}
+    of_lowered = seen(waits.complete(PROMPTS[0], **lowered))
     wanted = {prompt: seen(waits.complete(prompt, n_predict=60, cache_prompt=False)) for prompt in PROMPTS}
     wrong = []
 
@@ -140,6 +144,11 @@ def test_a_client_that_leaves_and_others_that_come(both):
             if seen(queues.complete(prompt, n_predict=60, cache_prompt=False)) != wanted[prompt]:
                 wrong.append(prompt)
 
+    def miss() -> None:
+        for _ in range(8):
+            if seen(queues.complete(PROMPTS[0], **lowered)) != of_lowered:
+                wrong.append("lowered")
+
     def leave() -> None:
         body = {"prompt": "Once upon a time", "n_predict": 400, "temperature": 0, "stream": True}
         for _ in range(6):
@@ -147,7 +156,7 @@ def test_a_client_that_leaves_and_others_that_come(both):
                 next(reply.iter_lines())
 
     threads = [threading.Thread(target=ask, args=(each,)) for each in PROMPTS]
-    threads.append(threading.Thread(target=leave))
+    threads += [threading.Thread(target=leave), threading.Thread(target=miss)]
     for each in threads:
         each.start()
     for each in threads:

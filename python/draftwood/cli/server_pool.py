@@ -124,7 +124,7 @@ def _settings(arguments: list[str], info: ModelInfo) -> dict[str, Any]:
         "n_ctx": n_ctx,
         "n_batch": number(arguments, ("-b", "--batch-size"), "LLAMA_ARG_BATCH", 2048),
         "n_ubatch": number(arguments, ("-ub", "--ubatch-size"), "LLAMA_ARG_UBATCH", 512),
-        "n_seq_max": n_slots,
+        "n_seq_max": n_slots + 1,  # for steps that are queued
         "drafter": drafter or os.environ.get("LLAMA_ARG_SPEC_DRAFT_MODEL"),
         "mmproj": projector or os.environ.get("LLAMA_ARG_MMPROJ"),
     }

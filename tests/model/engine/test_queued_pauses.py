@@ -93,20 +93,19 @@ def test_where_drafts_pay_no_step_is_queued(rig):
 
 
 @ON_TREES
-def test_a_text_that_takes_other_tokens_waits_for_a_while(rig, run_of):
-    """A step that nobody takes costs its time: after two, every 17th is tried."""
-    r, run = rig(n_ctx=512, **QUEUES), run_of("moe-mtp")
+def test_a_text_that_takes_other_tokens_waits_for_a_while(rig):
+    """A step that nobody takes costs its time: after two, every 33rd is tried."""
+    r = rig(n_ctx=512, **QUEUES)
     last = begin(r)
     for _ in range(120):
         r.engine.propose(last)
         r.engine.verify()
         best = r.engine.next(r.sampler)
         last = (best + 1) % r.n_vocab
-    assert queued(r) == (0, 1 + (120 - 2) // 17 + 1)
+    assert queued(r) == (0, 2 + (120 - 3) // 33)
     r.engine.commit()
     steps(r, last, 40)
-    assert queued(r)[0] > 20
-    assert run.tokens[0] != last
+    assert queued(r)[0] > 5
 
 
 # ---- the cell that a state lies in ----

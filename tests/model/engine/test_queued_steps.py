@@ -225,6 +225,23 @@ def test_a_sequence_that_is_in_use_lends_no_state(rig, run_of):
 
 
 @ON_TREES
+@pytest.mark.parametrize("n_others", [1, 3])
+def test_others_may_clear_their_empty_sequences(rig, run_of, n_others):
+    """As a server does before a prompt. The last sequence holds the state before the step."""
+    r, run = rig(**{**QUEUES, "n_seq_max": n_others + 2}), run_of("moe-mtp")
+    last = begin(r)
+    assert steps(r, last, 5) == run.tokens[1:6]
+    for seq in range(1, n_others + 1):
+        assert native.llama_memory_seq_rm(r.memory, seq, -1, -1)
+        assert native.llama_memory_seq_rm(r.memory, seq, 0, -1)
+    r.engine.propose_given(run.wrong(5), [])  # the step is dropped
+    r.engine.verify()
+    r.engine.next(r.sampler)
+    assert queued(r) == (4, 1)
+    assert r.held == r.engine.n_past
+
+
+@ON_TREES
 def test_a_reset_of_the_other_sequence_drops_the_step(rig, run_of):
     r, run = rig(**QUEUES), run_of("moe-mtp")
     last = begin(r)

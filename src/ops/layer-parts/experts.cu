@@ -89,15 +89,18 @@ struct routers {
 
 template <ggml_type type>
 void launch_router_of(const routers & of, float epsilon, float * logits, const activations & h, cudaStream_t stream) {
-    const int            n_threads = threads_for(of.x->ne[0]);
-    const int            n_teams   = of.x->ne[1] > 8 && 2 * n_threads <= most_threads ? 2 : 1;
+    constexpr int        at_once = 2, most = most_threads / at_once; // two blocks a multiprocessor
+    const int            n = (int) of.x->ne[1], n_threads = threads_for(of.x->ne[0]);
+    const bool           has_teams = n > at_once && n_threads <= most;
+    const int            n_teams   = has_teams ? std::min((n + at_once - 1) / at_once, most / n_threads) : 1;
     const router_weights own       = { dw::data_of<const float>(of.norm), of.router->data, of.shared_router->data };
     const router_weights next =
         of.next_router ? router_weights{ dw::data_of<const float>(of.next_norm), of.next_router->data, nullptr }
                        : router_weights{};
-    ggml_cuda_kernel_launch(route<type>, { dim3((unsigned) of.n_blocks()), dim3(n_threads * n_teams), 0, stream },
-                            dw::data_of<const float>(of.x), dw::stride_of(of.x, 1), (int) of.x->ne[1], own, next,
-                            (int) of.n_experts(), epsilon, n_teams, logits, h);
+    ggml_cuda_kernel_launch(has_teams ? route<type, at_once> : route<type, 1>,
+                            { dim3((unsigned) of.n_blocks()), dim3(n_threads * n_teams), 0, stream },
+                            dw::data_of<const float>(of.x), dw::stride_of(of.x, 1), n, own, next, (int) of.n_experts(),
+                            epsilon, n_teams, logits, h);
 }
 
 void launch_router(const routers & of, float epsilon, float * logits, const activations & h, cudaStream_t stream) {

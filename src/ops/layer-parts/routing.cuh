@@ -50,9 +50,22 @@ struct router_weights {
     }
 };
 
+// Pairs of sums over lanes, all at once: each step waits for one exchange.
+template <int n> __device__ __forceinline__ void add_lanes(float2 (&sums)[n]) {
+#pragma unroll
+    for (int offset = 16; offset > 0; offset /= 2) {
+#pragma unroll
+        for (int i = 0; i < n; ++i) {
+            sums[i].x += __shfl_xor_sync(0xffffffff, sums[i].x, offset);
+            sums[i].y += __shfl_xor_sync(0xffffffff, sums[i].y, offset);
+        }
+    }
+}
+
 // logits [n][E + 1], the last one the shared expert's; h, the rows normalised. A block an expert, whose teams share the
-// rows. E more blocks, if the grid has them, make the next router's logits of the same rows, behind all others.
-template <ggml_type type> __global__ void __launch_bounds__(most_threads)
+// rows; a team asks for at_once of them together. E more blocks, if the grid has them, make the next router's logits of
+// the same rows, behind all others.
+template <ggml_type type, int at_once> __global__ void __launch_bounds__(most_threads / at_once, at_once)
     route(const float * x, int64_t stride, int n, router_weights own, router_weights next, int n_experts, float epsilon,
           int n_teams, float * logits, activations h) {
     __shared__ float2 sums[max_rows][32];
@@ -66,12 +79,35 @@ template <ggml_type type> __global__ void __launch_bounds__(most_threads)
     const groups weights = groups::of<type>(from.row<type>(expert, n_experts, h.width), h.width, by).times(scaled);
     logits += is_own ? 0 : n * n_own;
     ggml_cuda_pdl_sync();
+    if constexpr (at_once == 1) {
 #pragma unroll 2
-    for (int row = by.number; row < n; row += n_teams) {
-        const groups values  = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
-        const float  squares = sum_of_lanes(values.dot(values)), product = sum_of_lanes(values.dot(weights));
-        if (threadIdx.x % 32 == 0) {
-            sums[row][by.warp] = make_float2(squares, product);
+        for (int row = by.number; row < n; row += n_teams) {
+            const groups values  = groups::of<GGML_TYPE_F32>(x + row * stride, h.width, by);
+            const float  squares = sum_of_lanes(values.dot(values)), product = sum_of_lanes(values.dot(weights));
+            if (threadIdx.x % 32 == 0) {
+                sums[row][by.warp] = make_float2(squares, product);
+            }
+        }
+    } else {
+#pragma unroll 1
+        for (int first = by.number; first < n; first += at_once * n_teams) {
+            groups values[at_once];
+            float2 found[at_once]; // squares, product
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                values[i] = groups::of<GGML_TYPE_F32>(x + min(first + i * n_teams, n - 1) * stride, h.width, by);
+            }
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                found[i] = make_float2(values[i].dot(values[i]), values[i].dot(weights));
+            }
+            add_lanes(found);
+#pragma unroll
+            for (int i = 0; i < at_once; ++i) {
+                if (threadIdx.x % 32 == 0 && first + i * n_teams < n) {
+                    sums[first + i * n_teams][by.warp] = found[i];
+                }
+            }
         }
     }
     __syncthreads();

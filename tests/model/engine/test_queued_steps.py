@@ -238,6 +238,7 @@ def test_others_may_clear_their_empty_sequences(rig, run_of, n_others):
     r.engine.verify()
     r.engine.next(r.sampler)
     assert queued(r) == (4, 1)
+    r.engine.commit()
     assert r.held == r.engine.n_past
 
 

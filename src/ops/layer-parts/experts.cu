@@ -2,7 +2,6 @@
 // up, down; of one row the last two choose for themselves. Of a batch each expert that a row chose is read once. A
 // kernel starts while the one before it ends.
 
-#include "ops/layer-parts/choice-of-rows.cuh"
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/outputs.cuh"
 

@@ -181,8 +181,8 @@ template <int n, int length = 1, int step = 1> __device__ __forceinline__ void s
 
 // The best n_used experts of a row, best first. weights: theirs and the shared expert's, or nullptr. A warp, of which
 // each lane has up to n_of_lane experts: in order, so that the best of all is the best of the lanes' firsts.
-template <int n_of_lane, typename logits_type> __device__ __forceinline__ void
-choose_row_of(logits_type logits, int n_experts, int n_used, int lane, int * chosen, float * weights) {
+template <int n_of_lane> __device__ __forceinline__ void choose_row_of(const float * logits, int n_experts, int n_used,
+                                                                       int lane, int * chosen, float * weights) {
     uint64_t keys[n_of_lane];
 #pragma unroll
     for (int i = 0; i < n_of_lane; ++i) {
@@ -220,8 +220,8 @@ choose_row_of(logits_type logits, int n_experts, int n_used, int lane, int * cho
     __syncwarp();
 }
 
-template <typename logits_type> __device__ __forceinline__ void
-choose_row(logits_type logits, int n_experts, int n_used, int lane, int * chosen, float * weights) {
+__device__ __forceinline__ void choose_row(const float * logits, int n_experts, int n_used, int lane, int * chosen,
+                                           float * weights) {
     if (n_experts <= 256) {
         choose_row_of<8>(logits, n_experts, n_used, lane, chosen, weights);
     } else {
@@ -234,6 +234,73 @@ struct choice_of_row {
     int   experts[max_used];
     float weights[max_used + 1];
 };
+
+// Which rows chose an expert, and at which rank. In shared memory.
+struct choices_by_expert {
+    int     rows[max_experts]; // a bit a row
+    uint8_t ranks[max_rows][max_experts];
+};
+
+// Writes which pairs a group has and where its expert is. rows: those that chose it, a bit a row.
+__device__ __forceinline__ void write_group(int group, int expert, uint32_t rows, const choices_by_expert & by,
+                                            const chosen_before & before, int n_used, routes * out) {
+    const int first     = __ffs(rows) - 1;
+    out->n_pairs[group] = __popc(rows);
+    for (int side = 0; side < 2; ++side) {
+        out->places[side][group] = before.choice ? before.index(side, first, by.ranks[first][expert], n_used) : expert;
+    }
+    for (int i = 0; rows; ++i, rows &= rows - 1) {
+        const int row        = __ffs(rows) - 1;
+        out->pairs[group][i] = (pair_id) (row * (n_used + 1) + by.ranks[row][expert]);
+    }
+}
+
+// Fills `out`, from logits or from what was chosen before. One block, a warp a row.
+static __global__ void choose(const float * logits, chosen_before before, int n_experts, int n_used, routes * out) {
+    __shared__ int               chosen[max_pairs];
+    __shared__ choices_by_expert by;
+    __shared__ int               n_groups;
+    ggml_cuda_pdl_lc();
+    const int row = threadIdx.x / 32, lane = threadIdx.x % 32, n_ranks = n_used + 1;
+    for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
+        by.rows[expert] = 0;
+    }
+    if (threadIdx.x == 0) {
+        n_groups = 0;
+    }
+    ggml_cuda_pdl_sync();
+    if (!before.choice) {
+        choose_row(logits + row * (n_experts + 1), n_experts, n_used, lane, chosen + row * n_used,
+                   out->weights + row * n_ranks);
+    } else if (lane <= n_used) {
+        out->weights[row * n_ranks + lane] = before.weight(row, lane, n_used);
+        if (lane < n_used) {
+            chosen[row * n_used + lane] = before.expert(row, lane);
+        }
+    }
+    __syncthreads();
+    if (lane < n_used) {
+        const int expert      = chosen[row * n_used + lane];
+        by.ranks[row][expert] = (uint8_t) lane;
+        atomicOr(&by.rows[expert], 1 << row);
+    }
+    __syncthreads();
+    // Beyond 8 rows, groups of more than two pairs go first, so that a warp's extra group is a small one.
+    const bool in_turns = blockDim.x > 8 * 32;
+    for (int turn = 0; turn < (in_turns ? 2 : 1); ++turn) {
+        for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
+            const uint32_t rows = by.rows[expert];
+            if (rows && (!in_turns || (__popc(rows) > 2) == (turn == 0))) {
+                const int group = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
+                write_group(group, expert, rows, by, before, n_used, out);
+            }
+        }
+        __syncthreads();
+    }
+    if (threadIdx.x == 0) {
+        out->n_groups = n_groups;
+    }
+}
 
 // Writes the choice of rows as dw_choice has it. A warp a row; a second block, if there is one, for the next router,
 // whose experts stand from next_at on.

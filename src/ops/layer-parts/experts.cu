@@ -4,6 +4,7 @@
 
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/outputs.cuh"
+#include "ops/layer-parts/router.cuh"
 
 namespace {
 

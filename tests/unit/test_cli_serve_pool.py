@@ -35,8 +35,9 @@ def made(*arguments: str, info: ModelInfo | None = MODEL, **options: Any) -> lis
     return flags(Wanted(**{**dict.fromkeys(Wanted.__slots__), **options}), list(arguments), info)
 
 
-def room(n_ctx: int, **changes: Any) -> int:
-    return 12 * GIB - experts.beside(MODEL, {**SERVER, "n_ctx": n_ctx, **changes})
+def room(n_ctx: int, n_slots: int = 4, **changes: Any) -> int:
+    """Queued steps have a sequence beside the slots'."""
+    return 12 * GIB - experts.beside(MODEL, {**SERVER, "n_ctx": n_ctx, "n_seq_max": n_slots + 1, **changes})
 
 
 def test_without_options_there_are_no_flags():
@@ -52,9 +53,9 @@ def test_expert_vram_reaches_the_server_as_bytes():
 def test_of_vram_experts_get_what_the_server_leaves(tmp_path):
     for given, n_ctx in ((["-c", "8192"], 8192), (["--ctx_size", "4096"], 4096), (["-c", "0"], 32768)):
         assert made(*given, vram="12GiB") == ["--expert-vram", str(room(n_ctx))]
-    assert made("-c", "8192", "-np", "1", vram="12GiB") == ["--expert-vram", str(room(8192, n_seq_max=1))]
+    assert made("-c", "8192", "-np", "1", vram="12GiB") == ["--expert-vram", str(room(8192, n_slots=1))]
     of_slots = made("--kv-unified-per-slot", "1000", "-np", "3", vram="12GiB")
-    assert of_slots == ["--expert-vram", str(room(3000, n_seq_max=3))]
+    assert of_slots == ["--expert-vram", str(room(3000, n_slots=3))]
     small = made("-c", "8192", "-ub", "128", vram="12GiB")
     assert small == ["--expert-vram", str(room(8192, n_ubatch=128))]
     for flag in ("-md", "-mm"):
@@ -64,13 +65,13 @@ def test_of_vram_experts_get_what_the_server_leaves(tmp_path):
 
 
 def test_more_slots_take_more():
-    assert room(8192, n_seq_max=8) < room(8192) < room(8192, n_seq_max=1)
+    assert room(8192, n_slots=8) < room(8192) < room(8192, n_slots=1)
 
 
 def test_variables_count_as_flags(monkeypatch):
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "8192")
     monkeypatch.setenv("LLAMA_ARG_N_PARALLEL", "2")
-    assert made(vram="12GiB") == ["--expert-vram", str(room(8192, n_seq_max=2))]
+    assert made(vram="12GiB") == ["--expert-vram", str(room(8192, n_slots=2))]
     monkeypatch.setenv("LLAMA_ARG_CTX_SIZE", "many")  # the server says what is wrong with it
     assert made("-np", "x", vram="12GiB") == ["--expert-vram", str(room(32768))]
 

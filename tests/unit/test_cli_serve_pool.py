@@ -20,7 +20,7 @@ from draftwood.load import experts, memory
 from tests.unit.model_of_experts import GIB, INFO
 
 MODEL = replace(INFO, n_ctx_train=32768)
-SERVER = {"n_batch": 2048, "n_seq_max": 4}
+SERVER = {"n_batch": 2048}
 
 
 @pytest.fixture(autouse=True)

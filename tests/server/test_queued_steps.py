@@ -130,7 +130,7 @@ def test_several_replies_of_one_prompt(both):
 
 
 def test_a_client_that_leaves_and_others_that_come(both):
-    """While steps of a text are queued, prompts of others arrive; one is cut off; some steps are not taken."""
+    """Beside a text whose steps are queued: other prompts, a client that leaves, steps that are not taken."""
     waits, queues = both
     reply = waits.complete(PROMPTS[0], n_predict=8, n_probs=1)
     bias = [[each["id"], -20] for each in reply["completion_probabilities"][::3]]

@@ -38,7 +38,9 @@ bool is_on_host(const ggml_tensor * tensor) noexcept {
 }
 
 bool are_together(const std::vector<const ggml_tensor *> & tensors) noexcept {
-    const auto place = [](const ggml_tensor * t) { return is_on_host(t) ? nullptr : buffer_type_of(t); };
+    const auto place = [](const ggml_tensor * t) {
+        return is_on_host(t) ? nullptr : ggml_backend_buft_get_device(buffer_type_of(t));
+    };
     return std::all_of(tensors.begin(), tensors.end(),
                        [&](const ggml_tensor * each) { return each && place(each) == place(tensors[0]); });
 }

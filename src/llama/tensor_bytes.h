@@ -15,7 +15,8 @@ ggml_backend_buffer_t      buffer_of(const ggml_tensor * tensor) noexcept;
 ggml_backend_buffer_type_t buffer_type_of(const ggml_tensor * tensor) noexcept;
 bool                       is_on_host(const ggml_tensor * tensor) noexcept; // the CPU reads it in place
 
-// All are in memory of one kind: that of a device, or the host's. nullptr is in none.
+// All are in memory of one device, or the host's. A device may have several kinds, as for experts in a pool. nullptr is
+// in none.
 bool are_together(const std::vector<const ggml_tensor *> & tensors) noexcept;
 
 // Copies n bytes `from` offset `offset` on `to` offset `at`, in the stream of `backend`, which must reach both.

@@ -72,6 +72,10 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
     return found;
 }
 
+bool wants_all_layers(const common_params & params, const dw_model_info & info) {
+    return params.n_gpu_layers < 0 || params.n_gpu_layers > info.n_layers + info.n_layer_nextn;
+}
+
 bool places_tensors(const common_params & params) {
     const auto & overrides = params.tensor_buft_overrides;
     return !params.dw_pool.is_made && !overrides.empty() && overrides[0].pattern && overrides[0].pattern != embeddings;
@@ -92,8 +96,7 @@ void place_embeddings(common_params & params) {
     if (cards.size() != 1 || !is_cuda(cards[0]) || dw_probe_model(params.model.path.c_str(), &info) != DW_OK) {
         return;
     }
-    const bool has_all = params.n_gpu_layers < 0 || params.n_gpu_layers > info.n_layers + info.n_layer_nextn;
-    if (has_all && !info.is_split && fits(info, params, cards[0])) {
+    if (wants_all_layers(params, info) && !info.is_split && fits(info, params, cards[0])) {
         const llama_model_tensor_buft_override ours{ embeddings, ggml_backend_dev_buffer_type(cards[0]) };
         if (is_pooled) {
             overrides.insert(overrides.begin(), ours);

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "draftwood.h"
 #include "ggml-backend.h"
 
 #include <vector>
@@ -19,6 +20,9 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
 // and a drafted token comes to the host before it is verified. Nothing changes with --override-tensor, --n-cpu-moe, or
 // one of several files, nor where there is neither a --spec-type of ours nor a pool.
 void place_embeddings(common_params & params);
+
+// whether all layers of the model are to lie on cards
+bool wants_all_layers(const common_params & params, const dw_model_info & info);
 
 // Whether the user placed tensors. Overrides of place_embeddings() and of a pool do not count.
 bool places_tensors(const common_params & params);

@@ -102,8 +102,7 @@ int32_t default_tokens(const common_params & params) {
 bool on_one_card(const common_params & params, const dw_model_info & info) {
     const size_t n_cards = cards_of(params).size();
     const bool   is_one  = n_cards == 1 || (n_cards > 1 && params.split_mode == LLAMA_SPLIT_MODE_NONE);
-    const bool   has_all = params.n_gpu_layers < 0 || params.n_gpu_layers > info.n_layers + info.n_layer_nextn;
-    return is_one && has_all && !places_tensors(params);
+    return is_one && wants_all_layers(params, info) && !places_tensors(params);
 }
 
 // As python/draftwood/load/steps.py. Where slots have cells of their own, a further one would take some from each.

@@ -22,15 +22,10 @@ constexpr graph_shape shape_of_step(int32_t slot) {
     return { verify_kind::none, /*part*/ 0, slot, /*n_rows*/ 1 };
 }
 
-// nullptr: host memory
-ggml_backend_dev_t device_of(const ggml_tensor * tensor) {
-    return is_on_host(tensor) ? nullptr : ggml_backend_buft_get_device(buffer_type_of(tensor));
-}
-
 } // namespace
 
 // Other architectures may read a token elsewhere than in its embedding, or have other memories. Weights on a CPU are
-// wherever its kernels want them. Experts in a pool have a buffer type of their own on their card.
+// wherever its kernels want them.
 bool target_context::is_on_one_device(const llama_context * ctx) {
     const llama_model * model  = llama_get_model(ctx);
     const auto          memory = hybrid_memory::of(ctx);
@@ -50,8 +45,7 @@ bool target_context::is_on_one_device(const llama_context * ctx) {
     for (const auto & layer : memory->attention_layers()) {
         all.insert(all.end(), { layer.keys, layer.values });
     }
-    return std::all_of(all.begin(), all.end(),
-                       [&](const ggml_tensor * each) { return each && device_of(each) == device_of(head); });
+    return are_together(all);
 }
 
 // Embeddings go to the host with each decode, and samplers in graphs keep what they chose there.

@@ -12,6 +12,7 @@ from typing import Any
 
 from draftwood.engine.engine import ModelInfo
 from draftwood.load.devices import cards
+from draftwood.load.placement import all_layers
 from draftwood.options import HYBRID_ARCHITECTURES, Options, Plan
 
 _WITHOUT_SPLIT = 0  # split_mode, LLAMA_SPLIT_MODE_NONE
@@ -27,7 +28,6 @@ def are_wanted(plan: Plan, options: Options, info: ModelInfo, kwargs: dict[str, 
 
 def on_one_card(info: ModelInfo, kwargs: dict[str, Any], placement: dict[str, Any]) -> bool:
     """Tell whether one card gets all layers, whether or not a pool has their experts."""
-    n_layers = kwargs.get("n_gpu_layers", 0)
     one = len(cards()) == 1 or (bool(cards()) and kwargs.get("split_mode", 1) == _WITHOUT_SPLIT)
     elsewhere = placement["n_cpu_moe"] or placement["tensor_buft_overrides"] or placement["rpc_servers"]
-    return one and not elsewhere and (n_layers < 0 or n_layers > info.n_layers)
+    return one and not elsewhere and all_layers(kwargs.get("n_gpu_layers", 0), info)

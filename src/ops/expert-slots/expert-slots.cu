@@ -8,13 +8,11 @@
 #include "ops/expert-slots/beside.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/kernels.cuh"
-#include "ops/expert-slots/stage.h"
+#include "ops/expert-slots/staging.cuh"
 
 namespace slots = dw::expert_slots;
 
 namespace {
-
-constexpr int n_stage_blocks = 32; // beside another layer's products
 
 using slots::n_lanes;
 using slots::rank_in_block;
@@ -149,74 +147,6 @@ template <typename Word> __global__ void fill_slots(const slots::layer of) {
     slots::copy_listed<Word>(of, of.state->fills, of.state->n_fills);
 }
 
-// all experts that are not resident, into the layer's place in the stage
-template <typename Word> __global__ void stage_absent(const slots::layer of) {
-    const slots::table &      state = *of.state;
-    const slots::pieces<Word> all(of);
-    for (int64_t i = blockIdx.x; i < of.n_experts * all.n_all; i += gridDim.x) {
-        const int expert = (int) (i / all.n_all);
-        if (state.entries[expert].slot < 0) {
-            all.copy(of, i % all.n_all, expert, of.first_staged, expert);
-        }
-    }
-}
-
-// Copy engines leave the multiprocessors to the products, but know nothing of the table: with less than half of the
-// experts in slots, they copy all of them.
-void copy_all(const slots::layer & of, cudaStream_t stream) {
-    for (int p = 0; p < of.n_parts; ++p) {
-        const slots::part & part = of.parts[p];
-        char * const        to   = part.base + of.first_staged[part.plane] * part.stride;
-        CUDA_CHECK(cudaMemcpyAsync(to, part.base, of.n_experts * part.stride, cudaMemcpyDefault, stream));
-    }
-}
-
-void copy_absent(const slots::layer & of, cudaStream_t stream) {
-    if (2 * of.n_slots < of.n_experts) {
-        copy_all(of, stream);
-        return;
-    }
-    const auto copy = slots::in_words_of(of, sizeof(uint4)) ? stage_absent<uint4> : stage_absent<uint16_t>;
-    copy<<<n_stage_blocks, slots::n_fill_threads, 0, stream>>>(of);
-}
-
-bool is_captured(cudaStream_t stream) {
-    cudaStreamCaptureStatus status = cudaStreamCaptureStatusNone;
-    CUDA_CHECK(cudaStreamIsCapturing(stream, &status));
-    return status != cudaStreamCaptureStatusNone;
-}
-
-// Copies that were queued ahead are done before what `stream` gets next. Returns whose they were; nullptr: none.
-const slots::layer * join(slots::stage & stage, cudaStream_t stream) {
-    const slots::layer * coming = stage.coming;
-    stage.coming                = nullptr;
-    if (coming && is_captured(stream) && !stage.is_captured) {
-        CUDA_CHECK(cudaStreamSynchronize(stage.stream)); // queued outside of the graph
-    } else if (coming) {
-        CUDA_CHECK(cudaStreamWaitEvent(stream, stage.is_ready[coming->place], 0));
-    }
-    return coming;
-}
-
-// The layer's own experts were queued by the layer before it; the first layer of a graph has to copy its own. Then the
-// next layer's are queued, if this graph has it with as many rows. Their place is free: the layer that used it has
-// computed. A capture must join what it queued, so there the next layer has to be in the same piece of the graph.
-void copy_ahead(const slots::layer & of, const ggml_tensor * node, bool is_here, cudaStream_t stream) {
-    slots::stage & stage = *of.staged;
-    if (!is_here) {
-        copy_absent(of, stream);
-    }
-    const bool captured = is_captured(stream);
-    if (of.next && slots::has(node, slots::has_next) && (!captured || slots::has(node, slots::next_is_joined))) {
-        stage.coming      = of.next;
-        stage.is_captured = captured;
-        CUDA_CHECK(cudaEventRecord(stage.is_free, stream));
-        CUDA_CHECK(cudaStreamWaitEvent(stage.stream, stage.is_free, 0));
-        copy_absent(*of.next, stage.stream);
-        CUDA_CHECK(cudaEventRecord(stage.is_ready[of.next->place], stage.stream));
-    }
-}
-
 // experts of this layer were fetched ahead in this graph
 bool is_guessed(const slots::layer & of) {
     return of.copies && of.copies->guessed == &of;
@@ -279,14 +209,14 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const bool           staged  = of.stages(n_rows) && !warm_up;
     const int            n       = looks ? slots::max_experts : slots::threads_for(of);
     const picks          from    = picks::of(ids, 0, n_used);
-    const bool           is_here = of.staged && join(*of.staged, with.stream) == &of;
+    const bool           is_here = of.staged && slots::join_staged(*of.staged, with.stream) == &of;
     const slots::layer * next    = guessed_by(dst);
     const bool           beside  = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
     if (!beside && (!next || (is_guessed(of) && of.copies->is_made_here))) {
         join_guesses(of, with.stream); // the table is as they leave it, and their slots may be given away again
     }
     if (staged) {
-        copy_ahead(of, dst, is_here, with.stream);
+        slots::copy_ahead(of, dst, is_here, with.stream);
     }
     cudaStream_t stream = beside ? fork(*of.copies, with.stream) : with.stream;
     const ahead  coming =

@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "ops/layer-parts/rows.cuh"
+#include "ops/layer-parts/choice.cuh"
 
 #include <cstdint>
 
@@ -36,106 +36,6 @@ struct chosen_before {
     __device__ __forceinline__ int index(int side, int row, int rank, int n_used) const {
         return places[side][row * n_used + rank];
     }
-};
-
-// Integers in the order of logits; 1: a NaN; 0: no expert, or one that is taken.
-__device__ __forceinline__ uint32_t order_of(float logit) {
-    const uint32_t bits = __float_as_uint(logit);
-    return isnan(logit) ? 1 : bits & 0x80000000 ? ~bits : bits | 0x80000000;
-}
-
-__device__ __forceinline__ uint32_t most_of_lanes(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(0xffffffff, x);
-#else
-    for (int offset = 16; offset > 0; offset /= 2) {
-        x = max(x, __shfl_xor_sync(0xffffffff, x, offset));
-    }
-    return x;
-#endif
-}
-
-// The logit of an order.
-__device__ __forceinline__ float logit_of(uint32_t order) {
-    return order <= 1 ? NAN : __uint_as_float(order & 0x80000000 ? order & 0x7fffffff : ~order);
-}
-
-// An expert in the order of a choice: larger is better, and of equal logits the lowest expert. Unique.
-__device__ __forceinline__ uint64_t key_of(uint32_t order, int expert) {
-    return (uint64_t) order << 32 | ~(uint32_t) expert;
-}
-
-// Keys in descending order: Batcher's odd-even merge sort, with exchanges that are known at compile time.
-template <int n, int length = 1, int step = 1> __device__ __forceinline__ void sort_keys(uint64_t (&keys)[n]) {
-#pragma unroll
-    for (int i = step % length; i + step < n; ++i) {
-        if ((i - step % length) / step % 2 == 0 && i / (2 * length) == (i + step) / (2 * length)) {
-            const uint64_t a = keys[i], b = keys[i + step];
-            keys[i]        = a > b ? a : b;
-            keys[i + step] = a > b ? b : a;
-        }
-    }
-    if constexpr (step > 1) {
-        sort_keys<n, length, step / 2>(keys);
-    } else if constexpr (2 * length < n) {
-        sort_keys<n, 2 * length, 2 * length>(keys);
-    }
-}
-
-// The best n_used experts of a row, best first. weights: theirs and the shared expert's, or nullptr. A warp, of which
-// each lane has up to n_of_lane experts: in order, so that the best of all is the best of the lanes' firsts.
-template <int n_of_lane> __device__ __forceinline__ void choose_row_of(const float * logits, int n_experts, int n_used,
-                                                                       int lane, int * chosen, float * weights) {
-    uint64_t keys[n_of_lane];
-#pragma unroll
-    for (int i = 0; i < n_of_lane; ++i) {
-        const int expert = lane + 32 * i;
-        keys[i]          = key_of(expert < n_experts ? order_of(logits[expert]) : 0, expert);
-    }
-    const float of_shared = weights ? logits[n_experts] : 0.0f;
-    sort_keys(keys);
-    uint32_t my_order = 0; // of the rank that is this lane's number
-    for (int rank = 0; rank < n_used; ++rank) {
-        const uint32_t order = (uint32_t) (keys[0] >> 32), expert = ~(uint32_t) keys[0], best = most_of_lanes(order);
-        bool           is_mine = order == best;
-        const uint32_t equals  = __ballot_sync(0xffffffff, is_mine);
-        if (equals & (equals - 1)) {
-            const uint32_t lowest = most_of_lanes(is_mine ? ~expert : 0); // by all lanes
-            is_mine               = is_mine && ~expert == lowest;
-        }
-        if (is_mine) {
-            chosen[rank] = (int) expert;
-        }
-#pragma unroll
-        for (int i = 0; i + 1 < n_of_lane; ++i) {
-            keys[i] = is_mine ? keys[i + 1] : keys[i];
-        }
-        keys[n_of_lane - 1] = is_mine ? 0 : keys[n_of_lane - 1];
-        my_order            = rank == lane ? best : my_order;
-    }
-    if (weights) {
-        const float logit = logit_of(my_order), first = __shfl_sync(0xffffffff, logit, 0);
-        const float e = lane < n_used ? expf(logit - first) : 0.0f, sum = sum_of_lanes(e);
-        if (lane <= n_used) {
-            weights[lane] = lane < n_used ? e / sum : sigmoid(of_shared);
-        }
-    }
-    __syncwarp();
-}
-
-__device__ __forceinline__ void choose_row(const float * logits, int n_experts, int n_used, int lane, int * chosen,
-                                           float * weights) {
-    if (n_experts <= 256) {
-        choose_row_of<8>(logits, n_experts, n_used, lane, chosen, weights);
-    } else {
-        choose_row_of<max_experts / 32>(logits, n_experts, n_used, lane, chosen, weights);
-    }
-}
-
-// One row's choice, in shared memory.
-struct choice_of_row {
-    int   experts[max_used];
-    float weights[max_used + 1];
 };
 
 // Which rows chose an expert, and at which rank. In shared memory.
@@ -217,13 +117,7 @@ static __global__ void write_choice(const float * logits, int n_experts, int n_u
     const int row = threadIdx.x / 32, lane = threadIdx.x % 32, n = blockDim.x / 32;
     choose_row(logits + (blockIdx.x * n + row) * (n_experts + 1), n_experts, n_used, lane, found[row].experts,
                found[row].weights);
-    out += row * stride + blockIdx.x * next_at;
-    if (lane < n_used) {
-        out[lane] = found[row].experts[lane];
-    }
-    if (lane <= n_used && blockIdx.x == 0) {
-        out[n_used + lane] = __float_as_int(found[row].weights[lane]);
-    }
+    write_choice_row(found[row], n_used, lane, blockIdx.x == 0, out + row * stride + blockIdx.x * next_at);
 }
 
 } // namespace dw::layer_parts

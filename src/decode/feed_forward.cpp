@@ -227,9 +227,10 @@ ggml_tensor * fuser::guess_beside(const expert_layer & of, const ggml_tensor * s
 
 // dw_choice for a layer; guess: what guesses the next one's experts, or nullptr
 ggml_tensor * fuser::choice_of(const expert_layer & of, const ggml_tensor * guess) {
-    namespace op                 = parts::choice;
-    const ggml_tensor *   sorted = of.chosen.sorted;
-    const parts::settings with   = { of.normal.epsilon, (int32_t) of.chosen.ids->ne[0] };
+    namespace op               = parts::choice;
+    const ggml_tensor * sorted = of.chosen.sorted;
+    parts::settings     with{ of.normal.epsilon, (int32_t) of.chosen.ids->ne[0] };
+    with.is_open = 1;
     return made(op::signature, { op::size(sorted->ne[0], sorted->ne[1], of.x->ne[0]), 1, 1, 1 },
                 { { op::x, of.x },
                   { op::norm, of.normal.weights },
@@ -262,8 +263,8 @@ ggml_tensor * fuser::networks_of(const expert_layer & of, ggml_tensor * choice, 
                 { of.normal.weights, of.gate, of.up, of.down, of.s_gate, of.s_up, of.s_down }, with);
 }
 
-// The sorted experts, whose first ones the pool's op reads, become a view of the choice. What that guesses, the pool's
-// op fetches.
+// The sorted experts, whose first ones the pool's op reads, become a view of the choice. The pool's op makes the choice
+// whole, and fetches what it guesses.
 bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes) {
     ggml_tensor *const sorted = of.chosen.sorted, *const sum = of.sum, *const slots = indices->src[pool::indices];
     ggml_tensor * const        guess = guess_beside(of, slots);
@@ -281,13 +282,14 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     if (!networks) {
         return false;
     }
+    ggml_tensor choosing = *slots;
+    pool::set(&choosing, pool::chooses);
     if (guess) {
-        ggml_tensor fetching        = *slots;
-        fetching.src[pool::guesses] = sorted;
-        pool::set_number(&fetching, next);
-        edit_.replace(slots, {}, { of.chosen.ids }, &fetching);
+        choosing.src[pool::guesses] = sorted;
+        pool::set_number(&choosing, next);
         count(fused_guesses, true);
     }
+    edit_.replace(slots, {}, { of.chosen.ids }, &choosing);
     return split({ sorted }, { of.x }, choice, ended) &&
            replace(sum, { of.x, indices, of.chosen.ids, sorted }, networks);
 }

@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import ctypes
 from collections.abc import Sequence
+from dataclasses import replace
 from types import TracebackType
 from typing import Any
 
@@ -15,11 +16,13 @@ import numpy as np
 from tests.ops import cuda_on_cpu
 from tests.ops import ggml_graph as ggml
 from tests.ops.expert_model import MAX_PARTS, NO, TABLE, Model, first_table, random_ids, random_router
+from tests.ops.layer_part import Part
 
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
 _FLAGS_AT = _LAYER_AT + 8  # dw::expert_slots::flags_at
-_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _N_FLAGS = range(4)
+_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _CHOOSES, _N_FLAGS = range(5)
 _NUMBER_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::number_at
+_ROUTED = 4  # operands of dw_choice without a next router
 MAX_GUESS_ROWS = 8
 LEAST_STAGED_ROWS = 512
 POLICIES = {"frequency": 0, "lru": 1}
@@ -163,6 +166,28 @@ class Layer:
             return [node, self._node(context, "dw_expert_ready", (node, narrow), None)] if beside else node
 
         return ggml.run(op, [(wide, "I32")], shape, backend=self.backend, dtype=np.int32)
+
+    def choose(self, choice: Part, *, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
+        """Run dw_choice and the op behind it; return int32[n_planes, rows, k] and the choice int32[rows, E].
+
+        is_open: on a card the op chooses. Guesses are made if the choice has a next router.
+        """
+        rows, k, n_experts = len(choice.operands[0][0]), choice.n_used, self.layer.n_experts
+        shape, has_next = (self.layer.n_planes, rows, k), len(choice.operands) > _ROUTED
+
+        def op(context: Any, *given: Any) -> Any:
+            chosen = replace(choice, is_joint=is_open).op()(context, *given)
+            wide = ggml.view(context, chosen, (rows, n_experts), (4 * n_experts,))
+            narrow = ggml.view(context, chosen, (rows, k), (4 * n_experts,))
+            node = self._node(context, "dw_expert_slots", (narrow, wide) if has_next else (narrow,), shape)
+            self._set_number(node, 2 * k + 1)
+            ctypes.c_uint8.from_address(node + _OP_PARAMS + _FLAGS_AT + _CHOOSES).value = is_open
+            return [chosen, node]
+
+        with ggml.Graph(op, choice.operands, backend=self.backend) as graph:
+            graph.compute()
+            whole = graph.bytes_of(graph.nodes[0]).view(np.int32)[: rows * n_experts]
+            return graph.get(shape, np.int32), whole.reshape(rows, n_experts)
 
     def guess(self, hidden: np.ndarray, norm: np.ndarray, router: np.ndarray, k: int) -> None:
         """Run dw_expert_guess for this layer, from hidden f32[rows, n] as if a layer before it had them.

@@ -77,6 +77,11 @@ def experts(
     return Part("dw_experts", operands, (n, width), wanted, (0,), (width,), n_used, is_joint)
 
 
+def size_of_choice(n_experts: int, n: int, width: int) -> int:
+    """Return dw::layer_parts::choice::size."""
+    return sum(-(-x // 32) * 32 for x in (n_experts * n, 2 * n * (n_experts + 1))) + 2 * n * width
+
+
 def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
     """Return what dw_choice and dw_chosen_experts make of dw_experts' operands.
 
@@ -90,8 +95,8 @@ def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
     next_router = (rng.permutation(router[0]), router[1])
 
     def chosen_by(operands: list[tuple[Array, str]]) -> Array:
-        shape = (-(-n_experts * n // 32) * 32 + 2 * n * x[0].shape[1],)  # dw::layer_parts::choice::size
-        chosen = replace(part, name="dw_choice", operands=operands, shape=shape, kind="I32")
+        shape = (size_of_choice(n_experts, n, x[0].shape[1]),)
+        chosen = replace(part, name="dw_choice", operands=operands, shape=shape, is_joint=False, kind="I32")
         return ggml.run(chosen.op(), operands, shape, backend=backend, n_threads=2, dtype=np.int32)
 
     def rows_of(choice: Array) -> Array:

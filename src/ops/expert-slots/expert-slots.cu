@@ -9,8 +9,10 @@
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/kernels.cuh"
 #include "ops/expert-slots/staging.cuh"
+#include "ops/layer-parts/choice.cuh"
 
 namespace slots = dw::expert_slots;
+namespace parts = dw::layer_parts;
 
 namespace {
 
@@ -32,13 +34,45 @@ struct picks {
     __device__ int at(int i) const { return ids[i / n_used * row + i % n_used]; }
 };
 
+// A choice of rows that is left to this op; no logits: it was made before.
+struct open_choice {
+    const float * logits; // f32[n, E + 1]
+    int32_t *     rows;   // of dw_choice's dst, where this choice begins
+    int           n_experts;
+    bool          is_own; // not the next layer's
+
+    static open_choice of(const ggml_tensor * ids, bool is_own, int n_used) {
+        auto * const  rows = dw::data_of<int32_t>(ids);
+        const int64_t n = ids->ne[1], n_experts = (int64_t) (ids->nb[1] / sizeof(int32_t));
+        const auto *  logits = (const float *) (rows + parts::choice::logits_at(n_experts, n));
+        return { logits + (is_own ? 0 : n * (n_experts + 1)), rows + (is_own ? 0 : parts::choice::next_at(n_used)),
+                 (int) n_experts, is_own };
+    }
+};
+
 struct shared_state {
     int         last[slots::max_experts];  // place of the last pick + 1; of a prompt: how many rows chose it
     int         first[slots::max_experts]; // whether row 0 chose it
     int         slot[slots::max_experts];  // -1: on the host alone
     int         n_by_warp[n_lanes];
     slots::room made;
+
+    parts::choice_of_row chosen[parts::max_rows]; // of an open choice
 };
+
+// The picks of an open choice, which is made here: a warp a row.
+__device__ picks choose(shared_state & s, const open_choice & open, const picks & of) {
+    constexpr int row_size = sizeof(parts::choice_of_row) / sizeof(int);
+    const int     lane = threadIdx.x % n_lanes, n_warps = blockDim.x / n_lanes;
+    for (int row = threadIdx.x / n_lanes; row < of.n_rows; row += n_warps) {
+        parts::choice_of_row & found = s.chosen[row];
+        parts::choose_row(open.logits + row * (open.n_experts + 1), open.n_experts, of.n_used, lane, found.experts,
+                          open.is_own ? found.weights : nullptr);
+        parts::write_choice_row(found, of.n_used, lane, open.is_own, open.rows + row * open.n_experts);
+    }
+    __syncthreads();
+    return { s.chosen[0].experts, row_size, of.n_used, of.n_rows };
+}
 
 __device__ void count_picks(shared_state & s, const picks & from, bool looks) {
     for (int i = threadIdx.x; i < from.n(); i += blockDim.x) {
@@ -66,30 +100,32 @@ __device__ void add(uint64_t & to, int n) {
 struct ahead {
     slots::layer of;
     picks        from;
+    open_choice  open;
 };
 
-__device__ void guess(shared_state & s, const ahead & next) {
+template <bool is_open> __device__ void guess(shared_state & s, const ahead & next) {
     const int          e    = threadIdx.x;
     const bool         is   = e < next.of.n_experts;
     const slots::entry mine = is ? next.of.state->entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
     s.last[e]               = 0;
     __syncthreads();
     ggml_cuda_pdl_sync();
-    count_picks(s, next.from, false);
+    count_picks(s, is_open ? choose(s, next.open, next.from) : next.from, false);
     slots::give_guesses(s.made, s.n_by_warp, next.of, mine, s.last[e] > 0);
 }
 
-// One block, a thread an expert; with `looks` more threads than experts may count picks. A second block, if there is
-// one, has the next layer's guesses. Tables are read before the kernel in front has ended. No kernel that may still run
-// then changes them: what changed them last has ended before the kernel in front began (write_choice), before the
-// copies that this launch comes behind, or, without guesses, in the step before: its last kernels, and the copies of
-// this step's inputs, lie between.
-__global__ void __launch_bounds__(slots::max_experts) resolve(const slots::layer of, const picks from, int32_t * dst,
-                                                              bool looks, bool warm_up, bool staged, const ahead next) {
+// One block, a thread an expert; more threads than experts may count picks (`looks`), or choose. A second block, if
+// there is one, has the next layer's guesses. Tables are read before the kernel in front has ended. No kernel that may
+// still run then changes them: what changed them last has ended before the kernel in front began (write_choice, or of
+// an open choice gate and up of the layer before: hide_all), before the copies that this launch comes behind, or,
+// without guesses, in the step before: its last kernels, and the copies of this step's inputs, lie between.
+template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_experts : slots::max_experts)
+    resolve(const slots::layer of, const picks given, const open_choice open, int32_t * dst, bool looks, bool warm_up,
+            bool staged, const ahead next) {
     __shared__ shared_state s;
     ggml_cuda_pdl_lc();
     if (blockIdx.x == 1) {
-        guess(s, next);
+        guess<is_open>(s, next);
         return;
     }
     slots::table & state = *of.state;
@@ -101,6 +137,7 @@ __global__ void __launch_bounds__(slots::max_experts) resolve(const slots::layer
     s.first[e]           = 0;
     __syncthreads();
     ggml_cuda_pdl_sync();
+    const picks from = is_open ? choose(s, open, given) : given;
     count_picks(s, from, looks);
 
     const bool needed   = is && s.last[e] > 0;
@@ -187,8 +224,12 @@ void fetch_next(const slots::layer & next, cudaStream_t stream) {
 
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor *ids = dst->src[slots::ids], *guesses = dst->src[slots::guesses];
-    const auto are_ids = [](const ggml_tensor * t) { return t->type == GGML_TYPE_I32 && t->nb[0] == sizeof(int32_t); };
-    return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && are_ids(ids) &&
+    const auto are_ids  = [](const ggml_tensor * t) { return t->type == GGML_TYPE_I32 && t->nb[0] == sizeof(int32_t); };
+    const auto * of     = (const slots::layer *) dw::layer_of(dst);
+    const bool   closed = !slots::has(dst, slots::chooses);
+    const bool   fits   = closed || (ids->nb[1] == of->n_experts * sizeof(int32_t) && ids->ne[1] <= parts::max_rows &&
+                                 ids->ne[0] <= parts::max_used && of->n_experts <= parts::max_experts);
+    return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && are_ids(ids) && fits &&
            (!guesses || (are_ids(guesses) && guesses->ne[1] <= slots::max_guess_rows &&
                          guesses->ne[0] >= slots::number_of(dst) + ids->ne[0]));
 }
@@ -207,11 +248,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const bool           looks   = slots::only_looks_up(of, n_used, n_rows);
     const bool           warm_up = n_used >= of.n_experts;
     const bool           staged  = of.stages(n_rows) && !warm_up;
-    const int            n       = looks ? slots::max_experts : slots::threads_for(of);
+    const bool           chooses = slots::has(dst, slots::chooses);
     const picks          from    = picks::of(ids, 0, n_used);
-    const bool           is_here = of.staged && slots::join_staged(*of.staged, with.stream) == &of;
-    const slots::layer * next    = guessed_by(dst);
-    const bool           beside  = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
+    const auto open    = [&](bool is_own) { return chooses ? open_choice::of(ids, is_own, n_used) : open_choice{}; };
+    const bool is_here = of.staged && slots::join_staged(*of.staged, with.stream) == &of;
+    const slots::layer * next   = guessed_by(dst);
+    const bool           beside = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
     if (!beside && (!next || (is_guessed(of) && of.copies->is_made_here))) {
         join_guesses(of, with.stream); // the table is as they leave it, and their slots may be given away again
     }
@@ -220,9 +262,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     }
     cudaStream_t stream = beside ? fork(*of.copies, with.stream) : with.stream;
     const ahead  coming =
-        next ? ahead{ *next, picks::of(dst->src[slots::guesses], slots::number_of(dst), n_used) } : ahead{};
-    ggml_cuda_kernel_launch(resolve, grid(next ? 2 : 1, next ? std::max(n, slots::threads_for(*next)) : n, stream), of,
-                            from, dw::data_of<int32_t>(dst), looks, warm_up, staged, coming);
+        next ? ahead{ *next, picks::of(dst->src[slots::guesses], slots::number_of(dst), n_used), open(false) }
+              : ahead{};
+    int n = looks ? slots::max_experts : std::max(slots::threads_for(of), chooses ? n_lanes * n_rows : 0);
+    n     = next ? std::max(n, slots::threads_for(*next)) : n;
+    ggml_cuda_kernel_launch(chooses ? resolve<true> : resolve<false>, grid(next ? 2 : 1, n, stream), of, from,
+                            open(true), dw::data_of<int32_t>(dst), looks, warm_up, staged, coming);
     if (next) {
         join_guesses(of, stream);
         fetch_next(*next, stream);

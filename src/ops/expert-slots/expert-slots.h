@@ -145,6 +145,7 @@ enum flag : size_t {
     has_next,       // the graph has the next layer with as many rows, so that its experts can be copied ahead
     next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph
     copies_beside,  // nodes stand between this one and its dw_expert_ready
+    chooses,        // ids are the first of an open dw_choice (layer-parts.h), and guesses, if any, its rows
     n_flags,
 };
 constexpr size_t flags_at = layer_at + sizeof(void *);

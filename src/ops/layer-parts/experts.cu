@@ -36,10 +36,7 @@ struct layout {
         end += (bytes + 127) / 128 * 128;
         return begin;
     }
-    // n_routers: 1, or 2 with the next layer's
-    void add_logits(int64_t n, int64_t n_experts, int64_t n_routers) {
-        logits = next((size_t) (n_routers * n * (n_experts + 1)) * sizeof(float));
-    }
+    void add_logits(int64_t n, int64_t n_experts) { logits = next((size_t) (n * (n_experts + 1)) * sizeof(float)); }
     void add_h(int64_t n, int64_t width) { h = next(activations::bytes(n, width)); }
     void add_networks(int64_t n, int32_t n_used, const operands & of) {
         hidden = next(activations::bytes(n * (n_used + 1), width_of_hidden(of)));
@@ -145,7 +142,7 @@ namespace of = dw::layer_parts::experts;
 
 layout layout_of(const ggml_tensor * dst) {
     layout at;
-    at.add_logits(dst->ne[1], dst->src[of::router]->ne[1], 1);
+    at.add_logits(dst->ne[1], dst->src[of::router]->ne[1]);
     at.add_h(dst->ne[1], dst->ne[0]);
     at.add_networks(dst->ne[1], settings_of(dst).n_used, operands::from<of::src>(dst));
     return at;
@@ -183,16 +180,6 @@ namespace choice_alone {
 
 namespace of = dw::layer_parts::choice;
 
-layout layout_of(const ggml_tensor * dst) {
-    layout at;
-    at.add_logits(dst->src[of::x]->ne[1], dst->src[of::router]->ne[1], dst->src[of::next_router] ? 2 : 1);
-    return at;
-}
-
-size_t workspace(const ggml_tensor * dst) {
-    return layout_of(dst).end;
-}
-
 // the layer that follows, if the node has it
 bool is_next_routed(const ggml_tensor * dst) {
     const ggml_tensor *norm = dst->src[of::next_norm], *router = dst->src[of::next_router];
@@ -220,15 +207,17 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const settings    to        = settings_of(dst);
     const int         n         = (int) src[of::x]->ne[1];
     const int64_t     n_experts = src[of::router]->ne[1];
-    float * const     logits    = (float *) ((char *) with.workspace + layout_of(dst).logits);
     int32_t * const   out       = dw::data_of<int32_t>(dst);
+    float * const     logits    = (float *) (out + of::logits_at(n_experts, n));
     const activations h         = activations::in((char *) (out + of::h_at(n_experts, n)), n, src[of::x]->ne[0]);
     launch_router({ src[of::x], src[of::norm], src[of::router], src[of::shared_router], src[of::next_norm],
                     src[of::next_router] },
                   to.epsilon, logits, h, with.stream);
-    ggml_cuda_kernel_launch(write_choice, { dim3(src[of::next_router] ? 2 : 1), dim3(32 * n), 0, with.stream },
-                            (const float *) logits, (int) n_experts, to.n_used, out, n_experts,
-                            (int) of::next_at(to.n_used));
+    if (!to.is_open) {
+        ggml_cuda_kernel_launch(write_choice, { dim3(src[of::next_router] ? 2 : 1), dim3(32 * n), 0, with.stream },
+                                (const float *) logits, (int) n_experts, to.n_used, out, n_experts,
+                                (int) of::next_at(to.n_used));
+    }
 }
 
 } // namespace choice_alone
@@ -283,7 +272,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
 
 namespace dw::layer_parts {
 const op_descriptor experts::on_cuda = { experts::signature, nullptr, whole::takes, whole::workspace, whole::launch };
-const op_descriptor choice::on_cuda  = { choice::signature, nullptr, choice_alone::takes, choice_alone::workspace,
+const op_descriptor choice::on_cuda  = { choice::signature, nullptr, choice_alone::takes, nullptr,
                                          choice_alone::launch };
 const op_descriptor chosen_experts::on_cuda = { chosen_experts::signature, nullptr, networks_alone::takes,
                                                 networks_alone::workspace, networks_alone::launch };

@@ -55,9 +55,12 @@ constexpr bool is_product_type(ggml_type type) {
 // What a node says beside its operands. It lies behind the layer pointer and fills what is left of op_params, so fields
 // that no op has both of share their place.
 struct settings {
-    float   epsilon  = 0.0f; // of the norm
-    int32_t n_used   = 0;    // k
-    int32_t is_joint = 0;    // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
+    float   epsilon = 0.0f; // of the norm
+    int32_t n_used  = 0;    // k
+    union {
+        int32_t is_joint = 0; // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
+        int32_t is_open;      // the dw_expert_slots behind dw_choice chooses
+    };
     union {
         int32_t size = 0;  // S, of a head
         int32_t n_dims;    // values of a head that turn with its position
@@ -105,13 +108,15 @@ extern const op_descriptor on_cpu, on_cuda;
 //
 //   dst i32[size(E, n, D)]: of each row E values, the k experts, best first; then k + 1 weights, as the bits of f32:
 //   theirs, and that of the shared expert; with a next router then the k experts that it makes of the same x, best
-//   first; the others are undefined. Behind all rows, from h_at on, h as dw_chosen_experts of the same device takes it;
-//   undefined on a CPU. E >= 2 k + 1, with a next router 3 k + 1
+//   first; the others are undefined. E >= 2 k + 1, with a next router 3 k + 1. Behind all rows, undefined on a CPU:
+//   from logits_at on those of both routers, f32[2, n, E + 1], the shared expert's last; from h_at on h as
+//   dw_chosen_experts of the same device takes it
 //
 //   x [D, n]; norm [D]; router weights [D, E], float; shared_router weights [D, 1], float; next_norm [D] and
 //   next_router weights [D, E], of the layer that follows: both or none
 //
-//   settings: epsilon, n_used
+//   settings: epsilon, n_used, is_open. An open choice has logits and h alone, on CUDA: the dw_expert_slots that reads
+//   it makes it whole before it looks for slots, in one kernel where two would follow each other. On a CPU it is whole
 namespace choice {
 enum src { x, norm, router, shared_router, next_norm, next_router, n_src };
 constexpr const char *     operands[n_src] = { "x", "norm", "router", "shared_router", "next_norm", "next_router" };
@@ -122,9 +127,12 @@ extern const op_descriptor on_cpu, on_cuda;
 constexpr int32_t next_at(int32_t n_used) {
     return 2 * n_used + 1;
 }
-// a multiple of 128 bytes
-constexpr int64_t h_at(int64_t n_experts, int64_t n) {
+// multiples of 128 bytes
+constexpr int64_t logits_at(int64_t n_experts, int64_t n) {
     return (n_experts * n + 31) / 32 * 32;
+}
+constexpr int64_t h_at(int64_t n_experts, int64_t n) {
+    return logits_at(n_experts, n) + (2 * n * (n_experts + 1) + 31) / 32 * 32;
 }
 // h takes 4 bytes a value as F32, and behind that 1 and 8 a block of 32 as 8 bits, and 48 a row: there is room for 8 a
 // value, of which rows have 32 or more

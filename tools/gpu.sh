@@ -1,7 +1,8 @@
 #!/usr/bin/env bash
 # draftwood on a CUDA machine that cannot reach a network: pack here, build and test there.
 #
-#   tools/gpu.sh pack             here: patched sources and missing wheels into build/gpu, which travels with the tree
+#   tools/gpu.sh compile [ARCH]   here: our CUDA sources, without linking
+#   tools/gpu.sh pack             here: the same; patched sources and missing wheels into build/gpu, which travels with the tree
 #   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; what it compiled is archived in FOLDER
 #   tools/gpu.sh keep FOLDER      here: the larger part of that into build/gpu, for the next build there
 #   tools/gpu.sh wheel FOLDER     there: a portable wheel for that card; installed and tried in a clean environment
@@ -19,9 +20,19 @@ wheels="diskcache gguf click jinja2 markdown-it-py mdurl prompt_toolkit pygments
 # too large to pack, or compiled for its Python: a clean environment gets the machine's own copies of these
 borrowed="numpy markupsafe nvidia-cuda-runtime nvidia-cublas"
 
+# Our own CUDA sources, so that what does not compile is found here and not there.
+compile() {
+    cublas_headers
+    includes="-Isrc -I$cublas -I$tree/include -I$tree/src -I$tree/src/ggml-cuda"
+    find src -name '*.cu' -print0 |
+        xargs -0 -P "$(nproc)" -I{} nvcc -arch="${1:-sm_90}" -std=c++17 -extended-lambda -diag-suppress 177,20012 \
+            $includes --ptx {} -o /dev/null
+}
+
 pack() {
     rm -rf "$packed/source.tar.xz" "$packed/wheels"
     mkdir -p "$packed"
+    ! command -v nvcc > /dev/null || compile
     tree=$(readlink -f "$(.venv/bin/python _build/source.py)")
     inside="$(basename "$tree")/vendor/llama.cpp"
     left_out=()
@@ -110,18 +121,24 @@ bench() {
     run python3 bench/run.py run "$@"
 }
 
-# Only the ops' own sources, for one architecture: a minute where the library takes an hour.
-chain() {
+# Sets `tree`, ggml's sources, and `cublas`, headers alone of a large package.
+cublas_headers() {
     tree="$(readlink -f "$(.venv/bin/python _build/source.py)")/vendor/llama.cpp/ggml"
     made=build/chain cublas=build/chain/cublas
-    mkdir -p "$made" "$packed"
-    rm -f "$made"/*.o
-    if [ ! -d "$cublas" ]; then # headers alone, of a large package
+    mkdir -p "$made"
+    if [ ! -d "$cublas" ]; then
         .venv/bin/python -m pip download -q --no-deps -d "$made" nvidia-cublas
         .venv/bin/python -m zipfile -e "$made"/nvidia_cublas-*.whl "$made/wheel"
         mv "$made"/wheel/nvidia/cu*/include "$cublas"
         rm -rf "$made/wheel" "$made"/nvidia_cublas-*.whl
     fi
+}
+
+# Only the ops' own sources, for one architecture: a minute where the library takes an hour.
+chain() {
+    cublas_headers
+    mkdir -p "$packed"
+    rm -f "$made"/*.o
     printf '#define GGML_VERSION "chain"\n#define GGML_COMMIT "chain"\n' > "$made/ggml-version.h"
     includes="-Isrc -Ibench -I$made -I$cublas -I$tree/include -I$tree/src -I$tree/src/ggml-cuda"
     for source in ggml.c ggml-quants.c; do
@@ -136,7 +153,7 @@ chain() {
 }
 
 case "${1:-}" in
-    pack | build | keep | wheel | run | bench | chain) "$@" ;;
+    compile | pack | build | keep | wheel | run | bench | chain) "$@" ;;
     test) run python3 bench/run.py "$@" ;;
     *) sed -n '2,/^set/{/^#/s/^# \{0,1\}//p}' "$0" >&2 && exit 2 ;;
 esac

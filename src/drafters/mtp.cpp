@@ -71,8 +71,8 @@ mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & c
     states_(target.left(), target.attached().copies, ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
     drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
     nothing_(n_embd_) {
-    target.attached().tap_hidden(true);
     ctx_.remove_from(seq_, 0); // cells of an earlier drafter of this sequence
+    target.attached().tap_hidden(true);
 }
 
 mtp_drafter::~mtp_drafter() {

@@ -35,7 +35,8 @@ dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, conte
     listener(of_others),
     model(std::move(of_model)),
     graphs(std::make_unique<graph_store>(target, model->budget().graphs)),
-    fuses_(n_exact_rows > 0 ? fuse_where::on_gpu : fuse_where::nowhere) {
+    fuses_(n_exact_rows > 0 ? fuse_where::on_gpu : fuse_where::nowhere),
+    n_layer_users_(target->get_cparams().embeddings_layer_inp.size()) {
     slot_of(ctx) = this;
 }
 
@@ -51,12 +52,12 @@ dw_attachment * dw_attachment::of(const llama_context * ctx) noexcept {
     return ctx->get_cparams().dw;
 }
 
-void dw_attachment::tap_hidden(bool on) {
+void dw_attachment::tap_hidden(bool on) noexcept {
     n_hidden_users_ += on ? 1 : -1;
     llama_set_embeddings_nextn(ctx, n_hidden_users_ > 0, /*masked*/ false);
 }
 
-void dw_attachment::tap_layer(uint32_t il, bool on) {
+void dw_attachment::tap_layer(uint32_t il, bool on) noexcept {
     int32_t &  users = n_layer_users_[il];
     const bool was   = users > 0;
     users += on ? 1 : -1;

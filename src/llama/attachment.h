@@ -67,9 +67,9 @@ struct dw_attachment {
     static dw_attachment * of(const llama_context * ctx) noexcept;
 
     // Counts the readers of the context's hidden states, or of the inputs of one of its layers. llama.cpp keeps them
-    // while there is one: drafters of several sequences share a context.
-    void tap_hidden(bool on);
-    void tap_layer(uint32_t il, bool on);
+    // while there is one: drafters of several sequences share a context. No failure comes between a drafter's taps.
+    void tap_hidden(bool on) noexcept;
+    void tap_layer(uint32_t il, bool on) noexcept;
 
     // llama.cpp keeps the hidden states of rows with an output, in a context that nobody taps.
     void keep_output_hidden();
@@ -137,7 +137,7 @@ struct dw_attachment {
     draftwood::fuse_where                                fuses_;
     bool                                                 in_ubatch_ = false; // from its choice of graph to its compute
     int32_t                                              n_hidden_users_ = 0;
-    std::map<uint32_t, int32_t>                          n_layer_users_;
+    std::vector<int32_t>                                 n_layer_users_; // [layer]
     std::map<const ggml_cgraph *, draftwood::graph_tail> tails_;
 };
 

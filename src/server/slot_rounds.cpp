@@ -181,8 +181,10 @@ int32_t slot_rounds::begin_rounds(const std::vector<asked> & all, std::vector<in
             each.accepts.begin(draft_of(each.engine.get()));
         }
         n_drafted.push_back((int32_t) (this->n_drafted(all[i].slot) - before[i]));
+        count_steps(each);
     }
-    count_steps();
+    count_steps(seats_[alone_]); // its step may have been dropped by this round
+    alone_ = n == 1 ? all[0].slot : alone_;
     return 0;
 }
 
@@ -222,19 +224,16 @@ void slot_rounds::end_round(int32_t slot) {
         LOG_ERR("draftwood: %s\n", dw_last_error());
     }
     each.open = false;
-    count_steps();
+    count_steps(each);
 }
 
-// Others read them while an engine works.
-void slot_rounds::count_steps() {
-    int64_t n_taken = 0, n_dropped = 0;
-    for (const seat & each : seats_) {
-        const dw_stats stats = stats_of(each.engine.get());
-        n_taken += stats.n_queued_steps;
-        n_dropped += stats.n_dropped_steps;
-    }
-    n_taken_   = n_taken;
-    n_dropped_ = n_dropped;
+// Others read the sums while an engine works.
+void slot_rounds::count_steps(seat & of) {
+    const dw_stats stats = stats_of(of.engine.get());
+    n_taken_ += stats.n_queued_steps - of.n_steps_taken;
+    n_dropped_ += stats.n_dropped_steps - of.n_steps_dropped;
+    of.n_steps_taken   = stats.n_queued_steps;
+    of.n_steps_dropped = stats.n_dropped_steps;
 }
 
 std::string slot_rounds::metrics() const {

@@ -84,9 +84,10 @@ class slot_rounds {
     struct seat {
         std::unique_ptr<dw_engine, deleter> engine;
         bool                                open     = false;
-        size_t                              n_taken  = 0; // rows of the open round
-        int32_t                             n_drafts = 0; // of it
-        schedule                            accepts;      // for benchmarks
+        size_t                              n_taken  = 0;                           // rows of the open round
+        int32_t                             n_drafts = 0;                           // of it
+        schedule                            accepts;                                // for benchmarks
+        int64_t                             n_steps_taken = 0, n_steps_dropped = 0; // that are in the sums
     };
 
     slot_rounds() = default;
@@ -96,12 +97,12 @@ class slot_rounds {
     dw_status go_to(int32_t slot, llama_pos pos, const text_of & text);
     dw_status place(const asked & each);
     int64_t   n_drafted(int32_t slot) const;
-
-    void count_steps();
+    void      count_steps(seat & of);
 
     std::vector<seat> seats_; // [slot]
     int32_t           n_ubatch_  = 0;
     bool              recurrent_ = false; // checkpoints are of recurrent states
+    int32_t           alone_     = 0;     // slot of the newest round of one: the only one that can have queued a step
 
     std::atomic<int64_t> n_taken_{ 0 }, n_dropped_{ 0 }; // steps, of all slots
 };

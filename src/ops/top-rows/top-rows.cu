@@ -7,6 +7,7 @@
 
 #include "ops/top-rows/top-rows.h"
 
+#include "common.cuh"
 #include "ops/door/launch.h"
 
 namespace top_rows = dw::top_rows;
@@ -148,12 +149,14 @@ __global__ void __launch_bounds__(n_threads, 4)
     top_of_parts(const float * logits, int64_t row_stride, int n_vocab, int k, partials to) {
     __shared__ selection s;
     __shared__ float     sums[n_threads / 32];
-    const int            part = blockIdx.x, row = blockIdx.y, n_parts = gridDim.x;
-    const int            first = part * part_size + threadIdx.x;
-    const float *        in    = logits + row * row_stride;
-    uint32_t             orders[per_thread];
-    uint32_t             best = 0;
-    int                  at   = 0;
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
+    const int     part = blockIdx.x, row = blockIdx.y, n_parts = gridDim.x;
+    const int     first = part * part_size + threadIdx.x;
+    const float * in    = logits + row * row_stride;
+    uint32_t      orders[per_thread];
+    uint32_t      best = 0;
+    int           at   = 0;
 #pragma unroll
     for (int i = 0; i < per_thread; ++i) {
         const int id = first + i * n_threads;
@@ -202,7 +205,9 @@ __global__ void __launch_bounds__(n_threads, 4)
 // grid: row; tokens: nullptr, or what the ids stand for
 __global__ void __launch_bounds__(n_threads)
     top_of_rows(const partials from, int n_parts, int k, const int32_t * tokens, float * out, int64_t out_stride) {
-    __shared__ selection       s;
+    __shared__ selection s;
+    ggml_cuda_pdl_lc();
+    ggml_cuda_pdl_sync();
     const int                  row    = blockIdx.x;
     const int                  n_keys = n_parts * k;
     const token_key *          keys   = from.keys + (int64_t) row * n_keys;
@@ -264,11 +269,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     token_key *         keys    = (token_key *) with.workspace;
     const partials      between = { keys, (partial *) (keys + n_keys(logits, k)) };
     const ggml_tensor * named   = dst->src[top_rows::tokens];
-    top_of_parts<<<dim3((unsigned) n_parts, (unsigned) n_rows), n_threads, 0, with.stream>>>(
-        dw::data_of<float>(logits), dw::stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
-    top_of_rows<<<(unsigned) n_rows, n_threads, 0, with.stream>>>(between, (int) n_parts, (int) k,
-                                                                  named ? dw::data_of<int32_t>(named) : nullptr,
-                                                                  dw::data_of<float>(dst), dw::stride_of(dst, 1));
+    ggml_cuda_kernel_launch(
+        top_of_parts, { dim3((unsigned) n_parts, (unsigned) n_rows), dim3(n_threads), 0, with.stream },
+        dw::data_of<const float>(logits), dw::stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
+    ggml_cuda_kernel_launch(top_of_rows, { dim3((unsigned) n_rows), dim3(n_threads), 0, with.stream }, between,
+                            (int) n_parts, (int) k, named ? dw::data_of<const int32_t>(named) : nullptr,
+                            dw::data_of<float>(dst), dw::stride_of(dst, 1));
 }
 
 } // namespace

@@ -5,6 +5,7 @@
 // most descendants last, at most five are kept at once in a tree of 64 nodes; beyond that the path from the root is
 // walked again.
 
+#include "common.cuh"
 #include "ops/door/launch.h"
 #include "ops/tree-delta-net/tree-factors.h"
 #include "ops/tree-delta-net/tree-ops.h"
@@ -21,13 +22,16 @@ using dw::tree_step;
 
 constexpr int n_kept = 5; // nodes whose columns are kept
 
-// grid: head, sequence, part of the columns
+// grid: head, sequence, part of the columns. State and tree are read before the kernel in front has ended: no node of a
+// verify writes them (tree_heads in layer-parts/delta-heads.cu).
 template <int size> __global__ void __launch_bounds__(layout<size>::threads) tree_delta_net(const arguments a) {
     __shared__ tree_plan p;
     __shared__ float     kept[n_kept][n_columns * layout<size>::per_lane][max_threads];
-    walker<size>         walk(a);
+    ggml_cuda_pdl_lc();
+    walker<size> walk(a);
     walk.load_state(); // while the plan is made
     dw::make_plan(p, a.parents, a.preorder, blockIdx.y * a.n_nodes, a.n_nodes);
+    ggml_cuda_pdl_sync();
 
     typename walker<size>::input now, next;
     float                        of_k[n_columns], of_q[n_columns];
@@ -69,7 +73,7 @@ template <int size> __global__ void __launch_bounds__(layout<size>::threads) tre
 
 template <int size> void launch_for(const arguments & a, int n_seqs, cudaStream_t stream) {
     const dim3 grid((unsigned) a.n_heads, (unsigned) n_seqs, layout<size>::blocks);
-    tree_delta_net<size><<<grid, layout<size>::threads, 0, stream>>>(a);
+    ggml_cuda_kernel_launch(tree_delta_net<size>, { grid, dim3(layout<size>::threads), 0, stream }, a);
 }
 
 bool takes(const ggml_tensor * dst) {

@@ -24,6 +24,7 @@ def queued_steps() -> Iterator[None]:
     """Let every `Llama` that is made inside queue steps, without a drafter or in pauses of "auto"."""
     with (
         patch.object(steps, "on_one_card", lambda *_: True),
+        patch.object(steps, "read_one_card", lambda *_: True),
         patch.object(drafting, "Engine", partial(Engine, results=_capi.RESULTS_TOP)),
     ):
         yield

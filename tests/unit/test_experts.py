@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import re
 from dataclasses import replace
+from typing import Any
 
 import pytest
 from draftwood.engine.engine import ModelInfo
@@ -218,10 +219,7 @@ ALL = {"n_gpu_layers": -1, "n_ctx": 4096}
 def test_a_model_larger_than_its_card_gets_what_is_free(card, layers):
     card(16 * GIB)
     wanted = {**ALL, "n_gpu_layers": layers}
-    with pytest.warns(
-        UserWarning, match=r"takes 2\d\.\d GiB and CUDA0 has 16.0 GiB free: \d\d% of its experts"
-    ):
-        assert experts.room(INFO, given(), wanted) == 16 * GIB - experts.beside(INFO, ALL)
+    assert experts.room(INFO, given(), wanted) == 16 * GIB - experts.beside(INFO, ALL)
 
 
 @pytest.mark.parametrize(
@@ -266,16 +264,44 @@ def test_a_machine_with_less_memory_than_experts(card, monkeypatch):
     assert experts.short_of_host(INFO) == ""
 
 
-def test_a_card_without_a_pool_is_no_error_unless_asked_for(monkeypatch):
-    def refuse(*_, **__):
-        raise UnsupportedError("CUDA0 cannot hold a part of the experts")
+class _Pool:
+    """One that a card has."""
 
+    def __init__(self, *_: Any, **__: Any) -> None:
+        self.heat: Any = None
+
+    def set_heat(self, heat: Any) -> None:
+        self.heat = heat
+
+
+def test_a_pool_that_nobody_asked_for_is_said(card, monkeypatch):
+    card(16 * GIB)
+    monkeypatch.setattr(experts, "ExpertPool", _Pool)
+    text = r"takes 2\d\.\d GiB and CUDA0 has 16.0 GiB free: \d\d% of its experts lie on the card"
+    with pytest.warns(UserWarning, match=text) as said:
+        pool, part, n_cpu_moe = preparation._pool(INFO, {**given(), "expert_guess": None}, None, ALL)
+    assert len(said) == 1
+    assert isinstance(pool, _Pool)
+    assert part.device == "CUDA0"
+    assert n_cpu_moe == 0
+
+
+def test_a_card_that_cannot_have_a_pool(card, monkeypatch):
+    """Who asked for one is refused; else the CPU computes what does not fit, and only that is said."""
+
+    def refuse(*_, **__):
+        raise UnsupportedError("CUDA0 cannot hold a part of the experts: no virtual memory management")
+
+    card(16 * GIB)
     monkeypatch.setattr(experts, "ExpertPool", refuse)
-    wanted = experts.Share(8, "CUDA0")
-    with pytest.warns(UserWarning, match=r"CUDA0 cannot hold .*; all experts are loaded to the card"):
-        assert experts.make_pool(wanted, asked_for=False) is None
-    with pytest.raises(UnsupportedError):
-        experts.make_pool(wanted)
+    why = "CUDA0 cannot hold a part of the experts: no virtual memory management"
+    with pytest.warns(UserWarning, match=f"{why}: the CPU computes the experts of \\d+ layers") as said:
+        pool, part, n_cpu_moe = preparation._pool(INFO, {**given(), "expert_guess": None}, None, ALL)
+    assert len(said) == 1
+    assert (pool, part) == (None, None)
+    assert 0 < n_cpu_moe == experts.layers_that_do_not_fit(INFO, 16 * GIB - experts.beside(INFO, ALL))
+    with pytest.raises(UnsupportedError, match=why):
+        preparation._pool(INFO, {**given(vram="12GiB"), "expert_guess": None}, None, ALL)
 
 
 @pytest.mark.parametrize(

@@ -101,16 +101,7 @@ def _left_over(info: ModelInfo, placement: dict[str, Any], kwargs: dict[str, Any
     if elsewhere or len(found) != 1 or found[0]["backend"] != "CUDA" or info.expert_bytes == 0:
         return None
     rest, free = beside(info, kwargs), int(found[0]["memory_free"])
-    if rest + info.expert_bytes <= free or free <= rest:
-        return None
-    if short_of_host(info):  # there will be no pool, which is said then
-        return free - rest
-    part = (free - rest) / info.expert_bytes
-    warn(
-        f"this model takes {gib(rest + info.expert_bytes)} and {found[0]['name']} has {gib(free)} free: "
-        f"{part:.0%} of its experts lie on the card, all of them in host memory (docs/experts.md)"
-    )
-    return free - rest
+    return None if rest + info.expert_bytes <= free or free <= rest else free - rest
 
 
 def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
@@ -284,20 +275,18 @@ def guesses(given: Any, wanted: Share | None) -> bool:
     return wanted is not None and (wanted.device != CPU if given is None else given)
 
 
-def make_pool(wanted: Share, *, guess: bool = False, asked_for: bool = True) -> ExpertPool | None:
-    """Make the pool.
+def make_pool(wanted: Share, *, guess: bool = False) -> ExpertPool:
+    """Make the pool. guess: as `guesses` says. Errors: UnsupportedError for a device that cannot have one."""
+    return ExpertPool(wanted.slots, device=wanted.device, stage=wanted.stage, guess=guess)
 
-    guess: as `guesses` says.
-    asked_for: by the caller; else a device that cannot have one is said in a warning, and the result is None.
-    """
-    try:
-        pool = ExpertPool(wanted.slots, device=wanted.device, stage=wanted.stage, guess=guess)
-    except UnsupportedError as error:
-        if asked_for:
-            raise
-        warn(f"{error.message}; all experts are loaded to the card")
-        return None
-    return pool
+
+def say_part(info: ModelInfo, n_bytes: int, device: str, kwargs: dict[str, Any]) -> None:
+    """Warn of a pool that nobody asked for, in the bytes that `room` found."""
+    rest, part = beside(info, kwargs), n_bytes / info.expert_bytes
+    warn(
+        f"this model takes {gib(rest + info.expert_bytes)} and {device} has {gib(rest + n_bytes)} free: "
+        f"{part:.0%} of its experts lie on the card, all of them in host memory (docs/experts.md)"
+    )
 
 
 def check_filled(pool: ExpertPool | None, placement: dict[str, Any]) -> None:

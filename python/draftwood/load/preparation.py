@@ -13,7 +13,7 @@ from typing import Any
 from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
-from draftwood.errors import OptionError
+from draftwood.errors import OptionError, UnsupportedError
 from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc, split, steps
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
@@ -88,7 +88,7 @@ def prepare(
         on_card = embeddings_on_card(
             n_gpu_layers, info, lambda: experts.taken_by(held, info) + experts.beside(info, asked_of_card)
         )
-        planned = replace(planned, queue_steps=queues and n_cpu_moe == 0)
+        planned = replace(planned, queue_steps=queues and steps.read_one_card(n_cpu_moe, on_card))
         layers = pooled_layers(info, pool) if pool else ()
         n_layers = info.n_layers + info.n_layer_nextn
         tensors = tensor_overrides(n_cpu_moe, wanted[1], on_card, layers, n_layers)
@@ -108,22 +108,27 @@ def _pool(
 ) -> tuple[ExpertPool | None, experts.Share | None, int]:
     """Return the pool and what it holds, and of how many layers the CPU computes the experts.
 
-    Errors: ExpertMemoryError.
+    Errors: those of a pool that was asked for, ExpertMemoryError and UnsupportedError among them.
     """
     asked_for = placement["vram"] is not None or placement["expert_vram"] is not None
     room = experts.room(info, placement, kwargs)
     part = experts.share(info, room, kwargs)
     guess = experts.guesses(placement["expert_guess"], part)
-    if part is None:
+    if room is None or part is None:
         return None, None, placement["n_cpu_moe"]
-    if room is not None and (why := experts.short_of_host(info)):
+    if why := experts.short_of_host(info):
         if asked_for:
             experts.require_host(info, room)
         return None, None, _without_pool(why, experts.layers_that_do_not_fit(info, room))
     heat.check_path(heat_file)
-    pool = experts.make_pool(part, guess=guess, asked_for=asked_for)
-    if pool is None:
-        return None, None, placement["n_cpu_moe"]
+    try:
+        pool = experts.make_pool(part, guess=guess)
+    except UnsupportedError as error:
+        if asked_for:
+            raise
+        return None, None, _without_pool(error.message, experts.layers_that_do_not_fit(info, room))
+    if not asked_for:
+        experts.say_part(info, room, part.device, kwargs)
     pool.set_heat(heat.read(heat_file, info))
     return pool, part, placement["n_cpu_moe"]
 

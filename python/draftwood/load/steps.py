@@ -31,3 +31,12 @@ def on_one_card(info: ModelInfo, kwargs: dict[str, Any], placement: dict[str, An
     one = len(cards()) == 1 or (bool(cards()) and kwargs.get("split_mode", 1) == _WITHOUT_SPLIT)
     elsewhere = placement["n_cpu_moe"] or placement["tensor_buft_overrides"] or placement["rpc_servers"]
     return one and not elsewhere and all_layers(kwargs.get("n_gpu_layers", 0), info)
+
+
+def read_one_card(n_cpu_moe: int, on_card: dict[str, str]) -> bool:
+    """Tell whether a step reads nothing elsewhere: no layer's experts, and not the embedding of its token.
+
+    n_cpu_moe: as it became. on_card: what `placement.embeddings_on_card` returned. A model in several files
+    has its embeddings in host memory.
+    """
+    return n_cpu_moe == 0 and bool(on_card)

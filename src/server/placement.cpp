@@ -5,6 +5,7 @@
 #include "common.h"
 #include "draftwood.h"
 #include "log.h"
+#include "server/resolve.h"
 
 #include <algorithm>
 #include <cstring>
@@ -49,6 +50,35 @@ bool fits(const dw_model_info & info, const common_params & params, ggml_backend
     return (int64_t) free >= weights + cells + logits + of_slot * params.n_parallel + spare;
 }
 
+// Returns whether the card gets them.
+bool try_to_place_embeddings(common_params & params) {
+    auto &     overrides = params.tensor_buft_overrides; // padded with empty ones, which common_fit_params needs
+    const bool is_pooled = params.dw_pool.is_made;       // then its own stand there
+    if (overrides.size() < 2 || places_tensors(params) || (!is_pooled && params.speculative.dw.type.empty())) {
+        return false;
+    }
+    if (!is_pooled) { // ours may stand there, of the load before a sleep
+        overrides[0] = { nullptr, nullptr };
+    }
+    const std::vector<ggml_backend_dev_t> cards = cards_of(params);
+    dw_model_info                         info{};
+    info.struct_size = sizeof(info);
+    if (cards.size() != 1 || !is_cuda(cards[0]) || dw_probe_model(params.model.path.c_str(), &info) != DW_OK) {
+        return false;
+    }
+    if (!wants_all_layers(params, info) || info.is_split || !fits(info, params, cards[0])) {
+        return false;
+    }
+    const llama_model_tensor_buft_override ours{ embeddings, ggml_backend_dev_buffer_type(cards[0]) };
+    if (is_pooled) {
+        overrides.insert(overrides.begin(), ours);
+    } else {
+        overrides[0] = ours;
+    }
+    LOG_INF("draftwood: token embeddings lie on %s\n", ggml_backend_dev_name(cards[0]));
+    return true;
+}
+
 } // namespace
 
 std::vector<ggml_backend_dev_t> cards_of(const common_params & params) {
@@ -82,28 +112,8 @@ bool places_tensors(const common_params & params) {
 }
 
 void place_embeddings(common_params & params) {
-    auto &     overrides = params.tensor_buft_overrides; // padded with empty ones, which common_fit_params needs
-    const bool is_pooled = params.dw_pool.is_made;       // then its own stand there
-    if (overrides.size() < 2 || places_tensors(params) || (!is_pooled && params.speculative.dw.type.empty())) {
-        return;
-    }
-    if (!is_pooled) { // ours may stand there, of the load before a sleep
-        overrides[0] = { nullptr, nullptr };
-    }
-    const std::vector<ggml_backend_dev_t> cards = cards_of(params);
-    dw_model_info                         info{};
-    info.struct_size = sizeof(info);
-    if (cards.size() != 1 || !is_cuda(cards[0]) || dw_probe_model(params.model.path.c_str(), &info) != DW_OK) {
-        return;
-    }
-    if (wants_all_layers(params, info) && !info.is_split && fits(info, params, cards[0])) {
-        const llama_model_tensor_buft_override ours{ embeddings, ggml_backend_dev_buffer_type(cards[0]) };
-        if (is_pooled) {
-            overrides.insert(overrides.begin(), ours);
-        } else {
-            overrides[0] = ours;
-        }
-        LOG_INF("draftwood: token embeddings lie on %s\n", ggml_backend_dev_name(cards[0]));
+    if (!try_to_place_embeddings(params) && results_of_tests() != DW_RESULTS_TOP) {
+        params.speculative.dw.queues_steps = false; // a queued step reads them there
     }
 }
 

@@ -1,5 +1,5 @@
 // Where a server's weights go: the devices of layers, and token embeddings, as python/draftwood/load/placement.py
-// places them. Must not know: slots, rounds. Test: tests/gpu/test_surroundings.py.
+// places them. Must not know: slots, rounds. Test: tests/gpu/test_surroundings.py, tests/server/test_placement.py.
 
 #pragma once
 
@@ -18,7 +18,8 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
 // Has token embeddings loaded onto the one CUDA card that has room for the model, or what it holds of it beside a pool
 // of experts, and its cells. llama.cpp leaves them in host memory, so that each decode begins with a part on the CPU,
 // and a drafted token comes to the host before it is verified. Nothing changes with --override-tensor, --n-cpu-moe, or
-// one of several files, nor where there is neither a --spec-type of ours nor a pool.
+// one of several files, nor where there is neither a --spec-type of ours nor a pool. Without them there, no steps are
+// queued (dw_params.queue_steps), and the context gets no room for these.
 void place_embeddings(common_params & params);
 
 // whether all layers of the model are to lie on cards

@@ -528,6 +528,29 @@ def test_flags_of_llama_cpp_are_answered_with_ours(arguments, hint):
     assert hint in result.stderr
 
 
+@pytest.mark.parametrize(
+    ("arguments", "words"),
+    [
+        (("run", "m.gguf", "-f", "-p"), "found -p behind -f; expected its value\n\nhint: --file=-p"),
+        (("run", "m.gguf", "x", "--drafter", "--json"), "found --json behind --drafter; expected its value"),
+        (("run", "m.gguf", "-n", "--temp=0", "x"), "found --temp=0 behind -n; expected its value"),
+        (("run", "m.gguf", "-f", "--help"), "found --help behind -f"),
+        (("bench", "m.gguf", "--drafter", "--modes", "off"), "found --modes behind --drafter"),
+        (("experts", "show", "m.gguf", "--expert-heat", "-ngl"), "found -ngl behind --expert-heat"),
+    ],
+)
+def test_an_option_is_no_value_of_the_one_before(arguments, words):
+    result = invoke(*arguments)
+    assert result.exit_code == 2
+    assert words in result.stderr
+
+
+@pytest.mark.parametrize("value", ["-1", "-0.5", "--nowhere.gguf", "-"])
+def test_what_begins_with_a_dash_may_be_a_value(value):
+    assert "behind --drafter" not in invoke("run", "/nowhere.gguf", "x", "--drafter", value).stderr
+    assert "behind" not in invoke("run", "/nowhere.gguf", "x", "--drafter=--json").stderr
+
+
 def test_a_line_that_a_shell_completes_may_have_them():
     line = BashComplete(cli, {}, "draftwood", "_DRAFTWOOD_COMPLETE")
     found = line.get_completions(["run", "m.gguf", "-c", "100"], "--n-")

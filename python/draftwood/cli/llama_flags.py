@@ -1,9 +1,11 @@
-"""llama.cpp's flags at commands that have them by another name: an answer with the name.
+"""What click does not refuse by itself: llama.cpp's flags, answered with our names, and options in place of values.
 
 Must not know: what options do. Test: tests/unit/test_cli.py.
 """
 
 from __future__ import annotations
+
+from itertools import pairwise
 
 import click
 
@@ -28,12 +30,41 @@ class Command(click.Command):
     """A command that knows what llama.cpp calls its options. click reads -ngl as -n with the value gl."""
 
     def parse_args(self, ctx: click.Context, args: list[str]) -> list[str]:
-        """Parse, or raise click.UsageError for a flag of llama.cpp's; not while a shell completes a line."""
-        own = {flag for option in self.params for flag in (*option.opts, *option.secondary_opts)}
+        """Parse, or raise click.UsageError for a flag of llama.cpp's, or for an option in place of a value.
+
+        Not while a shell completes a line.
+        """
+        if not ctx.resilient_parsing:
+            given = args[: args.index("--")] if "--" in args else args
+            self._require_values(ctx, given)
+            self._refuse_llama_cpps(ctx, given)
+        return super().parse_args(ctx, args)
+
+    def _own(self, ctx: click.Context) -> set[str]:
+        return {flag for each in self.get_params(ctx) for flag in (*each.opts, *each.secondary_opts)}
+
+    def _require_values(self, ctx: click.Context, args: list[str]) -> None:
+        """click takes whatever stands behind an option for its value, a further option too."""
+        options = [each for each in self.params if isinstance(each, click.Option)]
+        longest = {
+            flag: max(each.opts, key=len)
+            for each in options
+            if not (each.is_flag or each.count)
+            for flag in each.opts
+        }
+        known = {*self._own(ctx), *_OURS}
+        for flag, behind in pairwise(args):
+            if flag in longest and behind.partition("=")[0] in known:
+                raise click.UsageError(
+                    f"found {behind} behind {flag}; expected its value\n\n"
+                    f"hint: {longest[flag]}={behind}, if that is its value",
+                    ctx,
+                )
+
+    def _refuse_llama_cpps(self, ctx: click.Context, args: list[str]) -> None:
+        own = self._own(ctx)
         has = {*own, *(each.name for each in self.params)}
-        for argument in args[: args.index("--")] if "--" in args else args:
-            flag = argument.partition("=")[0]
-            ours = "" if flag in own or ctx.resilient_parsing else _OURS.get(flag, "")
+        for flag in (each.partition("=")[0] for each in args):
+            ours = "" if flag in own else _OURS.get(flag, "")
             if ours and _ARGUMENTS.get(ours, ours.split()[0]) in has:
                 raise click.UsageError(f"found {flag}, which is llama.cpp's\n\nhint: {ours}", ctx)
-        return super().parse_args(ctx, args)

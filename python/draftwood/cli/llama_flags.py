@@ -1,4 +1,4 @@
-"""What click does not refuse by itself: llama.cpp's flags, answered with our names, and options in place of values.
+"""What click alone lets pass: flags of llama.cpp, answered with our names, and options in place of values.
 
 Must not know: what options do. Test: tests/unit/test_cli.py.
 """

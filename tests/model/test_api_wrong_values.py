@@ -142,3 +142,21 @@ def test_texts_to_embed(llama, pooling):
     assert llm.embed([]) == []
     assert llm.embed([], return_count=True) == ([], 0)
     assert llm.embed(["a"]) == expected
+
+
+def test_texts_to_embed_are_tokenised_once(llama):
+    """The check for a text without tokens reads its beginning, and more only where that has none."""
+    llm = llama("dense-plain", embedding=True, n_ctx=1024, pooling_type=1)
+    tokenize, sizes = llm.tokenize, []
+
+    def without_blanks(text, *given):
+        sizes.append(len(text))
+        return tokenize(text, *given) if text.strip() else []
+
+    llm.tokenize = without_blanks
+    texts = ["a word " * 60, "one " * 100]
+    assert len(llm.embed(texts)) == 2
+    assert sum(sizes) < 1.2 * sum(map(len, texts))
+    assert llm.embed([" " * 50 + "a"])
+    with pytest.raises(OptionError, match="a text without tokens"):
+        llm.embed(" " * 50)

@@ -16,6 +16,7 @@ from draftwood.errors import OptionError
 from draftwood.generate.host import Host
 from draftwood.warn import warn
 
+_BEGINNING = 32  # characters
 _FIM = 0  # upstream's placeholder for the prefix, middle and suffix tokens of infilling
 
 
@@ -53,8 +54,9 @@ def checked_texts(llm: Host, given: Any) -> Any:
                 hint='embed("text") or embed(["one", "two"])',
             )
         with text_in_words():
-            tokens = llm.tokenize(text.encode("utf-8"))
-        if not tokens:
+            data = text.encode("utf-8")
+        # upstream tokenises it again: a beginning with tokens is enough
+        if not llm.tokenize(text[:_BEGINNING].encode("utf-8")) and not llm.tokenize(data):
             raise OptionError(
                 f"found {of} without tokens, {text[:40]!r}; expected one token at least",
                 hint="leave empty texts out: a model without BOS has nothing to embed for them",

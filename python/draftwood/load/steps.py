@@ -2,7 +2,7 @@
 
 The engine looks again (src/verify/target_steps.cpp). Decided here is whether the context gets the room that
 it takes: a second recurrent state. Must not know: contexts, engines.
-Test: tests/unit/test_queued_plan.py, tests/gpu/test_same_text.py.
+Tests: tests/unit/test_queued_plan.py, test_one_card.py, tests/gpu/test_same_text.py.
 """
 
 from __future__ import annotations

@@ -21,13 +21,20 @@ namespace {
 constexpr size_t stack_bytes = 256 * 1024;
 constexpr int    max_threads = 1024;
 
-enum class waits_for { nobody, warp, block, barrier, nothing_more };
+enum class waits_for { nobody, warp, block, barrier, turn, nothing_more };
 
 struct late_copy {
     void *       to;
     const void * from;
     size_t       n_bytes;
     int          group;
+};
+
+struct late_span {
+    void *       to;
+    const void * from;
+    size_t       n_bytes;
+    uint64_t *   n_come;
 };
 
 // Lives as long as the process, and runs a thread of each block.
@@ -39,6 +46,8 @@ struct fiber {
     waits_for               state = waits_for::nobody;
     dim3                    index;
     int                     barrier = 0, n_of_barrier = 0; // waits_for::barrier: its number, and how many meet there
+    const uint64_t *        n_come = nullptr;              // waits_for::turn: where it is counted, and the turn
+    int                     turn   = 0;
     int                     n_exchanges = 0;
     std::vector<late_copy>  copies;
     int                     n_groups = 0; // of copies, that were ended
@@ -56,6 +65,7 @@ int                           n_threads, now;
 const std::function<void()> * body;
 jmp_buf                       scheduler;
 int                           counted;  // of __syncthreads_count
+std::vector<late_span>        spans;    // that have not come
 std::vector<void *>           poisoned; // shared variables that this block has met
 
 // Whether the next turns are taken from the last warp or lane to the first. `order` is CUDA_ON_CPU_ORDER.
@@ -162,8 +172,30 @@ bool met_at_barriers() {
     return any;
 }
 
+bool has_come(const fiber & each) {
+    return *each.n_come % 2 != (unsigned) each.turn % 2;
+}
+
+// the threads whose turn has come go on
+bool met_at_spans() {
+    bool any = false;
+    for (int i = 0; i < n_threads; ++i) {
+        if (threads[i].state == waits_for::turn && has_come(threads[i])) {
+            threads[i].state = waits_for::nobody;
+            any              = true;
+        }
+    }
+    return any;
+}
+
+void come(const late_span & each) {
+    std::memcpy(each.to, each.from, each.n_bytes);
+    ++*each.n_come;
+}
+
 void begin_block() {
     poisoned.clear();
+    spans.clear();
     for (int i = 0; i < n_threads; ++i) {
         fiber & each     = threads[i];
         each.state       = waits_for::nobody;
@@ -200,7 +232,12 @@ void run_block() {
         for (int i = 0; i < n_warps; ++i) {
             goes_on = turns_of_warp((backward ? n_warps - 1 - i : i) * warp_size) || goes_on;
         }
-        goes_on = met(0, n_threads, waits_for::block) || met_at_barriers() || goes_on;
+        goes_on = met(0, n_threads, waits_for::block) || met_at_barriers() || met_at_spans() || goes_on;
+        if (!goes_on && !spans.empty()) { // nobody can go on without them
+            std::for_each(spans.begin(), spans.end(), come);
+            spans.clear();
+            goes_on = true;
+        }
     }
     for (now = 0; now < n_threads; ++now) {
         if (threads[now].state != waits_for::nothing_more) {
@@ -249,6 +286,23 @@ void wait_for_copies(int n_open) {
         }
     }
     copies.erase(std::remove_if(copies.begin(), copies.end(), is_due), copies.end());
+}
+
+void copy(void * to, const void * from, size_t n_bytes, uint64_t * n_come) {
+    const late_span each{ to, from, n_bytes, n_come };
+    if (turns_of.backward()) {
+        spans.push_back(each);
+    } else {
+        come(each);
+    }
+}
+
+void wait_for_turn(const uint64_t * n_come, int turn) {
+    threads[now].n_come = n_come;
+    threads[now].turn   = turn;
+    if (!has_come(threads[now])) {
+        wait_for(waits_for::turn);
+    }
 }
 
 int lane() {

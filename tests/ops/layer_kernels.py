@@ -19,6 +19,7 @@ from tests.ops.trees import padded, random_tree
 
 ROWS = 16  # dw::layer_parts::max_rows
 Q4 = ("Q4_K", "Q4_K", "Q4_K", "Q4_K")
+STRIPS = ("Q4_K", "Q6_K", "Q4_K", "Q6_K")  # as in a file of Q4_K_M
 MODEL = {
     "width": 2048,
     "hidden": 512,
@@ -105,8 +106,18 @@ def test_heads_that_the_delta_rule_gates_give_the_same_bits(rng, backend, kind):
         assert np.array_equal(behind.run(backend), alone.run(backend)), (size, heads)
 
 
+@pytest.mark.parametrize("n_used", [2, 8, 16])
+@pytest.mark.parametrize("kinds", [STRIPS, ("Q4_K", "Q6_K", "Q4_K", "Q8_0")])
+def test_experts_whose_strips_of_down_lie_whole(rng, backend, kinds, n_used):
+    part = parts.experts(rng, ROWS, kinds, width=256, hidden=512, shared=512, n_experts=40, n_used=n_used)
+    check(backend, part, is_float=False)
+    check_rows(rng, backend, part)
+
+
 @pytest.mark.slow
-@pytest.mark.parametrize("kinds", [Q4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), ("IQ4_XS", "Q5_K", "Q8_0", "Q8_0")])
+@pytest.mark.parametrize(
+    "kinds", [Q4, STRIPS, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), ("IQ4_XS", "Q5_K", "Q8_0", "Q8_0")]
+)
 def test_experts_at_model_shapes(rng, backend, kinds):
     part = parts.experts(rng, ROWS, kinds, **MODEL)
     check(backend, part, is_float=False)

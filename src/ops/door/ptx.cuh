@@ -55,6 +55,56 @@ template <int n_open> __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
+// Counts what arrives in shared memory, in turns: a copy each. Compute capability 9.0, as all with spans.
+using arrivals = uint64_t;
+
+// One thread. Others, and copies of other threads, see it behind the block's next barrier.
+__device__ __forceinline__ void begin_arrivals(arrivals * at) {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address_of(at)) : "memory");
+    asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
+    asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#endif
+}
+
+// One thread: the next turn's copy, of n_bytes into shared memory, without waiting. These and both addresses are
+// multiples of 16. once: what was read this way is the first to leave L2.
+template <bool once>
+__device__ __forceinline__ void copy_span(void * to, const void * from, int n_bytes, arrivals * at) {
+#if __CUDA_ARCH__ >= 900
+    const uint32_t place = address_of(at);
+    asm volatile("mbarrier.arrive.expect_tx.shared::cta.b64 _, [%0], %1;" ::"r"(place), "r"(n_bytes) : "memory");
+    if constexpr (once) {
+        uint64_t read_once;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes.L2::cache_hint [%0], [%1], %2, "
+                     "[%3], %4;" ::"r"(address_of(to)),
+                     "l"(from), "r"(n_bytes), "r"(place), "l"(read_once)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.bulk.shared::cluster.global.mbarrier::complete_tx::bytes [%0], [%1], %2, [%3];" ::"r"(
+                         address_of(to)),
+                     "l"(from), "r"(n_bytes), "r"(place)
+                     : "memory");
+    }
+#endif
+}
+
+// Waits for a turn's copy. The turn before it must have come: turns are told apart by their numbers modulo 2.
+__device__ __forceinline__ void wait_for_span(arrivals * at, int turn) {
+#if __CUDA_ARCH__ >= 900
+    uint32_t has_come;
+    do {
+        asm volatile("{\n.reg .pred p;\n"
+                     "mbarrier.try_wait.parity.shared::cta.b64 p, [%1], %2;\n"
+                     "selp.b32 %0, 1, 0, p;\n}"
+                     : "=r"(has_come)
+                     : "r"(address_of(at)), "r"(turn % 2)
+                     : "memory");
+    } while (!has_come);
+#endif
+}
+
 // Waits until n_threads of the block, whole warps, have come to barrier `number`, 1 to 15: 0 is __syncthreads'.
 __device__ __forceinline__ void meet(int number, int n_threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(n_threads) : "memory");
@@ -101,15 +151,23 @@ __device__ __forceinline__ void multiply_16_bits(float (&d)[4], const uint32_t (
 #endif
 }
 
-// Host: every device has copies and products, and was compiled for them.
-inline bool has_products() {
+// Host: every device is at least of this compute capability, and was compiled for one.
+inline bool all_devices_have(int capability) {
     const auto & info = ggml_cuda_info();
     for (int i = 0; i < info.device_count; ++i) {
-        if (ggml_cuda_highest_compiled_arch(info.devices[i].cc) < GGML_CUDA_CC_AMPERE) {
+        if (ggml_cuda_highest_compiled_arch(info.devices[i].cc) < capability) {
             return false;
         }
     }
     return true;
+}
+
+inline bool has_products() {
+    return all_devices_have(GGML_CUDA_CC_AMPERE);
+}
+
+inline bool has_spans() {
+    return all_devices_have(GGML_CUDA_CC_HOPPER);
 }
 
 } // namespace dw::ptx

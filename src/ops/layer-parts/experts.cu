@@ -3,7 +3,7 @@
 // kernel starts while the one before it ends.
 
 #include "ops/layer-parts/inputs.cuh"
-#include "ops/layer-parts/outputs.cuh"
+#include "ops/layer-parts/output-strips.cuh"
 #include "ops/layer-parts/router.cuh"
 
 namespace {

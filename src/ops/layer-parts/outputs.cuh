@@ -269,8 +269,8 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
     to.write(first, a.n, n_ranks, residual, is_single ? own.weights : shared.weights, found);
 }
 
-template <int n_columns> static void launch_lower_of(const arguments & a, const ggml_tensor * x, ggml_tensor * dst,
-                                                     int n_groups, cudaStream_t stream) {
+template <int n_columns> static void launch_lower_of(const arguments & a, const dim3 & blocks, int n_groups,
+                                                     const sum_of_networks & to, cudaStream_t stream) {
     const int    most     = a.n == 1 ? 0 : GGML_PAD(n_groups, 4);
     const size_t of_found = sizeof(float) * a.n * (a.n_used + 2) * outputs_of_a_block;
     const int    n_pairs  = a.n == 1 ? 0 : a.n * (a.n_used + 1);
@@ -296,24 +296,8 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
             with        = larger;
         }
     }
-    dw::launch_kernel<lower_all<n_columns>, n_columns == 1>(
-        { dim3((unsigned) (dst->ne[0] / outputs_of_a_block)), dim3(32 * n_warps), with.bytes, stream }, a, with.plan,
-        most, in_block,
-        sum_of_networks{ dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
-                         dw::stride_of(dst, 1) });
-}
-
-// dst = x + the weighted sum of all networks; h and the choice are there
-static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_tensor * dst, cudaStream_t stream) {
-    const int n_groups = std::min(a.n * a.n_used, a.n_experts);
-    launch_hidden(a, n_groups, stream);
-    if (a.n == 1) {
-        launch_lower_of<1>(a, x, dst, n_groups, stream);
-    } else if (a.n <= 8) {
-        launch_lower_of<8>(a, x, dst, n_groups, stream);
-    } else {
-        launch_lower_of<16>(a, x, dst, n_groups, stream);
-    }
+    dw::launch_kernel<lower_all<n_columns>, n_columns == 1>({ blocks, dim3(32 * n_warps), with.bytes, stream }, a,
+                                                            with.plan, most, in_block, to);
 }
 
 } // namespace dw::layer_parts

@@ -12,7 +12,7 @@
 
 #pragma once
 
-#include "ops/layer-parts/unpack.cuh"
+#include "ops/layer-parts/planes.cuh"
 
 #include <type_traits>
 
@@ -50,36 +50,41 @@ template <int n_wide> class many_sums {
     // Nothing: columns are read with each block.
     struct held {};
 
-    template <ggml_type type> __device__ __forceinline__ held hold(int, int) const { return {}; }
+    template <typename tile_type> __device__ __forceinline__ held hold_tile(int, int) const { return {}; }
+    template <ggml_type type> __device__ __forceinline__ held     hold(int, int) const { return {}; }
 
     // a, b: rows lane / 4 and lane / 4 + 8 of a tile. Columns from their value `first` on, n_blocks blocks of 32.
     template <ggml_type type>
-    __device__ __forceinline__ void add(const char * a, const char * b, held, int first, int n_blocks) {
-        const unpacked<type> tile(a, b, lane_);
-        scales_of_two        x;
+    __device__ __forceinline__ void add(const char * a, const char * b, held x, int first, int n_blocks) {
+        add_tile(unpacked<type>(a, b, lane_), x, first, n_blocks);
+    }
+
+    template <typename tile_type>
+    __device__ __forceinline__ void add_tile(const tile_type & tile, held, int first, int n_blocks) {
+        scales_of_two x;
 #pragma unroll
         for (int block = 0; block < blocks_of_tile; ++block) {
-            if (unpacked<type>::is_cut && block >= n_blocks) {
+            if (tile_type::is_cut && block >= n_blocks) {
                 break;
             }
             const auto   words = tile.words(block);
             const float2 scale = tile.scale(block);
-            const int    c     = unpacked<type>::class_of(block);
+            const int    c     = tile_type::class_of(block);
             float2       least = {};
-            if constexpr (unpacked<type>::has_least) {
+            if constexpr (tile_type::has_least) {
                 least = tile.least(block);
             }
-            load_scales<type>(x, block, first);
+            load_scales<tile_type>(x, block, first);
 #pragma unroll
             for (int w = 0; w < n_wide; ++w) {
                 int d[4];
-                multiply(d, tile, words, unpacked<type>::values(quants_[w] + first + 32 * block, lane_), block);
+                multiply(d, tile, words, tile_type::values(quants_[w] + first + 32 * block, lane_), block);
 #pragma unroll
                 for (int i = 0; i < 4; ++i) {
                     const float4        two = x[w][i % 2];
                     const scale_and_sum x   = block % 2 ? make_float2(two.z, two.w) : make_float2(two.x, two.y);
                     sums_[w][i][c]          = fmaf((i / 2 ? scale.y : scale.x) * x.x, (float) d[i], sums_[w][i][c]);
-                    if constexpr (unpacked<type>::has_least) {
+                    if constexpr (tile_type::has_least) {
                         sums_[w][i][c] = fmaf(i / 2 ? -least.y : -least.x, x.y, sums_[w][i][c]);
                     }
                 }
@@ -104,9 +109,9 @@ template <int n_wide> class many_sums {
     using scales_of_two = float4[n_wide][2];
 
     // d: dots of a block, in whole numbers
-    template <ggml_type type> static __device__ __forceinline__ void
-    multiply(int (&d)[4], const unpacked<type> & tile, const words_of_a & words, uint2 values, int block) {
-        if constexpr (unpacked<type>::has_halves) {
+    template <typename tile_type> static __device__ __forceinline__ void
+    multiply(int (&d)[4], const tile_type & tile, const words_of_a & words, uint2 values, int block) {
+        if constexpr (tile_type::has_halves) {
             const int4 by       = tile.halves(block);
             int        first[4] = {}, second[4] = {};
             ptx::multiply_8_bits(first, make_uint2(words.at[0], words.at[1]), values.x);
@@ -117,19 +122,19 @@ template <int n_wide> class many_sums {
             }
         } else {
             d[0] = d[1] = d[2] = d[3] = 0;
-            ptx::multiply_8_bits<unpacked<type>::is_signed>(d, words.at, values);
+            ptx::multiply_8_bits<tile_type::is_signed>(d, words.at, values);
         }
     }
 
     // Loads them when `block` is 2 i.
-    template <ggml_type type>
+    template <typename tile_type>
     __device__ __forceinline__ void load_scales(scales_of_two & x, int block, int first) const {
 #pragma unroll
         for (int w = 0; w < n_wide; ++w) {
 #pragma unroll
             for (int i = 0; i < 2; ++i) {
                 const scale_and_sum * at = scales_[w][i] + first / 32 + block;
-                if constexpr (unpacked<type>::is_cut) { // there may be no second one
+                if constexpr (tile_type::is_cut) { // there may be no second one
                     x[w][i] = make_float4(at->x, at->y, at->x, at->y);
                 } else if (block % 2 == 0) {
                     x[w][i] = *(const float4 *) at;
@@ -169,20 +174,27 @@ template <int n, bool ahead> class few_sums {
 
     // Of n_blocks blocks from value `first` on: asked for before the tile is there.
     template <ggml_type type> __device__ __forceinline__ held hold(int first, int n_blocks) const {
+        return hold_tile<unpacked<type>>(first, n_blocks);
+    }
+
+    template <typename tile_type> __device__ __forceinline__ held hold_tile(int first, int n_blocks) const {
         held x;
 #pragma unroll
         for (int c = 0; c < n; ++c) {
-            if constexpr (unpacked<type>::has_halves) {
-                const int at   = lane_ / 8 * 32 + lane_ / 4 % 2 * 16 + lane_ % 4 * 4; // of a half of the tile
-                x.values[c].x  = *(const uint32_t *) (quants_[c] + first + at);
-                x.values[c].y  = *(const uint32_t *) (quants_[c] + first + 32 * n_classes + at);
+            if constexpr (tile_type::has_halves) {
+                const int at  = lane_ / 8 * 32 + lane_ / 4 % 2 * 16 + lane_ % 4 * 4; // of a half of the tile
+                x.values[c].x = *(const uint32_t *) (quants_[c] + first + at);
+                x.values[c].y = *(const uint32_t *) (quants_[c] + first + 32 * n_classes + at);
+                if constexpr (tile_type::is_rotated) {
+                    x.values[c] = make_uint2(rotated(x.values[c].x, lane_), rotated(x.values[c].y, lane_));
+                }
                 x.scales[c][0] = scales_[c][first / 32 + lane_ % 4];
                 x.scales[c][1] = scales_[c][first / 32 + n_classes + lane_ % 4];
             } else {
                 const int  mine = lane_ / 4, block = lane_ % 4 * 2;
-                const auto is_there = [&](int i) { return !unpacked<type>::is_cut || i < n_blocks; };
+                const auto is_there = [&](int i) { return !tile_type::is_cut || i < n_blocks; };
                 x.values[c] =
-                    is_there(mine) ? unpacked<type>::values(quants_[c] + first + 32 * mine, lane_) : make_uint2(0, 0);
+                    is_there(mine) ? tile_type::values(quants_[c] + first + 32 * mine, lane_) : make_uint2(0, 0);
 #pragma unroll
                 for (int i = 0; i < 2; ++i) {
                     x.scales[c][i] = is_there(block + i) ? scales_[c][first / 32 + block + i] : make_float2(0.0f, 0.0f);
@@ -193,12 +205,20 @@ template <int n, bool ahead> class few_sums {
     }
 
     template <ggml_type type>
-    __device__ __forceinline__ void add(const char * a, const char * b, const held & x, int, int n_blocks) {
-        const unpacked<type> tile(a, b, lane_);
-        if constexpr (unpacked<type>::has_halves) {
+    __device__ __forceinline__ void add(const char * a, const char * b, const held & x, int first, int n_blocks) {
+        add_tile(unpacked<type>(a, b, lane_), x, first, n_blocks);
+    }
+
+    template <typename tile_type>
+    __device__ __forceinline__ void add_tile(const tile_type & tile, const held & x, int, int n_blocks) {
+        if constexpr (tile_type::has_halves) {
 #pragma unroll
             for (int half = 0; half < 2; ++half) {
-                add_halves(tile, half, x);
+                if constexpr (tile_type::has_planes) {
+                    add_planes(tile, half, x);
+                } else {
+                    add_halves(tile, half, x);
+                }
             }
         } else {
             add_blocks(tile, x, n_blocks);
@@ -222,20 +242,20 @@ template <int n, bool ahead> class few_sums {
 
   private:
     // A tile. The columns of the tensor core are its blocks.
-    template <ggml_type type>
-    __device__ __forceinline__ void add_blocks(const unpacked<type> & tile, const held & x, int n_blocks) {
+    template <typename tile_type>
+    __device__ __forceinline__ void add_blocks(const tile_type & tile, const held & x, int n_blocks) {
         const int mine    = lane_ / 4;          // this lane's block as an operand
         int       d[n][4] = {}, odd[n][4] = {}; // two chains of products are done sooner than one
 #pragma unroll
         for (int block = 0; block < blocks_of_tile; ++block) {
-            if (unpacked<type>::is_cut && block >= n_blocks) {
+            if (tile_type::is_cut && block >= n_blocks) {
                 break;
             }
             const auto words = tile.words(block);
 #pragma unroll
             for (int c = 0; c < n; ++c) {
-                ptx::multiply_8_bits<unpacked<type>::is_signed>(block % 2 ? odd[c] : d[c], words.at,
-                                                                block == mine ? x.values[c] : make_uint2(0, 0));
+                ptx::multiply_8_bits<tile_type::is_signed>(block % 2 ? odd[c] : d[c], words.at,
+                                                           block == mine ? x.values[c] : make_uint2(0, 0));
             }
         }
 #pragma unroll
@@ -248,7 +268,7 @@ template <int n, bool ahead> class few_sums {
 #pragma unroll
         for (int i = 0; i < 2; ++i) {
             const int block = lane_ % 4 * 2 + i;
-            if (unpacked<type>::is_cut && block >= n_blocks) {
+            if (tile_type::is_cut && block >= n_blocks) {
                 break;
             }
 #pragma unroll
@@ -259,19 +279,18 @@ template <int n, bool ahead> class few_sums {
     }
 
     // A half of a tile, four blocks. The columns of the tensor core are the blocks' halves.
-    template <ggml_type type>
-    __device__ __forceinline__ void add_halves(const unpacked<type> & tile, int half, const held & x) {
-        const int  block = half * n_classes, mine = lane_ / 8; // mine: this lane's block as an operand
-        const bool is_second = lane_ / 4 % 2;
-        int        d[n][4]   = {};
+    template <typename tile_type>
+    __device__ __forceinline__ void add_halves(const tile_type & tile, int half, const held & x) {
+        const int block = half * n_classes, mine = lane_ / 8; // mine: this lane's block as an operand
+        int       d[n][4] = {};
 #pragma unroll
         for (int i = 0; i < n_classes; ++i) {
             const auto words = tile.words(block + i);
 #pragma unroll
             for (int c = 0; c < n; ++c) {
                 const uint32_t four = i == mine ? half ? x.values[c].y : x.values[c].x : 0;
-                ptx::multiply_8_bits<unpacked<type>::is_signed>(d[c], words.at,
-                                                                is_second ? make_uint2(0, four) : make_uint2(four, 0));
+                ptx::multiply_8_bits<tile_type::is_signed>(d[c], words.at,
+                                                           lane_ / 4 % 2 ? make_uint2(0, four) : make_uint2(four, 0));
             }
         }
         const int4 by = tile.halves(block + lane_ % 4);
@@ -282,13 +301,32 @@ template <int n, bool ahead> class few_sums {
         }
     }
 
+    template <typename tile_type>
+    __device__ __forceinline__ void add_planes(const tile_type & tile, int half, const held & x) {
+        uint32_t values[n];
+#pragma unroll
+        for (int c = 0; c < n; ++c) {
+            values[c] = half ? x.values[c].y : x.values[c].x;
+        }
+        const dots_of_planes<n> of(tile, half, values, lane_);
+        const int               block = half * n_classes + lane_ % 4;
+        const int4              by    = tile.halves(block);
+#pragma unroll
+        for (int c = 0; c < n; ++c) {
+            const int (&d)[4]   = of.d[c];
+            scale_and_sum scale = x.scales[c][half];
+            scale.x *= 4.0f * of.unit; // finish() knows dots that count 4 times
+            finish(tile, c, block, scale, d[0] * by.x + d[1] * by.y, d[2] * by.z + d[3] * by.w);
+        }
+    }
+
     // Takes the dots of a block, of which this lane has both rows.
-    template <ggml_type type> __device__ __forceinline__ void finish(const unpacked<type> & tile, int c, int block,
-                                                                     scale_and_sum x, int a, int b) {
+    template <typename tile_type>
+    __device__ __forceinline__ void finish(const tile_type & tile, int c, int block, scale_and_sum x, int a, int b) {
         const float2 scale = tile.scale(block);
         sums_[c][0]        = fmaf(scale.x * x.x, (float) a, sums_[c][0]);
         sums_[c][1]        = fmaf(scale.y * x.x, (float) b, sums_[c][1]);
-        if constexpr (unpacked<type>::has_least) {
+        if constexpr (tile_type::has_least) {
             const float2 least = tile.least(block);
             sums_[c][0]        = fmaf(-least.x, x.y, sums_[c][0]);
             sums_[c][1]        = fmaf(-least.y, x.y, sums_[c][1]);

@@ -7,6 +7,7 @@
 //   values(x, lane)  the operand B in that order, of a column's block at x
 //   scale(i), least(i)  of both rows
 //   halves(i)    has_halves: of both rows, whole numbers that the dots of a block's halves count
+//   bytes(distance, lane)  has_planes: bytes of both rows, which have several values each
 //   class_of(i)  which sums block i belongs to: tiles.cuh
 //   is_cut       a row may end with any block
 
@@ -20,6 +21,10 @@ namespace dw::layer_parts {
 // A of a block of 32 values: rows lane / 4, lane / 4 + 8, and these of its second half.
 struct words_of_a {
     uint32_t at[4];
+
+    __device__ __forceinline__ words_of_a masked(uint32_t mask) const {
+        return { { at[0] & mask, at[1] & mask, at[2] & mask, at[3] & mask } };
+    }
 };
 
 // Words of shared memory from an address that is a multiple of 2. They are read with the word behind them.
@@ -83,7 +88,7 @@ struct scales_of_K {
 
 // What types whose blocks of 32 values have one scale have in common.
 struct in_blocks_of_32 {
-    static constexpr bool                 has_halves = false;
+    static constexpr bool                 has_halves = false, has_planes = false, is_rotated = false;
     static __device__ __forceinline__ int class_of(int block) { return block / 2; }
 };
 
@@ -184,14 +189,58 @@ template <> struct unpacked<GGML_TYPE_Q8_0> : in_blocks_of_32 {
     static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
 };
 
-// As operands values less 32 count 4 times.
-template <> struct unpacked<GGML_TYPE_Q6_K> {
+// Where a row of a tile begins: at a multiple of 2, at one of 4, or 2 bytes behind one of 4.
+enum class place_of_rows { any, even, odd };
+
+// This lane's words of a row, at distances in bytes that are multiples of 4.
+template <place_of_rows place> struct words_at : words_from {
+    using words_from::words_from;
+};
+
+template <> class words_at<place_of_rows::even> {
+  public:
+    __device__ __forceinline__ explicit words_at(const char * at) :
+        at_((const uint32_t *) at) {}
+    __device__ __forceinline__ uint32_t word(int distance) const { return at_[distance / 4]; }
+    __device__ __forceinline__ uint32_t word_of_16(int distance, int) const { return word(distance); }
+
+  private:
+    const uint32_t * at_;
+};
+
+template <> class words_at<place_of_rows::odd> {
+  public:
+    __device__ __forceinline__ explicit words_at(const char * at) :
+        at_((const uint32_t *) (at - 2)) {}
+    __device__ __forceinline__ uint32_t word(int distance) const {
+        const uint32_t * of = at_ + distance / 4;
+        return __byte_perm(of[0], of[1], 0x5432);
+    }
+    // The lane's part of 16 bytes in the order of rotated(): words that lie at multiples of 4, but for lane 3.
+    __device__ __forceinline__ uint32_t word_of_16(int distance, int lane) const {
+        const uint32_t * of = at_ + distance / 4 + 1;
+        return __byte_perm(of[0], of[-4], lane % 4 == 3 ? 0x7610 : 0x3210);
+    }
+
+  private:
+    const uint32_t * at_;
+};
+
+// 16 values of a column, a word a lane of four, as operands of rows that are odd: bytes 2 to 5, 6 to 9, 10 to 13, and
+// 14, 15, 0, 1.
+__device__ __forceinline__ uint32_t rotated(uint32_t word, int lane) {
+    return __byte_perm(word, __shfl_sync(0xffffffff, word, lane / 4 * 4 + (lane + 1) % 4), 0x5432);
+}
+
+// Of rows of which it is known whether they are even: has_planes. As operands values less 32 count 4 times.
+template <place_of_rows place> struct tile_of_Q6_K {
     static constexpr bool is_signed = true, has_least = false, is_cut = false, has_halves = true;
-    words_from            a, b; // this lane's words
+    static constexpr bool has_planes = place != place_of_rows::any, is_rotated = place == place_of_rows::odd;
+    words_at<place>       a, b; // this lane's words
     const char *          scales_a, *scales_b;
     float                 d_a, d_b;
 
-    __device__ __forceinline__ unpacked(const char * row, const char * row8, int lane) :
+    __device__ __forceinline__ tile_of_Q6_K(const char * row, const char * row8, int lane) :
         a(row + 4 * (lane % 4)),
         b(row8 + 4 * (lane % 4)),
         scales_a(row + 192),
@@ -199,7 +248,7 @@ template <> struct unpacked<GGML_TYPE_Q6_K> {
         d_a(0.25f * __half2float(*(const half *) (row + 208))),
         d_b(0.25f * __half2float(*(const half *) (row8 + 208))) {}
     static __device__ __forceinline__ int      class_of(int block) { return block % 4; }
-    static __device__ __forceinline__ uint32_t word(const words_from & of, int side, int i, int half) {
+    static __device__ __forceinline__ uint32_t word(const words_at<place> & of, int side, int i, int half) {
         const uint32_t four = of.word(64 * side + i % 2 * 32 + 16 * half);
         const uint32_t two  = of.word(128 + 32 * side + 16 * half);
         const uint32_t less = ptx::and_xor(i < 2 ? four << 2 : four >> 2, 0x3c3c3c3c, 0x80808080); // by 32
@@ -208,6 +257,11 @@ template <> struct unpacked<GGML_TYPE_Q6_K> {
     __device__ __forceinline__ words_of_a words(int block) const {
         const int side = block / 4, i = block % 4;
         return { { word(a, side, i, 0), word(b, side, i, 0), word(a, side, i, 1), word(b, side, i, 1) } };
+    }
+    // 32 bytes as they lie: planes.cuh
+    __device__ __forceinline__ words_of_a bytes(int distance, int lane) const {
+        return { { a.word_of_16(distance, lane), b.word_of_16(distance, lane), a.word_of_16(distance + 16, lane),
+                   b.word_of_16(distance + 16, lane) } };
     }
     __device__ __forceinline__ float2      scale(int) const { return make_float2(d_a, d_b); }
     static __device__ __forceinline__ int2 halves(const char * scales, int block) {
@@ -219,6 +273,10 @@ template <> struct unpacked<GGML_TYPE_Q6_K> {
         return make_int4(x.x, x.y, y.x, y.y);
     }
     static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
+};
+
+template <> struct unpacked<GGML_TYPE_Q6_K> : tile_of_Q6_K<place_of_rows::any> {
+    using tile_of_Q6_K::tile_of_Q6_K;
 };
 
 } // namespace dw::layer_parts

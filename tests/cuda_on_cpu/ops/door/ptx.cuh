@@ -37,6 +37,23 @@ template <int n_open> void wait_for_copies() {
     cuda_on_cpu::wait_for_copies(n_open);
 }
 
+using arrivals = uint64_t; // turns that have come
+
+inline void begin_arrivals(arrivals * at) {
+    *at = 0;
+}
+
+template <bool once> void copy_span(void * shared, const void * from, int n_bytes, arrivals * at) {
+    if ((uintptr_t) shared % 16 != 0 || (uintptr_t) from % 16 != 0 || n_bytes % 16 != 0) {
+        cuda_on_cpu::fail("a copy of a span whose addresses and length are no multiples of 16");
+    }
+    cuda_on_cpu::copy(shared, from, n_bytes, at);
+}
+
+inline void wait_for_span(arrivals * at, int turn) {
+    cuda_on_cpu::wait_for_turn(at, turn);
+}
+
 // What the lanes of a warp give to one product of matrices, n_words of `a` and of `b` each.
 template <int n_words> struct fragments {
     uint32_t a[2 * n_words], b[n_words];
@@ -91,6 +108,10 @@ inline void multiply_16_bits(float (&d)[4], const uint32_t (&a)[4], uint2 b) {
 }
 
 inline bool has_products() {
+    return true;
+}
+
+inline bool has_spans() {
     return true;
 }
 

@@ -220,6 +220,8 @@ template <int n, bool ahead> class few_sums {
                     add_halves(tile, half, x);
                 }
             }
+        } else if constexpr (tile_type::has_nibbles) {
+            add_nibbles(tile, x);
         } else {
             add_blocks(tile, x, n_blocks);
         }
@@ -275,6 +277,29 @@ template <int n, bool ahead> class few_sums {
             for (int c = 0; c < n; ++c) {
                 finish(tile, c, block, x.scales[c][i], d[c][i], d[c][2 + i]);
             }
+        }
+    }
+
+    // The same. Dots of whole bytes, less those of their lower halves, are those of the upper ones, 16 times: so two
+    // blocks share an operand of columns, and half as many are masked.
+    template <typename tile_type> __device__ __forceinline__ void add_nibbles(const tile_type & tile, const held & x) {
+        const int mine        = lane_ / 8; // these two blocks
+        int       lower[n][4] = {}, whole[n][4] = {};
+#pragma unroll
+        for (int i = 0; i < blocks_of_tile / 2; ++i) {
+            const words_of_a bytes = tile.nibbles(i), nibbles = bytes.masked(0x0f0f0f0f);
+#pragma unroll
+            for (int c = 0; c < n; ++c) {
+                const uint2 values = i == mine ? x.values[c] : make_uint2(0, 0);
+                ptx::multiply_8_bits<false>(lower[c], nibbles.at, values);
+                ptx::multiply_8_bits<false>(whole[c], bytes.at, values);
+            }
+        }
+        const int block = lane_ % 4 * 2;
+#pragma unroll
+        for (int c = 0; c < n; ++c) {
+            finish(tile, c, block, x.scales[c][0], lower[c][0], lower[c][2]);
+            finish(tile, c, block + 1, x.scales[c][1], whole[c][1] - lower[c][1], whole[c][3] - lower[c][3]);
         }
     }
 

@@ -8,6 +8,7 @@
 //   scale(i), least(i)  of both rows
 //   halves(i)    has_halves: of both rows, whole numbers that the dots of a block's halves count
 //   bytes(distance, lane)  has_planes: bytes of both rows, which have several values each
+//   nibbles(i)   has_nibbles: bytes whose lower halves are block 2 i, and whose upper ones block 2 i + 1
 //   class_of(i)  which sums block i belongs to: tiles.cuh
 //   is_cut       a row may end with any block
 
@@ -89,11 +90,12 @@ struct scales_of_K {
 // What types whose blocks of 32 values have one scale have in common.
 struct in_blocks_of_32 {
     static constexpr bool                 has_halves = false, has_planes = false, is_rotated = false;
+    static constexpr bool                 has_nibbles = false;
     static __device__ __forceinline__ int class_of(int block) { return block / 2; }
 };
 
 template <> struct unpacked<GGML_TYPE_Q4_K> : in_blocks_of_32 {
-    static constexpr bool is_signed = false, has_least = true, is_cut = false;
+    static constexpr bool is_signed = false, has_least = true, is_cut = false, has_nibbles = true;
     const char *          a, *b;
     scales_of_K           of_a, of_b;
 
@@ -102,11 +104,13 @@ template <> struct unpacked<GGML_TYPE_Q4_K> : in_blocks_of_32 {
         b(row8 + 16 + 8 * (lane % 4)),
         of_a(row),
         of_b(row8) {}
+    __device__ __forceinline__ words_of_a nibbles(int i) const {
+        const uint2 x = *(const uint2 *) (a + 32 * i), y = *(const uint2 *) (b + 32 * i);
+        return { { x.x, y.x, x.y, y.y } };
+    }
     // high nibbles count 16 times
     __device__ __forceinline__ words_of_a words(int i) const {
-        const uint2    x = *(const uint2 *) (a + 32 * (i / 2)), y = *(const uint2 *) (b + 32 * (i / 2));
-        const uint32_t mask = i % 2 ? 0xf0f0f0f0 : 0x0f0f0f0f;
-        return { { x.x & mask, y.x & mask, x.y & mask, y.y & mask } };
+        return nibbles(i / 2).masked(i % 2 ? 0xf0f0f0f0 : 0x0f0f0f0f);
     }
     __device__ __forceinline__ float2 scale(int i) const {
         const float by = i % 2 ? 0.0625f : 1.0f;

@@ -34,7 +34,7 @@ struct late_span {
     void *       to;
     const void * from;
     size_t       n_bytes;
-    uint64_t *   n_come;
+    arrivals *   at;
 };
 
 // Lives as long as the process, and runs a thread of each block.
@@ -46,8 +46,8 @@ struct fiber {
     waits_for               state = waits_for::nobody;
     dim3                    index;
     int                     barrier = 0, n_of_barrier = 0; // waits_for::barrier: its number, and how many meet there
-    const uint64_t *        n_come = nullptr;              // waits_for::turn: where it is counted, and the turn
-    int                     turn   = 0;
+    const arrivals *        arriving = nullptr;            // waits_for::turn: where it is counted, and the turn
+    int                     turn     = 0;
     int                     n_exchanges = 0;
     std::vector<late_copy>  copies;
     int                     n_groups = 0; // of copies, that were ended
@@ -173,7 +173,7 @@ bool met_at_barriers() {
 }
 
 bool has_come(const fiber & each) {
-    return *each.n_come % 2 != (unsigned) each.turn % 2;
+    return each.arriving->n_turns % 2 != each.turn % 2;
 }
 
 // the threads whose turn has come go on
@@ -190,7 +190,10 @@ bool met_at_spans() {
 
 void come(const late_span & each) {
     std::memcpy(each.to, each.from, each.n_bytes);
-    ++*each.n_come;
+    if (++each.at->n_come == each.at->n_copies) {
+        each.at->n_come = 0;
+        ++each.at->n_turns;
+    }
 }
 
 void begin_block() {
@@ -288,8 +291,8 @@ void wait_for_copies(int n_open) {
     copies.erase(std::remove_if(copies.begin(), copies.end(), is_due), copies.end());
 }
 
-void copy(void * to, const void * from, size_t n_bytes, uint64_t * n_come) {
-    const late_span each{ to, from, n_bytes, n_come };
+void copy(void * to, const void * from, size_t n_bytes, arrivals * at) {
+    const late_span each{ to, from, n_bytes, at };
     if (turns_of.backward()) {
         spans.push_back(each);
     } else {
@@ -297,9 +300,9 @@ void copy(void * to, const void * from, size_t n_bytes, uint64_t * n_come) {
     }
 }
 
-void wait_for_turn(const uint64_t * n_come, int turn) {
-    threads[now].n_come = n_come;
-    threads[now].turn   = turn;
+void wait_for_turn(const arrivals * at, int turn) {
+    threads[now].arriving = at;
+    threads[now].turn     = turn;
     if (!has_come(threads[now])) {
         wait_for(waits_for::turn);
     }

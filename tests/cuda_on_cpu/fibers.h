@@ -47,8 +47,13 @@ void end_of_copies();
 void wait_for_copies(int n_open);
 
 // Copies that are counted where they arrive: ops/door/ptx.cuh.
-void copy(void * to, const void * from, size_t n_bytes, uint64_t * n_come);
-void wait_for_turn(const uint64_t * n_come, int turn); // as a card's: of turns that have come the last one alone
+struct arrivals {
+    int n_copies, n_come; // of a turn; of this one
+    int n_turns;          // that have come
+};
+
+void copy(void * to, const void * from, size_t n_bytes, arrivals * at);
+void wait_for_turn(const arrivals * at, int turn); // as a card's: of turns that have come the last one alone
 
 // What each lane of the warp gave, [32]; valid until the lane's next exchange but one.
 template <typename T> const T * of_lanes(const T & mine) {

@@ -124,6 +124,21 @@ def test_experts_at_model_shapes(rng, backend, kinds):
     check_rows(rng, backend, part)
 
 
+@pytest.mark.parametrize("is_joint", [False, True])
+@pytest.mark.parametrize("shape", [
+    {"hidden": 32, "shared": 32, "n_experts": 24, "n_used": 2}, {"hidden": 64, "shared": 96, "n_experts": 40, "n_used": 1},
+])  # fmt: skip
+def test_experts_of_whole_strips(rng, backend, shape, is_joint):
+    """Of a few rows blocks have all weights of their hidden values in shared memory at once."""
+    kinds = ("Q4_K", "F16", "Q4_K", "F16")
+    part = parts.experts(rng, ROWS, kinds, width=2048, is_joint=is_joint, **shape)
+    whole = part.rows_of(part.run(backend))
+    for n in (2, 6):
+        some = part.of_rows(list(range(n)))
+        check(backend, some, is_float=False)
+        assert np.array_equal(some.rows_of(some.run(backend)), whole[:n]), n
+
+
 @pytest.mark.parametrize("n", [1, 2, 6, 16])
 @pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K")])
 def test_experts_in_a_pool_give_the_same_bits(rng, backend, n, kinds):

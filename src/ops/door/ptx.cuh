@@ -55,19 +55,19 @@ template <int n_open> __device__ __forceinline__ void wait_for_copies() {
 #endif
 }
 
-// Counts what arrives in shared memory, in turns: a copy each. Compute capability 9.0, as all with spans.
+// Counts what arrives in shared memory, in turns of so many copies. Compute capability 9.0, as all with spans.
 using arrivals = uint64_t;
 
 // One thread. Others, and copies of other threads, see it behind the block's next barrier.
-__device__ __forceinline__ void begin_arrivals(arrivals * at) {
+__device__ __forceinline__ void begin_arrivals(arrivals * at, int n_copies = 1) {
 #if __CUDA_ARCH__ >= 900
-    asm volatile("mbarrier.init.shared::cta.b64 [%0], 1;" ::"r"(address_of(at)) : "memory");
+    asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(at)), "r"(n_copies) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
 #endif
 }
 
-// One thread: the next turn's copy, of n_bytes into shared memory, without waiting. These and both addresses are
+// One thread: a copy of the next turn, of n_bytes into shared memory, without waiting. These and both addresses are
 // multiples of 16. once: what was read this way is the first to leave L2.
 template <bool once>
 __device__ __forceinline__ void copy_span(void * to, const void * from, int n_bytes, arrivals * at) {
@@ -90,7 +90,7 @@ __device__ __forceinline__ void copy_span(void * to, const void * from, int n_by
 #endif
 }
 
-// Waits for a turn's copy. The turn before it must have come: turns are told apart by their numbers modulo 2.
+// Waits for a turn's copies. The turn before it must have come: turns are told apart by their numbers modulo 2.
 __device__ __forceinline__ void wait_for_span(arrivals * at, int turn) {
 #if __CUDA_ARCH__ >= 900
     uint32_t has_come;

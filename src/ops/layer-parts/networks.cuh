@@ -171,6 +171,19 @@ template <int n_columns> __device__ __forceinline__ float hidden_value(const flo
     return silu(of[0]) * of[1];
 }
 
+// Writes hidden values from `begin` on of a column, a pair's, from the sums of all halves. A warp.
+template <int n_columns> __device__ __forceinline__ void store_hidden(const arguments & a, const float * of_halves,
+                                                                      int column, int pair, int begin) {
+    const int   lane  = threadIdx.x % 32;
+    const float value = hidden_value<n_columns>(of_halves, column, lane);
+    float4      v;
+    v.x = __shfl_sync(0xffffffff, value, 4 * lane % 32);
+    v.y = __shfl_sync(0xffffffff, value, (4 * lane + 1) % 32);
+    v.z = __shfl_sync(0xffffffff, value, (4 * lane + 2) % 32);
+    v.w = __shfl_sync(0xffffffff, value, (4 * lane + 3) % 32);
+    a.hidden.store(pair, begin / 4 + lane, v, lane < hidden_of_a_block / 4);
+}
+
 // Hidden values from `begin` on of all pairs of a group, n_columns at most. row_of_lane: lane l has the row of pair
 // l % max_rows, valid below n_pairs. It is read before weights are asked for: behind them it would come late. before():
 // called when weights are on their way.
@@ -202,13 +215,7 @@ __device__ __forceinline__ void hide_tiles(const group & g, int row_of_lane, int
     }
     by.meet();
     for (int i = warp; i < g.n_pairs; i += n_warps) {
-        const float value = hidden_value<n_columns>(of_halves, i, lane);
-        float4      v;
-        v.x = __shfl_sync(0xffffffff, value, 4 * lane % 32);
-        v.y = __shfl_sync(0xffffffff, value, (4 * lane + 1) % 32);
-        v.z = __shfl_sync(0xffffffff, value, (4 * lane + 2) % 32);
-        v.w = __shfl_sync(0xffffffff, value, (4 * lane + 3) % 32);
-        g.all.hidden.store(g.pair(i), begin / 4 + lane, v, lane < hidden_of_a_block / 4);
+        store_hidden<n_columns>(g.all, of_halves, i, g.pair(i), begin);
     }
 }
 

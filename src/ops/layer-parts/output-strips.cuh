@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "ops/layer-parts/hidden-strips.cuh"
 #include "ops/layer-parts/outputs.cuh"
 
 namespace dw::layer_parts {
@@ -254,7 +255,9 @@ static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_ten
     const sum_of_networks to{ dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
                               dw::stride_of(dst, 1) };
     const dim3            blocks((unsigned) (dst->ne[0] / outputs_of_a_block));
-    launch_hidden(a, n_groups, stream);
+    if (!launch_hidden_strips(a, n_groups, stream)) {
+        launch_hidden(a, n_groups, stream);
+    }
     if (launch_strips(a, blocks, n_groups, to, stream)) {
         return;
     }

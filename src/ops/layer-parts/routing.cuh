@@ -14,6 +14,12 @@ constexpr int max_pairs = (int) (max_rows * max_used);
 // A row's use of an expert: its number, row * (k + 1) + rank. Rank k is the shared expert's.
 using pair_id = uint16_t;
 
+// What gate and up need of a group: a warp reads it at once, a word a lane.
+struct alignas(16) group_record {
+    int     place, n_pairs; // of gate and up; 0 pairs: no group has this number
+    pair_id pairs[max_rows];
+};
+
 // The choice of a batch, in device memory.
 struct routes {
     float weights[max_rows * (max_used + 1)];       // by pair
@@ -21,6 +27,7 @@ struct routes {
     int   places[2][max_pairs];                     // by group, where an expert's gate and up, and its down are
     int   n_pairs[max_pairs];                       // by group, max_rows at most
     alignas(16) pair_id pairs[max_pairs][max_rows]; // by group
+    group_record records[max_pairs];                // by group, and behind the last one
 };
 
 // What dw_choice and a pool's op said of rows.
@@ -47,14 +54,18 @@ struct choices_by_expert {
 // Writes which pairs a group has and where its expert is. rows: those that chose it, a bit a row.
 __device__ __forceinline__ void write_group(int group, int expert, uint32_t rows, const choices_by_expert & by,
                                             const chosen_before & before, int n_used, routes * out) {
-    const int first     = __ffs(rows) - 1;
-    out->n_pairs[group] = __popc(rows);
-    for (int side = 0; side < 2; ++side) {
-        out->places[side][group] = before.choice ? before.index(side, first, by.ranks[first][expert], n_used) : expert;
-    }
+    const int  first = __ffs(rows) - 1;
+    const auto place = [&](int side) {
+        return before.choice ? before.index(side, first, by.ranks[first][expert], n_used) : expert;
+    };
+    group_record & record = out->records[group];
+    out->places[0][group] = record.place = place(0);
+    out->places[1][group]                = place(1);
+    out->n_pairs[group] = record.n_pairs = __popc(rows);
     for (int i = 0; rows; ++i, rows &= rows - 1) {
-        const int row        = __ffs(rows) - 1;
-        out->pairs[group][i] = (pair_id) (row * (n_used + 1) + by.ranks[row][expert]);
+        const int     row    = __ffs(rows) - 1;
+        const pair_id pair   = (pair_id) (row * (n_used + 1) + by.ranks[row][expert]);
+        out->pairs[group][i] = record.pairs[i] = pair;
     }
 }
 
@@ -102,6 +113,9 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
     }
     if (threadIdx.x == 0) {
         out->n_groups = n_groups;
+    }
+    for (int i = n_groups + threadIdx.x; i < n_used * (int) blockDim.x / 32; i += blockDim.x) {
+        out->records[i].n_pairs = 0;
     }
 }
 

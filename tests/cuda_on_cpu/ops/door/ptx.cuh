@@ -37,10 +37,10 @@ template <int n_open> void wait_for_copies() {
     cuda_on_cpu::wait_for_copies(n_open);
 }
 
-using arrivals = uint64_t; // turns that have come
+using arrivals = cuda_on_cpu::arrivals;
 
-inline void begin_arrivals(arrivals * at) {
-    *at = 0;
+inline void begin_arrivals(arrivals * at, int n_copies = 1) {
+    *at = { n_copies, 0, 0 };
 }
 
 template <bool once> void copy_span(void * shared, const void * from, int n_bytes, arrivals * at) {

@@ -202,6 +202,18 @@ def test_large_parts_and_wide_rows(rng, backend):
         check_rows(rng, backend, parts.attention_inputs(rng, ROWS, ("Q4_K", "Q5_K", "Q4_K"), width=width))
 
 
+@pytest.mark.parametrize("n", [1, 2, 6, 16])
+def test_a_head_whose_strips_lie_whole(rng, backend, n):
+    """It has the bits that it has with a row more, with which they do not."""
+    n_rows = 1040 if backend == "CPU" else 27008
+    more = parts.product(rng, n, "Q6_K", width=2048, rows=n_rows + 1)
+    x, (stored, kind) = more.operands
+    wanted = more.wanted[:, :n_rows]
+    part = parts.Part("dw_product", [x, (stored[:n_rows], kind)], (n, n_rows), wanted, (0,), (n_rows,))
+    check(backend, part, is_float=False)
+    assert np.array_equal(part.run(backend), more.run(backend)[:, :n_rows])
+
+
 @pytest.mark.slow
 def test_mixers_and_dense_layers_at_model_shapes(rng, backend):
     for part in (

@@ -6,6 +6,7 @@
 #include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/inputs.cuh"
+#include "ops/layer-parts/large-products.cuh"
 #include "ops/layer-parts/products.cuh"
 
 #include <algorithm>
@@ -62,7 +63,11 @@ class product_list {
     void launch(const late_gated & input, cudaStream_t stream) { launch_for<1>(input, input.width, 1, stream); }
 
     // x: n rows
-    void launch(const activations & x, int n, cudaStream_t stream) { launch_rows(x, x.width, n, stream); }
+    void launch(const activations & x, int n, cudaStream_t stream) {
+        if (all_.n != 1 || !launch_large(all_.each[0], x, n, stream)) {
+            launch_rows(x, x.width, n, stream);
+        }
+    }
 
     // Whether blocks can make such an input. For the most rows, whatever their number: bits do not depend on it.
     template <typename input_type> bool can_be_late(int64_t width) const {

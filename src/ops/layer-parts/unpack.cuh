@@ -194,7 +194,8 @@ template <> struct unpacked<GGML_TYPE_Q8_0> : in_blocks_of_32 {
 };
 
 // Where a row of a tile begins: at a multiple of 2, at one of 4, or 2 bytes behind one of 4.
-enum class place_of_rows { any, even, odd };
+// Of the latter, columns may be stored in the order of rotated().
+enum class place_of_rows { any, even, odd, odd_by_rotated };
 
 // This lane's words of a row, at distances in bytes that are multiples of 4.
 template <place_of_rows place> struct words_at : words_from {
@@ -230,10 +231,32 @@ template <> class words_at<place_of_rows::odd> {
     const uint32_t * at_;
 };
 
+template <> class words_at<place_of_rows::odd_by_rotated> {
+  public:
+    __device__ __forceinline__ explicit words_at(const char * at) :
+        at_((const uint32_t *) (at + 2)),
+        pick_(threadIdx.x % 4 == 3 ? 0x7610 : 0x3210) {}
+    __device__ __forceinline__ uint32_t word(int distance) const {
+        const uint32_t * of = at_ + distance / 4;
+        return __byte_perm(of[0], of[-4], pick_);
+    }
+    __device__ __forceinline__ uint32_t word_of_16(int distance, int) const { return word(distance); }
+
+  private:
+    const uint32_t * at_;
+    uint32_t         pick_;
+};
+
 // 16 values of a column, a word a lane of four, as operands of rows that are odd: bytes 2 to 5, 6 to 9, 10 to 13, and
 // 14, 15, 0, 1.
 __device__ __forceinline__ uint32_t rotated(uint32_t word, int lane) {
     return __byte_perm(word, __shfl_sync(0xffffffff, word, lane / 4 * 4 + (lane + 1) % 4), 0x5432);
+}
+
+// All 16 values at once.
+__device__ __forceinline__ int4 rotated(int4 x) {
+    return make_int4(__byte_perm(x.x, x.y, 0x5432), __byte_perm(x.y, x.z, 0x5432), __byte_perm(x.z, x.w, 0x5432),
+                     __byte_perm(x.w, x.x, 0x5432));
 }
 
 // Of rows of which it is known whether they are even: has_planes. As operands values less 32 count 4 times.

@@ -19,6 +19,8 @@
 
 namespace dw::layer_parts {
 
+constexpr int tile_rows = 16, tile_values = 256, blocks_of_tile = 8, n_classes = 4;
+
 // A of a block of 32 values: rows lane / 4, lane / 4 + 8, and these of its second half.
 struct words_of_a {
     uint32_t at[4];

@@ -67,8 +67,14 @@ def known(package: Path, root: Path = ROOT) -> dict[str, Any]:
 
 
 def origin() -> dict[str, Any]:
-    """Return machine, build and commit of what runs here, for rows. Errors: BenchError for no commit."""
+    """Return machine, build and commit of what runs here, for rows.
+
+    Errors: BenchError for no commit, and for a CUDA backend that does not load: a CPU would be timed.
+    """
+    from draftwood.engine import _capi
     from draftwood.engine.engine import build_info
 
+    if _capi.cuda.error:
+        raise BenchError(f"CUDA's backend does not load: {_capi.cuda.error}", hint=_capi.cuda.fix)
     found = {**machine(build_info()), **known(Path(draftwood.__file__).parent)}
     return {**found, "card": next(iter(found["cards"]), None), "pin": found["build"]["pin_version"]}

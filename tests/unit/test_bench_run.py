@@ -11,11 +11,13 @@ from dataclasses import replace
 import pytest
 from click.testing import CliRunner
 from draftwood.bench import results
+from draftwood.engine import _capi
+from draftwood.engine.cuda_libraries import Outcome
 from draftwood.errors import OptionError
 from synth_gguf import PRESETS, measure, write
 
 from bench import run as command
-from bench.gpu import cases, child, files, floor, stages, stock
+from bench.gpu import cases, child, files, floor, stages, stamp, stock
 from bench.gpu.cases import Case
 from bench.gpu.schedule import accepted, geometric, mean_length
 from bench.gpu.work import BenchError, Clock, Work, read
@@ -363,3 +365,9 @@ def test_clients_together_have_the_speed_of_their_common_time():
 def test_clients_of_cases_that_have_none(settings):
     with pytest.raises(OptionError, match="clients"):
         cases.read(settings=settings)
+
+
+def test_a_backend_that_does_not_load_is_not_timed_on_a_cpu(monkeypatch):
+    monkeypatch.setattr(_capi, "cuda", Outcome("undefined symbol: cuMemCreate"))
+    with pytest.raises(BenchError, match="does not load: undefined symbol: cuMemCreate"):
+        stamp.origin()

@@ -1,7 +1,7 @@
 #!/usr/bin/env bash
 # draftwood on a CUDA machine that cannot reach a network: pack here, build and test there.
 #
-#   tools/gpu.sh compile [ARCH]   here: our CUDA sources, without linking
+#   tools/gpu.sh compile ARCH...  here: our CUDA sources, for sm_90 or what is named (sm_80, sm_120), without linking
 #   tools/gpu.sh pack             here: the same; patched sources and missing wheels into build/gpu, which travels with the tree
 #   tools/gpu.sh build FOLDER     there: the wheel for that card, installed; what it compiled is archived in FOLDER
 #   tools/gpu.sh keep FOLDER      here: the larger part of that into build/gpu, for the next build there
@@ -24,9 +24,11 @@ borrowed="numpy markupsafe nvidia-cuda-runtime nvidia-cublas"
 compile() {
     cublas_headers
     includes="-Isrc -I$cublas -I$tree/include -I$tree/src -I$tree/src/ggml-cuda"
-    find src -name '*.cu' -print0 |
-        xargs -0 -P "$(nproc)" -I{} nvcc -arch="${1:-sm_90}" -std=c++17 -extended-lambda -diag-suppress 177,20012 \
-            $includes --ptx {} -o /dev/null
+    for arch in "${@:-sm_90}"; do # to the end: ptxas reads what is inline
+        find src -name '*.cu' -print0 |
+            xargs -0 -P "$(nproc)" -I{} sh -c '"$@" {} -o "$made/$(basename {}).cubin"' nvcc nvcc -arch="$arch" \
+                -std=c++17 -extended-lambda -diag-suppress 177,20012 $includes --cubin
+    done
 }
 
 pack() {
@@ -124,7 +126,8 @@ bench() {
 # Sets `tree`, ggml's sources, and `cublas`, headers alone of a large package.
 cublas_headers() {
     tree="$(readlink -f "$(.venv/bin/python _build/source.py)")/vendor/llama.cpp/ggml"
-    made=build/chain cublas=build/chain/cublas
+    export made=build/chain
+    cublas=build/chain/cublas
     mkdir -p "$made"
     if [ ! -d "$cublas" ]; then
         .venv/bin/python -m pip download -q --no-deps -d "$made" nvidia-cublas

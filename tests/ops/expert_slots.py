@@ -176,7 +176,7 @@ class Layer:
         shape, has_next = (self.layer.n_planes, rows, k), len(choice.operands) > _ROUTED
 
         def op(context: Any, *given: Any) -> Any:
-            chosen = replace(choice, is_joint=is_open).op()(context, *given)
+            chosen = replace(choice, is_joint=is_open).op()(context, *given)  # settings::is_open is there
             wide = ggml.view(context, chosen, (rows, n_experts), (4 * n_experts,))
             narrow = ggml.view(context, chosen, (rows, k), (4 * n_experts,))
             node = self._node(context, "dw_expert_slots", (narrow, wide) if has_next else (narrow,), shape)

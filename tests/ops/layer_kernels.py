@@ -126,7 +126,8 @@ def test_experts_at_model_shapes(rng, backend, kinds):
 
 @pytest.mark.parametrize("is_joint", [False, True])
 @pytest.mark.parametrize("shape", [
-    {"hidden": 32, "shared": 32, "n_experts": 24, "n_used": 2}, {"hidden": 64, "shared": 96, "n_experts": 40, "n_used": 1},
+    {"hidden": 32, "shared": 32, "n_experts": 24, "n_used": 2},
+    {"hidden": 64, "shared": 96, "n_experts": 40, "n_used": 1},
 ])  # fmt: skip
 def test_experts_of_whole_strips(rng, backend, shape, is_joint):
     """Of a few rows blocks have all weights of their hidden values in shared memory at once."""
@@ -140,9 +141,13 @@ def test_experts_of_whole_strips(rng, backend, shape, is_joint):
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 16])
-@pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K")])
+@pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), STRIPS])
 def test_experts_in_a_pool_give_the_same_bits(rng, backend, n, kinds):
     large = [MODEL] if backend == "CUDA" else []
+    if kinds == STRIPS:  # down's and gate's come whole
+        large += [{"hidden": 512, "shared": 512, "n_experts": 40}]
+        wide = {"width": 2048, "hidden": 256, "shared": 256, "n_experts": 6, "n_used": 2}
+        large += [wide] if n < 16 else []
     for shape in ({}, {"is_joint": True}, {"n_experts": 33, "n_used": 16}, *large):
         part = parts.experts(rng, n, kinds, **shape)
         assert np.array_equal(parts.in_a_pool(rng, part, backend), part.run(backend)), shape

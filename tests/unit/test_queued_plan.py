@@ -9,7 +9,7 @@ import pytest
 from draftwood.load import steps
 from draftwood.options import Options, Plan
 
-HYBRID = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=0)
+HYBRID = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=0, is_split=False)
 NOWHERE = {"n_cpu_moe": 0, "tensor_buft_overrides": None, "rpc_servers": None}
 
 
@@ -65,7 +65,7 @@ def test_a_variable_turns_them_off(monkeypatch, value, expected):
         (1, {}, {}, False),
         (0, {"n_gpu_layers": -1}, {}, False),
         (2, {"n_gpu_layers": -1}, {}, False),
-        (2, {"n_gpu_layers": -1, "split_mode": 0}, {}, True),
+        (2, {"n_gpu_layers": -1, "split_mode": 0}, {}, False),
         (0, {"n_gpu_layers": -1, "split_mode": 0}, {}, False),
         (1, {"n_gpu_layers": -1}, {"n_cpu_moe": 3}, False),
         (1, {"n_gpu_layers": -1}, {"tensor_buft_overrides": "exps=CPU"}, False),
@@ -79,8 +79,15 @@ def test_one_card_has_to_have_all(monkeypatch, n_cards, arguments, placement, ex
     assert bool(steps.on_one_card(HYBRID, arguments, {**NOWHERE, **placement})) is expected
 
 
+def test_a_model_in_several_files_has_its_embeddings_elsewhere(monkeypatch):
+    monkeypatch.setattr(steps, "cards", lambda: [object()])
+    arguments = {"n_gpu_layers": -1}
+    assert steps.on_one_card(HYBRID, arguments, NOWHERE)
+    assert not steps.on_one_card(SimpleNamespace(**{**vars(HYBRID), "is_split": True}), arguments, NOWHERE)
+
+
 @pytest.mark.parametrize(("n_gpu_layers", "expected"), [(41, False), (42, True)])
 def test_blocks_that_draft_count_as_layers(monkeypatch, n_gpu_layers, expected):
     monkeypatch.setattr(steps, "cards", lambda: [object()])
-    with_block = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=1)
+    with_block = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=1, is_split=False)
     assert steps.on_one_card(with_block, {"n_gpu_layers": n_gpu_layers}, NOWHERE) is expected

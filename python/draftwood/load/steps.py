@@ -15,8 +15,6 @@ from draftwood.load.devices import cards
 from draftwood.load.placement import all_layers
 from draftwood.options import HYBRID_ARCHITECTURES, Options, Plan
 
-_WITHOUT_SPLIT = 0  # split_mode, LLAMA_SPLIT_MODE_NONE
-
 
 def are_wanted(plan: Plan, options: Options, info: ModelInfo, kwargs: dict[str, Any]) -> bool:
     """Tell whether texts will have plain steps in a row: without a drafter, or in pauses of "auto"."""
@@ -27,8 +25,12 @@ def are_wanted(plan: Plan, options: Options, info: ModelInfo, kwargs: dict[str, 
 
 
 def on_one_card(info: ModelInfo, kwargs: dict[str, Any], placement: dict[str, Any]) -> bool:
-    """Tell whether one card gets all layers, whether or not a pool has their experts."""
-    one = len(cards()) == 1 or (bool(cards()) and kwargs.get("split_mode", 1) == _WITHOUT_SPLIT)
+    """Tell whether one card gets all layers, whether or not a pool has their experts.
+
+    False for several cards, and for a model in several files: `placement.embeddings_on_card` leaves the
+    embeddings of both in host memory.
+    """
+    one = len(cards()) == 1 and not info.is_split
     elsewhere = placement["n_cpu_moe"] or placement["tensor_buft_overrides"] or placement["rpc_servers"]
     return one and not elsewhere and all_layers(kwargs.get("n_gpu_layers", 0), info)
 
@@ -36,7 +38,6 @@ def on_one_card(info: ModelInfo, kwargs: dict[str, Any], placement: dict[str, An
 def read_one_card(n_cpu_moe: int, on_card: dict[str, str]) -> bool:
     """Tell whether a step reads nothing elsewhere: no layer's experts, and not the embedding of its token.
 
-    n_cpu_moe: as it became. on_card: what `placement.embeddings_on_card` returned. A model in several files
-    has its embeddings in host memory.
+    n_cpu_moe: as it became. on_card: what `placement.embeddings_on_card` returned.
     """
     return n_cpu_moe == 0 and bool(on_card)

@@ -1,6 +1,6 @@
-// Instructions that CUDA C++ has no words for. Copies and products need compute capability 8.0; callers are not
-// launched on less. Must not know: ops. tests/cuda_on_cpu has a file of this name that does the same on a CPU. Test:
-// tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
+// Instructions that CUDA C++ has no words for. Copies and products need compute capability 8.0, copies of spans 9.0;
+// callers are not launched on less. Must not know: ops. tests/cuda_on_cpu has a file of this name that does the same on
+// a CPU. Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
@@ -64,6 +64,8 @@ __device__ __forceinline__ void begin_arrivals(arrivals * at, int n_copies = 1) 
     asm volatile("mbarrier.init.shared::cta.b64 [%0], %1;" ::"r"(address_of(at)), "r"(n_copies) : "memory");
     asm volatile("fence.mbarrier_init.release.cluster;" ::: "memory");
     asm volatile("fence.proxy.async.shared::cta;" ::: "memory");
+#else
+    NO_DEVICE_CODE;
 #endif
 }
 
@@ -87,6 +89,8 @@ __device__ __forceinline__ void copy_span(void * to, const void * from, int n_by
                      "l"(from), "r"(n_bytes), "r"(place)
                      : "memory");
     }
+#else
+    NO_DEVICE_CODE;
 #endif
 }
 
@@ -102,6 +106,8 @@ __device__ __forceinline__ void wait_for_span(arrivals * at, int turn) {
                      : "r"(address_of(at)), "r"(turn % 2)
                      : "memory");
     } while (!has_come);
+#else
+    NO_DEVICE_CODE;
 #endif
 }
 

@@ -116,9 +116,9 @@ template <bool is_open> __device__ void guess(shared_state & s, const ahead & ne
 
 // One block, a thread an expert; more threads than experts may count picks (`looks`), or choose. A second block, if
 // there is one, has the next layer's guesses. Tables are read before the kernel in front has ended. No kernel that may
-// still run then changes them: what changed them last has ended before the kernel in front began (write_choice, or of
-// an open choice gate and up of the layer before: hide_all), before the copies that this launch comes behind, or,
-// without guesses, in the step before: its last kernels, and the copies of this step's inputs, lie between.
+// still run then changes them: what changed them last has ended before gate and up of the layer before let a kernel
+// start (hide_all, hide_strips; write_choice, where the choice is not open), before the copies that this launch comes
+// behind, or, without guesses, in the step before: its last kernels, and the copies of this step's inputs, lie between.
 template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_experts : slots::max_experts)
     resolve(const slots::layer of, const picks given, const open_choice open, int32_t * dst, bool looks, bool warm_up,
             bool staged, const ahead next) {
@@ -222,14 +222,26 @@ void fetch_next(const slots::layer & next, cudaStream_t stream) {
     copies.is_made_here = false;
 }
 
+// Whether ids are the first of a dw_choice that lies here as a whole, with its logits.
+bool can_choose(const ggml_tensor * dst) {
+    const slots::layer & of  = *(const slots::layer *) dw::layer_of(dst);
+    const ggml_tensor *  ids = dst->src[slots::ids], *whole = ids;
+    while (whole->view_src) {
+        whole = whole->view_src;
+    }
+    const int64_t n_used = ids->ne[0], n = ids->ne[1];
+    const bool    is_known = n <= parts::max_rows && n_used <= parts::max_used && of.n_experts <= parts::max_experts &&
+                          !slots::only_looks_up(of, n_used, n);
+    const bool guesses_alike = !dst->src[slots::guesses] || !of.next || of.next->n_experts == of.n_experts;
+    return is_known && guesses_alike && ids->nb[1] == of.n_experts * sizeof(int32_t) &&
+           ggml_nbytes(whole) >= parts::choice::h_at(of.n_experts, n) * sizeof(int32_t);
+}
+
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor *ids = dst->src[slots::ids], *guesses = dst->src[slots::guesses];
-    const auto are_ids  = [](const ggml_tensor * t) { return t->type == GGML_TYPE_I32 && t->nb[0] == sizeof(int32_t); };
-    const auto * of     = (const slots::layer *) dw::layer_of(dst);
-    const bool   closed = !slots::has(dst, slots::chooses);
-    const bool   fits   = closed || (ids->nb[1] == of->n_experts * sizeof(int32_t) && ids->ne[1] <= parts::max_rows &&
-                                 ids->ne[0] <= parts::max_used && of->n_experts <= parts::max_experts);
-    return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && are_ids(ids) && fits &&
+    const auto are_ids = [](const ggml_tensor * t) { return t->type == GGML_TYPE_I32 && t->nb[0] == sizeof(int32_t); };
+    return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && are_ids(ids) &&
+           (!slots::has(dst, slots::chooses) || can_choose(dst)) &&
            (!guesses || (are_ids(guesses) && guesses->ne[1] <= slots::max_guess_rows &&
                          guesses->ne[0] >= slots::number_of(dst) + ids->ne[0]));
 }

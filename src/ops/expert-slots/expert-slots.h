@@ -122,7 +122,8 @@ struct layer {
 
 // Finds where each chosen expert is to be read.
 //   dst i32[k, R, n_planes]
-//   ids i32[k, R], rows may be strided: the router's choice
+//   ids i32[k, R], rows may be strided: the router's choice. With the flag `chooses`, on CUDA, a view of an open
+//   dw_choice (layer-parts.h): its rows are written here, from the logits behind them
 //   guesses i32[at least number_of(node) + k, R]: of a row, from number_of(node) on, what the router of layer.next
 //   would choose of the same input, R at most max_guess_rows. Missing ones of them are fetched as dw_expert_guess does
 //   (guess.h), while this layer computes. On a card this layer's own are then found and copied in the queue of the step
@@ -145,7 +146,7 @@ enum flag : size_t {
     has_next,       // the graph has the next layer with as many rows, so that its experts can be copied ahead
     next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph
     copies_beside,  // nodes stand between this one and its dw_expert_ready
-    chooses,        // ids are the first of an open dw_choice (layer-parts.h), and guesses, if any, its rows
+    chooses,        // ids are the first of an open dw_choice, and guesses, if any, its rows
     n_flags,
 };
 constexpr size_t flags_at = layer_at + sizeof(void *);

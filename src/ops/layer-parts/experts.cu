@@ -213,7 +213,7 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     launch_router({ src[of::x], src[of::norm], src[of::router], src[of::shared_router], src[of::next_norm],
                     src[of::next_router] },
                   to.epsilon, logits, h, with.stream);
-    if (!to.is_open) {
+    if (!to.is_open) { // in tests, which compare the two
         ggml_cuda_kernel_launch(write_choice, { dim3(src[of::next_router] ? 2 : 1), dim3(32 * n), 0, with.stream },
                                 (const float *) logits, (int) n_experts, to.n_used, out, n_experts,
                                 (int) of::next_at(to.n_used));

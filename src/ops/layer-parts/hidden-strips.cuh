@@ -11,6 +11,8 @@ namespace dw::layer_parts {
 
 constexpr int strips_of_hidden = n_halves / halves_of_a_strip; // gate's two, up's two
 constexpr int tiles_of_a_half = 4, width_of_hidden_strips = halves_of_a_strip * tiles_of_a_half * tile_values;
+constexpr int most_rows_of_hidden_strips = 6; // of more, smaller blocks are faster
+constexpr int n_blocks_at_once           = 2; // on a multiprocessor: cards with less shared memory keep to hide_all
 static_assert(strip_of_spans::n_spans % halves_of_a_strip == 0, "warps of a strip ask for as many spans each");
 
 // A group, as a warp reads it.
@@ -30,8 +32,10 @@ struct group_of_lane {
     }
 };
 
-// As hide_all. Blocks: (32 hidden values, group), a warp a half of a strip.
-template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * n_halves, 2)
+// As hide_all. Blocks: (32 hidden values, group), a warp a half of a strip. Each block waits for the kernel before this
+// one and only then lets the next one start: lower_strips, and the next layer's dw_expert_slots, read what older
+// kernels wrote before their own wait.
+template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * n_halves, n_blocks_at_once)
     hide_strips(const __grid_constant__ arguments a) {
     extern __shared__ __align__(128) char strips[];
     __shared__ ptx::arrivals arrived[strips_of_hidden];
@@ -84,8 +88,6 @@ template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * 
     });
 }
 
-constexpr int most_rows_of_hidden_strips = 6; // of more, smaller blocks are faster
-
 // Launches it where strips lie in spans, and says whether it did. n_groups: the shared network's not counted
 static bool launch_hidden_strips(const arguments & a, int n_groups, cudaStream_t stream) {
     constexpr int       n_columns = 8;
@@ -93,10 +95,11 @@ static bool launch_hidden_strips(const arguments & a, int n_groups, cudaStream_t
     const auto          lies      = [](const matrix & of) {
         return of.width == width_of_hidden_strips && lies_in_spans(of.type, of.width, of.row_stride);
     };
-    const size_t of_sums = sizeof(float) * n_halves * floats_of_sums<n_columns>;
-    const size_t bytes   = strips_of_hidden * strip_of_spans::bytes((int) a.routed.gate.row_stride) + of_sums;
+    const size_t of_sums   = sizeof(float) * n_halves * floats_of_sums<n_columns>;
+    const size_t bytes     = strips_of_hidden * strip_of_spans::bytes((int) a.routed.gate.row_stride) + of_sums;
+    const bool   have_room = n_blocks_at_once * bytes <= shared_memory_of_block();
     if (a.n == 1 || a.n > most_rows_of_hidden_strips || !a.chosen || !lies(a.routed.gate) || !lies(a.routed.up) ||
-        !lies(a.shared.gate) || !lies(a.shared.up) || bytes > shared_memory_of_block()) {
+        !lies(a.shared.gate) || !lies(a.shared.up) || !have_room) {
         return false;
     }
     const dim3 blocks(dw::n_blocks(std::max(a.routed.width, a.shared.width), hidden_of_a_block), n_groups + 1);

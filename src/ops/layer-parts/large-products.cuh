@@ -1,7 +1,7 @@
-// The product with an output head, whose strips lie whole: 16 rows of Q6_K, one behind the other. A block a
-// multiprocessor stays. Two warps share a slot, into which one copy brings a strip, and each multiplies half of its
-// tiles: no other warps meet. Sums are added in the order of products.cuh, so bits are the same.
-// Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
+// The product with an output head, whose strips lie whole: 16 rows of Q6_K, one behind the other. One block a
+// multiprocessor stays resident and takes strip after strip. Two warps share a slot, into which one copy brings a
+// strip, and each multiplies half of its tiles: no other warps meet. Sums are added in the order of products.cuh, so
+// bits are the same. Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 

@@ -217,8 +217,9 @@ template <bool is_single> __device__ __forceinline__ group group_by_number(const
     return { a.routed, a, index, shared.places[index], shared.n_pairs[index], shared.pairs + index * max_rows };
 }
 
-// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. hide_all lets this kernel start when
-// the choice and x are there: they are read, and weights of experts asked for, before it ends.
+// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. Gate and up (hide_all, hide_strips)
+// let this kernel start when the choice and x are there: they are read, and weights of experts asked for, before these
+// end.
 template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_columns>, 1)
     lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
               sum_of_networks to) {

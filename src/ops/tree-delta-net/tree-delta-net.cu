@@ -22,8 +22,8 @@ using dw::tree_step;
 
 constexpr int n_kept = 5; // nodes whose columns are kept
 
-// grid: head, sequence, part of the columns. State and tree are read before the kernel in front has ended: no node of a
-// verify writes them (tree_heads in layer-parts/delta-heads.cu).
+// grid: head, sequence, part of the columns. Cells, states and tree are read before the kernel in front has ended: no
+// node of a verify writes them (tree_heads in layer-parts/delta-heads.cu).
 template <int size> __global__ void __launch_bounds__(layout<size>::threads) tree_delta_net(const arguments a) {
     __shared__ tree_plan p;
     __shared__ float     kept[n_kept][n_columns * layout<size>::per_lane][max_threads];

@@ -1,4 +1,4 @@
-// Tiles times 1 or 2 columns: tiles.cuh, "few".
+// Tiles times 1 or 2 columns, the way that tiles.cuh calls "few": what a lane holds, and how sums are added.
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once

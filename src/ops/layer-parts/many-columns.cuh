@@ -1,4 +1,4 @@
-// Tiles times 8 or 16 columns: tiles.cuh, "many".
+// Tiles times 8 or 16 columns, the way that tiles.cuh calls "many": what a lane holds, and how sums are added.
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once

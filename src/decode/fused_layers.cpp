@@ -72,6 +72,7 @@ fused_counts fuser::run() {
         count(fused_attention_output, attention_output(node));
         count(fused_draft_input, draft_input(node));
         count(fused_product, product(node));
+        count(fused_norm, node == logits_ && norm_of_head(node));
     }
     edit_.finish();
     return counts_;
@@ -129,16 +130,49 @@ bool fuser::draft_input(ggml_tensor * node) {
                         { weights, e.weights, h.weights }, { e.epsilon, 0, 0 }));
 }
 
+namespace {
+
+// rows of `x`; picked: their numbers, nullptr for all in order
+struct rows_of_head {
+    ggml_tensor *x = nullptr, *picked = nullptr;
+
+    static rows_of_head of(ggml_tensor * head) {
+        ggml_tensor * x      = source(as(head, GGML_OP_MUL_MAT), 1);
+        ggml_tensor * picked = source(as(x, GGML_OP_GET_ROWS), 1);
+        return picked && ggml_is_matrix(x->src[0]) && ggml_is_vector(picked) ? rows_of_head{ x->src[0], picked }
+                                                                             : rows_of_head{ x, nullptr };
+    }
+};
+
+} // namespace
+
 bool fuser::product(ggml_tensor * node) {
-    namespace op    = parts::product_of_rows;
-    ggml_tensor * x = node == logits_ ? source(as(node, GGML_OP_MUL_MAT), 1) : nullptr;
-    if (!x || node->src[0]->op != GGML_OP_NONE || !has_few_rows(x) || !edit_.is_closed({ node }, { x })) {
+    namespace op                          = parts::product_of_rows;
+    const rows_of_head               rows = node == logits_ ? rows_of_head::of(node) : rows_of_head{};
+    std::vector<const ggml_tensor *> inputs{ rows.x };
+    if (rows.picked) {
+        inputs.push_back(rows.picked);
+    }
+    if (!rows.x || node->src[0]->op != GGML_OP_NONE || !has_few_rows(node) || !edit_.is_closed({ node }, inputs)) {
         return false;
     }
     ggml_tensor * weights = node->src[0];
-    return replace(node, { x },
-                   made(op::signature, { node->ne[0], node->ne[1], 1, 1 }, { { op::x, x }, { op::weights, weights } },
-                        { weights }, {}));
+    return replace(node, inputs,
+                   made(op::signature, { node->ne[0], node->ne[1], 1, 1 },
+                        { { op::x, rows.x }, { op::weights, weights }, { op::picked, rows.picked } }, { weights }, {}));
+}
+
+bool fuser::norm_of_head(ggml_tensor * head) {
+    namespace op               = parts::norm_of_rows;
+    ggml_tensor * const scaled = rows_of_head::of(head).x;
+    const norm          normal = norm::of(scaled);
+    if (!normal || !has_few_rows(scaled) || !edit_.is_closed({ scaled }, { normal.x })) {
+        return false;
+    }
+    return replace(scaled, { normal.x },
+                   made(op::signature, { scaled->ne[0], scaled->ne[1], 1, 1 },
+                        { { op::x, normal.x }, { op::norm, normal.weights } }, { normal.weights },
+                        { normal.epsilon, 0, 0 }));
 }
 
 fused_counts fuse_layers(ggml_context * ctx, ggml_cgraph * graph, const graph_results & results, bool on_cpu) {

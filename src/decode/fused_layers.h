@@ -30,6 +30,7 @@ enum fused_part {
     fused_delta_output,
     fused_attention_output,
     fused_draft_input,
+    fused_norm, // in front of the output head
     fused_product,
     n_fused_ops,
     fused_gates = n_fused_ops, // of delta-net heads: no op of its own, the delta rule's makes them

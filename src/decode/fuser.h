@@ -69,6 +69,7 @@ class fuser {
     bool attention_output(ggml_tensor * sum);
     bool draft_input(ggml_tensor * node);
     bool product(ggml_tensor * node);
+    bool norm_of_head(ggml_tensor * node);
 
     ggml_context *      ctx_;
     graph_edit          edit_;

@@ -54,7 +54,10 @@ void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
     dw->n_fused = {};
     try {
         const llm_graph_result & results = *graph.res;
-        graph_results            kept{ logits, { results.t_embd, results.t_embd_pooled, results.t_h_nextn } };
+        graph_results            kept{ logits, { results.t_embd_pooled, results.t_h_nextn } };
+        if (graph.cparams.embeddings) { // else nobody reads them
+            kept.kept.push_back(results.t_embd);
+        }
         kept.kept.insert(kept.kept.end(), results.t_layer_inp.begin(), results.t_layer_inp.end());
         dw->fused(fuse_layers(graph.ctx0, graph.gf, kept, dw->fuses() == fuse_where::everywhere), max_fused_rows);
     } catch (const std::exception &) {

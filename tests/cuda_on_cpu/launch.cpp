@@ -31,6 +31,7 @@ const op_descriptor * const ops[] = {
     &layer_parts::choice::on_cuda,
     &layer_parts::chosen_experts::on_cuda,
     &layer_parts::feed_forward::on_cuda,
+    &layer_parts::norm_of_rows::on_cuda,
     &layer_parts::product_of_rows::on_cuda,
     &layer_parts::delta_inputs::on_cuda,
     &layer_parts::attention_inputs::on_cuda,

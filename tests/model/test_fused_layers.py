@@ -36,11 +36,12 @@ ALWAYS = {
     "attention heads": 3,
     "flash attention": 3,
 }
-ALWAYS |= {"attention output": 3, "product": 1}
+ALWAYS |= {"attention output": 3, "norm": 1, "product": 1}
 OF_TINY = {**ALWAYS, "delta front": 9, "delta step": 9}
 OF_TINY.pop("delta tree")
 DELTA_NET = {"delta inputs", "delta front", "delta step", "delta output"}
-ATTENTION = {"attention inputs", "attention heads", "flash attention", "attention output", "product"}
+HEAD = {"norm", "product"}
+ATTENTION = {"attention inputs", "attention heads", "flash attention", "attention output"}
 WAYS = {
     "mtp": {"speculation": "mtp"},
     "tree": {"speculation": "tree", "tree_budget": 16},
@@ -164,7 +165,7 @@ def test_beginning_and_head_of_drafts_are_fused(plain, way, draft_vocab):
     llm._engine.eval(TOKENS, 0)
     assert llm._engine.propose(5, 2) == 2
     found = api.fused(llm._engine, of_drafter=True)
-    assert (found["draft input"], found["product"]) == (way == "mtp", 1)
+    assert (found["draft input"], found["norm"], found["product"]) == (way == "mtp", 1, 1)
     assert text(llm, 24, temp=0.0) == plain[0.0]
     assert llm.speculation_stats.draft_vocab == {None: 512, 64: 64, 4096: 0}[draft_vocab]
     llm.close()
@@ -176,7 +177,7 @@ def test_both_architectures_and_types(gguf, rig, preset, own, types):
     r = rig(gguf(preset, types=types), flash=True)
     api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval(PROMPT, 0)
-    assert set(counts(r.engine)) == {own, *DELTA_NET, *ATTENTION}
+    assert set(counts(r.engine)) == {own, *DELTA_NET, *ATTENTION, *HEAD}
 
 
 def test_a_rows_heads_are_gated_by_the_delta_rule(gguf, rig):
@@ -200,12 +201,12 @@ def predicted(path: str) -> dict[str, int]:
     every = range(info.n_layers)
     found = {"experts" if info.n_experts else "feed forward": len(every)}
     found |= dict.fromkeys(DELTA_NET, sum((i + 1) % 4 != 0 for i in every))
-    found |= {**dict.fromkeys(ATTENTION, sum((i + 1) % 4 == 0 for i in every)), "product": 1}
+    found |= {**dict.fromkeys(ATTENTION, sum((i + 1) % 4 == 0 for i in every)), **dict.fromkeys(HEAD, 1)}
     told = fused.told(header.tensors(path), info)
     assert not told["reason"]
     for part in {each["part"] for each in told["declined"]}:
         layers = {i for each in told["declined"] if each["part"] == part for i in each["layers"]}
-        found["product" if part == "output head" else part] -= len(layers) or 1
+        found[{"output head": "product", "output norm": "norm"}.get(part, part)] -= len(layers) or 1
     return {part: n for part, n in found.items() if n}
 
 
@@ -228,7 +229,7 @@ def test_a_tensor_of_another_type_concerns_its_part_alone(gguf, preset, types, p
     path, texts = gguf(preset, types=types), []
     own = {"feed forward" if preset == "planted-dense" else "experts": 4}
     gates = 3 if types.endswith("Q8_0") else 0  # no part of its own, which `draftwood doctor` would name
-    whole = {**own, **dict.fromkeys(DELTA_NET, 3), **dict.fromkeys(ATTENTION, 1), "gates": gates}
+    whole = {**own, **dict.fromkeys(DELTA_NET, 3), **dict.fromkeys((*ATTENTION, *HEAD), 1), "gates": gates}
     expected = {part: n for part, n in {**whole, **parts}.items() if n}
     for way in ({"speculation": "off"}, {"speculation": "mtp"}, {"speculation": "tree", "tree_budget": 8}):
         llm = Llama(path, n_ctx=256, verbose=False, n_threads=1, flash_attn=True, **way)

@@ -286,11 +286,24 @@ def draft_input(rng: np.random.Generator, n: int, kind: str, *, width: int = 256
     return Part("dw_draft_input", operands, (n, rows), times(w, kind, x), (0, 2), (rows,))
 
 
-def product(rng: np.random.Generator, n: int, kind: str, *, width: int = 256, rows: int = 301) -> Part:
-    """Return dw_product."""
-    x = f32(rng, n, width)
+def product(
+    rng: np.random.Generator, n: int, kind: str, *, width: int = 256, rows: int = 301, of: int = 0
+) -> Part:
+    """Return dw_product; of: how many rows its own are picked from, 0 for none."""
+    x = f32(rng, of or n, width)
     operand, w = weights(rng, (rows, width), kind)
-    return Part("dw_product", [(x, "F32"), operand], (n, rows), times(w, kind, x), (0,), (rows,))
+    if not of:
+        return Part("dw_product", [(x, "F32"), operand], (n, rows), times(w, kind, x), (0,), (rows,))
+    picked = rng.integers(0, of, n, dtype=np.int32)
+    operands = [(x, "F32"), operand, (picked, "I32")]
+    return Part("dw_product", operands, (n, rows), times(w, kind, x[picked]), (2,), (rows,))
+
+
+def norm(rng: np.random.Generator, n: int, kind: str, *, width: int = 256) -> Part:
+    """Return dw_norm, which has no weights of a type."""
+    x, factors = f32(rng, n, width) * np.float32(30), f32(rng, width)
+    wanted = normalised(x, factors).astype(np.float64)
+    return Part("dw_norm", [(x, "F32"), (factors, "F32")], (n, width), wanted, (0,), (width,))
 
 
 def delta_output(
@@ -324,7 +337,9 @@ EVERY_PART: list[Callable[[np.random.Generator, int, str], Part]] = [
     lambda rng, n, kind: delta_inputs(rng, n, (kind, kind, kind)),
     lambda rng, n, kind: attention_inputs(rng, n, (kind, kind, kind)),
     draft_input,
+    norm,
     product,
+    lambda rng, n, kind: product(rng, n, kind, of=40),
     delta_output,
     attention_output,
 ]

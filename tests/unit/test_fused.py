@@ -165,6 +165,7 @@ def test_types_that_are_fused(kind):
         ({"attn_norm": 2000}, "attention output", [3],
          "rows of attn_norm have 2000 values; expected a multiple of 32"),
         ({"output": "Q3_K"}, "output head", [], f"output is Q3_K; {TYPES}"),
+        ({"output_norm": "F16"}, "output norm", [], "output_norm is F16; expected F32"),
     ],
 )  # fmt: skip
 def test_what_is_not_fused_and_why(changes, part, layers, reason):
@@ -173,7 +174,8 @@ def test_what_is_not_fused_and_why(changes, part, layers, reason):
 
 def test_other_parts_of_such_a_layer_are():
     assert set(declined(model(True, ssm_norm=256))) == {"delta step"}
-    assert set(declined(model(True, output_norm="F16", attn_q_norm="F16"))) == {"attention heads"}
+    assert set(declined(model(True, output_norm="F16"))) == {"output norm"}
+    assert set(declined(model(True, attn_q_norm="F16"))) == {"attention heads"}
     assert set(declined(model(True, blk__1__ffn_down_exps="Q3_K"))) == {"experts"}
     assert set(declined(model(False, ffn_up="Q5_K"), DENSE)) == {"feed forward"}
 

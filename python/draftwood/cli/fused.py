@@ -77,15 +77,19 @@ Reason = tuple[str, str]
 def told(tensors: dict[str, Tensor] | None, info: ModelInfo) -> dict[str, Any]:
     """Return {"layers": n, "declined": [{"part", "layers", "reason", "mend"}], "reason": why it is not told}.
 
-    The output head is in no layer. tensors: None for one of several files.
+    The output head and the norm in front of it are in no layer. tensors: None for one of several files.
     """
     if tensors is None or info.architecture not in ARCHITECTURES:
         reason = "one of several files" if tensors is None else f"architecture '{info.architecture}'"
         return {"layers": 0, "declined": [], "reason": reason}
-    head = _Part("output" if "output" in tensors else "token_embd", "", {"output_norm": _WIDTH})
-    found: dict[tuple[str, Reason], list[int]] = {}
-    for of_head in _reasons(head, tensors):
-        found["output head", of_head] = []
+    width = {"output_norm": _WIDTH}
+    ends = {
+        "output norm": _Part("", "output_norm", width),
+        "output head": _Part("output" if "output" in tensors else "token_embd", "", width),
+    }
+    found: dict[tuple[str, Reason], list[int]] = {
+        (name, why): [] for name, part in ends.items() for why in _reasons(part, tensors)
+    }
     by_layer = _by_layer(tensors)
     for i in range(info.n_layers):
         for key in _of_layer(by_layer.get(i, {}), info):

@@ -35,6 +35,7 @@ const dw::op_descriptor * const ops[] = {
     &dw::layer_parts::choice::on_cuda,
     &dw::layer_parts::chosen_experts::on_cuda,
     &dw::layer_parts::feed_forward::on_cuda,
+    &dw::layer_parts::norm_of_rows::on_cuda,
     &dw::layer_parts::product_of_rows::on_cuda,
     &dw::layer_parts::delta_inputs::on_cuda,
     &dw::layer_parts::attention_inputs::on_cuda,

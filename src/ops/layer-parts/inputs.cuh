@@ -150,10 +150,11 @@ struct gated_heads {
     }
 };
 
-// x as it is
+// x as it is, or rows of it
 struct unchanged {
-    const float * x;
-    int64_t       stride;
+    const float *   x;
+    int64_t         stride;
+    const int32_t * picked; // nullptr: all in order
 
     static constexpr bool by_products = false; // an output head has thousands of blocks
     static int            threads(int64_t) { return threads_of_pieces; }
@@ -162,11 +163,11 @@ struct unchanged {
     __device__ __forceinline__ void ask(const team &) const {}
 
     __device__ __forceinline__ void write(int row, const share & mine, const activations & out) const {
+        const float * const from = x + (picked ? picked[row] : row) * stride;
         for (int first = 128 * mine.first(); first < out.width; first += 128 * mine.step()) {
             const int  i        = first + 4 * (threadIdx.x % 32);
             const bool is_there = i < out.width;
-            out.store(row, i / 4, is_there ? *(const float4 *) (x + row * stride + i) : make_float4(0, 0, 0, 0),
-                      is_there);
+            out.store(row, i / 4, is_there ? *(const float4 *) (from + i) : make_float4(0, 0, 0, 0), is_there);
         }
     }
 };

@@ -258,13 +258,24 @@ constexpr op_signature     signature = { "dw_delta_step", operands, n_src, /*n_o
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_step
 
+// The norm in front of an output head, whose rows others read, too:
+//   dst[D, n] = rms_norm(x) * norm
+//   x [D, n]; norm [D]
+//   settings: epsilon
+namespace norm_of_rows {
+enum src { x, norm, n_src };
+constexpr const char *     operands[n_src] = { "x", "norm" };
+constexpr op_signature     signature       = { "dw_norm", operands, n_src };
+extern const op_descriptor on_cpu, on_cuda;
+} // namespace norm_of_rows
+
 // A product with large weights, the output head above all:
-//   dst[rows, n] = weights x
-//   x [K, n]; weights [K, rows]
+//   dst[rows, n] = weights x, of the columns of x that `picked` names
+//   x [K, m]; weights [K, rows]; picked i32[n], 0 to m - 1 each, or nullptr: all in order, n = m
 namespace product_of_rows {
-enum src { x, weights, n_src };
-constexpr const char *     operands[n_src] = { "x", "weights" };
-constexpr op_signature     signature       = { "dw_product", operands, n_src };
+enum src { x, weights, picked, n_src };
+constexpr const char *     operands[n_src] = { "x", "weights", "picked" };
+constexpr op_signature     signature       = { "dw_product", operands, n_src, /*n_optional*/ 1 };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace product_of_rows
 

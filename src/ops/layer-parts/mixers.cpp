@@ -62,12 +62,25 @@ void run_attention_inputs(ggml_tensor * dst, int ith, int nth, void *) {
     }
 }
 
+void run_norm(ggml_tensor * dst, int ith, int nth, void *) {
+    namespace of        = norm_of_rows;
+    const auto *  src   = dst->src;
+    const int64_t width = dst->ne[0];
+    for (int64_t row = ith; row < dst->ne[1]; row += nth) {
+        const float * norm = (const float *) src[of::norm]->data;
+        const values  y    = normalised(row_of(src[of::x], row), norm, width, settings_of(dst).epsilon);
+        std::copy(y.begin(), y.end(), (float *) ((char *) dst->data + row * dst->nb[1]));
+    }
+}
+
 void run_product(ggml_tensor * dst, int ith, int nth, void *) {
-    namespace of      = product_of_rows;
-    const auto *  src = dst->src;
-    const int64_t n = dst->ne[1], width = src[of::x]->ne[0], n_rows = dst->ne[0];
+    namespace of        = product_of_rows;
+    const auto *    src = dst->src;
+    const int64_t   n = dst->ne[1], width = src[of::x]->ne[0], n_rows = dst->ne[0];
+    const int32_t * picked = src[of::picked] ? (const int32_t *) src[of::picked]->data : nullptr;
     for (int64_t row = 0; row < n; ++row) { // of the weights there are many
-        const values  x     = seen_by(src[of::weights]->type, row_of(src[of::x], row), width);
+        const float * of_row = row_of(src[of::x], picked ? picked[row] : row);
+        const values  x      = seen_by(src[of::weights]->type, of_row, width);
         const int64_t first = n_rows * ith / nth, end = n_rows * (ith + 1) / nth;
         const values  y = product(src[of::weights], x, first, end - first);
         std::copy(y.begin(), y.end(), (float *) ((char *) dst->data + row * dst->nb[1]) + first);
@@ -140,6 +153,7 @@ void run_attention_output(ggml_tensor * dst, int ith, int nth, void *) {
 namespace dw::layer_parts {
 const op_descriptor delta_inputs::on_cpu     = { delta_inputs::signature, run_delta_inputs };
 const op_descriptor attention_inputs::on_cpu = { attention_inputs::signature, run_attention_inputs };
+const op_descriptor norm_of_rows::on_cpu     = { norm_of_rows::signature, run_norm };
 const op_descriptor product_of_rows::on_cpu  = { product_of_rows::signature, run_product };
 const op_descriptor draft_input::on_cpu      = { draft_input::signature, run_draft_input };
 const op_descriptor delta_output::on_cpu     = { delta_output::signature, run_delta_output };

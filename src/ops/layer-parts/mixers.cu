@@ -194,8 +194,10 @@ namespace product_op {
 namespace of = product_of_rows;
 
 bool takes(const ggml_tensor * dst) {
-    const ggml_tensor * x = dst->src[of::x];
-    return is_rows(x, dst->ne[1]) && x->ne[0] <= max_width && dw::is_f32(dst) &&
+    const ggml_tensor *x = dst->src[of::x], *picked = dst->src[of::picked];
+    const bool         are_there =
+        picked ? dw::is_i32(picked) && ggml_nelements(picked) == dst->ne[1] && are_readable(x) : is_rows(x, dst->ne[1]);
+    return are_there && dst->ne[1] <= max_rows && x->ne[0] <= max_width && dw::is_f32(dst) &&
            is_weights(dst->src[of::weights], x->ne[0]) && dst->src[of::weights]->ne[1] == dst->ne[0];
 }
 
@@ -204,11 +206,12 @@ size_t workspace(const ggml_tensor * dst) {
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor * x = dst->src[of::x];
-    product_list        list;
+    const ggml_tensor *x = dst->src[of::x], *picked = dst->src[of::picked];
+    const unchanged    rows{ dw::data_of<const float>(x), dw::stride_of(x, 1),
+                          picked ? dw::data_of<const int32_t>(picked) : nullptr };
+    product_list       list;
     list.add(dst->src[of::weights], dw::data_of<float>(dst), dw::stride_of(dst, 1));
-    list.launch(unchanged{ dw::data_of<const float>(x), dw::stride_of(x, 1) }, with.workspace, x->ne[0],
-                (int) dst->ne[1], with.stream);
+    list.launch(rows, with.workspace, x->ne[0], (int) dst->ne[1], with.stream);
 }
 
 } // namespace product_op

@@ -216,9 +216,12 @@ inline bool is_weights(const ggml_tensor * t, int64_t width) {
            (is_float(t->type) || ptx::has_products());
 }
 
+inline bool are_readable(const ggml_tensor * t) { // rows, 16 bytes at a time
+    return dw::is_f32(t) && t->ne[0] % 32 == 0 && t->ne[2] == 1 && t->ne[3] == 1 && t->nb[1] % 16 == 0;
+}
+
 inline bool is_rows(const ggml_tensor * t, int64_t n) {
-    return dw::is_f32(t) && t->ne[0] % 32 == 0 && t->ne[1] == n && t->ne[2] == 1 && t->ne[3] == 1 && n >= 1 &&
-           n <= max_rows && t->nb[1] % 16 == 0;
+    return are_readable(t) && t->ne[1] == n && n >= 1 && n <= max_rows;
 }
 
 } // namespace dw::layer_parts

@@ -3,6 +3,7 @@
 //
 //     tools/gpu.sh chain                            here: build/gpu/chain
 //     build/gpu/chain 1 6                           there: a line of JSON for 1 and for 6 rows
+//     build/gpu/chain --down=q4_k 1 6               the same with experts' down of Q4_K, which is Q6_K else
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
 //
 // A line has us a layer of the chain, of each op alone, and what the chain saves without it. Every number of rows has
@@ -57,8 +58,8 @@ constexpr int most = 16, n_warm = 4, n_runs = 20;
 
 class bench {
   public:
-    explicit bench(int n_layers) :
-        layers_(n_layers),
+    bench(int n_layers, ggml_type of_down) :
+        layers_(weights_of(n_layers, of_down)),
         head_(weights(GGML_TYPE_Q6_K, { width, n_vocab })),
         cells_(tensor(GGML_TYPE_I32, { 1 }, memory(sizeof(int32_t)))),
         rows_(mixed_rows()) {
@@ -87,6 +88,14 @@ class bench {
     }
 
   private:
+    static std::vector<layer_weights> weights_of(int n_layers, ggml_type of_down) {
+        std::vector<layer_weights> made;
+        for (int i = 0; i < n_layers; ++i) {
+            made.emplace_back(of_down);
+        }
+        return made;
+    }
+
     // Rows that choose some of each other's experts, as rows of one text do.
     static std::vector<float> mixed_rows() {
         std::mt19937                          random(1);
@@ -200,25 +209,37 @@ class bench {
     cudaEvent_t                begin_, end_;
 };
 
+// Ends the program if it is neither of the types that files of Q4_K_M have.
+ggml_type type_of_down(const std::string & name) {
+    if (name != "q4_k" && name != "q6_k") {
+        fprintf(stderr, "--down=%s: q4_k or q6_k\n", name.c_str());
+        exit(2);
+    }
+    return name == "q4_k" ? GGML_TYPE_Q4_K : GGML_TYPE_Q6_K;
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
     bool             is_check = false;
     int              n_layers = 40;
+    ggml_type        of_down  = GGML_TYPE_Q6_K;
     std::vector<int> rows;
     for (const std::string argument : std::vector<std::string>(argv + 1, argv + argc)) {
         if (argument == "--check") {
             is_check = true;
         } else if (argument.rfind("--layers=", 0) == 0) {
             n_layers = std::max(1, atoi(argument.c_str() + strlen("--layers=")));
+        } else if (argument.rfind("--down=", 0) == 0) {
+            of_down = type_of_down(argument.substr(strlen("--down=")));
         } else {
             rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
         }
     }
     cudaDeviceProp card;
     CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
-    printf("{\"card\": \"%s\"}\n", card.name);
-    bench                 all(n_layers);
+    printf("{\"card\": \"%s\", \"down\": \"%s\"}\n", card.name, ggml_type_name(of_down));
+    bench                 all(n_layers, of_down);
     std::vector<uint64_t> bits;
     for (int n : rows.empty() ? std::vector<int>{ 1, 2, 6, 16 } : rows) {
         bits.push_back(all.run(n, is_check));

@@ -19,6 +19,7 @@ struct node {
 };
 
 struct layer_weights {
+    ggml_type     of_down; // experts', the shared one's among them: files of Q4_K_M have Q6_K and Q4_K
     ggml_tensor * norm       = floats({ width }, 0.1f, 1.0f);
     ggml_tensor * qkv        = weights(GGML_TYPE_Q4_K, { width, channels });
     ggml_tensor * z          = weights(GGML_TYPE_Q4_K, { width, n_heads * size });
@@ -35,11 +36,14 @@ struct layer_weights {
     ggml_tensor * router     = floats({ width, n_experts }, 0.05f);
     ggml_tensor * gate       = weights(GGML_TYPE_Q4_K, { width, hidden, n_experts });
     ggml_tensor * up         = weights(GGML_TYPE_Q4_K, { width, hidden, n_experts });
-    ggml_tensor * down       = weights(GGML_TYPE_Q6_K, { hidden, width, n_experts }, 0.3f);
+    ggml_tensor * down       = weights(of_down, { hidden, width, n_experts }, 0.3f);
     ggml_tensor * own_router = floats({ width, 1 }, 0.02f);
     ggml_tensor * own_gate   = weights(GGML_TYPE_Q4_K, { width, hidden });
     ggml_tensor * own_up     = weights(GGML_TYPE_Q4_K, { width, hidden });
-    ggml_tensor * own_down   = weights(GGML_TYPE_Q6_K, { hidden, width }, 0.3f);
+    ggml_tensor * own_down   = weights(of_down, { hidden, width }, 0.3f);
+
+    explicit layer_weights(ggml_type of_down) :
+        of_down(of_down) {}
 
     // as they were, for the next number of rows
     void restore() const {

@@ -144,7 +144,45 @@ struct strips_memory {
     }
 };
 
-// The same of several rows: a warp takes the next group whenever it is done with one, and asks for its strip.
+// Outputs of a group's pairs, when its strip has come in this turn. A warp.
+template <int n_columns> __device__ __forceinline__ void
+lower_group(const strips_memory & at, const group_of_strips & g, const char * slot, ptx::arrivals * arrived, int turn) {
+    const int lane = threadIdx.x % 32;
+    with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
+        using sums_type = sums_of<decltype(columns)::value>;
+        sums_type                   sums(at.hidden, lane, [&](int c) { return (int) g.pairs[min(c, g.n_pairs - 1)]; });
+        columns_of_strip<sums_type> x;
+        x.hold(sums);
+        ptx::wait_for_span(arrived, turn);
+        x.add_to(sums, slot, lane);
+        sums.each([&](int column, int row, float sum) {
+            if (column < g.n_pairs) {
+                output_of(at.found, g.pairs[column], row) = sum;
+            }
+        });
+    });
+}
+
+// The same of n groups. A warp begins with the one of its number, whose strip is on its way, and takes the next one
+// whenever it is done with one.
+template <int n_columns> __device__ __forceinline__ void lower_groups(const strips_memory & at, int n, char * slot,
+                                                                      ptx::arrivals * arrived, int & next) {
+    int turn = 0;
+#pragma unroll 1
+    for (int i = threadIdx.x / 32; i < n; ++turn) {
+        lower_group<n_columns>(at, at.groups[i], slot, arrived, turn);
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            i = atomicAdd(&next, 1);
+            if (i < n) {
+                ask_for_strip(slot, at.groups[i].strip, arrived);
+            }
+        }
+        i = __shfl_sync(0xffffffff, i, 0);
+    }
+}
+
+// As lower_strips_alone, of several rows.
 template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
     lower_strips(const __grid_constant__ arguments a, int most_groups, int bytes_of_hidden, sum_of_networks to) {
     extern __shared__ __align__(16) char memory[];
@@ -176,32 +214,7 @@ template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps
         ptx::copy_span</*once*/ false>(at.hidden.scales, a.hidden.scales, bytes_of_hidden, arrived + most_lower_warps);
     }
     ptx::wait_for_span(arrived + most_lower_warps, 0);
-    int turn = 0;
-#pragma unroll 1
-    for (int i = warp; i < n; ++turn) {
-        const group_of_strips & g = at.groups[i];
-        with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
-            using sums_type = sums_of<decltype(columns)::value>;
-            sums_type sums(at.hidden, lane, [&](int c) { return (int) g.pairs[min(c, g.n_pairs - 1)]; });
-            columns_of_strip<sums_type> x;
-            x.hold(sums);
-            ptx::wait_for_span(arrived + warp, turn);
-            x.add_to(sums, slot, lane);
-            sums.each([&](int column, int row, float sum) {
-                if (column < g.n_pairs) {
-                    output_of(at.found, g.pairs[column], row) = sum;
-                }
-            });
-        });
-        __syncwarp();
-        if (lane == 0) {
-            i = atomicAdd(&next, 1);
-            if (i < n) {
-                ask_for_strip(slot, at.groups[i].strip, arrived + warp);
-            }
-        }
-        i = __shfl_sync(0xffffffff, i, 0);
-    }
+    lower_groups<n_columns>(at, n, slot, arrived + warp, next);
     __syncthreads();
     to.write(first, a.n, n_ranks, at.residual, at.weights, at.found);
 }

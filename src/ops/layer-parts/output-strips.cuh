@@ -10,41 +10,54 @@
 namespace dw::layer_parts {
 
 constexpr int tiles_of_strip = 2, strip_values = tiles_of_strip * tile_values;
-constexpr int strip_pitch = tiles_of_strip * (int) sizeof(block_q6_K), strip_bytes = tile_rows * strip_pitch;
-static_assert(strip_bytes % 16 == 0 && strip_pitch % 4 == 0 && sizeof(block_q6_K) % 4 == 2,
-              "strips are copied as they lie; a row's first tile is even, its second one is odd");
+
+// How rows of a type lie in a strip, and what their tiles are.
+template <typename block, typename first_tile, typename second_tile> struct strip_of_blocks {
+    using first                     = first_tile;
+    using second                    = second_tile;
+    static constexpr int tile_bytes = sizeof(block), pitch = tiles_of_strip * tile_bytes, bytes = tile_rows * pitch;
+    static_assert(bytes % 16 == 0 && pitch % 4 == 0, "strips are copied as they lie");
+};
+
+template <ggml_type type> struct whole_strip;
+
+template <> struct whole_strip<GGML_TYPE_Q6_K>
+    : strip_of_blocks<block_q6_K, tile_of_Q6_K<place_of_rows::even>, tile_of_Q6_K<place_of_rows::odd>> {
+    static_assert(tile_bytes % 4 == 2, "a row's first tile is even, its second one is odd");
+};
 
 // What a lane needs of columns for a strip.
-template <typename sums_type> struct columns_of_strip {
-    using even = tile_of_Q6_K<place_of_rows::even>;
-    using odd  = tile_of_Q6_K<place_of_rows::odd>;
+template <ggml_type type, typename sums_type> struct columns_of_strip {
+    using of = whole_strip<type>;
     typename sums_type::held x[tiles_of_strip];
 
     __device__ __forceinline__ void hold(const sums_type & sums) {
-        x[0] = sums.template hold_tile<even>(0, blocks_of_tile);
-        x[1] = sums.template hold_tile<odd>(tile_values, blocks_of_tile);
+        x[0] = sums.template hold_tile<typename of::first>(0, blocks_of_tile);
+        x[1] = sums.template hold_tile<typename of::second>(tile_values, blocks_of_tile);
     }
 
     // sums += the strip times them
     __device__ __forceinline__ void add_to(sums_type & sums, const char * strip, int lane) const {
-        const char *a = strip + lane / 4 * strip_pitch, *b = a + 8 * strip_pitch;
-        sums.add_tile(even(a, b, lane), x[0], 0, blocks_of_tile);
-        a += sizeof(block_q6_K);
-        b += sizeof(block_q6_K);
-        sums.add_tile(odd(a, b, lane), x[1], tile_values, blocks_of_tile);
+        const char *a = strip + lane / 4 * of::pitch, *b = a + 8 * of::pitch;
+        sums.add_tile(typename of::first(a, b, lane), x[0], 0, blocks_of_tile);
+        a += of::tile_bytes;
+        b += of::tile_bytes;
+        sums.add_tile(typename of::second(a, b, lane), x[1], tile_values, blocks_of_tile);
     }
 };
 
 // One lane: asks for a strip.
+template <ggml_type type>
 __device__ __forceinline__ void ask_for_strip(char * slot, const char * from, ptx::arrivals * arrived) {
-    ptx::copy_span</*once*/ true>(slot, from, strip_bytes, arrived);
+    ptx::copy_span</*once*/ true>(slot, from, whole_strip<type>::bytes, arrived);
 }
 
 // dst = x + the weighted sum of down hidden, of one row. Blocks: outputs_of_a_block outputs; a warp the shared network
 // or a rank. The choice and x are read, and strips asked for, before the kernel in front of this one ends.
-static __global__ void __launch_bounds__(bounds_of_neighbours, 1)
+template <ggml_type type> __global__ void __launch_bounds__(bounds_of_neighbours, 1)
     lower_strips_alone(const __grid_constant__ arguments a, sum_of_networks to) {
-    using sums_type = sums_of<1, false>;
+    using sums_type               = sums_of<1, false>;
+    constexpr int     strip_bytes = whole_strip<type>::bytes;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
     __shared__ ptx::arrivals arrived[max_used + 1];
@@ -56,7 +69,7 @@ static __global__ void __launch_bounds__(bounds_of_neighbours, 1)
     if (lane == 0) {
         ptx::begin_arrivals(arrived + warp);
         if (warp == 0) {
-            ask_for_strip(slot, a.shared.down.row(0, first), arrived);
+            ask_for_strip<type>(slot, a.shared.down.row(0, first), arrived);
         }
     }
     to.load(first, 1, residual);
@@ -65,10 +78,10 @@ static __global__ void __launch_bounds__(bounds_of_neighbours, 1)
     }
     __syncthreads();
     if (warp > 0 && lane == 0) {
-        ask_for_strip(slot, a.routed.down.row(own.experts[warp - 1], first), arrived + warp);
+        ask_for_strip<type>(slot, a.routed.down.row(own.experts[warp - 1], first), arrived + warp);
     }
-    const sums_type             none(a.hidden, lane, [&](int) { return pair; });
-    columns_of_strip<sums_type> columns{};
+    const sums_type                   none(a.hidden, lane, [&](int) { return pair; });
+    columns_of_strip<type, sums_type> columns{};
     // The first pass brings instructions into caches. What it reads is arbitrary, and its sums do not count.
 #pragma unroll 1
     for (int pass = -1; pass < 1; ++pass) {
@@ -145,13 +158,13 @@ struct strips_memory {
 };
 
 // Outputs of a group's pairs, when its strip has come in this turn. A warp.
-template <int n_columns> __device__ __forceinline__ void
+template <ggml_type type, int n_columns> __device__ __forceinline__ void
 lower_group(const strips_memory & at, const group_of_strips & g, const char * slot, ptx::arrivals * arrived, int turn) {
     const int lane = threadIdx.x % 32;
     with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
         using sums_type = sums_of<decltype(columns)::value>;
-        sums_type                   sums(at.hidden, lane, [&](int c) { return (int) g.pairs[min(c, g.n_pairs - 1)]; });
-        columns_of_strip<sums_type> x;
+        sums_type sums(at.hidden, lane, [&](int c) { return (int) g.pairs[min(c, g.n_pairs - 1)]; });
+        columns_of_strip<type, sums_type> x;
         x.hold(sums);
         ptx::wait_for_span(arrived, turn);
         x.add_to(sums, slot, lane);
@@ -165,17 +178,17 @@ lower_group(const strips_memory & at, const group_of_strips & g, const char * sl
 
 // The same of n groups. A warp begins with the one of its number, whose strip is on its way, and takes the next one
 // whenever it is done with one.
-template <int n_columns> __device__ __forceinline__ void lower_groups(const strips_memory & at, int n, char * slot,
-                                                                      ptx::arrivals * arrived, int & next) {
+template <ggml_type type, int n_columns> __device__ __forceinline__ void
+lower_groups(const strips_memory & at, int n, char * slot, ptx::arrivals * arrived, int & next) {
     int turn = 0;
 #pragma unroll 1
     for (int i = threadIdx.x / 32; i < n; ++turn) {
-        lower_group<n_columns>(at, at.groups[i], slot, arrived, turn);
+        lower_group<type, n_columns>(at, at.groups[i], slot, arrived, turn);
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             i = atomicAdd(&next, 1);
             if (i < n) {
-                ask_for_strip(slot, at.groups[i].strip, arrived);
+                ask_for_strip<type>(slot, at.groups[i].strip, arrived);
             }
         }
         i = __shfl_sync(0xffffffff, i, 0);
@@ -183,8 +196,9 @@ template <int n_columns> __device__ __forceinline__ void lower_groups(const stri
 }
 
 // As lower_strips_alone, of several rows.
-template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
+template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
     lower_strips(const __grid_constant__ arguments a, int most_groups, int bytes_of_hidden, sum_of_networks to) {
+    constexpr int     strip_bytes = whole_strip<type>::bytes;
     extern __shared__ __align__(16) char memory[];
     __shared__ ptx::arrivals arrived[most_lower_warps + 1];
     __shared__ int           next;
@@ -203,7 +217,7 @@ template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps
     __syncwarp();
     at.load(a, first, most_groups, [&](int i, const char * strip) {
         if (i < n_warps) {
-            ask_for_strip(slot, strip, arrived + warp);
+            ask_for_strip<type>(slot, strip, arrived + warp);
         }
     });
     to.load(first, a.n, at.residual);
@@ -214,22 +228,25 @@ template <int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps
         ptx::copy_span</*once*/ false>(at.hidden.scales, a.hidden.scales, bytes_of_hidden, arrived + most_lower_warps);
     }
     ptx::wait_for_span(arrived + most_lower_warps, 0);
-    lower_groups<n_columns>(at, n, slot, arrived + warp, next);
+    lower_groups<type, n_columns>(at, n, slot, arrived + warp, next);
     __syncthreads();
     to.write(first, a.n, n_ranks, at.residual, at.weights, at.found);
 }
 
-static bool lies_in_strips(const matrix & of) {
-    return of.type == GGML_TYPE_Q6_K && of.width == strip_values && of.row_stride == strip_pitch &&
+template <ggml_type type> static bool lies_in_strips(const matrix & of) {
+    return of.type == type && of.width == strip_values && of.row_stride == whole_strip<type>::pitch &&
            (uintptr_t) of.data % 16 == 0 && of.expert_stride % 16 == 0;
 }
 
-template <int n_columns> static bool launch_strips_of(const arguments & a, const dim3 & blocks, int n_groups,
-                                                      const sum_of_networks & to, cudaStream_t stream) {
-    const int    n_pairs = a.n * (a.n_used + 1), most = n_groups + 1;
-    const size_t others  = strips_memory::bytes(a.n, n_pairs, most);
-    const int    wanted  = std::min(most_lower_warps, most);
-    int          n_warps = wanted;
+// Of several rows.
+template <ggml_type type, int n_columns> static bool launch_strips_of(const arguments & a, const dim3 & blocks,
+                                                                      int n_groups, const sum_of_networks & to,
+                                                                      cudaStream_t stream) {
+    constexpr int strip_bytes = whole_strip<type>::bytes;
+    const int     n_pairs = a.n * (a.n_used + 1), most = n_groups + 1;
+    const size_t  others  = strips_memory::bytes(a.n, n_pairs, most);
+    const int     wanted  = std::min(most_lower_warps, most);
+    int           n_warps = wanted;
     while (n_warps > 1 && n_warps * strip_bytes + others > shared_memory_of_block()) {
         --n_warps; // a warp has all of a group, so bits stay
     }
@@ -237,28 +254,28 @@ template <int n_columns> static bool launch_strips_of(const arguments & a, const
     if (bytes > shared_memory_of_block() || 2 * n_warps < wanted) {
         return false;
     }
-    dw::launch_kernel<lower_strips<n_columns>>({ blocks, dim3(32 * n_warps), bytes, stream }, a, most,
-                                               (int) strips_memory::bytes_of_hidden(n_pairs), to);
+    dw::launch_kernel<lower_strips<type, n_columns>>({ blocks, dim3(32 * n_warps), bytes, stream }, a, most,
+                                                     (int) strips_memory::bytes_of_hidden(n_pairs), to);
     return true;
 }
 
-// Launches it where strips lie whole, and says whether it did.
-static bool launch_strips(const arguments & a, const dim3 & blocks, int n_groups, const sum_of_networks & to,
-                          cudaStream_t stream) {
-    if (!ptx::has_spans() || !lies_in_strips(a.routed.down) || !lies_in_strips(a.shared.down) ||
+// Launches it where strips lie whole, all of this type, and says whether it did.
+template <ggml_type type> static bool launch_strips(const arguments & a, const dim3 & blocks, int n_groups,
+                                                    const sum_of_networks & to, cudaStream_t stream) {
+    if (!ptx::has_spans() || !lies_in_strips<type>(a.routed.down) || !lies_in_strips<type>(a.shared.down) ||
         a.hidden.width != strip_values) {
         return false;
     }
     if (a.n > 1) {
-        return a.n <= 8 ? launch_strips_of<8>(a, blocks, n_groups, to, stream)
-                        : launch_strips_of<16>(a, blocks, n_groups, to, stream);
+        return a.n <= 8 ? launch_strips_of<type, 8>(a, blocks, n_groups, to, stream)
+                        : launch_strips_of<type, 16>(a, blocks, n_groups, to, stream);
     }
     const int    n_ranks = a.n_used + 1;
-    const size_t bytes   = n_ranks * strip_bytes + sizeof(float) * (n_ranks + 1) * outputs_of_a_block;
+    const size_t bytes   = n_ranks * whole_strip<type>::bytes + sizeof(float) * (n_ranks + 1) * outputs_of_a_block;
     if (bytes > shared_memory_of_block()) {
         return false;
     }
-    dw::launch_kernel<lower_strips_alone, true>({ blocks, dim3(32 * n_ranks), bytes, stream }, a, to);
+    dw::launch_kernel<lower_strips_alone<type>, true>({ blocks, dim3(32 * n_ranks), bytes, stream }, a, to);
     return true;
 }
 
@@ -271,7 +288,7 @@ static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_ten
     if (!launch_hidden_strips(a, n_groups, stream)) {
         launch_hidden(a, n_groups, stream);
     }
-    if (launch_strips(a, blocks, n_groups, to, stream)) {
+    if (launch_strips<GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream)) {
         return;
     }
     if (a.n == 1) {

@@ -125,8 +125,13 @@ struct ggml_cuda_kernel_launch_params {
     cudaStream_t stream;
 };
 
+namespace cuda_on_cpu {
+void count_launch(const void * kernel); // launch.cpp
+}
+
 template <typename kernel_type, typename... argument_types>
 void ggml_cuda_kernel_launch(kernel_type kernel, const ggml_cuda_kernel_launch_params & with,
                              argument_types... arguments) {
+    cuda_on_cpu::count_launch((const void *) kernel);
     cuda_on_cpu::run(with.block_nums, with.block_dims, with.shmem, [&] { kernel(arguments...); });
 }

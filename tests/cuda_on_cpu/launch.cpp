@@ -10,6 +10,8 @@
 #include "ops/tree-delta-net/tree-ops.h"
 
 #include <cstring>
+#include <dlfcn.h>
+#include <map>
 #include <vector>
 
 namespace {
@@ -55,7 +57,26 @@ const op_descriptor * of_node(const ggml_tensor * node) {
     return nullptr;
 }
 
+std::map<const void *, int> launches; // by kernel
+
 } // namespace
+
+void cuda_on_cpu::count_launch(const void * kernel) {
+    ++launches[kernel];
+}
+
+// Launches until now of kernels whose names, as the linker has them, have this part. Those of unnamed namespaces have
+// none.
+extern "C" int cuda_on_cpu_launches(const char * part) {
+    int n = 0;
+    for (const auto & [kernel, n_launches] : launches) {
+        Dl_info of;
+        if (dladdr(kernel, &of) && of.dli_saddr == kernel && std::strstr(of.dli_sname, part)) {
+            n += n_launches;
+        }
+    }
+    return n;
+}
 
 // whether a card would run the node; its operands are all there
 extern "C" bool cuda_on_cpu_takes(const ggml_tensor * node) {

@@ -128,6 +128,11 @@ def launch(node: Any) -> None:
     assert _function("cuda_on_cpu_launch")(node), "the node is not taken"
 
 
+def launches(part: str) -> int:
+    """Return how many launches until now were of kernels whose mangled names have this part."""
+    return library().cuda_on_cpu_launches(part.encode())
+
+
 @functools.cache
 def _function(name: str) -> Any:
     found = getattr(library(), name)

@@ -11,7 +11,7 @@ from dataclasses import replace
 import numpy as np
 import pytest
 
-from tests.ops import attention_heads, flash_attention
+from tests.ops import attention_heads, cuda_on_cpu, flash_attention
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
 from tests.ops.layer_part import BOUNDS, FLOATS, KINDS, Part
@@ -48,6 +48,11 @@ def check_rows(rng, backend: str, part: Part) -> None:
         rows = [int(row) for row in rng.permutation(ROWS)[:n]]
         some = part.of_rows(rows)
         assert np.array_equal(some.rows_of(some.run(backend)), whole[rows]), f"{part.name} of {n} rows"
+
+
+def launches(kernel: str, backend: str) -> int:
+    """Return how many there were of kernels with this in their names; a card does not count them."""
+    return 0 if backend == "CUDA" else cuda_on_cpu.launches(kernel)
 
 
 def test_smallest(rng, backend):
@@ -107,11 +112,30 @@ def test_heads_that_the_delta_rule_gates_give_the_same_bits(rng, backend, kind):
 
 
 @pytest.mark.parametrize("n_used", [2, 8, 16])
-@pytest.mark.parametrize("kinds", [STRIPS, ("Q4_K", "Q6_K", "Q4_K", "Q8_0")])
+@pytest.mark.parametrize(
+    "kinds", [STRIPS, Q4, ("Q4_K", "Q6_K", "Q4_K", "Q8_0"), ("Q4_K", "Q4_K", "Q4_K", "Q6_K")]
+)
 def test_experts_whose_strips_of_down_lie_whole(rng, backend, kinds, n_used):
     part = parts.experts(rng, ROWS, kinds, width=256, hidden=512, shared=512, n_experts=40, n_used=n_used)
     check(backend, part, is_float=False)
     check_rows(rng, backend, part)
+
+
+@pytest.mark.parametrize("n", [1, 2, 6, 16])
+@pytest.mark.parametrize("kinds", [STRIPS, Q4])
+def test_strips_of_down_that_lie_whole_give_the_bits_of_pieces(rng, backend, kinds, n):
+    """Beside a wider shared expert all are multiplied in pieces; its weights of 0 add nothing."""
+    wide = parts.experts(rng, n, kinds, hidden=512, shared=768, n_experts=40, n_used=8)
+    *others, (gate, above), (up, _), (down, below) = wide.operands
+    n_bytes = down.shape[1] // 3 * 2
+    down[:, n_bytes:] = 0
+    shared = [(gate[:512], above), (up[:512], above), (down[:, :n_bytes].copy(), below)]
+    whole = replace(wide, operands=[*others, *shared])
+    before = launches("lower_strips", backend)
+    wanted = wide.run(backend)
+    assert launches("lower_strips", backend) == before
+    assert np.array_equal(whole.run(backend), wanted)
+    assert launches("lower_strips", backend) == before + (backend != "CUDA")
 
 
 @pytest.mark.slow

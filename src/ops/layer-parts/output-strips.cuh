@@ -1,6 +1,7 @@
-// Outputs of networks of experts as in outputs.cuh, where down's strips lie whole: 16 rows of 512 values of Q6_K, one
-// behind the other, which one copy brings into shared memory as they are. So it is known which tiles are even.
-// Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
+// Outputs of networks of experts as in outputs.cuh, where down's strips lie whole: 16 rows of 512 values of Q6_K or
+// Q4_K, one behind the other, which one copy brings into shared memory as they are. So it is known which tiles of Q6_K
+// are even. All experts of a layer, the shared one among them, have one type, as in files of Q4_K_M. Test:
+// tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
@@ -26,6 +27,12 @@ template <> struct whole_strip<GGML_TYPE_Q6_K>
     static_assert(tile_bytes % 4 == 2, "a row's first tile is even, its second one is odd");
 };
 
+// Rows are 8 banks apart, which is what four lanes read of one.
+template <> struct whole_strip<GGML_TYPE_Q4_K>
+    : strip_of_blocks<block_q4_K, unpacked<GGML_TYPE_Q4_K>, unpacked<GGML_TYPE_Q4_K>> {
+    static_assert(tile_bytes % 16 == 0 && pitch % 128 == 32, "heads are read at once, nibbles from all banks");
+};
+
 // What a lane needs of columns for a strip.
 template <ggml_type type, typename sums_type> struct columns_of_strip {
     using of = whole_strip<type>;
@@ -39,10 +46,17 @@ template <ggml_type type, typename sums_type> struct columns_of_strip {
     // sums += the strip times them
     __device__ __forceinline__ void add_to(sums_type & sums, const char * strip, int lane) const {
         const char *a = strip + lane / 4 * of::pitch, *b = a + 8 * of::pitch;
-        sums.add_tile(typename of::first(a, b, lane), x[0], 0, blocks_of_tile);
-        a += of::tile_bytes;
-        b += of::tile_bytes;
-        sums.add_tile(typename of::second(a, b, lane), x[1], tile_values, blocks_of_tile);
+        if constexpr (sums_type::n_columns > 2 && std::is_same_v<typename of::first, typename of::second>) {
+#pragma unroll 1 // both at once take more registers than there are
+            for (int t = 0; t < tiles_of_strip; ++t, a += of::tile_bytes, b += of::tile_bytes) {
+                sums.add_tile(typename of::first(a, b, lane), x[0], t * tile_values, blocks_of_tile);
+            }
+        } else {
+            sums.add_tile(typename of::first(a, b, lane), x[0], 0, blocks_of_tile);
+            a += of::tile_bytes;
+            b += of::tile_bytes;
+            sums.add_tile(typename of::second(a, b, lane), x[1], tile_values, blocks_of_tile);
+        }
     }
 };
 
@@ -288,7 +302,8 @@ static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_ten
     if (!launch_hidden_strips(a, n_groups, stream)) {
         launch_hidden(a, n_groups, stream);
     }
-    if (launch_strips<GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream)) {
+    if (launch_strips<GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream) ||
+        launch_strips<GGML_TYPE_Q4_K>(a, blocks, n_groups, to, stream)) {
         return;
     }
     if (a.n == 1) {

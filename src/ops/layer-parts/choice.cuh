@@ -57,32 +57,35 @@ template <int n, int length = 1, int step = 1> __device__ __forceinline__ void s
 // each lane has up to n_of_lane experts: in order, so that the best of all is the best of the lanes' firsts.
 template <int n_of_lane> __device__ __forceinline__ void choose_row_of(const float * logits, int n_experts, int n_used,
                                                                        int lane, int * chosen, float * weights) {
-    uint64_t keys[n_of_lane];
+    float mine[n_of_lane];
+#pragma unroll
+    for (int i = 0; i < n_of_lane; ++i) {
+        mine[i] = logits[min(lane + 32 * i, n_experts)]; // without a condition: all are asked for before one is there
+    }
+    const float of_shared = weights ? logits[n_experts] : 0.0f;
+    uint64_t    keys[n_of_lane];
 #pragma unroll
     for (int i = 0; i < n_of_lane; ++i) {
         const int expert = lane + 32 * i;
-        keys[i]          = key_of(expert < n_experts ? order_of(logits[expert]) : 0, expert);
+        keys[i]          = key_of(expert < n_experts ? order_of(mine[i]) : 0, expert);
     }
-    const float of_shared = weights ? logits[n_experts] : 0.0f;
     sort_keys(keys);
-    uint32_t my_order = 0; // of the rank that is this lane's number
-    for (int rank = 0; rank < n_used; ++rank) {
-        const uint32_t order = (uint32_t) (keys[0] >> 32), expert = ~(uint32_t) keys[0], best = most_of_lanes(order);
-        bool           is_mine = order == best;
-        const uint32_t equals  = __ballot_sync(0xffffffff, is_mine);
-        if (equals & (equals - 1)) {
-            const uint32_t lowest = most_of_lanes(is_mine ? ~expert : 0); // by all lanes
-            is_mine               = is_mine && ~expert == lowest;
-        }
-        if (is_mine) {
-            chosen[rank] = (int) expert;
-        }
+    uint32_t my_order = 0, my_expert = 0; // of the rank that is this lane's number
+#pragma unroll 1
+    for (int rank = 0; rank < n_used; ++rank) { // without branches, which lanes would wait for
+        const uint32_t order = (uint32_t) (keys[0] >> 32), best = most_of_lanes(order);
+        const uint32_t low = order == best ? (uint32_t) keys[0] : 0, lowest = most_of_lanes(low); // of equal ones
+        const bool     is_mine = low == lowest;
 #pragma unroll
         for (int i = 0; i + 1 < n_of_lane; ++i) {
             keys[i] = is_mine ? keys[i + 1] : keys[i];
         }
         keys[n_of_lane - 1] = is_mine ? 0 : keys[n_of_lane - 1];
         my_order            = rank == lane ? best : my_order;
+        my_expert           = rank == lane ? ~lowest : my_expert;
+    }
+    if (lane < n_used) {
+        chosen[lane] = (int) my_expert;
     }
     if (weights) {
         const float logit = logit_of(my_order), first = __shfl_sync(0xffffffff, logit, 0);

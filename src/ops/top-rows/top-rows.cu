@@ -1,72 +1,21 @@
 // dw_top_rows on CUDA: top-rows.h. First each part of a row finds its best tokens, then each row the best of those.
 //
 // How a block finds the K best of many: each of at least 2 K groups of threads puts up the best that it has. None of
-// the K best can be worse than the K-th of these; what is worse falls out, and few are left to be ranked. A token is
-// one integer, its key: its logit in an order of unsigned integers, then its id, smaller ids greater. No two keys are
-// equal, so ties need no care.
+// the K best can be worse than the K-th of these; what is worse falls out, and few are left to be ranked.
 
 #include "ops/top-rows/top-rows.h"
 
-#include "common.cuh"
 #include "ops/door/launch.h"
+#include "ops/top-rows/keys.cuh"
 
-namespace top_rows = dw::top_rows;
+namespace dw::top_rows {
 
 namespace {
-
-using token_key = unsigned long long; // 0: none
 
 constexpr int n_threads    = 256;
 constexpr int part_size    = (int) top_rows::part_size;
 constexpr int per_thread   = part_size / n_threads; // bits of a word, too
 constexpr int n_candidates = 4096;                  // most that can be left, see takes()
-
-// Integers in the order of logits. Both zeros are equal; 0: a NaN, under all numbers.
-__device__ uint32_t order_of(float logit) {
-    const uint32_t bits      = __float_as_uint(logit);
-    const uint32_t magnitude = bits << 1;
-    const uint32_t flipped   = bits ^ ((uint32_t) ((int32_t) bits >> 31) | 0x80000000);
-    return magnitude > 0xff000000 ? 0 : magnitude == 0 ? 0x80000000 : flipped;
-}
-
-// NaN for a NaN
-__device__ float logit_of(uint32_t order) {
-    return __uint_as_float(order ^ (~(uint32_t) ((int32_t) order >> 31) | 0x80000000));
-}
-
-__device__ token_key key_of(uint32_t order, uint32_t id) {
-    return (token_key) order << 32 | ~id;
-}
-
-__device__ uint32_t id_of(token_key key) {
-    return ~(uint32_t) key;
-}
-
-__device__ uint32_t order_of(token_key key) {
-    return (uint32_t) (key >> 32);
-}
-
-// the greatest logit that is a number; -inf: there is none
-__device__ float max_of(token_key best) {
-    return order_of(best) ? logit_of(order_of(best)) : -INFINITY;
-}
-
-// x - max; of equal infinities, too
-__device__ float below(float x, float max) {
-    return x == max ? 0.0f : x - max;
-}
-
-__device__ token_key better(token_key a, token_key b) {
-    return a > b ? a : b;
-}
-
-// over the lanes of a warp; each gets it
-__device__ float sum_of_lanes(float x) {
-    for (int offset = 16; offset > 0; offset /= 2) {
-        x += __shfl_xor_sync(0xffffffff, x, offset);
-    }
-    return x;
-}
 
 struct selection {
     token_key put_up[n_threads];
@@ -257,11 +206,11 @@ bool takes(const ggml_tensor * dst) {
     const int64_t       k      = top_rows::k_of(dst->ne[0]);
     const bool          named  = !tokens || (tokens->type == GGML_TYPE_I32 && ggml_is_contiguous(tokens) &&
                                    ggml_nelements(tokens) == logits->ne[0]);
-    return named && dw::is_f32(dst) && dw::is_f32(logits) && k >= 1 && k <= top_rows::max_k && k <= logits->ne[0] &&
+    return named && is_f32(dst) && is_f32(logits) && k >= 1 && k <= top_rows::max_k && k <= logits->ne[0] &&
            top_rows::n_parts(logits->ne[0]) <= top_rows::max_parts && logits->ne[1] == dst->ne[1];
 }
 
-void launch(const dw::launch_context & with, ggml_tensor * dst) {
+void launch(const launch_context & with, ggml_tensor * dst) {
     const ggml_tensor * logits  = dst->src[top_rows::logits];
     const int64_t       k       = top_rows::k_of(dst->ne[0]);
     const int64_t       n_parts = top_rows::n_parts(logits->ne[0]);
@@ -269,14 +218,16 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     token_key *         keys    = (token_key *) with.workspace;
     const partials      between = { keys, (partial *) (keys + n_keys(logits, k)) };
     const ggml_tensor * named   = dst->src[top_rows::tokens];
-    ggml_cuda_kernel_launch(
-        top_of_parts, { dim3((unsigned) n_parts, (unsigned) n_rows), dim3(n_threads), 0, with.stream },
-        dw::data_of<const float>(logits), dw::stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
+    ggml_cuda_kernel_launch(top_of_parts,
+                            { dim3((unsigned) n_parts, (unsigned) n_rows), dim3(n_threads), 0, with.stream },
+                            data_of<const float>(logits), stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
     ggml_cuda_kernel_launch(top_of_rows, { dim3((unsigned) n_rows), dim3(n_threads), 0, with.stream }, between,
-                            (int) n_parts, (int) k, named ? dw::data_of<const int32_t>(named) : nullptr,
-                            dw::data_of<float>(dst), dw::stride_of(dst, 1));
+                            (int) n_parts, (int) k, named ? data_of<const int32_t>(named) : nullptr,
+                            data_of<float>(dst), stride_of(dst, 1));
 }
 
 } // namespace
 
-const dw::op_descriptor top_rows::on_cuda = { top_rows::signature, nullptr, takes, workspace, launch };
+const op_descriptor on_cuda = { signature, nullptr, takes, workspace, launch };
+
+} // namespace dw::top_rows

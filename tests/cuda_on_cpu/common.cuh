@@ -27,6 +27,7 @@
 #define GGML_CUDA_CC_AMPERE 800
 #define GGML_CUDA_MAX_DEVICES 1
 
+using std::isinf;
 using std::isnan;
 using std::max;
 using std::min;
@@ -61,6 +62,7 @@ inline void     sincospif(float x, float * sine, float * cosine) {
 inline int      __ffs(int x) { return __builtin_ffs(x); }
 inline int      __ffsll(long long x) { return __builtin_ffsll(x); }
 inline int      __popc(uint32_t x) { return __builtin_popcount(x); }
+inline int      __popcll(uint64_t x) { return __builtin_popcountll(x); }
 
 // bytes of y:x, the i-th named by digit i of `order`
 inline uint32_t __byte_perm(uint32_t x, uint32_t y, uint32_t order) {
@@ -83,6 +85,7 @@ inline int ggml_cuda_dp4a(int a, int b, int c) {
 }
 
 template <typename T> T __ldcv(const T * at) { return *at; }
+template <typename T> T __ldcg(const T * at) { return *at; }
 
 template <typename T> T atomicAdd(T * at, T x) { return std::exchange(*at, *at + x); }
 template <typename T> T atomicMin(T * at, T x) { return std::exchange(*at, std::min(*at, x)); }

@@ -12,6 +12,7 @@
 #define __device__
 #define __host__
 #define __forceinline__ inline
+#define __noinline__
 #define __grid_constant__
 #define __launch_bounds__(...)
 #define __align__(n)    alignas(n)
@@ -28,6 +29,7 @@ template <typename T> struct alignas(4 * sizeof(T)) vector_of_4 { T x, y, z, w; 
 using float2 = vector_of_2<float>;
 using int2   = vector_of_2<int>;
 using uint2  = vector_of_2<unsigned>;
+using ulonglong2 = vector_of_2<unsigned long long>;
 using float4 = vector_of_4<float>;
 using int4   = vector_of_4<int>;
 using uint4  = vector_of_4<unsigned>;

@@ -9,8 +9,9 @@ import pytest
 
 from tests.ops import ggml_graph as ggml
 
-PART = 8192  # dw::top_rows::part_size, logits that a block of a GPU looks at
-THREADS = 256  # of such a block: thread t has logits t, t + THREADS ...
+MOST = 1 << 20  # dw::top_rows::max_vocab, logits of a row on a GPU
+GROUP = 64  # neighbouring logits whose best is found first
+TEAMS = 128  # of groups: each puts up its best; team t has groups t, t + TEAMS ...
 
 
 class Layout(ctypes.Structure):
@@ -117,11 +118,22 @@ def descending(rng, shape):
     return -ascending(rng, shape)
 
 
-def few_threads_have_all(rng, shape):
-    """As many of a block's groups of threads as there are wanted tokens hold its better half, all of it."""
-    groups = rng.permutation(THREADS // 2)[: THREADS // 4]
-    chosen = np.isin(np.arange(shape[-1]) % THREADS // 2, groups)
+def few_teams_have_all(rng, shape):
+    """Half as many teams as there may be wanted tokens hold the better part of a row, all of it."""
+    chosen = np.isin(np.arange(shape[-1]) // GROUP % TEAMS, rng.permutation(TEAMS)[: TEAMS // 4])
     return np.where(chosen, 10 + rng.standard_normal(shape), rng.standard_normal(shape))
+
+
+def one_group_has_all(rng, shape):
+    """Neighbours are the best, and what is left is far under them."""
+    first = rng.integers(shape[-1]) // GROUP * GROUP
+    chosen = np.isin(np.arange(shape[-1]) // GROUP, first // GROUP)
+    return np.where(chosen, 10 + rng.standard_normal(shape), rng.standard_normal(shape))
+
+
+def best_are_equal(rng, shape):
+    """In all parts of a row, more of them than a block keeps."""
+    return np.where(rng.random(shape) < 0.5, 3.0, rng.standard_normal(shape))
 
 
 def large(rng, shape):
@@ -141,7 +153,9 @@ KINDS = [
     with_infinity,
     ascending,
     descending,
-    few_threads_have_all,
+    few_teams_have_all,
+    one_group_has_all,
+    best_are_equal,
     large,
 ]
 

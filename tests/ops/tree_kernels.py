@@ -217,13 +217,26 @@ def test_top_rows_of_a_model(rng, backend, n_rows):
     check_top_rows(rng, backend, tops.normal, 64, [(n_rows, 248320)])
 
 
+def test_top_rows_do_not_depend_on_each_other(rng, backend):
+    """Nor on how many there are: a row has the same bits alone."""
+    logits = tops.normal(rng, (5, 65537)).astype(np.float32)
+    together, alone = (tops.top_rows(x, 64, backend=backend) for x in (logits, logits[2:3]))
+    assert all(np.array_equal(x[2:3], y) for x, y in zip(together, alone, strict=True))
+
+
+@pytest.mark.parametrize("n_vocab", [65536, 262144, 262145])
+def test_top_rows_of_more_groups_than_threads(rng, backend, n_vocab):
+    """Up to 262,144 logits a thread holds 16 groups of 64, beyond 64."""
+    check_top_rows(rng, backend, tops.normal, 64, [(2, n_vocab)])
+
+
 @pytest.mark.parametrize(("n_vocab", "k"), [(64, 64), (8193, 7), (62080, 64)])
 def test_top_rows_of_few_tokens(rng, backend, n_vocab, k):
     tops.check_names(rng, n_vocab, k, backend=backend)
 
 
 def test_top_rows_of_the_largest_vocabulary(rng, backend):
-    check_top_rows(rng, backend, tops.normal, 64, [(1, 128 * tops.PART)])
+    check_top_rows(rng, backend, tops.normal, 64, [(1, tops.MOST)])
 
 
 def test_what_cannot_be_run_is_refused(rng, backend):

@@ -1,229 +1,156 @@
-// dw_top_rows on CUDA: top-rows.h. First each part of a row finds its best tokens, then each row the best of those.
+// dw_top_rows on CUDA: top-rows.h. First each group of logits finds its greatest one, then a block a row the best of
+// all (choice.cuh): only groups that may have one of these are read again.
 //
-// How a block finds the K best of many: each of at least 2 K groups of threads puts up the best that it has. None of
-// the K best can be worse than the K-th of these; what is worse falls out, and few are left to be ranked.
+// Both kernels can start while the product in front of them ends. large-products.cuh leaves 16,384 registers and 12 KB
+// of shared memory of a multiprocessor: two blocks of the first kernel or one of the second. A first pass brings
+// instructions into caches; what it reads is arbitrary, and it writes nothing. Of several rows only the first blocks
+// make it, since the others start late. Logits and partials are read from L2: a multiprocessor's own cache may hold
+// what that pass read.
 
 #include "ops/top-rows/top-rows.h"
 
+#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
-#include "ops/top-rows/keys.cuh"
+#include "ops/top-rows/whole-row.cuh"
 
 namespace dw::top_rows {
 
 namespace {
 
-constexpr int n_threads    = 256;
-constexpr int part_size    = (int) top_rows::part_size;
-constexpr int per_thread   = part_size / n_threads; // bits of a word, too
-constexpr int n_candidates = 4096;                  // most that can be left, see takes()
+constexpr int warps_of_block = 8;             // each a part
+constexpr int held_of_few    = most_held / 4; // groups of a thread, in up to 262,144 logits
 
-struct selection {
-    token_key put_up[n_threads];
-    token_key candidates[n_candidates];
-    token_key best, bound;
-    int       n;
-};
-
-// how many of n keys are better than one
-__device__ int rank_of(token_key key, const token_key * keys, int n) {
-    int rank = 0;
-#pragma unroll 8
-    for (int i = 0; i < n; ++i) {
-        rank += keys[i] > key;
-    }
-    return rank;
-}
-
-// Leaves in `s` the best key, and candidates among which the k best are; all threads of a block. mine: this thread's
-// best key. each(bound, f): f of those of its keys that are not under the bound.
-template <typename Each> __device__ void select(selection & s, int k, token_key mine, Each each) {
-    int n_groups = 32;
-    while (n_groups < 2 * k) {
-        n_groups *= 2;
-    }
-    const int size = n_threads / n_groups; // of a group: 2, 4 or 8
-    for (int offset = size / 2; offset > 0; offset /= 2) {
-        mine = better(mine, __shfl_xor_sync(0xffffffff, mine, offset));
-    }
-    if (threadIdx.x % size == 0) {
-        s.put_up[threadIdx.x / size] = mine;
-    }
-    if (threadIdx.x == 0) {
-        s.best  = 0;
-        s.bound = 1; // where there are less than k
-        s.n     = 0;
-    }
-    __syncthreads();
-    mine = threadIdx.x < n_groups ? s.put_up[threadIdx.x] : 0;
-    if (mine != 0) {
-        const int rank = rank_of(mine, s.put_up, n_groups);
-        if (rank == 0) {
-            s.best = mine;
-        }
-        if (rank == k - 1) {
-            s.bound = mine;
-        }
-    }
-    __syncthreads();
-    each(s.bound, [&](token_key key) { s.candidates[atomicAdd(&s.n, 1)] = key; });
-    __syncthreads();
-}
-
-// f(rank, key) of the k best candidates, each by one thread; key 0 where there are fewer
-template <typename F> __device__ void each_of_best(const selection & s, int k, F f) {
-    for (int i = threadIdx.x; i < s.n; i += n_threads) {
-        const int rank = rank_of(s.candidates[i], s.candidates, s.n);
-        if (rank < k) {
-            f(rank, s.candidates[i]);
-        }
-    }
-    for (int rank = s.n + threadIdx.x; rank < k; rank += n_threads) {
-        f(rank, (token_key) 0);
-    }
-}
-
-// what a part of a row leaves: keys [R][K][parts], so that the best of all parts come first, then sums [R][parts]
-struct partial {
-    float max, sum;
-};
-
-// in the workspace
-struct partials {
-    token_key * keys;
-    partial *   sums;
-};
-
-// grid: part, row
-__global__ void __launch_bounds__(n_threads, 4)
-    top_of_parts(const float * logits, int64_t row_stride, int n_vocab, int k, partials to) {
-    __shared__ selection s;
-    __shared__ float     sums[n_threads / 32];
+// grid: parts, row
+__global__ void __launch_bounds__(32 * warps_of_block, 4)
+    best_of_groups(const float * logits, int64_t row_stride, int n_vocab, int n_parts, partials to) {
     ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
-    const int     part = blockIdx.x, row = blockIdx.y, n_parts = gridDim.x;
-    const int     first = part * part_size + threadIdx.x;
-    const float * in    = logits + row * row_stride;
-    uint32_t      orders[per_thread];
-    uint32_t      best = 0;
-    int           at   = 0;
-#pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-        const int id = first + i * n_threads;
-        orders[i]    = id < n_vocab ? __float_as_uint(in[id]) : 0xffffffff; // a NaN
-    }
-#pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-        orders[i] = order_of(__uint_as_float(orders[i]));
-        at        = orders[i] > best ? i : at;
-        best      = orders[i] > best ? orders[i] : best;
-    }
-    const token_key mine = first < n_vocab ? key_of(best, first + at * n_threads) : 0;
-    select(s, k, mine, [&](token_key bound, auto f) {
-        uint32_t left = 0; // bit i: the i-th; few are
-#pragma unroll
-        for (int i = 0; i < per_thread; ++i) {
-            left |= (uint32_t) (orders[i] >= order_of(bound)) << i;
+    const int row = blockIdx.y, lane = threadIdx.x % 32;
+    const int part  = blockIdx.x * warps_of_block + threadIdx.x / 32;
+    const int first = part * part_size + lane;
+#pragma unroll 1
+    for (int pass = row == 0 ? -1 : 0; pass < 1; ++pass) { // blocks of other rows start behind these
+        if (pass == 0) {
+            ggml_cuda_pdl_sync();
         }
-        for (; left != 0; left &= left - 1) {
-            const int id = first + (__ffs((int) left) - 1) * n_threads;
-            if (id < n_vocab && key_of(order_of(in[id]), id) >= bound) {
-                f(key_of(order_of(in[id]), id));
+        const float * in = kept(logits + row * row_stride + first);
+        float         values[part_size / 32];
+#pragma unroll
+        for (int i = 0; i < part_size / 32; ++i) {
+            values[i] = 32 * i < n_vocab - first ? __ldcg(in + 32 * i) : NAN;
+        }
+        uint32_t best = 0, mine = 0;
+#pragma unroll
+        for (int g = 0; g < groups_of_part; ++g) {
+            const uint32_t of_group = max_of_lanes(greater_order(values[2 * g], values[2 * g + 1]));
+            mine                    = lane == g ? of_group : mine;
+            best                    = max(best, of_group);
+        }
+        const float max = max_of(best);
+        const float sum = sum_of_lanes(sum_under(max, values));
+        if (pass == 0 && part < n_parts) {
+            const int64_t at = (int64_t) row * n_parts + part;
+            if (lane < groups_of_part) {
+                kept(to.orders)[at * groups_of_part + lane] = mine;
+            }
+            if (lane == 0) {
+                kept(to.sums)[at] = { max, sum };
             }
         }
-    });
-    const float max = max_of(s.best);
-    float       sum = 0.0f;
-#pragma unroll
-    for (int i = 0; i < per_thread; ++i) {
-        sum += expf(orders[i] ? below(logit_of(orders[i]), max) : -INFINITY);
-    }
-    sum = sum_of_lanes(sum);
-    if (threadIdx.x % 32 == 0) {
-        sums[threadIdx.x / 32] = sum;
-    }
-    each_of_best(s, k, [&](int rank, token_key key) { to.keys[((int64_t) row * k + rank) * n_parts + part] = key; });
-    __syncthreads();
-    if (threadIdx.x == 0) {
-        for (int w = 1; w < n_threads / 32; ++w) {
-            sum += sums[w];
-        }
-        to.sums[row * n_parts + part] = { max, sum };
     }
 }
 
-// grid: row; tokens: nullptr, or what the ids stand for
-__global__ void __launch_bounds__(n_threads)
-    top_of_rows(const partials from, int n_parts, int k, const int32_t * tokens, float * out, int64_t out_stride) {
-    __shared__ selection s;
-    ggml_cuda_pdl_lc();
-    ggml_cuda_pdl_sync();
-    const int                  row    = blockIdx.x;
-    const int                  n_keys = n_parts * k;
-    const token_key *          keys   = from.keys + (int64_t) row * n_keys;
-    const partial *            parts  = from.sums + (int64_t) row * n_parts;
-    const top_rows::row_writer to(out + row * out_stride, k);
-    token_key                  mine = 0;
-    for (int i = threadIdx.x; i < n_keys; i += n_threads) {
-        mine = better(mine, keys[i]);
+// The logarithm of the sum of all exponentials, of what threads left. One warp.
+__device__ __forceinline__ float log_of_sums(const choice & s) {
+    float sum = 0.0f;
+#pragma unroll
+    for (int i = 0; i < n_warps; ++i) {
+        sum += s.sums[threadIdx.x % 32 + 32 * i];
     }
-    select(s, k, mine, [&](token_key bound, auto f) {
-        for (int i = threadIdx.x; i < n_keys; i += n_threads) {
-            if (keys[i] >= bound) {
-                f(keys[i]);
+    return max_of(s.best) + logf(sum_of_lanes(sum));
+}
+
+// grid: row; tokens: nullptr, or what the ids stand for; n_held: groups of a thread
+template <int n_held> __global__ void __launch_bounds__(n_threads, n_held <= held_of_few ? 4 : 1)
+    best_of_rows(const float * logits, int64_t row_stride, int n_vocab, int n_parts, const partials from, int k,
+                 const int32_t * tokens, float * out, int64_t out_stride) {
+    __shared__ choice s;
+    ggml_cuda_pdl_lc();
+    const int64_t    at = (int64_t) blockIdx.x * n_parts;
+    const parted_row row{ logits + blockIdx.x * row_stride, from.orders + at * groups_of_part, from.sums + at, n_vocab,
+                          n_parts };
+    const row_writer to(out + blockIdx.x * out_stride, k);
+#pragma unroll 1
+    for (int pass = gridDim.x == 1 ? -1 : 0; pass < 1; ++pass) {
+        __syncthreads(); // the pass before is done
+        s.begin();
+        if (pass == 0) {
+            ggml_cuda_pdl_sync();
+        }
+        const int                 n_best = pass == 0 ? k : 1;
+        const held_groups<n_held> groups(row);
+        find_bound(s, n_best, groups.best());
+        groups.list(s);
+        __syncthreads();
+        list_tokens(s, row, groups);
+        __syncthreads();
+        if (pass == 0 && s.is_incomplete()) {
+            list_all(s, row.logits, n_vocab, k);
+        }
+        if (threadIdx.x / 32 == n_warps - 1) { // has the fewest tokens to rank
+            const float log_sum = log_of_sums(s);
+            if (pass == 0 && threadIdx.x % 32 == 0) {
+                to.sums(max_of(s.best), log_sum);
             }
         }
-    });
-    if (threadIdx.x < 32) { // the sums meanwhile
-        const float max = max_of(s.best);
-        float       sum = 0.0f;
-        for (int p = threadIdx.x; p < n_parts; p += 32) {
-            sum += parts[p].sum * expf(below(parts[p].max, max));
-        }
-        sum = sum_of_lanes(sum);
-        if (threadIdx.x == 0) {
-            to.sums(max, max + logf(sum));
-        }
+        each_ranked(s, n_best, tokens, [&](int rank, int32_t token, float logit) {
+            if (pass == 0) {
+                to.token(rank, token, logit);
+            }
+        });
     }
-    each_of_best(s, k, [&](int rank, token_key key) {
-        const int32_t id = (int32_t) id_of(key);
-        to.token(rank, tokens ? tokens[id] : id, logit_of(order_of(key)));
-    });
 }
 
-size_t n_keys(const ggml_tensor * logits, int64_t k) {
-    return (size_t) (logits->ne[1] * k * top_rows::n_parts(logits->ne[0]));
+// in all rows
+int64_t n_parts(const ggml_tensor * logits) {
+    return logits->ne[1] * n_blocks(logits->ne[0], part_size);
 }
 
 size_t workspace(const ggml_tensor * dst) {
-    const ggml_tensor * logits = dst->src[top_rows::logits];
-    return n_keys(logits, top_rows::k_of(dst->ne[0])) * sizeof(token_key) + n_keys(logits, 1) * sizeof(partial);
+    return n_parts(dst->src[logits]) * (groups_of_part * sizeof(uint32_t) + sizeof(partial));
 }
 
-// A row's keys fall to n_threads threads, and only those of k groups can be left: n_candidates hold them.
 bool takes(const ggml_tensor * dst) {
-    const ggml_tensor * logits = dst->src[top_rows::logits];
-    const ggml_tensor * tokens = dst->src[top_rows::tokens];
-    const int64_t       k      = top_rows::k_of(dst->ne[0]);
-    const bool          named  = !tokens || (tokens->type == GGML_TYPE_I32 && ggml_is_contiguous(tokens) &&
-                                   ggml_nelements(tokens) == logits->ne[0]);
-    return named && is_f32(dst) && is_f32(logits) && k >= 1 && k <= top_rows::max_k && k <= logits->ne[0] &&
-           top_rows::n_parts(logits->ne[0]) <= top_rows::max_parts && logits->ne[1] == dst->ne[1];
+    const ggml_tensor * of    = dst->src[logits];
+    const ggml_tensor * named = dst->src[tokens];
+    const int64_t       k     = k_of(dst->ne[0]);
+    const bool          are_named =
+        !named || (named->type == GGML_TYPE_I32 && ggml_is_contiguous(named) && ggml_nelements(named) == of->ne[0]);
+    return are_named && is_f32(dst) && is_f32(of) && k >= 1 && k <= max_k && k <= of->ne[0] && of->ne[0] <= max_vocab &&
+           of->ne[1] == dst->ne[1];
 }
 
 void launch(const launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor * logits  = dst->src[top_rows::logits];
-    const int64_t       k       = top_rows::k_of(dst->ne[0]);
-    const int64_t       n_parts = top_rows::n_parts(logits->ne[0]);
-    const int64_t       n_rows  = logits->ne[1];
-    token_key *         keys    = (token_key *) with.workspace;
-    const partials      between = { keys, (partial *) (keys + n_keys(logits, k)) };
-    const ggml_tensor * named   = dst->src[top_rows::tokens];
-    ggml_cuda_kernel_launch(top_of_parts,
-                            { dim3((unsigned) n_parts, (unsigned) n_rows), dim3(n_threads), 0, with.stream },
-                            data_of<const float>(logits), stride_of(logits, 1), (int) logits->ne[0], (int) k, between);
-    ggml_cuda_kernel_launch(top_of_rows, { dim3((unsigned) n_rows), dim3(n_threads), 0, with.stream }, between,
-                            (int) n_parts, (int) k, named ? data_of<const int32_t>(named) : nullptr,
-                            data_of<float>(dst), stride_of(dst, 1));
+    const ggml_tensor * of      = dst->src[logits];
+    const ggml_tensor * named   = dst->src[tokens];
+    const int           n_vocab = (int) of->ne[0], k = (int) k_of(dst->ne[0]);
+    const unsigned      n_rows = (unsigned) of->ne[1], parts = n_blocks(n_vocab, part_size);
+    uint32_t *          orders = (uint32_t *) with.workspace;
+    const partials      between{ orders, (partial *) (orders + n_parts(of) * groups_of_part) };
+    constexpr bool      keeps_shared = true; // as the product with a head does
+    launch_kernel<best_of_groups, keeps_shared>(
+        { dim3(n_blocks(parts, warps_of_block), n_rows), dim3(32 * warps_of_block), 0, with.stream },
+        data_of<const float>(of), stride_of(of, 1), n_vocab, (int) parts, between);
+    const auto finish = [&](auto n_held) {
+        launch_kernel<best_of_rows<decltype(n_held)::value>, keeps_shared>(
+            { dim3(n_rows), dim3(n_threads), 0, with.stream }, data_of<const float>(of), stride_of(of, 1), n_vocab,
+            (int) parts, between, k, named ? data_of<const int32_t>(named) : nullptr, data_of<float>(dst),
+            stride_of(dst, 1));
+    };
+    if (parts * groups_of_part <= held_of_few * n_threads) {
+        finish(std::integral_constant<int, held_of_few>{});
+    } else {
+        finish(std::integral_constant<int, most_held>{});
+    }
 }
 
 } // namespace

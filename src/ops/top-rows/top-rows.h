@@ -21,13 +21,8 @@ constexpr const char *     operands[n_src] = { "logits", "tokens" };
 constexpr op_signature     signature       = { "dw_top_rows", operands, n_src, /*n_optional*/ 1 };
 extern const op_descriptor on_cpu, on_cuda;
 
-constexpr int64_t max_k     = 64;   // most tokens of a row
-constexpr int64_t part_size = 8192; // logits that a block of a GPU looks at
-constexpr int64_t max_parts = 128;  // most of them in a row
-
-constexpr int64_t n_parts(int64_t n_vocab) {
-    return (n_vocab + part_size - 1) / part_size;
-}
+constexpr int64_t max_k     = 64;      // most tokens of a row
+constexpr int64_t max_vocab = 1 << 20; // most logits of a row on CUDA
 
 // a node for these logits [n_vocab, R]; named: nullptr or their tokens
 inline ggml_tensor * build(ggml_context * ctx, ggml_tensor * of, ggml_tensor * named, int64_t k,

@@ -12,7 +12,9 @@ namespace dw::layer_parts {
 
 constexpr int tiles_of_large = 8, teams_of_large = 4, width_of_large = tiles_of_large * tile_values;
 constexpr int large_pitch = tiles_of_large * (int) sizeof(block_q6_K), large_bytes = tile_rows * large_pitch;
-constexpr int most_pairs = 8; // of warps
+// Pairs of warps of a block: fewer have less on its way, and with more a turn of a pair takes longer. Not all ask for
+// their first strip before x is there: what makes x reads memory, too.
+constexpr int most_pairs = 6, early_pairs = 3;
 static_assert(large_bytes % 16 == 0 && large_pitch % 4 == 0,
               "a strip is copied as it lies; tiles are even and odd in turn");
 
@@ -22,10 +24,9 @@ template <int n_columns> constexpr int floats_of_pair = 3 * floats_of_sums<n_col
 // Tiles `first` and `first` + teams_of_large of a strip: what one warp of a team has.
 template <typename sums_type, place_of_rows place>
 __device__ __forceinline__ void add_tiles_of_large(sums_type & sums, const char * strip, int first, int lane) {
-    using tile      = tile_of_Q6_K<place>;
-    const char *  a = strip + lane / 4 * large_pitch + first * sizeof(block_q6_K), *b = a + 8 * large_pitch;
-    constexpr int n_at_once = sums_type::n_columns <= 2 ? 2 : 1;
-#pragma unroll n_at_once
+    using tile    = tile_of_Q6_K<place>;
+    const char *a = strip + lane / 4 * large_pitch + first * sizeof(block_q6_K), *b = a + 8 * large_pitch;
+#pragma unroll 1
     for (int i = 0; i < 2; ++i) {
         const int value = (first + i * teams_of_large) * tile_values,
                   at    = i * teams_of_large * (int) sizeof(block_q6_K);
@@ -81,12 +82,17 @@ template <int n_columns> __global__ void __launch_bounds__(64 * most_pairs, 1)
     int strip = pair * gridDim.x + blockIdx.x;
     if (lane == 0 && !is_second) {
         ptx::begin_arrivals(arrived + pair);
-        ask(strip);
+        if (pair < early_pairs) {
+            ask(strip);
+        }
     }
     __syncthreads();
     ggml_cuda_pdl_sync();
     char * const        at_rows = memory + n_pairs * large_bytes;
     const rows_of_large x(at_rows, n);
+    if (lane == 0 && !is_second && pair >= early_pairs) {
+        ask(strip);
+    }
     x.load(from, n);
     __syncthreads();
     float * const   of_pair = (float *) (at_rows + bytes_of_rows) + pair * floats_of_pair<n_columns>;
@@ -127,7 +133,8 @@ static bool launch_large_of(const part & of, const activations & x, int n, cudaS
     if (n_pairs < most_pairs / 2) {
         return false;
     }
-    dw::launch_kernel<multiply_large<n_columns>, n_columns == 1>(
+    constexpr bool keeps_shared = true;
+    dw::launch_kernel<multiply_large<n_columns>, keeps_shared>(
         { dim3(n_multiprocessors()), dim3(64 * n_pairs), n_pairs * of_pair + bytes_of_rows, stream }, of, x, n,
         bytes_of_rows);
     return true;
@@ -140,9 +147,7 @@ static bool launch_large(const part & of, const activations & x, int n, cudaStre
         of.end != end_of_product::as_is || !ptx::has_spans()) {
         return false;
     }
-    if (n <= 2) {
-        return n == 1 ? launch_large_of<1>(of, x, n, stream) : launch_large_of<2>(of, x, n, stream);
-    }
+    // one row and two are done sooner by the code for eight
     return n <= 8 ? launch_large_of<8>(of, x, n, stream) : launch_large_of<16>(of, x, n, stream);
 }
 

@@ -5,10 +5,12 @@
 //     build/gpu/chain 1 6                           there: a line of JSON for 1 and for 6 rows
 //     build/gpu/chain --down=q4_k 1 6               the same with experts' down of Q4_K, which is Q6_K else
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
+//     build/gpu/chain --attention=1024 1 6          attention layers in place of these, over so many cells
 //
 // A line has us a layer of the chain, of each op alone, and what the chain saves without it. Every number of rows has
 // to give row 0 the same bits: else it ends with 1, and with 2 if a value is not finite.
 
+#include "chain/attention.cuh"
 #include "chain/layers.cuh"
 #include "ops/door/launch.h"
 
@@ -58,11 +60,15 @@ constexpr int most = 16, n_warm = 4, n_runs = 20;
 
 class bench {
   public:
-    bench(int n_layers, ggml_type of_down) :
+    // n_cells: of attention layers; 0: layers are delta nets
+    bench(int n_layers, ggml_type of_down, int64_t n_cells) :
         layers_(weights_of(n_layers, of_down)),
         head_(weights(GGML_TYPE_Q6_K, { width, n_vocab })),
         cells_(tensor(GGML_TYPE_I32, { 1 }, memory(sizeof(int32_t)))),
         rows_(mixed_rows()) {
+        for (int i = 0; n_cells > 0 && i < n_layers; ++i) {
+            attention_.emplace_back(n_cells);
+        }
         CUDA_CHECK(cudaMemset(cells_->data, 0, sizeof(int32_t)));
         CUDA_CHECK(cudaStreamCreate(&stream_));
         CUDA_CHECK(cudaEventCreate(&begin_));
@@ -76,6 +82,9 @@ class bench {
         for (const auto & of : layers_) {
             of.restore();
             layers.push_back(rows.of_layer(of, cells_));
+        }
+        if (!attention_.empty()) {
+            attend_in(layers, rows);
         }
         const uint64_t bits = values(rows, layers);
         printf("{\"rows\": %d, \"bits\": \"%016llx\"", n, (unsigned long long) bits);
@@ -94,6 +103,16 @@ class bench {
             made.emplace_back(of_down);
         }
         return made;
+    }
+
+    // What is in front of the experts is an attention layer's.
+    void attend_in(std::vector<std::vector<node>> & layers, const rows_of_layers & rows) const {
+        const rows_of_attention attention(rows, attention_[0].n_cells);
+        for (size_t i = 0; i < layers.size(); ++i) {
+            const node experts = layers[i].back();
+            layers[i]          = attention.of_layer(attention_[i]);
+            layers[i].push_back(experts);
+        }
     }
 
     // Rows that choose some of each other's experts, as rows of one text do.
@@ -201,12 +220,13 @@ class bench {
 
     static constexpr size_t workspace_bytes = 64 << 20;
 
-    std::vector<layer_weights> layers_;
-    ggml_tensor *              head_, *cells_;
-    std::vector<float>         rows_; // [most][width]
-    void *                     workspace_ = memory(workspace_bytes);
-    cudaStream_t               stream_;
-    cudaEvent_t                begin_, end_;
+    std::vector<layer_weights>     layers_;
+    std::vector<attention_weights> attention_; // of each layer, or none
+    ggml_tensor *                  head_, *cells_;
+    std::vector<float>             rows_; // [most][width]
+    void *                         workspace_ = memory(workspace_bytes);
+    cudaStream_t                   stream_;
+    cudaEvent_t                    begin_, end_;
 };
 
 // Ends the program if it is neither of the types that files of Q4_K_M have.
@@ -222,7 +242,7 @@ ggml_type type_of_down(const std::string & name) {
 
 int main(int argc, char ** argv) {
     bool             is_check = false;
-    int              n_layers = 40;
+    int              n_layers = 40, n_cells = 0;
     ggml_type        of_down  = GGML_TYPE_Q6_K;
     std::vector<int> rows;
     for (const std::string argument : std::vector<std::string>(argv + 1, argv + argc)) {
@@ -232,6 +252,8 @@ int main(int argc, char ** argv) {
             n_layers = std::max(1, atoi(argument.c_str() + strlen("--layers=")));
         } else if (argument.rfind("--down=", 0) == 0) {
             of_down = type_of_down(argument.substr(strlen("--down=")));
+        } else if (argument.rfind("--attention=", 0) == 0) {
+            n_cells = std::max<int>(most, atoi(argument.c_str() + strlen("--attention=")));
         } else {
             rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
         }
@@ -239,7 +261,7 @@ int main(int argc, char ** argv) {
     cudaDeviceProp card;
     CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
     printf("{\"card\": \"%s\", \"down\": \"%s\"}\n", card.name, ggml_type_name(of_down));
-    bench                 all(n_layers, of_down);
+    bench                 all(n_layers, of_down, n_cells);
     std::vector<uint64_t> bits;
     for (int n : rows.empty() ? std::vector<int>{ 1, 2, 6, 16 } : rows) {
         bits.push_back(all.run(n, is_check));

@@ -26,10 +26,10 @@ void load(values & to, const char * from) {
 // dst of row r, head h, stream s
 void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
     const auto *        src = dst->src;
-    const ggml_tensor * k = src[op::k], *v = src[op::v];
-    const int64_t       size = dst->ne[0], n_cells = k->ne[1], key_head = h / (dst->ne[1] / k->ne[2]);
-    const float *       q   = (const float *) row_at(src[op::q], r, h, s);
-    float *             out = (float *) row_at(dst, h, r, s);
+    const ggml_tensor * q = src[op::q], *k = src[op::k], *v = src[op::v];
+    const int64_t       size = q->ne[0], n_heads = q->ne[2], n_cells = k->ne[1], key_head = h / (n_heads / k->ne[2]);
+    const float *       query = (const float *) row_at(q, r, h, s);
+    float *             out   = (float *) dst->data + ((s * q->ne[1] + r) * n_heads + h) * size;
     values              bias(n_cells), scores(n_cells, -INFINITY), cell(size);
     std::vector<double> sums(size, 0.0);
     double              total = 0.0;
@@ -37,7 +37,8 @@ void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
     for (int64_t c = 0; c < n_cells; ++c) {
         if (bias[c] > -INFINITY) {
             load(cell, row_at(k, c, key_head, s));
-            scores[c] = bias[c] + (float) (std::inner_product(q, q + size, cell.data(), 0.0) * settings_of(dst).scale);
+            scores[c] =
+                bias[c] + (float) (std::inner_product(query, query + size, cell.data(), 0.0) * settings_of(dst).scale);
         }
     }
     const float most = *std::max_element(scores.begin(), scores.end());
@@ -57,8 +58,9 @@ void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
 }
 
 void run(ggml_tensor * dst, int ith, int nth, void *) {
-    const int64_t n_heads = dst->ne[1], n_rows = dst->ne[2];
-    for (int64_t i = ith; i < n_heads * n_rows * dst->ne[3]; i += nth) {
+    const ggml_tensor * q       = dst->src[op::q];
+    const int64_t       n_heads = q->ne[2], n_rows = q->ne[1];
+    for (int64_t i = ith; i < n_heads * n_rows * q->ne[3]; i += nth) {
         attend(dst, i / n_heads % n_rows, i % n_heads, i / n_heads / n_rows);
     }
 }

@@ -40,6 +40,11 @@ __device__ __forceinline__ float4 add(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
 }
 
+// of the lane that has the same four values
+__device__ __forceinline__ float other_half(float x) {
+    return __shfl_xor_sync(0xffffffff, x, quads_of_a_join);
+}
+
 // What the sums of each part count, and the sum of its weights. All threads of a block.
 __device__ __forceinline__ void weigh_parts(float2 (&to)[most_parts], const float2 * ends, int stride, int n_parts) {
     __shared__ float of_warps[threads_of_a_join / 32];
@@ -62,48 +67,77 @@ __device__ __forceinline__ void weigh_parts(float2 (&to)[most_parts], const floa
     __syncthreads();
 }
 
+// Four values of a pair, and the weights that they count.
+struct part_sum {
+    float4 values = { 0.0f, 0.0f, 0.0f, 0.0f };
+    float  weight = 0.0f;
+
+    // part: its share, the sum of its weights
+    __device__ __forceinline__ void add(float2 part, float4 x) {
+        const bool counts = !(part.x == 0.0f); // NaN is passed on
+        values.x          = counts ? fmaf(part.x, x.x, values.x) : values.x;
+        values.y          = counts ? fmaf(part.x, x.y, values.y) : values.y;
+        values.z          = counts ? fmaf(part.x, x.z, values.z) : values.z;
+        values.w          = counts ? fmaf(part.x, x.w, values.w) : values.w;
+        weight            = counts ? fmaf(part.x, part.y, weight) : weight;
+    }
+};
+
+// Classes 0 or 1, and every second behind it, of values that lie `stride` apart.
+template <typename value_type, typename add_type>
+__device__ __forceinline__ value_type sum_of_classes(const value_type * from, int stride, add_type && add) {
+    const auto at  = [&](int i) { return from[2 * i * stride]; };
+    const auto two = [&](int i) { return add(at(i), at(i + 4)); };
+    return add(add(two(0), two(2)), add(two(1), two(3)));
+}
+
+// Four values of a pair, of the sums of all classes: a lane and the one 16 behind it have half of the classes each. The
+// first warp.
+__device__ __forceinline__ float4 sum_of_all(const float4 * sums, const float * weights) {
+    float4 x = sum_of_classes(sums + threadIdx.x, quads_of_a_join, add);
+    float  w = sum_of_classes(weights + threadIdx.x / quads_of_a_join, 1, [](float a, float b) { return a + b; });
+    x        = add(x, make_float4(other_half(x.x), other_half(x.y), other_half(x.z), other_half(x.w)));
+    w += other_half(w);
+    return w == 0.0f ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : make_float4(x.x / w, x.y / w, x.z / w, x.w / w);
+}
+
 // blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these.
 __global__ void __launch_bounds__(threads_of_a_join)
     join(const __grid_constant__ attention_arguments a, int n_parts, int size) {
     __shared__ float2 parts[most_parts];
-    __shared__ float4 sums[n_classes_of_parts][quads_of_a_join];
+    __shared__ float4 sums[threads_of_a_join];
     __shared__ float  weights[n_classes_of_parts];
     ggml_cuda_pdl_lc();
     const int     quad = threadIdx.x % quads_of_a_join, which = threadIdx.x / quads_of_a_join;
-    const int     value = (blockIdx.z * quads_of_a_join + quad) * 4;
-    const int64_t first = (int64_t) blockIdx.y * n_parts * a.n_pairs() + blockIdx.x;
+    const int     value = (blockIdx.z * quads_of_a_join + quad) * 4, head = blockIdx.x % a.n_heads;
+    const int     row          = blockIdx.y * a.n_rows + blockIdx.x / a.n_heads;
+    const int64_t first        = (int64_t) blockIdx.y * n_parts * a.n_pairs() + blockIdx.x;
+    const auto    four_of_part = [&](int part) {
+        return *(const float4 *) &a.sums[(first + (int64_t) part * a.n_pairs()) * size + value];
+    };
     ggml_cuda_pdl_sync();
+    // asked for before it is known what it counts
+    const float4 ahead = four_of_part(min(which, n_parts - 1));
     weigh_parts(parts, a.ends + first, a.n_pairs(), n_parts);
-    float4 sum    = make_float4(0.0f, 0.0f, 0.0f, 0.0f);
-    float  weight = 0.0f;
+    part_sum mine;
+    if (which < n_parts) {
+        mine.add(parts[which], ahead);
+    }
 #pragma unroll 4
-    for (int part = which; part < n_parts; part += n_classes_of_parts) {
-        const float4 x      = *(const float4 *) &a.sums[(first + (int64_t) part * a.n_pairs()) * size + value];
-        const float  share  = parts[part].x;
-        const bool   counts = !(share == 0.0f); // NaN is passed on
-        sum.x               = counts ? fmaf(share, x.x, sum.x) : sum.x;
-        sum.y               = counts ? fmaf(share, x.y, sum.y) : sum.y;
-        sum.z               = counts ? fmaf(share, x.z, sum.z) : sum.z;
-        sum.w               = counts ? fmaf(share, x.w, sum.w) : sum.w;
-        weight              = counts ? fmaf(share, parts[part].y, weight) : weight;
+    for (int part = which + n_classes_of_parts; part < n_parts; part += n_classes_of_parts) {
+        mine.add(parts[part], four_of_part(part));
     }
-    sums[which][quad] = sum;
-    weights[which]    = weight;
-    for (int n = n_classes_of_parts / 2; n > 0; n /= 2) {
-        __syncthreads();
-        if (which < n) {
-            sums[which][quad] = add(sums[which][quad], sums[which + n][quad]);
-            if (quad == 0) {
-                weights[which] += weights[which + n];
-            }
-        }
+    sums[threadIdx.x] = mine.values;
+    if (quad == 0) {
+        weights[which] = mine.weight;
     }
+    __syncthreads();
+    if (threadIdx.x >= 32) {
+        return;
+    }
+    const float4 x = sum_of_all(sums, weights);
     if (which == 0) {
-        __syncwarp(0xffff);
-        const float4 x = sums[0][quad];
-        const float  w = weights[0];
-        *(float4 *) &a.out[((int64_t) blockIdx.y * a.n_pairs() + blockIdx.x) * size + value] =
-            w == 0.0f ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : make_float4(x.x / w, x.y / w, x.z / w, x.w / w);
+        *(float4 *) &a.out[((int64_t) row * a.n_heads + head) * size + value] = x;
     }
 }
 
@@ -125,64 +159,75 @@ template <int size> void launch_for(const attention_arguments & a, int n_parts, 
                   : launch_for<size, 1>(a, n_parts, n_streams, stream);
 }
 
-bool is_cache(const ggml_tensor * t, int64_t size, const ggml_tensor * dst) {
-    const size_t odd = (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3];
-    return t->type == GGML_TYPE_F16 && t->nb[0] == sizeof(half) && odd % 16 == 0 && t->ne[0] == size &&
-           t->nb[1] <= INT_MAX && t->ne[3] == dst->ne[3] && dst->ne[1] % t->ne[2] == 0;
-}
+// Of queries [S, n, H, n_streams], and so of the result.
+struct attention_shape {
+    int64_t size, n, n_heads, n_streams;
 
-int64_t n_pairs_of(const ggml_tensor * dst) {
-    return dst->ne[1] * dst->ne[2] * dst->ne[3];
+    static attention_shape of(const ggml_tensor * dst) {
+        const ggml_tensor * q = dst->src[op::q];
+        return { q->ne[0], q->ne[1], q->ne[2], q->ne[3] };
+    }
+    int64_t n_rows() const { return n * n_streams; }
+    int64_t n_pairs() const { return n_heads * n_rows(); }
+    int64_t width() const { return size * n_heads; }
+};
+
+bool is_cache(const ggml_tensor * t, const attention_shape & of) {
+    const size_t odd = (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3];
+    return t->type == GGML_TYPE_F16 && t->nb[0] == sizeof(half) && odd % 16 == 0 && t->ne[0] == of.size &&
+           t->nb[1] <= INT_MAX && t->ne[3] == of.n_streams && of.n_heads % t->ne[2] == 0;
 }
 
 size_t bytes_of_ends(const ggml_tensor * dst) {
-    return GGML_PAD(sizeof(float2) * n_pairs_of(dst) * n_attention_parts(dst->src[op::k]->ne[1]), 128);
+    return GGML_PAD(sizeof(float2) * attention_shape::of(dst).n_pairs() * n_attention_parts(dst->src[op::k]->ne[1]),
+                    128);
 }
 
 size_t workspace(const ggml_tensor * dst) {
-    return bytes_of_ends(dst) +
-           sizeof(float) * n_pairs_of(dst) * n_attention_parts(dst->src[op::k]->ne[1]) * dst->ne[0];
+    const attention_shape of = attention_shape::of(dst);
+    return bytes_of_ends(dst) + sizeof(float) * of.n_pairs() * n_attention_parts(dst->src[op::k]->ne[1]) * of.size;
 }
 
 bool takes(const ggml_tensor * dst) {
-    const auto *       src = dst->src;
-    const ggml_tensor *q = src[op::q], *mask = src[op::mask], *tree = src[op::tree];
-    const int64_t      size = dst->ne[0], n = dst->ne[2];
-    return is_attention_size(size) && dw::is_f32(dst) && ggml_is_contiguous(dst) && dw::is_f32(q) &&
-           ((uintptr_t) q->data | q->nb[1] | q->nb[2] | q->nb[3]) % 16 == 0 && q->ne[0] == size && q->ne[1] == n &&
-           q->ne[2] == dst->ne[1] && q->ne[3] == dst->ne[3] && is_cache(src[op::k], size, dst) &&
-           is_cache(src[op::v], size, dst) && src[op::k]->ne[1] == src[op::v]->ne[1] &&
+    const auto *          src = dst->src;
+    const ggml_tensor *   q = src[op::q], *mask = src[op::mask], *tree = src[op::tree];
+    const attention_shape of       = attention_shape::of(dst);
+    const int64_t         n_values = of.n_rows() * of.width();
+    return is_attention_size(of.size) && dw::is_f32(dst) && ggml_is_contiguous(dst) && dw::is_f32(q) &&
+           ggml_nelements(dst) == n_values && ((uintptr_t) q->data | q->nb[1] | q->nb[2] | q->nb[3]) % 16 == 0 &&
+           is_cache(src[op::k], of) && is_cache(src[op::v], of) && src[op::k]->ne[1] == src[op::v]->ne[1] &&
            src[op::k]->ne[2] == src[op::v]->ne[2] && mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(half) &&
-           mask->ne[0] == src[op::k]->ne[1] && mask->ne[1] >= n && mask->ne[2] == 1 && mask->ne[3] == dst->ne[3] &&
-           mask->nb[1] <= INT_MAX && n >= 1 && n * dst->ne[3] <= max_rows && dw::ptx::has_products() &&
+           mask->ne[0] == src[op::k]->ne[1] && mask->ne[1] >= of.n && mask->ne[2] == 1 && mask->ne[3] == of.n_streams &&
+           mask->nb[1] <= INT_MAX && of.n >= 1 && of.n_rows() <= max_rows && dw::ptx::has_products() &&
            n_attention_parts(src[op::k]->ne[1]) <= most_parts &&
-           (!tree || (dw::is_i32(tree) && tree->ne[0] >= n * dst->ne[3] && tree->ne[1] == 4));
+           (!tree || (dw::is_i32(tree) && tree->ne[0] >= of.n_rows() && tree->ne[1] == 4));
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const auto *        src = dst->src;
-    const ggml_tensor * q = src[op::q], *mask = src[op::mask], *tree = src[op::tree];
-    attention_arguments a = {};
-    a.q                   = dw::data_of<const char>(q);
-    a.q_row               = (int64_t) q->nb[1];
-    a.q_head              = (int64_t) q->nb[2];
-    a.q_stream            = (int64_t) q->nb[3];
-    a.k                   = half_rows::from(src[op::k]);
-    a.v                   = half_rows::from(src[op::v]);
-    a.mask                = half_rows::from(mask);
-    a.masks_are_aligned   = ((uintptr_t) mask->data | mask->nb[1] | mask->nb[3]) % 8 == 0;
-    a.tree                = tree ? dw::data_of<const int32_t>(tree) : nullptr;
-    a.tree_rows           = tree ? (int) tree->ne[0] : 0;
-    a.n_rows              = (int) dst->ne[2];
-    a.n_cells             = (int) src[op::k]->ne[1];
-    a.n_heads             = (int) dst->ne[1];
-    a.group               = (int) (dst->ne[1] / src[op::k]->ne[2]);
-    a.scale               = settings_of(dst).scale;
-    a.ends                = (float2 *) with.workspace;
-    a.sums                = (float *) ((char *) with.workspace + bytes_of_ends(dst));
-    a.out                 = dw::data_of<float>(dst);
-    const int n_parts = n_attention_parts(a.n_cells), n_streams = (int) dst->ne[3];
-    switch (dst->ne[0]) {
+    const auto *          src = dst->src;
+    const ggml_tensor *   q = src[op::q], *mask = src[op::mask], *tree = src[op::tree];
+    const attention_shape of = attention_shape::of(dst);
+    attention_arguments   a  = {};
+    a.q                      = dw::data_of<const char>(q);
+    a.q_row                  = (int64_t) q->nb[1];
+    a.q_head                 = (int64_t) q->nb[2];
+    a.q_stream               = (int64_t) q->nb[3];
+    a.k                      = half_rows::from(src[op::k]);
+    a.v                      = half_rows::from(src[op::v]);
+    a.mask                   = half_rows::from(mask);
+    a.masks_are_aligned      = ((uintptr_t) mask->data | mask->nb[1] | mask->nb[3]) % 8 == 0;
+    a.tree                   = tree ? dw::data_of<const int32_t>(tree) : nullptr;
+    a.tree_rows              = tree ? (int) tree->ne[0] : 0;
+    a.n_rows                 = (int) of.n;
+    a.n_cells                = (int) src[op::k]->ne[1];
+    a.n_heads                = (int) of.n_heads;
+    a.group                  = (int) (of.n_heads / src[op::k]->ne[2]);
+    a.scale                  = settings_of(dst).scale;
+    a.ends                   = (float2 *) with.workspace;
+    a.sums                   = (float *) ((char *) with.workspace + bytes_of_ends(dst));
+    a.out                    = dw::data_of<float>(dst);
+    const int n_parts = n_attention_parts(a.n_cells), n_streams = (int) of.n_streams;
+    switch (of.size) {
         case 64:
             return launch_for<64>(a, n_parts, n_streams, with.stream);
         case 128:

@@ -88,9 +88,9 @@ class rows_of_attention {
                                                                w.k_cache, v_cells_, w.v_cache })) },
                  { "attention", &of::flash_attention::on_cuda,
                    with_scale(rows_of_layers::result(
-                       result_, { by_head(heads_), cells_of(w.k_cache), cells_of(w.v_cache), mask_ })) },
+                       result_, { by_head(heads_), cells_of(w.k_cache), cells_of(w.v_cache), mask_, nullptr, gate })) },
                  { "output", &of::attention_output::on_cuda,
-                   rows_of_layers::result(between_, { y, gate, w.out, x_ }) } };
+                   rows_of_layers::result(between_, { y, gate, w.out, x_, result_ }) } };
     }
 
   private:
@@ -140,8 +140,9 @@ class rows_of_attention {
     ggml_tensor * x_, *between_;
     ggml_tensor * inputs_ = floats({ (q_width + 2 * kv_width) * n_ });
     ggml_tensor * heads_  = floats({ head_size, n_queries, n_ });
-    ggml_tensor * result_ = floats({ head_size, n_queries, n_ });
-    ggml_tensor * positions_, *k_cells_, *v_cells_, *mask_;
+    ggml_tensor * result_ =
+        floats({ (n_queries * head_size + of::flash_attention::n_gated(n_queries * head_size)) * n_ });
+    ggml_tensor *positions_, *k_cells_, *v_cells_, *mask_;
 };
 
 } // namespace chain

@@ -169,6 +169,34 @@ ggml_tensor * fuser::tree_for(ggml_tensor * cache) const {
     return found != trees_.end() ? *found : trees_.empty() ? nullptr : trees_[0];
 }
 
+namespace {
+
+// the product that queries are made of, whatever is between
+const ggml_tensor * product_of(const ggml_tensor * q) {
+    while (q && q->op != GGML_OP_MUL_MAT) {
+        q = q->src[0];
+    }
+    return q;
+}
+
+// What the heads that attention gives are multiplied with, for output weights that are quantised; nullptr: nothing, or
+// not what lies beside the queries, so that it may be computed behind them.
+ggml_tensor * gate_of(ggml_tensor * y, const graph_edit & edit) {
+    ggml_tensor * shaped = as(edit.only_user(y), GGML_OP_RESHAPE);
+    ggml_tensor * gated  = as(edit.only_user(shaped), GGML_OP_MUL);
+    ggml_tensor * gate =
+        as(source(as(source(as(source(gated, 1), GGML_UNARY_OP_SIGMOID)), GGML_OP_CONT)), GGML_OP_VIEW);
+    ggml_tensor * output = as(edit.only_user(gated), GGML_OP_MUL_MAT);
+    if (!gate || gated->src[0] != shaped || !output || output->src[1] != gated ||
+        gate->src[0] != product_of(y->src[0]) || !edit.array_of(gate->src[0])) {
+        return nullptr;
+    }
+    const ggml_type type = output->src[0]->type;
+    return parts::is_product_type(type) && !parts::is_float(type) ? gate : nullptr;
+}
+
+} // namespace
+
 bool fuser::flash_attention(ggml_tensor * node) {
     ggml_tensor * q = source(as(node, GGML_OP_FLASH_ATTN_EXT));
     if (!q || !node->src[3] || node->src[4] || q->ne[1] * q->ne[3] > parts::max_rows) { // mask, sinks
@@ -182,14 +210,28 @@ bool fuser::flash_attention(ggml_tensor * node) {
         k->type != GGML_TYPE_F16 || v->type != GGML_TYPE_F16 || !edit_.is_closed({ node }, { q, k, v, mask })) {
         return false;
     }
-    namespace op = parts::flash_attention;
-    parts::settings to;
-    to.scale = with[0];
-    return replace(
-        node, { q, k, v, mask },
-        made(op::signature, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] },
-             { { op::q, q }, { op::k, k }, { op::v, v }, { op::mask, mask }, { op::tree, tree_for(owner_of(k)) } },
-             { owner_of(k), owner_of(v) }, to));
+    namespace op         = parts::flash_attention;
+    const auto attention = [&](ggml_tensor * gate, std::array<int64_t, GGML_MAX_DIMS> ne) {
+        parts::settings to;
+        to.scale = with[0];
+        return made(op::signature, ne,
+                    { { op::q, q },
+                      { op::k, k },
+                      { op::v, v },
+                      { op::mask, mask },
+                      { op::tree, tree_for(owner_of(k)) },
+                      { op::gate, gate } },
+                    { owner_of(k), owner_of(v) }, to);
+    };
+    ggml_tensor * gate  = gate_of(node, edit_);
+    const int64_t width = size * node->ne[1];
+    ggml_tensor * gating =
+        gate ? attention(gate, { (width + op::n_gated(width)) * q->ne[1] * q->ne[3], 1, 1, 1 }) : nullptr;
+    if (split({ node }, { q, k, v, mask }, gating)) {
+        gated_[node] = gating;
+        return true;
+    }
+    return replace(node, { q, k, v, mask }, attention(nullptr, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] }));
 }
 
 bool fuser::attention_output(ggml_tensor * sum) {
@@ -205,10 +247,15 @@ bool fuser::attention_output(ggml_tensor * sum) {
     if (!edit_.is_closed({ sum }, { y, gate, residual })) {
         return false;
     }
-    namespace op = parts::attention_output;
+    namespace op     = parts::attention_output;
+    const auto ahead = gated_.find(plain(y));
     return replace(sum, { y, gate, residual },
                    made(op::signature, { sum->ne[0], sum->ne[1], 1, 1 },
-                        { { op::y, y }, { op::gate, gate }, { op::weights, weights }, { op::residual, residual } },
+                        { { op::y, y },
+                          { op::gate, gate },
+                          { op::weights, weights },
+                          { op::residual, residual },
+                          { op::gated, ahead == gated_.end() ? nullptr : ahead->second } },
                         { weights }, {}));
 }
 

@@ -79,7 +79,8 @@ class fuser {
 
     std::vector<ggml_tensor *> trees_; // of a verify, on each device
 
-    std::unordered_map<const ggml_tensor *, ggml_tensor *> gated_; // results of delta_step: by y, where they are gated
+    // results of delta_step and flash_attention: by y, where they are gated
+    std::unordered_map<const ggml_tensor *, ggml_tensor *> gated_;
 };
 
 } // namespace draftwood

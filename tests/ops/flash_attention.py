@@ -69,6 +69,27 @@ class Attention:
             *(ggml.view(context, t, (n_streams, n_keys, n_cells, size), strides) for t in (k, v)),
         ]
 
+    def run_gated(self, gate: Array, backend: str = "CPU") -> Array:
+        """Compute it with gates, the first S of each head of f32[rows, H, 2 S]; return what dst holds."""
+        n_streams, n, n_heads, size = self.q.shape
+        width = n_heads * size
+        shape = (
+            n_streams * n * (width + (width + 32) // 4 + 2 * (width // 32 + 2)),
+        )  # n_gated of layer-parts.h
+        make = ggml.custom("dw_flash_attention", shape)
+        settings = Settings(0.0, 0, 0, 0, 0, (0, 0, 0, 0), 0.0, self.scale)
+
+        def made(context: Any, q: Any, k: Any, v: Any, mask: Any, *others: Any) -> Any:
+            *tree, gates = others
+            of_heads = ggml.view(
+                context, gates, (n_streams * n, n_heads, size), (gate[0].nbytes, gate[0, 0].nbytes)
+            )
+            node = make(context, *self._by_head(context, q, k, v), mask, *(tree or [None]), of_heads)
+            ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
+            return node
+
+        return ggml.run(made, [*self.operands, (gate, "F32")], shape, backend=backend, n_threads=2)
+
     def run(self, backend: str = "CPU", *, stock: bool = False) -> Array:
         """Compute it; return f32[n_streams, n, H, S]."""
         op = self.stock_op() if stock else self.op()

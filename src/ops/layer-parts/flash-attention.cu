@@ -1,7 +1,8 @@
-// Attention of few rows on CUDA: layer-parts.h. Two kernels: parts of the cells (attention-tile.cuh), and their sum.
+// Attention of few rows on CUDA: layer-parts.h. Two kernels: parts of the cells (attention-tile.cuh), and their sum,
+// which may gate heads and make them the input of a product.
 
 #include "ops/layer-parts/attention-tile.cuh"
-#include "ops/layer-parts/dots.cuh"
+#include "ops/layer-parts/rows.cuh"
 
 namespace {
 
@@ -67,6 +68,17 @@ __device__ __forceinline__ void weigh_parts(float2 (&to)[most_parts], const floa
     __syncthreads();
 }
 
+// What heads are multiplied with, and where they go then as the input of a product; no data: nowhere.
+struct head_gates {
+    const char *           data;
+    int64_t                head, row; // strides in bytes
+    activations::quantised to;
+
+    __device__ __forceinline__ float4 of(int h, int r, int value) const {
+        return *(const float4 *) (data + h * head + r * row + value * sizeof(float));
+    }
+};
+
 // Four values of a pair, and the weights that they count.
 struct part_sum {
     float4 values = { 0.0f, 0.0f, 0.0f, 0.0f };
@@ -103,7 +115,7 @@ __device__ __forceinline__ float4 sum_of_all(const float4 * sums, const float * 
 
 // blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these.
 __global__ void __launch_bounds__(threads_of_a_join)
-    join(const __grid_constant__ attention_arguments a, int n_parts, int size) {
+    join(const __grid_constant__ attention_arguments a, int n_parts, int size, head_gates gates) {
     __shared__ float2 parts[most_parts];
     __shared__ float4 sums[threads_of_a_join];
     __shared__ float  weights[n_classes_of_parts];
@@ -118,6 +130,7 @@ __global__ void __launch_bounds__(threads_of_a_join)
     ggml_cuda_pdl_sync();
     // asked for before it is known what it counts
     const float4 ahead = four_of_part(min(which, n_parts - 1));
+    const float4 gate  = gates.data && threadIdx.x < 32 ? gates.of(head, row, value) : ahead;
     weigh_parts(parts, a.ends + first, a.n_pairs(), n_parts);
     part_sum mine;
     if (which < n_parts) {
@@ -139,24 +152,28 @@ __global__ void __launch_bounds__(threads_of_a_join)
     if (which == 0) {
         *(float4 *) &a.out[((int64_t) row * a.n_heads + head) * size + value] = x;
     }
+    if (gates.data) {
+        gates.to.store(row, (head * size + value) / 4, gated(x, gate), which == 0);
+    }
 }
 
-template <int size, int n_sets>
-void launch_for(const attention_arguments & a, int n_parts, int n_streams, cudaStream_t stream) {
+template <int size, int n_sets> void launch_for(const attention_arguments & a, int n_parts, int n_streams,
+                                                const head_gates & gates, cudaStream_t stream) {
     const int n_tiles = attention_tile<size, n_sets>::n_tiles(a);
     ggml_cuda_kernel_launch(
         attend<size, n_sets>,
         { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile<size>), 0, stream }, a);
     ggml_cuda_kernel_launch(
         join, { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_join)), dim3(threads_of_a_join), 0, stream }, a,
-        n_parts, size);
+        n_parts, size, gates);
 }
 
 // Two sets of pairs read each cell once, and wait longer for the first.
-template <int size> void launch_for(const attention_arguments & a, int n_parts, int n_streams, cudaStream_t stream) {
+template <int size> void launch_for(const attention_arguments & a, int n_parts, int n_streams, const head_gates & gates,
+                                    cudaStream_t stream) {
     const bool by_two = a.n_rows * a.group > pairs_of_a_set && a.n_cells >= least_cells_of_two_sets;
-    return by_two ? launch_for<size, 2>(a, n_parts, n_streams, stream)
-                  : launch_for<size, 1>(a, n_parts, n_streams, stream);
+    return by_two ? launch_for<size, 2>(a, n_parts, n_streams, gates, stream)
+                  : launch_for<size, 1>(a, n_parts, n_streams, gates, stream);
 }
 
 // Of queries [S, n, H, n_streams], and so of the result.
@@ -178,6 +195,11 @@ bool is_cache(const ggml_tensor * t, const attention_shape & of) {
            t->nb[1] <= INT_MAX && t->ne[3] == of.n_streams && of.n_heads % t->ne[2] == 0;
 }
 
+bool is_gate(const ggml_tensor * t, const attention_shape & of) {
+    return dw::is_f32(t) && t->ne[0] == of.size && t->ne[1] == of.n_heads && t->ne[2] == of.n_rows() && t->ne[3] == 1 &&
+           ((uintptr_t) t->data | t->nb[1] | t->nb[2]) % 16 == 0;
+}
+
 size_t bytes_of_ends(const ggml_tensor * dst) {
     return GGML_PAD(sizeof(float2) * attention_shape::of(dst).n_pairs() * n_attention_parts(dst->src[op::k]->ne[1]),
                     128);
@@ -190,9 +212,9 @@ size_t workspace(const ggml_tensor * dst) {
 
 bool takes(const ggml_tensor * dst) {
     const auto *          src = dst->src;
-    const ggml_tensor *   q = src[op::q], *mask = src[op::mask], *tree = src[op::tree];
+    const ggml_tensor *   q = src[op::q], *mask = src[op::mask], *tree = src[op::tree], *gate = src[op::gate];
     const attention_shape of       = attention_shape::of(dst);
-    const int64_t         n_values = of.n_rows() * of.width();
+    const int64_t         n_values = of.n_rows() * (of.width() + (gate ? flash_attention::n_gated(of.width()) : 0));
     return is_attention_size(of.size) && dw::is_f32(dst) && ggml_is_contiguous(dst) && dw::is_f32(q) &&
            ggml_nelements(dst) == n_values && ((uintptr_t) q->data | q->nb[1] | q->nb[2] | q->nb[3]) % 16 == 0 &&
            is_cache(src[op::k], of) && is_cache(src[op::v], of) && src[op::k]->ne[1] == src[op::v]->ne[1] &&
@@ -200,7 +222,22 @@ bool takes(const ggml_tensor * dst) {
            mask->ne[0] == src[op::k]->ne[1] && mask->ne[1] >= of.n && mask->ne[2] == 1 && mask->ne[3] == of.n_streams &&
            mask->nb[1] <= INT_MAX && of.n >= 1 && of.n_rows() <= max_rows && dw::ptx::has_products() &&
            n_attention_parts(src[op::k]->ne[1]) <= most_parts &&
-           (!tree || (dw::is_i32(tree) && tree->ne[0] >= of.n_rows() && tree->ne[1] == 4));
+           (!tree || (dw::is_i32(tree) && tree->ne[0] >= of.n_rows() && tree->ne[1] == 4)) &&
+           (!gate || is_gate(gate, of));
+}
+
+static_assert(activations::quantised::bytes(1, 4096) == sizeof(float) * flash_attention::n_gated(4096),
+              "rows of dst behind the sums");
+
+head_gates gates_of(const ggml_tensor * dst) {
+    const attention_shape of   = attention_shape::of(dst);
+    const ggml_tensor *   gate = dst->src[op::gate];
+    if (!gate) {
+        return {};
+    }
+    char * const at = (char *) (dw::data_of<float>(dst) + of.n_rows() * of.width());
+    return { dw::data_of<const char>(gate), (int64_t) gate->nb[1], (int64_t) gate->nb[2],
+             activations::quantised::in(at, of.n_rows(), of.width()) };
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
@@ -226,14 +263,15 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     a.ends                   = (float2 *) with.workspace;
     a.sums                   = (float *) ((char *) with.workspace + bytes_of_ends(dst));
     a.out                    = dw::data_of<float>(dst);
-    const int n_parts = n_attention_parts(a.n_cells), n_streams = (int) of.n_streams;
+    const head_gates gates   = gates_of(dst);
+    const int        n_parts = n_attention_parts(a.n_cells), n_streams = (int) of.n_streams;
     switch (of.size) {
         case 64:
-            return launch_for<64>(a, n_parts, n_streams, with.stream);
+            return launch_for<64>(a, n_parts, n_streams, gates, with.stream);
         case 128:
-            return launch_for<128>(a, n_parts, n_streams, with.stream);
+            return launch_for<128>(a, n_parts, n_streams, gates, with.stream);
         default:
-            return launch_for<256>(a, n_parts, n_streams, with.stream);
+            return launch_for<256>(a, n_parts, n_streams, gates, with.stream);
     }
 }
 

@@ -1,6 +1,7 @@
 // Heads of a delta-net layer on their way to its output's product: y * norm * silu(z) in blocks of 8 bits, whose scales
 // take the factor of the head's norm. A single row's blocks are made by the delta rule's kernel, which has 32 values of
-// a head, so blocks of products put the factor in. Others have a kernel of their own. The bits are the same.
+// a head, so blocks of products put the factor in. Others have a kernel of their own. The bits are the same. Heads of
+// an attention layer come from it gated and whole (flash-attention.cu).
 // Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -115,6 +116,28 @@ struct late_gated {
         }
         for (int i = threadIdx.x + blockDim.x; i < n_loads; i += blockDim.x) {
             ((int4 *) out.x.quants)[i] = ((const int4 *) from.quants)[i];
+        }
+    }
+};
+
+// A row of values of 8 bits as it lies, as the input of products with quantised weights: each block copies it.
+struct late_quants {
+    using rows = activations::quantised;
+    rows from;
+
+    struct rows_in_block {
+        rows x;
+    };
+
+    static size_t                            bytes(int64_t, int64_t width) { return rows::bytes(1, width); }
+    __device__ __forceinline__ rows_in_block in(char * at, int) const { return { rows::in(at, 1, from.width) }; }
+    __device__ __forceinline__ void          ask(const team &) const {}
+
+    // All warps of a block.
+    __device__ __forceinline__ void write(int, const rows_in_block & out) const {
+        const int n_copies = (int) (rows::bytes(1, from.width) / sizeof(int4));
+        for (int i = threadIdx.x; i < n_copies; i += blockDim.x) {
+            ((int4 *) out.x.scales)[i] = ((const int4 *) from.scales)[i];
         }
     }
 };

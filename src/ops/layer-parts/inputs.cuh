@@ -143,7 +143,7 @@ struct gated_heads {
             if (is_there) {
                 const float4 a = *(const float4 *) (y + row * y_stride + i);
                 const float4 g = *(const float4 *) (gate + row * row_stride + (i / size) * head_stride + i % size);
-                v = make_float4(a.x * sigmoid(g.x), a.y * sigmoid(g.y), a.z * sigmoid(g.z), a.w * sigmoid(g.w));
+                v              = gated(a, g);
             }
             out.store(row, i / 4, v, is_there);
         }

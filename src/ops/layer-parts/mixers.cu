@@ -167,12 +167,19 @@ namespace attention_out {
 
 namespace of = attention_output;
 
+// n_values: of a row
+bool is_gated(const ggml_tensor * t, int64_t n_values, int64_t n) {
+    return !t || (dw::is_f32(t) && ggml_is_contiguous(t) &&
+                  ggml_nelements(t) == n * (n_values + dw::layer_parts::flash_attention::n_gated(n_values)));
+}
+
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * y    = dst->src[of::y];
     const ggml_tensor * gate = dst->src[of::gate];
     return is_rows(y, dst->ne[1]) && dw::is_f32(gate) && gate->ne[0] % 32 == 0 &&
            gate->ne[0] * gate->ne[1] == y->ne[0] && gate->ne[2] == dst->ne[1] && gate->nb[1] % 16 == 0 &&
-           gate->nb[2] % 16 == 0 && outputs::takes(dst, dst->src[of::weights], dst->src[of::residual], y->ne[0]);
+           gate->nb[2] % 16 == 0 && is_gated(dst->src[of::gated], y->ne[0], dst->ne[1]) &&
+           outputs::takes(dst, dst->src[of::weights], dst->src[of::residual], y->ne[0]);
 }
 
 size_t workspace(const ggml_tensor * dst) {
@@ -180,9 +187,17 @@ size_t workspace(const ggml_tensor * dst) {
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor * y    = dst->src[of::y];
-    const ggml_tensor * gate = dst->src[of::gate];
-    const gated_heads   input{ dw::data_of<const float>(y), dw::stride_of(y, 1),    dw::data_of<const float>(gate),
+    const ggml_tensor *y = dst->src[of::y], *gate = dst->src[of::gate], *gated = dst->src[of::gated];
+    const int64_t      width = y->ne[0], n = dst->ne[1];
+    if (gated && !is_float(dst->src[of::weights]->type)) {
+        const auto   x    = activations::quantised::in(dw::data_of<char>(gated) + n * width * sizeof(float), n, width);
+        product_list list = added_product(dst, dst->src[of::weights], dst->src[of::residual]);
+        if (n == 1 && width % 64 == 0 && list.can_be_late<late_quants>(width)) { // a block copies 16 bytes at a time
+            return list.launch(late_quants{ x }, with.stream);
+        }
+        return list.launch(activations{ x, nullptr }, (int) n, with.stream);
+    }
+    const gated_heads input{ dw::data_of<const float>(y), dw::stride_of(y, 1),    dw::data_of<const float>(gate),
                              dw::stride_of(gate, 1),      dw::stride_of(gate, 2), (int) gate->ne[0] };
     add_product(with, dst, dst->src[of::weights], dst->src[of::residual], input);
 }

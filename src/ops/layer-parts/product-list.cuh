@@ -61,6 +61,7 @@ class product_list {
 
     // a row, if can_be_late
     void launch(const late_gated & input, cudaStream_t stream) { launch_for<1>(input, input.width, 1, stream); }
+    void launch(const late_quants & input, cudaStream_t stream) { launch_for<1>(input, input.from.width, 1, stream); }
 
     // x: n rows
     void launch(const activations & x, int n, cudaStream_t stream) {

@@ -30,8 +30,9 @@ template <bool has_teams> struct team_or_block {
 };
 
 // Inputs that a block's warps make together, for quantised weights alone.
-template <typename input_type> constexpr bool is_late_input =
-    std::is_same_v<input_type, late_normalised> || std::is_same_v<input_type, late_gated>;
+template <typename input_type> constexpr bool is_late_input = std::is_same_v<input_type, late_normalised> ||
+                                                              std::is_same_v<input_type, late_gated> ||
+                                                              std::is_same_v<input_type, late_quants>;
 
 // Strips that a team multiplies between two meetings of its warps: one for each slot where blocks make their input.
 template <typename input_type> constexpr int strips_at_once = is_late_input<input_type> ? most_slots : 1;

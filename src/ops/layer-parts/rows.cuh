@@ -101,7 +101,7 @@ template <int gap, bool is_rounded> struct quant_rows {
     int8_t *        quants; // [n][K + gap]
     int             width;  // K, a multiple of 32; of 256 if weights of larger blocks read it
 
-    static size_t bytes(int64_t n, int64_t width) {
+    static __host__ __device__ constexpr size_t bytes(int64_t n, int64_t width) {
         return (size_t) n * ((size_t) (width / 32 + gap / 16) * sizeof(scale_and_sum) + (size_t) (width + gap));
     }
     // at: aligned to 16 bytes
@@ -208,6 +208,11 @@ __device__ __forceinline__ float sum_of_warps(const float * sums, int n_warps) {
 
 __device__ __forceinline__ float sigmoid(float x) {
     return 1.0f / (1.0f + expf(-x));
+}
+
+// y * sigmoid(gate)
+__device__ __forceinline__ float4 gated(float4 y, float4 gate) {
+    return make_float4(y.x * sigmoid(gate.x), y.y * sigmoid(gate.y), y.z * sigmoid(gate.z), y.w * sigmoid(gate.w));
 }
 
 __device__ __forceinline__ float silu(float x) {

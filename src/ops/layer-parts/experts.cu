@@ -2,8 +2,8 @@
 // up, down; of one row the last two choose for themselves. Of a batch each expert that a row chose is read once. A
 // kernel starts while the one before it ends.
 
+#include "ops/layer-parts/group-strips.cuh"
 #include "ops/layer-parts/inputs.cuh"
-#include "ops/layer-parts/output-strips.cuh"
 #include "ops/layer-parts/router.cuh"
 
 namespace {

@@ -20,6 +20,7 @@ from tests.ops.trees import padded, random_tree
 ROWS = 16  # dw::layer_parts::max_rows
 Q4 = ("Q4_K", "Q4_K", "Q4_K", "Q4_K")
 STRIPS = ("Q4_K", "Q6_K", "Q4_K", "Q6_K")  # as in a file of Q4_K_M
+OF_TWO_TYPES = ("Q4_K", "Q4_K", "Q4_K", "Q6_K")  # and where all shared experts' down is Q6_K
 MODEL = {
     "width": 2048,
     "hidden": 512,
@@ -113,7 +114,8 @@ def test_heads_that_the_delta_rule_gates_give_the_same_bits(rng, backend, kind):
 
 @pytest.mark.parametrize("n_used", [2, 8, 16])
 @pytest.mark.parametrize(
-    "kinds", [STRIPS, Q4, ("Q4_K", "Q6_K", "Q4_K", "Q8_0"), ("Q4_K", "Q4_K", "Q4_K", "Q6_K")]
+    "kinds",
+    [STRIPS, Q4, OF_TWO_TYPES, ("Q4_K", "Q6_K", "Q4_K", "Q8_0"), ("Q4_K", "Q6_K", "Q4_K", "Q4_K")],
 )
 def test_experts_whose_strips_of_down_lie_whole(rng, backend, kinds, n_used):
     part = parts.experts(rng, ROWS, kinds, width=256, hidden=512, shared=512, n_experts=40, n_used=n_used)
@@ -122,7 +124,7 @@ def test_experts_whose_strips_of_down_lie_whole(rng, backend, kinds, n_used):
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 16])
-@pytest.mark.parametrize("kinds", [STRIPS, Q4])
+@pytest.mark.parametrize("kinds", [STRIPS, Q4, OF_TWO_TYPES])
 def test_strips_of_down_that_lie_whole_give_the_bits_of_pieces(rng, backend, kinds, n):
     """Beside a wider shared expert all are multiplied in pieces; its weights of 0 add nothing."""
     wide = parts.experts(rng, n, kinds, hidden=512, shared=768, n_experts=40, n_used=8)
@@ -165,10 +167,10 @@ def test_experts_of_whole_strips(rng, backend, shape, is_joint):
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 16])
-@pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), STRIPS])
+@pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), STRIPS, OF_TWO_TYPES])
 def test_experts_in_a_pool_give_the_same_bits(rng, backend, n, kinds):
     large = [MODEL] if backend == "CUDA" else []
-    if kinds == STRIPS:  # down's and gate's come whole
+    if kinds in (STRIPS, OF_TWO_TYPES):  # down's and gate's come whole
         large += [{"hidden": 512, "shared": 512, "n_experts": 40}]
         wide = {"width": 2048, "hidden": 256, "shared": 256, "n_experts": 6, "n_used": 2}
         large += [wide] if n < 16 else []

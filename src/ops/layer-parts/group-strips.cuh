@@ -68,56 +68,75 @@ struct strips_memory {
     }
 };
 
-// Outputs of a group's pairs, when its strip has come in this turn. A warp.
+// Outputs of a group's pairs, in n_columns columns, when its strip has come in this turn. A warp.
 template <ggml_type type, int n_columns> __device__ __forceinline__ void
-lower_group(const strips_memory & at, const group_of_strips & g, const char * slot, ptx::arrivals * arrived, int turn) {
-    const int lane = threadIdx.x % 32;
-    with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
-        using sums_type = sums_of<decltype(columns)::value>;
-        sums_type sums(at.hidden, lane, [&](int c) { return (int) g.pairs[min(c, g.n_pairs - 1)]; });
-        columns_of_strip<type, sums_type> x;
-        x.hold(sums);
-        ptx::wait_for_span(arrived, turn);
-        x.add_to(sums, slot, lane);
-        sums.each([&](int column, int row, float sum) {
-            if (column < g.n_pairs) {
-                output_of(at.found, g.pairs[column], row) = sum;
-            }
-        });
+lower_pairs(const strips_memory & at, const group_of_strips & g, const char * slot, ptx::arrivals * arrived, int turn) {
+    using sums_type = sums_of<n_columns>;
+    const int lane  = threadIdx.x % 32;
+    sums_type sums(at.hidden, lane, [&](int c) { return (int) g.pairs[min(c, g.n_pairs - 1)]; });
+    columns_of_strip<type, sums_type> x;
+    x.hold(sums);
+    ptx::wait_for_span(arrived, turn);
+    x.add_to(sums, slot, lane);
+    sums.each([&](int column, int row, float sum) {
+        if (column < g.n_pairs) {
+            output_of(at.found, g.pairs[column], row) = sum;
+        }
     });
 }
 
+// The same of the shared network's group, which has all rows.
+template <ggml_type type, int n_columns>
+__device__ __forceinline__ void lower_shared(const strips_memory & at, const char * slot, ptx::arrivals * arrived) {
+    if (n_columns == 8 && at.groups[0].n_pairs == 2) {
+        lower_pairs<type, 2>(at, at.groups[0], slot, arrived, 0);
+    } else {
+        lower_pairs<type, n_columns>(at, at.groups[0], slot, arrived, 0);
+    }
+}
+
 // The same of n groups. A warp begins with the one of its number, whose strip is on its way, and takes the next one
-// whenever it is done with one.
-template <ggml_type type, int n_columns> __device__ __forceinline__ void
+// whenever it is done with one. A shared network with a type of its own is in front of the loop: there it would take
+// registers from the others.
+template <typename strips, int n_columns> __device__ __forceinline__ void
 lower_groups(const strips_memory & at, int n, char * slot, ptx::arrivals * arrived, int & next) {
-    int turn = 0;
-#pragma unroll 1
-    for (int i = threadIdx.x / 32; i < n; ++turn) {
-        lower_group<type, n_columns>(at, at.groups[i], slot, arrived, turn);
+    int        i = threadIdx.x / 32, turn = 0;
+    const auto take = [&] {
         __syncwarp();
         if (threadIdx.x % 32 == 0) {
             i = atomicAdd(&next, 1);
             if (i < n) {
-                ask_for_strip<type>(slot, at.groups[i].strip, arrived);
+                strips::ask(false, slot, at.groups[i].strip, arrived);
             }
         }
         i = __shfl_sync(0xffffffff, i, 0);
+        ++turn;
+    };
+    if (!strips::are_equal && i == 0) {
+        lower_shared<strips::shared, n_columns>(at, slot, arrived);
+        take();
+    }
+#pragma unroll 1
+    while (i < n) {
+        const group_of_strips & g = at.groups[i];
+        with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
+            lower_pairs<strips::routed, decltype(columns)::value>(at, g, slot, arrived, turn);
+        });
+        take();
     }
 }
 
 // As lower_strips_alone, of several rows.
-template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
+template <typename strips, int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
     lower_strips(const __grid_constant__ arguments a, int most_groups, int bytes_of_hidden, sum_of_networks to) {
-    constexpr int     strip_bytes = whole_strip<type>::bytes;
     extern __shared__ __align__(16) char memory[];
     __shared__ ptx::arrivals arrived[most_lower_warps + 1];
     __shared__ int           next;
     ggml_cuda_pdl_lc();
     const int           warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const int           first = blockIdx.x * outputs_of_a_block, n_ranks = a.n_used + 1, n_pairs = a.n * n_ranks;
-    char * const        slot = memory + warp * strip_bytes;
-    const strips_memory at(memory + n_warps * strip_bytes, a.n, n_pairs, most_groups);
+    char * const        slot = memory + warp * strips::slot_bytes;
+    const strips_memory at(memory + n_warps * strips::slot_bytes, a.n, n_pairs, most_groups);
     if (lane == 0) {
         ptx::begin_arrivals(arrived + warp);
     }
@@ -128,7 +147,7 @@ template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * 
     __syncwarp();
     at.load(a, first, most_groups, [&](int i, const char * strip) {
         if (i < n_warps) {
-            ask_for_strip<type>(slot, strip, arrived + warp);
+            strips::ask(i == 0, slot, strip, arrived + warp);
         }
     });
     to.load(first, a.n, at.residual);
@@ -139,44 +158,43 @@ template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * 
         ptx::copy_span</*once*/ false>(at.hidden.scales, a.hidden.scales, bytes_of_hidden, arrived + most_lower_warps);
     }
     ptx::wait_for_span(arrived + most_lower_warps, 0);
-    lower_groups<type, n_columns>(at, n, slot, arrived + warp, next);
+    lower_groups<strips, n_columns>(at, n, slot, arrived + warp, next);
     __syncthreads();
     to.write(first, a.n, n_ranks, at.residual, at.weights, at.found);
 }
 
 // Of several rows.
-template <ggml_type type, int n_columns> static bool launch_strips_of(const arguments & a, const dim3 & blocks,
-                                                                      int n_groups, const sum_of_networks & to,
-                                                                      cudaStream_t stream) {
-    constexpr int strip_bytes = whole_strip<type>::bytes;
-    const int     n_pairs = a.n * (a.n_used + 1), most = n_groups + 1;
-    const size_t  others  = strips_memory::bytes(a.n, n_pairs, most);
-    const int     wanted  = std::min(most_lower_warps, most);
-    int           n_warps = wanted;
-    while (n_warps > 1 && n_warps * strip_bytes + others > shared_memory_of_block()) {
+template <typename strips, int n_columns> static bool launch_strips_of(const arguments & a, const dim3 & blocks,
+                                                                       int n_groups, const sum_of_networks & to,
+                                                                       cudaStream_t stream) {
+    const int    n_pairs = a.n * (a.n_used + 1), most = n_groups + 1;
+    const size_t others  = strips_memory::bytes(a.n, n_pairs, most);
+    const int    wanted  = std::min(most_lower_warps, most);
+    int          n_warps = wanted;
+    while (n_warps > 1 && n_warps * strips::slot_bytes + others > shared_memory_of_block()) {
         --n_warps; // a warp has all of a group, so bits stay
     }
-    const size_t bytes = n_warps * strip_bytes + others;
+    const size_t bytes = n_warps * strips::slot_bytes + others;
     if (bytes > shared_memory_of_block() || 2 * n_warps < wanted) {
         return false;
     }
-    dw::launch_kernel<lower_strips<type, n_columns>>({ blocks, dim3(32 * n_warps), bytes, stream }, a, most,
-                                                     (int) strips_memory::bytes_of_hidden(n_pairs), to);
+    dw::launch_kernel<lower_strips<strips, n_columns>>({ blocks, dim3(32 * n_warps), bytes, stream }, a, most,
+                                                       (int) strips_memory::bytes_of_hidden(n_pairs), to);
     return true;
 }
 
-// Launches it where strips lie whole, all of this type, and says whether it did.
-template <ggml_type type> static bool launch_strips(const arguments & a, const dim3 & blocks, int n_groups,
-                                                    const sum_of_networks & to, cudaStream_t stream) {
-    if (!ptx::has_spans() || !lies_in_strips<type>(a.routed.down) || !lies_in_strips<type>(a.shared.down) ||
-        a.hidden.width != strip_values) {
+// Launches it where strips lie whole, of these types, and says whether it did.
+template <ggml_type routed, ggml_type shared> static bool
+launch_strips(const arguments & a, const dim3 & blocks, int n_groups, const sum_of_networks & to, cudaStream_t stream) {
+    using strips = strips_of_layer<routed, shared>;
+    if (!strips::lie_whole(a)) {
         return false;
     }
     if (a.n > 1) {
-        return a.n <= 8 ? launch_strips_of<type, 8>(a, blocks, n_groups, to, stream)
-                        : launch_strips_of<type, 16>(a, blocks, n_groups, to, stream);
+        return a.n <= 8 ? launch_strips_of<strips, 8>(a, blocks, n_groups, to, stream)
+                        : launch_strips_of<strips, 16>(a, blocks, n_groups, to, stream);
     }
-    return launch_strips_alone<type>(a, blocks, to, stream);
+    return launch_strips_alone<strips>(a, blocks, to, stream);
 }
 
 // dst = x + the weighted sum of all networks; h and the choice are there
@@ -188,8 +206,9 @@ static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_ten
     if (!launch_hidden_strips(a, n_groups, stream)) {
         launch_hidden(a, n_groups, stream);
     }
-    if (launch_strips<GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream) ||
-        launch_strips<GGML_TYPE_Q4_K>(a, blocks, n_groups, to, stream)) {
+    if (launch_strips<GGML_TYPE_Q6_K, GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream) ||
+        launch_strips<GGML_TYPE_Q4_K, GGML_TYPE_Q4_K>(a, blocks, n_groups, to, stream) ||
+        launch_strips<GGML_TYPE_Q4_K, GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream)) {
         return;
     }
     if (a.n == 1) {

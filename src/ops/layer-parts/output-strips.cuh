@@ -1,7 +1,7 @@
 // Outputs of networks of experts as in outputs.cuh, where down's strips lie whole: 16 rows of 512 values of Q6_K or
 // Q4_K, one behind the other, which one copy brings into shared memory as they are. So it is known which tiles of Q6_K
-// are even. All experts of a layer, the shared one among them, have one type, as in files of Q4_K_M. Here: what strips
-// are, and the kernel of one row; of several rows: group-strips.cuh. Test: tests/ops/test_cuda_layers.py,
+// are even. The experts of a layer have one type, and the shared one may have another. Here: what strips are, and the
+// kernel of one row; of several rows: group-strips.cuh. Test: tests/ops/test_cuda_layers.py,
 // tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -65,30 +65,63 @@ template <ggml_type type, typename sums_type> struct columns_of_strip {
     }
 };
 
-// One lane: asks for a strip.
-template <ggml_type type>
-__device__ __forceinline__ void ask_for_strip(char * slot, const char * from, ptx::arrivals * arrived) {
-    ptx::copy_span</*once*/ true>(slot, from, whole_strip<type>::bytes, arrived);
+// What a layer's strips are: of the routed experts, and of the shared one.
+template <ggml_type routed_type, ggml_type shared_type> struct strips_of_layer {
+    static constexpr ggml_type routed = routed_type, shared = shared_type;
+    static constexpr bool      are_equal    = routed == shared;
+    static constexpr int       routed_bytes = whole_strip<routed>::bytes, shared_bytes = whole_strip<shared>::bytes;
+    static constexpr int       slot_bytes = routed_bytes > shared_bytes ? routed_bytes : shared_bytes; // holds either
+
+    // One lane: asks for a strip.
+    static __device__ __forceinline__ void ask(bool is_shared, char * slot, const char * from,
+                                               ptx::arrivals * arrived) {
+        ptx::copy_span</*once*/ true>(slot, from, is_shared ? shared_bytes : routed_bytes, arrived);
+    }
+
+    static bool lie_whole(const arguments & a) {
+        return ptx::has_spans() && lies_in_strips<routed>(a.routed.down) && lies_in_strips<shared>(a.shared.down) &&
+               a.hidden.width == strip_values;
+    }
+};
+
+// Outputs of a pair, from its strip in a slot. A warp. Its first pass brings instructions into caches: what that reads
+// is arbitrary, and its sums do not count.
+template <ggml_type type> __device__ __forceinline__ void
+lower_alone(const activations & hidden, int pair, const char * slot, ptx::arrivals * arrived, float * found) {
+    using sums_type                        = sums_of<1, false>;
+    const int                         lane = threadIdx.x % 32;
+    const sums_type                   none(hidden, lane, [&](int) { return pair; });
+    columns_of_strip<type, sums_type> columns{};
+#pragma unroll 1
+    for (int pass = -1; pass < 1; ++pass) {
+        if (pass == 0) {
+            ggml_cuda_pdl_sync();
+            columns.hold(none);
+            ptx::wait_for_span(arrived, 0);
+        }
+        sums_type sums = none;
+        columns.add_to(sums, slot, lane);
+        sums.each([&](int, int row, float sum) { output_of(found, pair, row) = sum; });
+    }
 }
 
 // dst = x + the weighted sum of down hidden, of one row. Blocks: outputs_of_a_block outputs; a warp the shared network
 // or a rank. The choice and x are read, and strips asked for, before the kernel in front of this one ends.
-template <ggml_type type> __global__ void __launch_bounds__(bounds_of_neighbours, 1)
+template <typename strips> __global__ void __launch_bounds__(bounds_of_neighbours, 1)
     lower_strips_alone(const __grid_constant__ arguments a, sum_of_networks to) {
-    using sums_type               = sums_of<1, false>;
-    constexpr int     strip_bytes = whole_strip<type>::bytes;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
     __shared__ ptx::arrivals arrived[max_used + 1];
     ggml_cuda_pdl_lc();
-    const int    warp = threadIdx.x / 32, n_ranks = a.n_used + 1, lane = threadIdx.x % 32;
-    const int    first = blockIdx.x * outputs_of_a_block, pair = warp == 0 ? a.n_used : warp - 1;
-    float *const found = (float *) (memory + n_ranks * strip_bytes), *residual = found + n_ranks * outputs_of_a_block;
-    char * const slot = memory + warp * strip_bytes;
+    const int     warp = threadIdx.x / 32, n_ranks = a.n_used + 1, lane = threadIdx.x % 32;
+    const int     first = blockIdx.x * outputs_of_a_block, pair = warp == 0 ? a.n_used : warp - 1;
+    float * const found    = (float *) (memory + n_ranks * strips::slot_bytes);
+    float * const residual = found + n_ranks * outputs_of_a_block;
+    char * const  slot     = memory + warp * strips::slot_bytes;
     if (lane == 0) {
         ptx::begin_arrivals(arrived + warp);
         if (warp == 0) {
-            ask_for_strip<type>(slot, a.shared.down.row(0, first), arrived);
+            strips::ask(true, slot, a.shared.down.row(0, first), arrived);
         }
     }
     to.load(first, 1, residual);
@@ -97,35 +130,26 @@ template <ggml_type type> __global__ void __launch_bounds__(bounds_of_neighbours
     }
     __syncthreads();
     if (warp > 0 && lane == 0) {
-        ask_for_strip<type>(slot, a.routed.down.row(own.experts[warp - 1], first), arrived + warp);
+        strips::ask(false, slot, a.routed.down.row(own.experts[warp - 1], first), arrived + warp);
     }
-    const sums_type                   none(a.hidden, lane, [&](int) { return pair; });
-    columns_of_strip<type, sums_type> columns{};
-    // The first pass brings instructions into caches. What it reads is arbitrary, and its sums do not count.
-#pragma unroll 1
-    for (int pass = -1; pass < 1; ++pass) {
-        if (pass == 0) {
-            ggml_cuda_pdl_sync();
-            columns.hold(none);
-            ptx::wait_for_span(arrived + warp, 0);
-        }
-        sums_type sums = none;
-        columns.add_to(sums, slot, lane);
-        sums.each([&](int, int row, float sum) { output_of(found, pair, row) = sum; });
+    if (strips::are_equal || warp > 0) {
+        lower_alone<strips::routed>(a.hidden, pair, slot, arrived + warp, found);
+    } else {
+        lower_alone<strips::shared>(a.hidden, pair, slot, arrived + warp, found);
     }
     __syncthreads();
     to.write(first, 1, n_ranks, residual, own.weights, found);
 }
 
 // Of one row. Says whether it was launched.
-template <ggml_type type> static bool launch_strips_alone(const arguments & a, const dim3 & blocks,
-                                                          const sum_of_networks & to, cudaStream_t stream) {
+template <typename strips> static bool launch_strips_alone(const arguments & a, const dim3 & blocks,
+                                                           const sum_of_networks & to, cudaStream_t stream) {
     const int    n_ranks = a.n_used + 1;
-    const size_t bytes   = n_ranks * whole_strip<type>::bytes + sizeof(float) * (n_ranks + 1) * outputs_of_a_block;
+    const size_t bytes   = n_ranks * strips::slot_bytes + sizeof(float) * (n_ranks + 1) * outputs_of_a_block;
     if (bytes > shared_memory_of_block()) {
         return false;
     }
-    dw::launch_kernel<lower_strips_alone<type>, true>({ blocks, dim3(32 * n_ranks), bytes, stream }, a, to);
+    dw::launch_kernel<lower_strips_alone<strips>, true>({ blocks, dim3(32 * n_ranks), bytes, stream }, a, to);
     return true;
 }
 

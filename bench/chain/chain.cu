@@ -4,6 +4,7 @@
 //     tools/gpu.sh chain                            here: build/gpu/chain
 //     build/gpu/chain 1 6                           there: a line of JSON for 1 and for 6 rows
 //     build/gpu/chain --down=q4_k 1 6               the same with experts' down of Q4_K, which is Q6_K else
+//     build/gpu/chain --down=q4_k+q6_k 1 6          the same, but the shared expert's of Q6_K
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
 //     build/gpu/chain --attention=1024 1 6          attention layers in place of these, over so many cells
 //
@@ -61,7 +62,7 @@ constexpr int most = 16, n_warm = 4, n_runs = 20;
 class bench {
   public:
     // n_cells: of attention layers; 0: layers are delta nets
-    bench(int n_layers, ggml_type of_down, int64_t n_cells) :
+    bench(int n_layers, types_of_down of_down, int64_t n_cells) :
         layers_(weights_of(n_layers, of_down)),
         head_(weights(GGML_TYPE_Q6_K, { width, n_vocab })),
         cells_(tensor(GGML_TYPE_I32, { 1 }, memory(sizeof(int32_t)))),
@@ -97,7 +98,7 @@ class bench {
     }
 
   private:
-    static std::vector<layer_weights> weights_of(int n_layers, ggml_type of_down) {
+    static std::vector<layer_weights> weights_of(int n_layers, types_of_down of_down) {
         std::vector<layer_weights> made;
         for (int i = 0; i < n_layers; ++i) {
             made.emplace_back(of_down);
@@ -230,12 +231,18 @@ class bench {
 };
 
 // Ends the program if it is neither of the types that files of Q4_K_M have.
-ggml_type type_of_down(const std::string & name) {
+ggml_type type_by_name(const std::string & name) {
     if (name != "q4_k" && name != "q6_k") {
-        fprintf(stderr, "--down=%s: q4_k or q6_k\n", name.c_str());
+        fprintf(stderr, "--down: %s is neither q4_k nor q6_k\n", name.c_str());
         exit(2);
     }
     return name == "q4_k" ? GGML_TYPE_Q4_K : GGML_TYPE_Q6_K;
+}
+
+// From ROUTED+SHARED, or one name for both.
+types_of_down types_by_names(const std::string & names) {
+    const size_t end = names.find('+');
+    return { type_by_name(names.substr(0, end)), type_by_name(end == names.npos ? names : names.substr(end + 1)) };
 }
 
 } // namespace
@@ -243,7 +250,7 @@ ggml_type type_of_down(const std::string & name) {
 int main(int argc, char ** argv) {
     bool             is_check = false;
     int              n_layers = 40, n_cells = 0;
-    ggml_type        of_down  = GGML_TYPE_Q6_K;
+    types_of_down    of_down;
     std::vector<int> rows;
     for (const std::string argument : std::vector<std::string>(argv + 1, argv + argc)) {
         if (argument == "--check") {
@@ -251,7 +258,7 @@ int main(int argc, char ** argv) {
         } else if (argument.rfind("--layers=", 0) == 0) {
             n_layers = std::max(1, atoi(argument.c_str() + strlen("--layers=")));
         } else if (argument.rfind("--down=", 0) == 0) {
-            of_down = type_of_down(argument.substr(strlen("--down=")));
+            of_down = types_by_names(argument.substr(strlen("--down=")));
         } else if (argument.rfind("--attention=", 0) == 0) {
             n_cells = std::max<int>(most, atoi(argument.c_str() + strlen("--attention=")));
         } else {
@@ -260,7 +267,8 @@ int main(int argc, char ** argv) {
     }
     cudaDeviceProp card;
     CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
-    printf("{\"card\": \"%s\", \"down\": \"%s\"}\n", card.name, ggml_type_name(of_down));
+    printf("{\"card\": \"%s\", \"down\": \"%s+%s\"}\n", card.name, ggml_type_name(of_down.routed),
+           ggml_type_name(of_down.shared));
     bench                 all(n_layers, of_down, n_cells);
     std::vector<uint64_t> bits;
     for (int n : rows.empty() ? std::vector<int>{ 1, 2, 6, 16 } : rows) {

@@ -191,8 +191,7 @@ ggml_tensor * gate_of(ggml_tensor * y, const graph_edit & edit) {
         gate->src[0] != product_of(y->src[0]) || !edit.array_of(gate->src[0])) {
         return nullptr;
     }
-    const ggml_type type = output->src[0]->type;
-    return parts::is_product_type(type) && !parts::is_float(type) ? gate : nullptr;
+    return is_quantised(output->src[0]->type) ? gate : nullptr;
 }
 
 } // namespace
@@ -229,6 +228,7 @@ bool fuser::flash_attention(ggml_tensor * node) {
         gate ? attention(gate, { (width + op::n_gated(width)) * q->ne[1] * q->ne[3], 1, 1, 1 }) : nullptr;
     if (split({ node }, { q, k, v, mask }, gating)) {
         gated_[node] = gating;
+        count(fused_attention_gates, true);
         return true;
     }
     return replace(node, { q, k, v, mask }, attention(nullptr, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] }));

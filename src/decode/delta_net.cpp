@@ -196,9 +196,6 @@ struct head_gate {
         return { normal.weights, z };
     }
     explicit operator bool() const { return z != nullptr; }
-
-  private:
-    static bool is_quantised(ggml_type type) { return parts::is_product_type(type) && !parts::is_float(type); }
 };
 
 } // namespace

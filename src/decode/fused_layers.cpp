@@ -147,19 +147,25 @@ struct rows_of_head {
 } // namespace
 
 bool fuser::product(ggml_tensor * node) {
-    namespace op                          = parts::product_of_rows;
-    const rows_of_head               rows = node == logits_ ? rows_of_head::of(node) : rows_of_head{};
-    std::vector<const ggml_tensor *> inputs{ rows.x };
-    if (rows.picked) {
-        inputs.push_back(rows.picked);
-    }
-    if (!rows.x || node->src[0]->op != GGML_OP_NONE || !has_few_rows(node) || !edit_.is_closed({ node }, inputs)) {
+    namespace op    = parts::product_of_rows;
+    ggml_tensor * x = node == logits_ ? source(as(node, GGML_OP_MUL_MAT), 1) : nullptr;
+    if (!x || node->src[0]->op != GGML_OP_NONE || !has_few_rows(node)) {
         return false;
     }
     ggml_tensor * weights = node->src[0];
-    return replace(node, inputs,
-                   made(op::signature, { node->ne[0], node->ne[1], 1, 1 },
-                        { { op::x, rows.x }, { op::weights, weights }, { op::picked, rows.picked } }, { weights }, {}));
+    const auto    of      = [&](const rows_of_head & rows) {
+        std::vector<const ggml_tensor *> inputs{ rows.x };
+        if (rows.picked) {
+            inputs.push_back(rows.picked);
+        }
+        return edit_.is_closed({ node }, inputs) &&
+               replace(node, inputs,
+                               made(op::signature, { node->ne[0], node->ne[1], 1, 1 },
+                                    { { op::x, rows.x }, { op::weights, weights }, { op::picked, rows.picked } }, { weights },
+                                    {}));
+    };
+    const rows_of_head rows = rows_of_head::of(node);
+    return of(rows) || (rows.picked && of({ x, nullptr })); // somebody reads the picked rows, too
 }
 
 bool fuser::norm_of_head(ggml_tensor * head) {

@@ -35,6 +35,7 @@ enum fused_part {
     n_fused_ops,
     fused_gates = n_fused_ops, // of delta-net heads: no op of its own, the delta rule's makes them
     fused_guesses,             // of a pool's next layer, by the op that chooses this one's experts
+    fused_attention_gates,     // of attention's heads: attention makes them
     n_fused_parts,
 };
 

@@ -18,6 +18,11 @@ namespace draftwood {
 
 namespace parts = dw::layer_parts;
 
+// Products with these weights take activations of 8 bits.
+inline bool is_quantised(ggml_type type) {
+    return parts::is_product_type(type) && !parts::is_float(type);
+}
+
 class fuser {
   public:
     fuser(ggml_context * ctx, ggml_cgraph * graph, const graph_results & results, bool on_cpu) :

@@ -177,7 +177,8 @@ def test_both_architectures_and_types(gguf, rig, preset, own, types):
     r = rig(gguf(preset, types=types), flash=True)
     api.fuse(r.engine, api.FUSE_EVERYWHERE)
     r.engine.eval(PROMPT, 0)
-    assert set(counts(r.engine)) == {own, *DELTA_NET, *ATTENTION, *HEAD}
+    gates = {"attention gates"} if types == "Q8_0" else set()
+    assert set(counts(r.engine)) == {own, *DELTA_NET, *ATTENTION, *HEAD, *gates}
 
 
 def test_a_rows_heads_are_gated_by_the_delta_rule(gguf, rig):
@@ -193,6 +194,33 @@ def test_a_rows_heads_are_gated_by_the_delta_rule(gguf, rig):
         gates[types] = counts(r.engine).get("gates", 0)
         r.close()
     assert list(gates.values()) == [0, 3, 0]
+
+
+@pytest.mark.parametrize(("types", "n"), [("F16", 0), ("Q8_0", 1), ("*attn_output*=F16,Q8_0", 0)])
+def test_attention_gates_heads_for_weights_that_are_quantised(gguf, rig, types, n):
+    r = rig(gguf("moe-mtp", types=types), flash=True)
+    api.fuse(r.engine, api.FUSE_EVERYWHERE)
+    for first, end in ((0, 4), (4, 5)):
+        r.engine.eval(PROMPT[first:end], first)
+        found = counts(r.engine)
+        assert (found["flash attention"], found["attention output"]) == (1, 1)
+        assert found.get("attention gates", 0) == n
+    r.close()
+
+
+def test_embeddings_that_are_asked_for_stay_and_the_head_is_fused(rig):
+    found = []
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
+        r = rig(TINY, flash=True)
+        api.fuse(r.engine, where)
+        native.llama_set_embeddings(r.ctx, True)
+        r.engine.eval(PROMPT[:5], 0)
+        values = native.llama_get_embeddings_ith(r.ctx, -1)
+        found.append(np.ctypeslib.as_array(values, shape=(native.llama_model_n_embd(r.model),)).copy())
+        heads = {part: counts(r.engine).get(part, 0) for part in HEAD}
+        assert heads == dict.fromkeys(HEAD, 0 if where == api.FUSE_NOWHERE else 1)
+        r.close()
+    assert 0 < np.linalg.norm(found[1] - found[0]) / np.linalg.norm(found[0]) < 5e-3
 
 
 def predicted(path: str) -> dict[str, int]:
@@ -236,7 +264,9 @@ def test_a_tensor_of_another_type_concerns_its_part_alone(gguf, preset, types, p
         api.fuse(llm._engine, api.FUSE_EVERYWHERE)
         texts.append([text(llm, 24, temp=temp) for temp in (0.0, 0.8)])
         if way["speculation"] == "off":
-            assert counts(llm._engine) == expected
+            found = counts(llm._engine)
+            found.pop("attention gates", None)  # no part of its own either
+            assert found == expected
             assert predicted(path) == {part: n for part, n in expected.items() if part != "gates"}
         else:
             assert counts(llm._engine)["delta inputs"] == expected["delta inputs"]

@@ -15,6 +15,7 @@ constexpr int large_pitch = tiles_of_large * (int) sizeof(block_q6_K), large_byt
 // Pairs of warps of a block: fewer have less on its way, and with more a turn of a pair takes longer. Not all ask for
 // their first strip before x is there: what makes x reads memory, too.
 constexpr int most_pairs = 6, early_pairs = 3;
+constexpr int bounds_of_large = 512; // 128 registers a thread: a quarter is left for the kernels behind the head
 static_assert(large_bytes % 16 == 0 && large_pitch % 4 == 0,
               "a strip is copied as it lies; tiles are even and odd in turn");
 
@@ -63,7 +64,7 @@ struct rows_of_large {
     }
 };
 
-template <int n_columns> __global__ void __launch_bounds__(64 * most_pairs, 1)
+template <int n_columns> __global__ void __launch_bounds__(bounds_of_large, 1)
     multiply_large(const __grid_constant__ part of, activations from, int n, int bytes_of_rows) {
     using sums_type = sums_of<n_columns>;
     extern __shared__ __align__(16) char memory[];

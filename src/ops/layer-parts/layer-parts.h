@@ -313,8 +313,7 @@ extern const op_descriptor on_cpu, on_cuda;
 //   q [S, n, H, n_streams]; k, v F16 [S, n_kv, Hk, n_streams]; all may be strided; mask F16 [n_kv, n, 1, n_streams]
 //   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows
 //   gate as of dw_attention_output, or nullptr. With it dst is f32[S H n + n n_gated(S H)]: behind the sums what that
-//   op takes as `gated`, on CUDA alone
-//
+//   op takes as `gated`; undefined on a CPU
 //   settings: scale
 // Cells are added up in parts that their places alone make (attention-parts.h). With `tree`, as in tree-ops.h, the k-th
 // of a row's path counts in the place where plain decoding has it, so that a draft's bits are those of plain decoding.

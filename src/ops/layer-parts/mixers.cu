@@ -212,7 +212,7 @@ bool takes(const ggml_tensor * dst) {
     const ggml_tensor *x = dst->src[of::x], *picked = dst->src[of::picked];
     const bool         are_there =
         picked ? dw::is_i32(picked) && ggml_nelements(picked) == dst->ne[1] && are_readable(x) : is_rows(x, dst->ne[1]);
-    return are_there && dst->ne[1] <= max_rows && x->ne[0] <= max_width && dw::is_f32(dst) &&
+    return are_there && dst->ne[1] >= 1 && dst->ne[1] <= max_rows && x->ne[0] <= max_width && dw::is_f32(dst) &&
            is_weights(dst->src[of::weights], x->ne[0]) && dst->src[of::weights]->ne[1] == dst->ne[0];
 }
 

@@ -1,6 +1,6 @@
 // Outputs of networks of experts as in outputs.cuh, where down's strips lie whole: 16 rows of 512 values of Q6_K or
 // Q4_K, one behind the other, which one copy brings into shared memory as they are. So it is known which tiles of Q6_K
-// are even. The experts of a layer have one type, and the shared one may have another. Here: what strips are, and the
+// are even. The shared expert's are of the routed ones' type, or of Q6_K beside Q4_K. Here: what strips are, and the
 // kernel of one row; of several rows: group-strips.cuh. Test: tests/ops/test_cuda_layers.py,
 // tests/gpu/test_layer_parts_cuda.py.
 

@@ -18,6 +18,7 @@ from tests.gpu.recorder import OP_ERROR
 from tests.model.test_fused_layers import ALWAYS, OF_TINY, TINY
 from tests.ops import ggml_graph as ggml
 from tests.ops import layer_parts as parts
+from tests.ops.attention_kernels import *  # noqa: F403
 from tests.ops.layer_kernels import *  # noqa: F403
 from tests.ops.layer_kernels import MODEL, Q4, errors
 from tests.ops.layer_part import BOUNDS

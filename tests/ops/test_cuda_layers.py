@@ -2,4 +2,5 @@
 
 from __future__ import annotations
 
+from tests.ops.attention_kernels import *  # noqa: F403
 from tests.ops.layer_kernels import *  # noqa: F403

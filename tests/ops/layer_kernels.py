@@ -130,7 +130,10 @@ def test_experts_whose_strips_of_down_lie_whole(rng, backend, kinds, n_used):
 @pytest.mark.parametrize("n", [1, 2, 6, 16])
 @pytest.mark.parametrize("kinds", [STRIPS, Q4, OF_TWO_TYPES])
 def test_strips_of_down_that_lie_whole_give_the_bits_of_pieces(rng, backend, kinds, n):
-    """Beside a wider shared expert all are multiplied in pieces; its weights of 0 add nothing."""
+    """Beside a wider shared expert all are multiplied in pieces; its weights of 0 add nothing.
+
+    Which kernel ran is counted on a CPU alone.
+    """
     wide = parts.experts(rng, n, kinds, hidden=512, shared=768, n_experts=40, n_used=8)
     *others, (gate, above), (up, _), (down, below) = wide.operands
     n_bytes = down.shape[1] // 3 * 2

@@ -134,8 +134,7 @@ static bool launch_large_of(const part & of, const activations & x, int n, cudaS
     if (n_pairs < most_pairs / 2) {
         return false;
     }
-    constexpr bool keeps_shared = true;
-    dw::launch_kernel<multiply_large<n_columns>, keeps_shared>(
+    dw::launch_kernel<multiply_large<n_columns>, /*keeps_shared*/ true>(
         { dim3(n_multiprocessors()), dim3(64 * n_pairs), n_pairs * of_pair + bytes_of_rows, stream }, of, x, n,
         bytes_of_rows);
     return true;

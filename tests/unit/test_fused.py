@@ -20,7 +20,7 @@ from draftwood.load.header import Tensor
 from tests.unit.model_of_experts import INFO
 
 PARTS = Path(__file__).resolve().parents[2] / "src" / "ops" / "layer-parts"
-HEADER = (PARTS / "layer-parts.h").read_text("utf-8")
+HEADER = (PARTS / "layer-settings.h").read_text("utf-8")
 MOE, DENSE = replace(INFO, n_layers=4), replace(INFO, n_layers=4, architecture="qwen35", n_experts=0)
 DELTA_NET = [
     "attn_qkv",

@@ -18,73 +18,9 @@
 
 #pragma once
 
-#include "ops/door/custom-op.h"
-
-#include <cstdint>
-#include <cstring>
+#include "ops/layer-parts/layer-settings.h"
 
 namespace dw::layer_parts {
-
-constexpr int64_t max_rows    = 16;
-constexpr int64_t max_experts = 512;
-constexpr int64_t max_used    = 16;    // experts of a row
-constexpr int64_t max_head    = 256;   // S of attention heads
-constexpr int64_t max_width   = 16384; // D: a block of 1024 threads normalises 16 values a thread
-
-constexpr ggml_type product_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
-                                        GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS };
-
-constexpr bool is_float(ggml_type type) {
-    return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
-}
-
-// S of flash_attention
-constexpr bool is_attention_size(int64_t size) {
-    return size == 64 || size == 128 || size == 256;
-}
-
-constexpr bool is_product_type(ggml_type type) {
-    for (ggml_type each : product_types) {
-        if (each == type) {
-            return true;
-        }
-    }
-    return false;
-}
-
-// What a node says beside its operands. It lies behind the layer pointer and fills what is left of op_params, so fields
-// that no op has both of share their place.
-struct settings {
-    float   epsilon = 0.0f; // of the norm
-    int32_t n_used  = 0;    // k
-    union {
-        int32_t is_joint = 0; // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
-        int32_t is_open;      // the dw_expert_slots behind dw_choice chooses
-    };
-    union {
-        int32_t size = 0;  // S, of a head
-        int32_t n_dims;    // values of a head that turn with its position
-        int32_t n_experts; // E
-    };
-    int32_t n_keys = 0; // Hk, key heads
-    union {
-        uint8_t planes[4] = {}; // of the indices of gate and up, and of down; then unused
-        uint8_t sections[4];    // of pairs, by the position that they take
-    };
-    float base = 0.0f, scale = 0.0f; // of angles: rotation.h
-};
-constexpr size_t settings_at = layer_at + sizeof(void *);
-static_assert(settings_at + sizeof(settings) <= GGML_MAX_OP_PARAMS, "settings fit");
-
-inline settings settings_of(const ggml_tensor * node) {
-    settings of;
-    std::memcpy(&of, (const char *) node->op_params + settings_at, sizeof(of));
-    return of;
-}
-
-inline void set(ggml_tensor * node, const settings & to) {
-    std::memcpy((char *) node->op_params + settings_at, &to, sizeof(to));
-}
 
 // The feed-forward half of a layer, its residual included:
 //   h = rms_norm(x) * norm;  p = softmax(router h), the k largest divided by their sum

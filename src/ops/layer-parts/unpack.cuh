@@ -209,6 +209,7 @@ template <> class words_at<place_of_rows::even> {
     __device__ __forceinline__ explicit words_at(const char * at) :
         at_((const uint32_t *) at) {}
     __device__ __forceinline__ uint32_t word(int distance) const { return at_[distance / 4]; }
+    __device__ __forceinline__ uint32_t word_of_16(int distance, int) const { return word(distance); }
 
   private:
     const uint32_t * at_;
@@ -241,6 +242,7 @@ template <> class words_at<place_of_rows::odd_by_rotated> {
         const uint32_t * of = at_ + distance / 4;
         return __byte_perm(of[0], of[-4], pick_);
     }
+    __device__ __forceinline__ uint32_t word_of_16(int distance, int) const { return word(distance); }
 
   private:
     const uint32_t * at_;

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "ops/door/lanes.cuh"
 #include "ops/layer-parts/rows.cuh"
 
 #include <cstdint>
@@ -13,17 +14,6 @@ namespace dw::layer_parts {
 __device__ __forceinline__ uint32_t order_of(float logit) {
     const uint32_t bits = __float_as_uint(logit);
     return isnan(logit) ? 1 : bits & 0x80000000 ? ~bits : bits | 0x80000000;
-}
-
-__device__ __forceinline__ uint32_t most_of_lanes(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(0xffffffff, x);
-#else
-    for (int offset = 16; offset > 0; offset /= 2) {
-        x = max(x, __shfl_xor_sync(0xffffffff, x, offset));
-    }
-    return x;
-#endif
 }
 
 // The logit of an order.
@@ -73,8 +63,8 @@ template <int n_of_lane> __device__ __forceinline__ void choose_row_of(const flo
     uint32_t my_order = 0, my_expert = 0; // of the rank that is this lane's number
 #pragma unroll 1
     for (int rank = 0; rank < n_used; ++rank) { // without branches, which lanes would wait for
-        const uint32_t order = (uint32_t) (keys[0] >> 32), best = most_of_lanes(order);
-        const uint32_t low = order == best ? (uint32_t) keys[0] : 0, lowest = most_of_lanes(low); // of equal ones
+        const uint32_t order = (uint32_t) (keys[0] >> 32), best = max_of_lanes(order);
+        const uint32_t low = order == best ? (uint32_t) keys[0] : 0, lowest = max_of_lanes(low); // of equal ones
         const bool     is_mine = low == lowest;
 #pragma unroll
         for (int i = 0; i + 1 < n_of_lane; ++i) {

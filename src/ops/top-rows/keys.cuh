@@ -2,7 +2,7 @@
 
 #pragma once
 
-#include "common.cuh"
+#include "ops/door/lanes.cuh"
 
 #include <cstdint>
 
@@ -78,17 +78,6 @@ template <typename T> __device__ __forceinline__ T * kept(T * at) {
 }
 
 // ---- over the lanes of a warp; each gets it ----
-
-__device__ __forceinline__ uint32_t max_of_lanes(uint32_t x) {
-#if __CUDA_ARCH__ >= 800
-    return __reduce_max_sync(0xffffffff, x);
-#else
-    for (int offset = 16; offset > 0; offset /= 2) {
-        x = max(x, __shfl_xor_sync(0xffffffff, x, offset));
-    }
-    return x;
-#endif
-}
 
 __device__ __forceinline__ uint32_t min_of_lanes(uint32_t x) {
     return ~max_of_lanes(~x);

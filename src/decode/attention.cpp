@@ -179,13 +179,18 @@ const ggml_tensor * product_of(const ggml_tensor * q) {
     return q;
 }
 
+// what heads are multiplied with, by its sigmoid
+ggml_tensor * gate_in(ggml_tensor * gated) {
+    ggml_tensor * copied = as(source(as(source(gated, 1), GGML_UNARY_OP_SIGMOID)), GGML_OP_CONT);
+    return as(source(copied), GGML_OP_VIEW);
+}
+
 // What the heads that attention gives are multiplied with, for output weights that are quantised; nullptr: nothing, or
 // not what lies beside the queries, so that it may be computed behind them.
 ggml_tensor * gate_of(ggml_tensor * y, const graph_edit & edit) {
     ggml_tensor * shaped = as(edit.only_user(y), GGML_OP_RESHAPE);
     ggml_tensor * gated  = as(edit.only_user(shaped), GGML_OP_MUL);
-    ggml_tensor * gate =
-        as(source(as(source(as(source(gated, 1), GGML_UNARY_OP_SIGMOID)), GGML_OP_CONT)), GGML_OP_VIEW);
+    ggml_tensor * gate   = gate_in(gated);
     ggml_tensor * output = as(edit.only_user(gated), GGML_OP_MUL_MAT);
     if (!gate || gated->src[0] != shaped || !output || output->src[1] != gated ||
         gate->src[0] != product_of(y->src[0]) || !edit.array_of(gate->src[0])) {
@@ -238,8 +243,7 @@ bool fuser::attention_output(ggml_tensor * sum) {
     ggml_tensor * residual = source(as(sum, GGML_OP_ADD), 1);
     ggml_tensor * product  = as(source(as(sum, GGML_OP_ADD)), GGML_OP_MUL_MAT);
     ggml_tensor * gated    = as(source(product, 1), GGML_OP_MUL);
-    ggml_tensor * copied   = as(source(as(source(gated, 1), GGML_UNARY_OP_SIGMOID)), GGML_OP_CONT);
-    ggml_tensor * gate     = as(source(copied), GGML_OP_VIEW);
+    ggml_tensor * gate     = gate_in(gated);
     if (!gate || product->src[0]->op != GGML_OP_NONE || !has_few_rows(residual)) {
         return false;
     }

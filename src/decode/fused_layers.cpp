@@ -72,7 +72,7 @@ fused_counts fuser::run() {
         count(fused_attention_output, attention_output(node));
         count(fused_draft_input, draft_input(node));
         count(fused_product, product(node));
-        count(fused_norm, node == logits_ && norm_of_head(node));
+        count(fused_norm, norm_of_head(node));
     }
     edit_.finish();
     return counts_;
@@ -168,9 +168,9 @@ bool fuser::product(ggml_tensor * node) {
     return of(rows) || (rows.picked && of({ x, nullptr })); // somebody reads the picked rows, too
 }
 
-bool fuser::norm_of_head(ggml_tensor * head) {
+bool fuser::norm_of_head(ggml_tensor * node) {
     namespace op               = parts::norm_of_rows;
-    ggml_tensor * const scaled = rows_of_head::of(head).x;
+    ggml_tensor * const scaled = node == logits_ ? rows_of_head::of(node).x : nullptr;
     const norm          normal = norm::of(scaled);
     if (!normal || !has_few_rows(scaled) || !edit_.is_closed({ scaled }, { normal.x })) {
         return false;

@@ -13,6 +13,8 @@
 
 using namespace draftwood;
 
+static_assert(dw_attachment::n_ops == n_fused_ops && sizeof(dw_attachment::part_counts) == sizeof(fused_counts));
+
 namespace {
 
 verify_graph * verify_of(const dw_attachment * dw) {

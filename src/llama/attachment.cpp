@@ -80,7 +80,7 @@ void dw_attachment::fuse(fuse_where where) noexcept {
     graphs->distrust();
 }
 
-void dw_attachment::fused(const std::array<int32_t, 18> & parts, int32_t max_rows) noexcept {
+void dw_attachment::fused(const part_counts & parts, int32_t max_rows) noexcept {
     n_fused = parts;
     if (n_fused_parts() > 0) {
         fused_rows = max_rows;

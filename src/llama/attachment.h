@@ -77,13 +77,16 @@ struct dw_attachment {
     // n_kv of the context's graphs grows in steps of so many cells, so that a graph serves longer
     void set_kv_step(uint32_t n_cells) noexcept;
 
+    // Numbers of parts of layers, by decode/fused_layers.h: of ops, then of gates and guesses, which are none.
+    static constexpr size_t n_ops = 15;
+    using part_counts             = std::array<int32_t, n_ops + 3>;
+
     // Graphs are built anew.
     void                  fuse(draftwood::fuse_where where) noexcept;
     draftwood::fuse_where fuses() const { return fuses_; }
     // Takes what was fused in the newest graph. max_rows: most rows of a graph that layers are fused in.
-    void fused(const std::array<int32_t, 18> & parts, int32_t max_rows) noexcept;
-    // the last three numbers are of gates and guesses, which are no ops of their own
-    int64_t n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.end() - 3, (int64_t) 0); }
+    void    fused(const part_counts & parts, int32_t max_rows) noexcept;
+    int64_t n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.begin() + n_ops, (int64_t) 0); }
 
     // What the hooks call (hooks/hooks.h), in the order of a decode.
     void decode_begins(const draftwood::sequence_set & into) noexcept;
@@ -111,7 +114,7 @@ struct dw_attachment {
     dw::copies             copies = nullptr; // of the only device; nullptr: it has none
     std::vector<dw::piece> pieces;           // inputs of the graph that is about to run
 
-    std::array<int32_t, 18> n_fused{}; // parts of layers in the graph that was built last, by decode/fused_layers.h
+    part_counts n_fused{}; // of the graph that was built last
     // Most rows of a graph with such parts; INT32_MAX: no graph has had any. A prompt's graph counts, too: its output
     // head is fused.
     int32_t fused_rows = INT32_MAX;

@@ -12,8 +12,8 @@ namespace dw::layer_parts {
 
 constexpr int tiles_of_large = 8, teams_of_large = 4, width_of_large = tiles_of_large * tile_values;
 constexpr int large_pitch = tiles_of_large * (int) sizeof(block_q6_K), large_bytes = tile_rows * large_pitch;
-// Pairs of warps of a block: fewer have less on its way, and with more a turn of a pair takes longer. Not all ask for
-// their first strip before x is there: what makes x reads memory, too.
+// Pairs of warps of a block: an H200 is slower with five, seven and eight. Half of them ask for their first strip when
+// x is there: the kernels that make x read memory, too.
 constexpr int most_pairs = 6, early_pairs = 3;
 constexpr int bounds_of_large = 512; // 128 registers a thread: a quarter is left for the kernels behind the head
 static_assert(large_bytes % 16 == 0 && large_pitch % 4 == 0,

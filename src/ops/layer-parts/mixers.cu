@@ -119,17 +119,16 @@ bool takes(const ggml_tensor * dst, const ggml_tensor * weights, const ggml_tens
            weights->ne[1] == dst->ne[0] && residual->ne[0] == dst->ne[0];
 }
 
+// heads that are gated already, or none
+bool is_gated(const ggml_tensor * t, int64_t n_floats) {
+    return !t || (dw::is_f32(t) && ggml_is_contiguous(t) && ggml_nelements(t) == n_floats);
+}
+
 } // namespace outputs
 
 namespace delta_out {
 
 namespace of = delta_output;
-
-// n_values: of a row, the only one
-bool is_gated(const ggml_tensor * t, int64_t n_values) {
-    return !t || (dw::is_f32(t) && ggml_is_contiguous(t) &&
-                  ggml_nelements(t) == n_values + dw::layer_parts::delta_step::n_gated(n_values));
-}
 
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * y = dst->src[of::y];
@@ -137,7 +136,8 @@ bool takes(const ggml_tensor * dst) {
     return dw::is_f32(y) && dw::is_f32(z) && ggml_is_contiguous(y) && ggml_is_contiguous(z) && y->ne[0] % 32 == 0 &&
            y->ne[0] <= most_threads && ggml_nelements(z) == ggml_nelements(y) &&
            ggml_nelements(y) == y->ne[0] * y->ne[1] * dst->ne[1] && is_vector(dst->src[of::norm], y->ne[0]) &&
-           is_gated(dst->src[of::gated], ggml_nelements(y)) && (!dst->src[of::gated] || dst->ne[1] == 1) &&
+           outputs::is_gated(dst->src[of::gated], ggml_nelements(y) + delta_step::n_gated(ggml_nelements(y))) &&
+           (!dst->src[of::gated] || dst->ne[1] == 1) &&
            outputs::takes(dst, dst->src[of::weights], dst->src[of::residual], y->ne[0] * y->ne[1]);
 }
 
@@ -167,18 +167,13 @@ namespace attention_out {
 
 namespace of = attention_output;
 
-// n_values: of a row
-bool is_gated(const ggml_tensor * t, int64_t n_values, int64_t n) {
-    return !t || (dw::is_f32(t) && ggml_is_contiguous(t) &&
-                  ggml_nelements(t) == n * (n_values + dw::layer_parts::flash_attention::n_gated(n_values)));
-}
-
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * y    = dst->src[of::y];
     const ggml_tensor * gate = dst->src[of::gate];
     return is_rows(y, dst->ne[1]) && dw::is_f32(gate) && gate->ne[0] % 32 == 0 &&
            gate->ne[0] * gate->ne[1] == y->ne[0] && gate->ne[2] == dst->ne[1] && gate->nb[1] % 16 == 0 &&
-           gate->nb[2] % 16 == 0 && is_gated(dst->src[of::gated], y->ne[0], dst->ne[1]) &&
+           gate->nb[2] % 16 == 0 &&
+           outputs::is_gated(dst->src[of::gated], dst->ne[1] * (y->ne[0] + flash_attention::n_gated(y->ne[0]))) &&
            outputs::takes(dst, dst->src[of::weights], dst->src[of::residual], y->ne[0]);
 }
 

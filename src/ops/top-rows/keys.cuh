@@ -58,8 +58,8 @@ __device__ __forceinline__ float below(float x, float max) {
     return x == max ? 0.0f : x - max;
 }
 
-// The sum of exponentials of those that are numbers, under the greatest. Where that is infinite, the
-// result is what it is itself: the logarithm of this sum is never opposite to it.
+// The sum of exponentials of those that are numbers, under the greatest. If that is infinite, 0 takes its place: a
+// difference of infinities would be NaN.
 template <int n> __device__ __forceinline__ float sum_under(float max, const float (&values)[n]) {
     const float taken = isinf(max) ? 0.0f : max;
     float       sum   = 0.0f;

@@ -26,39 +26,45 @@ inline ggml_tensor * halfs(const std::vector<int64_t> & shape) {
     return made;
 }
 
-// The cells [n_cells] that a row sees at most, the newest among the last few; a real cache is longer.
-struct attention_weights {
-    int64_t       n_cells;
-    ggml_tensor * norm    = floats({ width }, 0.1f, 1.0f);
-    ggml_tensor * q       = weights(GGML_TYPE_Q4_K, { width, q_width });
-    ggml_tensor * k       = weights(GGML_TYPE_Q4_K, { width, kv_width });
-    ggml_tensor * v       = weights(GGML_TYPE_Q6_K, { width, kv_width });
-    ggml_tensor * q_norm  = floats({ head_size }, 0.1f, 1.0f);
-    ggml_tensor * k_norm  = floats({ head_size }, 0.1f, 1.0f);
-    ggml_tensor * k_cache = halfs({ kv_width, n_cells });
-    ggml_tensor * v_cache = halfs({ kv_width, n_cells });
-    ggml_tensor * out     = weights(GGML_TYPE_Q4_K, { n_queries * head_size, width }, 0.3f);
+// Cells that rows see, the newest among the last few, and behind them those that none sees.
+struct cells_of_cache {
+    int64_t n_seen, n_unseen;
 
-    explicit attention_weights(int64_t n_cells) :
-        n_cells(n_cells) {}
+    int64_t n_all() const { return n_seen + n_unseen; }
 };
 
-// What attention layers hand on for n rows, and the inputs of the graph: row r is token n_cells - max_rows + r of one
+struct attention_weights {
+    cells_of_cache cells;
+    ggml_tensor *  norm    = floats({ width }, 0.1f, 1.0f);
+    ggml_tensor *  q       = weights(GGML_TYPE_Q4_K, { width, q_width });
+    ggml_tensor *  k       = weights(GGML_TYPE_Q4_K, { width, kv_width });
+    ggml_tensor *  v       = weights(GGML_TYPE_Q6_K, { width, kv_width });
+    ggml_tensor *  q_norm  = floats({ head_size }, 0.1f, 1.0f);
+    ggml_tensor *  k_norm  = floats({ head_size }, 0.1f, 1.0f);
+    ggml_tensor *  k_cache = halfs({ kv_width, cells.n_all() });
+    ggml_tensor *  v_cache = halfs({ kv_width, cells.n_all() });
+    ggml_tensor *  out     = weights(GGML_TYPE_Q4_K, { n_queries * head_size, width }, 0.3f);
+
+    explicit attention_weights(const cells_of_cache & cells) :
+        cells(cells) {}
+};
+
+// What attention layers hand on for n rows, and the inputs of the graph: row r is token n_seen - max_rows + r of one
 // text, and lies in the cell of that number.
 class rows_of_attention {
   public:
-    rows_of_attention(const rows_of_layers & rows, int64_t n_cells) :
+    rows_of_attention(const rows_of_layers & rows, const cells_of_cache & of_cache) :
         n_(rows.n),
-        n_cells_(n_cells),
+        n_cells_(of_cache.n_all()),
         x_(rows.x),
         between_(rows.between) {
-        const int64_t        first = n_cells - of::max_rows;
+        const int64_t        first = of_cache.n_seen - of::max_rows;
         std::vector<int32_t> places(4 * n_);
         std::vector<int64_t> cells(n_);
-        std::vector<half>    seen(n_ * n_cells, __float2half(-INFINITY));
+        std::vector<half>    seen(n_ * n_cells_, __float2half(-INFINITY));
         for (int64_t r = 0; r < n_; ++r) {
             cells[r] = first + r;
-            std::fill_n(seen.begin() + r * n_cells, first + r + 1, __float2half(0.0f));
+            std::fill_n(seen.begin() + r * n_cells_, first + r + 1, __float2half(0.0f));
             for (int64_t section = 0; section < 4; ++section) {
                 places[section * n_ + r] = (int32_t) (first + r);
             }
@@ -66,7 +72,7 @@ class rows_of_attention {
         positions_ = input(GGML_TYPE_I32, { 4 * n_ }, places);
         k_cells_   = input(GGML_TYPE_I64, { n_ }, cells);
         v_cells_   = input(GGML_TYPE_I64, { n_ }, cells);
-        mask_      = input(GGML_TYPE_F16, { n_cells, n_ }, seen);
+        mask_      = input(GGML_TYPE_F16, { n_cells_, n_ }, seen);
     }
 
     std::vector<node> of_layer(const attention_weights & w) const {

@@ -7,6 +7,7 @@
 //     build/gpu/chain --down=q4_k+q6_k 1 6          the same, but the shared expert's of Q6_K
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
 //     build/gpu/chain --attention=1024 1 6          attention layers in place of these, over so many cells
+//     build/gpu/chain --attention=768+1280 1 6      the same, with cells behind them that no row sees
 //
 // A line has us a layer of the chain, of each op alone, and what the chain saves without it. Every number of rows has
 // to give row 0 the same bits: else it ends with 1, and with 2 if a value is not finite.
@@ -61,14 +62,14 @@ constexpr int most = 16, n_warm = 4, n_runs = 20;
 
 class bench {
   public:
-    // n_cells: of attention layers; 0: layers are delta nets
-    bench(int n_layers, types_of_down of_down, int64_t n_cells) :
+    // cells: of attention layers; none: layers are delta nets
+    bench(int n_layers, types_of_down of_down, const cells_of_cache & cells) :
         layers_(weights_of(n_layers, of_down)),
         head_(weights(GGML_TYPE_Q6_K, { width, n_vocab })),
         cells_(tensor(GGML_TYPE_I32, { 1 }, memory(sizeof(int32_t)))),
         rows_(mixed_rows()) {
-        for (int i = 0; n_cells > 0 && i < n_layers; ++i) {
-            attention_.emplace_back(n_cells);
+        for (int i = 0; cells.n_seen > 0 && i < n_layers; ++i) {
+            attention_.emplace_back(cells);
         }
         CUDA_CHECK(cudaMemset(cells_->data, 0, sizeof(int32_t)));
         CUDA_CHECK(cudaStreamCreate(&stream_));
@@ -108,7 +109,7 @@ class bench {
 
     // What is in front of the experts is an attention layer's.
     void attend_in(std::vector<std::vector<node>> & layers, const rows_of_layers & rows) const {
-        const rows_of_attention attention(rows, attention_[0].n_cells);
+        const rows_of_attention attention(rows, attention_[0].cells);
         for (size_t i = 0; i < layers.size(); ++i) {
             const node experts = layers[i].back();
             layers[i]          = attention.of_layer(attention_[i]);
@@ -245,11 +246,18 @@ types_of_down types_by_names(const std::string & names) {
     return { type_by_name(names.substr(0, end)), type_by_name(end == names.npos ? names : names.substr(end + 1)) };
 }
 
+// From SEEN or SEEN+UNSEEN.
+cells_of_cache cells_by_text(const std::string & text) {
+    const size_t end = text.find('+');
+    return { std::max(most, atoi(text.c_str())), end == text.npos ? 0 : std::max(0, atoi(text.c_str() + end + 1)) };
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
     bool             is_check = false;
-    int              n_layers = 40, n_cells = 0;
+    int              n_layers = 40;
+    cells_of_cache   cells{};
     types_of_down    of_down;
     std::vector<int> rows;
     for (const std::string argument : std::vector<std::string>(argv + 1, argv + argc)) {
@@ -260,7 +268,7 @@ int main(int argc, char ** argv) {
         } else if (argument.rfind("--down=", 0) == 0) {
             of_down = types_by_names(argument.substr(strlen("--down=")));
         } else if (argument.rfind("--attention=", 0) == 0) {
-            n_cells = std::max<int>(most, atoi(argument.c_str() + strlen("--attention=")));
+            cells = cells_by_text(argument.substr(strlen("--attention=")));
         } else {
             rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
         }
@@ -269,7 +277,7 @@ int main(int argc, char ** argv) {
     CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
     printf("{\"card\": \"%s\", \"down\": \"%s+%s\"}\n", card.name, ggml_type_name(of_down.routed),
            ggml_type_name(of_down.shared));
-    bench                 all(n_layers, of_down, n_cells);
+    bench                 all(n_layers, of_down, cells);
     std::vector<uint64_t> bits;
     for (int n : rows.empty() ? std::vector<int>{ 1, 2, 6, 16 } : rows) {
         bits.push_back(all.run(n, is_check));

@@ -211,7 +211,8 @@ bool fuser::flash_attention(ggml_tensor * node) {
     ggml_tensor * k = node->src[1], *v = node->src[2], *mask = node->src[3];
     const int64_t size = node->ne[0];
     if (!parts::is_attention_size(size) || q->ne[0] != size || k->ne[0] != size || with[1] != 0.0f || with[2] != 0.0f ||
-        k->type != GGML_TYPE_F16 || v->type != GGML_TYPE_F16 || !edit_.is_closed({ node }, { q, k, v, mask })) {
+        k->type != GGML_TYPE_F16 || v->type != GGML_TYPE_F16 || !is_input(mask) ||
+        !edit_.is_closed({ node }, { q, k, v, mask })) {
         return false;
     }
     namespace op         = parts::flash_attention;

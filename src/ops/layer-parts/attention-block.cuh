@@ -79,6 +79,7 @@ template <int size, int n_sets> struct block_memory {
     int   rows[n_pairs], heads[n_pairs]; // row -1: no such pair
 
     int first_row, n_of_rows; // of the tile
+    int n_chunks;             // of the part, to the last one that masks let a row see
 
     // by row of the tile
     uint64_t             seen[n_pairs]; // a bit for each place of the chunk: bit_of

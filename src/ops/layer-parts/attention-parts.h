@@ -15,7 +15,7 @@
 
 namespace dw::layer_parts {
 
-constexpr int cells_of_a_chunk = 64;
+constexpr int cells_of_a_chunk = 64, n_smallest_parts = 64;
 
 // chunks [first, first + n)
 struct attention_part {
@@ -24,11 +24,11 @@ struct attention_part {
     // Parts of 64, 256, 512, 1,024 and 2,048 cells, the larger ones behind 4,096, 16,384, 65,536 and 131,072 cells: few
     // cells are shared by many blocks, and many leave few sums to add up.
     static DW_ON_BOTH attention_part of(int i) {
-        return i < 64    ? attention_part{ i, 1 }
-               : i < 112 ? attention_part{ 64 + 4 * (i - 64), 4 }
-               : i < 208 ? attention_part{ 256 + 8 * (i - 112), 8 }
-               : i < 272 ? attention_part{ 1024 + 16 * (i - 208), 16 }
-                         : attention_part{ 2048 + 32 * (i - 272), 32 };
+        return i < n_smallest_parts ? attention_part{ i, 1 }
+               : i < 112            ? attention_part{ 64 + 4 * (i - 64), 4 }
+               : i < 208            ? attention_part{ 256 + 8 * (i - 112), 8 }
+               : i < 272            ? attention_part{ 1024 + 16 * (i - 208), 16 }
+                                    : attention_part{ 2048 + 32 * (i - 272), 32 };
     }
 };
 

@@ -39,27 +39,41 @@ template <int size, int n_sets> class attention_tile {
         return (a.n_rows * a.group + n_pairs - 1) / n_pairs;
     }
 
-    // What is there before the kernels in front have ended: shapes, trees, and all cells but the newest.
-    __device__ __forceinline__ void prepare(int first) {
+    // What is there before the kernels in front have ended: shapes, masks, trees, and all cells but the newest. Returns
+    // the end of the chunks from `first` on that are read: behind it no row sees a cell before `end`.
+    __device__ __forceinline__ int prepare(int first, int end) {
         const int first_pair = blockIdx.x % n_tiles(a_) * n_pairs;
         const int first_row  = first_pair / a_.group;
         const int n_of_rows  = min((first_pair + n_pairs - 1) / a_.group, a_.n_rows - 1) - first_row + 1;
         memory_.first_row    = first_row; // all threads write the same
         memory_.n_of_rows    = n_of_rows;
+        memory_.n_chunks     = 0;
         if (threadIdx.x < n_pairs) {
             const int pair             = first_pair + threadIdx.x;
             const int row              = pair / a_.group;
             memory_.rows[threadIdx.x]  = row < a_.n_rows ? row : -1;
             memory_.heads[threadIdx.x] = blockIdx.y * a_.group + pair % a_.group;
         }
-        prefetch(first);
         if (a_.tree) {
             const int n_batch = a_.n_rows * (int) (gridDim.x / n_tiles(a_));
             memory_.paths.find(a_.tree, a_.tree_rows, n_batch, stream_ * a_.n_rows + first_row, n_of_rows);
         } else {
             __syncthreads();
         }
+        weights_.find_seen(first, end, stream_);
+        __syncthreads();
+        int n_chunks = memory_.n_chunks;
+        if (a_.tree && memory_.paths.highest >= first) { // a path may show what a mask hides
+            n_chunks = max(n_chunks, (min(memory_.paths.highest, end - 1) - first) / chunk + 1);
+        }
+        if (n_chunks > 0) {
+            prefetch(first);
+        }
+        return min(first + n_chunks * chunk, end);
     }
+
+    // The result of a part of which no row sees a cell.
+    __device__ __forceinline__ void write_nothing(int part) const { weights_.write(first_of(part)); }
 
     // Queries into shared memory, while the first chunk is on its way.
     __device__ __forceinline__ void begin(int first) {
@@ -137,12 +151,16 @@ template <int size, int n_sets> class attention_tile {
     }
 
     __device__ __forceinline__ void write(int part) const {
-        const int64_t first = ((int64_t) stream_ * gridDim.z + part) * a_.n_pairs();
-        weights_.write(first);
-        values_.write(a_.sums + first * size, a_.n_heads);
+        weights_.write(first_of(part));
+        values_.write(a_.sums + first_of(part) * size, a_.n_heads);
     }
 
   private:
+    // of the pairs of the block's stream
+    __device__ __forceinline__ int64_t first_of(int part) const {
+        return ((int64_t) stream_ * gridDim.z + part) * a_.n_pairs();
+    }
+
     __device__ __forceinline__ static int quad(int i) { return threadIdx.x + i * 32 * n_warps; }
 
     // a chunk into L2, by lines of 64 values

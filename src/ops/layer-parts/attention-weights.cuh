@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "ops/door/lanes.cuh"
 #include "ops/layer-parts/attention-block.cuh"
 
 namespace dw::layer_parts {
@@ -23,6 +24,25 @@ template <int size, int n_sets> class attention_weights {
         for (int turn = 0; turn < n_turns; ++turn) {
             most_[turn]  = -INFINITY;
             total_[turn] = 0.0f;
+        }
+    }
+
+    // Raises memory.n_chunks, which is 0, to the number of chunks from `first` on up to the last one of which a row
+    // sees a cell before `end`; to all of them if masks cannot be read by four. All threads of a block.
+    __device__ __forceinline__ void find_seen(int first, int end, int stream) const {
+        constexpr uint32_t two_hidden = 0xfc00fc00; // -INFINITY
+        const int          n          = (end - first) / 4;
+        const bool         by_four    = a_.masks_are_aligned && (end - first) % 4 == 0;
+        uint32_t           found      = by_four ? 0 : (end - first + chunk - 1) / chunk;
+        for (int i = threadIdx.x; by_four && i < memory_.n_of_rows * n; i += n_threads) {
+            neighbours<4> masks;
+            masks.load(a_.mask.of(0, stream).at(memory_.first_row + i / n) + first + i % n * 4);
+            const bool is_seen = masks.words[0] != two_hidden || masks.words[1] != two_hidden;
+            found              = max(found, is_seen ? (uint32_t) (i % n * 4 / chunk + 1) : 0);
+        }
+        found = max_of_lanes(found);
+        if (threadIdx.x % 32 == 0 && found > 0) {
+            atomicMax(&memory_.n_chunks, (int) found);
         }
     }
 

@@ -11,19 +11,26 @@ namespace op = dw::layer_parts::flash_attention;
 
 constexpr int most_parts = 1024, least_cells_of_two_sets = 4096;
 
-// blocks: (tile of a stream, head of keys, part): those that read the same cells run together, the largest parts first
+// The part of a block: those of equal size in order, so that the ones with cells begin first, else the largest first.
+__device__ __forceinline__ int part_of_block() {
+    return gridDim.z <= n_smallest_parts ? blockIdx.z : gridDim.z - 1 - blockIdx.z;
+}
+
+// blocks: (tile of a stream, head of keys, part): those that read the same cells run together
 template <int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_a_tile<size>, 2)
     attend(const __grid_constant__ attention_arguments a) {
     __shared__ block_memory<size, n_sets> memory;
     ggml_cuda_pdl_lc();
-    const int                    at    = gridDim.z - 1 - blockIdx.z;
+    const int                    at    = part_of_block();
     const attention_part         part  = attention_part::of(at);
     const int                    first = part.first * chunk;
     attention_tile<size, n_sets> tile(a, memory);
-    tile.prepare(first);
+    const int                    end = tile.prepare(first, min(first + part.n * chunk, a.n_cells));
     ggml_cuda_pdl_sync();
+    if (end == first) { // what is written may lie where a kernel before this one reads
+        return tile.write_nothing(at);
+    }
     tile.begin(first);
-    const int end = min(first + part.n * chunk, a.n_cells);
     for (int cell = first;; tile.go_on(cell)) {
         const int next = cell + chunk;
         tile.add(cell, next < end);
@@ -138,7 +145,9 @@ __global__ void __launch_bounds__(threads_of_a_join)
     }
 #pragma unroll 4
     for (int part = which + n_classes_of_parts; part < n_parts; part += n_classes_of_parts) {
-        mine.add(parts[part], four_of_part(part));
+        if (!(parts[part].x == 0.0f)) { // of others nothing was written
+            mine.add(parts[part], four_of_part(part));
+        }
     }
     sums[threadIdx.x] = mine.values;
     if (quad == 0) {

@@ -247,7 +247,7 @@ extern const op_descriptor on_cpu, on_cuda;
 // Attention over a KV cache:
 //   dst[S, H, n, n_streams] = sum of p v over the cells of the row's stream, p = softmax(scale q k + mask)
 //   q [S, n, H, n_streams]; k, v F16 [S, n_kv, Hk, n_streams]; all may be strided; mask F16 [n_kv, n, 1, n_streams]
-//   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows
+//   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows; mask and tree are inputs of the graph
 //   gate as of dw_attention_output, or nullptr. With it dst is f32[S H n + n n_gated(S H)]: behind the sums what that
 //   op takes as `gated`; undefined on a CPU
 //   settings: scale

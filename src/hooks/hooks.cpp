@@ -25,13 +25,13 @@ verify_graph * verify_of(const dw_attachment * dw) {
 
 void dw_hook_decode(dw_attachment * dw, const llama_batch & batch) noexcept {
     if (dw) {
-        dw->decode_begins(sequences_of(batch));
+        dw->decode_begins(sequences_of(batch), batch.n_tokens);
     }
 }
 
 void dw_hook_decode(dw_attachment * dw, const llama_batch_ext & batch) noexcept {
     if (dw) {
-        dw->decode_begins(sequences_of(batch));
+        dw->decode_begins(sequences_of(batch), n_rows_of(batch));
     }
 }
 
@@ -61,7 +61,8 @@ void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
             kept.kept.push_back(results.t_embd);
         }
         kept.kept.insert(kept.kept.end(), results.t_layer_inp.begin(), results.t_layer_inp.end());
-        dw->fused(fuse_layers(graph.ctx0, graph.gf, kept, dw->fuses() == fuse_where::everywhere), max_fused_rows);
+        const fused_counts counts = fuse_layers(graph.ctx0, graph.gf, kept, dw->fuses() == fuse_where::everywhere);
+        dw->fused(counts, max_fused_rows, /*passes_over*/ counts[fused_flash_attention] > 0);
     } catch (const std::exception &) {
         // no memory: llama.cpp's own nodes
     }

@@ -45,7 +45,7 @@ dw_attachment::~dw_attachment() {
     if (ggml_backend_t cpu = cpu_backend(ctx)) {
         use_exact_kernels(cpu, false); // the choice of before_compute() would outlive us
     }
-    set_kv_step(llama_kv_step);
+    set_kv_step(ctx, llama_kv_step);
 }
 
 dw_attachment * dw_attachment::of(const llama_context * ctx) noexcept {
@@ -70,27 +70,33 @@ void dw_attachment::keep_output_hidden() {
     llama_set_embeddings_nextn(ctx, true, /*masked*/ true);
 }
 
-void dw_attachment::set_kv_step(uint32_t n_cells) noexcept {
-    draftwood::set_kv_step(ctx, n_cells);
+void dw_attachment::set_kv_steps(uint32_t few_rows, uint32_t others) noexcept {
+    few_rows_step_ = few_rows;
+    step_          = others;
 }
 
 void dw_attachment::fuse(fuse_where where) noexcept {
-    fuses_     = where;
-    fused_rows = INT32_MAX;
+    fuses_       = where;
+    fused_rows   = INT32_MAX;
+    passes_over_ = false;
     graphs->distrust();
 }
 
-void dw_attachment::fused(const part_counts & parts, int32_t max_rows) noexcept {
-    n_fused = parts;
+void dw_attachment::fused(const part_counts & parts, int32_t max_rows, bool passes_over) noexcept {
+    n_fused      = parts;
+    passes_over_ = passes_over_ || passes_over;
     if (n_fused_parts() > 0) {
         fused_rows = max_rows;
     }
 }
 
 // A raw decode must not land behind rows that were never accepted, nor take its positions from them.
-void dw_attachment::decode_begins(const sequence_set & into) noexcept {
+void dw_attachment::decode_begins(const sequence_set & into, int32_t n_rows) noexcept {
     if (listener) {
         listener->on_decode(into);
+    }
+    if (step_ > 0) {
+        set_kv_step(ctx, passes_over_ && n_rows <= fused_rows ? few_rows_step_ : step_);
     }
     in_ubatch_ = false;   // of a decode that failed
     outputs.kept.clear(); // nobody asked for them

@@ -74,8 +74,9 @@ struct dw_attachment {
     // llama.cpp keeps the hidden states of rows with an output, in a context that nobody taps.
     void keep_output_hidden();
 
-    // n_kv of the context's graphs grows in steps of so many cells, so that a graph serves longer
-    void set_kv_step(uint32_t n_cells) noexcept;
+    // n_kv of the context's graphs grows in steps of so many cells, so that a graph serves longer. few_rows: of decodes
+    // whose attention passes over cells that no row sees, as that of a fused graph does
+    void set_kv_steps(uint32_t few_rows, uint32_t others) noexcept;
 
     // Numbers of parts of layers, by decode/fused_layers.h: of ops, then of gates and guesses, which are none.
     static constexpr size_t n_ops = 15;
@@ -84,12 +85,13 @@ struct dw_attachment {
     // Graphs are built anew.
     void                  fuse(draftwood::fuse_where where) noexcept;
     draftwood::fuse_where fuses() const { return fuses_; }
-    // Takes what was fused in the newest graph. max_rows: most rows of a graph that layers are fused in.
-    void    fused(const part_counts & parts, int32_t max_rows) noexcept;
+    // Takes what was fused in the newest graph. max_rows: most rows of a graph that layers are fused in. passes_over:
+    // its attention passes over cells that no row sees.
+    void    fused(const part_counts & parts, int32_t max_rows, bool passes_over) noexcept;
     int64_t n_fused_parts() const { return std::accumulate(n_fused.begin(), n_fused.begin() + n_ops, (int64_t) 0); }
 
     // What the hooks call (hooks/hooks.h), in the order of a decode.
-    void decode_begins(const draftwood::sequence_set & into) noexcept;
+    void decode_begins(const draftwood::sequence_set & into, int32_t n_rows) noexcept;
     void select_graph(int64_t n_rows, bool has_outputs) noexcept;
     // to a graph that is being built; returns its logits, those of a short head where it has one, or nullptr
     const ggml_tensor * add_outputs(llm_graph_context & graph) noexcept;
@@ -137,10 +139,12 @@ struct dw_attachment {
         return request && (size_t) part < request->parts.size() ? request->parts[part].verify : nullptr;
     }
 
-    draftwood::fuse_where                                fuses_;
-    bool                                                 in_ubatch_ = false; // from its choice of graph to its compute
-    int32_t                                              n_hidden_users_ = 0;
-    std::vector<int32_t>                                 n_layer_users_; // [layer]
+    draftwood::fuse_where fuses_;
+    bool                  passes_over_   = false;        // graphs with fused layers do: see fused()
+    uint32_t              few_rows_step_ = 0, step_ = 0; // of n_kv; 0: llama.cpp's own
+    bool                  in_ubatch_      = false;       // from its choice of graph to its compute
+    int32_t               n_hidden_users_ = 0;
+    std::vector<int32_t>  n_layer_users_; // [layer]
     std::map<const ggml_cgraph *, draftwood::graph_tail> tails_;
 };
 

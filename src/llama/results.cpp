@@ -15,7 +15,9 @@ namespace draftwood {
 
 namespace {
 
-constexpr uint32_t kv_step = 1024; // a graph of a GPU serves so many tokens before it is built anew
+// A graph of a GPU serves so many tokens before it is built anew, which takes as long as three steps. Attention of a
+// few rows passes over cells that no row sees, at the price of a block of threads for each 64 of them.
+constexpr uint32_t few_rows_step = 2048, kv_step = 1024;
 
 static_assert(dw_n_top <= dw::top_rows::max_k);
 
@@ -59,7 +61,7 @@ results::results(attachment & attached, const ggml_tensor * head, bool always) :
         attached.copies = (dw::copies) find_in_registry(ggml_backend_get_device(backend_), dw::copies_name);
         // one event a graph says when its inputs are there: one device's
         attached.async_inputs = n_devices == 1 && attached.copies;
-        attached.set_kv_step(kv_step);
+        attached.set_kv_steps(few_rows_step, kv_step);
     }
 }
 

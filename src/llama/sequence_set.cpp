@@ -33,4 +33,8 @@ sequence_set sequences_of(const llama_batch_ext & batch) noexcept {
     return set;
 }
 
+int32_t n_rows_of(const llama_batch_ext & batch) noexcept {
+    return (int32_t) batch.tokens.size();
+}
+
 } // namespace draftwood

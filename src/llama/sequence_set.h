@@ -41,4 +41,6 @@ class sequence_set {
 sequence_set sequences_of(const llama_batch & batch) noexcept;
 sequence_set sequences_of(const llama_batch_ext & batch) noexcept;
 
+int32_t n_rows_of(const llama_batch_ext & batch) noexcept;
+
 } // namespace draftwood

@@ -139,15 +139,32 @@ row_feed mtp_drafter::hidden_feed(int32_t to, const device_rows & from, int64_t 
     return from.feed(row_feed::hidden, to, row, n, shared_->block.hidden_norm);
 }
 
-// Decode the batch. The block's own hidden states of its last n rows, those with an output, go to outputs. The
-// result may have a row for all rows of the batch, or for these alone.
+// Decode the batch. Results of its last n rows, those with an output, are kept.
 bool mtp_drafter::decode(const decode_request & request, int32_t n) {
     const int32_t rc = ctx_.decode(request);
     if (rc == 0 && n > 0) {
-        const result_rows hidden = ctx_.left().hidden();
-        shared_->outputs.copy(0, hidden, hidden.tensor ? hidden.tensor->ne[1] - n : 0, n);
+        keep_results(n);
     }
     return rc == 0;
+}
+
+// Hidden states go to outputs, which may be those of all rows of the batch, or of these alone; of a draft ahead the
+// best token, the first value of a row, too. On a GPU both in one launch.
+void mtp_drafter::keep_results(int32_t n) {
+    const result_rows   hidden = ctx_.left().hidden();
+    const int64_t       first  = hidden.tensor ? hidden.tensor->ne[1] - n : 0;
+    const ggml_tensor * top    = n_ahead_ >= 0 ? ctx_.left().device_top() : nullptr;
+    const row_copies    copies = ctx_.attached().copies;
+    if (top && copies && hidden.tensor && shared_->outputs.lies_beside(hidden.tensor) && drafted_.lies_beside(top)) {
+        const row_piece pieces[] = { shared_->outputs.piece(0, hidden.tensor, first, n),
+                                     drafted_.piece(n_ahead_, top, 0, 1) };
+        copies(drafted_.backend(), pieces, 2);
+        return;
+    }
+    shared_->outputs.copy(0, hidden, first, n);
+    if (top) {
+        drafted_.copy(n_ahead_, top, 0, 1);
+    }
 }
 
 // Decode the first n queued pairs, the last one with or without an output.
@@ -212,6 +229,7 @@ draft_result mtp_drafter::draft(const draft_request & request, token_tree & tree
         return draft_result::cold;
     }
     push_root(request);
+    n_ahead_ = request.ahead ? 0 : -1;
     catch_up();
     if (request.ahead) {
         draft_ahead(request, tree);
@@ -251,11 +269,10 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
 // tree holds the root's until settle(). Two graphs take turns, so that one's inputs can be written while the other
 // runs.
 void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
-    for (int32_t i = 0; i < request.depth; ++i) {
+    for (int32_t i = 0;; ++i) {
         if (!ctx_.left().has_top()) {
             fail(DW_ERR_MEMORY, "a graph of the MTP block found no memory for its best tokens");
         }
-        drafted_.copy(i, ctx_.left().device_top(), 0, 1); // the first value of a row: its best token
         tree.add(i, request.last, 0.0f);
         if (i + 1 == request.depth) {
             break;
@@ -266,12 +283,14 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         next.slot = drafter_context::slot(i % 2 == 0 ? graph_kind::ahead : graph_kind::ahead_other, seq_);
         next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, shared_->block.embeddings));
         next.feeds.push_back(hidden_feed(0, shared_->outputs, 0, 1));
+        n_ahead_ = i + 1;
         if (!decode(next, 1)) {
             break;
         }
     }
+    n_ahead_ = -1;
     done_.record(drafted_.backend()); // the verify does not wait for what goes to the host
-    on_host_.ask(drafted_.backend(), drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
+    on_host_.ask(drafted_.backend(), ctx_.attached().copies, drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
     n_fed_ = ctx_.end(seq_);
 }
 

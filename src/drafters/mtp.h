@@ -105,6 +105,7 @@ class mtp_drafter : public drafter {
     void     add_row(llama_token token, llama_pos pos, bool output);
     row_feed hidden_feed(int32_t to, const device_rows & from, int64_t row, int32_t n) const;
     bool     decode(const decode_request & request, int32_t n);
+    void     keep_results(int32_t n);
     void     feed(int32_t n, bool output);
     void     catch_up();
     int32_t  push(const llama_token * tokens, int32_t n, llama_pos pos);
@@ -126,6 +127,7 @@ class mtp_drafter : public drafter {
     fetched_values on_host_;         // the same
     llama_pos      n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
     llama_pos      hidden_pos_ = -1; // position of the newest hidden state; -1: unknown
+    int32_t        n_ahead_    = -1; // tokens of the draft ahead that is being made; -1: the draft is not ahead
     fence          done_;            // drafting ahead
 
     std::vector<float> nothing_; // f32[n_embd], where llama.cpp wants a host's copy of what it is fed otherwise

@@ -3,6 +3,7 @@
 #include "llama/fetched.h"
 
 #include "llama/status.h"
+#include "llama/tensor_bytes.h"
 
 namespace draftwood {
 
@@ -14,9 +15,14 @@ ggml_backend_buffer_type_t host_memory_for(ggml_backend_t backend) {
     return pinned ? pinned : ggml_backend_cpu_buffer_type();
 }
 
+// llama.cpp's allocation of pinned memory falls back on other memory, which a device cannot write
+bool is_pinned_for(ggml_backend_t backend, ggml_backend_buffer_t buffer) {
+    return ggml_backend_buffer_get_type(buffer) == ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+}
+
 } // namespace
 
-void fetched_values::ask(ggml_backend_t backend, const ggml_tensor * from, size_t n_bytes) {
+void fetched_values::ask(ggml_backend_t backend, row_copies copies, const ggml_tensor * from, size_t n_bytes) {
     is_asked_ = false;
     if (!buffer_ || ggml_backend_buffer_get_size(buffer_.get()) < n_bytes) {
         wait();
@@ -25,7 +31,13 @@ void fetched_values::ask(ggml_backend_t backend, const ggml_tensor * from, size_
     if (!buffer_) {
         fail(DW_ERR_MEMORY, "no memory on the host for %zu bytes of results", n_bytes);
     }
-    ggml_backend_tensor_get_async(backend, from, ggml_backend_buffer_get_base(buffer_.get()), 0, n_bytes);
+    void * const to = ggml_backend_buffer_get_base(buffer_.get());
+    if (copies && is_pinned_for(backend, buffer_.get()) && !is_on_host(from)) {
+        const row_piece piece{ to, from->data, n_bytes };
+        copies(backend, &piece, 1);
+    } else {
+        ggml_backend_tensor_get_async(backend, from, to, 0, n_bytes);
+    }
     there_.record(backend);
     writer_   = backend;
     is_asked_ = true;

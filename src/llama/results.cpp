@@ -76,7 +76,7 @@ void results::ask(fetched_values & rows, const ggml_tensor * top) {
         return;
     }
     try {
-        rows.ask(backend_, top, ggml_nbytes(top));
+        rows.ask(backend_, attached_.copies, top, ggml_nbytes(top));
     } catch (const failure &) { // the decode is done: fetch() asks again, and its caller is told
     }
 }
@@ -168,7 +168,7 @@ result_rows results::layer_input(int32_t il) const {
 void results::fetch() {
     fetched_values & rows = fetched_[newest_];
     if (!rows.is_asked()) {
-        rows.ask(backend_, top_, ggml_nbytes(top_));
+        rows.ask(backend_, attached_.copies, top_, ggml_nbytes(top_));
     }
     host_ = (const float *) rows.get();
     ids_.clear();

@@ -12,7 +12,7 @@ namespace dw {
 
 constexpr const char * copies_name = "dw_copies";
 
-// to: in the device's memory; from: there, or in pinned memory of the host. No piece overlaps another.
+// to, from: in the device's memory, or in pinned memory of the host. No piece overlaps another.
 struct piece {
     void *       to;
     const void * from;

@@ -136,9 +136,11 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
 template <int n_columns, typename input_type> struct block_limits {
     static constexpr bool makes_input = !std::is_same_v<input_type, activations>;
     static constexpr int  n_blocks    = makes_input ? 1 : n_columns == 1 ? 4 : n_columns <= 8 ? 3 : 2;
-    static constexpr int  bounds      = !makes_input     ? 32 * most_warps
-                                        : n_columns <= 8 ? bounds_of_neighbours
-                                                         : 32 * most_block_warps;
+    // 80 registers spill at 2 and 8 columns. Two rows are faster with more (an H200), eight are not.
+    static constexpr bool is_neighbour = n_columns == 1 || n_columns == 8;
+    static constexpr int  bounds       = !makes_input   ? 32 * most_warps
+                                         : is_neighbour ? bounds_of_neighbours
+                                                        : 32 * most_block_warps;
 };
 
 template <int n_columns, typename input_type> __global__ void

@@ -1,12 +1,11 @@
 // dw_top_rows on CUDA: top-rows.h. First each group of logits finds its greatest one, then a block a row the best of
 // all (choice.cuh): only groups that may have one of these are read again.
 //
-// Both kernels can start while the product in front of them ends. large-products.cuh leaves 16,384 registers of a
-// multiprocessor, and of its shared memory 57 KB at one row, 38 KB at 8 and 6 KB at 16: room for two blocks of the
-// first kernel, or for one of the second at up to 15 rows. A first pass brings
-// instructions into caches; what it reads is arbitrary, and it writes nothing. Of several rows only the first blocks
-// make it, since the others start late. Logits and partials are read from L2: a multiprocessor's own cache may hold
-// what that pass read.
+// Both kernels can start while the product in front of them ends, where that leaves room: for 9 to 16 rows
+// large-products.cuh leaves 16,384 registers of a multiprocessor and some of its shared memory, for fewer rows 4,096. A
+// first pass brings instructions into caches; what it reads is arbitrary, and it writes nothing. Of several rows only
+// the first blocks make it, since the others start late. Logits and partials are read from L2: a multiprocessor's own
+// cache may hold what that pass read.
 
 #include "ops/top-rows/top-rows.h"
 

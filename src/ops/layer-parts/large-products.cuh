@@ -12,8 +12,8 @@ namespace dw::layer_parts {
 
 constexpr int tiles_of_large = 8, teams_of_large = 4, width_of_large = tiles_of_large * tile_values;
 constexpr int large_pitch = tiles_of_large * (int) sizeof(block_q6_K), large_bytes = tile_rows * large_pitch;
-// Slots of a block: with two warps each, an H200 is slower with five, seven and eight. Half of them are filled when x is
-// there: the kernels that make x read memory, too.
+// Slots of a block: with two warps each, an H200 is slower with five, seven and eight. Half of them are filled when x
+// is there: the kernels that make x read memory, too.
 constexpr int most_slots_of_large = 6, early_slots = 3;
 // Slots begin where lines of L2 do, as strips do in memory. 48 bytes behind, the copy engine asked for each line twice,
 // and L2's lookups allowed 71 % of the memory's bandwidth.

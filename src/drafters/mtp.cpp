@@ -148,8 +148,8 @@ bool mtp_drafter::decode(const decode_request & request, int32_t n) {
     return rc == 0;
 }
 
-// Hidden states go to outputs, which may be those of all rows of the batch, or of these alone; of a draft ahead the
-// best token, the first value of a row, too. On a GPU both in one launch.
+// The result has hidden states of all rows of the batch, or of the last n alone: these go to outputs. Of a draft ahead
+// the best token, the first value of a row, is kept, too. On a GPU both in one launch.
 void mtp_drafter::keep_results(int32_t n) {
     const result_rows   hidden = ctx_.left().hidden();
     const int64_t       first  = hidden.tensor ? hidden.tensor->ne[1] - n : 0;
@@ -274,7 +274,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
             fail(DW_ERR_MEMORY, "a graph of the MTP block found no memory for its best tokens");
         }
         tree.add(i, request.last, 0.0f);
-        if (i + 1 == request.depth) {
+        if (i + 1 >= request.depth) {
             break;
         }
         ctx_.batch().clear();
@@ -347,6 +347,7 @@ void mtp_drafter::reset() {
     queue_      = {};
     n_fed_      = 0;
     hidden_pos_ = -1;
+    n_ahead_    = -1;
 }
 
 } // namespace draftwood

@@ -95,8 +95,10 @@ void dw_attachment::decode_begins(const sequence_set & into, int32_t n_rows) noe
     if (listener) {
         listener->on_decode(into);
     }
-    if (step_ > 0) {
-        set_kv_step(ctx, passes_over_ && n_rows <= fused_rows ? few_rows_step_ : step_);
+    const uint32_t step = passes_over_ && n_rows <= fused_rows ? few_rows_step_ : step_;
+    if (step != set_step_) {
+        set_kv_step(ctx, step);
+        set_step_ = step;
     }
     in_ubatch_ = false;   // of a decode that failed
     outputs.kept.clear(); // nobody asked for them

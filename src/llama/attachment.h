@@ -140,9 +140,9 @@ struct dw_attachment {
     }
 
     draftwood::fuse_where fuses_;
-    bool                  passes_over_   = false;        // graphs with fused layers do: see fused()
-    uint32_t              few_rows_step_ = 0, step_ = 0; // of n_kv; 0: llama.cpp's own
-    bool                  in_ubatch_      = false;       // from its choice of graph to its compute
+    bool                  passes_over_   = false;                       // a graph built since fuse() did: see fused()
+    uint32_t              few_rows_step_ = 0, step_ = 0, set_step_ = 0; // of n_kv; 0: llama.cpp's own
+    bool                  in_ubatch_      = false;                      // from its choice of graph to its compute
     int32_t               n_hidden_users_ = 0;
     std::vector<int32_t>  n_layer_users_; // [layer]
     std::map<const ggml_cgraph *, draftwood::graph_tail> tails_;

@@ -16,7 +16,7 @@ namespace draftwood {
 namespace {
 
 // A graph of a GPU serves so many tokens before it is built anew, which takes as long as three steps. Attention of a
-// few rows passes over cells that no row sees, at the price of a block of threads for each 64 of them.
+// few rows passes over cells that no row sees, at the price of blocks of threads for each part of them.
 constexpr uint32_t few_rows_step = 2048, kv_step = 1024;
 
 static_assert(dw_n_top <= dw::top_rows::max_k);

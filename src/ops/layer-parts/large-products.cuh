@@ -17,7 +17,7 @@ constexpr int large_pitch = tiles_of_large * (int) sizeof(block_q6_K), large_byt
 constexpr int most_slots_of_large = 6, early_slots = 3;
 // Slots begin where lines of L2 do, as strips do in memory. 48 bytes behind, the copy engine asked for each line twice,
 // and L2's lookups allowed 71 % of the memory's bandwidth.
-constexpr int line_of_large = 128; // the alignment of `memory`
+constexpr int line_of_large = 128; // the alignment of `memory`, where the emulator (tests/ops) reads a number
 static_assert(large_bytes % line_of_large == 0 && large_pitch % 4 == 0,
               "a strip is copied as it lies; tiles are even and odd in turn");
 

@@ -15,11 +15,6 @@ ggml_backend_buffer_type_t host_memory_for(ggml_backend_t backend) {
     return pinned ? pinned : ggml_backend_cpu_buffer_type();
 }
 
-// llama.cpp's allocation of pinned memory falls back on other memory, which a device cannot write
-bool is_pinned_for(ggml_backend_t backend, ggml_backend_buffer_t buffer) {
-    return ggml_backend_buffer_get_type(buffer) == ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
-}
-
 } // namespace
 
 void fetched_values::ask(ggml_backend_t backend, row_copies copies, const ggml_tensor * from, size_t n_bytes) {

@@ -41,15 +41,11 @@ ggml_tensor * find_input(const llm_graph_result & graph, row_feed::kind kind) {
     return nullptr;
 }
 
-// pinned, so that the device of `backend` can fetch it on its own
-bool is_pinned_for(ggml_backend_t backend, const ggml_tensor * t) {
-    return t->buffer && buffer_type_of(t) == ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
-}
-
 // The device can fetch it while the graph goes on. What is computed in host memory may be written over meanwhile.
 bool can_be_fetched(ggml_backend_t backend, const ggml_tensor * input) {
     const ggml_tensor * root = input->view_src ? input->view_src : input;
-    return (root->flags & GGML_TENSOR_FLAG_INPUT) != 0 && ggml_is_contiguous(input) && is_pinned_for(backend, root);
+    return (root->flags & GGML_TENSOR_FLAG_INPUT) != 0 && ggml_is_contiguous(input) &&
+           is_pinned_for(backend, root->buffer);
 }
 
 // the first of an input's feeds behind `done` bytes of it; nullptr: none
@@ -121,7 +117,7 @@ bool fill_inputs(attachment & attached, const llm_graph_result & graph) {
         if (!input || feed.at + feed.bytes > ggml_nbytes(input)) {
             return false;
         }
-        if (attached.async_inputs && feed.same_device && is_pinned_for(feed.writer, input)) {
+        if (attached.async_inputs && feed.same_device && is_pinned_for(feed.writer, input->buffer)) {
             attached.outputs.fed.push_back({ feed, input });
         } else {
             ggml_backend_synchronize(feed.writer);

@@ -37,6 +37,11 @@ bool is_on_host(const ggml_tensor * tensor) noexcept {
     return ggml_backend_buffer_is_host(buffer_of(tensor));
 }
 
+bool is_pinned_for(ggml_backend_t backend, ggml_backend_buffer_t buffer) noexcept {
+    return buffer &&
+           ggml_backend_buffer_get_type(buffer) == ggml_backend_dev_host_buffer_type(ggml_backend_get_device(backend));
+}
+
 bool are_together(const std::vector<const ggml_tensor *> & tensors) noexcept {
     const auto place = [](const ggml_tensor * t) {
         return is_on_host(t) ? nullptr : ggml_backend_buft_get_device(buffer_type_of(t));

@@ -3,7 +3,6 @@
 #include "round/sequence.h"
 
 #include <algorithm>
-#include <utility>
 
 namespace draftwood {
 
@@ -101,18 +100,11 @@ bool sequence::keep(const token_tree & tree, llama_pos pos, const std::vector<in
     }
     if (left_in_) {
         decoded_ = {}; // no snapshots were written
-        left_in_->keep(seq_, tree, path);
-        kept_in_ = left_in_;
+        left_in_->commit(seq_, tree, path);
     } else if ((int32_t) path.size() < tree.size()) {
         cut(pos + (int32_t) path.size());
     }
     return true;
-}
-
-void sequence::commit() {
-    if (is_kept()) {
-        std::exchange(kept_in_, nullptr)->commit();
-    }
 }
 
 // The recurrent layers write a snapshot per row of the last decode and leave older slots as they were, so

@@ -50,9 +50,6 @@ class sequence {
     // Of the last verify keep the path i32[n_kept] (node 0 first). Returns false, and does nothing, if others changed
     // the memory since.
     bool keep(const token_tree & tree, llama_pos pos, const std::vector<int32_t> & path);
-    bool is_kept() const { return kept_in_ != nullptr; }
-    // what keep() left to devices; before anything else of this context
-    void commit();
 
     // cut to n_keep positions; fails where recurrent layers cannot go back that far
     void cut(int32_t n_keep);
@@ -84,7 +81,6 @@ class sequence {
     bool                            recurrent_;
     bool                            mrope_;
     tree_state * left_in_ = nullptr; // commits the open verify; nullptr: it wrote the recurrent state
-    tree_state * kept_in_ = nullptr; // has what commit() does
     decoded      decoded_;
     std::string  tree_refusal_ = "nothing is drafted";
 };

@@ -72,9 +72,7 @@ class session : private sequence_listener {
     void require_whole(const char * what) const; // throws if others changed the memory
 
     // --- what propose_batch says and asks, in this order
-    // Its proposal is the root alone. `later`: devices commit the round before in commit_kept(). Throws failure.
-    enum class commits { at_once, later };
-    void         begin_round(llama_token last, commits when = commits::at_once);
+    void         begin_round(llama_token last);                    // its proposal is the root alone; throws failure
     draft_limits limits(int32_t wanted, int32_t n_together) const; // of that proposal, with so many sessions
     proposal &   draft() { return round_.draft(); }
 
@@ -113,8 +111,7 @@ class session : private sequence_listener {
     llama_pos settled_end() const { return round_.is_open() ? n_past_ : sequence_.end(); }
     bool      moved() const; // others changed the memory without a word
 
-    void                              close_round(commits when = commits::at_once);
-    void                              commit_kept();
+    void                              close_round();
     void                              drop_proposal();
     template <typename F> llama_token walk_on(const char * what, F choose); // choose: the token of a row and node
     llama_token                       sample(llama_sampler * sampler, int32_t row);

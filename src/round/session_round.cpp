@@ -46,25 +46,18 @@ void session::drop_proposal() {
     }
 }
 
-void session::begin_round(llama_token last, commits when) {
+void session::begin_round(llama_token last) {
     sequence_.require_tokens(&last, 1);
     require_known("a round");
-    close_round(when);
+    close_round();
     require_whole("a round");
     drop_proposal();
     round_.propose(last);
 }
 
-// A GPU drafts while the host queues the commit: the next verify needs that, and the draft does not.
 int32_t session::propose(llama_token last, int32_t wanted) {
-    try {
-        begin_round(last, sequence_.context().left().on_gpu() ? commits::later : commits::at_once);
-        drafting_.propose(round_.draft(), limits(wanted, /*n_together*/ 1));
-    } catch (...) {
-        commit_kept();
-        throw;
-    }
-    commit_kept();
+    begin_round(last);
+    drafting_.propose(round_.draft(), limits(wanted, /*n_together*/ 1));
     return tree().n_drafts();
 }
 
@@ -259,19 +252,11 @@ double session::replay(int32_t n_times) {
 
 void session::commit() {
     close_round();
-    commit_kept(); // others may flush while a draft is made
     sequence_.context().drop_step();
     n_dropped_seen_ = stats_.n_dropped_steps;
 }
 
-void session::commit_kept() {
-    if (sequence_.is_kept()) {
-        timer t(stats_.t_commit_us);
-        changing([&] { sequence_.commit(); });
-    }
-}
-
-void session::close_round(commits when) {
+void session::close_round() {
     if (!round_.is_open()) {
         return;
     }
@@ -282,12 +267,7 @@ void session::close_round(commits when) {
     drafting_.settle(round_.draft());
 
     bool whole = false;
-    changing([&] {
-        whole = sequence_.keep(tree(), round_.pos(), path);
-        if (when == commits::at_once) {
-            sequence_.commit();
-        }
-    });
+    changing([&] { whole = sequence_.keep(tree(), round_.pos(), path); });
     if (!whole) {
         lose_round();
         return;

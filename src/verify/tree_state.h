@@ -13,7 +13,6 @@
 #include "verify/tree_device.h"
 
 #include <memory>
-#include <optional>
 #include <string>
 #include <vector>
 
@@ -40,11 +39,9 @@ class tree_state : public verify_graph {
     // undo what it did to the memory.
     void begin(const std::vector<planned_tree> & trees, int32_t n_rows, bool exact);
 
-    // Of a sequence of the last verify keep the path through its tree (node 0 first), and free its other rows. Nothing
-    // else may read or write the memory, or keep a path, before commit().
-    void keep(llama_seq_id seq, const token_tree & tree, const std::vector<int32_t> & path);
-    // what devices do of the last keep(); on a GPU it is queued in front of the next decode
-    void commit();
+    // of a sequence of the last verify keep the path through its tree (node 0 first), and free its other rows; on a GPU
+    // this is queued in front of the next decode
+    void commit(llama_seq_id seq, const token_tree & tree, const std::vector<int32_t> & path);
 
     // wait for commits that are queued: for those who read or write the memory otherwise than by a decode
     void finish() const;
@@ -75,15 +72,9 @@ class tree_state : public verify_graph {
 
     std::vector<std::unique_ptr<tree_device>> devices_;
 
-    struct kept_path {
-        int32_t     cell; // of the sequence's state
-        commit_plan plan;
-    };
-
-    verify_plan              plan_;   // of the open verify
-    std::optional<kept_path> kept_;   // that devices have not committed
-    std::vector<int32_t>     packed_; // its rows, `tree` i32[M, 4] of ops/tree-delta-net/tree-ops.h
-    bool arranges_ = false; // on a CPU without flash attention, scores and values of branches are put in order
+    verify_plan          plan_;   // of the open verify
+    std::vector<int32_t> packed_; // its rows, `tree` i32[M, 4] of ops/tree-delta-net/tree-ops.h
+    bool arranges_ = false;       // on a CPU without flash attention, scores and values of branches are put in order
 };
 
 } // namespace draftwood

@@ -68,7 +68,7 @@ def cases(n: int) -> Iterator[tuple[Part, int]]:
     y, z, out = f32(n, *heads), f32(n, *heads), weights(WIDTH, 4096)
     yield part("dw_delta_output", (n, WIDTH), y, z, f32(128), out, x), _bytes([out])
     y, gate = f32(n, 4096), f32(n, 16, 256)
-    yield part("dw_attention_output", (n, WIDTH), y, gate, out, x), _bytes([out])
+    yield part("dw_attention_output", (n, WIDTH), y, out, x, gate), _bytes([out])
     windows, kernel = f32(n, 8192, 4), f32(8192, 4)
     yield part("dw_delta_heads", (n * 8192,), windows, kernel, size=128, n_keys=16), _bytes([windows, kernel])
     tree = parts.delta_tree(RNG, [list(range(-1, n - 1))], size=128, n_keys=16, heads=32)

@@ -8,11 +8,14 @@
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
 //     build/gpu/chain --attention=1024 1 6          attention layers in place of these, over so many cells
 //     build/gpu/chain --attention=768+1280 1 6      the same, with cells behind them that no row sees
+//     build/gpu/chain --drafter=1024 1 16           8 layers of the DFlash drafter, cells as above
 //
 // A line has us a layer of the chain, of each op alone, and what the chain saves without it. Every number of rows has
-// to give row 0 the same bits: else it ends with 1, and with 2 if a value is not finite.
+// to give row 0 the same bits: else it ends with 1, and with 2 if a value is not finite. A drafter's rows see each
+// other: the cells of rows that a block of fewer than 16 lacks are as one of 16 leaves them.
 
 #include "chain/attention.cuh"
+#include "chain/drafter.cuh"
 #include "chain/layers.cuh"
 #include "ops/door/launch.h"
 
@@ -60,17 +63,31 @@ using namespace chain;
 
 constexpr int most = 16, n_warm = 4, n_runs = 20;
 
+enum class kind_of_layer { delta_net, attention, drafter };
+
+struct options {
+    bool             is_check = false;
+    kind_of_layer    kind     = kind_of_layer::delta_net;
+    int              n_layers = 0; // 0: n_made() says
+    cells_of_cache   cells{};      // unless layers are delta nets
+    types_of_down    of_down;
+    std::vector<int> rows;
+
+    bool is_drafter() const { return kind == kind_of_layer::drafter; }
+    // weights of layers exceed the card's L2
+    int n_made() const { return n_layers > 0 ? n_layers : is_drafter() ? 8 : 40; }
+};
+
 class bench {
   public:
-    // cells: of attention layers; none: layers are delta nets
-    bench(int n_layers, types_of_down of_down, const cells_of_cache & cells) :
-        layers_(weights_of(n_layers, of_down)),
+    explicit bench(const options & with) :
+        layers_(weights_of<layer_weights>(with.is_drafter() ? 0 : with.n_made(), with.of_down)),
         head_(weights(GGML_TYPE_Q6_K, { width, n_vocab })),
         cells_(tensor(GGML_TYPE_I32, { 1 }, memory(sizeof(int32_t)))),
+        attention_(
+            weights_of<attention_weights>(with.kind == kind_of_layer::attention ? with.n_made() : 0, with.cells)),
+        drafter_(weights_of<drafter_weights>(with.is_drafter() ? with.n_made() : 0, with.cells)),
         rows_(mixed_rows()) {
-        for (int i = 0; cells.n_seen > 0 && i < n_layers; ++i) {
-            attention_.emplace_back(cells);
-        }
         CUDA_CHECK(cudaMemset(cells_->data, 0, sizeof(int32_t)));
         CUDA_CHECK(cudaStreamCreate(&stream_));
         CUDA_CHECK(cudaEventCreate(&begin_));
@@ -79,16 +96,13 @@ class bench {
 
     // Prints a line; returns the bits of row 0 behind the layers.
     uint64_t run(int n, bool is_check) {
-        const rows_of_layers           rows(n);
-        std::vector<std::vector<node>> layers;
-        for (const auto & of : layers_) {
-            of.restore();
-            layers.push_back(rows.of_layer(of, cells_));
+        if (!drafter_.empty()) {
+            const rows_of_layers block(most);
+            values(block, layers_of(block)); // leaves keys and values of all its rows
         }
-        if (!attention_.empty()) {
-            attend_in(layers, rows);
-        }
-        const uint64_t bits = values(rows, layers);
+        const rows_of_layers rows(n);
+        const auto           layers = layers_of(rows);
+        const uint64_t       bits   = values(rows, layers);
         printf("{\"rows\": %d, \"bits\": \"%016llx\"", n, (unsigned long long) bits);
         if (!is_check) {
             times(rows, layers);
@@ -99,10 +113,30 @@ class bench {
     }
 
   private:
-    static std::vector<layer_weights> weights_of(int n_layers, types_of_down of_down) {
-        std::vector<layer_weights> made;
+    template <typename layer, typename value> static std::vector<layer> weights_of(int n_layers, const value & of) {
+        std::vector<layer> made;
         for (int i = 0; i < n_layers; ++i) {
-            made.emplace_back(of_down);
+            made.emplace_back(of);
+        }
+        return made;
+    }
+
+    // The ops of each layer, with delta nets' states as they were.
+    std::vector<std::vector<node>> layers_of(const rows_of_layers & rows) const {
+        std::vector<std::vector<node>> made;
+        if (!drafter_.empty()) {
+            const rows_of_drafter block(rows, drafter_[0].cells);
+            for (const auto & of : drafter_) {
+                made.push_back(block.of_layer(of));
+            }
+            return made;
+        }
+        for (const auto & of : layers_) {
+            of.restore();
+            made.push_back(rows.of_layer(of, cells_));
+        }
+        if (!attention_.empty()) {
+            attend_in(made, rows);
         }
         return made;
     }
@@ -222,10 +256,11 @@ class bench {
 
     static constexpr size_t workspace_bytes = 64 << 20;
 
-    std::vector<layer_weights>     layers_;
-    std::vector<attention_weights> attention_; // of each layer, or none
+    std::vector<layer_weights>     layers_; // none: layers are a drafter's
     ggml_tensor *                  head_, *cells_;
-    std::vector<float>             rows_; // [most][width]
+    std::vector<attention_weights> attention_; // of each layer, or none
+    std::vector<drafter_weights>   drafter_;   // of each layer, or none
+    std::vector<float>             rows_;      // [most][width]
     void *                         workspace_ = memory(workspace_bytes);
     cudaStream_t                   stream_;
     cudaEvent_t                    begin_, end_;
@@ -252,35 +287,43 @@ cells_of_cache cells_by_text(const std::string & text) {
     return { std::max(most, atoi(text.c_str())), end == text.npos ? 0 : std::max(0, atoi(text.c_str() + end + 1)) };
 }
 
+options options_of(const std::vector<std::string> & arguments) {
+    options made;
+    for (const std::string & argument : arguments) {
+        const size_t      end   = argument.find('=');
+        const std::string name  = argument.substr(0, end);
+        const std::string value = end == argument.npos ? "" : argument.substr(end + 1);
+        if (name == "--check") {
+            made.is_check = true;
+        } else if (name == "--layers") {
+            made.n_layers = std::max(1, atoi(value.c_str()));
+        } else if (name == "--down") {
+            made.of_down = types_by_names(value);
+        } else if (name == "--attention" || name == "--drafter") {
+            made.kind  = name == "--drafter" ? kind_of_layer::drafter : kind_of_layer::attention;
+            made.cells = cells_by_text(value);
+        } else {
+            made.rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
+        }
+    }
+    if (made.rows.empty()) {
+        made.rows = { 1, 2, 6, 16 };
+    }
+    return made;
+}
+
 } // namespace
 
 int main(int argc, char ** argv) {
-    bool             is_check = false;
-    int              n_layers = 40;
-    cells_of_cache   cells{};
-    types_of_down    of_down;
-    std::vector<int> rows;
-    for (const std::string argument : std::vector<std::string>(argv + 1, argv + argc)) {
-        if (argument == "--check") {
-            is_check = true;
-        } else if (argument.rfind("--layers=", 0) == 0) {
-            n_layers = std::max(1, atoi(argument.c_str() + strlen("--layers=")));
-        } else if (argument.rfind("--down=", 0) == 0) {
-            of_down = types_by_names(argument.substr(strlen("--down=")));
-        } else if (argument.rfind("--attention=", 0) == 0) {
-            cells = cells_by_text(argument.substr(strlen("--attention=")));
-        } else {
-            rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
-        }
-    }
+    const options  with = options_of({ argv + 1, argv + argc });
     cudaDeviceProp card;
     CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
-    printf("{\"card\": \"%s\", \"down\": \"%s+%s\"}\n", card.name, ggml_type_name(of_down.routed),
-           ggml_type_name(of_down.shared));
-    bench                 all(n_layers, of_down, cells);
+    printf("{\"card\": \"%s\", \"down\": \"%s+%s\"}\n", card.name, ggml_type_name(with.of_down.routed),
+           ggml_type_name(with.of_down.shared));
+    bench                 all(with);
     std::vector<uint64_t> bits;
-    for (int n : rows.empty() ? std::vector<int>{ 1, 2, 6, 16 } : rows) {
-        bits.push_back(all.run(n, is_check));
+    for (int n : with.rows) {
+        bits.push_back(all.run(n, with.is_check));
     }
     return std::all_of(bits.begin(), bits.end(), [&](uint64_t each) { return each == bits[0]; }) ? 0 : 1;
 }

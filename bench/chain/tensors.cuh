@@ -37,6 +37,12 @@ static __global__ void fill_floats(float * to, size_t n, uint32_t seed, float sp
     }
 }
 
+static __global__ void fill_halfs(half * to, size_t n, uint32_t seed) {
+    for (size_t i = blockIdx.x * (size_t) blockDim.x + threadIdx.x; i < n; i += (size_t) gridDim.x * blockDim.x) {
+        to[i] = __float2half((float) (random_bits(i, seed) & 0xffffff) / 8388608.0f - 1.0f);
+    }
+}
+
 // scales of blocks of `bytes` bytes; the least value's, if there is one, follows
 static __global__ void fill_scales(char * to, size_t n, int bytes, int at, float scale, float least) {
     for (size_t i = blockIdx.x * (size_t) blockDim.x + threadIdx.x; i < n; i += (size_t) gridDim.x * blockDim.x) {
@@ -69,6 +75,21 @@ inline ggml_tensor * floats(const std::vector<int64_t> & shape, float spread = 1
     ggml_tensor * made = tensor(GGML_TYPE_F32, shape, nullptr);
     made->data         = memory(ggml_nbytes(made));
     fill_floats<<<1024, 256>>>((float *) made->data, ggml_nelements(made), next_seed++, spread, mean);
+    return made;
+}
+
+inline ggml_tensor * halfs(const std::vector<int64_t> & shape) {
+    ggml_tensor * made = tensor(GGML_TYPE_F16, shape, nullptr);
+    made->data         = memory(ggml_nbytes(made));
+    fill_halfs<<<1024, 256>>>((half *) made->data, ggml_nelements(made), next_seed++);
+    return made;
+}
+
+// values that a graph is given
+template <typename value>
+inline ggml_tensor * input(ggml_type type, const std::vector<int64_t> & shape, const std::vector<value> & values) {
+    ggml_tensor * made = tensor(type, shape, memory(values.size() * sizeof(value)));
+    CUDA_CHECK(cudaMemcpy(made->data, values.data(), values.size() * sizeof(value), cudaMemcpyHostToDevice));
     return made;
 }
 

@@ -74,7 +74,11 @@ struct turned_heads {
         std::memcpy(real, result->op_params, sizeof(real));
         const int32_t mode      = whole[2];
         const bool    is_scaled = real[7] != 0.0f || real[8] != 1.0f || result->src[2]; // YaRN, factors of a file
-        if (is_scaled || whole[15] != 0 || (mode != GGML_ROPE_TYPE_NEOX && mode != GGML_ROPE_TYPE_IMROPE)) {
+        // a DFlash drafter's sections: all pairs turn by time, as in one section of one pair
+        const bool has_time_alone =
+            mode == GGML_ROPE_TYPE_MROPE && whole[11] > 0 && whole[12] == 0 && whole[13] == 0 && whole[14] == 0;
+        if (is_scaled || whole[15] != 0 ||
+            (mode != GGML_ROPE_TYPE_NEOX && mode != GGML_ROPE_TYPE_IMROPE && !has_time_alone)) {
             return false;
         }
         with.epsilon = epsilon;
@@ -84,6 +88,7 @@ struct turned_heads {
         for (int i = 0; i < 4; ++i) {
             with.sections[i] = mode == GGML_ROPE_TYPE_IMROPE ? (uint8_t) std::clamp(whole[11 + i], 0, 255) : 0;
         }
+        with.sections[0] = has_time_alone ? 1 : with.sections[0];
         return result->ne[0] <= parts::max_head && with.n_dims % 2 == 0 && ggml_is_contiguous(result) &&
                result->type == GGML_TYPE_F32 && weights->ne[0] == result->ne[0];
     }
@@ -185,19 +190,26 @@ ggml_tensor * gate_in(ggml_tensor * gated) {
     return as(source(copied), GGML_OP_VIEW);
 }
 
-// What the heads that attention gives are multiplied with, for output weights that are quantised; nullptr: nothing, or
-// not what lies beside the queries, so that it may be computed behind them.
-ggml_tensor * gate_of(ggml_tensor * y, const graph_edit & edit) {
-    ggml_tensor * shaped = as(edit.only_user(y), GGML_OP_RESHAPE);
-    ggml_tensor * gated  = as(edit.only_user(shaped), GGML_OP_MUL);
-    ggml_tensor * gate   = gate_in(gated);
-    ggml_tensor * output = as(edit.only_user(gated), GGML_OP_MUL_MAT);
-    if (!gate || gated->src[0] != shaped || !output || output->src[1] != gated ||
-        gate->src[0] != product_of(y->src[0]) || !edit.array_of(gate->src[0])) {
-        return nullptr;
+// What becomes of the heads that attention gives.
+struct end_of_attention {
+    bool          is_product = false;   // of output weights that are quantised, and what it reads may be computed here
+    ggml_tensor * gate       = nullptr; // what heads are multiplied with before; nullptr: nothing
+
+    static end_of_attention of(ggml_tensor * y, const graph_edit & edit) {
+        ggml_tensor * shaped = as(edit.only_user(y), GGML_OP_RESHAPE);
+        ggml_tensor * next   = edit.only_user(shaped);
+        ggml_tensor * gated  = as(next, GGML_OP_MUL);
+        ggml_tensor * gate   = gate_in(gated);
+        ggml_tensor * output = as(gated ? edit.only_user(gated) : next, GGML_OP_MUL_MAT);
+        if (!output || output->src[1] != (gated ? gated : shaped) || !is_quantised(output->src[0]->type)) {
+            return {};
+        }
+        // a gate lies beside the queries, so that it may be computed behind them
+        const bool is_there =
+            gate && gated->src[0] == shaped && gate->src[0] == product_of(y->src[0]) && edit.array_of(gate->src[0]);
+        return { !gated || is_there, is_there ? gate : nullptr };
     }
-    return is_quantised(output->src[0]->type) ? gate : nullptr;
-}
+};
 
 } // namespace
 
@@ -228,13 +240,12 @@ bool fuser::flash_attention(ggml_tensor * node) {
                       { op::gate, gate } },
                     { owner_of(k), owner_of(v) }, to);
     };
-    ggml_tensor * gate  = gate_of(node, edit_);
-    const int64_t width = size * node->ne[1];
-    ggml_tensor * gating =
-        gate ? attention(gate, { (width + op::n_gated(width)) * q->ne[1] * q->ne[3], 1, 1, 1 }) : nullptr;
-    if (split({ node }, { q, k, v, mask }, gating)) {
-        gated_[node] = gating;
-        count(fused_attention_gates, true);
+    const end_of_attention end   = end_of_attention::of(node, edit_);
+    const int64_t          width = size * node->ne[1], n_values = (width + op::n_gated(width)) * q->ne[1] * q->ne[3];
+    ggml_tensor *          ahead = end.is_product ? attention(end.gate, { n_values, 1, 1, 1 }) : nullptr;
+    if (split({ node }, { q, k, v, mask }, ahead)) {
+        ahead_[node] = ahead;
+        count(fused_attention_gates, end.gate);
         return true;
     }
     return replace(node, { q, k, v, mask }, attention(nullptr, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] }));
@@ -245,22 +256,28 @@ bool fuser::attention_output(ggml_tensor * sum) {
     ggml_tensor * product  = as(source(as(sum, GGML_OP_ADD)), GGML_OP_MUL_MAT);
     ggml_tensor * gated    = as(source(product, 1), GGML_OP_MUL);
     ggml_tensor * gate     = gate_in(gated);
-    if (!gate || product->src[0]->op != GGML_OP_NONE || !has_few_rows(residual)) {
+    ggml_tensor * y        = gate ? gated->src[0] : source(product, 1);
+    const bool    is_end   = gate || as(plain(y), GGML_OP_FLASH_ATTN_EXT);
+    if (!is_end || product->src[0]->op != GGML_OP_NONE || !has_few_rows(residual)) {
         return false;
     }
-    ggml_tensor *y = gated->src[0], *weights = product->src[0];
-    if (!edit_.is_closed({ sum }, { y, gate, residual })) {
+    std::vector<const ggml_tensor *> inputs{ y, residual };
+    if (gate) {
+        inputs.push_back(gate);
+    }
+    if (!edit_.is_closed({ sum }, inputs)) {
         return false;
     }
-    namespace op     = parts::attention_output;
-    const auto ahead = gated_.find(plain(y));
-    return replace(sum, { y, gate, residual },
+    namespace op          = parts::attention_output;
+    ggml_tensor * weights = product->src[0];
+    const auto    ahead   = ahead_.find(plain(y));
+    return replace(sum, inputs,
                    made(op::signature, { sum->ne[0], sum->ne[1], 1, 1 },
                         { { op::y, y },
-                          { op::gate, gate },
                           { op::weights, weights },
                           { op::residual, residual },
-                          { op::gated, ahead == gated_.end() ? nullptr : ahead->second } },
+                          { op::gate, gate },
+                          { op::gated, ahead == ahead_.end() ? nullptr : ahead->second } },
                         { weights }, {}));
 }
 

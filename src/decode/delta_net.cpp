@@ -242,7 +242,7 @@ bool fuser::delta_step(ggml_tensor * rule) {
     }
     const bool is_new = split({ out }, inputs, node, { state.copy });
     if (is_new && gate) {
-        gated_[out] = node;
+        ahead_[out] = node;
         count(fused_gates, true);
     }
     return is_new;

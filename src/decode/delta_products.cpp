@@ -104,7 +104,7 @@ bool fuser::delta_output(ggml_tensor * sum) {
         return false;
     }
     namespace op     = parts::delta_output;
-    const auto ahead = gated_.find(plain(y));
+    const auto ahead = ahead_.find(plain(y));
     return replace(sum, { y, z, residual },
                    made(op::signature, { sum->ne[0], sum->ne[1], 1, 1 },
                         { { op::y, y },
@@ -112,7 +112,7 @@ bool fuser::delta_output(ggml_tensor * sum) {
                           { op::norm, normal.weights },
                           { op::weights, weights },
                           { op::residual, residual },
-                          { op::gated, ahead == gated_.end() ? nullptr : ahead->second } },
+                          { op::gated, ahead == ahead_.end() ? nullptr : ahead->second } },
                         { normal.weights, weights }, { normal.epsilon, 0, 0 }));
 }
 

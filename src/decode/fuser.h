@@ -84,8 +84,8 @@ class fuser {
 
     std::vector<ggml_tensor *> trees_; // of a verify, on each device
 
-    // results of delta_step and flash_attention: by y, where they are gated
-    std::unordered_map<const ggml_tensor *, ggml_tensor *> gated_;
+    // results of delta_step and flash_attention, by y: behind it is what the output's product reads
+    std::unordered_map<const ggml_tensor *, ggml_tensor *> ahead_;
 };
 
 } // namespace draftwood

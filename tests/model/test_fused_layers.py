@@ -166,6 +166,8 @@ def test_beginning_and_head_of_drafts_are_fused(plain, way, draft_vocab):
     assert llm._engine.propose(5, 2) == 2
     found = api.fused(llm._engine, of_drafter=True)
     assert (found["draft input"], found["norm"], found["product"]) == (way == "mtp", 1, 1)
+    own, n = ("experts", 1) if way == "mtp" else ("feed forward", 3)  # layers of the drafter
+    assert [found[part] for part in (own, *sorted(ATTENTION))] == [n] * (1 + len(ATTENTION))
     assert text(llm, 24, temp=0.0) == plain[0.0]
     assert llm.speculation_stats.draft_vocab == {None: 512, 64: 64, 4096: 0}[draft_vocab]
     llm.close()

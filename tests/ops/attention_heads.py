@@ -131,6 +131,7 @@ SHAPES: list[dict[str, Any]] = [
     {"size": 128, "n_heads": 5, "n_keys": 5, "n_dims": 128, "kind": "F32"},
     {"size": 44, "n_heads": 6, "n_keys": 3, "n_dims": 18, "sections": (3, 3, 3, 0)},
     {"size": 256, "n_heads": 3, "n_keys": 1, "n_dims": 256, "base": 1e4, "sections": (40, 20, 20, 40)},
+    {"size": 128, "n_heads": 4, "n_keys": 1, "n_dims": 128, "sections": (1, 0, 0, 0)},
 ]
 
 

@@ -92,17 +92,18 @@ def test_attention_of_a_node_is_plain_decodes(rng, backend, n, one_stream):
                     assert np.array_equal(alone.run(backend)[0, 0], found[stream, first + node])
 
 
-def check_gated(rng, backend, case, kind, width=256):
-    """Outputs have the bits of heads that their own kernels gate, and sums those without gates."""
+def check_ahead(rng, backend, case, kind, width=256, *, has_gate=True):
+    """Outputs have the bits of heads that their own kernels gate or take, and sums those without gates."""
     n_streams, n, heads, size = case.q.shape
     rows, n_values = n_streams * n, case.q.size
-    output = parts.attention_output(rng, rows, kind, heads=heads, size=size, width=width)
-    gate = rng.standard_normal((rows, heads, 2 * size)).astype(np.float32)
-    found = case.run_gated(gate, backend)
+    output = parts.attention_output(rng, rows, kind, heads=heads, size=size, width=width, has_gate=has_gate)
+    gate = rng.standard_normal((rows, heads, 2 * size)).astype(np.float32) if has_gate else None
+    found = case.run_ahead(gate, backend)
     assert np.array_equal(found[:n_values].reshape(case.q.shape), case.run(backend))
-    y = (found[:n_values].reshape(rows, -1), "F32")
-    alone = replace(output, operands=[y, (gate[..., :size].copy(), "F32"), *output.operands[2:]])
-    behind = replace(alone, operands=[*alone.operands, (found, "F32")])
+    operands = [(found[:n_values].reshape(rows, -1), "F32"), *output.operands[1:3]]
+    operands += [(gate[..., :size].copy(), "F32")] if has_gate else []
+    alone = replace(output, operands=operands)
+    behind = replace(alone, operands=[*operands, (found, "F32")], lacks=() if has_gate else (3,))
     assert np.array_equal(behind.run(backend), alone.run(backend))
 
 
@@ -110,15 +111,16 @@ def check_gated(rng, backend, case, kind, width=256):
 def test_heads_that_attention_gates_give_the_same_bits(rng, backend, n):
     for kind, size, n_heads in (("Q4_K", 256, 16), ("Q8_0", 64, 5), ("F16", 64, 4), ("Q6_K", 128, 4)):
         case = flash_attention.chain(rng, n, n + 70, size=size, n_heads=n_heads, n_keys=1)
-        check_gated(rng, backend, case, kind)
+        for has_gate in (True, False):
+            check_ahead(rng, backend, case, kind, has_gate=has_gate)
 
 
 def test_heads_that_attention_gates_of_trees_streams_and_many_parts(rng, backend):
     shape = {"size": 128, "n_heads": 4, "n_keys": 1}
-    check_gated(rng, backend, flash_attention.tree(rng, [random_tree(rng, 5)] * 2, 80, **shape), "Q4_K")
-    check_gated(rng, backend, flash_attention.chain(rng, 3, 90, n_streams=2, **shape), "Q4_K")
+    check_ahead(rng, backend, flash_attention.tree(rng, [random_tree(rng, 5)] * 2, 80, **shape), "Q4_K")
+    check_ahead(rng, backend, flash_attention.chain(rng, 3, 90, n_streams=2, **shape), "Q4_K")
     for n_cells in (64, 16 * 64, 17 * 64, 40 * 64):  # about as many parts as are added up side by side
-        check_gated(rng, backend, flash_attention.chain(rng, 1, n_cells, **shape), "Q4_K")
+        check_ahead(rng, backend, flash_attention.chain(rng, 1, n_cells, **shape), "Q4_K")
 
 
 @pytest.mark.parametrize(("which", "odd"), [("k", np.nan), ("v", np.nan), ("v", np.inf)])

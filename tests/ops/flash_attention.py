@@ -69,8 +69,11 @@ class Attention:
             *(ggml.view(context, t, (n_streams, n_keys, n_cells, size), strides) for t in (k, v)),
         ]
 
-    def run_gated(self, gate: Array, backend: str = "CPU") -> Array:
-        """Compute it with gates, the first S of each head of f32[rows, H, 2 S]; return what dst holds."""
+    def run_ahead(self, gate: Array | None, backend: str = "CPU") -> Array:
+        """Compute it with what the output's product reads behind the sums; return what dst holds.
+
+        gate: f32[rows, H, 2 S], of which the first S of each head count, or None.
+        """
         n_streams, n, n_heads, size = self.q.shape
         width = n_heads * size
         shape = (
@@ -80,15 +83,17 @@ class Attention:
         settings = Settings(0.0, 0, 0, 0, 0, (0, 0, 0, 0), 0.0, self.scale)
 
         def made(context: Any, q: Any, k: Any, v: Any, mask: Any, *others: Any) -> Any:
-            *tree, gates = others
-            of_heads = ggml.view(
-                context, gates, (n_streams * n, n_heads, size), (gate[0].nbytes, gate[0, 0].nbytes)
-            )
-            node = make(context, *self._by_head(context, q, k, v), mask, *(tree or [None]), of_heads)
+            left = list(others)
+            tree = [] if self.tree is None else [left.pop(0)]
+            for gates in left:
+                strides = (gate[0].nbytes, gate[0, 0].nbytes)
+                tree = [*(tree or [None]), ggml.view(context, gates, (n_streams * n, n_heads, size), strides)]
+            node = make(context, *self._by_head(context, q, k, v), mask, *tree)
             ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
             return node
 
-        return ggml.run(made, [*self.operands, (gate, "F32")], shape, backend=backend, n_threads=2)
+        operands = [*self.operands, *([] if gate is None else [(gate, "F32")])]
+        return ggml.run(made, operands, shape, backend=backend, n_threads=2)
 
     def run(self, backend: str = "CPU", *, stock: bool = False) -> Array:
         """Compute it; return f32[n_streams, n, H, S]."""

@@ -59,13 +59,18 @@ class Part:
     planes: tuple[int, int] = (0, 0)
     """Of indices: of gate and up, and of down."""
     kind: str = "F32"
+    lacks: tuple[int, ...] = ()
+    """Optional operands in front of others that the node does not have, in order."""
 
     def op(self) -> Callable[..., Any]:
         """Return op(context, *sources) for ggml_graph.run."""
         make = ggml.custom(self.name, self.shape, self.kind)
 
         def made(context: Any, *sources: Any) -> Any:
-            node = make(context, *sources)
+            all_sources = list(sources)
+            for i in self.lacks:
+                all_sources.insert(i, None)
+            node = make(context, *all_sources)
             settings = Settings(EPSILON, self.n_used, self.is_joint, self.size, self.n_keys, self.planes)
             ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
             return node

@@ -320,15 +320,22 @@ def delta_output(
 
 
 def attention_output(
-    rng: np.random.Generator, n: int, kind: str, *, width: int = 256, heads: int = 4, size: int = 64
+    rng: np.random.Generator,
+    n: int,
+    kind: str,
+    *,
+    width: int = 256,
+    heads: int = 4,
+    size: int = 64,
+    has_gate: bool = True,
 ) -> Part:
     """Return dw_attention_output."""
     y, gate, residual = f32(rng, n, heads * size), f32(rng, n, heads, size), f32(rng, n, width)
     operand, w = weights(rng, (width, heads * size), kind)
-    gated = y * sigmoid(gate).astype(np.float32).reshape(n, -1)
-    wanted = residual + times(w, kind, gated).astype(np.float64)
-    operands = [(y, "F32"), (gate, "F32"), operand, (residual, "F32")]
-    return Part("dw_attention_output", operands, (n, width), wanted, (0, 1, 3), (width,))
+    x = y * sigmoid(gate).astype(np.float32).reshape(n, -1) if has_gate else y
+    wanted = residual + times(w, kind, x).astype(np.float64)
+    operands = [(y, "F32"), operand, (residual, "F32"), *([(gate, "F32")] if has_gate else [])]
+    return Part("dw_attention_output", operands, (n, width), wanted, (0, 2, 3)[: len(operands) - 1], (width,))
 
 
 EVERY_PART: list[Callable[[np.random.Generator, int, str], Part]] = [
@@ -342,6 +349,7 @@ EVERY_PART: list[Callable[[np.random.Generator, int, str], Part]] = [
     lambda rng, n, kind: product(rng, n, kind, of=40),
     delta_output,
     attention_output,
+    lambda rng, n, kind: attention_output(rng, n, kind, has_gate=False),
 ]
 
 

@@ -75,11 +75,13 @@ __device__ __forceinline__ void weigh_parts(float2 (&to)[most_parts], const floa
     __syncthreads();
 }
 
-// What heads are multiplied with, and where they go then as the input of a product; no data: nowhere.
+// What heads are multiplied with, if `data` is there, and where they go then as the input of a product, if `to` is.
 struct head_gates {
     const char *           data;
     int64_t                head, row; // strides in bytes
     activations::quantised to;
+
+    __host__ __device__ __forceinline__ bool goes_on() const { return to.quants; }
 
     __device__ __forceinline__ float4 of(int h, int r, int value) const {
         return *(const float4 *) (data + h * head + r * row + value * sizeof(float));
@@ -161,8 +163,8 @@ __global__ void __launch_bounds__(threads_of_a_join)
     if (which == 0) {
         *(float4 *) &a.out[((int64_t) row * a.n_heads + head) * size + value] = x;
     }
-    if (gates.data) {
-        gates.to.store(row, (head * size + value) / 4, gated(x, gate), which == 0);
+    if (gates.goes_on()) {
+        gates.to.store(row, (head * size + value) / 4, gates.data ? gated(x, gate) : x, which == 0);
     }
 }
 
@@ -219,14 +221,20 @@ size_t workspace(const ggml_tensor * dst) {
     return bytes_of_ends(dst) + sizeof(float) * of.n_pairs() * n_attention_parts(dst->src[op::k]->ne[1]) * of.size;
 }
 
+// whether the result has room for the input of a product
+bool goes_on(const ggml_tensor * dst) {
+    const attention_shape of = attention_shape::of(dst);
+    return ggml_nelements(dst) == of.n_rows() * (of.width() + flash_attention::n_gated(of.width()));
+}
+
 bool takes(const ggml_tensor * dst) {
     const auto *          src = dst->src;
     const ggml_tensor *   q = src[op::q], *mask = src[op::mask], *tree = src[op::tree], *gate = src[op::gate];
-    const attention_shape of       = attention_shape::of(dst);
-    const int64_t         n_values = of.n_rows() * (of.width() + (gate ? flash_attention::n_gated(of.width()) : 0));
+    const attention_shape of = attention_shape::of(dst);
     return is_attention_size(of.size) && dw::is_f32(dst) && ggml_is_contiguous(dst) && dw::is_f32(q) &&
-           ggml_nelements(dst) == n_values && ((uintptr_t) q->data | q->nb[1] | q->nb[2] | q->nb[3]) % 16 == 0 &&
-           is_cache(src[op::k], of) && is_cache(src[op::v], of) && src[op::k]->ne[1] == src[op::v]->ne[1] &&
+           (goes_on(dst) || (!gate && ggml_nelements(dst) == of.n_rows() * of.width())) &&
+           ((uintptr_t) q->data | q->nb[1] | q->nb[2] | q->nb[3]) % 16 == 0 && is_cache(src[op::k], of) &&
+           is_cache(src[op::v], of) && src[op::k]->ne[1] == src[op::v]->ne[1] &&
            src[op::k]->ne[2] == src[op::v]->ne[2] && mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(half) &&
            mask->ne[0] == src[op::k]->ne[1] && mask->ne[1] >= of.n && mask->ne[2] == 1 && mask->ne[3] == of.n_streams &&
            mask->nb[1] <= INT_MAX && of.n >= 1 && of.n_rows() <= max_rows && dw::ptx::has_products() &&
@@ -241,12 +249,15 @@ static_assert(activations::quantised::bytes(1, 4096) == sizeof(float) * flash_at
 head_gates gates_of(const ggml_tensor * dst) {
     const attention_shape of   = attention_shape::of(dst);
     const ggml_tensor *   gate = dst->src[op::gate];
-    if (!gate) {
-        return {};
+    head_gates            made{};
+    if (gate) {
+        made = { dw::data_of<const char>(gate), (int64_t) gate->nb[1], (int64_t) gate->nb[2], {} };
     }
-    char * const at = (char *) (dw::data_of<float>(dst) + of.n_rows() * of.width());
-    return { dw::data_of<const char>(gate), (int64_t) gate->nb[1], (int64_t) gate->nb[2],
-             activations::quantised::in(at, of.n_rows(), of.width()) };
+    if (goes_on(dst)) {
+        char * const at = (char *) (dw::data_of<float>(dst) + of.n_rows() * of.width());
+        made.to         = activations::quantised::in(at, of.n_rows(), of.width());
+    }
+    return made;
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {

@@ -248,8 +248,8 @@ extern const op_descriptor on_cpu, on_cuda;
 //   dst[S, H, n, n_streams] = sum of p v over the cells of the row's stream, p = softmax(scale q k + mask)
 //   q [S, n, H, n_streams]; k, v F16 [S, n_kv, Hk, n_streams]; all may be strided; mask F16 [n_kv, n, 1, n_streams]
 //   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows; mask and tree are inputs of the graph
-//   gate as of dw_attention_output, or nullptr. With it dst is f32[S H n + n n_gated(S H)]: behind the sums what that
-//   op takes as `gated`; undefined on a CPU
+//   gate as of dw_attention_output, or nullptr. dst may be f32[S H n + n n_gated(S H)], with a gate it is: behind the
+//   sums what that op takes as `gated`; undefined on a CPU
 //   settings: scale
 // Cells are added up in parts that their places alone make (attention-parts.h). With `tree`, as in tree-ops.h, the k-th
 // of a row's path counts in the place where plain decoding has it, so that a draft's bits are those of plain decoding.
@@ -266,15 +266,15 @@ constexpr op_signature     signature = { "dw_flash_attention", operands, n_src, 
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace flash_attention
 
-// The end of a gated attention layer:
-//   dst[D, n] = residual + weights (y * sigmoid(gate))
-//   y [S H, n] contiguous; gate [S, H, n], heads and rows may be strided; weights [S H, D]; residual [D, n]
-//   gated: the result of dw_flash_attention that y is the beginning of, with the same gate; or nullptr
+// The end of an attention layer:
+//   dst[D, n] = residual + weights (y * sigmoid(gate)), without a gate residual + weights y
+//   y [S H, n] contiguous; weights [S H, D]; residual [D, n]; gate [S, H, n], heads and rows may be strided, or nullptr
+//   gated: the result of dw_flash_attention that y is the beginning of, with the same gate or none; or nullptr
 //   S is a multiple of 32.
 namespace attention_output {
-enum src { y, gate, weights, residual, gated, n_src };
-constexpr const char *     operands[n_src] = { "y", "gate", "weights", "residual", "gated" };
-constexpr op_signature     signature       = { "dw_attention_output", operands, n_src, /*n_optional*/ 1 };
+enum src { y, weights, residual, gate, gated, n_src };
+constexpr const char *     operands[n_src] = { "y", "weights", "residual", "gate", "gated" };
+constexpr op_signature     signature       = { "dw_attention_output", operands, n_src, /*n_optional*/ 2 };
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace attention_output
 

@@ -138,11 +138,11 @@ void run_attention_output(ggml_tensor * dst, int ith, int nth, void *) {
     const ggml_tensor * gate = src[of::gate];
     for (int64_t row = ith; row < dst->ne[1]; row += nth) {
         const float * y = row_of(src[of::y], row);
-        values        x(src[of::y]->ne[0]);
-        for (int64_t i = 0; i < (int64_t) x.size(); ++i) {
+        values        x(y, y + src[of::y]->ne[0]);
+        for (int64_t i = 0; gate && i < (int64_t) x.size(); ++i) {
             const int64_t head = i / gate->ne[0];
             const char *  at   = (const char *) gate->data + row * gate->nb[2] + head * gate->nb[1];
-            x[i]               = y[i] * sigmoid(((const float *) at)[i - head * gate->ne[0]]);
+            x[i] *= sigmoid(((const float *) at)[i - head * gate->ne[0]]);
         }
         add_product(dst, src[of::weights], src[of::residual], x, row);
     }

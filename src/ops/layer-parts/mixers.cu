@@ -167,12 +167,14 @@ namespace attention_out {
 
 namespace of = attention_output;
 
+bool is_gate(const ggml_tensor * gate, const ggml_tensor * y) {
+    return dw::is_f32(gate) && gate->ne[0] % 32 == 0 && gate->ne[0] * gate->ne[1] == y->ne[0] &&
+           gate->ne[2] == y->ne[1] && gate->nb[1] % 16 == 0 && gate->nb[2] % 16 == 0;
+}
+
 bool takes(const ggml_tensor * dst) {
-    const ggml_tensor * y    = dst->src[of::y];
-    const ggml_tensor * gate = dst->src[of::gate];
-    return is_rows(y, dst->ne[1]) && dw::is_f32(gate) && gate->ne[0] % 32 == 0 &&
-           gate->ne[0] * gate->ne[1] == y->ne[0] && gate->ne[2] == dst->ne[1] && gate->nb[1] % 16 == 0 &&
-           gate->nb[2] % 16 == 0 &&
+    const ggml_tensor *y = dst->src[of::y], *gate = dst->src[of::gate];
+    return is_rows(y, dst->ne[1]) && (!gate || is_gate(gate, y)) &&
            outputs::is_gated(dst->src[of::gated], dst->ne[1] * (y->ne[0] + flash_attention::n_gated(y->ne[0]))) &&
            outputs::takes(dst, dst->src[of::weights], dst->src[of::residual], y->ne[0]);
 }
@@ -181,20 +183,33 @@ size_t workspace(const ggml_tensor * dst) {
     return activations::bytes(dst->ne[1], dst->src[of::weights]->ne[0]);
 }
 
-void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const ggml_tensor *y = dst->src[of::y], *gate = dst->src[of::gate], *gated = dst->src[of::gated];
-    const int64_t      width = y->ne[0], n = dst->ne[1];
-    if (gated && !is_float(dst->src[of::weights]->type)) {
-        const auto   x    = activations::quantised::in(dw::data_of<char>(gated) + n * width * sizeof(float), n, width);
-        product_list list = added_product(dst, dst->src[of::weights], dst->src[of::residual]);
-        if (n == 1 && width % 64 == 0 && list.can_be_late<late_quants>(width)) { // a block copies 16 bytes at a time
-            return list.launch(late_quants{ x }, with.stream);
-        }
-        return list.launch(activations{ x, nullptr }, (int) n, with.stream);
+// of rows that attention left as weights see them
+void launch_gated(const dw::launch_context & with, ggml_tensor * dst, int64_t width, int64_t n) {
+    char * const at   = dw::data_of<char>(dst->src[of::gated]) + n * width * sizeof(float);
+    const auto   x    = activations::quantised::in(at, n, width);
+    product_list list = added_product(dst, dst->src[of::weights], dst->src[of::residual]);
+    if (n == 1 && width % 64 == 0 && list.can_be_late<late_quants>(width)) { // a block copies 16 bytes at a time
+        return list.launch(late_quants{ x }, with.stream);
     }
-    const gated_heads input{ dw::data_of<const float>(y), dw::stride_of(y, 1),    dw::data_of<const float>(gate),
-                             dw::stride_of(gate, 1),      dw::stride_of(gate, 2), (int) gate->ne[0] };
-    add_product(with, dst, dst->src[of::weights], dst->src[of::residual], input);
+    list.launch(activations{ x, nullptr }, (int) n, with.stream);
+}
+
+void launch(const dw::launch_context & with, ggml_tensor * dst) {
+    const ggml_tensor *y = dst->src[of::y], *gate = dst->src[of::gate], *weights = dst->src[of::weights];
+    const float *      values = dw::data_of<const float>(y);
+    if (dst->src[of::gated] && !is_float(weights->type)) {
+        launch_gated(with, dst, y->ne[0], dst->ne[1]);
+    } else if (!gate) {
+        add_product(with, dst, weights, dst->src[of::residual], unchanged{ values, dw::stride_of(y, 1), nullptr });
+    } else {
+        const gated_heads input{ values,
+                                 dw::stride_of(y, 1),
+                                 dw::data_of<const float>(gate),
+                                 dw::stride_of(gate, 1),
+                                 dw::stride_of(gate, 2),
+                                 (int) gate->ne[0] };
+        add_product(with, dst, weights, dst->src[of::residual], input);
+    }
 }
 
 } // namespace attention_out

@@ -124,7 +124,7 @@ def next_scheduled(engine: Engine, sampler: Any, *, accept: bool) -> int:
 FUSED_PARTS = (
     "experts", "feed forward", "delta inputs", "delta front", "delta heads", "delta tree", "delta step",
     "attention inputs", "attention heads", "flash attention", "delta output", "attention output",
-    "draft input", "norm", "product", "gates", "guesses", "attention gates",
+    "draft input", "feature keys", "norm", "product", "gates", "guesses", "attention gates",
 )  # fmt: skip
 
 

@@ -1,5 +1,6 @@
 // What attention layers look like in llama.cpp's graphs: see fuser.h.
 
+#include "decode/cached_heads.h"
 #include "decode/fuser.h"
 #include "decode/pattern.h"
 #include "ops/tree-delta-net/tree-ops.h"
@@ -9,113 +10,41 @@
 
 namespace draftwood {
 
+// Products of one input that is normalised, most_weights at most.
+ggml_tensor * fuser::made_inputs(const norm & normal, const std::vector<ggml_tensor *> & products) {
+    namespace op   = parts::attention_inputs;
+    const auto ask = [&](size_t i) { return i < products.size() ? products[i]->src[0] : nullptr; };
+    const auto any = [&](size_t i) { return products[std::min(i, products.size() - 1)]->src[0]; };
+    int64_t    n   = 0;
+    for (const ggml_tensor * product : products) {
+        n += ggml_nelements(product);
+    }
+    static_assert(op::most_weights == 8, "so many are listed here");
+    return made(op::signature, { n, 1, 1, 1 },
+                { { op::x, normal.x },
+                  { op::norm, normal.weights },
+                  { op::weights, ask(0) },
+                  { op::weights + 1, ask(1) },
+                  { op::weights + 2, ask(2) },
+                  { op::weights + 3, ask(3) },
+                  { op::weights + 4, ask(4) },
+                  { op::weights + 5, ask(5) },
+                  { op::weights + 6, ask(6) },
+                  { op::weights + 7, ask(7) } },
+                { normal.weights, any(0), any(1), any(2), any(3), any(4), any(5), any(6), any(7) },
+                { normal.epsilon, 0, 0 });
+}
+
 bool fuser::attention_inputs(ggml_tensor * scaled) {
     const norm normal = norm::of(scaled);
     const auto users  = edit_.users(scaled);
     if (!normal || users.size() != 3 || !has_few_rows(normal.x)) {
         return false;
     }
-    const std::vector<ggml_tensor *> results(users.begin(), users.end());
-    int64_t                          n_values = 0;
-    for (ggml_tensor * product : results) {
-        if (!weights_times(product, scaled) || !ggml_is_contiguous(product)) {
-            return false;
-        }
-        n_values += ggml_nelements(product);
-    }
-    if (!edit_.is_closed(results, { normal.x })) {
-        return false;
-    }
-    ggml_tensor *q = results[0]->src[0], *k = results[1]->src[0], *v = results[2]->src[0];
-    namespace op = parts::attention_inputs;
-    ggml_tensor * node =
-        made(op::signature, { n_values, 1, 1, 1 },
-             { { op::x, normal.x }, { op::norm, normal.weights }, { op::q, q }, { op::k, k }, { op::v, v } },
-             { normal.weights, q, k, v }, { normal.epsilon, 0, 0 });
-    return split(results, { normal.x }, node);
+    const auto is_product = [&](ggml_tensor * user) { return weights_times(user, scaled) != nullptr; };
+    return std::all_of(users.begin(), users.end(), is_product) &&
+           split_products(normal, { users.begin(), users.end() });
 }
-
-namespace {
-
-// rope(rms_norm(heads) * weights): queries or keys
-struct turned_heads {
-    ggml_tensor *   result    = nullptr;
-    ggml_tensor *   heads     = nullptr; // [S, H, n]
-    ggml_tensor *   weights   = nullptr;
-    ggml_tensor *   positions = nullptr;
-    parts::settings with;
-
-    // product: the heads are it, reshaped, or a view of it
-    static turned_heads of(ggml_tensor * product, const graph_edit & edit) {
-        for (ggml_tensor * part : edit.users(product)) {
-            ggml_tensor * normal = as(edit.only_user(part), GGML_OP_RMS_NORM);
-            ggml_tensor * scaled = edit.only_user(normal);
-            ggml_tensor * rope   = as(edit.only_user(scaled), GGML_OP_ROPE);
-            const norm    found  = scaled ? norm::of(scaled) : norm{};
-            if (rope && found && rope->src[0] == scaled) {
-                turned_heads heads{ rope, part, found.weights, rope->src[1], {} };
-                return heads.read(found.epsilon) ? heads : turned_heads{};
-            }
-        }
-        return {};
-    }
-    explicit operator bool() const { return result != nullptr; }
-
-    bool turns_as(const turned_heads & other) const {
-        return positions == other.positions && std::memcmp(&with, &other.with, sizeof(with)) == 0;
-    }
-
-  private:
-    // ggml_rope_impl's parameters; false: others than rotation.h knows
-    bool read(float epsilon) {
-        int32_t whole[16];
-        float   real[16];
-        std::memcpy(whole, result->op_params, sizeof(whole));
-        std::memcpy(real, result->op_params, sizeof(real));
-        const int32_t mode      = whole[2];
-        const bool    is_scaled = real[7] != 0.0f || real[8] != 1.0f || result->src[2]; // YaRN, factors of a file
-        // a DFlash drafter's sections: all pairs turn by time, as in one section of one pair
-        const bool has_time_alone =
-            mode == GGML_ROPE_TYPE_MROPE && whole[11] > 0 && whole[12] == 0 && whole[13] == 0 && whole[14] == 0;
-        if (is_scaled || whole[15] != 0 ||
-            (mode != GGML_ROPE_TYPE_NEOX && mode != GGML_ROPE_TYPE_IMROPE && !has_time_alone)) {
-            return false;
-        }
-        with.epsilon = epsilon;
-        with.n_dims  = whole[1];
-        with.base    = real[5];
-        with.scale   = real[6];
-        for (int i = 0; i < 4; ++i) {
-            with.sections[i] = mode == GGML_ROPE_TYPE_IMROPE ? (uint8_t) std::clamp(whole[11 + i], 0, 255) : 0;
-        }
-        with.sections[0] = has_time_alone ? 1 : with.sections[0];
-        return result->ne[0] <= parts::max_head && with.n_dims % 2 == 0 && ggml_is_contiguous(result) &&
-               result->type == GGML_TYPE_F32 && weights->ne[0] == result->ne[0];
-    }
-};
-
-// Rows of a batch that go into rows of a KV cache.
-struct cache_write {
-    ggml_tensor * node  = nullptr; // SET_ROWS
-    ggml_tensor * cells = nullptr;
-    ggml_tensor * cache = nullptr;
-
-    // rows: a view of them, or themselves, is written
-    static cache_write of(ggml_tensor * rows, const graph_edit & edit) {
-        ggml_tensor * user = edit.only_user(rows);
-        ggml_tensor * node =
-            as(as(user, GGML_OP_VIEW) || as(user, GGML_OP_RESHAPE) ? edit.only_user(user) : user, GGML_OP_SET_ROWS);
-        const bool is_float = node && (node->type == GGML_TYPE_F16 || node->type == GGML_TYPE_F32);
-        if (!is_float || !edit.users(node).empty() || node->src[0]->ne[0] != node->src[2]->ne[0] ||
-            node->src[0]->type != GGML_TYPE_F32 || node->src[1]->type != GGML_TYPE_I64) {
-            return {};
-        }
-        return { node, node->src[1], node->src[2] };
-    }
-    explicit operator bool() const { return node != nullptr; }
-};
-
-} // namespace
 
 bool fuser::attention_heads(ggml_tensor * scaled) {
     const auto products = edit_.users(scaled);

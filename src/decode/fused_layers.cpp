@@ -71,6 +71,7 @@ fused_counts fuser::run() {
         count(fused_flash_attention, flash_attention(node));
         count(fused_attention_output, attention_output(node));
         count(fused_draft_input, draft_input(node));
+        counts_[fused_feature_keys] += feature_keys(node);
         count(fused_product, product(node));
         count(fused_norm, norm_of_head(node));
     }
@@ -148,8 +149,8 @@ struct rows_of_head {
 
 bool fuser::product(ggml_tensor * node) {
     namespace op    = parts::product_of_rows;
-    ggml_tensor * x = node == logits_ ? source(as(node, GGML_OP_MUL_MAT), 1) : nullptr;
-    if (!x || node->src[0]->op != GGML_OP_NONE || !has_few_rows(node)) {
+    ggml_tensor * x = source(as(node, GGML_OP_MUL_MAT), 1);
+    if (!x || (node != logits_ && !is_input(x)) || node->src[0]->op != GGML_OP_NONE || !has_few_rows(node)) {
         return false;
     }
     ggml_tensor * weights = node->src[0];

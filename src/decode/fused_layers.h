@@ -30,8 +30,9 @@ enum fused_part {
     fused_delta_output,
     fused_attention_output,
     fused_draft_input,
-    fused_norm, // in front of the output head
-    fused_product,
+    fused_feature_keys, // and values, of a drafter's layer
+    fused_norm,         // in front of the output head
+    fused_product,      // with an output head, or of features
     n_fused_ops,
     fused_gates = n_fused_ops, // of delta-net heads: no op of its own, the delta rule's makes them
     fused_guesses,             // of a pool's next layer, by the op that chooses this one's experts

@@ -6,6 +6,7 @@
 
 #include "decode/fused_layers.h"
 #include "decode/graph_edit.h"
+#include "decode/pattern.h"
 #include "ggml-backend.h"
 #include "ops/door/node.h"
 #include "ops/layer-parts/layer-parts.h"
@@ -59,10 +60,13 @@ class fuser {
     ggml_tensor * networks_of(const expert_layer & of, ggml_tensor * choice, ggml_tensor * indices,
                               std::array<uint8_t, 2> planes);
 
-    bool experts(ggml_tensor * sum);
-    bool pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes);
-    bool feed_forward(ggml_tensor * sum);
-    bool delta_inputs(ggml_tensor * scaled);
+    bool          experts(ggml_tensor * sum);
+    bool          pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes);
+    bool          feed_forward(ggml_tensor * sum);
+    bool          delta_inputs(ggml_tensor * scaled);
+    ggml_tensor * made_inputs(const norm & normal, const std::vector<ggml_tensor *> & products);
+    bool          split_products(const norm & normal, const std::vector<ggml_tensor *> & products);
+
     bool attention_inputs(ggml_tensor * scaled);
     bool attention_heads(ggml_tensor * scaled);
     bool delta_front(ggml_tensor * convolved);
@@ -73,6 +77,7 @@ class fuser {
     bool flash_attention(ggml_tensor * node);
     bool attention_output(ggml_tensor * sum);
     bool draft_input(ggml_tensor * node);
+    int  feature_keys(ggml_tensor * scaled);
     bool product(ggml_tensor * node);
     bool norm_of_head(ggml_tensor * node);
 

@@ -157,13 +157,14 @@ void dflash_drafter::observe(const kept_rows & kept) {
         leave_gap(kept.pos);
     }
     target_.left().wait_for(features_.backend());
-    for (size_t k = 0; k < shared_->layers.size(); ++k) {
-        const result_rows inputs = target_.left().layer_input(shared_->layers[k]);
-        if (!inputs.tensor && !inputs.host) {
-            fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", shared_->layers[k]);
+    std::vector<result_rows> inputs;
+    for (const int32_t layer : shared_->layers) {
+        inputs.push_back(target_.left().layer_input(layer));
+        if (!inputs.back().tensor && !inputs.back().host) {
+            fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layer);
         }
-        features_.copy_columns(n_waiting_, (int64_t) k * n_embd_, n_embd_, inputs, kept.rows, kept.n);
     }
+    features_.copy_side_by_side(n_waiting_, inputs, kept.rows, kept.n, ctx_.attached().copies);
     n_waiting_ += kept.n;
     has_prompt_ = has_prompt_ || kept.is_prompt;
     target_.left().taken_by(features_.backend());

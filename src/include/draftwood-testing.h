@@ -57,7 +57,7 @@ typedef enum dw_fuse_where {
 
 // Where the engine's target and its drafter run them from the next graph on.
 DW_API dw_status dw_fuse(dw_engine * engine, int32_t where);
-// How many of each kind of part the newest graph has, the target's or its drafter's, i32[15] as fused_part numbers
+// How many of each kind of part the newest graph has, the target's or its drafter's, i32[19] as fused_part numbers
 // them.
 DW_API dw_status dw_fused(dw_engine * engine, bool of_drafter, int32_t * n);
 

@@ -79,7 +79,7 @@ struct dw_attachment {
     void set_kv_steps(uint32_t few_rows, uint32_t others) noexcept;
 
     // Numbers of parts of layers, by decode/fused_layers.h: of ops, then of gates and guesses, which are none.
-    static constexpr size_t n_ops = 15;
+    static constexpr size_t n_ops = 16;
     using part_counts             = std::array<int32_t, n_ops + 3>;
 
     // Graphs are built anew.

@@ -5,6 +5,7 @@
 #include "llama/status.h"
 #include "llama/tensor_bytes.h"
 
+#include <algorithm>
 #include <cstring>
 
 namespace draftwood {
@@ -38,6 +39,30 @@ void device_rows::copy(int64_t to, const ggml_tensor * from, int64_t first, int6
     copy_part(to * row_bytes(), from, first * from->nb[1], n * row_bytes());
 }
 
+void device_rows::copy_side_by_side(int64_t to, const std::vector<result_rows> & from, const int32_t * rows, int32_t n,
+                                    row_copies copies) {
+    const int64_t width = rows_->ne[0] / (int64_t) from.size();
+    const size_t  bytes = width * sizeof(float);
+    const bool at_once  = copies && n <= n_single_max && std::all_of(from.begin(), from.end(), [&](const auto & each) {
+                             return each.tensor && same_device(each.tensor);
+                         });
+    std::vector<row_piece> pieces;
+    for (size_t k = 0; k < from.size(); ++k) {
+        if (!at_once) {
+            copy_columns(to, (int64_t) k * width, width, from[k], rows, n);
+            continue;
+        }
+        for (int32_t i = 0; i < n; ++i) {
+            pieces.push_back({ (char *) rows_->data + (to + i) * row_bytes() + k * bytes,
+                               (const char *) from[k].tensor->data + rows[i] * bytes, bytes });
+        }
+    }
+    if (!pieces.empty()) {
+        copies(backend_, pieces.data(), (int) pieces.size());
+    }
+}
+
+// Columns [column, column + width) of rows `to`.. from rows of f32[width, ..].
 void device_rows::copy_columns(int64_t to, int64_t column, int64_t width, const result_rows & from,
                                const int32_t * rows, int32_t n) {
     const size_t at = column * sizeof(float), bytes = width * sizeof(float);

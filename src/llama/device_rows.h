@@ -23,10 +23,10 @@ class device_rows {
     void copy(int64_t to, const result_rows & from, int64_t first, int64_t n);
     void copy(int64_t to, const ggml_tensor * from, int64_t first, int64_t n);
 
-    // Columns [column, column + width) of rows `to`.. from rows i32[n] of another decode, f32[width, ..]. Many rows are
-    // copied by a graph, a few one by one.
-    void copy_columns(int64_t to, int64_t column, int64_t width, const result_rows & from, const int32_t * rows,
-                      int32_t n);
+    // Row `to` + i becomes row rows[i] of each of `from`, results of one decode of equal width, side by side; rows
+    // i32[n]. Many rows are copied by graphs, a few in one launch of `copies`; nullptr: one by one.
+    void copy_side_by_side(int64_t to, const std::vector<result_rows> & from, const int32_t * rows, int32_t n,
+                           row_copies copies);
 
     void               set(int64_t to, const float * values);
     std::vector<float> get(int64_t row) const; // waits for what is queued
@@ -46,6 +46,8 @@ class device_rows {
     bool same_device(const ggml_tensor * other) const;
     void set_from_host(size_t to, const void * values, size_t bytes);
     void copy_part(size_t to, const ggml_tensor * from, size_t offset, size_t bytes);
+    void copy_columns(int64_t to, int64_t column, int64_t width, const result_rows & from, const int32_t * rows,
+                      int32_t n);
     void copy_block(int64_t to, size_t at, int64_t width, const ggml_tensor * from, int64_t first, int64_t n);
 
     ggml_backend_t          backend_;

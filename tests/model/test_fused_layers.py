@@ -457,3 +457,21 @@ def test_a_pool_of_few_experts_stays_llama_cpps(gguf):
     assert "delta inputs" in counts(r.engine)
     r.close()
     pool.close()
+
+
+def test_keys_of_a_targets_features_are_fused():
+    """Those of all layers of a DFlash drafter at once; it guesses as before."""
+    guesses = []
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
+        llm = load(where, **WAYS["dflash"])
+        llm._engine.eval(TOKENS[:9], 0)
+        held = ctypes.c_void_p()
+        api.check(_capi.lib.dw_drafter_memory(llm._engine._handle, ctypes.byref(held)))  # it takes what waits
+        found = {part: n for part, n in api.fused(llm._engine, of_drafter=True).items() if n}
+        assert found == ({"feature keys": 3, "product": 1} if where == api.FUSE_EVERYWHERE else {})
+        text(llm, 48, temp=0.0)
+        stats = llm._engine.stats()
+        guesses.append((stats.rounds, stats.drafted, stats.accepted))
+        llm.close()
+    assert guesses[0] == guesses[1]
+    assert guesses[0][2] > 20

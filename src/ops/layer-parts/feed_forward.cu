@@ -1,6 +1,6 @@
 // The feed-forward half of a dense layer on CUDA: layer-parts.h. Three kernels: norm, gate and up, down.
 
-#include "ops/layer-parts/networks.cuh"
+#include "ops/layer-parts/dense-hidden.cuh"
 #include "ops/layer-parts/product-list.cuh"
 
 namespace {
@@ -52,7 +52,9 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
         0
     };
     launch_input(normalised_rows(x, src[of::norm], settings_of(dst).epsilon), h, n, with.stream);
-    launch_hidden(a, 0, with.stream);
+    if (!launch_dense_hidden(a, with.stream)) {
+        launch_hidden(a, 0, with.stream);
+    }
     add_product(with, dst, src[of::down], x, hidden);
 }
 

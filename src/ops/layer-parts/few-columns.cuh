@@ -32,7 +32,8 @@ template <int n, bool ahead> class few_sums {
 
     // Of n_blocks blocks from value `first` on: asked for before the tile is there.
     template <ggml_type type> __device__ __forceinline__ held hold(int first, int n_blocks) const {
-        return hold_tile<unpacked<type>>(first, n_blocks);
+        return !unpacked<type>::is_cut || n_blocks == blocks_of_tile ? hold_tile<whole_tile<type>>(first, n_blocks)
+                                                                     : hold_tile<unpacked<type>>(first, n_blocks);
     }
 
     template <typename tile_type> __device__ __forceinline__ held hold_tile(int first, int n_blocks) const {
@@ -64,7 +65,11 @@ template <int n, bool ahead> class few_sums {
 
     template <ggml_type type>
     __device__ __forceinline__ void add(const char * a, const char * b, const held & x, int first, int n_blocks) {
-        add_tile(unpacked<type>(a, b, lane_), x, first, n_blocks);
+        if (!unpacked<type>::is_cut || n_blocks == blocks_of_tile) {
+            add_tile(whole_tile<type>(a, b, lane_), x, first, n_blocks);
+        } else {
+            add_tile(unpacked<type>(a, b, lane_), x, first, n_blocks);
+        }
     }
 
     template <typename tile_type>

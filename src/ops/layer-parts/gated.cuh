@@ -120,7 +120,7 @@ struct late_gated {
     }
 };
 
-// A row of values of 8 bits as it lies, as the input of products with quantised weights: each block copies it.
+// Rows of values of 8 bits as they lie, as the input of products with quantised weights: each block copies them.
 struct late_quants {
     using rows = activations::quantised;
     rows from;
@@ -129,16 +129,13 @@ struct late_quants {
         rows x;
     };
 
-    static size_t                            bytes(int64_t, int64_t width) { return rows::bytes(1, width); }
-    __device__ __forceinline__ rows_in_block in(char * at, int) const { return { rows::in(at, 1, from.width) }; }
+    static size_t                            bytes(int64_t n, int64_t width) { return rows::bytes(n, width); }
+    __device__ __forceinline__ rows_in_block in(char * at, int n) const { return { rows::in(at, n, from.width) }; }
     __device__ __forceinline__ void          ask(const team &) const {}
 
     // All warps of a block.
-    __device__ __forceinline__ void write(int, const rows_in_block & out) const {
-        const int n_copies = (int) (rows::bytes(1, from.width) / sizeof(int4));
-        for (int i = threadIdx.x; i < n_copies; i += blockDim.x) {
-            ((int4 *) out.x.scales)[i] = ((const int4 *) from.scales)[i];
-        }
+    __device__ __forceinline__ void write(int n, const rows_in_block & out) const {
+        copy_by_block(out.x.scales, from.scales, rows::bytes(n, from.width));
     }
 };
 

@@ -32,8 +32,13 @@ struct late_normalised {
 
     // All warps of a block.
     __device__ __forceinline__ void write(int n, const rows_in_block & out) const {
-        const int n_all = n * n_pieces(input.width), step = blockDim.x / 32;
-        for (int p0 = threadIdx.x / 32; p0 < n_all; p0 += at_once * step) {
+        write(n, out, threadIdx.x / 32, blockDim.x / 32);
+    }
+
+    // pieces first, first + step, ... of all rows. A warp.
+    __device__ __forceinline__ void write(int n, const rows_in_block & out, int first, int step) const {
+        const int n_all = n * n_pieces(input.width);
+        for (int p0 = first; p0 < n_all; p0 += at_once * step) {
             eight_of_piece mine[at_once];
 #pragma unroll
             for (int i = 0; i < at_once; ++i) {
@@ -105,5 +110,39 @@ struct late_normalised {
         out.x.store(v.row, v.at, scaled, v.is_there);
     }
 };
+
+// The same, of rows that a kernel before made for all blocks: each copies them.
+struct late_made {
+    late_normalised of;
+    char *          at; // memory for bytes(n, width), aligned to 16 bytes
+
+    using rows_in_block = late_normalised::rows_in_block;
+    static size_t bytes(int64_t n, int64_t width) { return late_normalised::bytes(n, width); }
+
+    __device__ __forceinline__ rows_in_block in(char * memory, int n) const { return of.in(memory, n); }
+    __device__ __forceinline__ void          ask(const team &) const {}
+    __device__ __forceinline__ float factor(const rows_in_block & rows, int row) const { return of.factor(rows, row); }
+
+    // All warps of a block.
+    __device__ __forceinline__ void write(int n, const rows_in_block & out) const {
+        copy_by_block(out.squares, at, (char *) out.x.quants_of(n) - (char *) out.squares);
+    }
+};
+
+constexpr int warps_of_making = 4; // of a block
+
+// Makes them: a warp a piece.
+static __global__ void __launch_bounds__(32 * warps_of_making) make_late(const late_made rows, int n) {
+    ggml_cuda_pdl_lc();
+    rows.of.ask(team::of_block());
+    ggml_cuda_pdl_sync();
+    rows.of.write(n, rows.in(rows.at, n), blockIdx.x * warps_of_making + threadIdx.x / 32, gridDim.x * warps_of_making);
+}
+
+inline void launch_making(const late_made & rows, int n, cudaStream_t stream) {
+    const int n_pieces = n * late_normalised::n_pieces(rows.of.input.width);
+    ggml_cuda_kernel_launch(
+        make_late, { dim3(dw::n_blocks(n_pieces, warps_of_making)), dim3(32 * warps_of_making), 0, stream }, rows, n);
+}
 
 } // namespace dw::layer_parts

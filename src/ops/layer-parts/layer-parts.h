@@ -114,15 +114,25 @@ constexpr op_signature     signature       = { "dw_delta_inputs", operands, n_sr
 extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_inputs
 
-// What an attention layer computes from its input, h = rms_norm(x) * norm:
-//   dst[(rows of q + k + v) * n]: q h, k h, v h, one after another, each [rows, n]
-//   x [D, n]; norm [D]; q, k, v weights [D, rows]
+// What an attention layer, or several, compute from one input, h = rms_norm(x) * norm:
+//   dst[rows of all weights * n]: w h of each of these, queries, keys and values, one after another, each [rows, n]
+//   x [D, n]; norm [D]; w0 to w7 weights [D, rows], or nullptr from one on
 //   settings: epsilon
 namespace attention_inputs {
-enum src { x, norm, q, k, v, n_src };
-constexpr const char *     operands[n_src] = { "x", "norm", "q", "k", "v" };
-constexpr op_signature     signature       = { "dw_attention_inputs", operands, n_src };
+constexpr int most_weights = 8;
+enum src { x, norm, weights, n_src = weights + most_weights };
+constexpr const char *     operands[n_src] = { "x", "norm", "w0", "w1", "w2", "w3", "w4", "w5", "w6", "w7" };
+constexpr op_signature     signature       = { "dw_attention_inputs", operands, n_src, most_weights - 1 };
 extern const op_descriptor on_cpu, on_cuda;
+
+// how many weights a node has
+inline int n_weights(const ggml_tensor * dst) {
+    int n = 1;
+    while (n < most_weights && dst->src[weights + n]) {
+        ++n;
+    }
+    return n;
+}
 } // namespace attention_inputs
 
 // The input of an MTP block, of a token's embedding and the hidden state before it:

@@ -36,7 +36,11 @@ template <int n_wide> class many_sums {
     // a, b: rows lane / 4 and lane / 4 + 8 of a tile. Columns from their value `first` on, n_blocks blocks of 32.
     template <ggml_type type>
     __device__ __forceinline__ void add(const char * a, const char * b, held x, int first, int n_blocks) {
-        add_tile(unpacked<type>(a, b, lane_), x, first, n_blocks);
+        if (!unpacked<type>::is_cut || n_blocks == blocks_of_tile) {
+            add_tile(whole_tile<type>(a, b, lane_), x, first, n_blocks);
+        } else {
+            add_tile(unpacked<type>(a, b, lane_), x, first, n_blocks);
+        }
     }
 
     template <typename tile_type>

@@ -55,9 +55,10 @@ void run_attention_inputs(ggml_tensor * dst, int ith, int nth, void *) {
         const values  h =
             normalised(x, (const float *) src[of::norm]->data, src[of::x]->ne[0], settings_of(dst).epsilon);
         part_writer out{ (float *) dst->data, n };
-        for (int each : { of::q, of::k, of::v }) {
-            out.write(product(src[each], h), row);
-            out.pass(src[each]->ne[1]);
+        for (int i = 0; i < of::n_weights(dst); ++i) {
+            const ggml_tensor * weights = src[of::weights + i];
+            out.write(product(weights, h), row);
+            out.pass(weights->ne[1]);
         }
     }
 }

@@ -9,11 +9,12 @@ using namespace dw::layer_parts;
 
 namespace inputs {
 
-template <int n_weights> bool takes(const ggml_tensor * dst, const int (&weights)[n_weights]) {
+// weights: operands [first, first + n)
+bool takes(const ggml_tensor * dst, int first, int n) {
     const ggml_tensor * x  = dst->src[0];
     bool                ok = is_rows(x, x->ne[1]) && x->ne[0] <= max_width && is_vector(dst->src[1], x->ne[0]);
-    for (int each : weights) {
-        ok = ok && is_weights(dst->src[each], x->ne[0]);
+    for (int i = first; i < first + n; ++i) {
+        ok = ok && is_weights(dst->src[i], x->ne[0]);
     }
     return ok && dw::is_f32(dst) && ggml_is_contiguous(dst);
 }
@@ -34,8 +35,8 @@ namespace delta_in {
 namespace of = delta_inputs;
 
 bool takes(const ggml_tensor * dst) {
-    return inputs::takes(dst, { of::qkv, of::z, of::beta, of::alpha }) &&
-           is_vector(dst->src[of::dt], dst->src[of::alpha]->ne[1]) &&
+    static_assert(of::z == of::qkv + 1 && of::beta == of::qkv + 2 && of::alpha == of::qkv + 3, "side by side");
+    return inputs::takes(dst, of::qkv, 4) && is_vector(dst->src[of::dt], dst->src[of::alpha]->ne[1]) &&
            is_vector(dst->src[of::a], dst->src[of::alpha]->ne[1]);
 }
 
@@ -66,7 +67,7 @@ namespace attention_in {
 namespace of = attention_inputs;
 
 bool takes(const ggml_tensor * dst) {
-    return inputs::takes(dst, { of::q, of::k, of::v });
+    return inputs::takes(dst, of::weights, of::n_weights(dst));
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
@@ -74,10 +75,10 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const int           n    = (int) x->ne[1];
     float *             next = dw::data_of<float>(dst);
     product_list        list;
-    for (int each : { of::q, of::k, of::v }) {
-        const int64_t n_rows = dst->src[each]->ne[1];
-        list.add(dst->src[each], next, n_rows);
-        next += n_rows * n;
+    for (int i = 0; i < of::n_weights(dst); ++i) {
+        const ggml_tensor * weights = dst->src[of::weights + i];
+        list.add(weights, next, weights->ne[1]);
+        next += weights->ne[1] * n;
     }
     inputs::launch(with, dst, list);
 }
@@ -189,7 +190,7 @@ void launch_gated(const dw::launch_context & with, ggml_tensor * dst, int64_t wi
     const auto   x    = activations::quantised::in(at, n, width);
     product_list list = added_product(dst, dst->src[of::weights], dst->src[of::residual]);
     if (n == 1 && width % 64 == 0 && list.can_be_late<late_quants>(width)) { // a block copies 16 bytes at a time
-        return list.launch(late_quants{ x }, with.stream);
+        return list.launch(late_quants{ x }, 1, with.stream);
     }
     list.launch(activations{ x, nullptr }, (int) n, with.stream);
 }

@@ -118,22 +118,7 @@ struct hidden_in_block {
         if (at < 0) {
             return;
         }
-        constexpr int at_once  = 4;
-        const int     n_copies = (int) (((char *) from.quants_of(n_pairs) - (char *) from.scales) / sizeof(int4));
-        int4 *        to       = (int4 *) (memory + at);
-        for (int i0 = threadIdx.x; i0 < n_copies; i0 += at_once * blockDim.x) {
-            int4 found[at_once];
-#pragma unroll
-            for (int i = 0; i < at_once; ++i) {
-                found[i] = ((const int4 *) from.scales)[min(i0 + i * (int) blockDim.x, n_copies - 1)];
-            }
-#pragma unroll
-            for (int i = 0; i < at_once; ++i) {
-                if (i0 + i * (int) blockDim.x < n_copies) {
-                    to[i0 + i * blockDim.x] = found[i];
-                }
-            }
-        }
+        copy_by_block(memory + at, from.scales, activations::quantised::bytes(n_pairs, from.width));
         __syncthreads();
     }
 };

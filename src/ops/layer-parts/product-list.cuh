@@ -15,9 +15,11 @@
 
 namespace dw::layer_parts {
 
-constexpr int large_rows     = 1 << 14; // an output head
-constexpr int few_rows       = 512;     // of float weights: a warp a row would leave most of a GPU idle
-constexpr int most_lone_rows = 512;     // of all parts: a few for each block's warp without a team
+constexpr int least_rows_made_ahead = 3;
+constexpr int least_rows_copied     = 3;
+constexpr int large_rows            = 1 << 14; // an output head
+constexpr int few_rows              = 512;     // of float weights: a warp a row would leave most of a GPU idle
+constexpr int most_lone_rows        = 512;     // of all parts: a few for each block's warp without a team
 
 namespace {
 class product_list {
@@ -40,7 +42,12 @@ class product_list {
     // As below, of rows that are normalised.
     void launch(const normalised & input, void * memory, int n, cudaStream_t stream) {
         if (can_be_late<late_normalised>(input.width)) {
-            launch_rows(late_normalised{ input }, input.width, n, stream);
+            if (n < least_rows_made_ahead) {
+                return launch_rows(late_normalised{ input }, input.width, n, stream);
+            }
+            const late_made rows{ { input }, (char *) memory };
+            launch_making(rows, n, stream);
+            launch_several(rows, input.width, n, stream);
         } else {
             launch(input, memory, input.width, n, stream);
         }
@@ -61,20 +68,30 @@ class product_list {
 
     // a row, if can_be_late
     void launch(const late_gated & input, cudaStream_t stream) { launch_for<1>(input, input.width, 1, stream); }
-    void launch(const late_quants & input, cudaStream_t stream) { launch_for<1>(input, input.from.width, 1, stream); }
+    void launch(const late_quants & input, int n, cudaStream_t stream) {
+        if (n == 1) {
+            return launch_for<1>(input, input.from.width, n, stream);
+        }
+        launch_several(input, input.from.width, n, stream);
+    }
 
     // x: n rows
     void launch(const activations & x, int n, cudaStream_t stream) {
-        if (all_.n != 1 || !launch_large(all_.each[0], x, n, stream)) {
+        if (all_.n == 1 && launch_large(all_.each[0], x, n, stream)) {
+            return;
+        }
+        if (n >= least_rows_copied && !has_teams_for(x.width) && !has_floats() && !is_large() &&
+            has_room(warps_for(x.width), 1, bytes_of_sums<max_rows, late_quants>(warps_for(x.width)),
+                     late_quants::bytes(n, x.width))) {
+            launch(late_quants{ x }, n, stream);
+        } else {
             launch_rows(x, x.width, n, stream);
         }
     }
 
     // Whether blocks can make such an input. For the most rows, whatever their number: bits do not depend on it.
     template <typename input_type> bool can_be_late(int64_t width) const {
-        const bool has_floats =
-            std::any_of(all_.each, all_.each + all_.n, [](const part & each) { return is_float(each.type); });
-        return !has_floats && !is_large() && has_teams_for(width) &&
+        return !has_floats() && !is_large() && has_teams_for(width) &&
                has_room(warps_for(width), 1, bytes_of_sums<max_rows, input_type>(warps_for(width)),
                         input_type::bytes(max_rows, width));
     }
@@ -83,11 +100,21 @@ class product_list {
     static constexpr int values_of_a_warp = 512;                        // of a row: these keep it busy
     using strips_of_team                  = std::array<int, max_parts>; // by part
 
+    static strips_of_team one_each() {
+        strips_of_team made;
+        made.fill(1);
+        return made;
+    }
+
     static int warps_for(int64_t width) {
         return (int) std::clamp<int64_t>((width + values_of_a_warp - 1) / values_of_a_warp, 1, most_warps);
     }
 
     static bool has_teams_for(int64_t width) { return width <= values_of_a_warp * most_warps; }
+
+    bool has_floats() const {
+        return std::any_of(all_.each, all_.each + all_.n, [](const part & each) { return is_float(each.type); });
+    }
 
     // an output head: its blocks multiply several strips
     bool is_large() const { return all_.each[0].n_rows >= large_rows; }
@@ -104,6 +131,11 @@ class product_list {
         if (n <= 2) {
             return n == 1 ? launch_for<1>(input, width, n, stream) : launch_for<2>(input, width, n, stream);
         }
+        launch_several(input, width, n, stream);
+    }
+
+    template <typename input_type>
+    void launch_several(const input_type & input, int width, int n, cudaStream_t stream) {
         return n <= 8 ? launch_for<8>(input, width, n, stream) : launch_for<16>(input, width, n, stream);
     }
 
@@ -258,7 +290,7 @@ class product_list {
     }
 
     parts          all_{};
-    strips_of_team n_strips_ = { 1, 1, 1, 1 };
+    strips_of_team n_strips_ = one_each();
 };
 } // namespace
 

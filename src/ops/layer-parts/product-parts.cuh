@@ -10,7 +10,7 @@ namespace dw::layer_parts {
 constexpr int most_warps       = 8; // of a team
 constexpr int tiles_of_a_warp  = 2; // of a strip, at widths of up to 4,096
 constexpr int most_block_warps = 16;
-constexpr int max_parts        = 4;
+constexpr int max_parts        = 8;
 
 enum class end_of_product { as_is, sigmoid, softplus, add };
 

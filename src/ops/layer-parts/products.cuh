@@ -30,9 +30,10 @@ template <bool has_teams> struct team_or_block {
 };
 
 // Inputs that a block's warps make together, for quantised weights alone.
-template <typename input_type> constexpr bool is_late_input = std::is_same_v<input_type, late_normalised> ||
-                                                              std::is_same_v<input_type, late_gated> ||
-                                                              std::is_same_v<input_type, late_quants>;
+template <typename input_type> constexpr bool is_late_norm =
+    std::is_same_v<input_type, late_normalised> || std::is_same_v<input_type, late_made>;
+template <typename input_type> constexpr bool is_late_input =
+    is_late_norm<input_type> || std::is_same_v<input_type, late_gated> || std::is_same_v<input_type, late_quants>;
 
 // Strips that a team multiplies between two meetings of its warps: one for each slot where blocks make their input.
 template <typename input_type> constexpr int strips_at_once = is_late_input<input_type> ? most_slots : 1;
@@ -170,8 +171,8 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
         }
     };
     const auto factor = [&](float sum, int column) {
-        if constexpr (std::is_same_v<input_type, late_normalised>) { // never joined with what follows: bits do not
-                                                                     // depend on how many columns there are
+        if constexpr (is_late_norm<input_type>) { // never joined with what follows: bits do not
+                                                  // depend on how many columns there are
             return __fmul_rn(sum, input.factor(input.in(memory + plan.activations_at, n), column));
         } else {
             return sum;

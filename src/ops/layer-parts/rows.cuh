@@ -197,6 +197,26 @@ struct activations : quant_rows<32, true> {
     }
 };
 
+// Copies n_bytes, a multiple of 16 as both addresses are. All threads of a block, which have several loads on their
+// way.
+__device__ __forceinline__ void copy_by_block(void * to, const void * from, size_t n_bytes) {
+    constexpr int at_once = 4;
+    const int     n = (int) (n_bytes / sizeof(int4)), step = (int) blockDim.x;
+    for (int i0 = threadIdx.x; i0 < n; i0 += at_once * step) {
+        int4 found[at_once];
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            found[i] = ((const int4 *) from)[min(i0 + i * step, n - 1)];
+        }
+#pragma unroll
+        for (int i = 0; i < at_once; ++i) {
+            if (i0 + i * step < n) {
+                ((int4 *) to)[i0 + i * step] = found[i];
+            }
+        }
+    }
+}
+
 // The sum over threads, given the sums of their warps.
 __device__ __forceinline__ float sum_of_warps(const float * sums, int n_warps) {
     float sum = 0.0f;

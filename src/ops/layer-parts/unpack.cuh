@@ -175,12 +175,13 @@ template <> struct unpacked<GGML_TYPE_IQ4_XS> : in_blocks_of_32 {
     static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
 };
 
-template <> struct unpacked<GGML_TYPE_Q8_0> : in_blocks_of_32 {
-    static constexpr bool is_signed = true, has_least = false, is_cut = true;
+// may_be_cut: a row may end in the tile. Where none does, loads of all blocks are made ahead.
+template <bool may_be_cut> struct tile_of_Q8_0 : in_blocks_of_32 {
+    static constexpr bool is_signed = true, has_least = false, is_cut = may_be_cut;
     const char *          a, *b;
     int                   at;
 
-    __device__ __forceinline__ unpacked(const char * row, const char * row8, int lane) :
+    __device__ __forceinline__ tile_of_Q8_0(const char * row, const char * row8, int lane) :
         a(row),
         b(row8),
         at(2 + 4 * (lane % 4)) {}
@@ -193,6 +194,19 @@ template <> struct unpacked<GGML_TYPE_Q8_0> : in_blocks_of_32 {
     }
     __device__ __forceinline__ float2       scale(int i) const { return make_float2(scale(a, i), scale(b, i)); }
     static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
+};
+
+template <> struct unpacked<GGML_TYPE_Q8_0> : tile_of_Q8_0<true> {
+    using tile_of_Q8_0::tile_of_Q8_0;
+};
+
+// a tile that no row ends in
+template <ggml_type type> struct whole_tile : unpacked<type> {
+    using unpacked<type>::unpacked;
+};
+
+template <> struct whole_tile<GGML_TYPE_Q8_0> : tile_of_Q8_0<false> {
+    using tile_of_Q8_0::tile_of_Q8_0;
 };
 
 // Where a row of a tile begins: at a multiple of 2, at one of 4, or 2 bytes behind one of 4.

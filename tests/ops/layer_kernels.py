@@ -221,6 +221,24 @@ def test_rows_that_end_within_a_tile_do_not_depend_on_their_number(rng, backend)
     check_rows(rng, backend, parts.attention_inputs(rng, ROWS, ("Q8_0",) * 3, width=512 + 32))
 
 
+@pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "F16"])
+@pytest.mark.parametrize("n_weights", [1, 2, 8])
+def test_several_layers_read_one_input(rng, backend, n_weights, kind):
+    """As keys and values of a DFlash drafter's layers do."""
+    rows = tuple(16 * (i + 1) + i % 2 for i in range(n_weights))
+    part = parts.attention_inputs(rng, ROWS, (kind,) * n_weights, width=512, rows=rows)
+    check(backend, part, is_float=kind == "F16")
+    check_rows(rng, backend, part)
+
+
+@pytest.mark.parametrize("kinds", [("Q8_0", "Q8_0"), ("Q4_K", "Q6_K")])
+def test_a_dense_networks_wide_rows(rng, backend, kinds):
+    """Of many rows each block copies hidden values that are too wide to be made by one."""
+    part = parts.feed_forward(rng, ROWS, kinds, width=256, hidden=4096 + 256)
+    check(backend, part, is_float=False)
+    check_rows(rng, backend, part)
+
+
 @pytest.mark.parametrize("scale", [1e-6, 1e5])
 @pytest.mark.parametrize("n", [1, 6])
 def test_rows_far_from_their_norm(rng, backend, n, scale):

@@ -264,10 +264,10 @@ def delta_step(rng: np.random.Generator, n: int, *, size: int = 64, n_keys: int 
 
 
 def attention_inputs(
-    rng: np.random.Generator, n: int, kinds: tuple[str, str, str], *, width: int = 256,
-    rows: tuple[int, int, int] = (128, 32, 33), scale: float = 1.0,
+    rng: np.random.Generator, n: int, kinds: tuple[str, ...], *, width: int = 256,
+    rows: tuple[int, ...] = (128, 32, 33), scale: float = 1.0,
 ) -> Part:  # fmt: skip
-    """Return dw_attention_inputs; kinds: of q, k and v; scale: of x."""
+    """Return dw_attention_inputs; kinds: of q, k and v, or of several layers' k and v; scale: of x."""
     x, norm = f32(rng, n, width) * np.float32(scale), f32(rng, width)
     made = [(*weights(rng, (size, width), kind), kind) for size, kind in zip(rows, kinds, strict=True)]
     h = normalised(x, norm)

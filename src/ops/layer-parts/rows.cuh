@@ -97,26 +97,28 @@ using scale_and_sum = float2;
 // many of scales; with 32, lanes that read several rows of shared memory meet different banks. is_rounded: scales are
 // rounded to half, as in ggml's blocks, but where the norm's factor is applied later: half may not hold them then.
 template <int gap, bool is_rounded> struct quant_rows {
-    scale_and_sum * scales; // [n][K / 32 + gap / 16]
+    scale_and_sum * scales; // [n][scales_of_row(K)]
     int8_t *        quants; // [n][K + gap]
     int             width;  // K, a multiple of 32; of 256 if weights of larger blocks read it
 
+    // two of them are read at once
+    static __host__ __device__ constexpr int64_t scales_of_row(int64_t width) {
+        return (width / 32 + 1) / 2 * 2 + gap / 16;
+    }
     static __host__ __device__ constexpr size_t bytes(int64_t n, int64_t width) {
-        return (size_t) n * ((size_t) (width / 32 + gap / 16) * sizeof(scale_and_sum) + (size_t) (width + gap));
+        return (size_t) n * ((size_t) scales_of_row(width) * sizeof(scale_and_sum) + (size_t) (width + gap));
     }
     // at: aligned to 16 bytes
     static __host__ __device__ quant_rows in(char * at, int64_t n, int64_t width) {
         quant_rows made;
         made.width  = (int) width;
         made.scales = (scale_and_sum *) at;
-        made.quants = (int8_t *) (made.scales + n * (width / 32 + gap / 16));
+        made.quants = (int8_t *) (made.scales + n * scales_of_row(width));
         return made;
     }
 
     __device__ __forceinline__ int8_t *        quants_of(int i) const { return quants + (int64_t) i * (width + gap); }
-    __device__ __forceinline__ scale_and_sum * scales_of(int i) const {
-        return scales + (int64_t) i * (width / 32 + gap / 16);
-    }
+    __device__ __forceinline__ scale_and_sum * scales_of(int i) const { return scales + i * scales_of_row(width); }
 
     // Writes group `group` of a row, n times four values, 1 or 2, of which this lane has `v`. All 32 lanes call it, for
     // groups that follow each other.

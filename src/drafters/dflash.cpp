@@ -114,7 +114,7 @@ dflash_context::dflash_context(target_context & target, const llama_context_para
                /*use_extra_bufts*/ params.exact_rows == 0)),
     ctx(make_context(target.get(), context_params, model.get()),
         output_head(output_head(model.get()).weights ? model.get() : llama_get_model(target.get())), head_reads::once,
-        params, target.attached().model),
+        params, target.attached().model, rows_have::feeds),
     layers(target_layers(model.get())),
     block_size(file.block_size),
     mask(llama_vocab_mask(llama_model_get_vocab(model.get()))),
@@ -132,8 +132,7 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
     seq_(params.seq_id),
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
     features_(ctx_.left().backend(), (int64_t) shared_->layers.size() * n_embd_,
-              llama_n_ubatch(target.get()) + n_waiting_max),
-    nothing_(shared_->layers.size() * n_embd_) {
+              llama_n_ubatch(target.get()) + n_waiting_max + max_tree_nodes) {
     ctx_.remove_from(seq_, 0);                    // cells of an earlier drafter of this sequence
     for (const int32_t layer : shared_->layers) { // the last: behind a failure nobody would take them off
         target.attached().tap_layer((uint32_t) layer, true);
@@ -199,9 +198,7 @@ void dflash_drafter::feed() {
         decode_request request;
         request.slot = few ? drafter_context::slot(graph_kind::own_features, seq_) : 0;
         ctx_.batch().clear();
-        add_features(few ? bucket(n) : n, few);
-        request.feeds.push_back(
-            features_.feed(row_feed::hidden, 0, first, n, feature_projection(shared_->model.get())));
+        add_features(request, first, n, few ? bucket(n) : n, few);
         const int32_t rc = ctx_.decode(request);
         if (rc != 0) {
             fail(DW_ERR_DECODE, "llama_decode returned %d for the features of %d tokens at position %d", rc, n, n_fed_);
@@ -213,9 +210,16 @@ void dflash_drafter::feed() {
     fed();
 }
 
-void dflash_drafter::add_features(int32_t n_rows, bool output) {
+// Adds n_rows to the batch: n features from the `first` that waits on, and zeros.
+void dflash_drafter::add_features(decode_request & to, int32_t first, int32_t n, int32_t n_rows, bool output) {
+    const ggml_tensor * reader = feature_projection(shared_->model.get());
+    const int64_t       at = ctx_.batch().size(), zeros = features_.tensor()->ne[1] - max_tree_nodes;
+    to.feeds.push_back(features_.feed(row_feed::hidden, at, first, n, reader));
+    if (n < n_rows) {
+        to.feeds.push_back(features_.feed(row_feed::hidden, at + n, zeros, n_rows - n, reader));
+    }
     for (int32_t i = 0; i < n_rows; ++i) {
-        ctx_.batch().add_features(nothing_.data(), (int32_t) nothing_.size(), n_fed_ + i, output, seq_);
+        ctx_.batch().add_fed(n_fed_ + i, output, seq_);
     }
 }
 

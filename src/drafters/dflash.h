@@ -71,7 +71,7 @@ class dflash_drafter : public drafter {
     llama_pos end() const { return n_fed_ + n_waiting_; }
     int32_t   guesses(const draft_request & request) const; // 0: it cannot draft here
     void      feed();
-    void      add_features(int32_t n_rows, bool output);
+    void      add_features(decode_request & to, int32_t first, int32_t n, int32_t n_rows, bool output);
     void      fed();
     void      leave_gap(llama_pos pos);
     void      add_block(const draft_request & request, int32_t n);
@@ -88,13 +88,11 @@ class dflash_drafter : public drafter {
     llama_seq_id                    seq_;
     int32_t                         n_embd_; // of the target
 
-    device_rows features_; // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache
+    // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache. The last rows are zero.
+    device_rows features_;
     int32_t     n_waiting_  = 0;     // of them
     bool        has_prompt_ = false; // some of them are a prompt's
     llama_pos   n_fed_      = 0;     // position of the first one; those before it are in the cache, but for gaps
-
-    std::vector<float>
-        nothing_; // f32[layers * n_embd], where llama.cpp wants a host's copy of what it is fed otherwise
 };
 
 } // namespace draftwood

@@ -67,11 +67,9 @@ void dflash_drafter::feed_together(const std::vector<block> & run) {
         decode_request request;
         request.slot = drafter_context::slot(graph_kind::joint_features, run[0].who->seq_);
         ctx.batch().clear();
-        for (size_t i = 0; i < run.size(); ++i) {
-            dflash_drafter & who = *run[i].who;
-            who.add_features(n_rows, /*output*/ true);
-            request.feeds.push_back(who.features_.feed(row_feed::hidden, (int64_t) i * n_rows, 0, who.n_waiting_,
-                                                       feature_projection(who.shared_->model.get())));
+        for (const block & each : run) {
+            dflash_drafter & who = *each.who;
+            who.add_features(request, /*first*/ 0, who.n_waiting_, n_rows, /*output*/ true);
         }
         const int32_t rc = ctx.decode(request);
         if (rc != 0) {

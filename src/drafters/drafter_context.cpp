@@ -60,12 +60,13 @@ llama_context_params drafter_context::params_for(llama_context * target, llama_c
 }
 
 drafter_context::drafter_context(llama_context * ctx, const logits_head & head, head_reads reads,
-                                 const dw_params & params, std::shared_ptr<model_attachment> model) :
+                                 const dw_params & params, std::shared_ptr<model_attachment> model, rows_have rows) :
     ctx_(ctx),
     attached_(ctx, params.exact_rows, /*listener*/ nullptr, std::move(model)),
     memory_(attached_.model->budget().drafter, context_bytes(ctx)),
-    batch_(ctx),
+    batch_(ctx, rows),
     results_(attached_, head.weights, params.results == DW_RESULTS_TOP) {
+    attached_.rows_are_fed = rows == rows_have::feeds;
     if (!head.is_scaled) { // else its product is not the logits (short_logits.h)
         short_head_ = short_head::make(results_.backend(), head.weights, params.draft_vocab,
                                        part_of_vocab(results_.on_gpu(), reads), attached_.model->budget().drafter);

@@ -33,9 +33,9 @@ class drafter_context {
 
     // Takes `ctx`, whose logits `head` gives. exact_rows as in dw_params: drafts need no exact rows, but on
     // CPU those kernels are the faster ones for a few rows (bench/LOG.md).
-    // `model`: the target's, whose budget counts this context's memory.
+    // `model`: the target's, whose budget counts this context's memory. rows: those of its batches that have no token.
     drafter_context(llama_context * ctx, const logits_head & head, head_reads reads, const dw_params & params,
-                    std::shared_ptr<model_attachment> model);
+                    std::shared_ptr<model_attachment> model, rows_have rows = rows_have::values);
     ~drafter_context()                                   = default;
     drafter_context(const drafter_context &)             = delete;
     drafter_context & operator=(const drafter_context &) = delete;

@@ -132,6 +132,9 @@ const ggml_tensor * dw_attachment::add_outputs(llm_graph_context & graph) noexce
     try {
         forget_tails();
         tails_.erase(graph.gf);
+        if (rows_are_fed) {
+            leave_rows_to_feeds(*graph.res);
+        }
         if (memory_alone && graph.n_outputs == 0) {
             keep_memory_writes(graph);
             return nullptr;

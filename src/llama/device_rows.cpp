@@ -25,6 +25,7 @@ device_rows::device_rows(ggml_backend_t backend, int64_t width, int64_t n) :
         fail(DW_ERR_MEMORY, "no memory on %s for %lld rows of %lld values", ggml_backend_name(backend), (long long) n,
              (long long) width);
     }
+    ggml_backend_buffer_clear(buffer_.get(), 0);
 }
 
 void device_rows::copy(int64_t to, const result_rows & from, int64_t first, int64_t n) {

@@ -15,7 +15,7 @@ namespace draftwood {
 
 class device_rows {
   public:
-    // f32[width, n] where `backend` computes; throws failure
+    // f32[width, n] where `backend` computes, all zero; throws failure
     device_rows(ggml_backend_t backend, int64_t width, int64_t n);
 
     // Rows [first, first + n) of another decode or tensor to `to`.., as wide as these; a single one may be wider. They

@@ -127,6 +127,14 @@ bool fill_inputs(attachment & attached, const llm_graph_result & graph) {
     return true;
 }
 
+void leave_rows_to_feeds(llm_graph_result & graph) {
+    for (const auto & input : graph.inputs) {
+        if (auto * rows = dynamic_cast<llm_graph_input_embd *>(input.get())) {
+            rows->dw_is_fed = true;
+        }
+    }
+}
+
 void copy_inputs_async(attachment & attached, bool async) noexcept {
     attached.pieces.clear(); // of a decode that failed
     *dw_sched_inputs_of(attached.ctx->get_sched()) = { async ? copy_input : nullptr, async ? &attached : nullptr };

@@ -19,6 +19,9 @@ bool find_rows(const llm_graph_result & graph, int64_t n_rows, placed_rows & row
 // Returns false if a feed fits no input of the graph, whose results then mean nothing.
 bool fill_inputs(dw_attachment & attached, const llm_graph_result & graph);
 
+// llama.cpp copies no values of rows without tokens into this graph's input: fill_inputs() does.
+void leave_rows_to_feeds(llm_graph_result & graph);
+
 // The scheduler in place copies inputs without waiting for their device, or as ggml does.
 void copy_inputs_async(dw_attachment & attached, bool async) noexcept;
 

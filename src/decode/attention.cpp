@@ -35,6 +35,26 @@ ggml_tensor * fuser::made_inputs(const norm & normal, const std::vector<ggml_ten
                 { normal.epsilon, 0, 0 });
 }
 
+// Products of one normalised input, in as few nodes as there can be; false: nothing is changed
+bool fuser::split_products(const norm & normal, const std::vector<ggml_tensor *> & products) {
+    constexpr size_t                        most = parts::attention_inputs::most_weights;
+    std::vector<std::vector<ggml_tensor *>> some;
+    std::vector<ggml_tensor *>              nodes;
+    for (size_t i = 0; i < products.size(); i += most) {
+        some.emplace_back(products.begin() + i, products.begin() + std::min(i + most, products.size()));
+        nodes.push_back(made_inputs(normal, some.back()));
+    }
+    const auto can = [&](const ggml_tensor * each) { return ggml_is_contiguous(each) && !edit_.is_held(each); };
+    if (std::find(nodes.begin(), nodes.end(), nullptr) != nodes.end() ||
+        !std::all_of(products.begin(), products.end(), can) || !edit_.is_closed(products, { normal.x })) {
+        return false;
+    }
+    for (size_t i = 0; i < nodes.size(); ++i) {
+        edit_.split(some[i], {}, { normal.x }, nodes[i]);
+    }
+    return true;
+}
+
 bool fuser::attention_inputs(ggml_tensor * scaled) {
     const norm normal = norm::of(scaled);
     const auto users  = edit_.users(scaled);
@@ -121,8 +141,8 @@ ggml_tensor * gate_in(ggml_tensor * gated) {
 
 // What becomes of the heads that attention gives.
 struct end_of_attention {
-    bool          is_product = false;   // of output weights that are quantised, and what it reads may be computed here
-    ggml_tensor * gate       = nullptr; // what heads are multiplied with before; nullptr: nothing
+    bool          can_make_input = false;   // attention can write what the product behind it reads
+    ggml_tensor * gate           = nullptr; // what heads are multiplied with before; nullptr: nothing
 
     static end_of_attention of(ggml_tensor * y, const graph_edit & edit) {
         ggml_tensor * shaped = as(edit.only_user(y), GGML_OP_RESHAPE);
@@ -171,7 +191,7 @@ bool fuser::flash_attention(ggml_tensor * node) {
     };
     const end_of_attention end   = end_of_attention::of(node, edit_);
     const int64_t          width = size * node->ne[1], n_values = (width + op::n_gated(width)) * q->ne[1] * q->ne[3];
-    ggml_tensor *          ahead = end.is_product ? attention(end.gate, { n_values, 1, 1, 1 }) : nullptr;
+    ggml_tensor *          ahead = end.can_make_input ? attention(end.gate, { n_values, 1, 1, 1 }) : nullptr;
     if (split({ node }, { q, k, v, mask }, ahead)) {
         ahead_[node] = ahead;
         count(fused_attention_gates, end.gate);
@@ -187,7 +207,8 @@ bool fuser::attention_output(ggml_tensor * sum) {
     ggml_tensor * gate     = gate_in(gated);
     ggml_tensor * y        = gate ? gated->src[0] : source(product, 1);
     const bool    is_end   = gate || as(plain(y), GGML_OP_FLASH_ATTN_EXT);
-    if (!is_end || product->src[0]->op != GGML_OP_NONE || !has_few_rows(residual)) {
+    if (!is_end || product->src[0]->op != GGML_OP_NONE || !has_few_rows(residual) ||
+        !ggml_are_same_shape(residual, sum)) { // a bias has one row
         return false;
     }
     std::vector<const ggml_tensor *> inputs{ y, residual };

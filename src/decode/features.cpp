@@ -1,5 +1,5 @@
-// What a DFlash drafter makes of its target's features in llama.cpp's graph, keys and values of all its layers at once:
-// see fuser.h.
+// What a DFlash drafter makes of its target's features in llama.cpp's graph: keys and values of all its layers at once.
+// See fuser.h.
 
 #include "decode/cached_heads.h"
 #include "decode/fuser.h"
@@ -37,7 +37,26 @@ struct layer_of_features {
 
 } // namespace
 
-// The layers whose keys and values these are; 0: another graph. Keys stand for queries, too, which nobody reads.
+// A node that writes keys and values of a layer to their caches. Keys stand for queries, too, which nobody reads.
+ggml_tensor * fuser::written_heads(const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
+                                   const cache_write & keys, const cache_write & values) {
+    namespace op = parts::attention_heads;
+    return made(op::signature, { shape->ne[0], shape->ne[1], shape->ne[2], 1 },
+                { { op::q, k.heads },
+                  { op::q_norm, k.weights },
+                  { op::k, k.heads },
+                  { op::k_norm, k.weights },
+                  { op::v, v },
+                  { op::positions, k.positions },
+                  { op::k_cells, keys.cells },
+                  { op::k_cache, keys.cache },
+                  { op::v_cells, values.cells },
+                  { op::v_cache, values.cache } },
+                { k.weights, owner_of(keys.cache), owner_of(values.cache) }, k.with);
+}
+
+// The number of layers whose keys and values these are; 0: another graph. All layers are fused or none, so all must be
+// on one device.
 int fuser::feature_keys(ggml_tensor * scaled) {
     const norm normal   = norm::of(scaled);
     const auto products = edit_.users(scaled);
@@ -46,7 +65,6 @@ int fuser::feature_keys(ggml_tensor * scaled) {
     }
     std::vector<layer_of_features> layers;
     std::vector<ggml_tensor *>     heads;
-    namespace op = parts::attention_heads;
     for (size_t i = 0; i < products.size(); i += 2) {
         ggml_tensor *           k = products[i], *v = products[i + 1];
         const layer_of_features of = layer_of_features::of(k, v, edit_);
@@ -55,20 +73,7 @@ int fuser::feature_keys(ggml_tensor * scaled) {
             return 0;
         }
         layers.push_back(of);
-        const ggml_tensor * shape = of.shaped;
-        heads.push_back(made(op::signature, { shape->ne[0], shape->ne[1], shape->ne[2], 1 },
-                             { { op::q, of.turned.heads },
-                               { op::q_norm, of.turned.weights },
-                               { op::k, of.turned.heads },
-                               { op::k_norm, of.turned.weights },
-                               { op::v, v },
-                               { op::positions, of.turned.positions },
-                               { op::k_cells, of.keys.cells },
-                               { op::k_cache, of.keys.cache },
-                               { op::v_cells, of.values.cells },
-                               { op::v_cache, of.values.cache } },
-                             { of.turned.weights, owner_of(of.keys.cache), owner_of(of.values.cache) },
-                             of.turned.with));
+        heads.push_back(written_heads(of.turned, v, of.shaped, of.keys, of.values));
     }
     const bool are_made = std::find(heads.begin(), heads.end(), nullptr) == heads.end();
     if (!are_made || !split_products(normal, { products.begin(), products.end() })) {
@@ -78,26 +83,6 @@ int fuser::feature_keys(ggml_tensor * scaled) {
         replace(layers[i].shaped, layers[i].inputs(), heads[i], layers[i].writes());
     }
     return (int) layers.size();
-}
-
-// Products of one normalised input, in as few nodes as there can be; false: nothing is changed
-bool fuser::split_products(const norm & normal, const std::vector<ggml_tensor *> & products) {
-    constexpr size_t                        most = parts::attention_inputs::most_weights;
-    std::vector<std::vector<ggml_tensor *>> some;
-    std::vector<ggml_tensor *>              nodes;
-    for (size_t i = 0; i < products.size(); i += most) {
-        some.emplace_back(products.begin() + i, products.begin() + std::min(i + most, products.size()));
-        nodes.push_back(made_inputs(normal, some.back()));
-    }
-    const auto can = [&](const ggml_tensor * each) { return ggml_is_contiguous(each) && !edit_.is_held(each); };
-    if (std::find(nodes.begin(), nodes.end(), nullptr) != nodes.end() ||
-        !std::all_of(products.begin(), products.end(), can) || !edit_.is_closed(products, { normal.x })) {
-        return false;
-    }
-    for (size_t i = 0; i < nodes.size(); ++i) {
-        edit_.split(some[i], {}, { normal.x }, nodes[i]);
-    }
-    return true;
 }
 
 } // namespace draftwood

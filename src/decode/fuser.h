@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "decode/cached_heads.h"
 #include "decode/fused_layers.h"
 #include "decode/graph_edit.h"
 #include "decode/pattern.h"
@@ -67,19 +68,21 @@ class fuser {
     ggml_tensor * made_inputs(const norm & normal, const std::vector<ggml_tensor *> & products);
     bool          split_products(const norm & normal, const std::vector<ggml_tensor *> & products);
 
-    bool attention_inputs(ggml_tensor * scaled);
-    bool attention_heads(ggml_tensor * scaled);
-    bool delta_front(ggml_tensor * convolved);
-    bool delta_heads(ggml_tensor * convolved);
-    bool delta_tree(ggml_tensor * convolved);
-    bool delta_step(ggml_tensor * rule);
-    bool delta_output(ggml_tensor * sum);
-    bool flash_attention(ggml_tensor * node);
-    bool attention_output(ggml_tensor * sum);
-    bool draft_input(ggml_tensor * node);
-    int  feature_keys(ggml_tensor * scaled);
-    bool product(ggml_tensor * node);
-    bool norm_of_head(ggml_tensor * node);
+    bool          attention_inputs(ggml_tensor * scaled);
+    bool          attention_heads(ggml_tensor * scaled);
+    bool          delta_front(ggml_tensor * convolved);
+    bool          delta_heads(ggml_tensor * convolved);
+    bool          delta_tree(ggml_tensor * convolved);
+    bool          delta_step(ggml_tensor * rule);
+    bool          delta_output(ggml_tensor * sum);
+    bool          flash_attention(ggml_tensor * node);
+    bool          attention_output(ggml_tensor * sum);
+    bool          draft_input(ggml_tensor * node);
+    int           feature_keys(ggml_tensor * scaled);
+    ggml_tensor * written_heads(const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
+                                const cache_write & keys, const cache_write & values);
+    bool          product(ggml_tensor * node);
+    bool          norm_of_head(ggml_tensor * node);
 
     ggml_context *      ctx_;
     graph_edit          edit_;
@@ -89,7 +92,7 @@ class fuser {
 
     std::vector<ggml_tensor *> trees_; // of a verify, on each device
 
-    // results of delta_step and flash_attention, by y: behind it is what the output's product reads
+    // By y: the array that holds y and, behind it, what the output's product reads. Of delta_step and flash_attention.
     std::unordered_map<const ggml_tensor *, ggml_tensor *> ahead_;
 };
 

@@ -210,7 +210,7 @@ void dflash_drafter::feed() {
     fed();
 }
 
-// Adds n_rows to the batch: n features from the `first` that waits on, and zeros.
+// Adds n_rows rows to the batch. The first n are waiting features, from `first` on. The others are zero.
 void dflash_drafter::add_features(decode_request & to, int32_t first, int32_t n, int32_t n_rows, bool output) {
     const ggml_tensor * reader = feature_projection(shared_->model.get());
     const int64_t       at = ctx_.batch().size(), zeros = features_.tensor()->ne[1] - max_tree_nodes;

@@ -88,7 +88,8 @@ class dflash_drafter : public drafter {
     llama_seq_id                    seq_;
     int32_t                         n_embd_; // of the target
 
-    // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache. The last rows are zero.
+    // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache. The last
+    // max_tree_nodes rows are zero.
     device_rows features_;
     int32_t     n_waiting_  = 0;     // of them
     bool        has_prompt_ = false; // some of them are a prompt's

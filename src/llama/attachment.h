@@ -112,7 +112,7 @@ struct dw_attachment {
     bool keeps_outputs = false; // what is computed stays where it is until somebody asks the context for it
     bool async_inputs  = false; // inputs are copied to their device without waiting for it, by `copies`
     bool memory_alone  = false; // a decode without outputs computes what the memory takes and no more
-    bool rows_are_fed  = false; // batches have no values for rows without tokens: every request feeds them
+    bool rows_are_fed  = false; // rows without tokens have one value, which nobody reads: requests feed them
 
     dw::copies             copies = nullptr; // of the only device; nullptr: it has none
     std::vector<dw::piece> pieces;           // inputs of the graph that is about to run

@@ -24,7 +24,7 @@ class row_batch {
         ctx_(ctx),
         batch_(what == rows_have::feeds ? new_batch_of_feeds(ctx) : llama_batch_ext_init(ctx)) {
         if (!batch_) {
-            fail(DW_ERR_INTERNAL, "llama_batch_ext_init found no memory for a batch");
+            fail(DW_ERR_INTERNAL, "there is no memory for a batch");
         }
     }
 

@@ -12,7 +12,7 @@ namespace draftwood {
 
 namespace {
 
-constexpr int32_t n_single_max = 16; // rows that are copied one by one
+constexpr int32_t n_single_max = 16; // rows that are copied without a graph
 
 } // namespace
 

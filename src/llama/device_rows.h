@@ -24,7 +24,7 @@ class device_rows {
     void copy(int64_t to, const ggml_tensor * from, int64_t first, int64_t n);
 
     // Row `to` + i becomes row rows[i] of each of `from`, results of one decode of equal width, side by side; rows
-    // i32[n]. Many rows are copied by graphs, a few in one launch of `copies`; nullptr: one by one.
+    // i32[n]. Many rows are copied by graphs, a few in one launch of `copies`. Without it they are copied one by one.
     void copy_side_by_side(int64_t to, const std::vector<result_rows> & from, const int32_t * rows, int32_t n,
                            row_copies copies);
 

@@ -105,12 +105,32 @@ bool find_rows(const llm_graph_result & graph, int64_t n_rows, placed_rows & row
     return attn != nullptr;
 }
 
+namespace {
+
+// Whether the request's feeds follow each other and fill all rows without a token.
+bool are_rows_fed(const attachment & attached, const llm_graph_result & graph) {
+    const ggml_tensor * rows = find_input(graph, row_feed::hidden);
+    size_t              done = 0;
+    for (const row_feed & feed : attached.request->feeds) {
+        if (feed.input == row_feed::hidden && feed.at != done) {
+            return false;
+        }
+        done += feed.input == row_feed::hidden ? feed.bytes : 0;
+    }
+    return !rows || done == ggml_nbytes(rows);
+}
+
+} // namespace
+
 // What can go straight to the device goes with the input's copy (copy_input), the rest into the input now.
 bool fill_inputs(attachment & attached, const llm_graph_result & graph) {
     copy_inputs_async(attached, attached.request && attached.async_inputs);
     attached.outputs.fed.clear();
     if (!attached.request) {
         return true;
+    }
+    if (attached.rows_are_fed && !are_rows_fed(attached, graph)) {
+        return false;
     }
     for (const row_feed & feed : attached.request->feeds) {
         ggml_tensor * input = find_input(graph, feed.input);

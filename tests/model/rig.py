@@ -250,8 +250,13 @@ def check_plain(rig: Rig, run: Run, done: int, n: int = 20) -> None:
         assert np.array_equal(row, run.rows[done + i]), f"row {done + i}, {i} after the round"
 
 
-def write_llama(path: Path, like: str, *, width: int = 64, blocks: int = 3) -> None:
-    """Write a random F32 model of architecture "llama" with the tokenizer of the GGUF `like`."""
+def write_llama(
+    path: Path, like: str, *, width: int = 64, blocks: int = 3, has_bias: bool = False
+) -> None:
+    """Write a random F32 model of architecture "llama" with the tokenizer of the GGUF `like`.
+
+    has_bias: of attention's outputs.
+    """
     fields = {
         name: field for name, field in gguf.GGUFReader(like).fields.items() if name.startswith("tokenizer.")
     }
@@ -284,6 +289,9 @@ def write_llama(path: Path, like: str, *, width: int = 64, blocks: int = 3) -> N
             add(f"blk.{i}.{name}", width)
         for name in ("attn_q", "attn_k", "attn_v", "attn_output"):
             add(f"blk.{i}.{name}", width, width)
+        if has_bias:
+            bias = chance.standard_normal(width).astype(np.float32)
+            out.add_tensor(f"blk.{i}.attn_output.bias", bias)
         for name in ("ffn_gate", "ffn_up"):
             add(f"blk.{i}.{name}", 2 * width, width)
         add(f"blk.{i}.ffn_down", width, 2 * width)

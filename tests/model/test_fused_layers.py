@@ -20,7 +20,7 @@ from draftwood.engine.experts import ExpertPool
 from draftwood.load import header
 
 from bench import testing_api as api
-from tests.model.rig import PROMPT, Rig
+from tests.model.rig import PROMPT, Rig, write_llama
 from tests.model.test_expert_pool import LAYERS, rows_of
 from tests.model.test_expert_pool_models import write_lora
 from tests.ops import ggml_graph as ggml
@@ -159,7 +159,7 @@ def test_text_is_the_same_with_drafts(plain, way, temp):
 
 @pytest.mark.parametrize("draft_vocab", [None, 64, 4096], ids=["default", "few", "all"])
 @pytest.mark.parametrize("way", ["mtp", "dflash"])
-def test_beginning_and_head_of_drafts_are_fused(plain, way, draft_vocab):
+def test_all_of_a_draft_is_fused(plain, way, draft_vocab):
     """Also one with the rows of few tokens, which llama.cpp knows nothing of."""
     llm = load(**WAYS[way], draft_vocab=draft_vocab)
     llm._engine.eval(TOKENS, 0)
@@ -171,6 +171,24 @@ def test_beginning_and_head_of_drafts_are_fused(plain, way, draft_vocab):
     assert text(llm, 24, temp=0.0) == plain[0.0]
     assert llm.speculation_stats.draft_vocab == {None: 512, 64: 64, 4096: 0}[draft_vocab]
     llm.close()
+
+
+@pytest.mark.parametrize("has_bias", [False, True])
+def test_a_bias_is_no_residual(rig, tmp_path, has_bias):
+    """It has one row; an attention layer without gates adds as many as its input has."""
+    path, rows = tmp_path / "llama.gguf", []
+    write_llama(path, TINY, has_bias=has_bias)
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
+        r = rig(str(path), flash=True)
+        api.fuse(r.engine, where)
+        r.engine.eval(PROMPT[:-1], 0)
+        r.engine.propose_given(PROMPT[-1], [5, 7])
+        r.engine.verify()
+        is_fused = where == api.FUSE_EVERYWHERE and not has_bias
+        assert counts(r.engine).get("attention output", 0) == (2 if is_fused else 0)  # the last layer picks rows
+        rows.append(np.array([r.logits(i) for i in range(3)]))
+        r.close()
+    assert np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
 
 
 @pytest.mark.parametrize(("preset", "own"), [("moe-mtp", "experts"), ("dense-mtp", "feed forward")])

@@ -108,14 +108,14 @@ def check_ahead(rng, backend, case, kind, width=256, *, has_gate=True):
 
 
 @pytest.mark.parametrize("n", [1, 2, 7, 16])
-def test_heads_that_attention_gates_give_the_same_bits(rng, backend, n):
+def test_heads_that_attention_makes_an_input_of(rng, backend, n):
     for kind, size, n_heads in (("Q4_K", 256, 16), ("Q8_0", 64, 5), ("F16", 64, 4), ("Q6_K", 128, 4)):
         case = flash_attention.chain(rng, n, n + 70, size=size, n_heads=n_heads, n_keys=1)
         for has_gate in (True, False):
             check_ahead(rng, backend, case, kind, has_gate=has_gate)
 
 
-def test_heads_that_attention_gates_of_trees_streams_and_many_parts(rng, backend):
+def test_such_heads_of_trees_streams_and_many_parts(rng, backend):
     shape = {"size": 128, "n_heads": 4, "n_keys": 1}
     check_ahead(rng, backend, flash_attention.tree(rng, [random_tree(rng, 5)] * 2, 80, **shape), "Q4_K")
     check_ahead(rng, backend, flash_attention.chain(rng, 3, 90, n_streams=2, **shape), "Q4_K")

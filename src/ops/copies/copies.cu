@@ -8,7 +8,7 @@
 namespace {
 
 constexpr int    n_threads = 256, most_blocks = 16;
-constexpr int    most_at_once   = 48; // pieces of a launch: five of each of a round's rows, and few bytes of arguments
+constexpr int    most_at_once   = 48;      // pieces of a launch, 24 bytes of its arguments each
 constexpr size_t least_of_large = 1 << 16; // bytes
 
 struct piece_list {

@@ -1,5 +1,6 @@
-// Rows that are normalised late: a block of products makes all of them for itself, and products take the norm's factor.
-// A kernel less for several rows. Test: tests/gpu/test_layer_parts_cuda.py.
+// Rows that are normalised late: products take the norm's factor. Of one row or two, each block of products makes all
+// of them for itself, which saves a kernel. Of more, a kernel before makes them, and each block copies them. Test:
+// tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
@@ -132,7 +133,8 @@ struct late_made {
 constexpr int warps_of_making = 4; // of a block
 
 // Makes them: a warp a piece.
-static __global__ void __launch_bounds__(32 * warps_of_making) make_late(const late_made rows, int n) {
+template <typename rows_type> __global__ void __launch_bounds__(32 * warps_of_making)
+    make_late(const rows_type rows, int n) {
     ggml_cuda_pdl_lc();
     rows.of.ask(team::of_block());
     ggml_cuda_pdl_sync();
@@ -141,8 +143,9 @@ static __global__ void __launch_bounds__(32 * warps_of_making) make_late(const l
 
 inline void launch_making(const late_made & rows, int n, cudaStream_t stream) {
     const int n_pieces = n * late_normalised::n_pieces(rows.of.input.width);
-    ggml_cuda_kernel_launch(
-        make_late, { dim3(dw::n_blocks(n_pieces, warps_of_making)), dim3(32 * warps_of_making), 0, stream }, rows, n);
+    ggml_cuda_kernel_launch(make_late<late_made>,
+                            { dim3(dw::n_blocks(n_pieces, warps_of_making)), dim3(32 * warps_of_making), 0, stream },
+                            rows, n);
 }
 
 } // namespace dw::layer_parts

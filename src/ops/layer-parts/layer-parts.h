@@ -70,8 +70,8 @@ constexpr int64_t logits_at(int64_t n_experts, int64_t n) {
 constexpr int64_t h_at(int64_t n_experts, int64_t n) {
     return logits_at(n_experts, n) + (2 * n * (n_experts + 1) + 31) / 32 * 32;
 }
-// h takes 4 bytes a value as F32, and behind that 1 and 8 a block of 32 as 8 bits, and 48 a row: there is room for 8 a
-// value, of which rows have 32 or more
+// h takes 4 bytes a value as F32, and behind that 1 and 8 a block of 32 as 8 bits, and up to 56 a row: there is room
+// for 8 a value, of which rows have 32 or more
 constexpr int64_t size(int64_t n_experts, int64_t n, int64_t width) {
     return h_at(n_experts, n) + 2 * n * width;
 }
@@ -116,7 +116,7 @@ extern const op_descriptor on_cpu, on_cuda;
 
 // What an attention layer, or several, compute from one input, h = rms_norm(x) * norm:
 //   dst[rows of all weights * n]: w h of each of these, queries, keys and values, one after another, each [rows, n]
-//   x [D, n]; norm [D]; w0 to w7 weights [D, rows], or nullptr from one on
+//   x [D, n]; norm [D]; w0 to w7 weights [D, rows]: w0 is required, and behind the last one all are nullptr
 //   settings: epsilon
 namespace attention_inputs {
 constexpr int most_weights = 8;
@@ -258,8 +258,8 @@ extern const op_descriptor on_cpu, on_cuda;
 //   dst[S, H, n, n_streams] = sum of p v over the cells of the row's stream, p = softmax(scale q k + mask)
 //   q [S, n, H, n_streams]; k, v F16 [S, n_kv, Hk, n_streams]; all may be strided; mask F16 [n_kv, n, 1, n_streams]
 //   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows; mask and tree are inputs of the graph
-//   gate as of dw_attention_output, or nullptr. dst may be f32[S H n + n n_gated(S H)], with a gate it is: behind the
-//   sums what that op takes as `gated`; undefined on a CPU
+//   gate as of dw_attention_output, or nullptr. dst may be f32[S H n + n n_gated(S H)], and with a gate it must be:
+//   behind the sums is what that op takes as `gated`, undefined on a CPU
 //   settings: scale
 // Cells are added up in parts that their places alone make (attention-parts.h). With `tree`, as in tree-ops.h, the k-th
 // of a row's path counts in the place where plain decoding has it, so that a draft's bits are those of plain decoding.
@@ -269,7 +269,7 @@ constexpr const char * operands[n_src] = { "q", "k", "v", "mask", "tree", "gate"
 
 // floats that `width` values of 8 bits of a row take: activations::quantised in rows.cuh
 constexpr int64_t n_gated(int64_t width) {
-    return (width + 32) / 4 + 2 * (width / 32 + 2);
+    return (width + 32) / 4 + 2 * ((width / 32 + 1) / 2 * 2 + 2);
 }
 
 constexpr op_signature     signature = { "dw_flash_attention", operands, n_src, /*n_optional*/ 2 };

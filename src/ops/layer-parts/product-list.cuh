@@ -15,13 +15,17 @@
 
 namespace dw::layer_parts {
 
-constexpr int least_rows_made_ahead = 3;
-constexpr int least_rows_copied     = 3;
-constexpr int large_rows            = 1 << 14; // an output head
-constexpr int few_rows              = 512;     // of float weights: a warp a row would leave most of a GPU idle
-constexpr int most_lone_rows        = 512;     // of all parts: a few for each block's warp without a team
+constexpr int large_rows     = 1 << 14; // an output head
+constexpr int few_rows       = 512;     // of float weights: a warp a row would leave most of a GPU idle
+constexpr int most_lone_rows = 512;     // of all parts: a few for each block's warp without a team
+
+// Of so many rows of x a kernel normalises them for all blocks, and each block copies wide ones, of which a warp has
+// more than two tiles. Narrow ones are read from L2 as fast (bench/LOG.md).
+constexpr int several_rows = 3;
 
 namespace {
+static_assert(max_parts >= attention_inputs::most_weights, "an op's products are of one launch");
+
 class product_list {
   public:
     // Returns the part, whose end may be set.
@@ -42,7 +46,7 @@ class product_list {
     // As below, of rows that are normalised.
     void launch(const normalised & input, void * memory, int n, cudaStream_t stream) {
         if (can_be_late<late_normalised>(input.width)) {
-            if (n < least_rows_made_ahead) {
+            if (n < several_rows) {
                 return launch_rows(late_normalised{ input }, input.width, n, stream);
             }
             const late_made rows{ { input }, (char *) memory };
@@ -80,7 +84,7 @@ class product_list {
         if (all_.n == 1 && launch_large(all_.each[0], x, n, stream)) {
             return;
         }
-        if (n >= least_rows_copied && !has_teams_for(x.width) && !has_floats() && !is_large() &&
+        if (n >= several_rows && !has_teams_for(x.width) && !has_floats() && !is_large() &&
             has_room(warps_for(x.width), 1, bytes_of_sums<max_rows, late_quants>(warps_for(x.width)),
                      late_quants::bytes(n, x.width))) {
             launch(late_quants{ x }, n, stream);

@@ -1,6 +1,6 @@
 // Products of rows of activations with several weights in one launch. A team of warps multiplies 16 rows of quantised
 // weights, each warp a part of them, or a warp a row (product-rows.cuh). Weights are asked for before the kernel waits
-// for the one before it. One row of activations, or several late ones, are made by each block for itself, others by a
+// for the one before it. One row of activations, or two late ones, are made by each block for itself, others by a
 // kernel before. How work is divided: product-list.cuh. Test: tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once

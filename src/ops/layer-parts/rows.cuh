@@ -93,9 +93,10 @@ __device__ __forceinline__ int packed(float4 v, float factor) {
 // A block of 32 values of 8 bits: its scale, and scale * sum of the values.
 using scale_and_sum = float2;
 
-// Rows of values of 8 bits, K of them, as quantised weights see them. gap: bytes of values between rows, and half as
-// many of scales; with 32, lanes that read several rows of shared memory meet different banks. is_rounded: scales are
-// rounded to half, as in ggml's blocks, but where the norm's factor is applied later: half may not hold them then.
+// Rows of values of 8 bits, K of them, as quantised weights see them. gap: bytes of values between rows; between their
+// scales are half as many, or 8 more. With 32, lanes that read several rows of shared memory meet different banks.
+// is_rounded: scales are rounded to half, as in ggml's blocks, but where the norm's factor is applied later: half may
+// not hold them then.
 template <int gap, bool is_rounded> struct quant_rows {
     scale_and_sum * scales; // [n][scales_of_row(K)]
     int8_t *        quants; // [n][K + gap]

@@ -250,9 +250,7 @@ def check_plain(rig: Rig, run: Run, done: int, n: int = 20) -> None:
         assert np.array_equal(row, run.rows[done + i]), f"row {done + i}, {i} after the round"
 
 
-def write_llama(
-    path: Path, like: str, *, width: int = 64, blocks: int = 3, has_bias: bool = False
-) -> None:
+def write_llama(path: Path, like: str, *, width: int = 64, blocks: int = 3, has_bias: bool = False) -> None:
     """Write a random F32 model of architecture "llama" with the tokenizer of the GGUF `like`.
 
     has_bias: of attention's outputs.

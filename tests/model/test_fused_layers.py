@@ -184,8 +184,8 @@ def test_a_bias_is_no_residual(rig, tmp_path, has_bias):
         r.engine.eval(PROMPT[:-1], 0)
         r.engine.propose_given(PROMPT[-1], [5, 7])
         r.engine.verify()
-        is_fused = where == api.FUSE_EVERYWHERE and not has_bias
-        assert counts(r.engine).get("attention output", 0) == (2 if is_fused else 0)  # the last layer picks rows
+        n_fused = 2 if where == api.FUSE_EVERYWHERE and not has_bias else 0  # the last layer picks rows
+        assert counts(r.engine).get("attention output", 0) == n_fused
         rows.append(np.array([r.logits(i) for i in range(3)]))
         r.close()
     assert np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3

@@ -224,7 +224,7 @@ def test_rows_that_end_within_a_tile_do_not_depend_on_their_number(rng, backend)
 @pytest.mark.parametrize("kind", ["Q8_0", "Q4_K", "F16"])
 @pytest.mark.parametrize("n_weights", [1, 2, 8])
 def test_several_layers_read_one_input(rng, backend, n_weights, kind):
-    """As keys and values of a DFlash drafter's layers do. Of several rows a kernel normalises them for all."""
+    """As keys and values of a DFlash drafter's layers do. A kernel normalises several rows for all."""
     rows = tuple(16 * (i + 1) + i % 2 for i in range(n_weights))
     part = parts.attention_inputs(rng, ROWS, (kind,) * n_weights, width=512, rows=rows)
     before = launches("make_late", backend)
@@ -233,11 +233,9 @@ def test_several_layers_read_one_input(rng, backend, n_weights, kind):
     check_rows(rng, backend, part)
 
 
-@pytest.mark.parametrize(
-    ("kinds", "hidden"), [(("Q8_0", "Q8_0"), 4096 + 32), (("Q4_K", "Q6_K"), 4096 + 256)]
-)
+@pytest.mark.parametrize(("kinds", "hidden"), [(("Q8_0", "Q8_0"), 4096 + 32), (("Q4_K", "Q6_K"), 4096 + 256)])
 def test_a_dense_networks_wide_rows(rng, backend, kinds, hidden):
-    """Each block copies all rows of x, and of many rows the hidden values, which are too wide for one to make."""
+    """Each block copies all rows of x, and hidden values that are too wide for it to make."""
     part = parts.feed_forward(rng, ROWS, kinds, width=256, hidden=hidden)
     before = [launches(kernel, backend) for kernel in ("hide_dense", "late_quants")]
     check(backend, part, is_float=False)

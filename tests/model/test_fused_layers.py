@@ -117,7 +117,7 @@ def test_rows_far_behind_a_prompt_are_near_llama_cpps(rig):
     assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
 
 
-@pytest.mark.parametrize("way", ["mtp", "tree"])
+@pytest.mark.parametrize("way", ["mtp", "tree", "dflash"])
 def test_without_flash_attention_values_lie_in_columns(way):
     """Heads stay llama.cpp's; the text is the same with drafts."""
     texts = []

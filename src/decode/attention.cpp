@@ -66,6 +66,24 @@ bool fuser::attention_inputs(ggml_tensor * scaled) {
            split_products(normal, { users.begin(), users.end() });
 }
 
+// Queries in the shape of `shape`; keys and values go to their caches.
+ggml_tensor * fuser::made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v,
+                                const ggml_tensor * shape, const cache_write & keys, const cache_write & values) {
+    namespace op = parts::attention_heads;
+    return made(op::signature, { shape->ne[0], shape->ne[1], shape->ne[2], 1 },
+                { { op::q, q.heads },
+                  { op::q_norm, q.weights },
+                  { op::k, k.heads },
+                  { op::k_norm, k.weights },
+                  { op::v, v },
+                  { op::positions, q.positions },
+                  { op::k_cells, keys.cells },
+                  { op::k_cache, keys.cache },
+                  { op::v_cells, values.cells },
+                  { op::v_cache, values.cache } },
+                { q.weights, k.weights, owner_of(keys.cache), owner_of(values.cache) }, q.with);
+}
+
 bool fuser::attention_heads(ggml_tensor * scaled) {
     const auto products = edit_.users(scaled);
     if (!norm::of(scaled) || products.size() != 3 || !has_few_rows(scaled)) {
@@ -85,19 +103,7 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     if (!edit_.is_closed({ q.result, keys.node, values.node }, inputs)) {
         return false;
     }
-    namespace op       = parts::attention_heads;
-    ggml_tensor * node = made(op::signature, { q.result->ne[0], q.result->ne[1], q.result->ne[2], 1 },
-                              { { op::q, q.heads },
-                                { op::q_norm, q.weights },
-                                { op::k, k.heads },
-                                { op::k_norm, k.weights },
-                                { op::v, v },
-                                { op::positions, q.positions },
-                                { op::k_cells, keys.cells },
-                                { op::k_cache, keys.cache },
-                                { op::v_cells, values.cells },
-                                { op::v_cache, values.cache } },
-                              { q.weights, k.weights, owner_of(keys.cache), owner_of(values.cache) }, q.with);
+    ggml_tensor * node = made_heads(q, k, v, q.result, keys, values);
     // it needs keys and values, which are computed after the queries
     const std::vector<ggml_tensor *> writes{ keys.node, values.node };
     return node && edit_.postpone(q.result, writes, inputs) && replace(q.result, inputs, node, writes);

@@ -37,26 +37,8 @@ struct layer_of_features {
 
 } // namespace
 
-// A node that writes keys and values of a layer to their caches. Keys stand for queries, too, which nobody reads.
-ggml_tensor * fuser::written_heads(const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
-                                   const cache_write & keys, const cache_write & values) {
-    namespace op = parts::attention_heads;
-    return made(op::signature, { shape->ne[0], shape->ne[1], shape->ne[2], 1 },
-                { { op::q, k.heads },
-                  { op::q_norm, k.weights },
-                  { op::k, k.heads },
-                  { op::k_norm, k.weights },
-                  { op::v, v },
-                  { op::positions, k.positions },
-                  { op::k_cells, keys.cells },
-                  { op::k_cache, keys.cache },
-                  { op::v_cells, values.cells },
-                  { op::v_cache, values.cache } },
-                { k.weights, owner_of(keys.cache), owner_of(values.cache) }, k.with);
-}
-
 // The number of layers whose keys and values these are; 0: another graph. All layers are fused or none, so all must be
-// on one device.
+// on one device. Keys stand for queries, too, which nobody reads.
 int fuser::feature_keys(ggml_tensor * scaled) {
     const norm normal   = norm::of(scaled);
     const auto products = edit_.users(scaled);
@@ -73,7 +55,7 @@ int fuser::feature_keys(ggml_tensor * scaled) {
             return 0;
         }
         layers.push_back(of);
-        heads.push_back(written_heads(of.turned, v, of.shaped, of.keys, of.values));
+        heads.push_back(made_heads(of.turned, of.turned, v, of.shaped, of.keys, of.values));
     }
     const bool are_made = std::find(heads.begin(), heads.end(), nullptr) == heads.end();
     if (!are_made || !split_products(normal, { products.begin(), products.end() })) {

@@ -79,8 +79,8 @@ class fuser {
     bool          attention_output(ggml_tensor * sum);
     bool          draft_input(ggml_tensor * node);
     int           feature_keys(ggml_tensor * scaled);
-    ggml_tensor * written_heads(const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
-                                const cache_write & keys, const cache_write & values);
+    ggml_tensor * made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
+                             const cache_write & keys, const cache_write & values);
     bool          product(ggml_tensor * node);
     bool          norm_of_head(ggml_tensor * node);
 

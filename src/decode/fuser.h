@@ -43,11 +43,18 @@ class fuser {
                        std::initializer_list<dw::operand> operands, std::initializer_list<ggml_tensor *> weights,
                        const parts::settings & with, ggml_type type = GGML_TYPE_F32);
 
+    // nodes of parts that have several patterns
+    ggml_tensor * made_inputs(const norm & normal, const std::vector<ggml_tensor *> & products);
+    ggml_tensor * made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
+                             const cache_write & keys, const cache_write & values);
+
     // false: there is no node
     bool replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * node,
                  const std::vector<ggml_tensor *> & ended = {});
     bool split(const std::vector<ggml_tensor *> & results, const std::vector<const ggml_tensor *> & inputs,
                ggml_tensor * node, const std::vector<ggml_tensor *> & ended = {});
+
+    bool split_products(const norm & normal, const std::vector<ggml_tensor *> & products);
 
     void find_trees();
     // the tree on a cache's device, or another's copy; nullptr: the graph is no verify
@@ -61,28 +68,23 @@ class fuser {
     ggml_tensor * networks_of(const expert_layer & of, ggml_tensor * choice, ggml_tensor * indices,
                               std::array<uint8_t, 2> planes);
 
-    bool          experts(ggml_tensor * sum);
-    bool          pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes);
-    bool          feed_forward(ggml_tensor * sum);
-    bool          delta_inputs(ggml_tensor * scaled);
-    ggml_tensor * made_inputs(const norm & normal, const std::vector<ggml_tensor *> & products);
-    bool          split_products(const norm & normal, const std::vector<ggml_tensor *> & products);
-
-    bool          attention_inputs(ggml_tensor * scaled);
-    bool          attention_heads(ggml_tensor * scaled);
-    bool          delta_front(ggml_tensor * convolved);
-    bool          delta_heads(ggml_tensor * convolved);
-    bool          delta_tree(ggml_tensor * convolved);
-    bool          delta_step(ggml_tensor * rule);
-    bool          delta_output(ggml_tensor * sum);
-    bool          flash_attention(ggml_tensor * node);
-    bool          attention_output(ggml_tensor * sum);
-    bool          draft_input(ggml_tensor * node);
-    int           feature_keys(ggml_tensor * scaled);
-    ggml_tensor * made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
-                             const cache_write & keys, const cache_write & values);
-    bool          product(ggml_tensor * node);
-    bool          norm_of_head(ggml_tensor * node);
+    bool experts(ggml_tensor * sum);
+    bool pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes);
+    bool feed_forward(ggml_tensor * sum);
+    bool delta_inputs(ggml_tensor * scaled);
+    bool attention_inputs(ggml_tensor * scaled);
+    bool attention_heads(ggml_tensor * scaled);
+    bool delta_front(ggml_tensor * convolved);
+    bool delta_heads(ggml_tensor * convolved);
+    bool delta_tree(ggml_tensor * convolved);
+    bool delta_step(ggml_tensor * rule);
+    bool delta_output(ggml_tensor * sum);
+    bool flash_attention(ggml_tensor * node);
+    bool attention_output(ggml_tensor * sum);
+    bool draft_input(ggml_tensor * node);
+    int  feature_keys(ggml_tensor * scaled);
+    bool product(ggml_tensor * node);
+    bool norm_of_head(ggml_tensor * node);
 
     ggml_context *      ctx_;
     graph_edit          edit_;

@@ -70,7 +70,7 @@ class product_list {
         launch(x, n, stream);
     }
 
-    // a row, if can_be_late
+    // a row of gated heads, or n rows of quants: if can_be_late, or if there is room for them
     void launch(const late_gated & input, cudaStream_t stream) { launch_for<1>(input, input.width, 1, stream); }
     void launch(const late_quants & input, int n, cudaStream_t stream) {
         if (n == 1) {

@@ -147,7 +147,7 @@ chain() {
     for source in ggml.c ggml-quants.c; do
         gcc -O2 -ffunction-sections $includes -c "$tree/src/$source" -o "$made/$source.o"
     done
-    printf '%s\n' src/ops/layer-parts/*.cu bench/chain/chain.cu |
+    printf '%s\n' src/ops/{layer-parts,tree-delta-net}/*.cu bench/chain/chain.cu |
         xargs -P "$(nproc)" -I{} sh -c 'nvcc "$@" -c {} -o "'"$made"'/$(basename {}).o"' nvcc -arch="${1:-sm_90}" -O3 \
             -std=c++17 -use_fast_math -extended-lambda -diag-suppress 177,20012 $includes
     # what ggml.c asks of backends is not called, and not linked

@@ -1,9 +1,14 @@
-// The ops of a gated-delta-net layer of 35B-A3B on random weights. Must not know: how they are timed.
+// The ops of a gated-delta-net layer of 35B-A3B on random weights: of one row a plain step's, of more a verify's, whose
+// tree is a chain. Must not know: how they are timed.
 
 #pragma once
 
 #include "chain/tensors.cuh"
 #include "ops/layer-parts/layer-parts.h"
+#include "ops/tree-delta-net/tree-factors.h"
+#include "ops/tree-delta-net/tree-ops.h"
+
+#include <numeric>
 
 namespace chain {
 
@@ -57,9 +62,33 @@ struct layer_weights {
     }
 };
 
+// A verify's tree of n rows, each the child of the one before, and what its rows leave behind.
+struct chain_of_rows {
+    int64_t                 n;
+    dw::tree_factors_layout layout = { size, n_heads, n_keys, n };
+    ggml_tensor *           tree;
+    ggml_tensor *           kept    = floats({ channels, n });                            // inputs
+    ggml_tensor *           scratch = floats({ layout.n_values() + size * n_heads * n }); // factors, then heads
+
+    explicit chain_of_rows(int64_t n) :
+        n(n) {
+        std::vector<int32_t> rows(4 * n);
+        std::iota(rows.begin(), rows.begin() + n, -1); // parents
+        for (int column = 1; column < 4; ++column) {
+            std::iota(rows.begin() + column * n, rows.begin() + (column + 1) * n, 0);
+        }
+        tree = input(GGML_TYPE_I32, { n, 4 }, rows);
+    }
+
+    ggml_tensor * heads() const {
+        return tensor(GGML_TYPE_F32, { size, n_heads, n }, (float *) scratch->data + layout.n_values());
+    }
+};
+
 // What layers hand on for n rows. x is a layer's input and its result.
 struct rows_of_layers {
     int64_t       n;
+    chain_of_rows chain   = chain_of_rows(n);
     ggml_tensor * x       = floats({ width, n });
     ggml_tensor * between = floats({ width, n });
     ggml_tensor * inputs  = floats({ (channels + n_heads * size + 2 * n_heads) * n });
@@ -87,29 +116,42 @@ struct rows_of_layers {
     }
 
     std::vector<node> of_layer(const layer_weights & w, ggml_tensor * cells) const {
-        const auto part   = [&](int64_t rows, int64_t first) { return view(inputs, { 1, rows, n }, first * n); };
-        auto *     qkv    = view(inputs, { channels, n }, 0);
-        auto *     z      = view(inputs, { size, n_heads, n }, channels * n);
-        auto *     beta   = part(n_heads, channels + n_heads * size);
-        auto *     g      = part(n_heads, channels + n_heads * size + n_heads);
-        auto *     q      = view(heads, { size, n_keys, n }, 0);
-        auto *     k      = view(heads, { size, n_keys, n }, n_keys * size * n);
-        auto *     v      = view(heads, { size, n_heads, n }, 2 * n_keys * size * n);
-        auto *     y      = view(gated, { size, n_heads, n }, 0);
-        auto       step   = std::vector<ggml_tensor *>{ q, k, v, g, beta, w.states, cells, w.states };
-        auto       output = std::vector<ggml_tensor *>{ y, z, w.of_heads, w.out, x };
+        auto * z    = view(inputs, { size, n_heads, n }, channels * n);
+        auto   made = middle_of(w, cells, z);
+        made.insert(made.begin(), { "inputs", &of::delta_inputs::on_cuda,
+                                    result(inputs, { x, w.norm, w.qkv, w.z, w.beta, w.alpha, w.dt, w.a }) });
+        auto output = std::vector<ggml_tensor *>{ n == 1 ? view(gated, { size, n_heads, n }, 0) : chain.heads(), z,
+                                                  w.of_heads, w.out, x };
         if (n == 1) {
-            step.insert(step.end(), { z, w.of_heads });
             output.push_back(gated);
         }
-        return { { "inputs", &of::delta_inputs::on_cuda,
-                   result(inputs, { x, w.norm, w.qkv, w.z, w.beta, w.alpha, w.dt, w.a }) },
-                 { "front", &of::delta_front::on_cuda, result(heads, { qkv, w.windows, cells, w.windows, w.kernel }) },
-                 { "step", &of::delta_step::on_cuda, result(n == 1 ? gated : y, step) },
-                 { "output", &of::delta_output::on_cuda, result(between, output) },
-                 { "experts", &of::experts::on_cuda,
-                   result(x, { between, w.after, w.router, w.gate, w.up, w.down, w.own_router, w.own_gate, w.own_up,
-                               w.own_down }) } };
+        made.push_back({ "output", &of::delta_output::on_cuda, result(between, output) });
+        made.push_back({ "experts", &of::experts::on_cuda,
+                         result(x, { between, w.after, w.router, w.gate, w.up, w.down, w.own_router, w.own_gate,
+                                     w.own_up, w.own_down }) });
+        return made;
+    }
+
+  private:
+    // What lies between inputs and output.
+    std::vector<node> middle_of(const layer_weights & w, ggml_tensor * cells, ggml_tensor * z) const {
+        const auto part = [&](int64_t rows, int64_t first) { return view(inputs, { 1, rows, n }, first * n); };
+        auto *     qkv  = view(inputs, { channels, n }, 0);
+        auto *     beta = part(n_heads, channels + n_heads * size);
+        auto *     g    = part(n_heads, channels + n_heads * size + n_heads);
+        auto *     q    = view(heads, { size, n_keys, n }, 0);
+        auto *     k    = view(heads, { size, n_keys, n }, n_keys * size * n);
+        auto *     v    = view(heads, { size, n_heads, n }, 2 * n_keys * size * n);
+        if (n == 1) {
+            return { { "front", &of::delta_front::on_cuda,
+                       result(heads, { qkv, w.windows, cells, w.windows, w.kernel }) },
+                     { "step", &of::delta_step::on_cuda,
+                       result(gated, { q, k, v, g, beta, w.states, cells, w.states, z, w.of_heads }) } };
+        }
+        return { { "front", &of::delta_tree::on_cuda,
+                   result(heads, { qkv, w.windows, cells, chain.tree, chain.kept, w.kernel }) },
+                 { "step", &dw::tree_delta_net::on_cuda,
+                   result(chain.scratch, { chain.scratch, q, k, v, g, beta, w.states, cells, chain.tree }) } };
     }
 };
 

@@ -24,6 +24,11 @@ inline size_t shared_memory_of_block() {
     return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo - of_variables;
 }
 
+// So much of it that no more than n blocks are on a multiprocessor together.
+inline size_t shared_memory_for(int n) {
+    return shared_memory_of_block() / (n + 1) + 1024;
+}
+
 // keeps_shared: the kernel asks for a multiprocessor's most shared memory, little of it cache, however little it takes
 // itself. A multiprocessor changes this split only when it is empty, and with the split that one kernel needs there may
 // be no room for the next one. Static: these are attributes of a file's kernels.

@@ -28,7 +28,7 @@ __device__ __forceinline__ shared_address address_of(void * shared) {
 }
 
 // Copies 16 bytes into shared memory, without waiting; both addresses are multiples of 16. What was read this way is
-// the first to leave L2.
+// the first to leave L2. Before compute capability 8.0 it waits.
 __device__ __forceinline__ void copy_16(shared_address to, const void * from) {
 #if __CUDA_ARCH__ >= 800
     uint64_t read_once;
@@ -37,7 +37,7 @@ __device__ __forceinline__ void copy_16(shared_address to, const void * from) {
                  "l"(read_once)
                  : "memory");
 #else
-    NO_DEVICE_CODE;
+    *(int4 *) __cvta_shared_to_generic(to) = *(const int4 *) from;
 #endif
 }
 

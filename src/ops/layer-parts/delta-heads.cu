@@ -105,9 +105,9 @@ struct tree_of {
 
 // blocks: (head, row); a thread a channel. Tree, cells and states are read before the kernel waits. No node of a verify
 // writes them. What wrote them has ended: the commit's kernels (tree-commit.cu) let no kernel start early, and the
-// copies of a graph's inputs lie between.
+// copies of a graph's inputs lie between. It lets the next kernel start only then: earlier, the delta rule's blocks
+// would take places where these have not begun.
 __global__ void tree_heads(const tree_of a, const float * kernel, int64_t kernel_stride, heads_layout of) {
-    ggml_cuda_pdl_lc();
     const int     r = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x, n_channels = gridDim.x * blockDim.x;
     const float * old = a.states + a.cells[r / a.n_nodes] * a.stride + (int64_t) c * (chain_width - 1);
     float         w[chain_width], seen[chain_width];
@@ -121,6 +121,7 @@ __global__ void tree_heads(const tree_of a, const float * kernel, int64_t kernel
         node     = node < 0 ? -1 : a.parents[node];
     }
     ggml_cuda_pdl_sync();
+    ggml_cuda_pdl_lc();
     float y = 0.0f;
 #pragma unroll
     for (int j = 0; j < chain_width; ++j) {

@@ -253,7 +253,7 @@ class product_list {
             bytes            = row + width * sizeof(float);
         }
         const bool is_spread = n_blocks <= n_multiprocessors() && 2 * n_blocks > n_multiprocessors();
-        return is_spread ? std::max(bytes, shared_memory_of_block() / 2 + 1024) : bytes;
+        return is_spread ? std::max(bytes, shared_memory_for(1)) : bytes;
     }
 
     // whether a block has shared memory for one row of activations beside what it multiplies

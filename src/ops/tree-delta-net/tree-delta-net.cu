@@ -6,10 +6,12 @@
 // walked again.
 
 #include "common.cuh"
+#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/tree-delta-net/tree-factors.h"
 #include "ops/tree-delta-net/tree-ops.h"
 #include "ops/tree-delta-net/tree-plan.h"
+#include "ops/tree-delta-net/tree-stage.h"
 #include "ops/tree-delta-net/tree-walker.h"
 
 namespace op = dw::tree_delta_net;
@@ -20,60 +22,114 @@ using namespace dw::delta_net;
 using dw::tree_plan;
 using dw::tree_step;
 
-constexpr int n_kept = 5; // nodes whose columns are kept
+// What is kept of a node: the columns of all threads.
+template <int size> using columns_of_node = float[n_columns * layout<size>::per_lane][max_threads];
+
+// Nodes whose columns are kept at most: 5 in a tree of 64. A child that is not the last one has no more descendants
+// than that, so each node that is kept at once doubles the tree.
+int n_kept_of(int n_nodes) {
+    int n = 0;
+    while (n_nodes + 1 >= 4 << n) {
+        ++n;
+    }
+    return n;
+}
+
+// A block's shared memory: the plan of its walk, columns that are kept, inputs of nodes.
+template <int size> struct shared_memory {
+    static constexpr size_t of_plan = GGML_PAD(sizeof(tree_plan), 16);
+
+    tree_plan &             plan;
+    columns_of_node<size> * kept;
+    int                     n_kept;
+    float *                 inputs;
+
+    __device__ shared_memory(char * at, int n_kept) :
+        plan(*(tree_plan *) at),
+        kept((columns_of_node<size> *) (at + of_plan)),
+        n_kept(n_kept),
+        inputs((float *) (kept + n_kept)) {}
+
+    static size_t bytes(int n_nodes) {
+        return of_plan + n_kept_of(n_nodes) * sizeof(columns_of_node<size>) + stage<size>::bytes(n_nodes);
+    }
+};
+
+// Keeps the columns of a node for later children, and goes to where the next one starts if that is not here. depth: of
+// what is kept.
+template <int size> __device__ __forceinline__ void turn(walker<size> & walk, const shared_memory<size> & shared,
+                                                         tree_step here, tree_step after, int & depth) {
+    if (here & dw::keeps) {
+        if (depth < shared.n_kept) {
+            walk.keep(shared.kept[depth]);
+        }
+        ++depth;
+    }
+    if (after & dw::from_root) {
+        walk.load_state();
+    } else if (after & dw::from_kept) {
+        if (depth <= shared.n_kept) {
+            walk.restore(shared.kept[depth - 1]);
+        } else {
+            walk.walk_to(shared.plan, shared.plan.parents[after & dw::node_mask]);
+        }
+        depth -= (after & dw::drops_kept) != 0;
+    }
+}
 
 // grid: head, sequence, part of the columns. Cells, states and tree are read before the kernel in front has ended: no
 // node of a verify writes them (tree_heads in layer-parts/delta-heads.cu).
-template <int size> __global__ void __launch_bounds__(layout<size>::threads) tree_delta_net(const arguments a) {
-    __shared__ tree_plan p;
-    __shared__ float     kept[n_kept][n_columns * layout<size>::per_lane][max_threads];
+template <int size> __global__ void __launch_bounds__(layout<size>::threads)
+    tree_delta_net(const arguments a, int n_kept) {
+    extern __shared__ __align__(16) char memory[];
+    const shared_memory<size>            shared(memory, n_kept);
+    tree_plan &                          p = shared.plan;
     ggml_cuda_pdl_lc();
     walker<size> walk(a);
     walk.load_state(); // while the plan is made
     dw::make_plan(p, a.parents, a.preorder, blockIdx.y * a.n_nodes, a.n_nodes);
     ggml_cuda_pdl_sync();
 
-    typename walker<size>::input now, next;
-    float                        of_k[n_columns], of_q[n_columns];
-    int                          depth = 0; // of what is kept
-    tree_step                    here  = p.steps[0];
-    walk.load(now, here & dw::node_mask);
+    constexpr tree_step starts_elsewhere = dw::from_root | dw::from_kept;
+    const int           first_column     = blockIdx.z * layout<size>::columns;
+    stage<size>         nodes(a, p, shared.inputs, blockIdx.x, first_column);
+    node_input<size>    now, next;
+    float               of_k[n_columns], of_q[n_columns];
+    int                 depth = 0;
+    tree_step           here = p.steps[0], after = p.steps[1];
+    nodes.fill(0);
+    nodes.read(now, 0, walk.lane(), walk.column() - first_column);
     walk.product(now.k, of_k);
     float sum = walk.reduce(of_k, of_k);
     for (int i = 0; i < a.n_nodes; ++i) {
-        const int       node  = here & dw::node_mask;
-        const tree_step after = i + 1 < a.n_nodes ? p.steps[i + 1] : (tree_step) node;
-        walk.load(next, after & dw::node_mask); // long before it is needed
-        walk.write_inputs(now, node);
+        const tree_step then = p.steps[min(i + 2, a.n_nodes)]; // read before it is needed
+        const int       node = here & dw::node_mask, last = a.n_nodes - 1;
+        if ((i + 1) % n_staged == 0 && i < last) {
+            nodes.fill(i + 1);
+        }
+        nodes.read(next, min(i + 1, last), walk.lane(), walk.column() - first_column);
         walk.write_u(walk.advance(now, sum), node);
         walk.product(now.q, of_q);
-        if (here & dw::keeps) {
-            if (depth < n_kept) {
-                walk.keep(kept[depth]);
-            }
-            ++depth;
-        }
-        if (after & dw::from_root) {
-            walk.load_state();
-        } else if (after & dw::from_kept) {
-            if (depth <= n_kept) {
-                walk.restore(kept[depth - 1]);
-            } else {
-                walk.walk_to(p, p.parents[after & dw::node_mask]);
-            }
-            depth -= (after & dw::drops_kept) != 0;
+        if ((here & dw::keeps) | (after & starts_elsewhere)) {
+            turn(walk, shared, here, after, depth);
         }
         walk.product(next.k, of_k);
         sum = walk.reduce(of_k, of_q); // of this node's output and the next one's k^T S
         walk.write_out(sum, node);
-        now  = next;
-        here = after;
+        now   = next;
+        here  = after;
+        after = then;
     }
 }
 
+// Blocks start while the multiprocessors still work on what is in front, and gather where that ends first. So they take
+// enough shared memory that none has more than its share of them.
 template <int size> void launch_for(const arguments & a, int n_seqs, cudaStream_t stream) {
-    const dim3 grid((unsigned) a.n_heads, (unsigned) n_seqs, layout<size>::blocks);
-    ggml_cuda_kernel_launch(tree_delta_net<size>, { grid, dim3(layout<size>::threads), 0, stream }, a);
+    using at = layout<size>;
+    const dim3   grid((unsigned) a.n_heads, (unsigned) n_seqs, at::blocks);
+    const int    share = (int) dw::n_blocks((int64_t) a.n_heads * n_seqs * at::blocks, dw::n_multiprocessors());
+    const size_t bytes = std::max(shared_memory<size>::bytes(a.n_nodes), dw::shared_memory_for(share));
+    dw::launch_kernel<tree_delta_net<size>>({ grid, dim3(at::threads), bytes, stream }, a, n_kept_of(a.n_nodes));
 }
 
 bool takes(const ggml_tensor * dst) {

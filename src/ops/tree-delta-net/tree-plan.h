@@ -18,7 +18,7 @@ constexpr tree_step drops_kept = 0x400; // and which nobody needs afterwards
 constexpr tree_step keeps      = 0x800; // for children that do not follow at once
 
 struct tree_plan {
-    tree_step steps[max_tree_nodes];
+    tree_step steps[max_tree_nodes + 1]; // behind the last one a step that nobody goes
     int8_t    parents[max_tree_nodes];
     int8_t    order[max_tree_nodes];
     int       last_child[max_tree_nodes]; // where in the order it is; -1: none
@@ -33,6 +33,9 @@ static __device__ void make_plan(tree_plan & p, const int32_t * parents, const i
         p.parents[i]     = (int8_t) (parent < 0 ? -1 : parent - first_row);
         p.order[i]       = (int8_t) (preorder[first_row + i] - first_row);
         p.last_child[i]  = -1;
+    }
+    if (i == 0) {
+        p.steps[n] = 0;
     }
     __syncthreads();
     const int node   = i < n ? p.order[i] : 0;

@@ -21,7 +21,8 @@ template <int size> struct layout {
     static constexpr int per_lane = size / lanes;          // elements of a column
     static constexpr int threads  = lanes * (size / n_columns) < max_threads ? lanes * (size / n_columns) : max_threads;
     static constexpr int groups   = threads / lanes;
-    static constexpr int blocks   = size / (n_columns * groups); // of a head
+    static constexpr int columns  = n_columns * groups; // of a block
+    static constexpr int blocks   = size / columns;     // of a head
     static_assert(threads >= dw::max_tree_nodes, "one for each node of a plan");
 };
 
@@ -65,6 +66,11 @@ struct arguments {
     float           scale;
 };
 
+// what a node brings to a lane
+template <int size> struct node_input {
+    float q[layout<size>::per_lane], k[layout<size>::per_lane], v, decay, beta;
+};
+
 // one group's share of a state, and the walk over it
 template <int size> class walker {
     using at = layout<size>;
@@ -90,10 +96,7 @@ template <int size> class walker {
         to_((lane_ < at::lanes / 2 ? a.factor_u : a.out) +
             (int64_t) (sequence_ * a.n_nodes * a.n_heads + head_) * size + column()) {}
 
-    // what a node brings
-    struct input {
-        float q[per_lane], k[per_lane], v, g, beta;
-    };
+    using input = node_input<size>;
 
     __device__ void load(input & in, int node) const {
 #pragma unroll
@@ -101,9 +104,9 @@ template <int size> class walker {
             in.q[r] = of_node(q_, a_.q.node, node)[r * at::lanes];
             in.k[r] = of_node(k_, a_.k.node, node)[r * at::lanes];
         }
-        in.v    = *of_node(v_, a_.v.node, node);
-        in.g    = *of_node(g_, a_.g.node, node);
-        in.beta = *of_node(beta_, a_.beta.node, node);
+        in.v     = *of_node(v_, a_.v.node, node);
+        in.beta  = *of_node(beta_, a_.beta.node, node);
+        in.decay = expf(*of_node(g_, a_.g.node, node));
     }
 
     __device__ void load_state() {
@@ -147,15 +150,14 @@ template <int size> class walker {
 
     // The state after a node; kv: this lane's column of k^T S before it. Returns this column of u.
     __device__ float advance(const input & in, float kv) {
-        const float decay = expf(in.g);
-        const float u     = (in.v - decay * kv) * in.beta;
+        const float u = (in.v - in.decay * kv) * in.beta;
 #pragma unroll
         for (int c = 0; c < n_columns; ++c) {
             const float delta =
                 __shfl_sync(0xffffffff, u, c / 2 * (at::lanes / 4) + c % 2 * (at::lanes / 8), at::lanes);
 #pragma unroll
             for (int r = 0; r < per_lane; ++r) {
-                state_[c][r] = dw::delta_step<size <= dw::small_head>(state_[c][r], decay, in.k[r], delta);
+                state_[c][r] = dw::delta_step<size <= dw::small_head>(state_[c][r], in.decay, in.k[r], delta);
             }
         }
         return u;
@@ -192,20 +194,6 @@ template <int size> class walker {
         }
     }
 
-    // what a commit needs of a node beside u
-    __device__ void write_inputs(const input & in, int node) const {
-        const int64_t row = sequence_ * a_.n_nodes + node;
-        if (first_column_ == 0 && head_ < a_.n_key_heads) {
-#pragma unroll
-            for (int r = 0; r < per_lane; ++r) {
-                a_.factor_k[(row * a_.n_key_heads + head_) * size + r * at::lanes + lane_] = in.k[r];
-            }
-        }
-        if (first_column_ == 0 && lane_ == 0) {
-            a_.factor_g[row * a_.n_heads + head_] = in.g;
-        }
-    }
-
     // The lower half of the lanes has u, the upper half the output: one of a column's lanes writes it.
     __device__ void write_u(float u, int node) const {
         if (lane_ % (at::lanes / 8) == 0 && lane_ < at::lanes / 2) {
@@ -219,12 +207,14 @@ template <int size> class walker {
         }
     }
 
-  private:
+    __device__ int lane() const { return lane_; }
+
     // of the state, that this lane ends a reduction with
     __device__ int column() const {
         return first_column_ + lane_ / (at::lanes / 4) % 2 * 2 + lane_ / (at::lanes / 8) % 2;
     }
 
+  private:
     // all bits of a lane that has this one set
     __device__ uint32_t mask_of(int bit) const {
         uint32_t mask = lane_ & bit ? 0xffffffff : 0;

@@ -33,10 +33,11 @@ struct late_normalised {
 
     // All warps of a block.
     __device__ __forceinline__ void write(int n, const rows_in_block & out) const {
-        write(n, out, threadIdx.x / 32, blockDim.x / 32);
+        write<2>(n, out, threadIdx.x / 32, blockDim.x / 32);
     }
 
-    // pieces first, first + step, ... of all rows. A warp.
+    // pieces first, first + step, ... of all rows. A warp, of which the loads of at_once pieces overlap.
+    template <int at_once>
     __device__ __forceinline__ void write(int n, const rows_in_block & out, int first, int step) const {
         const int n_all = n * n_pieces(input.width);
         for (int p0 = first; p0 < n_all; p0 += at_once * step) {
@@ -71,8 +72,6 @@ struct late_normalised {
     }
 
   private:
-    static constexpr int at_once = 2; // pieces of a warp whose loads overlap
-
     // A lane's part of a piece, and the norm's.
     struct eight_of_piece {
         float4 x[2], norm[2];
@@ -130,7 +129,8 @@ struct late_made {
     }
 };
 
-constexpr int warps_of_making = 4; // of a block
+// Of a block. Small blocks with few registers find room while the kernel in front still runs.
+constexpr int warps_of_making = 2;
 
 // Makes them: a warp a piece.
 template <typename rows_type> __global__ void __launch_bounds__(32 * warps_of_making)
@@ -138,7 +138,8 @@ template <typename rows_type> __global__ void __launch_bounds__(32 * warps_of_ma
     ggml_cuda_pdl_lc();
     rows.of.ask(team::of_block());
     ggml_cuda_pdl_sync();
-    rows.of.write(n, rows.in(rows.at, n), blockIdx.x * warps_of_making + threadIdx.x / 32, gridDim.x * warps_of_making);
+    rows.of.template write<1>(n, rows.in(rows.at, n), blockIdx.x * warps_of_making + threadIdx.x / 32,
+                              gridDim.x * warps_of_making);
 }
 
 inline void launch_making(const late_made & rows, int n, cudaStream_t stream) {

@@ -17,6 +17,7 @@
 #include "chain/attention.cuh"
 #include "chain/drafter.cuh"
 #include "chain/layers.cuh"
+#include "chain/options.cuh"
 #include "ops/door/launch.h"
 
 #include <algorithm>
@@ -61,22 +62,7 @@ namespace {
 
 using namespace chain;
 
-constexpr int most = 16, n_warm = 4, n_runs = 20;
-
-enum class kind_of_layer { delta_net, attention, drafter };
-
-struct options {
-    bool             is_check = false;
-    kind_of_layer    kind     = kind_of_layer::delta_net;
-    int              n_layers = 0; // 0: n_made() says
-    cells_of_cache   cells{};      // unless layers are delta nets
-    types_of_down    of_down;
-    std::vector<int> rows;
-
-    bool is_drafter() const { return kind == kind_of_layer::drafter; }
-    // weights of layers exceed the card's L2
-    int n_made() const { return n_layers > 0 ? n_layers : is_drafter() ? 8 : 40; }
-};
+constexpr int n_warm = 4, n_runs = 20;
 
 class bench {
   public:
@@ -265,52 +251,6 @@ class bench {
     cudaStream_t                   stream_;
     cudaEvent_t                    begin_, end_;
 };
-
-// Ends the program if it is neither of the types that files of Q4_K_M have.
-ggml_type type_by_name(const std::string & name) {
-    if (name != "q4_k" && name != "q6_k") {
-        fprintf(stderr, "--down: %s is neither q4_k nor q6_k\n", name.c_str());
-        exit(2);
-    }
-    return name == "q4_k" ? GGML_TYPE_Q4_K : GGML_TYPE_Q6_K;
-}
-
-// From ROUTED+SHARED, or one name for both.
-types_of_down types_by_names(const std::string & names) {
-    const size_t end = names.find('+');
-    return { type_by_name(names.substr(0, end)), type_by_name(end == names.npos ? names : names.substr(end + 1)) };
-}
-
-// From SEEN or SEEN+UNSEEN.
-cells_of_cache cells_by_text(const std::string & text) {
-    const size_t end = text.find('+');
-    return { std::max(most, atoi(text.c_str())), end == text.npos ? 0 : std::max(0, atoi(text.c_str() + end + 1)) };
-}
-
-options options_of(const std::vector<std::string> & arguments) {
-    options made;
-    for (const std::string & argument : arguments) {
-        const size_t      end   = argument.find('=');
-        const std::string name  = argument.substr(0, end);
-        const std::string value = end == argument.npos ? "" : argument.substr(end + 1);
-        if (name == "--check") {
-            made.is_check = true;
-        } else if (name == "--layers") {
-            made.n_layers = std::max(1, atoi(value.c_str()));
-        } else if (name == "--down") {
-            made.of_down = types_by_names(value);
-        } else if (name == "--attention" || name == "--drafter") {
-            made.kind  = name == "--drafter" ? kind_of_layer::drafter : kind_of_layer::attention;
-            made.cells = cells_by_text(value);
-        } else {
-            made.rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
-        }
-    }
-    if (made.rows.empty()) {
-        made.rows = { 1, 2, 6, 16 };
-    }
-    return made;
-}
 
 } // namespace
 

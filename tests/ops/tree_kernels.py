@@ -77,14 +77,14 @@ def check_delta_net(rng, backend, trees, shape, order=heavy_last):
 @pytest.mark.parametrize("shape", [s for s in SHAPES if s[2] in TAKEN])
 @pytest.mark.parametrize("order", ORDERS)
 def test_delta_net_is_near_the_cpu(rng, backend, shape, order):
-    for n_seqs, n in ((1, 1), (1, 2), (1, 16), (1, 64), (2, 9), (3, 7), (2, 32)):
+    for n_seqs, n in ((1, 1), (1, 2), (1, 16), (1, 17), (1, 64), (2, 9), (3, 7), (2, 33)):
         check_delta_net(rng, backend, trees_of(rng, n_seqs, n), shape, order)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("order", ORDERS)
 def test_delta_net_of_a_model(rng, backend, order):
-    for n_seqs, n in ((1, 1), (1, 2), (1, 16), (1, 64), (2, 9), (3, 7), (2, 32)):
+    for n_seqs, n in ((1, 1), (1, 2), (1, 16), (1, 17), (1, 64), (2, 9), (3, 7), (2, 33)):
         check_delta_net(rng, backend, trees_of(rng, n_seqs, n), MODEL, order)
 
 

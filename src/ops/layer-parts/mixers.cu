@@ -189,7 +189,7 @@ void launch_gated(const dw::launch_context & with, ggml_tensor * dst, int64_t wi
     char * const at   = dw::data_of<char>(dst->src[of::gated]) + n * width * sizeof(float);
     const auto   x    = activations::quantised::in(at, n, width);
     product_list list = added_product(dst, dst->src[of::weights], dst->src[of::residual]);
-    if (n == 1 && width % 64 == 0 && list.can_be_late<late_quants>(width)) { // a block copies 16 bytes at a time
+    if (n == 1 && list.can_be_late<late_quants>(width)) {
         return list.launch(late_quants{ x }, 1, with.stream);
     }
     list.launch(activations{ x, nullptr }, (int) n, with.stream);

@@ -35,12 +35,11 @@ template <typename sums_type> __device__ __forceinline__ void store_sums(float *
 }
 
 // call(std::integral_constant<int, c>) with the least c of 1, 2, 8, 16 that holds n columns; `most` of them at most.
-// If `most` is 16, two columns use the code for 8: a fourth copy of the code made the kernel slower.
 template <int most, typename call_type> __device__ __forceinline__ void with_columns_of_tile(int n, call_type && call) {
     if (most == 1 || n == 1) {
         return call(std::integral_constant<int, 1>{});
     }
-    if constexpr (most > 1 && most <= 8) {
+    if constexpr (most > 1) {
         if (n == 2) {
             return call(std::integral_constant<int, 2>{});
         }

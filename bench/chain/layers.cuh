@@ -1,5 +1,5 @@
-// The ops of a gated-delta-net layer of 35B-A3B on random weights: of one row a plain step's, of more a verify's, whose
-// tree is a chain. Must not know: how they are timed.
+// The ops of a gated-delta-net layer of 35B-A3B on random weights. One row runs those of a plain step, more rows those
+// of a verify whose tree is a chain. Must not know: how they are timed.
 
 #pragma once
 

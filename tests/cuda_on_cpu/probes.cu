@@ -26,7 +26,7 @@ __global__ void shift(const int * from, int * to, int by, barrier which) {
 // to = from by way of shared memory
 __global__ void fetch(const int4 * from, int4 * to, bool waits) {
     __shared__ int4 all[n_threads];
-    dw::ptx::copy_16(dw::ptx::address_of(&all[threadIdx.x]), from + threadIdx.x);
+    dw::ptx::copy_16</*once*/ true>(dw::ptx::address_of(&all[threadIdx.x]), from + threadIdx.x);
     dw::ptx::end_of_copies();
     if (waits) {
         dw::ptx::wait_for_copies<0>();

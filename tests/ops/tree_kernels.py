@@ -6,6 +6,9 @@ gives them a `backend` for ggml_graph.py, and `rng`. `errors` has relative error
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from typing import Any
+
 import numpy as np
 import pytest
 
@@ -239,12 +242,34 @@ def test_top_rows_of_the_largest_vocabulary(rng, backend):
     check_top_rows(rng, backend, tops.normal, 64, [(1, tops.MOST)])
 
 
+def wider(which: int, operands: list[tuple[np.ndarray, str]]) -> list[tuple[np.ndarray, str]]:
+    """Return operands of which one has rows with a value more."""
+    return [
+        (np.append(o, o[..., :1], -1), kind) if i == which else (o, kind)
+        for i, (o, kind) in enumerate(operands)
+    ]
+
+
+def with_odd_rows(which: int, operands: list[tuple[np.ndarray, str]]) -> Callable[..., Any]:
+    """Return the delta net of these operands, where rows of one begin at no multiples of 16 bytes."""
+    strides = wider(which, operands)[which][0].strides[:-1]
+
+    def op(context: Any, *sources: Any) -> Any:
+        odd = ggml.view(context, sources[which], operands[which][0].shape, strides)
+        return ggml.custom("dw_tree_delta_net")(context, *sources[:which], odd, *sources[which + 1 :])
+
+    return op
+
+
 def test_what_cannot_be_run_is_refused(rng, backend):
     """The CPU runs it then: other head sizes, an op that no card has, 65 tokens."""
     for shape in SHAPES:
         operands = Case(rng, 1, 3, *shape).operands([[-1, 0, 0]])
         op = ggml.custom("dw_tree_delta_net")
         assert ggml.supports(op, operands, backend) == (shape[2] in TAKEN)
+    operands = Case(rng, 1, 3, 1, 1, 16).operands([[-1, 0, 0]])
+    for which in (1, 2, 3):  # q, k, v
+        assert not ggml.supports(with_odd_rows(which, operands), wider(which, operands), backend)
     scores = [(np.zeros((1, 1, 2, 8), np.float32), "F32"), (batch([[-1, 0]], 2, [0, 1]), "I32")]
     assert not ggml.supports(ggml.custom("dw_tree_scores"), scores, backend)
     logits = np.zeros((1, 100), np.float32)

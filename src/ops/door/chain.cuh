@@ -24,9 +24,10 @@ inline size_t shared_memory_of_block() {
     return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo - of_variables;
 }
 
-// So much of it that no more than n blocks are on a multiprocessor together.
+// So much of it that at most n blocks are on a multiprocessor together, which compute capability 7.0 and later keep to.
+// More than seven are not held back: so little memory may keep the n-th away.
 inline size_t shared_memory_for(int n) {
-    return shared_memory_of_block() / (n + 1) + 1024;
+    return n <= 7 ? shared_memory_of_block() / (n + 1) + 1024 : 0;
 }
 
 // keeps_shared: the kernel asks for a multiprocessor's most shared memory, little of it cache, however little it takes

@@ -1,5 +1,5 @@
-// Instructions that CUDA C++ has no words for. Copies and products need compute capability 8.0, copies of spans 9.0;
-// callers are not launched on less. Must not know: ops. tests/cuda_on_cpu has a file of this name that does the same on
+// Instructions that CUDA C++ has no words for. Products need compute capability 8.0, copies of spans 9.0; callers are
+// not launched on less. Must not know: ops. tests/cuda_on_cpu has a file of this name that does the same on
 // a CPU. Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -27,15 +27,19 @@ __device__ __forceinline__ shared_address address_of(void * shared) {
     return (uint32_t) __cvta_generic_to_shared(shared);
 }
 
-// Copies 16 bytes into shared memory, without waiting; both addresses are multiples of 16. What was read this way is
-// the first to leave L2. Before compute capability 8.0 it waits.
-__device__ __forceinline__ void copy_16(shared_address to, const void * from) {
+// Copies 16 bytes into shared memory, without waiting; both addresses are multiples of 16. Before compute capability
+// 8.0 it waits. once: what was read this way is the first to leave L2.
+template <bool once> __device__ __forceinline__ void copy_16(shared_address to, const void * from) {
 #if __CUDA_ARCH__ >= 800
-    uint64_t read_once;
-    asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
-    asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
-                 "l"(read_once)
-                 : "memory");
+    if constexpr (once) {
+        uint64_t read_once;
+        asm("createpolicy.fractional.L2::evict_first.b64 %0, 1.0;" : "=l"(read_once));
+        asm volatile("cp.async.cg.shared.global.L2::cache_hint.L2::128B [%0], [%1], 16, %2;" ::"r"(to), "l"(from),
+                     "l"(read_once)
+                     : "memory");
+    } else {
+        asm volatile("cp.async.cg.shared.global [%0], [%1], 16;" ::"r"(to), "l"(from) : "memory");
+    }
 #else
     *(int4 *) __cvta_shared_to_generic(to) = *(const int4 *) from;
 #endif

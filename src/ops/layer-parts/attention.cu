@@ -120,18 +120,18 @@ __device__ __forceinline__ void finish_head(const head_arguments & a, const floa
 // cells are inputs, written before the graph: all that is made of them is there when the kernel's wait ends.
 __global__ void heads_of_attention(head_arguments a, int n_all) {
     __shared__ float heads[warps_of_all][max_head];
-    const int       lane = threadIdx.x % 32, r = blockIdx.y, which = blockIdx.x * warps_of_all + threadIdx.x / 32;
-    const int       head     = which < a.n_heads ? which : which - a.n_heads;
-    const bool      is_query = which < a.n_heads, is_value = which >= a.n_heads + a.n_keys;
-    const turned    by(a, r, lane);
-    const cache_row cell = is_value ? a.v_cache.of(r) : a.k_cache.of(r);
-    float           norm[values_of_lane];
+    const int        lane = threadIdx.x % 32, r = blockIdx.y, which = blockIdx.x * warps_of_all + threadIdx.x / 32;
+    const int        head     = which < a.n_heads ? which : which - a.n_heads;
+    const bool       is_query = which < a.n_heads, is_value = which >= a.n_heads + a.n_keys;
+    const turned     by(a, r, lane);
+    const cache_row  cell = is_value ? a.v_cache.of(r) : a.k_cache.of(r);
+    float            norm[values_of_lane];
 #pragma unroll
     for (int j = 0; j < values_of_lane; ++j) {
         norm[j] = lane + 32 * j < a.size ? (is_query ? a.q_norm : a.k_norm)[lane + 32 * j] : 0.0f;
     }
     ggml_cuda_pdl_sync();
-    ggml_cuda_pdl_lc(); // earlier, blocks of attention would gather where these have not begun
+    ggml_cuda_pdl_lc(); // earlier, blocks of attention would take the places of blocks that have not begun
     if (which >= n_all) {
         return;
     }

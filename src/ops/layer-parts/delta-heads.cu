@@ -105,8 +105,9 @@ struct tree_of {
 
 // blocks: (head, row); a thread a channel. Tree, cells and states are read before the kernel waits. No node of a verify
 // writes them. What wrote them has ended: the commit's kernels (tree-commit.cu) let no kernel start early, and the
-// copies of a graph's inputs lie between. It lets the next kernel start only then: earlier, the delta rule's blocks
-// would take places where these have not begun.
+// copies of a graph's inputs lie between.
+// The next kernel is let go behind the wait. Earlier, its blocks would take the places of blocks of this one that have
+// not begun.
 __global__ void tree_heads(const tree_of a, const float * kernel, int64_t kernel_stride, heads_layout of) {
     const int     r = blockIdx.y, c = blockIdx.x * blockDim.x + threadIdx.x, n_channels = gridDim.x * blockDim.x;
     const float * old = a.states + a.cells[r / a.n_nodes] * a.stride + (int64_t) c * (chain_width - 1);

@@ -33,10 +33,10 @@ struct late_normalised {
 
     // All warps of a block.
     __device__ __forceinline__ void write(int n, const rows_in_block & out) const {
-        write<2>(n, out, threadIdx.x / 32, blockDim.x / 32);
+        write<pieces_at_once>(n, out, threadIdx.x / 32, blockDim.x / 32);
     }
 
-    // pieces first, first + step, ... of all rows. A warp, of which the loads of at_once pieces overlap.
+    // pieces first, first + step, ... of all rows. One warp. Loads of at_once pieces overlap.
     template <int at_once>
     __device__ __forceinline__ void write(int n, const rows_in_block & out, int first, int step) const {
         const int n_all = n * n_pieces(input.width);
@@ -72,6 +72,8 @@ struct late_normalised {
     }
 
   private:
+    static constexpr int pieces_at_once = 2;
+
     // A lane's part of a piece, and the norm's.
     struct eight_of_piece {
         float4 x[2], norm[2];

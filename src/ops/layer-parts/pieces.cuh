@@ -77,7 +77,7 @@ __device__ __forceinline__ void ask_for(ptx::shared_address slot, const strip & 
     const auto     ask        = [&](int i, ptx::shared_address to, const char * at) {
         const int begin = tile::offset(at);
         if (16 * i < begin + n_bytes) {
-            ptx::copy_16(to + 16 * i, at - begin + 16 * i);
+            ptx::copy_16</*once*/ true>(to + 16 * i, at - begin + 16 * i);
         }
     };
     const int first = lane % 8;

@@ -101,7 +101,7 @@ __device__ void multiply_lone_rows(const parts & all, int width, char * memory, 
         const int    n_bytes = of.type == GGML_TYPE_Q8_0 ? tiled<GGML_TYPE_Q8_0>::bytes(width)
                                                          : width * (of.type == GGML_TYPE_F32 ? 4 : 2);
         for (int at = 16 * lane; at < n_bytes; at += 16 * 32) {
-            ptx::copy_16(ptx::address_of(memory + at), row + at);
+            ptx::copy_16</*once*/ true>(ptx::address_of(memory + at), row + at);
         }
         ask_for_end(of, first - of.first_lone_row);
     }

@@ -2,7 +2,7 @@
 //
 // Groups of lanes carry a few columns of a head's state from node to node (tree-walker.h). Where a node has more than
 // one child, the columns are kept until its last child starts from them. If the preorder puts a node's child with the
-// most descendants last, at most five are kept at once in a tree of 64 nodes; beyond that the path from the root is
+// most descendants last, a tree of 62 nodes or fewer keeps at most four at once; beyond that the path from the root is
 // walked again.
 
 #include "common.cuh"
@@ -13,6 +13,8 @@
 #include "ops/tree-delta-net/tree-plan.h"
 #include "ops/tree-delta-net/tree-stage.h"
 #include "ops/tree-delta-net/tree-walker.h"
+
+#include <algorithm>
 
 namespace op = dw::tree_delta_net;
 
@@ -25,11 +27,14 @@ using dw::tree_step;
 // What is kept of a node: the columns of all threads.
 template <int size> using columns_of_node = float[n_columns * layout<size>::per_lane][max_threads];
 
-// Nodes whose columns are kept at most: 5 in a tree of 64. A child that is not the last one has no more descendants
-// than that, so each node that is kept at once doubles the tree.
+// Nodes whose columns are kept at once, at most: a fifth would halve the blocks of a multiprocessor with 100 KB.
+constexpr int most_kept = 4;
+
+// So many of a tree of n nodes. If the largest subtree of each node comes last, a tree that keeps k nodes at once has
+// at least 2^(k+1) - 1 nodes. In other orders, and behind the fourth, nodes are walked to again.
 int n_kept_of(int n_nodes) {
     int n = 0;
-    while (n_nodes + 1 >= 4 << n) {
+    while (n < most_kept && n_nodes + 1 >= 4 << n) {
         ++n;
     }
     return n;
@@ -58,22 +63,22 @@ template <int size> struct shared_memory {
 // Keeps the columns of a node for later children, and goes to where the next one starts if that is not here. depth: of
 // what is kept.
 template <int size> __device__ __forceinline__ void turn(walker<size> & walk, const shared_memory<size> & shared,
-                                                         tree_step here, tree_step after, int & depth) {
-    if (here & dw::keeps) {
+                                                         tree_step step, tree_step next_step, int & depth) {
+    if (step & dw::keeps) {
         if (depth < shared.n_kept) {
             walk.keep(shared.kept[depth]);
         }
         ++depth;
     }
-    if (after & dw::from_root) {
+    if (next_step & dw::from_root) {
         walk.load_state();
-    } else if (after & dw::from_kept) {
+    } else if (next_step & dw::from_kept) {
         if (depth <= shared.n_kept) {
             walk.restore(shared.kept[depth - 1]);
         } else {
-            walk.walk_to(shared.plan, shared.plan.parents[after & dw::node_mask]);
+            walk.walk_to(shared.plan, shared.plan.parents[next_step & dw::node_mask]);
         }
-        depth -= (after & dw::drops_kept) != 0;
+        depth -= (next_step & dw::drops_kept) != 0;
     }
 }
 
@@ -91,34 +96,36 @@ template <int size> __global__ void __launch_bounds__(layout<size>::threads)
     ggml_cuda_pdl_sync();
 
     constexpr tree_step starts_elsewhere = dw::from_root | dw::from_kept;
-    const int           first_column     = blockIdx.z * layout<size>::columns;
-    stage<size>         nodes(a, p, shared.inputs, blockIdx.x, first_column);
+    const int           lane = walk.lane(), column = walk.column_of_block(), last = a.n_nodes - 1;
+    stage<size>         nodes(a, p, shared.inputs, blockIdx.x, blockIdx.z * layout<size>::columns);
     node_input<size>    now, next;
     float               of_k[n_columns], of_q[n_columns];
     int                 depth = 0;
-    tree_step           here = p.steps[0], after = p.steps[1];
+    tree_step           step = p.steps[0], next_step = p.steps[1];
     nodes.fill(0);
-    nodes.read(now, 0, walk.lane(), walk.column() - first_column);
+    nodes.read(now, 0, lane, column);
+    nodes.write_factors();
     walk.product(now.k, of_k);
     float sum = walk.reduce(of_k, of_k);
     for (int i = 0; i < a.n_nodes; ++i) {
-        const tree_step then = p.steps[min(i + 2, a.n_nodes)]; // read before it is needed
-        const int       node = here & dw::node_mask, last = a.n_nodes - 1;
-        if ((i + 1) % n_staged == 0 && i < last) {
+        const tree_step step_after = p.steps[min(i + 2, a.n_nodes)]; // read before it is needed
+        const int       node       = step & dw::node_mask;
+        if (i + 1 == nodes.end() && i < last) {
             nodes.fill(i + 1);
+            nodes.write_factors();
         }
-        nodes.read(next, min(i + 1, last), walk.lane(), walk.column() - first_column);
+        nodes.read(next, min(i + 1, last), lane, column);
         walk.write_u(walk.advance(now, sum), node);
         walk.product(now.q, of_q);
-        if ((here & dw::keeps) | (after & starts_elsewhere)) {
-            turn(walk, shared, here, after, depth);
+        if ((step & dw::keeps) | (next_step & starts_elsewhere)) {
+            turn(walk, shared, step, next_step, depth);
         }
         walk.product(next.k, of_k);
         sum = walk.reduce(of_k, of_q); // of this node's output and the next one's k^T S
         walk.write_out(sum, node);
-        now   = next;
-        here  = after;
-        after = then;
+        now       = next;
+        step      = next_step;
+        next_step = step_after;
     }
 }
 
@@ -132,6 +139,11 @@ template <int size> void launch_for(const arguments & a, int n_seqs, cudaStream_
     dw::launch_kernel<tree_delta_net<size>>({ grid, dim3(at::threads), bytes, stream }, a, n_kept_of(a.n_nodes));
 }
 
+// whether nodes' values can be copied 16 bytes at a time
+bool are_aligned(const ggml_tensor * t) {
+    return ((uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3]) % 16 == 0;
+}
+
 bool takes(const ggml_tensor * dst) {
     const ggml_tensor * v = dst->src[op::v];
     for (int i = op::scratch; i <= op::states; ++i) {
@@ -140,7 +152,8 @@ bool takes(const ggml_tensor * dst) {
         }
     }
     const int64_t size = v->ne[0];
-    return dw::is_state_size(size) && v->ne[2] <= dw::max_tree_nodes && dw::is_i32(dst->src[op::cells]) &&
+    return dw::is_state_size(size) && v->ne[2] <= dw::max_tree_nodes && are_aligned(dst->src[op::q]) &&
+           are_aligned(dst->src[op::k]) && are_aligned(v) && dw::is_i32(dst->src[op::cells]) &&
            dw::is_i32(dst->src[op::tree]);
 }
 

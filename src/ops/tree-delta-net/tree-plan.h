@@ -18,7 +18,7 @@ constexpr tree_step drops_kept = 0x400; // and which nobody needs afterwards
 constexpr tree_step keeps      = 0x800; // for children that do not follow at once
 
 struct tree_plan {
-    tree_step steps[max_tree_nodes + 1]; // behind the last one a step that nobody goes
+    tree_step steps[max_tree_nodes + 1]; // one behind the last one, so that it can be read ahead
     int8_t    parents[max_tree_nodes];
     int8_t    order[max_tree_nodes];
     int       last_child[max_tree_nodes]; // where in the order it is; -1: none

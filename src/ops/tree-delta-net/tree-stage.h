@@ -8,38 +8,37 @@
 #include "ops/door/ptx.cuh"
 #include "ops/tree-delta-net/tree-walker.h"
 
-#include <algorithm>
-
 namespace dw::delta_net {
-
-constexpr int n_staged = 16; // nodes, at most
 
 template <int size> class stage {
     using at = layout<size>;
 
   public:
-    // of a tree of n_nodes
-    static __host__ __device__ int room(int n_nodes) { return n_nodes < n_staged ? n_nodes : n_staged; }
+    // Nodes that a stage of a tree has: all of a small one, so that it is filled once.
+    static __host__ __device__ int room(int n_nodes) { return n_nodes <= 16 ? n_nodes : 8; }
     static size_t bytes(int n_nodes) { return room(n_nodes) * (2 * size + at::columns + 2) * sizeof(float); }
 
     // memory: bytes(n_nodes), aligned to 16 bytes. The block has a head's columns from first_column on.
     __device__ stage(const arguments & a, const tree_plan & p, float * memory, int head, int first_column) :
         a_(a),
         p_(p),
+        room_(room(a.n_nodes)),
         keys_(memory),
-        queries_(keys_ + room(a.n_nodes) * size),
-        values_(queries_ + room(a.n_nodes) * size),
-        decays_(values_ + room(a.n_nodes) * at::columns),
-        betas_(decays_ + room(a.n_nodes)),
+        queries_(keys_ + room_ * size),
+        values_(queries_ + room_ * size),
+        decays_(values_ + room_ * at::columns),
+        betas_(decays_ + room_),
         head_(head),
         first_column_(first_column) {}
 
-    // Loads the nodes that come `first` in the order, and those behind it. A head's first block writes what a commit
-    // needs of them beside u. All threads of a block.
+    // which node in the order is the first that is not there
+    __device__ int end() const { return first_ + room_; }
+
+    // Loads nodes first, first + 1, ... of the order, as many as there is room for. All threads of a block.
     __device__ void fill(int first) {
         const int s = blockIdx.y, slot = threadIdx.x;
         first_ = first;
-        n_     = min(n_staged, a_.n_nodes - first);
+        n_     = min(room_, a_.n_nodes - first);
         if (first > 0) {
             __syncthreads(); // what is there has been read
         }
@@ -48,24 +47,32 @@ template <int size> class stage {
         copy<at::columns>(values_, a_.v.of(head_, s) + first_column_, a_.v.node);
         ptx::end_of_copies();
         if (slot < n_) {
-            const int   node = node_of(slot);
-            const float g    = *of_node(a_.g.of(head_, s), a_.g.node, node);
-            betas_[slot]     = *of_node(a_.beta.of(head_, s), a_.beta.node, node);
-            decays_[slot]    = expf(g);
-            if (first_column_ == 0) {
-                a_.factor_g[((int64_t) s * a_.n_nodes + node) * a_.n_heads + head_] = g;
-            }
+            betas_[slot]  = *of_node(a_.beta.of(head_, s), a_.beta.node, node_of(slot));
+            decays_[slot] = expf(*of_node(a_.g.of(head_, s), a_.g.node, node_of(slot)));
         }
         ptx::wait_for_copies<0>();
         __syncthreads();
-        if (first_column_ == 0 && head_ < a_.n_key_heads) {
-            write_keys(a_.factor_k + ((int64_t) s * a_.n_nodes * a_.n_key_heads + head_) * size);
+    }
+
+    // What a commit needs of them beside u: a head's first block writes it. All threads of a block.
+    __device__ void write_factors() const {
+        if (first_column_ != 0) {
+            return;
+        }
+        const int64_t first_row = (int64_t) blockIdx.y * a_.n_nodes;
+        if (threadIdx.x < n_) {
+            const int node = node_of(threadIdx.x);
+            a_.factor_g[(first_row + node) * a_.n_heads + head_] =
+                *of_node(a_.g.of(head_, blockIdx.y), a_.g.node, node);
+        }
+        for (int i = threadIdx.x; head_ < a_.n_key_heads && i < n_ * size; i += at::threads) {
+            a_.factor_k[((first_row + node_of(i / size)) * a_.n_key_heads + head_) * size + i % size] = keys_[i];
         }
     }
 
     // what a lane of a group needs of the node that comes i-th, for a column of the block
     __device__ void read(node_input<size> & in, int i, int lane, int column) const {
-        const int slot = i % n_staged;
+        const int slot = i - first_;
 #pragma unroll
         for (int r = 0; r < at::per_lane; ++r) {
             in.q[r] = queries_[slot * size + r * at::lanes + lane];
@@ -84,19 +91,14 @@ template <int size> class stage {
         constexpr int fours = width / 4; // of a node
 #pragma unroll 4
         for (int i = threadIdx.x; i < n_ * fours; i += at::threads) {
-            ptx::copy_16(ptx::address_of(to + 4 * i), of_node(from, stride, node_of(i / fours)) + 4 * (i % fours));
-        }
-    }
-
-    // to: of the sequence's first node
-    __device__ void write_keys(float * to) const {
-        for (int i = threadIdx.x; i < n_ * size; i += at::threads) {
-            to[(int64_t) node_of(i / size) * a_.n_key_heads * size + i % size] = keys_[i];
+            ptx::copy_16</*once*/ false>(ptx::address_of(to + 4 * i),
+                                         of_node(from, stride, node_of(i / fours)) + 4 * (i % fours));
         }
     }
 
     const arguments & a_;
     const tree_plan & p_;
+    int               room_;
     float *           keys_; // [room][size], as queries_
     float *           queries_;
     float *           values_; // [room][columns]

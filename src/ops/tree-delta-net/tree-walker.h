@@ -96,9 +96,7 @@ template <int size> class walker {
         to_((lane_ < at::lanes / 2 ? a.factor_u : a.out) +
             (int64_t) (sequence_ * a.n_nodes * a.n_heads + head_) * size + column()) {}
 
-    using input = node_input<size>;
-
-    __device__ void load(input & in, int node) const {
+    __device__ void load(node_input<size> & in, int node) const {
 #pragma unroll
         for (int r = 0; r < per_lane; ++r) {
             in.q[r] = of_node(q_, a_.q.node, node)[r * at::lanes];
@@ -149,7 +147,7 @@ template <int size> class walker {
     }
 
     // The state after a node; kv: this lane's column of k^T S before it. Returns this column of u.
-    __device__ float advance(const input & in, float kv) {
+    __device__ float advance(const node_input<size> & in, float kv) {
         const float u = (in.v - in.decay * kv) * in.beta;
 #pragma unroll
         for (int c = 0; c < n_columns; ++c) {
@@ -171,8 +169,8 @@ template <int size> class walker {
         }
         load_state();
         for (; path != 0; path &= path - 1) { // parents come first
-            input in;
-            float parts[n_columns];
+            node_input<size> in;
+            float            parts[n_columns];
             load(in, __ffsll((long long) path) - 1);
             product(in.k, parts);
             advance(in, reduce(parts, parts));
@@ -209,12 +207,15 @@ template <int size> class walker {
 
     __device__ int lane() const { return lane_; }
 
-    // of the state, that this lane ends a reduction with
+    // which of the block's columns it is that this lane ends a reduction with
+    __device__ int column_of_block() const { return column() - blockIdx.z * at::columns; }
+
+  private:
+    // the same, of the state's
     __device__ int column() const {
         return first_column_ + lane_ / (at::lanes / 4) % 2 * 2 + lane_ / (at::lanes / 8) % 2;
     }
 
-  private:
     // all bits of a lane that has this one set
     __device__ uint32_t mask_of(int bit) const {
         uint32_t mask = lane_ & bit ? 0xffffffff : 0;

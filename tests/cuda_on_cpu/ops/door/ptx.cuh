@@ -18,7 +18,7 @@ inline shared_address address_of(void * shared) {
     return (char *) shared;
 }
 
-inline void copy_16(shared_address shared, const void * from) {
+template <bool> void copy_16(shared_address shared, const void * from) {
     if ((uintptr_t) shared % 16 != 0 || (uintptr_t) from % 16 != 0) {
         cuda_on_cpu::fail("a copy of 16 bytes between addresses that are no multiples of 16");
     }

@@ -8,6 +8,7 @@
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/large-products.cuh"
 #include "ops/layer-parts/products.cuh"
+#include "ops/layer-parts/slots.cuh"
 
 #include <algorithm>
 #include <array>

@@ -1,0 +1,80 @@
+// What kernels of feed-forward networks are given: weights, rows, and the groups of pairs that take one network.
+// Test: tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "ops/layer-parts/routing.cuh"
+
+namespace dw::layer_parts {
+
+// weights [K, rows, experts]
+struct matrix {
+    const char * data;
+    int64_t      row_stride, expert_stride; // bytes
+    ggml_type    type;
+    int          width; // K
+
+    __host__ static matrix from(const ggml_tensor * t) {
+        return { (const char *) t->data, (int64_t) t->nb[1], (int64_t) t->nb[2], t->type, (int) t->ne[0] };
+    }
+    __device__ __forceinline__ const char * row(int expert, int row) const {
+        return data + expert * expert_stride + row * row_stride;
+    }
+};
+
+// An expert's or the shared expert's.
+struct network {
+    matrix gate, up, down;
+    int    first_up; // row of `up`
+    int    width;    // hidden values
+};
+
+struct arguments {
+    network       routed, shared;
+    const float * logits; // of one row, which chooses in each kernel; nullptr: it chose before
+    chosen_before before; // of one row, if there are no logits
+    int           n_experts;
+    routes *      chosen; // of several rows; nullptr: all rows take the shared network, and nothing else
+    activations   h;      // rows
+    activations   hidden; // by pair
+    int           n, n_used;
+};
+
+// A group of pairs that take the same network; group -1 is all rows with the shared expert.
+struct group {
+    const network &   of;
+    const arguments & all;
+    int               index, expert, n_pairs; // expert: where its weights are
+    const pair_id *   pairs;                  // nullptr: those of a row that is alone, or of all rows
+
+    __device__ __forceinline__ static group of_all_rows(const arguments & a) {
+        return { a.shared, a, -1, 0, a.n, nullptr };
+    }
+    __device__ __forceinline__ static group of_rank(const arguments & a, int rank, int expert) {
+        return { a.routed, a, rank, expert, 1, nullptr };
+    }
+    __device__ __forceinline__ static group of_chosen(const arguments & a, int index) { // for gate and up
+        return { a.routed, a, index, a.chosen->places[0][index], a.chosen->n_pairs[index], a.chosen->pairs[index] };
+    }
+    __device__ __forceinline__ int pair(int i) const {
+        return index < 0 ? i * (all.n_used + 1) + all.n_used : pairs ? pairs[i] : index;
+    }
+    __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
+};
+
+// The choice of a row that is alone, a warp: for gate and up (side 0) where experts of the first n_ranks ranks are; for
+// down (side 1) where all are, and their weights.
+template <int side> __device__ __forceinline__ void choose_alone(const arguments & a, int n_ranks, choice_of_row & to) {
+    const int lane = threadIdx.x % 32;
+    if (a.logits) {
+        choose_row(a.logits, a.n_experts, n_ranks, lane, to.experts, side == 0 ? nullptr : to.weights);
+    } else if (lane <= a.n_used) {
+        to.weights[lane] = a.before.weight(0, lane, a.n_used);
+        if (lane < a.n_used) {
+            to.experts[lane] = a.before.index(side, 0, lane, a.n_used);
+        }
+    }
+    __syncwarp();
+}
+
+} // namespace dw::layer_parts

@@ -1,0 +1,70 @@
+// Shared memory for the slots of a block's warps, on the host: pieces.cuh says what a slot is. Test:
+// tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "ops/door/chain.cuh"
+#include "ops/layer-parts/pieces.cuh"
+
+#include <algorithm>
+
+namespace dw::layer_parts {
+
+// Bytes of a slot of a type, and values of a row that it holds; 0 bytes: the type is not tiled.
+template <ggml_type type> constexpr int2 size_of_slot() {
+    return { tiled<type>::slot_bytes, tiled<type>::n_values };
+}
+
+inline int2 size_of_slot(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_K:
+            return size_of_slot<GGML_TYPE_Q4_K>();
+        case GGML_TYPE_Q5_K:
+            return size_of_slot<GGML_TYPE_Q5_K>();
+        case GGML_TYPE_Q6_K:
+            return size_of_slot<GGML_TYPE_Q6_K>();
+        case GGML_TYPE_Q8_0:
+            return size_of_slot<GGML_TYPE_Q8_0>();
+        case GGML_TYPE_IQ4_XS:
+            return size_of_slot<GGML_TYPE_IQ4_XS>();
+        default:
+            return { 0, 1 << 20 };
+    }
+}
+
+inline int bytes_of_slot(ggml_type type) {
+    return size_of_slot(type).x;
+}
+
+inline int values_of_slot(ggml_type type) {
+    return size_of_slot(type).y;
+}
+
+// The number of slots, n_slots at most, that leave shared memory for `others`.
+inline int slots_that_fit(int n_slots, size_t bytes_of_all, size_t others) {
+    while (n_slots > 1 && n_slots * bytes_of_all + others > shared_memory_of_block()) {
+        --n_slots;
+    }
+    return n_slots;
+}
+
+// Shared memory of a block that multiplies tiles: slots of its warps, then what else it needs.
+struct tile_launch {
+    tile_plan plan;
+    size_t    bytes;
+
+    // n_values: of a row, for one warp; others: bytes beside the slots
+    tile_launch(const ggml_type * types, int n_types, int64_t n_values, int n_warps, size_t others) {
+        int  most    = 0;
+        bool is_long = false;
+        for (int i = 0; i < n_types; ++i) {
+            most    = std::max(most, bytes_of_slot(types[i]));
+            is_long = is_long || values_of_slot(types[i]) < n_values;
+        }
+        plan.n_slots         = slots_that_fit(is_long ? most_slots : 1, (size_t) (most * n_warps), others);
+        plan.slots_of_a_warp = plan.n_slots * most;
+        bytes                = n_warps * plan.slots_of_a_warp + others;
+    }
+};
+
+} // namespace dw::layer_parts

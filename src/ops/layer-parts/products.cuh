@@ -5,6 +5,7 @@
 
 #pragma once
 
+#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/gated.cuh"
 #include "ops/layer-parts/late-inputs.cuh"

@@ -262,7 +262,7 @@ def with_odd_rows(which: int, operands: list[tuple[np.ndarray, str]]) -> Callabl
 
 
 def test_what_cannot_be_run_is_refused(rng, backend):
-    """The CPU runs it then: other head sizes, an op that no card has, 65 tokens."""
+    """The CPU runs it then: other head sizes, rows at odd addresses, an op that no card has, 65 tokens."""
     for shape in SHAPES:
         operands = Case(rng, 1, 3, *shape).operands([[-1, 0, 0]])
         op = ggml.custom("dw_tree_delta_net")

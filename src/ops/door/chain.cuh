@@ -24,8 +24,8 @@ inline size_t shared_memory_of_block() {
     return ggml_cuda_info().devices[ggml_cuda_get_device()].smpbo - of_variables;
 }
 
-// So much of it that at most n blocks are on a multiprocessor together, which compute capability 7.0 and later keep to.
-// More than seven are not held back: so little memory may keep the n-th away.
+// Dynamic shared memory of a block of which a multiprocessor runs at most n. Compute capability 7.0 and later, where
+// one block may have nearly all of it. 0, no bound, for more than 7 blocks: the sum could exclude the n-th one.
 inline size_t shared_memory_for(int n) {
     return n <= 7 ? shared_memory_of_block() / (n + 1) + 1024 : 0;
 }

@@ -3,7 +3,6 @@
 
 #pragma once
 
-#include "ops/door/chain.cuh"
 #include "ops/layer-parts/tiles.cuh"
 
 namespace dw::layer_parts {

@@ -14,9 +14,9 @@ template <int size> class stage {
     using at = layout<size>;
 
   public:
-    // Nodes that a stage of a tree has: all of a small one, so that it is filled once.
+    // Nodes of a stage. Those of a small tree are loaded at once.
     static __host__ __device__ int room(int n_nodes) { return n_nodes <= 16 ? n_nodes : 8; }
-    static size_t bytes(int n_nodes) { return room(n_nodes) * (2 * size + at::columns + 2) * sizeof(float); }
+    static size_t bytes(int n_nodes) { return room(n_nodes) * (2 * size + at::columns + 3) * sizeof(float); }
 
     // memory: bytes(n_nodes), aligned to 16 bytes. The block has a head's columns from first_column on.
     __device__ stage(const arguments & a, const tree_plan & p, float * memory, int head, int first_column) :
@@ -28,10 +28,11 @@ template <int size> class stage {
         values_(queries_ + room_ * size),
         decays_(values_ + room_ * at::columns),
         betas_(decays_ + room_),
+        gates_(betas_ + room_),
         head_(head),
         first_column_(first_column) {}
 
-    // which node in the order is the first that is not there
+    // the first node in the order that is not loaded
     __device__ int end() const { return first_ + room_; }
 
     // Loads nodes first, first + 1, ... of the order, as many as there is room for. All threads of a block.
@@ -47,8 +48,11 @@ template <int size> class stage {
         copy<at::columns>(values_, a_.v.of(head_, s) + first_column_, a_.v.node);
         ptx::end_of_copies();
         if (slot < n_) {
-            betas_[slot]  = *of_node(a_.beta.of(head_, s), a_.beta.node, node_of(slot));
-            decays_[slot] = expf(*of_node(a_.g.of(head_, s), a_.g.node, node_of(slot)));
+            const float beta = *of_node(a_.beta.of(head_, s), a_.beta.node, node_of(slot));
+            const float gate = *of_node(a_.g.of(head_, s), a_.g.node, node_of(slot));
+            betas_[slot]     = beta; // behind both loads
+            gates_[slot]     = gate;
+            decays_[slot]    = expf(gate);
         }
         ptx::wait_for_copies<0>();
         __syncthreads();
@@ -61,9 +65,7 @@ template <int size> class stage {
         }
         const int64_t first_row = (int64_t) blockIdx.y * a_.n_nodes;
         if (threadIdx.x < n_) {
-            const int node = node_of(threadIdx.x);
-            a_.factor_g[(first_row + node) * a_.n_heads + head_] =
-                *of_node(a_.g.of(head_, blockIdx.y), a_.g.node, node);
+            a_.factor_g[(first_row + node_of(threadIdx.x)) * a_.n_heads + head_] = gates_[threadIdx.x];
         }
         for (int i = threadIdx.x; head_ < a_.n_key_heads && i < n_ * size; i += at::threads) {
             a_.factor_k[((first_row + node_of(i / size)) * a_.n_key_heads + head_) * size + i % size] = keys_[i];
@@ -102,8 +104,9 @@ template <int size> class stage {
     float *           keys_; // [room][size], as queries_
     float *           queries_;
     float *           values_; // [room][columns]
-    float *           decays_; // [room], as betas_
+    float *           decays_; // [room], as betas_ and gates_
     float *           betas_;
+    float *           gates_;
     int               head_, first_column_;
     int               first_ = 0, n_ = 0; // nodes that are there
 };

@@ -287,6 +287,7 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     if (guess) {
         choosing.src[pool::guesses] = sorted;
         pool::set_number(&choosing, next);
+        pool::set(&choosing, pool::is_awaited);
         count(fused_guesses, true);
     }
     edit_.replace(slots, {}, { of.chosen.ids }, &choosing);

@@ -18,6 +18,7 @@ TABLE = np.dtype(
         ("counted", "u8", 6), ("step", "u4"), ("n_fills", "i4"), ("n_guesses", "i4"), ("reserved", "i4"),
         ("fills", "i4", (MAX_EXPERTS, 2)), ("guesses", "i4", (MAX_GUESSES, 2)),
         ("entries", ENTRY, MAX_EXPERTS),
+        ("n_given", "u4", MAX_EXPERTS), ("n_arrived", "u4", (MAX_EXPERTS, MAX_PARTS)),
     ],
     align=True,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from tests.ops.layer_part import Part
 
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
 _FLAGS_AT = _LAYER_AT + 8  # dw::expert_slots::flags_at
-_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _CHOOSES, _N_FLAGS = range(5)
+_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _IS_AWAITED, _CHOOSES, _N_FLAGS = range(6)
 _NUMBER_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::number_at
 _ROUTED = 4  # operands of dw_choice without a next router
 MAX_GUESS_ROWS = 8
@@ -188,6 +188,51 @@ class Layer:
             graph.compute()
             whole = graph.bytes_of(graph.nodes[0]).view(np.int32)[: rows * n_experts]
             return graph.get(shape, np.int32), whole.reshape(rows, n_experts)
+
+    def networks(self, choice: Part, networks: Part, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+        """Run an open dw_choice, the op, which leaves waiting to its reader, and dw_chosen_experts.
+
+        Guesses for layer.next are made. This layer's parts are operands first.. of networks, which is a
+        dw_experts. Returns dw_chosen_experts' result f32[rows, width], the chosen experts int32[rows, k], and
+        the op's int32[n_planes, rows, k] as dw_chosen_experts leaves it.
+        """
+        rows, k, n_experts = len(choice.operands[0][0]), choice.n_used, self.layer.n_experts
+        x, norm = networks.operands[:2]
+        kinds = [kind for _, kind in networks.operands[first : first + len(self.parts)]]
+        shapes = [each.shape for each, _ in networks.operands[first : first + len(self.parts)]]
+        shared = networks.operands[first + len(self.parts) + 1 :]
+
+        def weights(context: Any, i: int) -> Any:
+            n = self.first_slots[self.layer.parts[i].plane] + self.n_slots
+            return ggml.at_address(context, (n, *shapes[i][1:]), kinds[i], self.layer.parts[i].base)
+
+        def op(context: Any, *given: Any) -> Any:
+            n_of_choice = len(choice.operands)
+            chosen = replace(choice, is_joint=True).op()(context, *given[:n_of_choice])
+            wide = ggml.view(context, chosen, (rows, n_experts), (4 * n_experts,))
+            narrow = ggml.view(context, chosen, (rows, k), (4 * n_experts,))
+            slots = self._node(context, "dw_expert_slots", (narrow, wide), (self.layer.n_planes, rows, k))
+            self._set_number(slots, 2 * k + 1)
+            for flag in (_CHOOSES, _IS_AWAITED):
+                ctypes.c_uint8.from_address(slots + _OP_PARAMS + _FLAGS_AT + flag).value = 1
+            ready = self._node(context, "dw_expert_ready", (slots, narrow), None)
+            planes = tuple(self.layer.parts[i].plane for i in (0, len(self.parts) - 1))
+            last = replace(networks, name="dw_chosen_experts", planes=planes, size=n_experts)
+            own = [weights(context, i) for i in range(len(self.parts))]
+            return [chosen, slots, ready, last.op()(context, *given[n_of_choice:][:2], chosen, ready, *own,
+                                                     *given[n_of_choice + 2 :])]  # fmt: skip
+
+        operands = [*choice.operands, x, norm, *shared]
+        with ggml.Graph(op, operands, backend=self.backend) as graph:
+            graph.compute()
+            chosen, indices = (graph.bytes_of(node).view(np.int32) for node in graph.nodes[:2])
+            ids = chosen[: rows * n_experts].reshape(rows, n_experts)[:, :k]
+            return graph.get(networks.shape), ids, indices.reshape(self.layer.n_planes, rows, k)
+
+    def change(self, what: np.ndarray, at: int) -> None:
+        """Write bytes to device memory."""
+        data = np.ascontiguousarray(what)
+        self._copy(at, data.ctypes.data, data.nbytes)
 
     def guess(self, hidden: np.ndarray, norm: np.ndarray, router: np.ndarray, k: int) -> None:
         """Run dw_expert_guess for this layer, from hidden f32[rows, n] as if a layer before it had them.

@@ -26,7 +26,7 @@ BLOCKS = {  # values and bytes of a block
 }  # fmt: skip
 MAX_DIMS = 4
 _MOST_TAKEN = 9  # sources that ggml_custom_4d takes; a node has room for one more
-_SRC = 152  # src in struct ggml_tensor at the pin
+_NE, _SRC, _DATA = 16, 152, 248  # in struct ggml_tensor at the pin: ne, src, data
 ALL_THREADS = -1  # GGML_N_TASKS_MAX
 CUDA_ON_CPU = "CUDA on CPU"  # a backend for nodes of our ops: their CUDA kernels, run by cuda_on_cpu.py
 
@@ -197,6 +197,14 @@ def _new_tensor(context: Any, stored: np.ndarray, kind: str) -> Any:
         shape[-1] = shape[-1] // n_bytes * values
     ne = (_i64 * len(shape))(*reversed(shape))
     return base.ggml_new_tensor(context, TYPES[kind], len(shape), ne)
+
+
+def at_address(context: Any, shape: tuple[int, ...], kind: str, address: int) -> Any:
+    """Return a tensor over memory that is there; shape as `encode` gives it."""
+    tensor = _new_tensor(context, np.empty((0, *shape[1:]), np.uint8), kind)
+    ctypes.c_int64.from_address(tensor + _NE + 8 * (len(shape) - 1)).value = shape[0]
+    ctypes.c_uint64.from_address(tensor + _DATA).value = address
+    return tensor
 
 
 def open_backend(name: str, use_ref: bool = False, n_threads: int = 1) -> Any:

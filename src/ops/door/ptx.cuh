@@ -120,6 +120,23 @@ __device__ __forceinline__ void meet(int number, int n_threads) {
     asm volatile("barrier.sync %0, %1;" ::"r"(number), "r"(n_threads) : "memory");
 }
 
+// Copies of spans that follow read what this thread has seen written, behind a fence.
+__device__ __forceinline__ void let_spans_see() {
+#if __CUDA_ARCH__ >= 900
+    asm volatile("fence.proxy.async.global;" ::: "memory");
+#endif
+}
+
+__device__ __forceinline__ uint64_t nanoseconds() {
+    uint64_t x;
+    asm volatile("mov.u64 %0, %globaltimer;" : "=l"(x));
+    return x;
+}
+
+__device__ __forceinline__ void rest(unsigned nanoseconds) {
+    __nanosleep(nanoseconds);
+}
+
 // d += a b, by a warp: a 16 x 32 values of 8 bits, signed or not, b 32 x 8 signed, d 16 x 8. Fragments as in the PTX
 // manual, mma.m16n8k32.
 template <bool is_signed>

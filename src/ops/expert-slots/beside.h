@@ -1,9 +1,10 @@
 // The queue in which experts are fetched ahead on CUDA (guess.h). Where a layer is llama.cpp's nodes, its own are found
 // and copied there, too, while the step goes on with what needs none of them; where it is ops of layer-parts.h, they
-// are found and copied in the queue of the step. A pool without guesses has none: a second queue costs each launch of a
-// step. It forks from the queue of the step and joins it again before the products of the layer whose experts it
-// copies, so a captured graph has it as a branch. Owner: the pool (experts/pool.h). Decodes of its contexts do not
-// overlap. Test: tests/gpu/test_expert_pool_cuda.py.
+// are found in the queue of the step and copied here, and its products wait for each expert (arrivals.cuh). A pool
+// without guesses has none: a second queue costs each launch of a step. It forks from the queue of the step and joins
+// it again before the products of a layer that do not wait themselves, the last one's at the latest, so a captured
+// graph has it as a branch. Owner: the pool (experts/pool.h). Decodes of its contexts do not overlap. Test:
+// tests/gpu/test_expert_pool_cuda.py.
 
 #pragma once
 

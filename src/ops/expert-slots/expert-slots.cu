@@ -1,10 +1,12 @@
 // dw_expert_slots on CUDA: expert-slots.h. One block finds slots, and a second one those of the next layer's guesses;
-// then many blocks copy what is missing, and others in a second queue what was guessed (beside.h). Grids depend on
-// shapes alone; how much there is to copy is read on the device. In the queue of the step kernels are launched as
-// ggml's are, before the one in front of them has ended (ggml_cuda_kernel_launch). Products that read slots wait for
-// them before they read anything.
+// then many blocks copy what is missing, and others in a second queue what was guessed (beside.h). Where products wait
+// for each expert themselves (arrivals.cuh), both are copied in the second queue, which is joined in the last layer
+// that copies. Grids depend on shapes alone; how much there is to copy is read on the device. In the queue of the step
+// kernels are launched as ggml's are, before the one in front of them has ended (ggml_cuda_kernel_launch). Products
+// that read slots wait for them before they read anything.
 
 #include "ops/door/launch.h"
+#include "ops/expert-slots/arrivals.cuh"
 #include "ops/expert-slots/beside.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/kernels.cuh"
@@ -54,6 +56,7 @@ struct shared_state {
     int         last[slots::max_experts];  // place of the last pick + 1; of a prompt: how many rows chose it
     int         first[slots::max_experts]; // whether row 0 chose it
     int         slot[slots::max_experts];  // -1: on the host alone
+    bool        is_on_its_way[slots::max_experts];
     int         n_by_warp[n_lanes];
     slots::room made;
 
@@ -119,9 +122,10 @@ template <bool is_open> __device__ void guess(shared_state & s, const ahead & ne
 // still run then changes them: what changed them last has ended before gate and up of the layer before let a kernel
 // start (hide_all, hide_strips; write_choice, where the choice is not open), before the copies that this launch comes
 // behind, or, without guesses, in the step before: its last kernels, and the copies of this step's inputs, lie between.
+// Copies that still run count what has arrived, and nothing else.
 template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_experts : slots::max_experts)
     resolve(const slots::layer of, const picks given, const open_choice open, int32_t * dst, bool looks, bool warm_up,
-            bool staged, const ahead next) {
+            bool staged, bool is_awaited, const ahead next) {
     __shared__ shared_state s;
     ggml_cuda_pdl_lc();
     if (blockIdx.x == 1) {
@@ -135,6 +139,10 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_e
     const uint32_t step  = state.step + (looks ? 0 : 1);
     s.last[e]            = 0;
     s.first[e]           = 0;
+    // Seen before the wait: what comes later counts as on its way.
+    const bool was_on_its_way =
+        is_awaited && mine.slot >= 0 && !slots::has_arrived(state, mine.slot, slots::all_parts_of(of));
+    __threadfence();
     __syncthreads();
     ggml_cuda_pdl_sync();
     const picks from = is_open ? choose(s, open, given) : given;
@@ -156,8 +164,9 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_e
         slots::use(mine, step, s.last[e] - 1, s.first[e] != 0);
     }
     if (is) {
-        state.entries[e] = mine;
-        s.slot[e]        = mine.slot;
+        state.entries[e]   = mine;
+        s.slot[e]          = mine.slot;
+        s.is_on_its_way[e] = was_on_its_way || (is_awaited && missing && mine.slot >= 0);
     }
     __syncthreads();
     if (e == 0) {
@@ -173,7 +182,8 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_e
         const int expert = from.at(i);
         for (int plane = 0; plane < of.n_planes; ++plane) {
             const int absent          = staged ? of.first_staged[plane] + expert : expert;
-            dst[plane * from.n() + i] = s.slot[expert] < 0 ? absent : of.first_slots[plane] + s.slot[expert];
+            const int index           = s.slot[expert] < 0 ? absent : of.first_slots[plane] + s.slot[expert];
+            dst[plane * from.n() + i] = s.is_on_its_way[expert] ? ~index : index;
         }
     }
 }
@@ -213,11 +223,17 @@ void join_guesses(const slots::layer & of, cudaStream_t stream) {
     }
 }
 
-// Beside the step. The copies of this layer's guesses are in the same queue, in front.
-void fetch_next(const slots::layer & next, cudaStream_t stream) {
+// Beside the step. The copies of this layer's guesses are in the same queue, in front. missing_of: a layer whose
+// missing experts are copied there, too; nullptr: none.
+void fetch_next(const slots::layer & next, const slots::layer * missing_of, cudaStream_t stream) {
     slots::beside & copies = *next.copies;
-    slots::launch_fetch(next, fork(copies, stream));
-    CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
+    cudaStream_t    queue  = fork(copies, stream);
+    if (missing_of) {
+        slots::launch_fill_and_fetch(*missing_of, next, queue);
+    } else {
+        slots::launch_fetch(next, queue);
+    }
+    CUDA_CHECK(cudaEventRecord(copies.is_fetched, queue));
     copies.guessed      = &next;
     copies.is_made_here = false;
 }
@@ -246,12 +262,6 @@ bool takes(const ggml_tensor * dst) {
                          guesses->ne[0] >= slots::number_of(dst) + ids->ne[0]));
 }
 
-// The layer whose guesses the node has; nullptr: none, or there is no queue for them.
-const slots::layer * guessed_by(const ggml_tensor * dst) {
-    const slots::layer & of = *(const slots::layer *) dw::layer_of(dst);
-    return dst->src[slots::guesses] && of.next && of.next->copies ? of.next : nullptr;
-}
-
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor *  ids     = dst->src[slots::ids];
     const slots::layer & of      = *(const slots::layer *) with.layer;
@@ -264,8 +274,9 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const picks          from    = picks::of(ids, 0, n_used);
     const auto open    = [&](bool is_own) { return chooses ? open_choice::of(ids, is_own, n_used) : open_choice{}; };
     const bool is_here = of.staged && slots::join_staged(*of.staged, with.stream) == &of;
-    const slots::layer * next   = guessed_by(dst);
-    const bool           beside = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
+    const slots::layer * next       = slots::guessed_by(dst);
+    const bool           beside     = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
+    const bool           is_awaited = slots::are_awaited(dst);
     if (!beside && (!next || (is_guessed(of) && of.copies->is_made_here))) {
         join_guesses(of, with.stream); // the table is as they leave it, and their slots may be given away again
     }
@@ -279,12 +290,14 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     int n = looks ? slots::max_experts : std::max(slots::threads_for(of), chooses ? n_lanes * n_rows : 0);
     n     = next ? std::max(n, slots::threads_for(*next)) : n;
     ggml_cuda_kernel_launch(chooses ? resolve<true> : resolve<false>, grid(next ? 2 : 1, n, stream), of, from,
-                            open(true), dw::data_of<int32_t>(dst), looks, warm_up, staged, coming);
+                            open(true), dw::data_of<int32_t>(dst), looks, warm_up, staged, is_awaited, coming);
     if (next) {
-        join_guesses(of, stream);
-        fetch_next(*next, stream);
+        if (!is_awaited) {
+            join_guesses(of, stream);
+        }
+        fetch_next(*next, is_awaited ? &of : nullptr, stream);
     }
-    if (!looks) {
+    if (!looks && !is_awaited) {
         copy_missing(of, stream);
     }
     if (beside) {

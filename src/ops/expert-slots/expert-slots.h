@@ -21,6 +21,9 @@
 //
 // An op in the layer before may have fetched experts ahead (guess.h).
 //
+// On a card a step need not wait for copies before its products begin: with the flag `is_awaited` an index whose expert
+// is on its way is complemented (~index), and whoever reads it waits (arrivals.cuh).
+//
 // A second op, dw_expert_ready, gives the indices to the products. Where experts are fetched ahead and a layer is
 // llama.cpp's nodes, the first op runs beside what stands between the two, and the second one waits for it. Whoever
 // builds the graph says whether anything stands there (beside.h).
@@ -43,6 +46,8 @@ constexpr int32_t max_fill_rows  = 64;   // a verify; prompts have more
 constexpr int32_t max_picks      = 2048; // rows times experts a row, of a step that fills
 constexpr int32_t max_guesses    = 64;   // experts of a layer that are fetched ahead of a step
 constexpr int32_t max_guess_rows = 8;
+
+constexpr uint32_t n_arrivals = 64; // what the copies of a part into a slot add up to
 
 constexpr int32_t least_staged_rows = 512; // most experts have a row, so all of them are copied
 
@@ -84,6 +89,10 @@ struct table {
     fill     fills[max_experts];
     fill     guesses[max_guesses];
     entry    entries[max_experts];
+
+    // By slot, on a card alone. An expert is there when n_arrivals times the first equals the second.
+    uint32_t n_given[max_experts];              // experts that got it
+    uint32_t n_arrived[max_experts][max_parts]; // what copies of its parts added
 };
 
 struct part {
@@ -121,7 +130,7 @@ struct layer {
 };
 
 // Finds where each chosen expert is to be read.
-//   dst i32[k, R, n_planes]
+//   dst i32[k, R, n_planes]. With the flag `is_awaited`, on CUDA, indices of experts on their way are complemented
 //   ids i32[k, R], rows may be strided: the router's choice. With the flag `chooses`, on CUDA, a view of an open
 //   dw_choice (layer-parts.h): its rows are written here, from the logits behind them
 //   guesses i32[at least number_of(node) + k, R]: of a row, from number_of(node) on, what the router of layer.next
@@ -146,6 +155,7 @@ enum flag : size_t {
     has_next,       // the graph has the next layer with as many rows, so that its experts can be copied ahead
     next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph
     copies_beside,  // nodes stand between this one and its dw_expert_ready
+    is_awaited,     // whoever reads the indices waits for experts that are on their way
     chooses,        // ids are the first of an open dw_choice, and guesses, if any, its rows
     n_flags,
 };
@@ -173,9 +183,21 @@ inline void set(ggml_tensor * node, flag which) {
     ((char *) node->op_params)[flags_at + which] = 1;
 }
 
+// The layer whose guesses a dw_expert_slots node has; nullptr: none, or there is no queue for them.
+inline const layer * guessed_by(const ggml_tensor * node) {
+    const layer & of = *(const layer *) layer_of(node);
+    return node->src[guesses] && of.next && of.next->copies ? of.next : nullptr;
+}
+
 // A batch that looks up and fills nothing: a prompt, or llama.cpp's warm-up, which chooses every expert.
 inline bool only_looks_up(const layer & of, int64_t n_used, int64_t n_rows) {
     return n_rows > max_fill_rows || n_rows * n_used > max_picks || n_used >= of.n_experts;
+}
+
+// Whether the result of a dw_expert_slots node, on CUDA, may have complemented indices.
+inline bool are_awaited(const ggml_tensor * node) {
+    return has(node, is_awaited) && guessed_by(node) &&
+           !only_looks_up(*(const layer *) layer_of(node), node->src[ids]->ne[0], node->src[ids]->ne[1]);
 }
 
 } // namespace dw::expert_slots

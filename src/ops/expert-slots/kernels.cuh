@@ -13,7 +13,7 @@ constexpr int n_lanes        = 32;
 constexpr int n_fetch_blocks = 16; // enough for a PCIe 5 link; the step's own kernels have the other multiprocessors
 constexpr int n_fill_blocks  = 64; // 16 x 256 threads with 4 loads of 16 bytes each fill a PCIe 5 link
 constexpr int n_fill_threads = 256;
-constexpr int n_loads        = 4; // of a thread, in flight together
+constexpr int n_loads = 4; // of a thread, in flight together
 
 // threads of a block that has one for each expert
 inline int threads_for(const layer & of) {
@@ -83,7 +83,8 @@ __device__ inline int give_slots(room & s, const layer & of, entry & mine, bool 
     }
     __syncthreads();
     if (missing && rank < n_given) {
-        mine.slot   = s.freed[rank];
+        mine.slot = s.freed[rank];
+        of.state->n_given[mine.slot] += 1;
         fills[rank] = { (int) threadIdx.x, mine.slot };
     }
     return n_given;
@@ -131,13 +132,17 @@ template <typename Word> struct pieces {
 #pragma unroll
         for (int p = 0; p < max_parts; ++p) {
             if (piece >= 0 && piece < n[p]) {
-                const part &  part  = of.parts[p];
-                const int64_t index = (int64_t) firsts[part.plane] + to;
-                words(part.stride / (int64_t) sizeof(Word), piece, (const Word *) (part.base + expert * part.stride),
-                      (Word *) (part.base + index * part.stride));
+                copy_of(of.parts[p], piece, expert, firsts, to);
             }
             piece -= n[p];
         }
+    }
+
+    // piece: of this part
+    static __device__ void copy_of(const part & part, int64_t piece, int expert, const int32_t * firsts, int to) {
+        const int64_t index = (int64_t) firsts[part.plane] + to;
+        words(part.stride / (int64_t) sizeof(Word), piece, (const Word *) (part.base + expert * part.stride),
+              (Word *) (part.base + index * part.stride));
     }
 
     // Host memory is read past the first cache: nobody reads it again.
@@ -160,21 +165,48 @@ template <typename Word> struct pieces {
     }
 };
 
-// the listed experts, into their slots
+// What this block copied of a part is there. All of its threads.
+__device__ inline void arrive(table & state, int slot, int part) {
+    __syncthreads();
+    if (threadIdx.x == 0) {
+        __threadfence();
+        atomicAdd(&state.n_arrived[slot][part], n_arrivals / gridDim.x);
+    }
+}
+
+// The listed experts, into their slots, part after part. Blocks take turns in pieces, and each arrives once a part.
 template <typename Word> __device__ void copy_listed(const layer & of, const fill * fills, int n_fills) {
     if (n_fills == 0) {
         return;
     }
     const pieces<Word> all(of);
-    for (int64_t i = blockIdx.x; i < n_fills * all.n_all; i += gridDim.x) {
-        const fill what = fills[i / all.n_all];
-        all.copy(of, i % all.n_all, what.expert, of.first_slots, what.slot);
+    int64_t            mine = blockIdx.x; // this block's next piece, from the beginning of a part
+    for (int i = 0; i < n_fills; ++i) {
+        const fill what = fills[i];
+#pragma unroll
+        for (int p = 0; p < max_parts; ++p) {
+            if (p < of.n_parts) {
+                for (; mine < all.n[p]; mine += gridDim.x) {
+                    all.copy_of(of.parts[p], mine, what.expert, of.first_slots, what.slot);
+                }
+                mine -= all.n[p];
+                arrive(*of.state, what.slot, p);
+            }
+        }
     }
 }
+
+static_assert(n_arrivals % n_fetch_blocks == 0 && n_arrivals % n_fill_blocks == 0, "blocks arrive alike");
 
 // Guesses of a layer, into slots of it.
 template <typename Word> __global__ void fetch(const layer of) {
     copy_listed<Word>(of, of.state->guesses, of.state->n_guesses);
+}
+
+// Experts of this layer that were missing, then guesses of the next one.
+template <typename Word> __global__ void fill_and_fetch(const layer of, const layer next) {
+    copy_listed<Word>(of, of.state->fills, of.state->n_fills);
+    copy_listed<Word>(next, next.state->guesses, next.state->n_guesses);
 }
 
 inline bool in_words_of(const layer & of, size_t size) {
@@ -184,6 +216,13 @@ inline bool in_words_of(const layer & of, size_t size) {
         }
     }
     return true;
+}
+
+inline void launch_fill_and_fetch(const layer & of, const layer & next, cudaStream_t stream) {
+    constexpr size_t size = sizeof(uint4);
+    const auto       copy =
+        in_words_of(of, size) && in_words_of(next, size) ? fill_and_fetch<uint4> : fill_and_fetch<uint16_t>;
+    copy<<<n_fetch_blocks, n_fill_threads, 0, stream>>>(of, next);
 }
 
 inline void launch_fetch(const layer & of, cudaStream_t stream) {

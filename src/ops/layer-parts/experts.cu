@@ -2,6 +2,7 @@
 // up, down; of one row the last two choose for themselves. Of a batch each expert that a row chose is read once. A
 // kernel starts while the one before it ends.
 
+#include "ops/door/node.h"
 #include "ops/layer-parts/group-strips.cuh"
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/router.cuh"
@@ -224,6 +225,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
 
 namespace networks_alone {
 
+namespace slots = dw::expert_slots;
+
 namespace of = dw::layer_parts::chosen_experts;
 
 layout layout_of(const ggml_tensor * dst) {
@@ -249,6 +252,20 @@ bool takes(const ggml_tensor * dst) {
            are_networks(dst, operands::from<of::src>(dst), src[of::gate]->ne[2], src[of::down]->ne[2]);
 }
 
+// What gate and up (side 0) or down wait for, where the pool's op leaves it to them.
+slots::arrivals arrivals_of(const ggml_tensor * indices, const ggml_tensor * down, int side, int plane) {
+    const ggml_tensor * node = dw::is_node_of(indices, slots::ready_signature) ? indices->src[slots::indices] : nullptr;
+    if (!node || !slots::are_awaited(node)) {
+        return {};
+    }
+    const slots::layer & of    = *(const slots::layer *) dw::layer_of(node);
+    uint32_t             parts = 0;
+    for (int p = 0; p < of.n_parts; ++p) {
+        parts |= (of.parts[p].base == down->data) == (side == 1) ? 1u << p : 0;
+    }
+    return { of.state, of.first_slots[plane], parts };
+}
+
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const auto *        src     = dst->src;
     const settings      to      = settings_of(dst);
@@ -260,7 +277,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     };
     const int32_t * const chosen = dw::data_of<const int32_t>(src[of::choice]);
     a.n_experts                  = to.n_experts;
-    a.before                     = { chosen, to.n_experts, { plane(0), plane(1) } };
+    const auto arrivals          = [&](int side) { return arrivals_of(indices, src[of::down], side, to.planes[side]); };
+    a.before                     = { chosen, to.n_experts, { plane(0), plane(1) }, { arrivals(0), arrivals(1) } };
     a.h = activations::in((char *) (chosen + choice::h_at(to.n_experts, a.n)), a.n, dst->ne[0]);
     launch_choice(a, nullptr, with.stream);
     launch_networks(a, src[of::x], dst, with.stream);

@@ -63,7 +63,7 @@ struct group {
 };
 
 // The choice of a row that is alone, a warp: for gate and up (side 0) where experts of the first n_ranks ranks are; for
-// down (side 1) where all are, and their weights.
+// down (side 1) where all are, and their weights. An expert may be on its way: see await_rank.
 template <int side> __device__ __forceinline__ void choose_alone(const arguments & a, int n_ranks, choice_of_row & to) {
     const int lane = threadIdx.x % 32;
     if (a.logits) {
@@ -75,6 +75,11 @@ template <int side> __device__ __forceinline__ void choose_alone(const arguments
         }
     }
     __syncwarp();
+}
+
+// One thread: waits until the expert of a rank is there, and says where.
+template <int side> __device__ __forceinline__ void await_rank(const arguments & a, int rank, choice_of_row & of) {
+    of.experts[rank] = a.before.when_there(side, of.experts[rank], 0, rank);
 }
 
 } // namespace dw::layer_parts

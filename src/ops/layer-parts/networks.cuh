@@ -164,7 +164,8 @@ struct hidden_plan {
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group). Group 0 is the shared network's, unless blocks have
 // a second team: those share it. n_columns: of a group, at most. Each block waits for the kernel before this one and
-// only then lets the next one start, so that lower_all reads the choice and x before its own wait.
+// only then lets the next one start, so that lower_all reads the choice and x before its own wait. A block whose expert
+// is on its way lets it start when that is there: the kernel that copies needs a place on a multiprocessor first.
 template <int n_columns> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     hide_all(const __grid_constant__ arguments a, hidden_plan plan) {
@@ -176,9 +177,12 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     const team                           by =
         is_single && warp >= first_warps ? team{ 1, warp - first_warps, shared_warps } : team{ 0, warp, first_warps };
     int        index = (int) blockIdx.y - !plan.has_second, begin = blockIdx.x * hidden_of_a_block;
-    const auto wait = [] {
+    const bool awaits = is_single && a.before.arrivals[0].state;
+    const auto wait   = [&] {
         ggml_cuda_pdl_sync();
-        ggml_cuda_pdl_lc();
+        if (!awaits) {
+            ggml_cuda_pdl_lc();
+        }
     };
     if (is_single && by.number == 1) {
         begin = begin_of_second_team(a.shared.width);
@@ -193,8 +197,14 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
         if (is_single) {
             if (by.warp == 0) {
                 choose_alone<0>(a, index + 1, own);
+                if (threadIdx.x == 0) {
+                    await_rank<0>(a, index, own);
+                }
             }
             by.meet();
+            if (awaits) {
+                ggml_cuda_pdl_lc();
+            }
         } else {
             row_of_lane = a.chosen->pairs[index][threadIdx.x % max_rows] / (a.n_used + 1);
             if (index >= a.chosen->n_groups) {
@@ -227,7 +237,22 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     });
 }
 
-template <int n_columns> static void launch_hidden_of(const arguments & a, int n_groups, cudaStream_t stream) {
+// Waits for one row's experts, where blocks of gate and up may leave no room for the kernel that copies: the next
+// kernel starts when they are there. A warp.
+static __global__ void await_all(const chosen_before of, int n_used, int32_t * above, int32_t * below) {
+    ggml_cuda_pdl_sync();
+    const int rank = threadIdx.x;
+    if (rank < n_used) {
+        const auto there = [&](int side) { return of.when_there(side, of.index(side, 0, rank, n_used), 0, rank); };
+        const int  up = there(0), down = there(1);
+        const bool is_late = above == below && up != down; // one of them has not come
+        above[rank]        = is_late ? of.expert(0, rank) : up;
+        below[rank]        = is_late ? of.expert(0, rank) : down;
+    }
+    ggml_cuda_pdl_lc();
+}
+
+template <int n_columns> static void launch_hidden_of(arguments a, int n_groups, cudaStream_t stream) {
     constexpr int   n_warps = hidden_warps<n_columns>;
     const size_t    of_sums = sizeof(float) * n_halves * floats_of_sums<n_columns>;
     const int64_t   widest  = std::max(a.routed.width, a.shared.width);
@@ -244,6 +269,11 @@ template <int n_columns> static void launch_hidden_of(const arguments & a, int n
         (int) (of_routed.x * of_routed.y) <= n_multiprocessors()) {
         n_more = shared_warps;
         blocks = of_routed;
+    }
+    if (n_columns == 1 && n_more == 0 && a.before.arrivals[0].state) {
+        ggml_cuda_kernel_launch(await_all, { dim3(1), dim3(32), 0, stream }, a.before, a.n_used,
+                                (int32_t *) a.before.places[0], (int32_t *) a.before.places[1]);
+        a.before.arrivals[0] = {};
     }
     const tile_launch with = of_warps(n_more);
     const hidden_plan plan{ with.plan, n_more > 0, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };

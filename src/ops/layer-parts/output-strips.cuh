@@ -130,6 +130,7 @@ template <typename strips> __global__ void __launch_bounds__(bounds_of_neighbour
     }
     __syncthreads();
     if (warp > 0 && lane == 0) {
+        await_rank<1>(a, warp - 1, own);
         strips::ask(false, slot, a.routed.down.row(own.experts[warp - 1], first), arrived + warp);
     }
     if (strips::are_equal || warp > 0) {

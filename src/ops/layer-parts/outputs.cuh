@@ -227,7 +227,13 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
         __syncthreads();
     }
     const groups_of_warp mine(warp, n_warps, is_single ? a.n_used : a.chosen->n_groups);
-    const auto           group_of = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
+    if (is_single && warp > 0) {
+        for (int i = lane; i < mine.n; i += 32) {
+            await_rank<1>(a, mine.of(i), own);
+        }
+        __syncwarp();
+    }
+    const auto group_of = [&](int i) { return group_by_number<is_single>(a, mine.of(i), own, shared); };
     // One row is never copied: a constant here, so that its kernel has no code for it.
     const hidden_in_block        copy   = is_single ? hidden_in_block{ -1 } : in_block;
     const activations::quantised hidden = copy.place(a.hidden, a.n * n_ranks, memory);

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "ops/expert-slots/arrivals.cuh"
 #include "ops/layer-parts/choice.cuh"
 
 #include <cstdint>
@@ -32,9 +33,10 @@ struct routes {
 
 // What dw_choice and a pool's op said of rows.
 struct chosen_before {
-    const int32_t * choice; // [n][stride]; nullptr: they did not
-    int64_t         stride;
-    const int32_t * places[2]; // [n][k], as of routes
+    const int32_t *        choice; // [n][stride]; nullptr: they did not
+    int64_t                stride;
+    const int32_t *        places[2];   // [n][k], as of routes; complemented where an expert is on its way
+    expert_slots::arrivals arrivals[2]; // by side
 
     __device__ __forceinline__ int   expert(int row, int rank) const { return choice[row * stride + rank]; }
     __device__ __forceinline__ float weight(int row, int rank, int n_used) const {
@@ -42,6 +44,10 @@ struct chosen_before {
     }
     __device__ __forceinline__ int index(int side, int row, int rank, int n_used) const {
         return places[side][row * n_used + rank];
+    }
+    // an index, once what is read there has come
+    __device__ __forceinline__ int when_there(int side, int index, int row, int rank) const {
+        return index < 0 ? expert_slots::wait_for(arrivals[side], index, expert(row, rank)) : index;
     }
 };
 
@@ -56,7 +62,8 @@ __device__ __forceinline__ void write_group(int group, int expert, uint32_t rows
                                             const chosen_before & before, int n_used, routes * out) {
     const int  first = __ffs(rows) - 1;
     const auto place = [&](int side) {
-        return before.choice ? before.index(side, first, by.ranks[first][expert], n_used) : expert;
+        const int rank = by.ranks[first][expert];
+        return before.choice ? before.when_there(side, before.index(side, first, rank, n_used), first, rank) : expert;
     };
     group_record & record = out->records[group];
     out->places[0][group] = record.place = place(0);
@@ -69,12 +76,16 @@ __device__ __forceinline__ void write_group(int group, int expert, uint32_t rows
     }
 }
 
-// Fills `out`, from logits or from what was chosen before. One block, a warp a row.
+// Fills `out`, from logits or from what was chosen before. One block, a warp a row. Where experts may be on their way,
+// the next kernel starts when they are there: the kernel that copies needs a place on a multiprocessor first.
 static __global__ void choose(const float * logits, chosen_before before, int n_experts, int n_used, routes * out) {
     __shared__ int               chosen[max_pairs];
     __shared__ choices_by_expert by;
     __shared__ int               n_groups;
-    ggml_cuda_pdl_lc();
+    const bool                   awaits = before.arrivals[0].state;
+    if (!awaits) {
+        ggml_cuda_pdl_lc();
+    }
     const int row = threadIdx.x / 32, lane = threadIdx.x % 32, n_ranks = n_used + 1;
     for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
         by.rows[expert] = 0;
@@ -110,6 +121,9 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
             }
         }
         __syncthreads();
+    }
+    if (awaits) {
+        ggml_cuda_pdl_lc();
     }
     if (threadIdx.x == 0) {
         out->n_groups = n_groups;

@@ -13,7 +13,7 @@ constexpr int n_lanes        = 32;
 constexpr int n_fetch_blocks = 16; // enough for a PCIe 5 link; the step's own kernels have the other multiprocessors
 constexpr int n_fill_blocks  = 64; // 16 x 256 threads with 4 loads of 16 bytes each fill a PCIe 5 link
 constexpr int n_fill_threads = 256;
-constexpr int n_loads = 4; // of a thread, in flight together
+constexpr int n_loads        = 4; // of a thread, in flight together
 
 // threads of a block that has one for each expert
 inline int threads_for(const layer & of) {

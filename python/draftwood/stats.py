@@ -194,6 +194,8 @@ class ExpertStats:
     """Experts that were fetched before their router had chosen."""
     right: int
     """Of these, experts that the router then chose. They count as hits."""
+    late: int
+    """Waits for a copy that were given up: the expert was read from host memory. 0 unless a tool delays copies."""
 
     @property
     def hit_rate(self) -> float:
@@ -215,7 +217,7 @@ class ExpertStats:
         return cls(
             raw.n_layers, raw.n_experts, raw.n_slots, raw.n_steps, raw.n_hits, raw.n_misses, raw.n_in_place,
             raw.bytes_missed, raw.host_bytes, raw.device_bytes, raw.stage_bytes, raw.n_beside,
-            raw.n_guessed, raw.n_right,
+            raw.n_guessed, raw.n_right, raw.n_late,
         )  # fmt: skip
 
 

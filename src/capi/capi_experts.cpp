@@ -106,6 +106,7 @@ dw_status dw_expert_get_stats(const dw_expert_pool * pool, dw_expert_stats * sta
             sum.n_in_place += (int64_t) each.counted.n_in_place;
             sum.n_guessed += (int64_t) each.counted.n_guessed;
             sum.n_right += (int64_t) each.counted.n_right;
+            sum.n_late += (int64_t) each.counted.n_late;
             const uint64_t n_missed = each.counted.n_misses + each.counted.n_in_place + each.counted.n_guessed;
             sum.bytes_missed += (int64_t) n_missed * each.expert_bytes;
         }

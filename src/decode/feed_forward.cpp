@@ -263,6 +263,20 @@ ggml_tensor * fuser::networks_of(const expert_layer & of, ggml_tensor * choice, 
                 { of.normal.weights, of.gate, of.up, of.down, of.s_gate, of.s_up, of.s_down }, with);
 }
 
+// Whether these products alone read indices: others would not wait for experts that are on their way.
+bool fuser::reads_alone(const expert_layer & of, const ggml_tensor * indices) const {
+    const auto reads_experts = [&](const ggml_tensor * node) {
+        const ggml_tensor * weights = node->op == GGML_OP_MUL_MAT_ID ? node->src[0] : nullptr;
+        return weights && (weights == of.gate || weights == of.up || weights == of.down);
+    };
+    const auto users = edit_.users(indices);
+    return std::all_of(users.begin(), users.end(), [&](const ggml_tensor * node) {
+        const auto of_view = edit_.users(node);
+        return reads_experts(node) ||
+               (node->op == GGML_OP_VIEW && std::all_of(of_view.begin(), of_view.end(), reads_experts));
+    });
+}
+
 // The sorted experts, whose first ones the pool's op reads, become a view of the choice. The pool's op makes the choice
 // whole, and fetches what it guesses.
 bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::array<uint8_t, 2> planes) {
@@ -274,7 +288,7 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     results.insert(results.end(), ended.begin(), ended.end());
     if (indices->src[pool::choice] != of.chosen.ids || !edit_.is_closed(results, { of.x, indices, of.chosen.ids }) ||
         edit_.is_held(sorted) || edit_.users(sorted).size() != 1 || // other readers would see weights
-        sorted->ne[0] < next) {
+        sorted->ne[0] < next || !reads_alone(of, indices)) {
         return false;
     }
     ggml_tensor * choice   = choice_of(of, guess);
@@ -287,7 +301,6 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     if (guess) {
         choosing.src[pool::guesses] = sorted;
         pool::set_number(&choosing, next);
-        pool::set(&choosing, pool::is_awaited);
         count(fused_guesses, true);
     }
     edit_.replace(slots, {}, { of.chosen.ids }, &choosing);

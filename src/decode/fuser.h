@@ -64,6 +64,7 @@ class fuser {
 
     struct expert_layer;
     ggml_tensor * guess_beside(const expert_layer & of, const ggml_tensor * slots) const;
+    bool          reads_alone(const expert_layer & of, const ggml_tensor * indices) const;
     ggml_tensor * choice_of(const expert_layer & of, const ggml_tensor * guess);
     ggml_tensor * networks_of(const expert_layer & of, ggml_tensor * choice, ggml_tensor * indices,
                               std::array<uint8_t, 2> planes);

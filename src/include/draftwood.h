@@ -398,6 +398,7 @@ typedef struct dw_expert_stats {
     int32_t  reserved;
     int64_t  n_guessed; // experts that were fetched before their router had chosen; bytes_missed has them
     int64_t  n_right;   // of these, that it then chose
+    int64_t  n_late;    // waits for a copy that were given up: that expert was read from host memory
 } dw_expert_stats;
 
 typedef struct dw_expert_layer {

@@ -111,8 +111,11 @@ struct ggml_cuda_device_info {
     device devices[1];
 };
 
+// CUDA_ON_CPU_MULTIPROCESSORS in the environment: of the device, for launchers that look at them
 inline const ggml_cuda_device_info & ggml_cuda_info() {
-    static const ggml_cuda_device_info one;
+    static ggml_cuda_device_info one;
+    const char *                 n = std::getenv("CUDA_ON_CPU_MULTIPROCESSORS");
+    one.devices[0].nsm             = n ? std::atoi(n) : ggml_cuda_device_info::device().nsm;
     return one;
 }
 inline int  ggml_cuda_get_device() { return 0; }

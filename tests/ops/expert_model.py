@@ -15,7 +15,7 @@ ENTRY = np.dtype(
 )
 TABLE = np.dtype(
     [
-        ("counted", "u8", 6), ("step", "u4"), ("n_fills", "i4"), ("n_guesses", "i4"), ("reserved", "i4"),
+        ("counted", "u8", 7), ("step", "u4"), ("n_fills", "i4"), ("n_guesses", "i4"), ("reserved", "i4"),
         ("fills", "i4", (MAX_EXPERTS, 2)), ("guesses", "i4", (MAX_GUESSES, 2)),
         ("entries", ENTRY, MAX_EXPERTS),
         ("n_given", "u4", MAX_EXPERTS), ("n_arrived", "u4", (MAX_EXPERTS, MAX_PARTS)),
@@ -86,7 +86,7 @@ class Model:
         n_fills = int(self.table["n_fills"])
         step = int(self.table["step"])
         right = 0 if looks else sum(int(entries[e]["guessed"]) == step for e in chosen)
-        counted = [1, len(hits), n_fills, len(missing) - n_fills, 0, right]
+        counted = [1, len(hits), n_fills, len(missing) - n_fills, 0, right, 0]
         self.table["counted"] += np.array(counted, np.uint64)
 
     def guess(self, hidden: np.ndarray, norm: np.ndarray, router: np.ndarray, k: int) -> None:

@@ -20,7 +20,7 @@ from tests.ops.layer_part import Part
 
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
 _FLAGS_AT = _LAYER_AT + 8  # dw::expert_slots::flags_at
-_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _IS_AWAITED, _CHOOSES, _N_FLAGS = range(6)
+_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _CHOOSES, _N_FLAGS = range(5)
 _NUMBER_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::number_at
 _ROUTED = 4  # operands of dw_choice without a next router
 MAX_GUESS_ROWS = 8
@@ -81,6 +81,11 @@ def memory(backend: str) -> Any:
     found = ggml.symbol(backend, "dw_slot_memory")
     assert found, f"{backend} has no slot memory"
     return _Memory.from_address(found)
+
+
+def indices_of(found: np.ndarray) -> np.ndarray:
+    """Return indices int32 without what says that an expert is on its way."""
+    return np.where(found < 0, ~found, found)
 
 
 class Layer:
@@ -165,7 +170,7 @@ class Layer:
                 ctypes.c_uint8.from_address(node + _OP_PARAMS + _FLAGS_AT + flag).value = is_so
             return [node, self._node(context, "dw_expert_ready", (node, narrow), None)] if beside else node
 
-        return ggml.run(op, [(wide, "I32")], shape, backend=self.backend, dtype=np.int32)
+        return indices_of(ggml.run(op, [(wide, "I32")], shape, backend=self.backend, dtype=np.int32))
 
     def choose(self, choice: Part, *, is_open: bool) -> tuple[np.ndarray, np.ndarray]:
         """Run dw_choice and the op behind it; return int32[n_planes, rows, k] and the choice int32[rows, E].
@@ -187,10 +192,10 @@ class Layer:
         with ggml.Graph(op, choice.operands, backend=self.backend) as graph:
             graph.compute()
             whole = graph.bytes_of(graph.nodes[0]).view(np.int32)[: rows * n_experts]
-            return graph.get(shape, np.int32), whole.reshape(rows, n_experts)
+            return indices_of(graph.get(shape, np.int32)), whole.reshape(rows, n_experts)
 
     def networks(self, choice: Part, networks: Part, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
-        """Run an open dw_choice, the op, which leaves waiting to its reader, and dw_chosen_experts.
+        """Run an open dw_choice, the op, and dw_chosen_experts, which waits for experts.
 
         Guesses for layer.next are made. This layer's parts are operands first.. of networks, which is a
         dw_experts. Returns dw_chosen_experts' result f32[rows, width], the chosen experts int32[rows, k], and
@@ -213,8 +218,7 @@ class Layer:
             narrow = ggml.view(context, chosen, (rows, k), (4 * n_experts,))
             slots = self._node(context, "dw_expert_slots", (narrow, wide), (self.layer.n_planes, rows, k))
             self._set_number(slots, 2 * k + 1)
-            for flag in (_CHOOSES, _IS_AWAITED):
-                ctypes.c_uint8.from_address(slots + _OP_PARAMS + _FLAGS_AT + flag).value = 1
+            ctypes.c_uint8.from_address(slots + _OP_PARAMS + _FLAGS_AT + _CHOOSES).value = 1
             ready = self._node(context, "dw_expert_ready", (slots, narrow), None)
             planes = tuple(self.layer.parts[i].plane for i in (0, len(self.parts) - 1))
             last = replace(networks, name="dw_chosen_experts", planes=planes, size=n_experts)

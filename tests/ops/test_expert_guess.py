@@ -31,7 +31,7 @@ def test_a_right_guess_is_a_hit_and_a_wrong_one_goes_first():
         assert int(table["n_guesses"]) == 2
         assert [int(slot) >= 0 for slot in table["entries"]["slot"][:8]].count(True) == 4
         layer.run(np.array([[6, 0]], np.int32))
-        steps, hits, misses, in_place, guessed, right = layer.table()["counted"].tolist()
+        steps, hits, misses, in_place, guessed, right, _ = layer.table()["counted"].tolist()
         assert (steps, hits, misses, in_place) == (2, 6, 0, 0)
         assert (guessed, right) == (2, 1)
         layer.run(np.array([[5, 6]], np.int32))

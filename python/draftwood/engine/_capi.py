@@ -212,6 +212,7 @@ class ExpertStats(ctypes.Structure):
         ("reserved", ctypes.c_int32),
         ("n_guessed", ctypes.c_int64),
         ("n_right", ctypes.c_int64),
+        ("n_late", ctypes.c_int64),
     ]
 
 

@@ -133,8 +133,9 @@ __device__ __forceinline__ uint64_t nanoseconds() {
     return x;
 }
 
-__device__ __forceinline__ void rest(unsigned nanoseconds) {
-    __nanosleep(nanoseconds);
+// n: nanoseconds
+__device__ __forceinline__ void rest(unsigned n) {
+    __nanosleep(n);
 }
 
 // d += a b, by a warp: a 16 x 32 values of 8 bits, signed or not, b 32 x 8 signed, d 16 x 8. Fragments as in the PTX

@@ -1,9 +1,9 @@
 // dw_expert_slots on CUDA: expert-slots.h. One block finds slots, and a second one those of the next layer's guesses;
 // then many blocks copy what is missing, and others in a second queue what was guessed (beside.h). Where products wait
-// for each expert themselves (arrivals.cuh), both are copied in the second queue, which is joined in the last layer
-// that copies. Grids depend on shapes alone; how much there is to copy is read on the device. In the queue of the step
-// kernels are launched as ggml's are, before the one in front of them has ended (ggml_cuda_kernel_launch). Products
-// that read slots wait for them before they read anything.
+// for each expert themselves (arrivals.cuh), as in each layer with guesses, both are copied in the second queue, which
+// is joined in front of the first layer without. Grids depend on shapes alone; how much there is to copy is read on the
+// device. In the queue of the step kernels are launched as ggml's are, before the one in front of them has ended
+// (ggml_cuda_kernel_launch). Products that read slots wait for them before they read anything.
 
 #include "ops/door/launch.h"
 #include "ops/expert-slots/arrivals.cuh"
@@ -139,10 +139,11 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_e
     const uint32_t step  = state.step + (looks ? 0 : 1);
     s.last[e]            = 0;
     s.first[e]           = 0;
-    // Seen before the wait: what comes later counts as on its way.
-    const bool was_on_its_way =
-        is_awaited && mine.slot >= 0 && !slots::has_arrived(state, mine.slot, slots::all_parts_of(of));
-    __threadfence();
+    bool was_on_its_way  = false;
+    if (is_awaited) { // seen before the wait: what comes later counts as on its way
+        was_on_its_way = mine.slot >= 0 && !slots::has_arrived(state, mine.slot, (1u << of.n_parts) - 1);
+        slots::see_arrived();
+    }
     __syncthreads();
     ggml_cuda_pdl_sync();
     const picks from = is_open ? choose(s, open, given) : given;
@@ -223,17 +224,12 @@ void join_guesses(const slots::layer & of, cudaStream_t stream) {
     }
 }
 
-// Beside the step. The copies of this layer's guesses are in the same queue, in front. missing_of: a layer whose
-// missing experts are copied there, too; nullptr: none.
-void fetch_next(const slots::layer & next, const slots::layer * missing_of, cudaStream_t stream) {
+// Missing experts of a layer and guesses of the next one, beside the step. The copies of this layer's guesses are in
+// the same queue, in front.
+void copy_beside(const slots::layer & of, const slots::layer & next, cudaStream_t stream) {
     slots::beside & copies = *next.copies;
-    cudaStream_t    queue  = fork(copies, stream);
-    if (missing_of) {
-        slots::launch_fill_and_fetch(*missing_of, next, queue);
-    } else {
-        slots::launch_fetch(next, queue);
-    }
-    CUDA_CHECK(cudaEventRecord(copies.is_fetched, queue));
+    slots::launch_fill_and_fetch(of, next, fork(copies, stream));
+    CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
     copies.guessed      = &next;
     copies.is_made_here = false;
 }
@@ -254,12 +250,14 @@ bool can_choose(const ggml_tensor * dst) {
 }
 
 bool takes(const ggml_tensor * dst) {
-    const ggml_tensor *ids = dst->src[slots::ids], *guesses = dst->src[slots::guesses];
+    const slots::layer & of  = *(const slots::layer *) dw::layer_of(dst);
+    const ggml_tensor *  ids = dst->src[slots::ids], *guesses = dst->src[slots::guesses];
     const auto are_ids = [](const ggml_tensor * t) { return t->type == GGML_TYPE_I32 && t->nb[0] == sizeof(int32_t); };
     return dst->type == GGML_TYPE_I32 && ggml_is_contiguous(dst) && are_ids(ids) &&
            (!slots::has(dst, slots::chooses) || can_choose(dst)) &&
-           (!guesses || (are_ids(guesses) && guesses->ne[1] <= slots::max_guess_rows &&
-                         guesses->ne[0] >= slots::number_of(dst) + ids->ne[0]));
+           (!guesses ||
+            (!slots::only_looks_up(of, ids->ne[0], ids->ne[1]) && are_ids(guesses) &&
+             guesses->ne[1] <= slots::max_guess_rows && guesses->ne[0] >= slots::number_of(dst) + ids->ne[0]));
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
@@ -274,9 +272,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const picks          from    = picks::of(ids, 0, n_used);
     const auto open    = [&](bool is_own) { return chooses ? open_choice::of(ids, is_own, n_used) : open_choice{}; };
     const bool is_here = of.staged && slots::join_staged(*of.staged, with.stream) == &of;
-    const slots::layer * next       = slots::guessed_by(dst);
-    const bool           beside     = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
-    const bool           is_awaited = slots::are_awaited(dst);
+    const slots::layer * next   = slots::guessed_by(dst);
+    const bool           beside = of.copies && !looks && !next && slots::has(dst, slots::copies_beside);
     if (!beside && (!next || (is_guessed(of) && of.copies->is_made_here))) {
         join_guesses(of, with.stream); // the table is as they leave it, and their slots may be given away again
     }
@@ -290,14 +287,10 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     int n = looks ? slots::max_experts : std::max(slots::threads_for(of), chooses ? n_lanes * n_rows : 0);
     n     = next ? std::max(n, slots::threads_for(*next)) : n;
     ggml_cuda_kernel_launch(chooses ? resolve<true> : resolve<false>, grid(next ? 2 : 1, n, stream), of, from,
-                            open(true), dw::data_of<int32_t>(dst), looks, warm_up, staged, is_awaited, coming);
+                            open(true), dw::data_of<int32_t>(dst), looks, warm_up, staged, next != nullptr, coming);
     if (next) {
-        if (!is_awaited) {
-            join_guesses(of, stream);
-        }
-        fetch_next(*next, is_awaited ? &of : nullptr, stream);
-    }
-    if (!looks && !is_awaited) {
+        copy_beside(of, *next, stream);
+    } else if (!looks) {
         copy_missing(of, stream);
     }
     if (beside) {

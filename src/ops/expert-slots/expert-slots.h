@@ -21,8 +21,8 @@
 //
 // An op in the layer before may have fetched experts ahead (guess.h).
 //
-// On a card a step need not wait for copies before its products begin: with the flag `is_awaited` an index whose expert
-// is on its way is complemented (~index), and whoever reads it waits (arrivals.cuh).
+// On a card a step with guesses does not wait for copies before its products begin: the index of an expert that is on
+// its way is complemented (~index), and whoever reads it waits (arrivals.cuh).
 //
 // A second op, dw_expert_ready, gives the indices to the products. Where experts are fetched ahead and a layer is
 // llama.cpp's nodes, the first op runs beside what stands between the two, and the second one waits for it. Whoever
@@ -73,6 +73,7 @@ struct counters {
     uint64_t n_in_place; // that were read from the host
     uint64_t n_guessed;  // that were fetched ahead
     uint64_t n_right;    // of these, that the next step chose
+    uint64_t n_late;     // waits for an expert that ended without it: it was read from the host (arrivals.cuh)
 };
 
 struct fill {
@@ -130,12 +131,13 @@ struct layer {
 };
 
 // Finds where each chosen expert is to be read.
-//   dst i32[k, R, n_planes]. With the flag `is_awaited`, on CUDA, indices of experts on their way are complemented
+//   dst i32[k, R, n_planes]. With guesses, on CUDA, indices of experts on their way are complemented
 //   ids i32[k, R], rows may be strided: the router's choice. With the flag `chooses`, on CUDA, a view of an open
 //   dw_choice (layer-parts.h): its rows are written here, from the logits behind them
 //   guesses i32[at least number_of(node) + k, R]: of a row, from number_of(node) on, what the router of layer.next
 //   would choose of the same input, R at most max_guess_rows. Missing ones of them are fetched as dw_expert_guess does
-//   (guess.h), while this layer computes. On a card this layer's own are then found and copied in the queue of the step
+//   (guess.h), while this layer computes. On a card this layer's own are then copied in the second queue, too. A batch
+//   that only looks up has none
 enum src { ids, guesses, n_src };
 constexpr const char *     operands[n_src] = { "ids", "guesses" };
 constexpr op_signature     signature       = { "dw_expert_slots", operands, n_src, /*n_optional*/ 1 };
@@ -155,7 +157,6 @@ enum flag : size_t {
     has_next,       // the graph has the next layer with as many rows, so that its experts can be copied ahead
     next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph
     copies_beside,  // nodes stand between this one and its dw_expert_ready
-    is_awaited,     // whoever reads the indices waits for experts that are on their way
     chooses,        // ids are the first of an open dw_choice, and guesses, if any, its rows
     n_flags,
 };
@@ -183,7 +184,8 @@ inline void set(ggml_tensor * node, flag which) {
     ((char *) node->op_params)[flags_at + which] = 1;
 }
 
-// The layer whose guesses a dw_expert_slots node has; nullptr: none, or there is no queue for them.
+// The layer whose guesses a dw_expert_slots node has: on CUDA indices may be complemented. nullptr: none, or there is
+// no queue for them.
 inline const layer * guessed_by(const ggml_tensor * node) {
     const layer & of = *(const layer *) layer_of(node);
     return node->src[guesses] && of.next && of.next->copies ? of.next : nullptr;
@@ -192,12 +194,6 @@ inline const layer * guessed_by(const ggml_tensor * node) {
 // A batch that looks up and fills nothing: a prompt, or llama.cpp's warm-up, which chooses every expert.
 inline bool only_looks_up(const layer & of, int64_t n_used, int64_t n_rows) {
     return n_rows > max_fill_rows || n_rows * n_used > max_picks || n_used >= of.n_experts;
-}
-
-// Whether the result of a dw_expert_slots node, on CUDA, may have complemented indices.
-inline bool are_awaited(const ggml_tensor * node) {
-    return has(node, is_awaited) && guessed_by(node) &&
-           !only_looks_up(*(const layer *) layer_of(node), node->src[ids]->ne[0], node->src[ids]->ne[1]);
 }
 
 } // namespace dw::expert_slots

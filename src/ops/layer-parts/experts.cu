@@ -30,7 +30,7 @@ int64_t width_of_hidden(const operands & of) {
 
 // Where things lie in the workspace.
 struct layout {
-    size_t logits = 0, h = 0, hidden = 0, chosen = 0, end = 0;
+    size_t logits = 0, h = 0, hidden = 0, chosen = 0, places = 0, end = 0;
 
     size_t next(size_t bytes) {
         const size_t begin = end;
@@ -43,6 +43,7 @@ struct layout {
         hidden = next(activations::bytes(n * (n_used + 1), width_of_hidden(of)));
         chosen = next(sizeof(routes));
     }
+    void add_places(int32_t n_used) { places = next(2 * n_used * sizeof(int32_t)); }
 };
 
 bool is_weights(const ggml_tensor * t, int64_t width, int64_t n_rows, int64_t n_experts) {
@@ -232,6 +233,7 @@ namespace of = dw::layer_parts::chosen_experts;
 layout layout_of(const ggml_tensor * dst) {
     layout at;
     at.add_networks(dst->ne[1], settings_of(dst).n_used, operands::from<of::src>(dst));
+    at.add_places(settings_of(dst).n_used);
     return at;
 }
 
@@ -252,34 +254,41 @@ bool takes(const ggml_tensor * dst) {
            are_networks(dst, operands::from<of::src>(dst), src[of::gate]->ne[2], src[of::down]->ne[2]);
 }
 
-// What gate and up (side 0) or down wait for, where the pool's op leaves it to them.
-slots::arrivals arrivals_of(const ggml_tensor * indices, const ggml_tensor * down, int side, int plane) {
+// The pool's layer whose experts may be on their way; nullptr: there is none.
+const slots::layer * awaited_by(const ggml_tensor * indices) {
     const ggml_tensor * node = dw::is_node_of(indices, slots::ready_signature) ? indices->src[slots::indices] : nullptr;
-    if (!node || !slots::are_awaited(node)) {
-        return {};
+    return node && slots::guessed_by(node) ? (const slots::layer *) dw::layer_of(node) : nullptr;
+}
+
+// What dw_choice and the pool's op said of rows. places: i32[2][k] in the workspace.
+void set_chosen_before(arguments & a, const ggml_tensor * dst, int32_t * places, cudaStream_t stream) {
+    const settings       to      = settings_of(dst);
+    const ggml_tensor *  indices = dst->src[of::indices], *down = dst->src[of::down];
+    const slots::layer * awaited = awaited_by(indices);
+    a.before                     = { dw::data_of<const int32_t>(dst->src[of::choice]), to.n_experts, {}, {} };
+    for (const int side : { 0, 1 }) {
+        a.before.places[side] = (const int32_t *) ((const char *) indices->data + to.planes[side] * indices->nb[2]);
+        if (awaited) {
+            a.before.waits[side] = slots::awaited::of(*awaited, down->data, side == 1, to.planes[side]);
+            GGML_ASSERT(a.before.waits[side].parts != 0 && "the weights are the pool's");
+        }
     }
-    const slots::layer & of    = *(const slots::layer *) dw::layer_of(node);
-    uint32_t             parts = 0;
-    for (int p = 0; p < of.n_parts; ++p) {
-        parts |= (of.parts[p].base == down->data) == (side == 1) ? 1u << p : 0;
+    if (awaited && a.n == 1 && !has_second_team(a, n_groups_of(a))) {
+        ggml_cuda_kernel_launch(await_all, { dim3(1), dim3(32), 0, stream }, a.before, a.n_used, places);
+        a.before = { a.before.choice, a.before.stride, { places, places + a.n_used }, {} };
     }
-    return { of.state, of.first_slots[plane], parts };
 }
 
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
-    const auto *        src     = dst->src;
-    const settings      to      = settings_of(dst);
-    const ggml_tensor * indices = src[of::indices];
-    const layout        at      = layout_of(dst);
-    arguments           a       = arguments_of(dst, operands::from<of::src>(dst), (char *) with.workspace, at);
-    const auto          plane   = [&](int side) {
-        return (const int32_t *) ((const char *) indices->data + to.planes[side] * indices->nb[2]);
-    };
-    const int32_t * const chosen = dw::data_of<const int32_t>(src[of::choice]);
-    a.n_experts                  = to.n_experts;
-    const auto arrivals          = [&](int side) { return arrivals_of(indices, src[of::down], side, to.planes[side]); };
-    a.before                     = { chosen, to.n_experts, { plane(0), plane(1) }, { arrivals(0), arrivals(1) } };
-    a.h = activations::in((char *) (chosen + choice::h_at(to.n_experts, a.n)), a.n, dst->ne[0]);
+    const auto *    src    = dst->src;
+    const settings  to     = settings_of(dst);
+    const layout    at     = layout_of(dst);
+    char * const    memory = (char *) with.workspace;
+    const int32_t * chosen = dw::data_of<const int32_t>(src[of::choice]);
+    arguments       a      = arguments_of(dst, operands::from<of::src>(dst), memory, at);
+    a.n_experts            = to.n_experts;
+    a.h                    = activations::in((char *) (chosen + choice::h_at(to.n_experts, a.n)), a.n, dst->ne[0]);
+    set_chosen_before(a, dst, (int32_t *) (memory + at.places), with.stream);
     launch_choice(a, nullptr, with.stream);
     launch_networks(a, src[of::x], dst, with.stream);
 }

@@ -199,7 +199,7 @@ launch_strips(const arguments & a, const dim3 & blocks, int n_groups, const sum_
 
 // dst = x + the weighted sum of all networks; h and the choice are there
 static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_tensor * dst, cudaStream_t stream) {
-    const int             n_groups = std::min(a.n * a.n_used, a.n_experts);
+    const int             n_groups = n_groups_of(a);
     const sum_of_networks to{ dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
                               dw::stride_of(dst, 1) };
     const dim3            blocks((unsigned) (dst->ne[0] / outputs_of_a_block));

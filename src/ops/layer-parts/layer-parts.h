@@ -79,7 +79,8 @@ constexpr int64_t size(int64_t n_experts, int64_t n, int64_t width) {
 
 //   dst[D, n] = x + the weighted sum, as above
 //   choice: dw_choice's dst; indices i32[k, n, planes], contiguous: where the chosen experts lie, for each rank and
-//   row; the others as above, but that gate, up and down have so many experts as there are indices
+//   row; the others as above, but that gate, up and down have so many experts as there are indices. On CUDA an index
+//   may be complemented, where dw_expert_ready stands in front: this op waits for that expert
 //
 //   settings: epsilon, n_used, is_joint, planes, n_experts
 namespace chosen_experts {

@@ -5,6 +5,8 @@
 
 #include "ops/layer-parts/routing.cuh"
 
+#include <algorithm>
+
 namespace dw::layer_parts {
 
 // weights [K, rows, experts]
@@ -39,6 +41,11 @@ struct arguments {
     activations   hidden; // by pair
     int           n, n_used;
 };
+
+// The most groups that rows make; the shared network's is not counted.
+inline int n_groups_of(const arguments & a) {
+    return std::min(a.n * a.n_used, a.n_experts);
+}
 
 // A group of pairs that take the same network; group -1 is all rows with the shared expert.
 struct group {
@@ -79,7 +86,8 @@ template <int side> __device__ __forceinline__ void choose_alone(const arguments
 
 // One thread: waits until the expert of a rank is there, and says where.
 template <int side> __device__ __forceinline__ void await_rank(const arguments & a, int rank, choice_of_row & of) {
-    of.experts[rank] = a.before.when_there(side, of.experts[rank], 0, rank);
+    expert_slots::deadline until;
+    of.experts[rank] = a.before.when_there(side, of.experts[rank], 0, rank, until);
 }
 
 } // namespace dw::layer_parts

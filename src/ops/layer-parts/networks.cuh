@@ -164,8 +164,8 @@ struct hidden_plan {
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group). Group 0 is the shared network's, unless blocks have
 // a second team: those share it. n_columns: of a group, at most. Each block waits for the kernel before this one and
-// only then lets the next one start, so that lower_all reads the choice and x before its own wait. A block whose expert
-// is on its way lets it start when that is there: the kernel that copies needs a place on a multiprocessor first.
+// only then lets the next one start, so that lower_all reads the choice and x before its own wait. If experts may be on
+// their way, it lets that start behind its wait for its own.
 template <int n_columns> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     hide_all(const __grid_constant__ arguments a, hidden_plan plan) {
@@ -177,7 +177,7 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     const team                           by =
         is_single && warp >= first_warps ? team{ 1, warp - first_warps, shared_warps } : team{ 0, warp, first_warps };
     int        index = (int) blockIdx.y - !plan.has_second, begin = blockIdx.x * hidden_of_a_block;
-    const bool awaits = is_single && a.before.arrivals[0].state;
+    const bool awaits = is_single && a.before.waits[0].state;
     const auto wait   = [&] {
         ggml_cuda_pdl_sync();
         if (!awaits) {
@@ -237,46 +237,46 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     });
 }
 
-// Waits for one row's experts, where blocks of gate and up may leave no room for the kernel that copies: the next
-// kernel starts when they are there. A warp.
-static __global__ void await_all(const chosen_before of, int n_used, int32_t * above, int32_t * below) {
+// Waits for one row's experts, where blocks of gate and up may leave no room for the kernel that copies, and writes
+// where they are: places [2][n_used]. A warp.
+static __global__ void await_all(const chosen_before of, int n_used, int32_t * places) {
     ggml_cuda_pdl_sync();
     const int rank = threadIdx.x;
     if (rank < n_used) {
-        const auto there = [&](int side) { return of.when_there(side, of.index(side, 0, rank, n_used), 0, rank); };
-        const int  up = there(0), down = there(1);
-        const bool is_late = above == below && up != down; // one of them has not come
-        above[rank]        = is_late ? of.expert(0, rank) : up;
-        below[rank]        = is_late ? of.expert(0, rank) : down;
+        expert_slots::deadline until;
+        for (int side = 0; side < 2; ++side) {
+            places[side * n_used + rank] = of.when_there(side, of.index(side, 0, rank, n_used), 0, rank, until);
+        }
     }
+    __syncwarp();
     ggml_cuda_pdl_lc();
 }
 
-template <int n_columns> static void launch_hidden_of(arguments a, int n_groups, cudaStream_t stream) {
+// n_more: warps of second teams
+template <int n_columns> static tile_launch tiles_of_hidden(const arguments & a, int n_more) {
     constexpr int   n_warps = hidden_warps<n_columns>;
     const size_t    of_sums = sizeof(float) * n_halves * floats_of_sums<n_columns>;
-    const int64_t   widest  = std::max(a.routed.width, a.shared.width);
     const ggml_type types[] = { a.routed.gate.type, a.shared.gate.type };
-    const int  n_values     = n_warps < n_halves ? INT_MAX : (int) dw::n_blocks(a.shared.gate.width, halves_of_a_strip);
-    const auto of_warps     = [&](int n_more) {
-        return tile_launch(types, 2, n_values, n_warps + n_more, (n_more > 0 ? 2 : 1) * of_sums);
-    };
-    dim3       blocks(dw::n_blocks(widest, hidden_of_a_block), n_groups + 1);
-    const dim3 of_routed(dw::n_blocks(a.routed.width, hidden_of_a_block), n_groups);
-    int        n_more = 0; // warps of second teams
-    if (n_columns == 1 && a.shared.width <= n_groups * a.routed.width &&
-        of_warps(shared_warps).bytes <= shared_memory_of_block() &&
-        (int) (of_routed.x * of_routed.y) <= n_multiprocessors()) {
-        n_more = shared_warps;
-        blocks = of_routed;
-    }
-    if (n_columns == 1 && n_more == 0 && a.before.arrivals[0].state) {
-        ggml_cuda_kernel_launch(await_all, { dim3(1), dim3(32), 0, stream }, a.before, a.n_used,
-                                (int32_t *) a.before.places[0], (int32_t *) a.before.places[1]);
-        a.before.arrivals[0] = {};
-    }
-    const tile_launch with = of_warps(n_more);
-    const hidden_plan plan{ with.plan, n_more > 0, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
+    const int n_values      = n_warps < n_halves ? INT_MAX : (int) dw::n_blocks(a.shared.gate.width, halves_of_a_strip);
+    return tile_launch(types, 2, n_values, n_warps + n_more, (n_more > 0 ? 2 : 1) * of_sums);
+}
+
+// Whether blocks of one row have a second team: then there is at most one of them on a multiprocessor.
+static bool has_second_team(const arguments & a, int n_groups) {
+    const int64_t n_blocks = dw::n_blocks(a.routed.width, hidden_of_a_block) * n_groups;
+    return a.n == 1 && a.shared.width <= n_groups * a.routed.width && n_blocks <= n_multiprocessors() &&
+           tiles_of_hidden<1>(a, shared_warps).bytes <= shared_memory_of_block();
+}
+
+template <int n_columns> static void launch_hidden_of(const arguments & a, int n_groups, cudaStream_t stream) {
+    constexpr int     n_warps    = hidden_warps<n_columns>;
+    const size_t      of_sums    = sizeof(float) * n_halves * floats_of_sums<n_columns>;
+    const bool        has_second = n_columns == 1 && has_second_team(a, n_groups);
+    const int64_t     width      = has_second ? a.routed.width : std::max(a.routed.width, a.shared.width);
+    const int         n_more     = has_second ? shared_warps : 0;
+    const dim3        blocks(dw::n_blocks(width, hidden_of_a_block), n_groups + !has_second);
+    const tile_launch with = tiles_of_hidden<n_columns>(a, n_more);
+    const hidden_plan plan{ with.plan, has_second, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
     dw::launch_kernel<hide_all<n_columns>, n_columns == 1>(
         { blocks, dim3(32 * (n_warps + n_more)), with.bytes, stream }, a, plan);
 }

@@ -204,7 +204,8 @@ template <bool is_single> __device__ __forceinline__ group group_by_number(const
 
 // dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. Gate and up (hide_all, hide_strips)
 // let this kernel start when the choice and x are there: they are read, and weights of experts asked for, before these
-// end.
+// end. Experts may be on their way: of each, gate and up saw a part, so all blocks that copy it run, and this kernel
+// may let the next one start at once.
 template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_columns>, 1)
     lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
               sum_of_networks to) {

@@ -33,10 +33,10 @@ struct routes {
 
 // What dw_choice and a pool's op said of rows.
 struct chosen_before {
-    const int32_t *        choice; // [n][stride]; nullptr: they did not
-    int64_t                stride;
-    const int32_t *        places[2];   // [n][k], as of routes; complemented where an expert is on its way
-    expert_slots::arrivals arrivals[2]; // by side
+    const int32_t *       choice; // [n][stride]; nullptr: they did not
+    int64_t               stride;
+    const int32_t *       places[2]; // [n][k], as of routes; complemented where an expert is on its way
+    expert_slots::awaited waits[2];  // by side
 
     __device__ __forceinline__ int   expert(int row, int rank) const { return choice[row * stride + rank]; }
     __device__ __forceinline__ float weight(int row, int rank, int n_used) const {
@@ -45,9 +45,10 @@ struct chosen_before {
     __device__ __forceinline__ int index(int side, int row, int rank, int n_used) const {
         return places[side][row * n_used + rank];
     }
-    // an index, once what is read there has come
-    __device__ __forceinline__ int when_there(int side, int index, int row, int rank) const {
-        return index < 0 ? expert_slots::wait_for(arrivals[side], index, expert(row, rank)) : index;
+    // where the expert of an index is, once it is there
+    __device__ __forceinline__ int when_there(int side, int index, int row, int rank,
+                                              expert_slots::deadline & until) const {
+        return index < 0 ? expert_slots::wait_for(waits[side], index, expert(row, rank), until) : index;
     }
 };
 
@@ -59,11 +60,13 @@ struct choices_by_expert {
 
 // Writes which pairs a group has and where its expert is. rows: those that chose it, a bit a row.
 __device__ __forceinline__ void write_group(int group, int expert, uint32_t rows, const choices_by_expert & by,
-                                            const chosen_before & before, int n_used, routes * out) {
+                                            const chosen_before & before, int n_used, routes * out,
+                                            expert_slots::deadline & until) {
     const int  first = __ffs(rows) - 1;
     const auto place = [&](int side) {
         const int rank = by.ranks[first][expert];
-        return before.choice ? before.when_there(side, before.index(side, first, rank, n_used), first, rank) : expert;
+        return before.choice ? before.when_there(side, before.index(side, first, rank, n_used), first, rank, until)
+                             : expert;
     };
     group_record & record = out->records[group];
     out->places[0][group] = record.place = place(0);
@@ -76,13 +79,14 @@ __device__ __forceinline__ void write_group(int group, int expert, uint32_t rows
     }
 }
 
-// Fills `out`, from logits or from what was chosen before. One block, a warp a row. Where experts may be on their way,
-// the next kernel starts when they are there: the kernel that copies needs a place on a multiprocessor first.
+// Fills `out`, from logits or from what was chosen before. One block, a warp a row. It waits for experts that are on
+// their way, and lets the next kernel start behind that.
 static __global__ void choose(const float * logits, chosen_before before, int n_experts, int n_used, routes * out) {
     __shared__ int               chosen[max_pairs];
     __shared__ choices_by_expert by;
     __shared__ int               n_groups;
-    const bool                   awaits = before.arrivals[0].state;
+    const bool                   awaits = before.waits[0].state;
+    expert_slots::deadline       until;
     if (!awaits) {
         ggml_cuda_pdl_lc();
     }
@@ -117,7 +121,7 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
             const uint32_t rows = by.rows[expert];
             if (rows && (!in_turns || (__popc(rows) > 2) == (turn == 0))) {
                 const int group = atomicAdd(&n_groups, 1); // in any order: a group's result does not depend on it
-                write_group(group, expert, rows, by, before, n_used, out);
+                write_group(group, expert, rows, by, before, n_used, out, until);
             }
         }
         __syncthreads();

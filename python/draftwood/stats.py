@@ -195,7 +195,7 @@ class ExpertStats:
     right: int
     """Of these, experts that the router then chose. They count as hits."""
     late: int
-    """Waits for a copy that were given up: the expert was read from host memory. 0 but beside profilers."""
+    """Waits for a copy that were given up: the expert was read from host memory. A profiler can cause it."""
 
     @property
     def hit_rate(self) -> float:

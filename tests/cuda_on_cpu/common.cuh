@@ -88,6 +88,7 @@ template <typename T> T __ldcv(const T * at) { return *at; }
 template <typename T> T __ldcg(const T * at) { return *at; }
 
 inline void __threadfence() {}
+inline void __nanosleep(unsigned) {}
 template <typename T> T atomicAdd(T * at, T x) { return std::exchange(*at, *at + x); }
 template <typename T> T atomicMin(T * at, T x) { return std::exchange(*at, std::min(*at, x)); }
 template <typename T> T atomicMax(T * at, T x) { return std::exchange(*at, std::max(*at, x)); }

@@ -82,6 +82,12 @@ def size_of_choice(n_experts: int, n: int, width: int) -> int:
     return sum(-(-x // 32) * 32 for x in (n_experts * n, 2 * n * (n_experts + 1))) + 2 * n * width
 
 
+def choice_by(part: Part, operands: list[tuple[Array, str]]) -> Part:
+    """Return a dw_choice of these operands, for a dw_experts."""
+    shape = (size_of_choice(len(operands[2][0]), *operands[0][0].shape),)
+    return replace(part, name="dw_choice", operands=operands, shape=shape, is_joint=False, kind="I32")
+
+
 def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
     """Return what dw_choice and dw_chosen_experts make of dw_experts' operands.
 
@@ -95,9 +101,8 @@ def in_a_pool(rng: np.random.Generator, part: Part, backend: str) -> Array:
     next_router = (rng.permutation(router[0]), router[1])
 
     def chosen_by(operands: list[tuple[Array, str]]) -> Array:
-        shape = (size_of_choice(n_experts, n, x[0].shape[1]),)
-        chosen = replace(part, name="dw_choice", operands=operands, shape=shape, is_joint=False, kind="I32")
-        return ggml.run(chosen.op(), operands, shape, backend=backend, n_threads=2, dtype=np.int32)
+        chosen = choice_by(part, operands)
+        return ggml.run(chosen.op(), operands, chosen.shape, backend=backend, n_threads=2, dtype=np.int32)
 
     def rows_of(choice: Array) -> Array:
         return choice[: n * n_experts].reshape(n, n_experts)

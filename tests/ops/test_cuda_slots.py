@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ctypes
-from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -11,7 +10,7 @@ import pytest
 from tests.ops.expert_model import random_ids
 from tests.ops.expert_slots import LEAST_STAGED_ROWS, NO, Layer
 from tests.ops.layer_part import Part
-from tests.ops.layer_parts import experts, size_of_choice
+from tests.ops.layer_parts import choice_by, experts
 from tests.ops.slot_kernels import *  # noqa: F403
 
 
@@ -36,9 +35,7 @@ def choice_of(rng: np.random.Generator, networks: Part) -> Part:
     """Return the dw_choice of a dw_experts, with a next router."""
     x, norm, router, *_, shared_router = networks.operands[:7]
     following = [(rng.permutation(stored), kind) for stored, kind in (norm, router)]
-    shape = (size_of_choice(len(router[0]), *x[0].shape),)
-    return replace(networks, name="dw_choice", operands=[x, norm, router, shared_router, *following],
-                   shape=shape, kind="I32")  # fmt: skip
+    return choice_by(networks, [x, norm, router, shared_router, *following])
 
 
 @pytest.mark.parametrize("n_late", [0, 1, 3], ids=["all there", "down late", "all late"])

@@ -133,11 +133,6 @@ __device__ __forceinline__ uint64_t nanoseconds() {
     return x;
 }
 
-// n: nanoseconds
-__device__ __forceinline__ void rest(unsigned n) {
-    __nanosleep(n);
-}
-
 // d += a b, by a warp: a 16 x 32 values of 8 bits, signed or not, b 32 x 8 signed, d 16 x 8. Fragments as in the PTX
 // manual, mma.m16n8k32.
 template <bool is_signed>

@@ -75,7 +75,7 @@ __device__ __forceinline__ int wait_for(const awaited & of, int index, int exper
             atomicAdd((unsigned long long *) &of.state->counted.n_late, 1ull);
             return expert;
         }
-        ptx::rest(rest_time);
+        __nanosleep(rest_time);
     }
     see_arrived();
     return ~index;

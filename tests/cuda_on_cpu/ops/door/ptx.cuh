@@ -64,8 +64,6 @@ inline uint64_t nanoseconds() {
     return now += 1'000'000;
 }
 
-inline void rest(unsigned) {}
-
 // What the lanes of a warp give to one product of matrices, n_words of `a` and of `b` each.
 template <int n_words> struct fragments {
     uint32_t a[2 * n_words], b[n_words];

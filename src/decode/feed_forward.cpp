@@ -300,6 +300,7 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     pool::set(&choosing, pool::chooses);
     if (guess) {
         choosing.src[pool::guesses] = sorted;
+        pool::set(&choosing, pool::products_look);
         pool::set_number(&choosing, next);
         count(fused_guesses, true);
     }

@@ -133,13 +133,21 @@ struct ggml_cuda_kernel_launch_params {
     cudaStream_t stream;
 };
 
-namespace cuda_on_cpu {
-void count_launch(const void * kernel); // launch.cpp
+namespace cuda_on_cpu { // launch.cpp
+void count_launch(const void * kernel);
+void queue(std::function<void()> launch); // in a stream beside the step's: as late as that may run
 }
 
 template <typename kernel_type, typename... argument_types>
 void ggml_cuda_kernel_launch(kernel_type kernel, const ggml_cuda_kernel_launch_params & with,
                              argument_types... arguments) {
     cuda_on_cpu::count_launch((const void *) kernel);
-    cuda_on_cpu::run(with.block_nums, with.block_dims, with.shmem, [&] { kernel(arguments...); });
+    const auto launch = [=] {
+        cuda_on_cpu::run(with.block_nums, with.block_dims, with.shmem, [&] { kernel(arguments...); });
+    };
+    if (with.stream) {
+        cuda_on_cpu::queue(launch);
+    } else {
+        launch();
+    }
 }

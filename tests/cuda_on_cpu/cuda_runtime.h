@@ -62,7 +62,13 @@ cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int * n, kernel_type, 
 inline cudaError_t cudaEventRecord(cudaEvent_t, cudaStream_t) {
     return cudaSuccess;
 }
-inline cudaError_t cudaStreamWaitEvent(cudaStream_t, cudaEvent_t, unsigned) {
+namespace cuda_on_cpu {
+void run_queued(); // launch.cpp
+}
+inline cudaError_t cudaStreamWaitEvent(cudaStream_t stream, cudaEvent_t, unsigned) {
+    if (!stream) {
+        cuda_on_cpu::run_queued();
+    }
     return cudaSuccess;
 }
 inline cudaError_t cudaStreamSynchronize(cudaStream_t) {

@@ -10,7 +10,9 @@
 #include "ops/tree-delta-net/tree-ops.h"
 
 #include <cstring>
+#include <deque>
 #include <dlfcn.h>
+#include <functional>
 #include <map>
 #include <vector>
 
@@ -57,12 +59,24 @@ const op_descriptor * of_node(const ggml_tensor * node) {
     return nullptr;
 }
 
-std::map<const void *, int> launches; // by kernel
+std::map<const void *, int>       launches; // by kernel
+std::deque<std::function<void()>> queued;
 
 } // namespace
 
 void cuda_on_cpu::count_launch(const void * kernel) {
     ++launches[kernel];
+}
+
+void cuda_on_cpu::queue(std::function<void()> launch) {
+    queued.push_back(std::move(launch));
+}
+
+// All that is beside the step, in the order of its launches: who waits for one of them may find others done.
+void cuda_on_cpu::run_queued() {
+    for (; !queued.empty(); queued.pop_front()) {
+        queued.front()();
+    }
 }
 
 // Launches until now of kernels whose names, as the linker has them, have this part. Those of unnamed namespaces have

@@ -1,5 +1,6 @@
 // Stands in for what src/ops/expert-slots/slot-memory.cu has and slot-memory.cpp has not: queues beside the step's.
-// Here they need no streams and no events. Experts and slots lie in plain memory.
+// Experts and slots lie in plain memory. Kernels run when they are launched; with CUDA_ON_CPU_QUEUES=late in the
+// environment those beside the step run when the step waits for them, or memory is read.
 
 #include "ops/expert-slots/slot-memory.h"
 
@@ -9,6 +10,8 @@
 
 #include <algorithm>
 #include <cmath>
+#include <cstdlib>
+#include <cstring>
 
 using namespace dw::expert_slots;
 
@@ -17,13 +20,19 @@ namespace {
 constexpr size_t n_logits = (size_t) max_guess_rows * max_experts;
 
 beside * make_beside(int) {
-    auto * copies  = new beside();
+    static char  name;
+    const char * when = std::getenv("CUDA_ON_CPU_QUEUES");
+    auto *       copies = new beside();
     copies->logits = new float[n_logits];
     std::fill_n(copies->logits, n_logits, NAN);
+    if (when && std::strcmp(when, "late") == 0) {
+        copies->stream = copies->finding = &name;
+    }
     return copies;
 }
 
 void free_beside(int, beside * copies) {
+    cuda_on_cpu::run_queued();
     if (copies) {
         delete[] copies->logits;
     }
@@ -38,6 +47,13 @@ void free_stage(int, stage * of) {
     delete of;
 }
 
+decltype(dw::slot_memory::copy) plain_copy;
+
+bool copy(int device, void * to, const void * from, size_t n_bytes) {
+    cuda_on_cpu::run_queued();
+    return plain_copy(device, to, from, n_bytes);
+}
+
 } // namespace
 
 // of_cpu: a copy of ggml-cpu's
@@ -46,4 +62,6 @@ extern "C" void cuda_on_cpu_complete(dw::slot_memory * of_cpu) {
     of_cpu->free_stage  = free_stage;
     of_cpu->make_beside = make_beside;
     of_cpu->free_beside = free_beside;
+    plain_copy          = of_cpu->copy;
+    of_cpu->copy        = copy;
 }

@@ -19,6 +19,7 @@ TABLE = np.dtype(
         ("fills", "i4", (MAX_EXPERTS, 2)), ("guesses", "i4", (MAX_GUESSES, 2)),
         ("entries", ENTRY, MAX_EXPERTS),
         ("n_given", "u4", MAX_EXPERTS), ("n_arrived", "u4", (MAX_EXPERTS, MAX_PARTS)),
+        ("n_all_given", "u4"), ("n_all_arrived", "u4"), ("is_found", "u4"),
     ],
     align=True,
 )  # fmt: skip

@@ -20,7 +20,7 @@ from tests.ops.layer_part import Part
 
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
 _FLAGS_AT = _LAYER_AT + 8  # dw::expert_slots::flags_at
-_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _CHOOSES, _N_FLAGS = range(5)
+_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _CHOOSES, _PRODUCTS_LOOK, _N_FLAGS = range(6)
 _NUMBER_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::number_at
 _ROUTED = 4  # operands of dw_choice without a next router
 MAX_GUESS_ROWS = 8
@@ -194,9 +194,12 @@ class Layer:
             whole = graph.bytes_of(graph.nodes[0]).view(np.int32)[: rows * n_experts]
             return indices_of(graph.get(shape, np.int32)), whole.reshape(rows, n_experts)
 
-    def networks(self, choice: Part, networks: Part, first: int) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
+    def networks(
+        self, choice: Part, networks: Part, first: int, *, look: bool = False
+    ) -> tuple[np.ndarray, np.ndarray, np.ndarray]:
         """Run an open dw_choice, the op, and dw_chosen_experts, which waits for experts.
 
+        look: dw_chosen_experts may look into the table while the op runs, if the layer before made guesses.
         Guesses for layer.next are made. This layer's parts are operands first.. of networks, which is a
         dw_experts. Returns dw_chosen_experts' result f32[rows, width], the chosen experts int32[rows, k], and
         the op's int32[n_planes, rows, k] as dw_chosen_experts leaves it.
@@ -218,7 +221,8 @@ class Layer:
             narrow = ggml.view(context, chosen, (rows, k), (4 * n_experts,))
             slots = self._node(context, "dw_expert_slots", (narrow, wide), (self.layer.n_planes, rows, k))
             self._set_number(slots, 2 * k + 1)
-            ctypes.c_uint8.from_address(slots + _OP_PARAMS + _FLAGS_AT + _CHOOSES).value = 1
+            for flag, is_so in ((_CHOOSES, True), (_PRODUCTS_LOOK, look)):
+                ctypes.c_uint8.from_address(slots + _OP_PARAMS + _FLAGS_AT + flag).value = is_so
             ready = self._node(context, "dw_expert_ready", (slots, narrow), None)
             planes = tuple(self.layer.parts[i].plane for i in (0, len(self.parts) - 1))
             last = replace(networks, name="dw_chosen_experts", planes=planes, size=n_experts)

@@ -7,6 +7,7 @@ import ctypes
 import numpy as np
 import pytest
 
+from tests.ops import ggml_graph as ggml
 from tests.ops.expert_model import random_ids
 from tests.ops.expert_slots import LEAST_STAGED_ROWS, NO, Layer
 from tests.ops.layer_part import Part
@@ -73,3 +74,67 @@ def test_products_wait_for_what_they_read(rng, backend, monkeypatch, kinds, n, m
     on_its_way = (ids >= n_slots) | (n_late > 0)
     for plane, first in zip(indices, layer.first_slots, strict=True):
         assert np.array_equal(plane, np.where(on_its_way, ~(first + slots), first + slots))
+
+
+@pytest.mark.parametrize("queues", ["early", "late"])
+@pytest.mark.parametrize(
+    ("n", "n_experts", "part", "multiprocessors"),
+    [
+        (1, 32, 0.7, 132),
+        (1, 300, 0.7, 132),
+        (1, 32, 0.7, 4),
+        (3, 32, 0.7, 4),
+        (1, 32, 0.5, 132),
+        (3, 32, 0.5, 4),
+    ],
+)
+@pytest.mark.parametrize("kinds", [("Q4_K", "Q6_K"), ("Q8_0", "Q8_0")], ids="-".join)
+def test_products_look_while_slots_are_found(
+    rng, backend, monkeypatch, kinds, n, n_experts, part, multiprocessors, queues
+):
+    """Of several steps: experts that are there, guessed, and missing, and some that are guessed for nothing.
+
+    part: of the experts, in slots; with a half slots are found first. late: what runs beside the step runs
+    when this waits for it. Products give up then, and read in host memory.
+    """
+    monkeypatch.setenv("CUDA_ON_CPU_MULTIPROCESSORS", str(multiprocessors))
+    monkeypatch.setenv("CUDA_ON_CPU_QUEUES", queues)
+    networks = experts(rng, n, (*kinds, *kinds), hidden=512, shared=512, n_experts=n_experts)
+    stored = [each.reshape(len(each), -1).view(np.uint8) for each, _ in networks.operands[3:6]]
+    others = [rng.integers(0, 256, (n_experts, 32), np.uint8)]
+    n_slots, k = int(part * n_experts), networks.n_used
+    with (
+        Layer(backend, n_slots, stored) as layer,
+        Layer(backend, n_slots, others) as before,
+        Layer(backend, 4 * n, others) as after,
+    ):
+        before.layer.next = ctypes.addressof(layer.layer)
+        layer.layer.next = ctypes.addressof(after.layer)
+        n_late, n_missed = 0, 0
+        for _ in range(6):
+            networks.operands[0] = (rng.normal(0, 1, (n, 256)).astype(np.float32), "F32")
+            wanted, choice = networks.run(backend), choice_of(rng, networks)
+            alone = ggml.run(choice.op(), choice.operands, choice.shape, backend=backend, dtype=np.int32)
+            chosen = alone[: n * n_experts].reshape(n, n_experts)[:, :k]
+            guesses = random_ids(rng, n, k, n_experts)
+            guesses[:, :2] = chosen[:, :2]
+            n_missed += (layer.table()["entries"]["slot"][chosen] == NO).sum()
+            before.run(random_ids(rng, n, k, n_experts), guesses=guesses)
+            found, ids, _ = layer.networks(choice, networks, 3, look=True)
+            assert np.array_equal(found, wanted)
+            assert np.array_equal(ids, chosen)
+            table = layer.table()
+            slots, n_late = table["entries"]["slot"], int(table["counted"][6])
+            assert (slots[ids] != NO).all()
+            for i, experts_of_part in enumerate(stored):
+                first = layer.first_slots[layer.layer.parts[i].plane]
+                for expert in np.unique(ids).tolist():
+                    assert np.array_equal(
+                        layer.expert(i, first + int(slots[expert])), experts_of_part[expert]
+                    )
+            assert int(table["n_all_arrived"]) == int(table["n_all_given"]) * 64 * 3
+    assert n_missed > 0
+    waits_for_both = (
+        part > 0.5 and n == 1 and multiprocessors < k * 512 // 32
+    )  # a kernel in front of products
+    assert (n_late > 0) == (queues == "late" and not waits_for_both)

@@ -63,11 +63,11 @@ struct shared_state {
     parts::choice_of_row chosen[parts::max_rows]; // of an open choice
 };
 
-// The picks of an open choice, which is made here: a warp a row.
+// The picks of an open choice, which is made here: by the last warps of the block, one a row.
 __device__ picks choose(shared_state & s, const open_choice & open, const picks & of) {
     constexpr int row_size = sizeof(parts::choice_of_row) / sizeof(int);
-    const int     lane = threadIdx.x % n_lanes, n_warps = blockDim.x / n_lanes;
-    for (int row = threadIdx.x / n_lanes; row < of.n_rows; row += n_warps) {
+    const int     lane = threadIdx.x % n_lanes, row = threadIdx.x / n_lanes - (blockDim.x / n_lanes - of.n_rows);
+    if (row >= 0) {
         parts::choice_of_row & found = s.chosen[row];
         parts::choose_row(open.logits + row * (open.n_experts + 1), open.n_experts, of.n_used, lane, found.experts,
                           open.is_own ? found.weights : nullptr);
@@ -111,11 +111,23 @@ template <bool is_open> __device__ void guess(shared_state & s, const ahead & ne
     const bool         is   = e < next.of.n_experts;
     const slots::entry mine = is ? next.of.state->entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
     s.last[e]               = 0;
-    __syncthreads();
+    if (!is_open) {
+        __syncthreads(); // else all meet when the choice is made
+    }
     ggml_cuda_pdl_sync();
     count_picks(s, is_open ? choose(s, next.open, next.from) : next.from, false);
     slots::give_guesses(s.made, s.n_by_warp, next.of, mine, s.last[e] > 0);
 }
+
+struct resolve_modes {
+    bool looks; // it fills nothing
+    bool warm_up, staged;
+    bool is_beside;  // gate and up run meanwhile
+    bool reads_late; // they did in the layer before: its guesses may still be made, so tables are read behind the wait
+};
+
+// With those that choose beside those that have an expert.
+constexpr int most_open_threads = parts::max_experts + n_lanes * slots::max_guess_rows;
 
 // One block, a thread an expert; more threads than experts may count picks (`looks`), or choose. A second block, if
 // there is one, has the next layer's guesses. Tables are read before the kernel in front has ended. No kernel that may
@@ -123,28 +135,35 @@ template <bool is_open> __device__ void guess(shared_state & s, const ahead & ne
 // start (hide_all, hide_strips; write_choice, where the choice is not open), before the copies that this launch comes
 // behind, or, without guesses, in the step before: its last kernels, and the copies of this step's inputs, lie between.
 // Copies that still run count what has arrived, and nothing else.
-template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_experts : slots::max_experts)
-    resolve(const slots::layer of, const picks given, const open_choice open, int32_t * dst, bool looks, bool warm_up,
-            bool staged, bool is_awaited, const ahead next) {
+template <bool is_open> __global__ void __launch_bounds__(is_open ? most_open_threads : slots::max_experts)
+    resolve(const slots::layer of, const picks given, const open_choice open, int32_t * dst, resolve_modes as,
+            const ahead next) {
     __shared__ shared_state s;
+    const bool              looks = as.looks;
     ggml_cuda_pdl_lc();
+    if (as.reads_late) {
+        ggml_cuda_pdl_sync();
+    }
     if (blockIdx.x == 1) {
         guess<is_open>(s, next);
         return;
     }
-    slots::table & state = *of.state;
-    const int      e     = threadIdx.x;
-    const bool     is    = e < of.n_experts;
-    slots::entry   mine  = is ? state.entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
-    const uint32_t step  = state.step + (looks ? 0 : 1);
-    s.last[e]            = 0;
-    s.first[e]           = 0;
-    bool was_on_its_way  = false;
+    const bool     is_awaited = gridDim.x > 1;
+    slots::table & state      = *of.state;
+    const int      e          = threadIdx.x;
+    const bool     is         = e < of.n_experts;
+    slots::entry   mine       = is ? state.entries[e] : slots::entry{ 0, 0, 0, -1, 0 };
+    const uint32_t step       = state.step + (looks ? 0 : 1);
+    s.last[e]                 = 0;
+    s.first[e]                = 0;
+    bool was_on_its_way       = false;
     if (is_awaited) { // seen before the wait: what comes later counts as on its way
         was_on_its_way = mine.slot >= 0 && !slots::has_arrived(state, mine.slot, (1u << of.n_parts) - 1);
         slots::see_arrived();
     }
-    __syncthreads();
+    if (!is_open) {
+        __syncthreads();
+    }
     ggml_cuda_pdl_sync();
     const picks from = is_open ? choose(s, open, given) : given;
     count_picks(s, from, looks);
@@ -158,7 +177,7 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_e
         const int rank = rank_in_block(s.n_by_warp, missing, n_misses);
         n_filled       = slots::give_slots(s.made, of, mine, needed, missing, rank, n_misses, step, state.fills);
     }
-    if (needed && looks && !warm_up) {
+    if (needed && looks && !as.warm_up) {
         const uint64_t share = (uint64_t) slots::heat_of_prompt * s.last[e] / from.n_rows;
         slots::add_heat(mine, slots::epoch_of(step), (uint32_t) share);
     } else if (needed && !looks) {
@@ -182,9 +201,16 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? parts::max_e
     for (int i = threadIdx.x; i < from.n(); i += blockDim.x) {
         const int expert = from.at(i);
         for (int plane = 0; plane < of.n_planes; ++plane) {
-            const int absent          = staged ? of.first_staged[plane] + expert : expert;
+            const int absent          = as.staged ? of.first_staged[plane] + expert : expert;
             const int index           = s.slot[expert] < 0 ? absent : of.first_slots[plane] + s.slot[expert];
             dst[plane * from.n() + i] = s.is_on_its_way[expert] ? ~index : index;
+        }
+    }
+    if (as.is_beside) {
+        __syncthreads();
+        if (e == 0) {
+            __threadfence(); // what all have written
+            *(volatile uint32_t *) &state.is_found = 1;
         }
     }
 }
@@ -209,11 +235,11 @@ void copy_missing(const slots::layer & of, cudaStream_t stream) {
     ggml_cuda_kernel_launch(copy, grid(slots::n_fill_blocks, slots::n_fill_threads, stream), of);
 }
 
-// The queue that finds slots and copies. The step goes on with the nodes that stand before dw_expert_ready.
-cudaStream_t fork(slots::beside & copies, cudaStream_t stream) {
-    CUDA_CHECK(cudaEventRecord(copies.is_chosen, stream));
-    CUDA_CHECK(cudaStreamWaitEvent(copies.stream, copies.is_chosen, 0));
-    return copies.stream;
+// What is queued in `to` from now on comes behind what is queued in `from`.
+cudaStream_t fork(cudaEvent_t is_there, cudaStream_t from, cudaStream_t to) {
+    CUDA_CHECK(cudaEventRecord(is_there, from));
+    CUDA_CHECK(cudaStreamWaitEvent(to, is_there, 0));
+    return to;
 }
 
 // Those that were fetched for this layer are there before what comes next in the queue of the step.
@@ -228,7 +254,7 @@ void join_guesses(const slots::layer & of, cudaStream_t stream) {
 // the same queue, in front.
 void copy_beside(const slots::layer & of, const slots::layer & next, cudaStream_t stream) {
     slots::beside & copies = *next.copies;
-    slots::launch_fill_and_fetch(of, next, fork(copies, stream));
+    slots::launch_fill_and_fetch(of, next, fork(copies.is_chosen, stream, copies.stream));
     CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
     copies.guessed      = &next;
     copies.is_made_here = false;
@@ -247,6 +273,15 @@ bool can_choose(const ggml_tensor * dst) {
     const bool guesses_alike = !dst->src[slots::guesses] || !of.next || of.next->n_experts == of.n_experts;
     return is_known && guesses_alike && ids->nb[1] == of.n_experts * sizeof(int32_t) &&
            ggml_nbytes(whole) >= parts::choice::h_at(of.n_experts, n) * sizeof(int32_t);
+}
+
+// Whether slots are found beside products that look into the table. These then begin 3 us earlier, and copies 5 us
+// later, on an H200: where a third of the experts is missing, both weigh the same.
+bool can_be_looked_up(const ggml_tensor * dst) {
+    const slots::layer & of        = *(const slots::layer *) dw::layer_of(dst);
+    const bool           has_most  = 3 * of.n_slots >= 2 * of.n_experts;
+    const bool           was_reset = is_guessed(of) && !of.copies->is_made_here; // is_found was
+    return slots::has(dst, slots::products_look) && has_most && was_reset;
 }
 
 bool takes(const ggml_tensor * dst) {
@@ -280,14 +315,34 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     if (staged) {
         slots::copy_ahead(of, dst, is_here, with.stream);
     }
-    cudaStream_t stream = beside ? fork(*of.copies, with.stream) : with.stream;
-    const ahead  coming =
+    const bool   are_looked_up = next && can_be_looked_up(dst);
+    cudaStream_t stream        = with.stream;
+    if (beside) { // the step goes on with the nodes that stand before dw_expert_ready
+        stream = fork(of.copies->is_chosen, with.stream, of.copies->stream);
+    } else if (are_looked_up) { // and here with gate and up
+        stream = fork(of.copies->is_chosen, with.stream, of.copies->finding);
+    }
+    const ahead coming =
         next ? ahead{ *next, picks::of(dst->src[slots::guesses], slots::number_of(dst), n_used), open(false) }
-              : ahead{};
-    int n = looks ? slots::max_experts : std::max(slots::threads_for(of), chooses ? n_lanes * n_rows : 0);
+             : ahead{};
+    int n = looks ? slots::max_experts : slots::threads_for(of);
     n     = next ? std::max(n, slots::threads_for(*next)) : n;
-    ggml_cuda_kernel_launch(chooses ? resolve<true> : resolve<false>, grid(next ? 2 : 1, n, stream), of, from,
-                            open(true), dw::data_of<int32_t>(dst), looks, warm_up, staged, next != nullptr, coming);
+    if (chooses) { // beside those that look at experts, if there is room
+        n = n_rows <= slots::max_guess_rows ? n + n_lanes * n_rows : std::max(n, n_lanes * n_rows);
+    }
+    const resolve_modes as{ looks, warm_up, staged, are_looked_up, of.copies && of.copies->was_used };
+    const auto          find = chooses ? resolve<true> : resolve<false>;
+    int32_t * const     out  = dw::data_of<int32_t>(dst);
+    if (are_looked_up) { // an early start in another queue would cost the step's own 4 us a layer on an H200
+        find<<<2, n, 0, stream>>>(of, from, open(true), out, as, coming);
+        CUDA_CHECK(cudaEventRecord(of.copies->is_found, stream));
+        of.copies->found = &of;
+    } else {
+        ggml_cuda_kernel_launch(find, grid(next ? 2 : 1, n, stream), of, from, open(true), out, as, coming);
+    }
+    if (of.copies) {
+        of.copies->was_used = are_looked_up;
+    }
     if (next) {
         copy_beside(of, *next, stream);
     } else if (!looks) {

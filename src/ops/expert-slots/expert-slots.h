@@ -22,7 +22,9 @@
 // An op in the layer before may have fetched experts ahead (guess.h).
 //
 // On a card a step with guesses does not wait for copies before its products begin: the index of an expert that is on
-// its way is complemented (~index), and whoever reads it waits (arrivals.cuh).
+// its way is complemented (~index), and whoever reads it waits (arrivals.cuh). Where fused products look into the table
+// for themselves, they do not wait for the op either: it runs beside them, and what it changes is not what they read.
+// An expert that the step chose keeps its slot, or gets one.
 //
 // A second op, dw_expert_ready, gives the indices to the products. Where experts are fetched ahead and a layer is
 // llama.cpp's nodes, the first op runs beside what stands between the two, and the second one waits for it. Whoever
@@ -94,6 +96,9 @@ struct table {
     // By slot, on a card alone. An expert is there when n_arrivals times the first equals the second.
     uint32_t n_given[max_experts];              // experts that got it
     uint32_t n_arrived[max_experts][max_parts]; // what copies of its parts added
+    uint32_t n_all_given, n_all_arrived; // sums of these. All is there when n_arrivals n_parts n_all_given arrived
+
+    uint32_t is_found; // 1: this step's result is there, for products beside the op. Guesses for this layer make it 0
 };
 
 struct part {
@@ -158,6 +163,7 @@ enum flag : size_t {
     next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph
     copies_beside,  // nodes stand between this one and its dw_expert_ready
     chooses,        // ids are the first of an open dw_choice, and guesses, if any, its rows
+    products_look,  // a dw_chosen_experts alone reads the result, and can look into the table for itself
     n_flags,
 };
 constexpr size_t flags_at = layer_at + sizeof(void *);

@@ -86,6 +86,8 @@ __device__ inline int give_slots(room & s, const layer & of, entry & mine, bool 
         mine.slot = s.freed[rank];
         of.state->n_given[mine.slot] += 1;
         fills[rank] = { (int) threadIdx.x, mine.slot };
+        atomicAdd(&of.state->n_all_given, 1u);
+        __threadfence(); // who sees the slot sees that it was given
     }
     return n_given;
 }
@@ -110,6 +112,7 @@ __device__ inline void give_guesses(room & s, int * by_warp, const layer & of, e
     if (threadIdx.x == 0) {
         state.n_guesses = n_given;
         state.counted.n_guessed += n_given;
+        state.is_found = 0;
     }
 }
 
@@ -171,6 +174,7 @@ __device__ inline void arrive(table & state, int slot, int part) {
     if (threadIdx.x == 0) {
         __threadfence();
         atomicAdd(&state.n_arrived[slot][part], n_arrivals / gridDim.x);
+        atomicAdd(&state.n_all_arrived, n_arrivals / gridDim.x);
     }
 }
 

@@ -191,13 +191,16 @@ void free_beside(int device, dw::expert_slots::beside * copies) {
     }
     ggml_cuda_set_device(device);
     cudaFree(copies->logits);
-    for (cudaEvent_t event : { copies->is_chosen, copies->is_filled, copies->is_hidden, copies->is_fetched }) {
+    for (cudaEvent_t event :
+         { copies->is_chosen, copies->is_filled, copies->is_hidden, copies->is_fetched, copies->is_found }) {
         if (event) {
             cudaEventDestroy(event);
         }
     }
-    if (copies->stream) {
-        cudaStreamDestroy(copies->stream);
+    for (cudaStream_t stream : { copies->stream, copies->finding }) {
+        if (stream) {
+            cudaStreamDestroy(stream);
+        }
     }
     delete copies;
 }
@@ -211,9 +214,12 @@ dw::expert_slots::beside * make_beside(int device) {
     constexpr size_t n_logits = dw::expert_slots::max_guess_rows * dw::expert_slots::max_experts;
     int              lowest = 0, highest = 0; // a copy waits for the bus, not for what the step has queued
     cudaDeviceGetStreamPriorityRange(&lowest, &highest);
-    bool made = cudaStreamCreateWithPriority(&copies->stream, cudaStreamNonBlocking, highest) == cudaSuccess &&
-                cudaMalloc(&copies->logits, n_logits * sizeof(float)) == cudaSuccess;
-    for (cudaEvent_t * event : { &copies->is_chosen, &copies->is_filled, &copies->is_hidden, &copies->is_fetched }) {
+    bool made = cudaMalloc(&copies->logits, n_logits * sizeof(float)) == cudaSuccess;
+    for (cudaStream_t * stream : { &copies->stream, &copies->finding }) {
+        made = made && cudaStreamCreateWithPriority(stream, cudaStreamNonBlocking, highest) == cudaSuccess;
+    }
+    for (cudaEvent_t * event :
+         { &copies->is_chosen, &copies->is_filled, &copies->is_hidden, &copies->is_fetched, &copies->is_found }) {
         made = made && cudaEventCreateWithFlags(event, cudaEventDisableTiming) == cudaSuccess;
     }
     if (!made) {

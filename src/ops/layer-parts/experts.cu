@@ -3,6 +3,7 @@
 // kernel starts while the one before it ends.
 
 #include "ops/door/node.h"
+#include "ops/expert-slots/beside.h"
 #include "ops/layer-parts/group-strips.cuh"
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/router.cuh"
@@ -133,8 +134,8 @@ arguments arguments_of(const ggml_tensor * dst, const operands & of, char * memo
 
 void launch_choice(const arguments & a, const float * logits, cudaStream_t stream) {
     if (a.n > 1) {
-        ggml_cuda_kernel_launch(choose, { dim3(1), dim3(32 * a.n), 0, stream }, logits, a.before, a.n_experts, a.n_used,
-                                a.chosen);
+        ggml_cuda_kernel_launch(choose, { dim3(1), dim3(32 * (a.n + a.before.looks)), 0, stream }, logits, a.before,
+                                a.n_experts, a.n_used, a.chosen);
     }
 }
 
@@ -173,7 +174,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     launch_router({ src[of::x], src[of::norm], src[of::router], src[of::shared_router] }, settings_of(dst).epsilon,
                   logits, a.h, with.stream);
     launch_choice(a, logits, with.stream);
-    launch_networks(a, src[of::x], dst, with.stream);
+    launch_gated(a, with.stream);
+    launch_lowered(a, src[of::x], dst, with.stream);
 }
 
 } // namespace whole
@@ -260,12 +262,13 @@ const slots::layer * awaited_by(const ggml_tensor * indices) {
     return node && slots::guessed_by(node) ? (const slots::layer *) dw::layer_of(node) : nullptr;
 }
 
-// What dw_choice and the pool's op said of rows. places: i32[2][k] in the workspace.
+// What dw_choice and the pool's op say of rows. places: i32[2][k] in the workspace.
 void set_chosen_before(arguments & a, const ggml_tensor * dst, int32_t * places, cudaStream_t stream) {
     const settings       to      = settings_of(dst);
     const ggml_tensor *  indices = dst->src[of::indices], *down = dst->src[of::down];
     const slots::layer * awaited = awaited_by(indices);
-    a.before                     = { dw::data_of<const int32_t>(dst->src[of::choice]), to.n_experts, {}, {} };
+    const int32_t *      chosen  = dw::data_of<const int32_t>(dst->src[of::choice]);
+    a.before                     = { chosen, to.n_experts, {}, {}, false };
     for (const int side : { 0, 1 }) {
         a.before.places[side] = (const int32_t *) ((const char *) indices->data + to.planes[side] * indices->nb[2]);
         if (awaited) {
@@ -273,9 +276,16 @@ void set_chosen_before(arguments & a, const ggml_tensor * dst, int32_t * places,
             GGML_ASSERT(a.before.waits[side].parts != 0 && "the weights are the pool's");
         }
     }
-    if (awaited && a.n == 1 && !has_second_team(a, n_groups_of(a))) {
+    const bool has_room = a.n > 1 || has_second_team(a, n_groups_of(a)); // for what runs beside gate and up
+    if (awaited && has_room && awaited->copies->found == awaited) {
+        a.before.looks = true;
+        a.logits       = (const float *) (chosen + choice::logits_at(to.n_experts, a.n));
+    } else if (awaited) {
+        slots::join_found(*awaited->copies, stream);
+    }
+    if (awaited && !has_room) {
         ggml_cuda_kernel_launch(await_all, { dim3(1), dim3(32), 0, stream }, a.before, a.n_used, places);
-        a.before = { a.before.choice, a.before.stride, { places, places + a.n_used }, {} };
+        a.before = { a.before.choice, a.before.stride, { places, places + a.n_used }, {}, false };
     }
 }
 
@@ -289,8 +299,12 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     a.n_experts            = to.n_experts;
     a.h                    = activations::in((char *) (chosen + choice::h_at(to.n_experts, a.n)), a.n, dst->ne[0]);
     set_chosen_before(a, dst, (int32_t *) (memory + at.places), with.stream);
-    launch_choice(a, nullptr, with.stream);
-    launch_networks(a, src[of::x], dst, with.stream);
+    launch_choice(a, a.logits, with.stream);
+    launch_gated(a, with.stream);
+    launch_lowered(a, src[of::x], dst, with.stream);
+    if (a.before.looks) { // before down, an edge of the graph would let it start late
+        slots::join_found(*awaited_by(src[of::indices])->copies, with.stream);
+    }
 }
 
 } // namespace networks_alone

@@ -198,14 +198,19 @@ launch_strips(const arguments & a, const dim3 & blocks, int n_groups, const sum_
 }
 
 // dst = x + the weighted sum of all networks; h and the choice are there
-static void launch_networks(const arguments & a, const ggml_tensor * x, ggml_tensor * dst, cudaStream_t stream) {
+static void launch_gated(const arguments & a, cudaStream_t stream) {
+    const int n_groups = n_groups_of(a);
+    if (!launch_hidden_strips(a, n_groups, stream)) {
+        launch_hidden(a, n_groups, stream);
+    }
+}
+
+// dst = x + the weighted sum of networks, behind launch_gated
+static void launch_lowered(const arguments & a, const ggml_tensor * x, ggml_tensor * dst, cudaStream_t stream) {
     const int             n_groups = n_groups_of(a);
     const sum_of_networks to{ dw::data_of<const float>(x), dw::stride_of(x, 1), dw::data_of<float>(dst),
                               dw::stride_of(dst, 1) };
     const dim3            blocks((unsigned) (dst->ne[0] / outputs_of_a_block));
-    if (!launch_hidden_strips(a, n_groups, stream)) {
-        launch_hidden(a, n_groups, stream);
-    }
     if (launch_strips<GGML_TYPE_Q6_K, GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream) ||
         launch_strips<GGML_TYPE_Q4_K, GGML_TYPE_Q4_K>(a, blocks, n_groups, to, stream) ||
         launch_strips<GGML_TYPE_Q4_K, GGML_TYPE_Q6_K>(a, blocks, n_groups, to, stream)) {

@@ -34,7 +34,7 @@ struct network {
 struct arguments {
     network       routed, shared;
     const float * logits; // of one row, which chooses in each kernel; nullptr: it chose before
-    chosen_before before; // of one row, if there are no logits
+    chosen_before before; // if there are no logits, or gate and up alone choose
     int           n_experts;
     routes *      chosen; // of several rows; nullptr: all rows take the shared network, and nothing else
     activations   h;      // rows
@@ -69,11 +69,17 @@ struct group {
     __device__ __forceinline__ int row(int i) const { return pair(i) / (all.n_used + 1); }
 };
 
-// The choice of a row that is alone, a warp: for gate and up (side 0) where experts of the first n_ranks ranks are; for
-// down (side 1) where all are, and their weights. An expert may be on its way: see await_rank.
+// The choice of a row that is alone, a warp: for gate and up (side 0) where experts of the first n_ranks ranks are, or
+// which they are, if these look into a pool's table; for down (side 1) where all are, and their weights. An expert may
+// be on its way: see await_rank.
 template <int side> __device__ __forceinline__ void choose_alone(const arguments & a, int n_ranks, choice_of_row & to) {
-    const int lane = threadIdx.x % 32;
-    if (a.logits) {
+    const int lane    = threadIdx.x % 32;
+    bool      chooses = a.logits;
+    if (side == 1 && a.before.looks) {
+        expert_slots::deadline until;
+        chooses = !expert_slots::is_found(a.before.waits[side], until); // then all are read in host memory
+    }
+    if (chooses) {
         choose_row(a.logits, a.n_experts, n_ranks, lane, to.experts, side == 0 ? nullptr : to.weights);
     } else if (lane <= a.n_used) {
         to.weights[lane] = a.before.weight(0, lane, a.n_used);
@@ -82,6 +88,19 @@ template <int side> __device__ __forceinline__ void choose_alone(const arguments
         }
     }
     __syncwarp();
+}
+
+// Gate's and up's block of a rank finds its expert, which it chose, in the table. A warp.
+__device__ __forceinline__ void find_rank(const arguments & a, int rank, const expert_slots::seen_slots & seen,
+                                          choice_of_row & of) {
+    const expert_slots::awaited & waits  = a.before.waits[0];
+    const int                     expert = of.experts[rank];
+    const int                     index  = seen.index(waits, a.n_experts, expert);
+    __syncwarp();
+    if (threadIdx.x % 32 == 0) {
+        expert_slots::deadline until;
+        of.experts[rank] = a.before.when_found(0, index, expert, 0, rank, a.n_used, until);
+    }
 }
 
 // One thread: waits until the expert of a rank is there, and says where.

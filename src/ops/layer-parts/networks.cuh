@@ -156,6 +156,28 @@ __device__ __forceinline__ int begin_of_second_team(int width) {
     return (block + 1) * n_pieces / n_blocks == mine ? -1 : mine * hidden_of_a_block;
 }
 
+// The expert of a rank that a team of gate and up computes, when it is there.
+template <bool is_pooled>
+__device__ __forceinline__ void choose_for_team(const arguments & a, int rank, const team & by, choice_of_row & own) {
+    [[maybe_unused]] expert_slots::seen_slots seen;
+    const bool                                looks = is_pooled && a.before.looks;
+    if (by.warp == 0) {
+        choose_alone<0>(a, rank + 1, own);
+        if (is_pooled && !looks && threadIdx.x == 0) {
+            await_rank<0>(a, rank, own);
+        }
+    } else if (looks && by.warp == 1) {
+        seen.see(a.before.waits[0], a.n_experts);
+    }
+    by.meet();
+    if (looks) {
+        if (by.warp == 1) {
+            find_rank(a, rank, seen, own);
+        }
+        by.meet();
+    }
+}
+
 struct hidden_plan {
     tile_plan tiles;
     bool      has_second; // team
@@ -166,7 +188,7 @@ struct hidden_plan {
 // a second team: those share it. n_columns: of a group, at most. Each block waits for the kernel before this one and
 // only then lets the next one start, so that lower_all reads the choice and x before its own wait. If experts may be on
 // their way, it lets that start behind its wait for its own.
-template <int n_columns> __global__ void
+template <int n_columns, bool is_pooled> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     hide_all(const __grid_constant__ arguments a, hidden_plan plan) {
     constexpr bool    is_single = n_columns == 1;
@@ -177,7 +199,7 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     const team                           by =
         is_single && warp >= first_warps ? team{ 1, warp - first_warps, shared_warps } : team{ 0, warp, first_warps };
     int        index = (int) blockIdx.y - !plan.has_second, begin = blockIdx.x * hidden_of_a_block;
-    const bool awaits = is_single && a.before.waits[0].state;
+    const bool awaits = is_pooled && a.before.waits[0].state;
     const auto wait   = [&] {
         ggml_cuda_pdl_sync();
         if (!awaits) {
@@ -195,13 +217,7 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     if (index >= 0) {
         wait();
         if (is_single) {
-            if (by.warp == 0) {
-                choose_alone<0>(a, index + 1, own);
-                if (threadIdx.x == 0) {
-                    await_rank<0>(a, index, own);
-                }
-            }
-            by.meet();
+            choose_for_team<is_pooled>(a, index, by, own);
             if (awaits) {
                 ggml_cuda_pdl_lc();
             }
@@ -277,8 +293,11 @@ template <int n_columns> static void launch_hidden_of(const arguments & a, int n
     const dim3        blocks(dw::n_blocks(width, hidden_of_a_block), n_groups + !has_second);
     const tile_launch with = tiles_of_hidden<n_columns>(a, n_more);
     const hidden_plan plan{ with.plan, has_second, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
-    dw::launch_kernel<hide_all<n_columns>, n_columns == 1>(
-        { blocks, dim3(32 * (n_warps + n_more)), with.bytes, stream }, a, plan);
+    const ggml_cuda_kernel_launch_params grid{ blocks, dim3(32 * (n_warps + n_more)), with.bytes, stream };
+    if (n_columns == 1 && a.before.choice) {
+        return dw::launch_kernel<hide_all<n_columns, n_columns == 1>, n_columns == 1>(grid, a, plan);
+    }
+    dw::launch_kernel<hide_all<n_columns, false>, n_columns == 1>(grid, a, plan);
 }
 
 // n_groups: the shared network's not counted

@@ -37,6 +37,7 @@ struct chosen_before {
     int64_t               stride;
     const int32_t *       places[2]; // [n][k], as of routes; complemented where an expert is on its way
     expert_slots::awaited waits[2];  // by side
+    bool                  looks;     // gate and up choose, and look into the table, while this is written
 
     __device__ __forceinline__ int   expert(int row, int rank) const { return choice[row * stride + rank]; }
     __device__ __forceinline__ float weight(int row, int rank, int n_used) const {
@@ -50,12 +51,38 @@ struct chosen_before {
                                               expert_slots::deadline & until) const {
         return index < 0 ? expert_slots::wait_for(waits[side], index, expert(row, rank), until) : index;
     }
+    // where an expert is, of which seen_slots has an index, once it is there
+    __device__ __forceinline__ int when_found(int side, int seen, int expert, int row, int rank, int n_used,
+                                              expert_slots::deadline & until) const {
+        int index = seen;
+        if (seen == expert_slots::not_seen) {
+            if (!expert_slots::is_found(waits[side], until)) {
+                return expert;
+            }
+            index = *(const volatile int32_t *) (places[side] + row * n_used + rank);
+        }
+        return index < 0 ? expert_slots::wait_for(waits[side], index, expert, until) : index;
+    }
 };
 
 // Which rows chose an expert, and at which rank. In shared memory.
 struct choices_by_expert {
     int     rows[max_experts]; // a bit a row
     uint8_t ranks[max_rows][max_experts];
+    int     slots[max_experts]; // as seen in a pool's table
+    bool    are_filled;         // nothing was on its way into any of these
+
+    // A warp.
+    __device__ __forceinline__ void see(const expert_slots::awaited & of, int n_experts) {
+        for (int expert = threadIdx.x % 32; expert < n_experts; expert += 32) {
+            slots[expert] = expert_slots::slot_now(*of.state, expert);
+        }
+        __threadfence(); // a slot that was seen was given before
+        __syncwarp();
+        if (threadIdx.x % 32 == 0) {
+            are_filled = expert_slots::is_filled(of);
+        }
+    }
 };
 
 // Writes which pairs a group has and where its expert is. rows: those that chose it, a bit a row.
@@ -65,6 +92,10 @@ __device__ __forceinline__ void write_group(int group, int expert, uint32_t rows
     const int  first = __ffs(rows) - 1;
     const auto place = [&](int side) {
         const int rank = by.ranks[first][expert];
+        if (before.looks) {
+            const int index = before.waits[side].index(by.slots[expert], by.are_filled);
+            return before.when_found(side, index, expert, first, rank, n_used, until);
+        }
         return before.choice ? before.when_there(side, before.index(side, first, rank, n_used), first, rank, until)
                              : expert;
     };
@@ -80,7 +111,7 @@ __device__ __forceinline__ void write_group(int group, int expert, uint32_t rows
 }
 
 // Fills `out`, from logits or from what was chosen before. One block, a warp a row. It waits for experts that are on
-// their way, and lets the next kernel start behind that.
+// their way, and lets the next kernel start behind that. It may look into a pool's table for itself (arrivals.cuh).
 static __global__ void choose(const float * logits, chosen_before before, int n_experts, int n_used, routes * out) {
     __shared__ int               chosen[max_pairs];
     __shared__ choices_by_expert by;
@@ -91,6 +122,7 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
         ggml_cuda_pdl_lc();
     }
     const int row = threadIdx.x / 32, lane = threadIdx.x % 32, n_ranks = n_used + 1;
+    const int n = (int) blockDim.x / 32 - before.looks; // one more warp looks into the table
     for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
         by.rows[expert] = 0;
     }
@@ -98,7 +130,9 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
         n_groups = 0;
     }
     ggml_cuda_pdl_sync();
-    if (!before.choice) {
+    if (row == n) {
+        by.see(before.waits[0], n_experts);
+    } else if (!before.choice || before.looks) {
         choose_row(logits + row * (n_experts + 1), n_experts, n_used, lane, chosen + row * n_used,
                    out->weights + row * n_ranks);
     } else if (lane <= n_used) {
@@ -108,14 +142,14 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
         }
     }
     __syncthreads();
-    if (lane < n_used) {
+    if (row < n && lane < n_used) {
         const int expert      = chosen[row * n_used + lane];
         by.ranks[row][expert] = (uint8_t) lane;
         atomicOr(&by.rows[expert], 1 << row);
     }
     __syncthreads();
     // Beyond 8 rows, groups of more than two pairs go first, so that a warp's extra group is a small one.
-    const bool in_turns = blockDim.x > 8 * 32;
+    const bool in_turns = n > 8;
     for (int turn = 0; turn < (in_turns ? 2 : 1); ++turn) {
         for (int expert = threadIdx.x; expert < n_experts; expert += blockDim.x) {
             const uint32_t rows = by.rows[expert];
@@ -132,7 +166,7 @@ static __global__ void choose(const float * logits, chosen_before before, int n_
     if (threadIdx.x == 0) {
         out->n_groups = n_groups;
     }
-    for (int i = n_groups + threadIdx.x; i < n_used * (int) blockDim.x / 32; i += blockDim.x) {
+    for (int i = n_groups + threadIdx.x; i < n_used * n; i += blockDim.x) {
         out->records[i].n_pairs = 0;
     }
 }

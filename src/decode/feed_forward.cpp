@@ -300,7 +300,7 @@ bool fuser::pooled_experts(const expert_layer & of, ggml_tensor * indices, std::
     pool::set(&choosing, pool::chooses);
     if (guess) {
         choosing.src[pool::guesses] = sorted;
-        pool::set(&choosing, pool::products_look);
+        pool::set_blocks(&choosing, parts::blocks_of_row(of.down->ne[0], sum->ne[0], of.chosen.ids->ne[0]));
         pool::set_number(&choosing, next);
         count(fused_guesses, true);
     }

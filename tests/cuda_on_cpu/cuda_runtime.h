@@ -1,5 +1,6 @@
-// Stands in for CUDA's header of this name: the language, vectors and the few calls that launchers make. Streams and
-// events do nothing: kernels and copies are done when the call returns. Must not know: ggml.
+// Stands in for CUDA's header of this name: the language, vectors and the few calls that launchers make. Kernels and
+// copies are done when the call returns, but for kernels in a stream with a name: those are done when the step's stream,
+// which has none, waits for an event. Must not know: ggml.
 
 #pragma once
 

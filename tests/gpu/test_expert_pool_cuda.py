@@ -103,7 +103,7 @@ def test_few_rows_are_bit_equal_to_a_model_on_the_card(usable, model, kind, gues
     plain = opened(path, None)
     wanted = rows_of(plain, batches)
     plain.close()
-    for slots in (0, 1, K, E // 4, E // 2, E - 1):
+    for slots in (0, 1, K, E // 4, E // 2, 3 * E // 4, E - 1):
         monkeypatch.setattr(experts, "share", lambda *_, slots=slots: experts.Share(slots, "CUDA0"))
         llm = opened(path, 1, expert_guess=guess)
         found = rows_of(llm, batches)

@@ -20,8 +20,10 @@ from tests.ops.layer_part import Part
 
 _OP_PARAMS, _LAYER_AT = 84, 24  # in struct ggml_tensor at the pin; dw::layer_at
 _FLAGS_AT = _LAYER_AT + 8  # dw::expert_slots::flags_at
-_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _CHOOSES, _PRODUCTS_LOOK, _N_FLAGS = range(6)
+_HAS_NEXT, _NEXT_IS_JOINED, _COPIES_BESIDE, _CHOOSES, _N_FLAGS = range(5)
 _NUMBER_AT = _FLAGS_AT + _N_FLAGS  # dw::expert_slots::number_at
+_BLOCKS_AT = _NUMBER_AT + 4
+_HIDDEN_OF_A_BLOCK = 32
 _ROUTED = 4  # operands of dw_choice without a next router
 MAX_GUESS_ROWS = 8
 LEAST_STAGED_ROWS = 512
@@ -221,8 +223,9 @@ class Layer:
             narrow = ggml.view(context, chosen, (rows, k), (4 * n_experts,))
             slots = self._node(context, "dw_expert_slots", (narrow, wide), (self.layer.n_planes, rows, k))
             self._set_number(slots, 2 * k + 1)
-            for flag, is_so in ((_CHOOSES, True), (_PRODUCTS_LOOK, look)):
-                ctypes.c_uint8.from_address(slots + _OP_PARAMS + _FLAGS_AT + flag).value = is_so
+            ctypes.c_uint8.from_address(slots + _OP_PARAMS + _FLAGS_AT + _CHOOSES).value = 1
+            n_blocks = k * shapes[0][1] // _HIDDEN_OF_A_BLOCK if look else 0
+            ctypes.c_int32.from_address(slots + _OP_PARAMS + _BLOCKS_AT).value = n_blocks
             ready = self._node(context, "dw_expert_ready", (slots, narrow), None)
             planes = tuple(self.layer.parts[i].plane for i in (0, len(self.parts) - 1))
             last = replace(networks, name="dw_chosen_experts", planes=planes, size=n_experts)
@@ -281,12 +284,12 @@ class Layer:
 
     def close(self) -> None:
         """Give the memory back."""
+        self._memory.free_beside(0, self.layer.copies)  # what runs beside reads all the rest
         for at, host, device in self._ranges:
             self._memory.unmap(0, at, host)
             self._memory.unmap(0, at + host, device)
             self._memory.release(0, at, host + device)
         self._memory.free(0, self.layer.state)
-        self._memory.free_beside(0, self.layer.copies)
         self._memory.free_stage(0, self._stage)
 
     def __enter__(self) -> Layer:

@@ -4,8 +4,8 @@
 // that copies. A queue beside this one may not run meanwhile, where a tool runs kernels one after another. So a wait
 // ends, and the expert is read in host memory.
 //
-// Products may look into the table themselves, while dw_expert_slots finds slots for what is missing. Their kernels
-// start while it runs, which says when the router has ended; they wait for it only where they miss an expert.
+// Products may look into the table themselves, while dw_expert_slots finds slots for what is missing. They wait for it
+// only where they miss an expert.
 // Test: tests/ops/test_cuda_slots.py, tests/gpu/test_expert_pool_cuda.py.
 
 #pragma once
@@ -110,11 +110,15 @@ __device__ __forceinline__ int slot_now(const table & of, int expert) {
     return *(const volatile int32_t *) &of.entries[expert].slot;
 }
 
-// Whether nothing is on its way into slots that were seen before a fence in front of this.
+// Whether nothing is on its way into slots that were seen before a fence in front of this. Both sums are read at once:
+// of two moments, what had arrived at one might be what was given at the other. What is there is read behind this.
 __device__ __forceinline__ bool is_filled(const awaited & of) {
-    const uint32_t given   = *(const volatile uint32_t *) &of.state->n_all_given;
-    const uint32_t arrived = *(const volatile uint32_t *) &of.state->n_all_arrived;
-    return given * (n_arrivals * (uint32_t) of.n_parts) == arrived;
+    const uint2 counted = __ldcv((const uint2 *) &of.state->n_all_given);
+    if (counted.x * (n_arrivals * (uint32_t) of.n_parts) != counted.y) {
+        return false;
+    }
+    see_arrived();
+    return true;
 }
 
 // A layer's table as a warp sees it while slots are found beside: lane l has those of experts l + 32 i.
@@ -131,6 +135,7 @@ struct seen_slots {
             }
         }
         __threadfence(); // a slot that was seen was given before
+        __syncwarp();
         are_filled = n_experts <= 32 * most && is_filled(of);
     }
 

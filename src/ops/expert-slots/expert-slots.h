@@ -37,6 +37,7 @@
 
 #include "ops/door/custom-op.h"
 
+#include <cstddef>
 #include <cstdint>
 #include <cstring>
 
@@ -101,6 +102,8 @@ struct table {
     uint32_t is_found; // 1: this step's result is there, for products beside the op. Guesses for this layer make it 0
 };
 
+static_assert(offsetof(table, n_all_given) % 8 == 0, "both sums are read at once");
+
 struct part {
     char *  base;   // expert 0
     int64_t stride; // bytes of an expert
@@ -163,14 +166,26 @@ enum flag : size_t {
     next_is_joined, // and nothing between the two can run on another device: both are captured into one CUDA graph
     copies_beside,  // nodes stand between this one and its dw_expert_ready
     chooses,        // ids are the first of an open dw_choice, and guesses, if any, its rows
-    products_look,  // a dw_chosen_experts alone reads the result, and can look into the table for itself
     n_flags,
 };
 constexpr size_t flags_at = layer_at + sizeof(void *);
 
 // Behind the flags: of dw_expert_guess the experts of a row, of dw_expert_slots with guesses where a row has them.
 constexpr size_t number_at = flags_at + n_flags;
-static_assert(number_at + sizeof(int32_t) <= GGML_MAX_OP_PARAMS, "it fits");
+// Behind that, of dw_expert_slots: where a dw_chosen_experts alone reads the result, the blocks that its kernels of one
+// row have at most. It can look into the table for itself. 0: others read the result.
+constexpr size_t blocks_at = number_at + sizeof(int32_t);
+static_assert(blocks_at + sizeof(int32_t) <= GGML_MAX_OP_PARAMS, "it fits");
+
+inline int32_t blocks_of(const ggml_tensor * node) {
+    int32_t n;
+    std::memcpy(&n, (const char *) node->op_params + blocks_at, sizeof(n));
+    return n;
+}
+
+inline void set_blocks(ggml_tensor * node, int32_t n) {
+    std::memcpy((char *) node->op_params + blocks_at, &n, sizeof(n));
+}
 
 inline int32_t number_of(const ggml_tensor * node) {
     int32_t n;

@@ -197,7 +197,7 @@ launch_strips(const arguments & a, const dim3 & blocks, int n_groups, const sum_
     return launch_strips_alone<strips>(a, blocks, to, stream);
 }
 
-// dst = x + the weighted sum of all networks; h and the choice are there
+// hidden values of all networks; h and the choice, or what it is made from, are there
 static void launch_gated(const arguments & a, cudaStream_t stream) {
     const int n_groups = n_groups_of(a);
     if (!launch_hidden_strips(a, n_groups, stream)) {

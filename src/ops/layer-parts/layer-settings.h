@@ -16,6 +16,17 @@ constexpr int64_t max_used    = 16;    // experts of a row
 constexpr int64_t max_head    = 256;   // S of attention heads
 constexpr int64_t max_width   = 16384; // D: a block of 1024 threads normalises 16 values a thread
 
+// What a block of kernels has on CUDA: hidden values of a network, and outputs of all.
+constexpr int hidden_of_a_block  = 32;
+constexpr int outputs_of_a_block = 16;
+
+// Blocks that a kernel of one row's n_used experts has at most.
+constexpr int32_t blocks_of_row(int64_t n_hidden, int64_t width, int64_t n_used) {
+    const int64_t above = (n_hidden + hidden_of_a_block - 1) / hidden_of_a_block * n_used;
+    const int64_t below = width / outputs_of_a_block;
+    return (int32_t) (above > below ? above : below);
+}
+
 constexpr ggml_type product_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
                                         GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS };
 

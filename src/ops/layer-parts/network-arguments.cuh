@@ -33,7 +33,7 @@ struct network {
 
 struct arguments {
     network       routed, shared;
-    const float * logits; // of one row, which chooses in each kernel; nullptr: it chose before
+    const float * logits; // of one row, which chooses in each kernel, or of rows that look; nullptr: they chose before
     chosen_before before; // if there are no logits, or gate and up alone choose
     int           n_experts;
     routes *      chosen; // of several rows; nullptr: all rows take the shared network, and nothing else
@@ -76,8 +76,12 @@ template <int side> __device__ __forceinline__ void choose_alone(const arguments
     const int lane    = threadIdx.x % 32;
     bool      chooses = a.logits;
     if (side == 1 && a.before.looks) {
-        expert_slots::deadline until;
-        chooses = !expert_slots::is_found(a.before.waits[side], until); // then all are read in host memory
+        int is_found = 0;
+        if (lane == 0) {
+            expert_slots::deadline until;
+            is_found = expert_slots::is_found(a.before.waits[side], until);
+        }
+        chooses = !__shfl_sync(0xffffffff, is_found, 0); // then all are read in host memory
     }
     if (chooses) {
         choose_row(a.logits, a.n_experts, n_ranks, lane, to.experts, side == 0 ? nullptr : to.weights);
@@ -107,6 +111,28 @@ __device__ __forceinline__ void find_rank(const arguments & a, int rank, const e
 template <int side> __device__ __forceinline__ void await_rank(const arguments & a, int rank, choice_of_row & of) {
     expert_slots::deadline until;
     of.experts[rank] = a.before.when_there(side, of.experts[rank], 0, rank, until);
+}
+
+// The expert of a rank that a team of gate and up computes, when it is there.
+template <bool is_pooled>
+__device__ __forceinline__ void choose_for_team(const arguments & a, int rank, const team & by, choice_of_row & own) {
+    [[maybe_unused]] expert_slots::seen_slots seen;
+    const bool                                looks = is_pooled && a.before.looks;
+    if (by.warp == 0) {
+        choose_alone<0>(a, rank + 1, own);
+        if (is_pooled && !looks && threadIdx.x == 0) {
+            await_rank<0>(a, rank, own);
+        }
+    } else if (looks && by.warp == 1) {
+        seen.see(a.before.waits[0], a.n_experts);
+    }
+    by.meet();
+    if (looks) {
+        if (by.warp == 1) {
+            find_rank(a, rank, seen, own);
+        }
+        by.meet();
+    }
 }
 
 } // namespace dw::layer_parts

@@ -14,8 +14,8 @@
 
 namespace dw::layer_parts {
 
-constexpr int hidden_of_a_block = 32; // values, a block of 8 bits
-constexpr int halves_of_a_strip = 2;  // every second piece each
+static_assert(hidden_of_a_block == 32, "a block of 8 bits");
+constexpr int halves_of_a_strip = 2; // every second piece each
 constexpr int n_halves          = 4 * halves_of_a_strip;
 
 // warps of a team: of one row a half of a strip each; of several rows two, so that more blocks are on their way
@@ -156,28 +156,6 @@ __device__ __forceinline__ int begin_of_second_team(int width) {
     return (block + 1) * n_pieces / n_blocks == mine ? -1 : mine * hidden_of_a_block;
 }
 
-// The expert of a rank that a team of gate and up computes, when it is there.
-template <bool is_pooled>
-__device__ __forceinline__ void choose_for_team(const arguments & a, int rank, const team & by, choice_of_row & own) {
-    [[maybe_unused]] expert_slots::seen_slots seen;
-    const bool                                looks = is_pooled && a.before.looks;
-    if (by.warp == 0) {
-        choose_alone<0>(a, rank + 1, own);
-        if (is_pooled && !looks && threadIdx.x == 0) {
-            await_rank<0>(a, rank, own);
-        }
-    } else if (looks && by.warp == 1) {
-        seen.see(a.before.waits[0], a.n_experts);
-    }
-    by.meet();
-    if (looks) {
-        if (by.warp == 1) {
-            find_rank(a, rank, seen, own);
-        }
-        by.meet();
-    }
-}
-
 struct hidden_plan {
     tile_plan tiles;
     bool      has_second; // team
@@ -186,8 +164,9 @@ struct hidden_plan {
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group). Group 0 is the shared network's, unless blocks have
 // a second team: those share it. n_columns: of a group, at most. Each block waits for the kernel before this one and
-// only then lets the next one start, so that lower_all reads the choice and x before its own wait. If experts may be on
-// their way, it lets that start behind its wait for its own.
+// only then lets the next one start, so that lower_all reads the choice and x before its own wait. is_pooled: of one
+// row whose experts lie in a pool; the kernel that has none must not have this code, which costs it time. If experts
+// may be on their way, it lets the next kernel start behind its wait for its own.
 template <int n_columns, bool is_pooled> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     hide_all(const __grid_constant__ arguments a, hidden_plan plan) {

@@ -10,8 +10,8 @@
 
 namespace dw::layer_parts {
 
-constexpr int outputs_of_a_block = tile_rows;
-constexpr int most_lower_warps   = 16;
+static_assert(outputs_of_a_block == tile_rows, "a strip of down");
+constexpr int most_lower_warps = 16;
 
 template <int n_columns> constexpr int lower_threads = n_columns == 1 ? bounds_of_neighbours : 32 * most_lower_warps;
 
@@ -203,9 +203,9 @@ template <bool is_single> __device__ __forceinline__ group group_by_number(const
 }
 
 // dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. Gate and up (hide_all, hide_strips)
-// let this kernel start when the choice and x are there: they are read, and weights of experts asked for, before these
-// end. Experts may be on their way: of each, gate and up saw a part, so all blocks that copy it run, and this kernel
-// may let the next one start at once.
+// let this kernel start when the choice, or what it is made from, and x are there: they are read, and weights of
+// experts asked for, before these end. Experts may be on their way: of each, gate and up saw a part, so all blocks that
+// copy it run, and this kernel may let the next one start at once.
 template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_columns>, 1)
     lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
               sum_of_networks to) {

@@ -172,29 +172,37 @@ constexpr size_t flags_at = layer_at + sizeof(void *);
 
 // Behind the flags: of dw_expert_guess the experts of a row, of dw_expert_slots with guesses where a row has them.
 constexpr size_t number_at = flags_at + n_flags;
+
 // Behind that, of dw_expert_slots: where a dw_chosen_experts alone reads the result, the blocks that its kernels of one
 // row have at most. It can look into the table for itself. 0: others read the result.
 constexpr size_t blocks_at = number_at + sizeof(int32_t);
 static_assert(blocks_at + sizeof(int32_t) <= GGML_MAX_OP_PARAMS, "it fits");
 
-inline int32_t blocks_of(const ggml_tensor * node) {
+// number_at, blocks_at
+template <size_t at> int32_t param_of(const ggml_tensor * node) {
     int32_t n;
-    std::memcpy(&n, (const char *) node->op_params + blocks_at, sizeof(n));
+    std::memcpy(&n, (const char *) node->op_params + at, sizeof(n));
     return n;
 }
 
-inline void set_blocks(ggml_tensor * node, int32_t n) {
-    std::memcpy((char *) node->op_params + blocks_at, &n, sizeof(n));
+template <size_t at> void set_param(ggml_tensor * node, int32_t n) {
+    std::memcpy((char *) node->op_params + at, &n, sizeof(n));
 }
 
 inline int32_t number_of(const ggml_tensor * node) {
-    int32_t n;
-    std::memcpy(&n, (const char *) node->op_params + number_at, sizeof(n));
-    return n;
+    return param_of<number_at>(node);
 }
 
 inline void set_number(ggml_tensor * node, int32_t n) {
-    std::memcpy((char *) node->op_params + number_at, &n, sizeof(n));
+    set_param<number_at>(node, n);
+}
+
+inline int32_t blocks_of(const ggml_tensor * node) {
+    return param_of<blocks_at>(node);
+}
+
+inline void set_blocks(ggml_tensor * node, int32_t n) {
+    set_param<blocks_at>(node, n);
 }
 
 inline bool has(const ggml_tensor * node, flag which) {

@@ -84,7 +84,8 @@ def library() -> ctypes.CDLL:
     llama = source.ensure_source(ROOT).llama_cpp
     texts = _sources()
     others = [Path(__file__), *sorted(path for path in STANDINS.rglob("*") if path.is_file())]
-    all_of = [os.path.realpath(llama), found, *texts.values(), *(x.read_text("utf-8") for x in others)]
+    files = [*texts.values(), *(x.read_text("utf-8") for x in others)]
+    all_of = [os.path.realpath(llama), found, *_level(), *files]
     state = hashlib.sha256("".join(all_of).encode())
     built = OUT / f"{state.hexdigest()[:16]}.so"
     OUT.parent.mkdir(exist_ok=True)
@@ -99,11 +100,20 @@ def library() -> ctypes.CDLL:
         return ctypes.CDLL(str(built))
 
 
+def _level() -> list[str]:
+    """Return the options of a CPU with AVX2, where this is one: a third faster. Sums round as without."""
+    told = Path("/proc/cpuinfo")
+    words = set(told.read_text("utf-8").split()) if told.exists() else set()
+    has_it = {"abm", "avx2", "bmi1", "bmi2", "f16c", "fma", "movbe"} <= words
+    return ["-march=x86-64-v3", "-ffp-contract=off"] if has_it else []
+
+
 def _build(compiler: str, folders: list[Path], built: Path) -> None:
     units = [path for pattern in UNITS for path in sorted((OUT / "src" / "ops").glob(pattern))]
     units += sorted(STANDINS.glob("*.cpp"))
-    options = ["-std=c++17", "-O2", "-fPIC", "-w", "-U_FORTIFY_SOURCE", *(f"-I{x}" for x in folders)]
+    options = ["-std=c++17", "-O2", *_level(), "-fPIC", "-w", "-U_FORTIFY_SOURCE"]
     options += ["-include", "common.cuh"]  # nvcc knows its words without a header
+    options += [f"-I{folder}" for folder in folders]
 
     def compiled(unit: Path) -> Path:
         made = OUT / f"{unit.name}.o"

@@ -77,11 +77,14 @@ template <int n_words, bool is_signed> void multiply(int (&d)[4], const fragment
     const int                  lane  = cuda_on_cpu::lane();
     for (int i = 0; i < 4; ++i) {
         const int row = lane / 4 + i / 2 * 8, column = lane % 4 * 2 + i % 2;
-        for (int k = 0; k < 16 * n_words; ++k) {
-            const int      word = k / 16, from = k % 16 / 4, shift = 8 * (k % 4);
-            const uint32_t a = lanes[row % 8 * 4 + from].a[2 * word + row / 8] >> shift & 0xff;
-            const auto     b = (int8_t) (lanes[4 * column + from].b[word] >> shift);
-            d[i] += (is_signed ? (int) (int8_t) a : (int) a) * b;
+        for (int word = 0; word < n_words; ++word) {
+            for (int from = 0; from < 4; ++from) {
+                const uint32_t a = lanes[row % 8 * 4 + from].a[2 * word + row / 8];
+                const uint32_t b = lanes[4 * column + from].b[word];
+                for (int shift = 0; shift < 32; shift += 8) {
+                    d[i] += (is_signed ? (int) (int8_t) (a >> shift) : (int) (a >> shift & 0xff)) * (int8_t) (b >> shift);
+                }
+            }
         }
     }
 }

@@ -9,9 +9,10 @@ import ctypes
 from collections.abc import Sequence
 from pathlib import Path
 
-import gguf
 import numpy as np
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood._llama_cpp._internals import LlamaBatch
+from draftwood.engine.engine import probe_model
 
 from tests.model.rig import Rig
 from tests.ops import ggml_graph as ggml
@@ -23,12 +24,8 @@ class RouterMargins:
     """By how much the last expert that each router chose won over the next one."""
 
     def __init__(self, model: Path | str) -> None:
-        fields = gguf.GGUFReader(model).fields
-        family = fields["general.architecture"].contents()
-        self._model = model
-        self._n_experts, self._top_k = (
-            int(fields[f"{family}.{name}"].contents()) for name in ("expert_count", "expert_used_count")
-        )
+        facts = probe_model(str(model))
+        self._model, self._n_experts, self._top_k = model, facts.n_experts, facts.n_experts_used
         self._seen: list[np.ndarray] = []
 
     def of(self, tokens: Sequence[int]) -> np.ndarray:
@@ -37,16 +34,12 @@ class RouterMargins:
         callback = CALLBACK(self._read)
         n = len(tokens)
         rig = Rig(self._model, n_ctx=n, n_ubatch=n, flash=True, engine=False, cb_eval=callback)
+        batch = LlamaBatch(n_tokens=n, embd=0, n_seq_max=1)
         try:
-            # the last layer has routers for the rows alone that give logits
-            batch = native.llama_batch_init(n, 0, 1)
-            batch.n_tokens = n
-            for i, token in enumerate(tokens):
-                batch.token[i], batch.pos[i], batch.logits[i] = token, i, 1
-                batch.n_seq_id[i], batch.seq_id[i][0] = 1, 0
-            assert native.llama_decode(rig.ctx, batch) == 0
-            native.llama_batch_free(batch)
+            batch.set_batch(tokens, 0, logits_all=True)  # the last layer routes rows that give logits alone
+            assert native.llama_decode(rig.ctx, batch.batch) == 0
         finally:
+            batch.close()
             rig.close()
         assert {len(each) for each in self._seen} == {n}, "one margin of each layer for each token"
         return np.min(self._seen, axis=0)

@@ -106,7 +106,8 @@ def test_texts_without_a_repetition_beside_texts_with_one(server: GetServer, che
 
 
 NEAR = 0.05  # of log-probabilities; 0.04 is the most that 2240 replies showed where no router was near a tie
-TIE = 0.003  # of a router's logits: rounding makes another choice there, 0.13 of a log-probability was seen
+TIE = 0.003  # of a router's logits: rounding may make another choice there
+OTHER_EXPERT = 0.2  # of log-probabilities, where it did: 0.13 was seen
 
 
 def rows(reply: Any) -> list[tuple[int, dict[int, float]]]:
@@ -124,9 +125,10 @@ def same(reply: Any, wanted: Any, margins: np.ndarray, is_greedy: bool) -> bool:
         known = found.keys() & expected.keys()
         assert len(known) > 2, "the least likely of five may be others"
         apart = max(abs(found[each] - expected[each]) for each in known)
-        assert apart < NEAR or margins[i] < TIE, f"token {i}: {apart} apart, routers {margins[i]}"
+        most = OTHER_EXPERT if margins[i] < TIE else NEAR
+        assert apart < most, f"token {i}: {apart} apart, routers {margins[i]}"
         if token != other:
-            assert not is_greedy or expected[other] - expected.get(token, -math.inf) < max(NEAR, 2 * apart)
+            assert not is_greedy or expected[other] - expected.get(token, -math.inf) < 2 * NEAR
             return False
     assert len(rows(reply)) == len(rows(wanted))
     return True

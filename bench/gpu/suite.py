@@ -30,7 +30,8 @@ SCHEMA = 1
 SANITIZER = "compute-sanitizer"
 SMALLEST = "smallest"  # -k: each op once
 _NO_GRAPHS, _NO_PINNED = "GGML_CUDA_DISABLE_GRAPHS", "GGML_CUDA_NO_PINNED"
-_OPS = "tests/gpu/test_tree_ops_cuda.py"
+_TREE_OPS = "tests/gpu/test_tree_ops_cuda.py"
+_OPS = (_TREE_OPS, "tests/gpu/test_layer_parts_cuda.py", "tests/gpu/test_expert_pool_cuda.py")
 _NOT_EXACT = "not test_exact_cuda"
 _GRACE = 20  # seconds for the row, once it was interrupted
 # ggml asks by calls that may fail, and ends the process where one must not; memcheck is for memory
@@ -43,7 +44,7 @@ class Part:
     """One run of pytest. `needs`: seconds on an H200, rounded up."""
 
     needs: float
-    tests: str = "tests/gpu"
+    tests: tuple[str, ...] = ("tests/gpu",)
     only: str = ""
     environment: Mapping[str, str] = field(default_factory=dict)
     tool: str = ""
@@ -52,12 +53,12 @@ class Part:
     @property
     def settings(self) -> dict[str, Any]:
         """What a row of this part says of how it ran."""
-        return settings(self.environment, [self.tests], self.only)
+        return settings(self.environment, self.tests, self.only)
 
     def command(self, limit: float) -> list[str]:
         """Return what to start; it is interrupted after `limit` seconds."""
         guard = ["timeout", "--signal=INT", f"--kill-after={_GRACE}", f"{limit:.0f}"]
-        pytest = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-m", "gpu", self.tests]
+        pytest = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-m", "gpu", *self.tests]
         only = ["-k", self.only] if self.only else []
         if not self.tool:
             return [*guard, *pytest, *only]
@@ -68,12 +69,14 @@ class Part:
 PARTS = {
     "on": Part(240, only=_NOT_EXACT),
     "off": Part(225, only=_NOT_EXACT, environment={_NO_GRAPHS: "1"}),
-    "exact": Part(300, "tests/gpu/test_exact_cuda.py"),
-    "pool": Part(90, "tests/gpu/test_expert_pool_cuda.py"),
-    "pageable": Part(175, "tests/gpu/test_same_text.py", only="mtp or dflash", environment={_NO_PINNED: "1"}),
+    "exact": Part(300, ("tests/gpu/test_exact_cuda.py",)),
+    "pool": Part(90, ("tests/gpu/test_expert_pool_cuda.py",)),
+    "pageable": Part(
+        175, ("tests/gpu/test_same_text.py",), only="mtp or dflash", environment={_NO_PINNED: "1"}
+    ),
     "memcheck": Part(60, _OPS, SMALLEST, tool="memcheck"),
     "racecheck": Part(60, _OPS, SMALLEST, tool="racecheck"),
-    "memcheck-all": Part(200, _OPS, tool="memcheck"),
+    "memcheck-all": Part(200, (_TREE_OPS,), tool="memcheck"),
 }
 USUAL = ("on", "off", "exact", "pageable")
 
@@ -92,7 +95,7 @@ def run(names: Sequence[str], folder: Path, clock: Clock, say: Callable[[str], N
         part = PARTS[name]
         if clock.left < part.needs + _GRACE:
             return list(names[i:])
-        say(f"-- {name}: {part.tests} {part.only}".rstrip())
+        say(f"-- {name}: {' '.join(part.tests)} {part.only}".rstrip())
         row = _run(name, part, folder, clock.left - _GRACE, say)
         results.append(folder / ROWS, row)
         tool = row["sanitizer"]

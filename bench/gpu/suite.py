@@ -29,6 +29,8 @@ ROWS, LOG = "tests.json", "tests.log"
 SCHEMA = 1
 SANITIZER = "compute-sanitizer"
 SMALLEST = "smallest"  # -k: each op once
+WORKERS = 4  # processes whose small models share a card
+_TOGETHER, _ALONE = "gpu and not alone", "gpu and alone"
 _NO_GRAPHS, _NO_PINNED = "GGML_CUDA_DISABLE_GRAPHS", "GGML_CUDA_NO_PINNED"
 _TREE_OPS = "tests/gpu/test_tree_ops_cuda.py"
 _OPS = (_TREE_OPS, "tests/gpu/test_layer_parts_cuda.py", "tests/gpu/test_expert_pool_cuda.py")
@@ -46,19 +48,32 @@ class Part:
     needs: float
     tests: tuple[str, ...] = ("tests/gpu",)
     only: str = ""
+    marks: str = "gpu"
     environment: Mapping[str, str] = field(default_factory=dict)
+    workers: int = 1
     tool: str = ""
     """Of compute-sanitizer; "" for none."""
 
     @property
     def settings(self) -> dict[str, Any]:
         """What a row of this part says of how it ran."""
-        return settings(self.environment, self.tests, self.only)
+        return settings(self.environment, self.tests, self.only, self.marks, self.workers)
 
     def command(self, limit: float) -> list[str]:
         """Return what to start; it is interrupted after `limit` seconds."""
         guard = ["timeout", "--signal=INT", f"--kill-after={_GRACE}", f"{limit:.0f}"]
-        pytest = [sys.executable, "-m", "pytest", "-s", "-p", "no:cacheprovider", "-m", "gpu", *self.tests]
+        shown = ["-s"] if self.workers == 1 else ["-n", str(self.workers)]
+        pytest = [
+            sys.executable,
+            "-m",
+            "pytest",
+            *shown,
+            "-p",
+            "no:cacheprovider",
+            "-m",
+            self.marks,
+            *self.tests,
+        ]
         only = ["-k", self.only] if self.only else []
         if not self.tool:
             return [*guard, *pytest, *only]
@@ -67,8 +82,9 @@ class Part:
 
 
 PARTS = {
-    "on": Part(240, only=_NOT_EXACT),
-    "off": Part(225, only=_NOT_EXACT, environment={_NO_GRAPHS: "1"}),
+    "on": Part(240, only=_NOT_EXACT, marks=_TOGETHER, workers=WORKERS),
+    "alone": Part(60, marks=_ALONE),
+    "off": Part(225, only=_NOT_EXACT, marks=_TOGETHER, environment={_NO_GRAPHS: "1"}, workers=WORKERS),
     "exact": Part(300, ("tests/gpu/test_exact_cuda.py",)),
     "pool": Part(90, ("tests/gpu/test_expert_pool_cuda.py",)),
     "pageable": Part(
@@ -78,7 +94,7 @@ PARTS = {
     "racecheck": Part(60, _OPS, SMALLEST, tool="racecheck"),
     "memcheck-all": Part(200, (_TREE_OPS,), tool="memcheck"),
 }
-USUAL = ("on", "off", "exact", "pageable")
+USUAL = ("on", "alone", "off", "exact", "pageable")
 
 
 def run(names: Sequence[str], folder: Path, clock: Clock, say: Callable[[str], None]) -> list[str]:
@@ -113,6 +129,8 @@ def _run(name: str, part: Part, folder: Path, limit: float, say: Callable[[str],
         kept = {key: text for key, text in os.environ.items() if key not in (_NO_GRAPHS, _NO_PINNED)}
         # without a buffer, what was printed is in the log whatever ends the process
         surroundings = {**kept, **part.environment, "DRAFTWOOD_GPU_ROWS": str(rows), "PYTHONUNBUFFERED": "1"}
+        if part.workers > 1:
+            surroundings["OMP_WAIT_POLICY"] = "passive"  # their threads are more than the cores
         status, summaries = _watch(part.command(limit), surroundings, folder / LOG, say)
         found = results.read(rows)
     row = found[-1] if found else {**origin(), **nothing(part.settings)}
@@ -148,7 +166,7 @@ def origin() -> dict[str, Any]:
 
 
 def settings(
-    surroundings: Mapping[str, str], tests: Sequence[str], only: str, marks: str = "gpu"
+    surroundings: Mapping[str, str], tests: Sequence[str], only: str, marks: str, workers: int
 ) -> dict[str, Any]:
     """Return what decides which tests run and how; ggml looks whether its variables are there at all."""
     return {
@@ -157,6 +175,7 @@ def settings(
         "tests": list(tests),
         "only": only,
         "marks": marks,
+        "workers": workers,
     }
 
 

@@ -9,13 +9,15 @@ import os
 from dataclasses import asdict
 from pathlib import Path
 
+import numpy as np
 import pytest
 
 from tests.gpu.recorder import FIGURES, TEXT, Recorder
 
 
 def pytest_configure(config):
-    if path := os.environ.get("DRAFTWOOD_GPU_ROWS"):
+    path = os.environ.get("DRAFTWOOD_GPU_ROWS")
+    if path and not hasattr(config, "workerinput"):  # xdist's workers report to the process that started them
         config.pluginmanager.register(Recorder(Path(path), config), "gpu-rows")
 
 
@@ -25,7 +27,7 @@ def keep_text(record_property):
 
     def keep(what, verdict, **more):
         print(f"{what}: {verdict}" + "".join(f"; {name} {value:.2f}" for name, value in more.items()))
-        record_property(TEXT, {**asdict(verdict), "share_excused": verdict.share_excused, **more})
+        record_property(TEXT, of_python({**asdict(verdict), "share_excused": verdict.share_excused, **more}))
 
     return keep
 
@@ -33,4 +35,9 @@ def keep_text(record_property):
 @pytest.fixture
 def keep_figures(record_property):
     """keep_figures(**figures): what a test measured, for the row."""
-    return lambda **figures: record_property(FIGURES, figures)
+    return lambda **figures: record_property(FIGURES, of_python(figures))
+
+
+def of_python(figures: dict[str, object]) -> dict[str, object]:
+    """Return them with Python's own numbers: a worker's reports know no others."""
+    return {name: each.item() if isinstance(each, np.generic) else each for name, each in figures.items()}

@@ -22,7 +22,10 @@ TEXT, FIGURES, OP_ERROR = "text", "figures", "op_error"
 
 
 class Recorder:
-    """A pytest plugin; the row is appended when the session ends, however it does."""
+    """A pytest plugin; the row is appended when the session ends, however it does.
+
+    With workers (xdist) it sees their reports; what they deselected it does not.
+    """
 
     def __init__(self, path: Path, config: pytest.Config) -> None:
         try:
@@ -33,10 +36,12 @@ class Recorder:
         self._path, self._begin = path, time.monotonic()
         self._outcomes, self._skips = Counter(), Counter()
         self._failures, self._properties = [], []
+        self._config = config
         root = config.rootpath
         tests = [os.path.relpath(root.joinpath(config.invocation_params.dir, a), root) for a in config.args]
         chosen = config.option
-        self._settings = suite.settings(os.environ, tests, chosen.keyword, chosen.markexpr)
+        workers = getattr(chosen, "numprocesses", None) or 1
+        self._settings = suite.settings(os.environ, tests, chosen.keyword, chosen.markexpr, workers)
 
     def pytest_deselected(self, items):
         self._outcomes["deselected"] += len(items)
@@ -50,12 +55,19 @@ class Recorder:
     def pytest_runtest_logreport(self, report):
         if report.failed:
             self._count("failed" if report.when == "call" else "errors", report.nodeid)
+            self._say(f"{report.nodeid} failed in {report.when}\n{report.longreprtext}\n{report.capstdout}")
         elif report.skipped:
             self._skip(report)
         elif report.when == "call":
             self._outcomes["passed"] += 1
         if report.when == "teardown":  # fixtures had their say
             self._properties += [(report.nodeid, *each) for each in report.user_properties]
+
+    def _say(self, text):
+        """At once: pytest says it at the end, which a process that is killed never sees."""
+        terminal = self._config.pluginmanager.get_plugin("terminalreporter")
+        terminal.ensure_newline()
+        terminal.write_line(text)
 
     def _count(self, what, nodeid):
         self._outcomes[what] += 1

@@ -102,6 +102,7 @@ def test_an_earlier_turn_is_edited(llama, mode):
     assert llm.speculation_stats.restored > 0
 
 
+@pytest.mark.alone
 def test_times_taken_at_load_are_those_of_rounds(llama, keep_figures, monkeypatch, tmp_path):
     """Those of a round that captures a graph would make every draft of its length look dear, for good."""
     monkeypatch.setenv("DRAFTWOOD_CURVES", str(tmp_path))

@@ -193,7 +193,7 @@ def cudart() -> str:
     pytest.skip("no CUDA runtime to take the card's memory with")
 
 
-@pytest.mark.skipif("PYTEST_XDIST_WORKER" in os.environ, reason="fills the card, which other workers need")
+@pytest.mark.alone
 @pytest.mark.parametrize("spare", [60, 20])
 def test_a_full_card_drafts_in_what_is_set_aside(tmp_path, spare):
     """Logits of 64 rows take 64 MB here, and so much is not left, nor a CUDA graph's memory.

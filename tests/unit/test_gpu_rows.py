@@ -100,7 +100,7 @@ def test_a_run_appends_a_row(fake, tmp_path):
     assert row["skips"] == {"no card": 1}
     assert (row["failures"], row["exit"], row["watched"]) == ([], 0, False)
     assert row["settings"] == {
-        "graphs": True, "pinned": True, "tests": ["tests/gpu"], "only": "", "marks": "",
+        "graphs": True, "pinned": True, "tests": ["tests/gpu"], "only": "", "marks": "", "workers": 1,
     }  # fmt: skip
     assert (row["tokens"], row["excused"], row["mismatches"]) == (2000, 4, 0)
     assert (row["largest_excused_share"], row["margins"], row["widest"]) == (0.003, [0.5, 0.5], 0.75)
@@ -121,8 +121,30 @@ def test_a_run_appends_a_row(fake, tmp_path):
     added = results.read(rows)[1]
     assert added["settings"] == {
         "graphs": False, "pinned": False, "tests": ["tests/gpu"], "only": "text", "marks": "not slow",
+        "workers": 1,
     }  # fmt: skip
     assert (added["outcomes"]["passed"], added["outcomes"]["deselected"]) == (2, 5)
+
+
+def test_workers_leave_one_row(fake, tmp_path):
+    rows = tmp_path / "rows.json"
+    pytest_of(fake, rows)
+    assert pytest_of(fake, rows, "-n", "2").returncode == 0
+    alone, shared = results.read(rows)
+    assert shared["settings"].pop("workers") == 2
+    assert alone["settings"].pop("workers") == 1
+    for name in (
+        "settings",
+        "outcomes",
+        "skips",
+        "tokens",
+        "excused",
+        "margins",
+        "texts",
+        "figures",
+        "op_error",
+    ):
+        assert shared[name] == alone[name], name
 
 
 def test_failures_and_ends_are_in_the_row(fake, tmp_path):
@@ -207,6 +229,20 @@ def test_a_part_that_fails_ends_them(parts):
     assert "it ended with status 1; expected 0" in str(error)
 
 
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_failure_is_said_before_the_end(parts, fake, workers):
+    """Which a killed process never sees."""
+    dies = "os.kill(os.getppid(), 9) if os.environ.get('PYTEST_XDIST_WORKER') else os._exit(9)"
+    bad = "import sys\ndef test_a():\n    print('a seed')\n    assert 1 == 2, 'said'\n"
+    wait = f"def test_b():\n    time.sleep({workers - 1})\n    {dies}\n"
+    row, _ = parts(f"{MARKED}import os, time\n{bad}{wait}", workers=workers)
+    assert row["exit"] == (-9 if workers == 2 else 9)
+    log = (fake.parent / "out" / suite.LOG).read_text()
+    assert "test_it.py::test_a failed in call" in log
+    assert "assert 1 == 2" in log
+    assert "a seed" in log
+
+
 # says itself when time is up, however long pytest took to come there
 HANGS = f"""{MARKED}import os, signal, time
 
@@ -266,7 +302,10 @@ def test_what_a_sanitizer_counts_is_in_the_row(parts, tmp_path, monkeypatch, too
 def test_parts_wait_for_the_next_command(tmp_path):
     assert suite.run(["off", "on"], tmp_path, Clock(0.1), print) == ["off", "on"]
     done = CliRunner().invoke(command.main, ["test", str(tmp_path), "--minutes", "0.1"])
-    assert (done.exit_code, done.output) == (3, "time is up; call it again with on off exact pageable\n")
+    assert (done.exit_code, done.output) == (
+        3,
+        "time is up; call it again with on alone off exact pageable\n",
+    )
     assert not (tmp_path / suite.ROWS).exists()
 
 
@@ -284,7 +323,9 @@ def test_commands_of_the_parts():
     for command_words in words.values():
         assert command_words[:4] == ["timeout", "--signal=INT", "--kill-after=20", "100"]
     without_exact = ["tests/gpu", "-k", "not test_exact_cuda"]
-    assert words["on"][4:] == words["off"][4:] == [sys.executable, *pytest_words, *without_exact]
+    together = [*pytest_words[:2], "-n", "4", *pytest_words[3:-1], "gpu and not alone"]
+    assert words["on"][4:] == words["off"][4:] == [sys.executable, *together, *without_exact]
+    assert words["alone"][4:] == [sys.executable, *pytest_words[:-1], "gpu and alone", "tests/gpu"]
     assert words["exact"][-1] == "tests/gpu/test_exact_cuda.py"
     assert words["pageable"][-3:] == ["tests/gpu/test_same_text.py", "-k", "mtp or dflash"]
     assert words["racecheck"][4:] == [

@@ -91,8 +91,8 @@ def _chosen(known: dict[str, cases.Case], wanted: tuple[str, ...]) -> list[cases
 def run_tests(folder: Path, parts: tuple[str, ...], minutes: float) -> None:
     """Run tests/gpu in parts, with logs and rows in FOLDER; exit status 3 where time is up before one.
 
-    Parts: on, alone, off, exact, pageable (these without PART), pool, memcheck, racecheck, memcheck-all. The
-    first part that fails ends them.
+    Parts: on, alone, off, alone-off, exact, pageable (these without PART), pool, memcheck, racecheck,
+    memcheck-trees. The first part that fails ends them.
     """
     left = suite.run(parts or suite.USUAL, folder, Clock(minutes), click.echo)
     if left:

@@ -11,7 +11,7 @@
 #   tools/gpu.sh bench STAGE...   there: stages of bench/run.py, with its options; bench/run.py collect runs here
 #   tools/gpu.sh chain [ARCH]     here: bench/chain, which times a layer's ops without the library; build/gpu/chain runs there
 #
-# The machine has CUDA, CMake, ninja, pytest and what pyproject.toml's dependencies name, except for $wheels.
+# The machine has CUDA, CMake, ninja, pytest with xdist and timeout, and what pyproject.toml's dependencies name, except for $wheels.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 packed=build/gpu

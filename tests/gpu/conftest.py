@@ -21,6 +21,11 @@ def pytest_configure(config):
         config.pluginmanager.register(Recorder(Path(path), config), "gpu-rows")
 
 
+def pytest_runtest_setup(item):
+    if item.get_closest_marker("alone") and int(os.environ.get("PYTEST_XDIST_WORKER_COUNT", "1")) > 1:
+        pytest.skip("measures times or fills the card: not beside other workers")
+
+
 @pytest.fixture
 def keep_text(record_property):
     """keep_text(what, verdict, **more): print how a text compared, and keep it for the row."""
@@ -39,5 +44,5 @@ def keep_figures(record_property):
 
 
 def of_python(figures: dict[str, object]) -> dict[str, object]:
-    """Return them with Python's own numbers: a worker's reports know no others."""
+    """Return them with Python's own numbers: xdist can send no others."""
     return {name: each.item() if isinstance(each, np.generic) else each for name, each in figures.items()}

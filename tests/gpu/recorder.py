@@ -24,7 +24,7 @@ TEXT, FIGURES, OP_ERROR = "text", "figures", "op_error"
 class Recorder:
     """A pytest plugin; the row is appended when the session ends, however it does.
 
-    With workers (xdist) it sees their reports; what they deselected it does not.
+    With workers (xdist) it sees their reports, and not what they deselected.
     """
 
     def __init__(self, path: Path, config: pytest.Config) -> None:
@@ -40,22 +40,27 @@ class Recorder:
         root = config.rootpath
         tests = [os.path.relpath(root.joinpath(config.invocation_params.dir, a), root) for a in config.args]
         chosen = config.option
-        workers = getattr(chosen, "numprocesses", None) or 1
-        self._settings = suite.settings(os.environ, tests, chosen.keyword, chosen.markexpr, workers)
+        self._workers = getattr(chosen, "numprocesses", None) or 1
+        self._settings = suite.settings(os.environ, tests, chosen.keyword, chosen.markexpr, self._workers)
 
     def pytest_deselected(self, items):
         self._outcomes["deselected"] += len(items)
 
     def pytest_collectreport(self, report):
+        if report.nodeid in self._failures:
+            return  # each worker collects it
         if report.failed:
             self._count("errors", report.nodeid)
+            self._say(f"{report.nodeid} was not collected\n{report.longreprtext}")
         elif report.skipped:
             self._skip(report)
 
     def pytest_runtest_logreport(self, report):
         if report.failed:
-            self._count("failed" if report.when == "call" else "errors", report.nodeid)
-            self._say(f"{report.nodeid} failed in {report.when}\n{report.longreprtext}\n{report.capstdout}")
+            around = report.when in ("setup", "teardown")  # neither, nor "call", where a worker crashed
+            self._count("errors" if around else "failed", report.nodeid)
+            said = (report.longreprtext, report.capstdout, report.capstderr)
+            self._say("\n".join((f"{report.nodeid} failed{f' in {report.when}' * around}", *said)))
         elif report.skipped:
             self._skip(report)
         elif report.when == "call":
@@ -64,7 +69,7 @@ class Recorder:
             self._properties += [(report.nodeid, *each) for each in report.user_properties]
 
     def _say(self, text):
-        """At once: pytest says it at the end, which a process that is killed never sees."""
+        """Say it now: pytest prints failures at the end, which a killed run never reaches."""
         terminal = self._config.pluginmanager.get_plugin("terminalreporter")
         terminal.ensure_newline()
         terminal.write_line(text)
@@ -77,12 +82,14 @@ class Recorder:
         self._outcomes["skipped"] += 1
         self._skips[report.longrepr[2].removeprefix("Skipped: ")] += 1  # of (path, line, reason)
 
+    @pytest.hookimpl(tryfirst=True)  # xdist waits seconds for its workers in it
     def pytest_sessionfinish(self, exitstatus):
         empty = suite.nothing(self._settings)
+        unknown = {"deselected": None} if self._workers > 1 else {}
         row = {
             **self._origin,
             **empty,
-            "outcomes": empty["outcomes"] | self._outcomes,
+            "outcomes": empty["outcomes"] | self._outcomes | unknown,
             "failures": self._failures,
             "skips": dict(self._skips),
             "seconds": round(time.monotonic() - self._begin, 1),

@@ -189,6 +189,7 @@ def test_what_trees_lack_is_found(what):
         assert f"planted-dense, oracle, 4 nodes, 0.0: {fault}" in done.stdout
 
 
+@pytest.mark.slow
 @pytest.mark.model
 def test_the_variants_of_an_installation(tmp_path):
     """A source install has one. Its parts are summed; lengths that so few texts lack are said."""

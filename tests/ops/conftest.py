@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import os
+import zlib
 
 import numpy as np
 import pytest
@@ -11,9 +12,20 @@ from tests.ops import cuda_on_cpu
 from tests.ops import ggml_graph as ggml
 
 ORDER = "CUDA_ON_CPU_ORDER"  # tests/cuda_on_cpu/fibers.h
+ORDERS = [os.environ[ORDER]] if ORDER in os.environ else ["forward", "reverse"]
 
 
-@pytest.fixture(params=[os.environ[ORDER]] if ORDER in os.environ else ["forward", "reverse"])
+def pytest_collection_modifyitems(items):
+    """Let each case of a test run in one order of warps, drawn by its name; in the other one it is slow."""
+    for item in items:
+        order, _, case = item.callspec.id.partition("-") if hasattr(item, "callspec") else ("", "", "")
+        if case and order in ORDERS and len(ORDERS) > 1:
+            drawn = ORDERS[zlib.crc32(f"{item.originalname} {case}".encode()) % len(ORDERS)]
+            if order != drawn:
+                item.add_marker(pytest.mark.slow)
+
+
+@pytest.fixture(params=ORDERS)
 def backend(request, monkeypatch) -> str:
     """Our CUDA kernels on a CPU, warps in one order and in the other, or as the environment says."""
     if not cuda_on_cpu.compiler():

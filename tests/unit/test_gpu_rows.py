@@ -133,6 +133,8 @@ def test_workers_leave_one_row(fake, tmp_path):
     alone, shared = results.read(rows)
     assert shared["settings"].pop("workers") == 2
     assert alone["settings"].pop("workers") == 1
+    assert shared["outcomes"].pop("deselected") is None
+    assert alone["outcomes"].pop("deselected") == 0
     for name in (
         "settings",
         "outcomes",
@@ -189,6 +191,8 @@ def parts(fake, monkeypatch):
     """parts(text, **part): run one part over a file of tests; return its row, or its error and its row."""
     monkeypatch.setattr(stamp, "ROOT", fake)
     monkeypatch.setattr(suite, "_GRACE", 5)
+    for name in [name for name in os.environ if name.startswith("PYTEST_XDIST")]:
+        monkeypatch.delenv(name)  # of the run that this test is in
     out = fake.parent / "out"
 
     def run(text: str, minutes: float = 1.0, **part: object) -> tuple[dict, BenchError | None]:
@@ -231,14 +235,14 @@ def test_a_part_that_fails_ends_them(parts):
 
 @pytest.mark.parametrize("workers", [1, 2])
 def test_a_failure_is_said_before_the_end(parts, fake, workers):
-    """Which a killed process never sees."""
+    """Which a killed run never reaches."""
     dies = "os.kill(os.getppid(), 9) if os.environ.get('PYTEST_XDIST_WORKER') else os._exit(9)"
     bad = "import sys\ndef test_a():\n    print('a seed')\n    assert 1 == 2, 'said'\n"
-    wait = f"def test_b():\n    time.sleep({workers - 1})\n    {dies}\n"
+    wait = f"def test_b():\n    time.sleep({4 * (workers - 1)})\n    {dies}\n"
     row, _ = parts(f"{MARKED}import os, time\n{bad}{wait}", workers=workers)
     assert row["exit"] == (-9 if workers == 2 else 9)
     log = (fake.parent / "out" / suite.LOG).read_text()
-    assert "test_it.py::test_a failed in call" in log
+    assert "test_it.py::test_a failed" in log
     assert "assert 1 == 2" in log
     assert "a seed" in log
 
@@ -304,7 +308,7 @@ def test_parts_wait_for_the_next_command(tmp_path):
     done = CliRunner().invoke(command.main, ["test", str(tmp_path), "--minutes", "0.1"])
     assert (done.exit_code, done.output) == (
         3,
-        "time is up; call it again with on alone off exact pageable\n",
+        "time is up; call it again with on alone off alone-off exact pageable\n",
     )
     assert not (tmp_path / suite.ROWS).exists()
 
@@ -323,7 +327,7 @@ def test_commands_of_the_parts():
     for command_words in words.values():
         assert command_words[:4] == ["timeout", "--signal=INT", "--kill-after=20", "100"]
     without_exact = ["tests/gpu", "-k", "not test_exact_cuda"]
-    together = [*pytest_words[:2], "-n", "4", *pytest_words[3:-1], "gpu and not alone"]
+    together = [*pytest_words[:2], "-n", "4", "--capture=sys", *pytest_words[3:-1], "gpu and not alone"]
     assert words["on"][4:] == words["off"][4:] == [sys.executable, *together, *without_exact]
     assert words["alone"][4:] == [sys.executable, *pytest_words[:-1], "gpu and alone", "tests/gpu"]
     assert words["exact"][-1] == "tests/gpu/test_exact_cuda.py"
@@ -334,8 +338,10 @@ def test_commands_of_the_parts():
         "tests/gpu/test_expert_pool_cuda.py", "-k", "smallest", "--timeout", "100",
     ]  # fmt: skip
     assert "smallest" in words["memcheck"]
-    assert "-k" not in words["memcheck-all"]
-    assert sum(suite.PARTS[name].needs for name in ("on", "off")) < 540  # two in a command of ten minutes
+    assert "-k" not in words["memcheck-trees"]
+    assert (
+        sum(suite.PARTS[name].needs for name in ("on", "alone", "off")) < 540
+    )  # in a command of ten minutes
     for part in suite.PARTS.values():
         assert all((ROOT / each).exists() for each in part.tests)
 

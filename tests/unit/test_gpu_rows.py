@@ -223,7 +223,8 @@ def test_a_part_keeps_its_row_and_its_log(parts, fake, monkeypatch, capfd):
     assert row["settings"] == {**suite.Part(0).settings, "graphs": False, "only": "b or a"}
     log = (fake.parent / "out" / suite.LOG).read_text()
     assert log.count("said") == 2
-    assert "-m pytest -s -p no:cacheprovider -m gpu tests/gpu -k b or a" in log
+    assert "-m pytest -s -p no:cacheprovider" in log
+    assert "-m gpu tests/gpu -k b or a" in log
     assert "1 passed" in capfd.readouterr().out
 
 
@@ -245,6 +246,20 @@ def test_a_failure_is_said_before_the_end(parts, fake, workers):
     assert "test_it.py::test_a failed" in log
     assert "assert 1 == 2" in log
     assert "a seed" in log
+
+
+@pytest.mark.parametrize("workers", [1, 2])
+def test_a_call_that_hangs_is_named(parts, fake, workers):
+    """No signal reaches Python there."""
+    hangs = "def call_that_hangs():\n    while True: ctypes.CDLL(None).pause()\n"
+    wait = "def test_a(): pass\ndef test_b(): call_that_hangs()\n"
+    row, error = parts(f"{MARKED}import ctypes\n{hangs}{wait}", workers=workers, most=5)
+    log = (fake.parent / "out" / suite.LOG).read_text()
+    assert row["exit"] == 1
+    assert error is not None
+    assert "in call_that_hangs" in log
+    if workers > 1:  # another one goes on in its place
+        assert (row["outcomes"]["passed"], row["failures"]) == (1, ["tests/gpu/test_it.py::test_b"])
 
 
 # says itself when time is up, however long pytest took to come there
@@ -323,7 +338,8 @@ def test_a_missing_sanitizer_is_an_error_before_anything_runs(tmp_path, monkeypa
 
 def test_commands_of_the_parts():
     words = {name: part.command(99.6) for name, part in suite.PARTS.items()}
-    pytest_words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", "-m", "gpu"]
+    ends = ["-o", "faulthandler_timeout=120", "--timeout", "125", "--timeout-method", "thread"]
+    pytest_words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", *ends, "-m", "gpu"]
     for command_words in words.values():
         assert command_words[:4] == ["timeout", "--signal=INT", "--kill-after=20", "100"]
     without_exact = ["tests/gpu", "-k", "not test_exact_cuda"]
@@ -333,9 +349,10 @@ def test_commands_of_the_parts():
     assert words["exact"][-1] == "tests/gpu/test_exact_cuda.py"
     assert words["pageable"][-3:] == ["tests/gpu/test_same_text.py", "-k", "mtp or dflash"]
     assert words["racecheck"][4:] == [
-        "compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "1", sys.executable, *pytest_words,
+        "compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "1", sys.executable,
+        *({ends[1]: "faulthandler_timeout=100", "125": "105"}.get(word, word) for word in pytest_words),
         "tests/gpu/test_tree_ops_cuda.py", "tests/gpu/test_layer_parts_cuda.py",
-        "tests/gpu/test_expert_pool_cuda.py", "-k", "smallest", "--timeout", "100",
+        "tests/gpu/test_expert_pool_cuda.py", "-k", "smallest",
     ]  # fmt: skip
     assert "smallest" in words["memcheck"]
     assert "-k" not in words["memcheck-trees"]

@@ -9,6 +9,7 @@
 #include "llama-memory-hybrid.h"
 #include "llama/recurrent_cells.h"
 
+#include <array>
 #include <typeinfo>
 #include <utility>
 
@@ -16,10 +17,11 @@ namespace draftwood {
 
 namespace {
 
-// The attention caches of memories whose caches are independent. Caches of others must agree with each other on n_kv.
-std::vector<llama_kv_cache *> caches_of(llama_memory_t memory) {
+// The attention caches of memories whose caches are independent; the others are null. Caches of other memories must
+// agree with each other on n_kv.
+std::array<llama_kv_cache *, 2> caches_of(llama_memory_t memory) {
     const auto both = [](llama_kv_cache_iswa & pair) {
-        return std::vector<llama_kv_cache *>{ pair.get_base(), pair.get_swa() };
+        return std::array<llama_kv_cache *, 2>{ pair.get_base(), pair.get_swa() };
     };
     if (!memory) {
         return {};
@@ -58,7 +60,9 @@ std::pair<ggml_tensor *, bool> value_storage(const llama_kv_cache & cache, int32
 
 void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept {
     for (llama_kv_cache * cache : caches_of(llama_get_memory(ctx))) {
-        cache->dw_n_kv_step = n_cells;
+        if (cache) {
+            cache->dw_n_kv_step = n_cells;
+        }
     }
 }
 

@@ -74,7 +74,7 @@ def fake(tmp_path):
         shutil.copy(ROOT / "tests" / "gpu" / name, folder)
     (folder / "test_it.py").write_text(TESTS)
     (tmp_path / "tree" / "pytest.ini").write_text(
-        f"[pytest]\npythonpath = {ROOT}\naddopts = --import-mode=importlib\nmarkers = gpu\n"
+        f"[pytest]\npythonpath = {ROOT}\naddopts = --import-mode=importlib\nmarkers = gpu\n alone\n"
     )
     return tmp_path / "tree"
 
@@ -147,6 +147,17 @@ def test_workers_leave_one_row(fake, tmp_path):
         "op_error",
     ):
         assert shared[name] == alone[name], name
+
+
+def test_what_needs_the_card_alone_is_skipped_beside_workers(fake, tmp_path):
+    rows, marked = tmp_path / "rows.json", "import pytest\n@pytest.mark.alone\ndef test_a(): pass\n"
+    (fake / "tests" / "gpu" / "test_it.py").write_text(marked)
+    for workers in ("1", "2"):
+        assert pytest_of(fake, rows, "-n", workers).returncode == 0
+    assert [row["outcomes"]["passed"] for row in results.read(rows)] == [1, 0]
+    assert list(results.read(rows)[1]["skips"]) == [
+        "measures times or fills the card: not beside other workers"
+    ]
 
 
 def test_failures_and_ends_are_in_the_row(fake, tmp_path):

@@ -115,6 +115,37 @@ struct resolve_modes {
     bool reads_late; // they did in the layer before: its guesses may still be made, so tables are read behind the wait
 };
 
+// What the policy keeps of an expert that rows chose.
+__device__ inline void keep_use(const shared_state & s, entry & mine, int n_rows, uint32_t step, bool looks,
+                                bool warm_up) {
+    const int last = s.last[threadIdx.x];
+    if (!looks) {
+        use(mine, step, last - 1, s.first[threadIdx.x] != 0);
+    } else if (!warm_up) {
+        const uint64_t share = (uint64_t) heat_of_prompt * last / n_rows;
+        add_heat(mine, epoch_of(step), (uint32_t) share);
+    }
+}
+
+// Where each pick is to be read, by plane.
+__device__ inline void write_indices(const shared_state & s, const layer & of, const picks & from, bool staged,
+                                     int32_t * dst) {
+    for (int i = threadIdx.x; i < from.n(); i += blockDim.x) {
+        const int expert = from.at(i);
+        for (int plane = 0; plane < of.n_planes; ++plane) {
+            const int absent          = staged ? of.first_staged[plane] + expert : expert;
+            const int index           = s.slot[expert] < 0 ? absent : of.first_slots[plane] + s.slot[expert];
+            dst[plane * from.n() + i] = s.is_on_its_way[expert] ? ~index : index;
+        }
+    }
+}
+
+// One thread, behind all that others wrote for products beside the op.
+__device__ inline void tell_found(table & state) {
+    __threadfence();
+    *(volatile uint32_t *) &state.is_found = 1;
+}
+
 // With those that choose beside those that have an expert.
 constexpr int most_open_threads = layer_parts::max_experts + n_lanes * max_guess_rows;
 
@@ -166,11 +197,8 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? most_open_th
         const int rank = rank_in_block(s.n_by_warp, missing, n_misses);
         n_filled       = give_slots(s.made, of, mine, needed, missing, rank, n_misses, step, state.fills);
     }
-    if (needed && looks && !as.warm_up) {
-        const uint64_t share = (uint64_t) heat_of_prompt * s.last[e] / from.n_rows;
-        add_heat(mine, epoch_of(step), (uint32_t) share);
-    } else if (needed && !looks) {
-        use(mine, step, s.last[e] - 1, s.first[e] != 0);
+    if (needed) {
+        keep_use(s, mine, from.n_rows, step, looks, as.warm_up);
     }
     if (is) {
         state.entries[e]   = mine;
@@ -187,19 +215,11 @@ template <bool is_open> __global__ void __launch_bounds__(is_open ? most_open_th
         add(state.counted.n_in_place, n_misses - n_filled);
         add(state.counted.n_right, n_right);
     }
-    for (int i = threadIdx.x; i < from.n(); i += blockDim.x) {
-        const int expert = from.at(i);
-        for (int plane = 0; plane < of.n_planes; ++plane) {
-            const int absent          = as.staged ? of.first_staged[plane] + expert : expert;
-            const int index           = s.slot[expert] < 0 ? absent : of.first_slots[plane] + s.slot[expert];
-            dst[plane * from.n() + i] = s.is_on_its_way[expert] ? ~index : index;
-        }
-    }
+    write_indices(s, of, from, as.staged, dst);
     if (as.is_beside) {
         __syncthreads();
         if (e == 0) {
-            __threadfence(); // what all have written
-            *(volatile uint32_t *) &state.is_found = 1;
+            tell_found(state);
         }
     }
 }

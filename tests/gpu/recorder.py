@@ -40,8 +40,9 @@ class Recorder:
         root = config.rootpath
         tests = [os.path.relpath(root.joinpath(config.invocation_params.dir, a), root) for a in config.args]
         chosen = config.option
-        self._workers = getattr(chosen, "numprocesses", None) or 1
-        self._settings = suite.settings(os.environ, tests, chosen.keyword, chosen.markexpr, self._workers)
+        workers = getattr(chosen, "numprocesses", None)
+        self._has_workers = bool(workers)
+        self._settings = suite.settings(os.environ, tests, chosen.keyword, chosen.markexpr, workers or 1)
 
     def pytest_deselected(self, items):
         self._outcomes["deselected"] += len(items)
@@ -85,7 +86,7 @@ class Recorder:
     @pytest.hookimpl(tryfirst=True)  # xdist waits seconds for its workers in it
     def pytest_sessionfinish(self, exitstatus):
         empty = suite.nothing(self._settings)
-        unknown = {"deselected": None} if self._workers > 1 else {}
+        unknown = {"deselected": None} if self._has_workers else {}
         row = {
             **self._origin,
             **empty,

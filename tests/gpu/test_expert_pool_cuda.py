@@ -159,7 +159,7 @@ def test_staged_prompts_are_those_read_in_place(usable, model, slots, monkeypatc
     assert np.array_equal(*found)
 
 
-@pytest.mark.skipif("GGML_CUDA_DISABLE_GRAPHS" in os.environ, reason="there are none")
+@pytest.mark.skipif("GGML_CUDA_DISABLE_GRAPHS" in os.environ, reason="CUDA graphs are off")
 def test_graphs_are_replayed(usable, model):
     path = model(types="Q4_K")
     llm = opened(path, E // 2)

@@ -16,13 +16,21 @@ ORDERS = [os.environ[ORDER]] if ORDER in os.environ else ["forward", "reverse"]
 
 
 def pytest_collection_modifyitems(items):
-    """Let each case of a test run in one order of warps, drawn by its name; in the other one it is slow."""
+    """Let each case of a test run in one order of warps; in the other one it is slow.
+
+    The orders take turns over the cases, which their names put into an order of chance.
+    """
+    by_test = {}
     for item in items:
-        order, _, case = item.callspec.id.partition("-") if hasattr(item, "callspec") else ("", "", "")
-        if case and order in ORDERS and len(ORDERS) > 1:
-            drawn = ORDERS[zlib.crc32(f"{item.originalname} {case}".encode()) % len(ORDERS)]
-            if order != drawn:
-                item.add_marker(pytest.mark.slow)
+        if "backend" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
+            order, _, case = item.callspec.id.partition("-")
+            if order in ORDERS and case:
+                by_test.setdefault((item.path, item.originalname), {}).setdefault(case, {})[order] = item
+    for cases in by_test.values():
+        for turn, case in enumerate(sorted(cases, key=lambda case: zlib.crc32(case.encode()))):
+            for order, item in cases[case].items():
+                if order != ORDERS[turn % len(ORDERS)]:
+                    item.add_marker(pytest.mark.slow)
 
 
 @pytest.fixture(params=ORDERS)

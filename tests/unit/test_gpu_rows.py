@@ -164,6 +164,9 @@ def test_failures_and_ends_are_in_the_row(fake, tmp_path):
     rows, folder = tmp_path / "rows.json", fake / "tests" / "gpu"
     (folder / "test_none.py").write_text("import no_such_module")
     assert pytest_of(fake, rows, "--continue-on-collection-errors").returncode == 1
+    assert pytest_of(fake, tmp_path / "shared.json", "-n", "2").returncode == 1
+    (shared,) = results.read(tmp_path / "shared.json")
+    assert (shared["outcomes"]["errors"], shared["failures"]) == (1, ["tests/gpu/test_none.py"])
     (folder / "test_none.py").unlink()
     for switch in ("BAD", "STOP"):
         (folder / "test_it.py").write_text(TESTS.replace(f"{switch} = False", f"{switch} = True"))
@@ -259,18 +262,17 @@ def test_a_failure_is_said_before_the_end(parts, fake, workers):
     assert "a seed" in log
 
 
-@pytest.mark.parametrize("workers", [1, 2])
-def test_a_call_that_hangs_is_named(parts, fake, workers):
+def test_a_call_that_hangs_is_named(parts, fake):
     """No signal reaches Python there."""
     hangs = "def call_that_hangs():\n    while True: ctypes.CDLL(None).pause()\n"
     wait = "def test_a(): pass\ndef test_b(): call_that_hangs()\n"
-    row, error = parts(f"{MARKED}import ctypes\n{hangs}{wait}", workers=workers, most=5)
+    row, error = parts(f"{MARKED}import ctypes\n{hangs}{wait}", workers=2, most=5)
     log = (fake.parent / "out" / suite.LOG).read_text()
     assert row["exit"] == 1
     assert error is not None
     assert "in call_that_hangs" in log
-    if workers > 1:  # another one goes on in its place
-        assert (row["outcomes"]["passed"], row["failures"]) == (1, ["tests/gpu/test_it.py::test_b"])
+    # another worker goes on in its place
+    assert (row["outcomes"]["passed"], row["failures"]) == (1, ["tests/gpu/test_it.py::test_b"])
 
 
 # says itself when time is up, however long pytest took to come there
@@ -349,19 +351,21 @@ def test_a_missing_sanitizer_is_an_error_before_anything_runs(tmp_path, monkeypa
 
 def test_commands_of_the_parts():
     words = {name: part.command(99.6) for name, part in suite.PARTS.items()}
-    ends = ["-o", "faulthandler_timeout=120", "--timeout", "125", "--timeout-method", "thread"]
+    ends = ["-o", "faulthandler_timeout=120"]
+    of_workers = [*ends, "--timeout", "125", "--timeout-method", "thread"]
     pytest_words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", *ends, "-m", "gpu"]
     for command_words in words.values():
         assert command_words[:4] == ["timeout", "--signal=INT", "--kill-after=20", "100"]
     without_exact = ["tests/gpu", "-k", "not test_exact_cuda"]
-    together = [*pytest_words[:2], "-n", "4", "--capture=sys", *pytest_words[3:-1], "gpu and not alone"]
+    shown = ["-n", "4", "--capture=sys", "-p", "no:cacheprovider"]
+    together = ["-m", "pytest", *shown, *of_workers, "-m", "gpu and not alone"]
     assert words["on"][4:] == words["off"][4:] == [sys.executable, *together, *without_exact]
     assert words["alone"][4:] == [sys.executable, *pytest_words[:-1], "gpu and alone", "tests/gpu"]
     assert words["exact"][-1] == "tests/gpu/test_exact_cuda.py"
     assert words["pageable"][-3:] == ["tests/gpu/test_same_text.py", "-k", "mtp or dflash"]
     assert words["racecheck"][4:] == [
         "compute-sanitizer", "--tool", "racecheck", "--error-exitcode", "1", sys.executable,
-        *({ends[1]: "faulthandler_timeout=100", "125": "105"}.get(word, word) for word in pytest_words),
+        *pytest_words[:-2], "--timeout", "100", *pytest_words[-2:],
         "tests/gpu/test_tree_ops_cuda.py", "tests/gpu/test_layer_parts_cuda.py",
         "tests/gpu/test_expert_pool_cuda.py", "-k", "smallest",
     ]  # fmt: skip

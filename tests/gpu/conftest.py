@@ -5,11 +5,11 @@ Must not know: any one test.
 
 from __future__ import annotations
 
+import json
 import os
 from dataclasses import asdict
 from pathlib import Path
 
-import numpy as np
 import pytest
 
 from tests.gpu.recorder import FIGURES, TEXT, Recorder
@@ -28,12 +28,18 @@ def pytest_runtest_setup(item):
 
 
 @pytest.fixture
+def record_property(record_property):
+    """As pytest's, with Python's own numbers: xdist can send no others."""
+    return lambda name, value: record_property(name, json.loads(json.dumps(value, default=float)))
+
+
+@pytest.fixture
 def keep_text(record_property):
     """keep_text(what, verdict, **more): print how a text compared, and keep it for the row."""
 
     def keep(what, verdict, **more):
         print(f"{what}: {verdict}" + "".join(f"; {name} {value:.2f}" for name, value in more.items()))
-        record_property(TEXT, of_python({**asdict(verdict), "share_excused": verdict.share_excused, **more}))
+        record_property(TEXT, {**asdict(verdict), "share_excused": verdict.share_excused, **more})
 
     return keep
 
@@ -41,9 +47,4 @@ def keep_text(record_property):
 @pytest.fixture
 def keep_figures(record_property):
     """keep_figures(**figures): what a test measured, for the row."""
-    return lambda **figures: record_property(FIGURES, of_python(figures))
-
-
-def of_python(figures: dict[str, object]) -> dict[str, object]:
-    """Return them with Python's own numbers: xdist can send no others."""
-    return {name: each.item() if isinstance(each, np.generic) else each for name, each in figures.items()}
+    return lambda **figures: record_property(FIGURES, figures)

@@ -43,7 +43,7 @@ def rng(record_property):
     errors.clear()
     yield np.random.default_rng(seed)
     if errors:
-        record_property(OP_ERROR, float(max(errors)))
+        record_property(OP_ERROR, max(errors))
 
 
 @pytest.mark.parametrize("size", [32, 64, 128])

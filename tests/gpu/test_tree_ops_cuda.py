@@ -46,7 +46,7 @@ def rng(record_property):
     errors.clear()
     yield np.random.default_rng(seed)
     if errors:
-        record_property(OP_ERROR, float(max(errors)))
+        record_property(OP_ERROR, max(errors))
 
 
 @pytest.mark.parametrize("shape", [*(s for s in SHAPES if s[2] in TAKEN), MODEL])

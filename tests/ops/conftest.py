@@ -20,16 +20,17 @@ def pytest_collection_modifyitems(items):
 
     The orders take turns over the cases, which their names put into an order of chance.
     """
-    by_test = {}
+    tests = {}  # each: its cases, in both orders
     for item in items:
-        if "backend" in getattr(item, "fixturenames", ()) and hasattr(item, "callspec"):
-            order, _, case = item.callspec.id.partition("-")
-            if order in ORDERS and case:
-                by_test.setdefault((item.path, item.originalname), {}).setdefault(case, {})[order] = item
-    for cases in by_test.values():
-        for turn, case in enumerate(sorted(cases, key=lambda case: zlib.crc32(case.encode()))):
-            for order, item in cases[case].items():
-                if order != ORDERS[turn % len(ORDERS)]:
+        callspec = getattr(item, "callspec", None)
+        if callspec and "backend" in callspec.params:
+            cases = tests.setdefault((item.path, item.originalname), {})
+            cases.setdefault(callspec.id.partition("-")[2], []).append(item)
+    for cases in tests.values():
+        named = sorted(filter(None, cases), key=lambda case: zlib.crc32(case.encode()))
+        for turn, case in enumerate(named):
+            for item in cases[case]:
+                if item.callspec.params["backend"] != ORDERS[turn % len(ORDERS)]:
                     item.add_marker(pytest.mark.slow)
 
 

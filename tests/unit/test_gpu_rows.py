@@ -135,17 +135,8 @@ def test_workers_leave_one_row(fake, tmp_path):
     assert alone["settings"].pop("workers") == 1
     assert shared["outcomes"].pop("deselected") is None
     assert alone["outcomes"].pop("deselected") == 0
-    for name in (
-        "settings",
-        "outcomes",
-        "skips",
-        "tokens",
-        "excused",
-        "margins",
-        "texts",
-        "figures",
-        "op_error",
-    ):
+    sums = ("tokens", "excused", "margins", "op_error")
+    for name in ("settings", "outcomes", "skips", "texts", "figures", *sums):
         assert shared[name] == alone[name], name
 
 
@@ -252,7 +243,7 @@ def test_a_part_that_fails_ends_them(parts):
 def test_a_failure_is_said_before_the_end(parts, fake, workers):
     """Which a killed run never reaches."""
     dies = "os.kill(os.getppid(), 9) if os.environ.get('PYTEST_XDIST_WORKER') else os._exit(9)"
-    bad = "import sys\ndef test_a():\n    print('a seed')\n    assert 1 == 2, 'said'\n"
+    bad = "def test_a():\n    print('a seed')\n    assert 1 == 2, 'said'\n"
     wait = f"def test_b():\n    time.sleep({4 * (workers - 1)})\n    {dies}\n"
     row, _ = parts(f"{MARKED}import os, time\n{bad}{wait}", workers=workers)
     assert row["exit"] == (-9 if workers == 2 else 9)
@@ -371,9 +362,8 @@ def test_commands_of_the_parts():
     ]  # fmt: skip
     assert "smallest" in words["memcheck"]
     assert "-k" not in words["memcheck-trees"]
-    assert (
-        sum(suite.PARTS[name].needs for name in ("on", "alone", "off")) < 540
-    )  # in a command of ten minutes
+    of_a_command = [suite.PARTS[name].needs for name in ("on", "alone", "off")]
+    assert sum(of_a_command) < 540  # ten minutes
     for part in suite.PARTS.values():
         assert all((ROOT / each).exists() for each in part.tests)
 

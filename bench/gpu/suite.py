@@ -71,7 +71,9 @@ class Part:
             ends += ["--timeout", f"{limit:.0f}"]  # every test takes longer
         elif self.workers > 1:  # no signal ends a call that hangs; a worker that ends costs one test
             ends += ["--timeout", f"{self.most + 5:.0f}", "--timeout-method", "thread"]
-        pytest = [sys.executable, "-m", "pytest", *shown, "-p", "no:cacheprovider", *ends, *chosen]
+        # pytest-benchmark, where a machine has it, warns beside workers: an error here
+        without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
+        pytest = [sys.executable, "-m", "pytest", *shown, *without, *ends, *chosen]
         if not self.tool:
             return [*guard, *pytest]
         watch = [SANITIZER, "--tool", self.tool, *_OPTIONS[self.tool], "--error-exitcode", "1"]

@@ -343,12 +343,13 @@ def test_a_missing_sanitizer_is_an_error_before_anything_runs(tmp_path, monkeypa
 def test_commands_of_the_parts():
     words = {name: part.command(99.6) for name, part in suite.PARTS.items()}
     ends = ["-o", "faulthandler_timeout=120"]
+    without = ["-p", "no:cacheprovider", "-p", "no:benchmark"]
     of_workers = [*ends, "--timeout", "125", "--timeout-method", "thread"]
-    pytest_words = ["-m", "pytest", "-s", "-p", "no:cacheprovider", *ends, "-m", "gpu"]
+    pytest_words = ["-m", "pytest", "-s", *without, *ends, "-m", "gpu"]
     for command_words in words.values():
         assert command_words[:4] == ["timeout", "--signal=INT", "--kill-after=20", "100"]
     without_exact = ["tests/gpu", "-k", "not test_exact_cuda"]
-    shown = ["-n", "4", "--capture=sys", "-p", "no:cacheprovider"]
+    shown = ["-n", "4", "--capture=sys", *without]
     together = ["-m", "pytest", *shown, *of_workers, "-m", "gpu and not alone"]
     assert words["on"][4:] == words["off"][4:] == [sys.executable, *together, *without_exact]
     assert words["alone"][4:] == [sys.executable, *pytest_words[:-1], "gpu and alone", "tests/gpu"]

@@ -1,6 +1,7 @@
 // Attention of few rows on CUDA: layer-parts.h. Two kernels: parts of the cells (attention-tile.cuh), and their sum,
 // which may gate heads and make them the input of a product.
 
+#include "ops/door/chain.cuh"
 #include "ops/layer-parts/attention-tile.cuh"
 #include "ops/layer-parts/rows.cuh"
 
@@ -122,8 +123,9 @@ __device__ __forceinline__ float4 sum_of_all(const float4 * sums, const float * 
     return w == 0.0f ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : make_float4(x.x / w, x.y / w, x.z / w, x.w / w);
 }
 
-// blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these.
-__global__ void __launch_bounds__(threads_of_a_join)
+// blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these. is_single: of one row, in
+// front of a product that wants a multiprocessor's shared memory; the code is the same.
+template <bool is_single> __global__ void __launch_bounds__(threads_of_a_join)
     join(const __grid_constant__ attention_arguments a, int n_parts, int size, head_gates gates) {
     __shared__ float2 parts[most_parts];
     __shared__ float4 sums[threads_of_a_join];
@@ -168,15 +170,24 @@ __global__ void __launch_bounds__(threads_of_a_join)
     }
 }
 
+void launch_join(const attention_arguments & a, int n_parts, int size, int n_streams, const head_gates & gates,
+                 cudaStream_t stream) {
+    const ggml_cuda_kernel_launch_params with = { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_join)),
+                                                  dim3(threads_of_a_join), 0, stream };
+    if (a.n_rows * n_streams == 1) {
+        dw::launch_kernel<join<true>, /*keeps_shared*/ true>(with, a, n_parts, size, gates);
+    } else {
+        dw::launch_kernel<join<false>>(with, a, n_parts, size, gates);
+    }
+}
+
 template <int size, int n_sets> void launch_for(const attention_arguments & a, int n_parts, int n_streams,
                                                 const head_gates & gates, cudaStream_t stream) {
     const int n_tiles = attention_tile<size, n_sets>::n_tiles(a);
     ggml_cuda_kernel_launch(
         attend<size, n_sets>,
         { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile<size>), 0, stream }, a);
-    ggml_cuda_kernel_launch(
-        join, { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_join)), dim3(threads_of_a_join), 0, stream }, a,
-        n_parts, size, gates);
+    launch_join(a, n_parts, size, n_streams, gates, stream);
 }
 
 // Two sets of pairs read each cell once, and wait longer for the first.

@@ -144,11 +144,10 @@ template <typename rows_type> __global__ void __launch_bounds__(32 * warps_of_ma
                               gridDim.x * warps_of_making);
 }
 
-inline void launch_making(const late_made & rows, int n, cudaStream_t stream) {
+static void launch_making(const late_made & rows, int n, cudaStream_t stream) {
     const int n_pieces = n * late_normalised::n_pieces(rows.of.input.width);
-    ggml_cuda_kernel_launch(make_late<late_made>,
-                            { dim3(dw::n_blocks(n_pieces, warps_of_making)), dim3(32 * warps_of_making), 0, stream },
-                            rows, n);
+    dw::launch_kernel<make_late<late_made>, /*keeps_shared*/ true>(
+        { dim3(dw::n_blocks(n_pieces, warps_of_making)), dim3(32 * warps_of_making), 0, stream }, rows, n);
 }
 
 } // namespace dw::layer_parts

@@ -1,5 +1,6 @@
 // The norm in front of an output head on CUDA: layer-parts.h.
 
+#include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
 #include "ops/layer-parts/products.cuh"
 
@@ -44,10 +45,10 @@ bool takes(const ggml_tensor * dst) {
 void launch(const dw::launch_context & with, ggml_tensor * dst) {
     const ggml_tensor * x     = dst->src[of::x];
     const int64_t       width = x->ne[0];
-    ggml_cuda_kernel_launch(normalise, { dim3((unsigned) x->ne[1]), dim3(threads_for(width)), 0, with.stream },
-                            dw::data_of<const float>(x), dw::stride_of(x, 1),
-                            dw::data_of<const float>(dst->src[of::norm]), settings_of(dst).epsilon, (int) width,
-                            dw::data_of<float>(dst), dw::stride_of(dst, 1));
+    dw::launch_kernel<normalise, /*keeps_shared*/ true>(
+        { dim3((unsigned) x->ne[1]), dim3(threads_for(width)), 0, with.stream }, dw::data_of<const float>(x),
+        dw::stride_of(x, 1), dw::data_of<const float>(dst->src[of::norm]), settings_of(dst).epsilon, (int) width,
+        dw::data_of<float>(dst), dw::stride_of(dst, 1));
 }
 
 } // namespace

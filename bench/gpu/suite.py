@@ -80,11 +80,11 @@ class Part:
         return [*guard, *watch, *pytest]
 
 
-# `on` and `off`: not measured with workers yet
+# `off`: not measured with workers yet
 PARTS = {
-    "on": Part(240, only=_NOT_EXACT, marks=_TOGETHER, workers=WORKERS),
-    "alone": Part(60, marks=_ALONE),
-    "alone-off": Part(60, marks=_ALONE, environment={_NO_GRAPHS: "1"}),
+    "on": Part(260, only=_NOT_EXACT, marks=_TOGETHER, workers=WORKERS),
+    "alone": Part(30, marks=_ALONE),
+    "alone-off": Part(30, marks=_ALONE, environment={_NO_GRAPHS: "1"}),
     "off": Part(225, only=_NOT_EXACT, marks=_TOGETHER, environment={_NO_GRAPHS: "1"}, workers=WORKERS),
     "exact": Part(300, ("tests/gpu/test_exact_cuda.py",)),
     "pool": Part(90, ("tests/gpu/test_expert_pool_cuda.py",)),

@@ -49,17 +49,17 @@ set(ENV{GIT_CEILING_DIRECTORIES} "${DRAFTWOOD_SDIST_DIR}")
 add_subdirectory("${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp" "${CMAKE_BINARY_DIR}/llama.cpp" EXCLUDE_FROM_ALL)
 draftwood_finish_cpu_variants()
 
-# A cold build is most of a minute shorter on two cores: mtmd's many small models in a few units, as llama.cpp
-# builds its own, and less optimization for large files in which no time is spent.
-set(vendored "${DRAFTWOOD_SDIST_DIR}/vendor/llama.cpp")
+# A cold build is shorter: mtmd's many small models in a few units, as llama.cpp does for src/models, and less
+# optimization for the largest file in which no time is spent.
+get_target_property(folder mtmd SOURCE_DIR)
 get_target_property(apart mtmd SOURCES)
-list(FILTER apart EXCLUDE REGEX "^models/")
-list(TRANSFORM apart PREPEND "${vendored}/tools/mtmd/")
+list(FILTER apart EXCLUDE REGEX "^(models/|/|\\$)")
+list(TRANSFORM apart PREPEND "${folder}/")
 set_source_files_properties(${apart} TARGET_DIRECTORY mtmd PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 set_target_properties(mtmd PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)
-if (NOT MSVC)
-    set_source_files_properties("${vendored}/common/arg.cpp" "${vendored}/vendor/cpp-httplib/httplib.cpp"
-        TARGET_DIRECTORY llama-common cpp-httplib PROPERTIES COMPILE_OPTIONS -O1)
+if (NOT MSVC AND CMAKE_BUILD_TYPE STREQUAL "Release")
+    get_target_property(folder llama-common SOURCE_DIR)
+    set_source_files_properties("${folder}/arg.cpp" TARGET_DIRECTORY llama-common PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
 set(DRAFTWOOD_LIBS ggml-base ggml llama mtmd llama-common llama-server-impl)

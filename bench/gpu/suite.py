@@ -80,7 +80,7 @@ class Part:
         return [*guard, *watch, *pytest]
 
 
-# `off`: not measured with workers yet
+# `off` and `alone-off`: not measured with workers yet
 PARTS = {
     "on": Part(260, only=_NOT_EXACT, marks=_TOGETHER, workers=WORKERS),
     "alone": Part(30, marks=_ALONE),

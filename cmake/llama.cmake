@@ -53,7 +53,7 @@ draftwood_finish_cpu_variants()
 # optimization for the largest file in which no time is spent.
 get_target_property(folder mtmd SOURCE_DIR)
 get_target_property(apart mtmd SOURCES)
-list(FILTER apart EXCLUDE REGEX "^(models/|/|\\$)")
+list(FILTER apart EXCLUDE REGEX "^models/")
 list(TRANSFORM apart PREPEND "${folder}/")
 set_source_files_properties(${apart} TARGET_DIRECTORY mtmd PROPERTIES SKIP_UNITY_BUILD_INCLUSION ON)
 set_target_properties(mtmd PROPERTIES UNITY_BUILD ON UNITY_BUILD_BATCH_SIZE 16)

@@ -82,10 +82,10 @@ class Part:
 
 # `off` and `alone-off`: not measured with workers yet
 PARTS = {
-    "on": Part(260, only=_NOT_EXACT, marks=_TOGETHER, workers=WORKERS),
-    "alone": Part(30, marks=_ALONE),
-    "alone-off": Part(30, marks=_ALONE, environment={_NO_GRAPHS: "1"}),
-    "off": Part(225, only=_NOT_EXACT, marks=_TOGETHER, environment={_NO_GRAPHS: "1"}, workers=WORKERS),
+    "on": Part(255, only=_NOT_EXACT, marks=_TOGETHER, workers=WORKERS),
+    "alone": Part(25, marks=_ALONE),
+    "alone-off": Part(25, marks=_ALONE, environment={_NO_GRAPHS: "1"}),
+    "off": Part(255, only=_NOT_EXACT, marks=_TOGETHER, environment={_NO_GRAPHS: "1"}, workers=WORKERS),
     "exact": Part(300, ("tests/gpu/test_exact_cuda.py",)),
     "pool": Part(90, ("tests/gpu/test_expert_pool_cuda.py",)),
     "pageable": Part(

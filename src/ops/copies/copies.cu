@@ -40,7 +40,7 @@ void copy_small(const piece_list & pieces, int n, size_t most_bytes, cudaStream_
     if (n > 0) {
         const size_t of_a_block = n_threads * sizeof(uint4);
         const int    n_blocks   = (int) std::min<size_t>((most_bytes + of_a_block - 1) / of_a_block, most_blocks);
-        dw::set_attributes<copy_all, /*keeps_shared*/ true>(/*has_dynamic*/ false);
+        dw::set_attributes<copy_all, /*keeps_shared*/ true, /*has_dynamic*/ false>();
         copy_all<<<dim3(n_blocks, n), dim3(n_threads), 0, stream>>>(pieces);
     }
 }

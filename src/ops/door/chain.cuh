@@ -30,11 +30,11 @@ inline size_t shared_memory_for(int n) {
     return n <= 7 ? shared_memory_of_block() / (n + 1) + 1024 : 0;
 }
 
-// Sets what a kernel asks for, once a device. has_dynamic: its blocks have dynamic shared memory. keeps_shared: it asks
-// for a multiprocessor's most shared memory, little of it cache, however little it takes itself. A multiprocessor
+// Sets what a kernel asks for, once per device. has_dynamic: its blocks have dynamic shared memory. keeps_shared: it
+// asks for a multiprocessor's most shared memory, little of it cache, however little it takes itself. A multiprocessor
 // changes this split only when it is empty, and with the split that one kernel needs there may be no room for the next
 // one. Static: these are attributes of a file's kernels.
-template <auto kernel, bool keeps_shared> static void set_attributes(bool has_dynamic) {
+template <auto kernel, bool keeps_shared, bool has_dynamic> static void set_attributes() {
     static bool is_set[GGML_CUDA_MAX_DEVICES] = {};
     const int   device                        = ggml_cuda_get_device();
     if (is_set[device]) {
@@ -53,7 +53,11 @@ template <auto kernel, bool keeps_shared> static void set_attributes(bool has_dy
 
 template <auto kernel, bool keeps_shared = false, typename... argument_types>
 static void launch_kernel(const ggml_cuda_kernel_launch_params & with, argument_types &&... arguments) {
-    set_attributes<kernel, keeps_shared>(with.shmem > 0);
+    if (with.shmem > 0) {
+        set_attributes<kernel, keeps_shared, /*has_dynamic*/ true>();
+    } else {
+        set_attributes<kernel, keeps_shared, /*has_dynamic*/ false>();
+    }
     ggml_cuda_kernel_launch(kernel, with, std::forward<argument_types>(arguments)...);
 }
 

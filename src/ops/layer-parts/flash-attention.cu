@@ -123,8 +123,8 @@ __device__ __forceinline__ float4 sum_of_all(const float4 * sums, const float * 
     return w == 0.0f ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : make_float4(x.x / w, x.y / w, x.z / w, x.w / w);
 }
 
-// blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these. is_single: of one row, in
-// front of a product that wants a multiprocessor's shared memory; the code is the same.
+// blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these. is_single: of one row, which
+// keeps_shared (chain.cuh); that is an attribute of a function, so there are two of the same code.
 template <bool is_single> __global__ void __launch_bounds__(threads_of_a_join)
     join(const __grid_constant__ attention_arguments a, int n_parts, int size, head_gates gates) {
     __shared__ float2 parts[most_parts];

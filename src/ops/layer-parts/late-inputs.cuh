@@ -4,6 +4,7 @@
 
 #pragma once
 
+#include "ops/door/chain.cuh"
 #include "ops/layer-parts/inputs.cuh"
 
 namespace dw::layer_parts {
@@ -144,7 +145,7 @@ template <typename rows_type> __global__ void __launch_bounds__(32 * warps_of_ma
                               gridDim.x * warps_of_making);
 }
 
-static void launch_making(const late_made & rows, int n, cudaStream_t stream) {
+static inline void launch_making(const late_made & rows, int n, cudaStream_t stream) {
     const int n_pieces = n * late_normalised::n_pieces(rows.of.input.width);
     dw::launch_kernel<make_late<late_made>, /*keeps_shared*/ true>(
         { dim3(dw::n_blocks(n_pieces, warps_of_making)), dim3(32 * warps_of_making), 0, stream }, rows, n);

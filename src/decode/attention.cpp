@@ -67,9 +67,11 @@ bool fuser::attention_inputs(ggml_tensor * scaled) {
 }
 
 // Queries in the shape of `shape`; keys and values go to their caches.
-ggml_tensor * fuser::made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v,
+ggml_tensor * fuser::made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v, int32_t v_hadamard,
                                 const ggml_tensor * shape, const cache_write & keys, const cache_write & values) {
-    namespace op = parts::attention_heads;
+    namespace op         = parts::attention_heads;
+    parts::settings with = q.with;
+    with.v_hadamard      = v_hadamard;
     return made(op::signature, { shape->ne[0], shape->ne[1], shape->ne[2], 1 },
                 { { op::q, q.heads },
                   { op::q_norm, q.weights },
@@ -81,7 +83,7 @@ ggml_tensor * fuser::made_heads(const turned_heads & q, const turned_heads & k, 
                   { op::k_cache, keys.cache },
                   { op::v_cells, values.cells },
                   { op::v_cache, values.cache } },
-                { q.weights, k.weights, owner_of(keys.cache), owner_of(values.cache) }, q.with);
+                { q.weights, k.weights, owner_of(keys.cache), owner_of(values.cache) }, with);
 }
 
 bool fuser::attention_heads(ggml_tensor * scaled) {
@@ -92,18 +94,20 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     // in the graph's order: values are multiplied before keys
     const turned_heads q = turned_heads::of(products[0], edit_), k = turned_heads::of(products[2], edit_);
     const cache_write  keys   = cache_write::of(k.result, edit_);
-    const cache_write  values = cache_write::of(edit_.only_user(products[1]), edit_);
-    if (!q || !keys || !values || !q.turns_as(k) || values.node->src[0]->ne[0] % q.result->ne[0] != 0 ||
+    ggml_tensor *      shaped = edit_.only_user(products[1]);
+    const hadamard     behind = hadamard::of(shaped, edit_);
+    const cache_write  values = cache_write::of(behind ? behind.result : shaped, edit_);
+    if (!q || !keys || !values || !q.turns_as(k) || values.node->src[0]->ne[0] % q.heads->ne[0] != 0 ||
         !is_input(q.positions) || !is_input(keys.cells) || !is_input(values.cells)) {
         return false;
     }
-    ggml_tensor *                          v = values.node->src[0];
+    ggml_tensor *                          v = behind ? products[1] : values.node->src[0];
     const std::vector<const ggml_tensor *> inputs{ q.heads,    k.heads,      v,          q.positions,
                                                    keys.cells, values.cells, keys.cache, values.cache };
     if (!edit_.is_closed({ q.result, keys.node, values.node }, inputs)) {
         return false;
     }
-    ggml_tensor * node = made_heads(q, k, v, q.result, keys, values);
+    ggml_tensor * node = made_heads(q, k, v, behind.n, q.result, keys, values);
     // it needs keys and values, which are computed after the queries
     const std::vector<ggml_tensor *> writes{ keys.node, values.node };
     return node && edit_.postpone(q.result, writes, inputs) && replace(q.result, inputs, node, writes);
@@ -133,8 +137,8 @@ namespace {
 
 // the product that queries are made of, whatever is between
 const ggml_tensor * product_of(const ggml_tensor * q) {
-    while (q && q->op != GGML_OP_MUL_MAT) {
-        q = q->src[0];
+    while (q && (q->op != GGML_OP_MUL_MAT || is_hadamard(q))) {
+        q = q->src[is_hadamard(q) ? 1 : 0];
     }
     return q;
 }
@@ -150,8 +154,8 @@ struct end_of_attention {
     bool          can_make_input = false;   // attention can write what the product behind it reads
     ggml_tensor * gate           = nullptr; // what heads are multiplied with before; nullptr: nothing
 
-    static end_of_attention of(ggml_tensor * y, const graph_edit & edit) {
-        ggml_tensor * shaped = as(edit.only_user(y), GGML_OP_RESHAPE);
+    // shaped: heads side by side
+    static end_of_attention of(ggml_tensor * q, ggml_tensor * shaped, const graph_edit & edit) {
         ggml_tensor * next   = edit.only_user(shaped);
         ggml_tensor * gated  = as(next, GGML_OP_MUL);
         ggml_tensor * gate   = gate_in(gated);
@@ -161,7 +165,7 @@ struct end_of_attention {
         }
         // a gate lies beside the queries, so that it may be computed behind them
         const bool is_there =
-            gate && gated->src[0] == shaped && gate->src[0] == product_of(y->src[0]) && edit.array_of(gate->src[0]);
+            gate && gated->src[0] == shaped && gate->src[0] == product_of(q) && edit.array_of(gate->src[0]);
         return { !gated || is_there, is_there ? gate : nullptr };
     }
 };
@@ -178,14 +182,20 @@ bool fuser::flash_attention(ggml_tensor * node) {
     ggml_tensor * k = node->src[1], *v = node->src[2], *mask = node->src[3];
     const int64_t size = node->ne[0];
     if (!parts::is_attention_size(size) || q->ne[0] != size || k->ne[0] != size || with[1] != 0.0f || with[2] != 0.0f ||
-        k->type != GGML_TYPE_F16 || v->type != GGML_TYPE_F16 || !is_input(mask) ||
-        !edit_.is_closed({ node }, { q, k, v, mask })) {
+        !parts::is_attention_type(k->type) || v->type != k->type || !is_input(mask)) {
+        return false;
+    }
+    const hadamard                         behind = hadamard::of(node, edit_);
+    ggml_tensor *                          y      = behind ? behind.result : node;
+    const std::vector<const ggml_tensor *> inputs{ q, k, v, mask };
+    if (!edit_.is_closed({ y }, inputs)) {
         return false;
     }
     namespace op         = parts::flash_attention;
     const auto attention = [&](ggml_tensor * gate, std::array<int64_t, GGML_MAX_DIMS> ne) {
         parts::settings to;
-        to.scale = with[0];
+        to.scale      = with[0];
+        to.v_hadamard = behind.n;
         return made(op::signature, ne,
                     { { op::q, q },
                       { op::k, k },
@@ -195,15 +205,16 @@ bool fuser::flash_attention(ggml_tensor * node) {
                       { op::gate, gate } },
                     { owner_of(k), owner_of(v) }, to);
     };
-    const end_of_attention end   = end_of_attention::of(node, edit_);
+    ggml_tensor *          shaped = behind ? y : as(edit_.only_user(y), GGML_OP_RESHAPE);
+    const end_of_attention end    = end_of_attention::of(q, shaped, edit_);
     const int64_t          width = size * node->ne[1], n_values = (width + op::n_gated(width)) * q->ne[1] * q->ne[3];
     ggml_tensor *          ahead = end.can_make_input ? attention(end.gate, { n_values, 1, 1, 1 }) : nullptr;
-    if (split({ node }, { q, k, v, mask }, ahead)) {
-        ahead_[node] = ahead;
+    if (split({ y }, inputs, ahead)) {
+        ahead_[plain(y)] = ahead;
         count(fused_attention_gates, end.gate);
         return true;
     }
-    return replace(node, { q, k, v, mask }, attention(nullptr, { node->ne[0], node->ne[1], node->ne[2], node->ne[3] }));
+    return replace(y, inputs, attention(nullptr, { y->ne[0], y->ne[1], y->ne[2], y->ne[3] }));
 }
 
 bool fuser::attention_output(ggml_tensor * sum) {
@@ -212,7 +223,7 @@ bool fuser::attention_output(ggml_tensor * sum) {
     ggml_tensor * gated    = as(source(product, 1), GGML_OP_MUL);
     ggml_tensor * gate     = gate_in(gated);
     ggml_tensor * y        = gate ? gated->src[0] : source(product, 1);
-    const bool    is_end   = gate || as(plain(y), GGML_OP_FLASH_ATTN_EXT);
+    const bool    is_end   = gate || as(plain(y), GGML_OP_FLASH_ATTN_EXT) || is_hadamard(plain(y));
     if (!is_end || product->src[0]->op != GGML_OP_NONE || !has_few_rows(residual) ||
         !ggml_are_same_shape(residual, sum)) { // a bias has one row
         return false;

@@ -14,7 +14,25 @@ namespace draftwood {
 
 namespace parts = dw::layer_parts;
 
-// rope(rms_norm(heads) * weights): queries or keys
+// The transform of a tensor that nothing else reads: reshaped to blocks, multiplied, and reshaped back.
+struct hadamard {
+    ggml_tensor * result = nullptr;
+    int32_t       n      = 0; // values of a block
+
+    static hadamard of(const ggml_tensor * tensor, const graph_edit & edit) {
+        ggml_tensor * blocks = as(edit.only_user(tensor), GGML_OP_RESHAPE);
+        while (ggml_tensor * next = as(edit.only_user(blocks), GGML_OP_RESHAPE)) {
+            blocks = next;
+        }
+        ggml_tensor * product = edit.only_user(blocks);
+        ggml_tensor * result  = as(edit.only_user(product), GGML_OP_RESHAPE);
+        const bool    is_it   = result && is_hadamard(product) && product->src[1] == blocks;
+        return is_it ? hadamard{ result, (int32_t) product->ne[0] } : hadamard{};
+    }
+    explicit operator bool() const { return result != nullptr; }
+};
+
+// rope(rms_norm(heads) * weights), and its transform if there is one: queries or keys
 struct turned_heads {
     ggml_tensor *   result    = nullptr;
     ggml_tensor *   heads     = nullptr; // [S, H, n]
@@ -30,8 +48,10 @@ struct turned_heads {
             ggml_tensor * rope   = as(edit.only_user(scaled), GGML_OP_ROPE);
             const norm    found  = scaled ? norm::of(scaled) : norm{};
             if (rope && found && rope->src[0] == scaled) {
-                turned_heads heads{ rope, part, found.weights, rope->src[1], {} };
-                return heads.read(found.epsilon) ? heads : turned_heads{};
+                const hadamard behind = hadamard::of(rope, edit);
+                turned_heads   heads{ behind ? behind.result : rope, part, found.weights, rope->src[1], {} };
+                heads.with.k_hadamard = behind.n;
+                return heads.read(*rope, found.epsilon) ? heads : turned_heads{};
             }
         }
         return {};
@@ -44,13 +64,13 @@ struct turned_heads {
 
   private:
     // ggml_rope_impl's parameters; false: others than rotation.h knows
-    bool read(float epsilon) {
+    bool read(const ggml_tensor & rope, float epsilon) {
         int32_t whole[16];
         float   real[16];
-        std::memcpy(whole, result->op_params, sizeof(whole));
-        std::memcpy(real, result->op_params, sizeof(real));
+        std::memcpy(whole, rope.op_params, sizeof(whole));
+        std::memcpy(real, rope.op_params, sizeof(real));
         const int32_t mode      = whole[2];
-        const bool    is_scaled = real[7] != 0.0f || real[8] != 1.0f || result->src[2]; // YaRN, factors of a file
+        const bool    is_scaled = real[7] != 0.0f || real[8] != 1.0f || rope.src[2]; // YaRN, factors of a file
         // a DFlash drafter's sections: all pairs turn by time, as in one section of one pair
         const bool has_time_alone =
             mode == GGML_ROPE_TYPE_MROPE && whole[11] > 0 && whole[12] == 0 && whole[13] == 0 && whole[14] == 0;
@@ -66,8 +86,8 @@ struct turned_heads {
             with.sections[i] = mode == GGML_ROPE_TYPE_IMROPE ? (uint8_t) std::clamp(whole[11 + i], 0, 255) : 0;
         }
         with.sections[0] = has_time_alone ? 1 : with.sections[0];
-        return result->ne[0] <= parts::max_head && with.n_dims % 2 == 0 && ggml_is_contiguous(result) &&
-               result->type == GGML_TYPE_F32 && weights->ne[0] == result->ne[0];
+        return rope.ne[0] <= parts::max_head && with.n_dims % 2 == 0 && ggml_is_contiguous(&rope) &&
+               rope.type == GGML_TYPE_F32 && weights->ne[0] == rope.ne[0];
     }
 };
 
@@ -82,8 +102,9 @@ struct cache_write {
         ggml_tensor * user = edit.only_user(rows);
         ggml_tensor * node =
             as(as(user, GGML_OP_VIEW) || as(user, GGML_OP_RESHAPE) ? edit.only_user(user) : user, GGML_OP_SET_ROWS);
-        const bool is_float = node && (node->type == GGML_TYPE_F16 || node->type == GGML_TYPE_F32);
-        if (!is_float || !edit.users(node).empty() || node->src[0]->ne[0] != node->src[2]->ne[0] ||
+        const bool is_known =
+            node && (node->type == GGML_TYPE_F16 || node->type == GGML_TYPE_F32 || node->type == GGML_TYPE_Q8_0);
+        if (!is_known || !edit.users(node).empty() || node->src[0]->ne[0] != node->src[2]->ne[0] ||
             node->src[0]->type != GGML_TYPE_F32 || node->src[1]->type != GGML_TYPE_I64) {
             return {};
         }

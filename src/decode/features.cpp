@@ -14,12 +14,15 @@ namespace {
 // A layer's keys and values, and where they go.
 struct layer_of_features {
     ggml_tensor * k = nullptr, *v = nullptr; // products
-    ggml_tensor * shaped = nullptr; // values by head, for the cache alone: it becomes the node that writes both
+    ggml_tensor * shaped     = nullptr; // values by head, for the cache alone: it becomes the node that writes both
+    int32_t       v_hadamard = 0;
     turned_heads  turned;
     cache_write   keys, values;
 
     static layer_of_features of(ggml_tensor * k, ggml_tensor * v, const graph_edit & edit) {
-        layer_of_features found{ k, v, as(edit.only_user(v), GGML_OP_RESHAPE), turned_heads::of(k, edit), {}, {} };
+        ggml_tensor *     shaped = as(edit.only_user(v), GGML_OP_RESHAPE);
+        const hadamard    behind = hadamard::of(shaped, edit);
+        layer_of_features found{ k, v, behind ? behind.result : shaped, behind.n, turned_heads::of(k, edit), {}, {} };
         found.keys      = found.turned ? cache_write::of(found.turned.result, edit) : cache_write{};
         found.values    = found.shaped ? cache_write::of(found.shaped, edit) : cache_write{};
         const bool fits = found.keys && found.values && ggml_are_same_shape(found.shaped, found.turned.result) &&
@@ -55,7 +58,7 @@ int fuser::feature_keys(ggml_tensor * scaled) {
             return 0;
         }
         layers.push_back(of);
-        heads.push_back(made_heads(of.turned, of.turned, v, of.shaped, of.keys, of.values));
+        heads.push_back(made_heads(of.turned, of.turned, v, of.v_hadamard, of.shaped, of.keys, of.values));
     }
     const bool are_made = std::find(heads.begin(), heads.end(), nullptr) == heads.end();
     if (!are_made || !split_products(normal, { products.begin(), products.end() })) {

@@ -45,8 +45,8 @@ class fuser {
 
     // nodes of parts that have several patterns
     ggml_tensor * made_inputs(const norm & normal, const std::vector<ggml_tensor *> & products);
-    ggml_tensor * made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v, const ggml_tensor * shape,
-                             const cache_write & keys, const cache_write & values);
+    ggml_tensor * made_heads(const turned_heads & q, const turned_heads & k, ggml_tensor * v, int32_t v_hadamard,
+                             const ggml_tensor * shape, const cache_write & keys, const cache_write & values);
 
     // false: there is no node
     bool replace(ggml_tensor * result, const std::vector<const ggml_tensor *> & inputs, const ggml_tensor * node,

@@ -47,6 +47,12 @@ inline ggml_tensor * weights_times(ggml_tensor * tensor, const ggml_tensor * x) 
     return product && plain(product->src[1]) == x && product->src[0]->op == GGML_OP_NONE ? product->src[0] : nullptr;
 }
 
+// whether it is a Walsh-Hadamard transform of its second source, as llama.cpp puts around a quantised KV cache
+inline bool is_hadamard(const ggml_tensor * tensor) {
+    return tensor && tensor->op == GGML_OP_MUL_MAT && tensor->op_params[1] == GGML_HINT_SRC0_IS_HADAMARD &&
+           is_input(tensor->src[0]);
+}
+
 // rms_norm(x) * weights, of F32
 struct norm {
     ggml_tensor * x       = nullptr;

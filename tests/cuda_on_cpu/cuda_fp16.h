@@ -18,6 +18,9 @@ inline half2  __floats2half2_rn(float x, float y) { return { (half) x, (half) y 
 inline float  __low2float(half2 v) { return (float) v.x; }
 inline float  __high2float(half2 v) { return (float) v.y; }
 
+inline half2  __hsub2(half2 a, half2 b) { return { (half) (a.x - b.x), (half) (a.y - b.y) }; }
+inline half2  __hmul2(half2 a, half2 b) { return { (half) (a.x * b.x), (half) (a.y * b.y) }; }
+
 inline half __ushort_as_half(unsigned short bits) {
     half x;
     std::memcpy(&x, &bits, sizeof(x));

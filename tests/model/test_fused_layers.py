@@ -87,9 +87,9 @@ def test_every_layer_of_a_plain_step_is_fused():
     llm.close()
 
 
-@pytest.mark.parametrize(("type_kv", "heads"), [("Q8_0", 0), ("F32", 3)])
-def test_heads_go_into_caches_of_floats(rig, type_kv, heads):
-    """A quantised cache is llama.cpp's to write, and what follows is near it."""
+@pytest.mark.parametrize(("type_kv", "n"), [("Q8_0", 3), ("F32", 3), ("Q4_0", 0)])
+def test_heads_go_into_caches_of_other_types(rig, type_kv, n):
+    """What follows is near llama.cpp's, which transforms heads for a quantised cache as well."""
     rows = []
     for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
         r = rig(TINY, flash=True, type_kv=ggml.TYPES[type_kv])
@@ -97,8 +97,9 @@ def test_heads_go_into_caches_of_floats(rig, type_kv, heads):
         for i, token in enumerate(PROMPT[:9]):
             r.engine.eval([token], i)
         rows.append(r.logits())
-        expected = {"attention heads": heads} if heads and where == api.FUSE_EVERYWHERE else {}
-        assert {k: n for k, n in counts(r.engine).items() if k == "attention heads"} == expected
+        found = [counts(r.engine).get(part, 0) for part in ("attention heads", "flash attention")]
+        n_attended = 0 if type_kv == "F32" else n  # llama.cpp makes them F16 first
+        assert found == ([n, n_attended] if where == api.FUSE_EVERYWHERE else [0, 0])
         r.close()
     assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
 
@@ -153,6 +154,32 @@ def test_text_is_the_same_with_drafts(plain, way, temp):
     llm = load(**WAYS[way])
     assert text(llm, 24, temp=temp) == plain[temp]
     assert counts(llm._engine) == ALWAYS  # a verify leaves the recurrent state alone
+    assert llm._engine.stats().drafted > 0
+    llm.close()
+
+
+Q8 = {"type_k": native.GGML_TYPE_Q8_0, "type_v": native.GGML_TYPE_Q8_0}
+
+
+@pytest.fixture(scope="module")
+def plain_of_q8():
+    llm = load(speculation="off", **Q8)
+    yield {temp: text(llm, 24, temp=temp) for temp in (0.0, 0.8)}
+    assert counts(llm._engine) == OF_TINY
+    llm.close()
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_text_over_a_quantised_cache_is_the_same_with_drafts(plain_of_q8, way):
+    """Keys, queries and values are transformed by the ops, and what attention gives is transformed back."""
+    llm = load(**WAYS[way], **Q8)
+    if way in ("mtp", "dflash"):
+        llm._engine.eval(TOKENS, 0)
+        assert llm._engine.propose(5, 2) == 2
+        found = api.fused(llm._engine, of_drafter=True)
+        assert [found[part] for part in ATTENTION] == [1 if way == "mtp" else 3] * len(ATTENTION)
+    assert {temp: text(llm, 24, temp=temp) for temp in (0.0, 0.8)} == plain_of_q8
+    assert counts(llm._engine) == ALWAYS
     assert llm._engine.stats().drafted > 0
     llm.close()
 
@@ -477,11 +504,12 @@ def test_a_pool_of_few_experts_stays_llama_cpps(gguf):
     pool.close()
 
 
-def test_keys_of_a_targets_features_are_fused():
+@pytest.mark.parametrize("types", [{}, Q8], ids=["", "Q8_0"])
+def test_keys_of_a_targets_features_are_fused(types):
     """Those of all layers of a DFlash drafter at once; it guesses as before."""
     guesses = []
     for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
-        llm = load(where, **WAYS["dflash"])
+        llm = load(where, **WAYS["dflash"], **types)
         llm._engine.eval(TOKENS[:9], 0)
         held = ctypes.c_void_p()
         api.check(_capi.lib.dw_drafter_memory(llm._engine._handle, ctypes.byref(held)))  # it takes what waits

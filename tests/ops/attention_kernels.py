@@ -27,7 +27,12 @@ ATTENTION = [
     {"size": 256, "n_heads": 16, "n_keys": 2},
     {"size": 128, "n_heads": 5, "n_keys": 5},
     {"size": 256, "n_heads": 6, "n_keys": 2},
+    {"kind": "Q8_0", "hadamard": 64},
+    {"kind": "Q8_0", "hadamard": 64, "size": 128, "n_heads": 3, "n_keys": 1},
+    {"kind": "Q8_0", "hadamard": 64, "size": 256, "n_heads": 16, "n_keys": 2},
+    {"kind": "Q8_0", "size": 256, "n_heads": 2, "n_keys": 2},
 ]
+Q8 = {"kind": "Q8_0", "hadamard": 64}
 
 
 def check_attention_of_rows(rng, backend, n, n_cells, **shape):
@@ -56,10 +61,11 @@ def test_attention_over_parts_of_all_sizes(rng, backend):
     check_attention_of_rows(rng, backend, 2, 68000, n_heads=2, n_keys=1)
 
 
+@pytest.mark.parametrize("kind", ["F16", "Q8_0"])
 @pytest.mark.parametrize("size", [64, 256])
-def test_attention_of_more_pairs_than_products_have_rows(rng, backend, size):
+def test_attention_of_more_pairs_than_products_have_rows(rng, backend, size, kind):
     """Then blocks of long caches take twice as many, and the bits of a row are those of a small block."""
-    shape = {"size": size, "n_heads": 2, "n_keys": 1}
+    shape = {"size": size, "n_heads": 2, "n_keys": 1, "kind": kind}
     check_attention_of_rows(rng, backend, 16, 4096 + 150, **shape)
     parents = random_tree(rng, 16)
     case = flash_attention.tree(rng, [parents], 4096 + 64 + int(rng.integers(1, 16)), **shape)
@@ -78,7 +84,7 @@ def test_attention_of_a_node_is_plain_decodes(rng, backend, n, one_stream):
     if n == 5:  # parts of several chunks
         places += [1024 + 64 + int(rng.integers(n + 3)), 1024 + 256 + int(rng.integers(n + 3))]
     for n_cells in (n, *places):
-        for shape in ({}, {"size": 128, "n_heads": 3, "n_keys": 1}, {"n_heads": 2}):
+        for shape in ({}, {"size": 128, "n_heads": 3, "n_keys": 1}, {"n_heads": 2, **Q8}):
             n_trees = 1 if n > 5 or n_cells < 2 * n else 2
             trees = [padded(random_tree(rng, int(rng.integers(1, n + 1))), n) for _ in range(n_trees)]
             case = flash_attention.tree(rng, trees, n_cells, one_stream=one_stream, **shape)
@@ -118,7 +124,7 @@ def test_heads_that_attention_makes_an_input_of(rng, backend, n):
 def test_such_heads_of_trees_streams_and_many_parts(rng, backend):
     shape = {"size": 128, "n_heads": 4, "n_keys": 1}
     check_ahead(rng, backend, flash_attention.tree(rng, [random_tree(rng, 5)] * 2, 80, **shape), "Q4_K")
-    check_ahead(rng, backend, flash_attention.chain(rng, 3, 90, n_streams=2, **shape), "Q4_K")
+    check_ahead(rng, backend, flash_attention.chain(rng, 3, 90, n_streams=2, **shape, **Q8), "Q4_K")
     for n_cells in (64, 16 * 64, 17 * 64, 40 * 64):  # about as many parts as are added up side by side
         check_ahead(rng, backend, flash_attention.chain(rng, 1, n_cells, **shape), "Q4_K")
 
@@ -139,8 +145,9 @@ def test_attention_shows_what_is_no_number_where_it_is_seen(rng, backend, n, whi
     assert not np.isfinite(found[0, -1]).any()
 
 
-def test_attention_of_a_row_that_sees_nothing_is_zero(rng, backend):
-    case = flash_attention.chain(rng, 2, 70)
+@pytest.mark.parametrize("kind", [{}, Q8], ids=["F16", "Q8_0"])
+def test_attention_of_a_row_that_sees_nothing_is_zero(rng, backend, kind):
+    case = flash_attention.chain(rng, 2, 70, **kind)
     case.mask[0, 1] = -np.inf
     found = case.run(backend)
     assert np.isfinite(found).all()

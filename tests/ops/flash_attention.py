@@ -11,7 +11,8 @@ from typing import Any
 import numpy as np
 
 from tests.ops import ggml_graph as ggml
-from tests.ops.layer_part import SETTINGS_AT, Array, Operand, Settings
+from tests.ops.hadamard import transformed
+from tests.ops.layer_part import SETTINGS_AT, Array, Operand, Settings, as_float64, stored_weights
 from tests.ops.trees import batch, path_to
 
 SPARE_ROWS = 5  # of a tree tensor, behind the batch
@@ -24,30 +25,36 @@ class Attention:
     q: Array
     """f32[n_streams, n, H, S]."""
     k: Array
-    """f16[n_streams, n_cells, Hk, S]; v likewise."""
+    """[n_streams, n_cells, Hk, S] of `kind`, as it is stored; v likewise."""
     v: Array
     mask: Array
     """f16[n_streams, n, n_cells]."""
     tree: Array | None = None
     scale: float = 0.1
+    kind: str = "F16"
+    """Of keys and values: F16 or Q8_0."""
+    hadamard: int = 0
+    """Values of the result that are transformed together; 0: none."""
 
     @property
     def operands(self) -> list[Operand]:
         """Return those of both ops; heads and cells as they are stored."""
-        kinds = [(self.q, "F32"), (self.k, "F16"), (self.v, "F16"), (self.mask[:, None], "F16")]
+        kinds = [(self.q, "F32"), (self.k, self.kind), (self.v, self.kind), (self.mask[:, None], "F16")]
         return [*kinds, *([] if self.tree is None else [(self.tree, "I32")])]
 
     def op(self) -> Callable[..., Any]:
         """Return op(context, *sources) for ggml_graph.run."""
         make = ggml.custom("dw_flash_attention", self.q.shape)
-        settings = Settings(0.0, 0, 0, 0, 0, (0, 0, 0, 0), 0.0, self.scale)
 
         def made(context: Any, q: Any, k: Any, v: Any, *others: Any) -> Any:
-            node = make(context, *self._by_head(context, q, k, v), *others)
-            ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
-            return node
+            return self._set(make(context, *self._by_head(context, q, k, v), *others))
 
         return made
+
+    def _set(self, node: Any) -> Any:
+        settings = Settings(0.0, 0, 0, 0, self.hadamard, (0, 0, 0, 0), 0.0, self.scale)
+        ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
+        return node
 
     def stock_op(self) -> Callable[..., Any]:
         """Return ggml's own, which takes no tree."""
@@ -61,7 +68,7 @@ class Attention:
     def _by_head(self, context: Any, q: Any, k: Any, v: Any) -> list[Any]:
         n_streams, n, n_heads, size = self.q.shape
         n_cells, n_keys = self.k.shape[1:3]
-        strides = (self.k[0].nbytes, size * 2, self.k[0, 0].nbytes)
+        strides = (self.k[0].nbytes, self.k[0, 0, 0].nbytes, self.k[0, 0].nbytes)
         return [
             ggml.view(
                 context, q, (n_streams, n_heads, n, size), (self.q[0].nbytes, size * 4, self.q[0, 0].nbytes)
@@ -80,7 +87,6 @@ class Attention:
             n_streams * n * (width + (width + 32) // 4 + 2 * (width // 32 + 2)),
         )  # n_gated of layer-parts.h
         make = ggml.custom("dw_flash_attention", shape)
-        settings = Settings(0.0, 0, 0, 0, 0, (0, 0, 0, 0), 0.0, self.scale)
 
         def made(context: Any, q: Any, k: Any, v: Any, mask: Any, *others: Any) -> Any:
             left = list(others)
@@ -88,9 +94,7 @@ class Attention:
             for gates in left:
                 strides = (gate[0].nbytes, gate[0, 0].nbytes)
                 tree = [*(tree or [None]), ggml.view(context, gates, (n_streams * n, n_heads, size), strides)]
-            node = make(context, *self._by_head(context, q, k, v), mask, *tree)
-            ctypes.memmove(node + SETTINGS_AT, ctypes.byref(settings), ctypes.sizeof(settings))
-            return node
+            return self._set(make(context, *self._by_head(context, q, k, v), mask, *tree))
 
         operands = [*self.operands, *([] if gate is None else [(gate, "F32")])]
         return ggml.run(made, operands, shape, backend=backend, n_threads=2)
@@ -103,11 +107,12 @@ class Attention:
     def wanted(self) -> Array:
         """Return it in float64."""
         group = self.q.shape[2] // self.k.shape[2]
-        k, v = (np.repeat(x, group, axis=2).astype(np.float64) for x in (self.k, self.v))
+        k, v = (np.repeat(as_float64(x, self.kind), group, axis=2) for x in (self.k, self.v))
         scores = np.einsum("srhd,schd->srhc", self.q.astype(np.float64), k) * self.scale
         scores += self.mask[:, :, None].astype(np.float64)
         weights = np.exp(scores - scores.max(-1, keepdims=True))
-        return np.einsum("srhc,schd->srhd", weights / weights.sum(-1, keepdims=True), v)
+        sums = np.einsum("srhc,schd->srhd", weights / weights.sum(-1, keepdims=True), v)
+        return transformed(sums, self.hadamard)
 
     def of_rows(self, rows: Sequence[int]) -> Attention:
         """Return some of the rows of each stream, without a tree."""
@@ -123,7 +128,14 @@ class Attention:
         mask[..., :n] = self.mask[..., :n]
         caches = []
         for x in (self.k, self.v):
-            cache = rng.choice([-np.inf, np.inf, np.nan], (len(x), n_cells, *x.shape[2:])).astype(np.float16)
+            shape = (len(x), n_cells, *x.shape[2:])
+            cache = rng.choice([-np.inf, np.inf, np.nan], shape).astype(np.float16)
+            if self.kind == "Q8_0":
+                cache = rng.integers(0, 256, shape, np.uint8)
+                scales = rng.choice(
+                    np.array([-np.inf, np.inf, np.nan], np.float16), (*shape[:3], shape[3] // 34)
+                )
+                cache.reshape(*shape[:3], -1, 34)[..., :2] = scales[..., None].view(np.uint8)
             cache[:, :n][:, seen[:n]] = x[:, :n][:, seen[:n]]
             caches.append(cache)
         return replace(self, k=caches[0], v=caches[1], mask=mask)
@@ -138,10 +150,12 @@ def chain(
     n_heads: int = 4,
     n_keys: int = 2,
     n_streams: int = 1,
+    kind: str = "F16",
+    hadamard: int = 0,
 ) -> Attention:
     """Return rows at the end of a cache, each of which sees those before it; some cells nobody sees."""
     q = rng.standard_normal((n_streams, n, n_heads, size)).astype(np.float32)
-    k, v = (rng.standard_normal((n_streams, n_cells, n_keys, size)).astype(np.float16) for _ in range(2))
+    k, v = (_cache(rng, (n_streams, n_cells, n_keys, size), kind) for _ in range(2))
     mask = np.full((n_streams, n, n_cells), -np.inf, np.float16)
     for s in range(n_streams):
         first = n_cells - n - int(rng.integers(0, 3)) if n_cells > n + 3 else n_cells - n
@@ -149,7 +163,17 @@ def chain(
         for r in range(n):
             mask[s, r, : first + r + 1] = np.where(holes[: first + r + 1], -np.inf, 0)
             mask[s, r, first : first + r + 1] = 0
-    return Attention(q, k, v, mask, scale=1 / math.sqrt(size))
+    return Attention(q, k, v, mask, scale=1 / math.sqrt(size), kind=kind, hadamard=hadamard)
+
+
+def _cache(rng: np.random.Generator, shape: tuple[int, ...], kind: str) -> Array:
+    """Return keys or values of about 1."""
+    if kind == "F16":
+        return rng.standard_normal(shape).astype(np.float16)
+    stored, _ = stored_weights(rng, shape, kind)
+    scales = stored.reshape(-1, 34)[:, :2]
+    scales[:] = (scales.copy().view(np.float16) * np.float16(10)).view(np.uint8)
+    return stored
 
 
 def tree(
@@ -198,4 +222,4 @@ def as_decoded(
             moved[0, places[place]] = x[stream, cells[at]]
         mask[..., places[place]] = 0
     q = case.q[stream : stream + 1, offset + node : offset + node + 1].copy()
-    return Attention(q, k, v, mask, scale=case.scale)
+    return replace(case, q=q, k=k, v=v, mask=mask, tree=None)

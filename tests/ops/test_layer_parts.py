@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -106,10 +107,12 @@ def test_heads(rng, shape):
 
 def test_attention_of_chains_and_trees(rng):
     """A masked cell changes nothing, so a node has the bits of plain decoding."""
-    for n, n_cells in ((1, 1), (1, 70), (4, 90)):
-        case = flash_attention.chain(rng, n, n_cells, n_streams=2)
+    for n, n_cells, kind in ((1, 1, "F16"), (1, 70, "F16"), (4, 90, "F16"), (1, 70, "Q8_0"), (4, 90, "Q8_0")):
+        case = flash_attention.chain(rng, n, n_cells, n_streams=2, kind=kind)
         np.testing.assert_allclose(case.run(), case.wanted(), rtol=0, atol=2e-6)
         np.testing.assert_allclose(case.run(stock=True), case.wanted(), rtol=0, atol=2e-2)
+        case = replace(case, hadamard=64)
+        np.testing.assert_allclose(case.run(), case.wanted(), rtol=0, atol=2e-6)
     case = flash_attention.chain(rng, 2, 70)
     case.k[0, np.flatnonzero(case.mask[0, 1] == 0).max()] = np.nan
     found = case.run()

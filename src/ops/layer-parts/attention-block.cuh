@@ -3,7 +3,7 @@
 
 #pragma once
 
-#include "ops/door/launch.h"
+#include "ops/layer-parts/cached-values.cuh"
 #include "ops/layer-parts/draft-paths.cuh"
 
 namespace dw::layer_parts {
@@ -13,50 +13,19 @@ constexpr int pairs_of_a_set = 16, chunk = cells_of_a_chunk;
 // Registers hold a chunk's keys and values: enough of them for two blocks a multiprocessor.
 template <int size> constexpr int warps_of_a_tile = size == 256 ? 8 : 4;
 
-// This lane's neighbours in a row of `per_lane` values of 16 bits.
-template <int per_lane> union neighbours {
-    uint32_t words[(per_lane + 1) / 2];
-    uint4    four;
-    uint2    two;
-
-    __device__ __forceinline__ void load(const half * at) {
-        if constexpr (per_lane == 8) {
-            four = *(const uint4 *) at;
-        } else if constexpr (per_lane == 4) {
-            two = *(const uint2 *) at;
-        } else {
-            words[0] = *(const uint32_t *) at;
-        }
-    }
-};
-
-// F16, strides in bytes
-struct half_rows {
-    const char * data;
-    int64_t      head, stream;
-    int          cell; // of few bits, so that an address takes one instruction
-
-    static half_rows from(const ggml_tensor * t) {
-        return { dw::data_of<const char>(t), (int64_t) t->nb[2], (int64_t) t->nb[3], (int) t->nb[1] };
-    }
-    __device__ __forceinline__ half_rows of(int h, int s) const {
-        return { data + h * head + s * stream, head, stream, cell };
-    }
-    __device__ __forceinline__ const half * at(int c) const { return (const half *) (data + (int64_t) c * cell); }
-};
-
 struct attention_arguments {
     const char *    q;
     int64_t         q_row, q_head, q_stream;  // bytes
-    half_rows       k, v, mask;               // mask: a cell is a row
+    strided_rows    k, v, mask;               // mask: F16, a row of it for each row
     bool            masks_are_aligned;        // rows of masks begin at multiples of 8 bytes
     const int32_t * tree;                     // nullptr: rows see cells where they are
     int             tree_rows;                // M of tree
     int      n_rows, n_cells, n_heads, group; // rows of a stream; heads of queries, and of them to a head of keys
     float    scale;
-    float2 * ends; // [streams][parts][pairs]: greatest score, sum of weights
-    float *  sums; // [streams][parts][pairs][size]
-    float *  out;  // [streams][rows][heads][size]
+    bool     is_transformed; // the result is: hadamard.h, 64 values at a time
+    float2 * ends;           // [streams][parts][pairs]: greatest score, sum of weights
+    float *  sums;           // [streams][parts][pairs][size]
+    float *  out;            // [streams][rows][heads][size]
 
     __host__ __device__ __forceinline__ int n_pairs() const { return n_rows * n_heads; }
 };

@@ -8,13 +8,13 @@
 
 namespace dw::layer_parts {
 
-template <int size, int n_sets> class attention_scores {
+template <ggml_type type, int size, int n_sets> class attention_scores {
     static constexpr int n_eights = chunk / (8 * warps_of_a_tile<size>); // eight cells whose scores a warp computes
     static constexpr int n_chains = 2 / n_eights; // sums of a score, so that two are on their way
     static constexpr int n_steps  = size / 32;    // of 32 values of a key
 
   public:
-    __device__ __forceinline__ attention_scores(const half_rows & k, block_memory<size, n_sets> & memory) :
+    __device__ __forceinline__ attention_scores(const strided_rows & k, block_memory<size, n_sets> & memory) :
         memory_(memory),
         k_(k),
         warp_(threadIdx.x / 32),
@@ -24,10 +24,10 @@ template <int size, int n_sets> class attention_scores {
     template <class Cells> __device__ __forceinline__ void load(const Cells & cell_of) {
 #pragma unroll
         for (int eight = 0; eight < n_eights; ++eight) {
-            const half * key = k_.at(cell_of(8 * (n_eights * warp_ + eight) + lane_ / 4)) + lane_ % 4 * 8;
+            const char * key = k_.at(cell_of(8 * (n_eights * warp_ + eight) + lane_ / 4));
 #pragma unroll
             for (int step = 0; step < n_steps; ++step) {
-                keys_[eight][step].load(key + 32 * step);
+                keys_[eight][step].load(key, 32 * step + lane_ % 4 * 8);
             }
         }
     }
@@ -47,9 +47,9 @@ template <int size, int n_sets> class attention_scores {
                 const uint32_t second[] = { a.words[2], b.words[2], a.words[3], b.words[3] };
 #pragma unroll
                 for (int eight = 0; eight < n_eights; ++eight) {
-                    const uint32_t * words = keys_[eight][step].words;
-                    ptx::multiply_16_bits(d[eight][0], first, make_uint2(words[0], words[1]));
-                    ptx::multiply_16_bits(d[eight][n_chains - 1], second, make_uint2(words[2], words[3]));
+                    const auto & key = keys_[eight][step];
+                    ptx::multiply_16_bits(d[eight][0], first, make_uint2(key.two(0), key.two(1)));
+                    ptx::multiply_16_bits(d[eight][n_chains - 1], second, make_uint2(key.two(2), key.two(3)));
                 }
             }
             store_scores(d, low, row);
@@ -75,9 +75,9 @@ template <int size, int n_sets> class attention_scores {
     }
 
     block_memory<size, n_sets> & memory_;
-    half_rows                    k_;
+    strided_rows                 k_;
     int                          warp_, lane_;
-    neighbours<8>                keys_[n_eights][n_steps]; // of the chunk that is computed, or the one behind it
+    cached_values<type, 8>       keys_[n_eights][n_steps]; // of the chunk that is computed, or the one behind it
 };
 
 } // namespace dw::layer_parts

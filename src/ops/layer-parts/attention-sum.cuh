@@ -5,6 +5,7 @@
 
 #include "ops/door/chain.cuh"
 #include "ops/layer-parts/attention-block.cuh"
+#include "ops/layer-parts/hadamard.cuh"
 #include "ops/layer-parts/rows.cuh"
 
 namespace dw::layer_parts {
@@ -90,6 +91,12 @@ __device__ __forceinline__ float4 sum_of_all(const float4 * sums, const float * 
     return w == 0.0f ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : make_float4(x.x / w, x.y / w, x.z / w, x.w / w);
 }
 
+__device__ __forceinline__ float4 transformed(float4 x) {
+    float values[] = { x.x, x.y, x.z, x.w };
+    apply_hadamard_of_64(values);
+    return make_float4(values[0], values[1], values[2], values[3]);
+}
+
 // blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these. is_single: of one row, which
 // keeps_shared (chain.cuh); that is an attribute of a function, so there are two of the same code.
 template <bool is_single> __global__ void __launch_bounds__(threads_of_a_join)
@@ -128,7 +135,7 @@ template <bool is_single> __global__ void __launch_bounds__(threads_of_a_join)
     if (threadIdx.x >= 32) {
         return;
     }
-    const float4 x = sum_of_all(sums, weights);
+    const float4 x = a.is_transformed ? transformed(sum_of_all(sums, weights)) : sum_of_all(sums, weights);
     if (which == 0) {
         *(float4 *) &a.out[((int64_t) row * a.n_heads + head) * size + value] = x;
     }

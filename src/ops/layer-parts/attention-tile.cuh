@@ -16,7 +16,7 @@
 
 namespace dw::layer_parts {
 
-template <int size, int n_sets> class attention_tile {
+template <ggml_type type, int size, int n_sets> class attention_tile {
     static constexpr int n_pairs = n_sets * pairs_of_a_set, n_warps = warps_of_a_tile<size>;
     // Keys and values are read while the chunk before is computed. Two sets of large heads leave no registers for that
     // if two blocks are to share a multiprocessor: then one block computes while the other waits, and only L2 reads
@@ -163,12 +163,13 @@ template <int size, int n_sets> class attention_tile {
 
     __device__ __forceinline__ static int quad(int i) { return threadIdx.x + i * 32 * n_warps; }
 
-    // a chunk into L2, by lines of 64 values
+    // a chunk into L2, by lines
     __device__ __forceinline__ void prefetch(int first) const {
-        constexpr int n_lines = chunk * size / 64, n_threads = 32 * n_warps;
+        constexpr int line = 128, of_cell = (bytes_of<type, size> + line - 1) / line;
+        constexpr int n_lines = chunk * of_cell, n_threads = 32 * n_warps;
         static_assert(n_lines <= n_threads, "a thread has a line");
-        const int cell = min(first + (int) threadIdx.x / (size / 64), a_.n_cells - 1);
-        const int at   = threadIdx.x % (size / 64) * 64;
+        const int cell = min(first + (int) threadIdx.x / of_cell, a_.n_cells - 1);
+        const int at   = threadIdx.x % of_cell * line;
         if (n_lines == n_threads || threadIdx.x < n_lines) {
             ptx::prefetch_l2(k_.at(cell) + at);
             ptx::prefetch_l2(v_.at(cell) + at);
@@ -208,13 +209,13 @@ template <int size, int n_sets> class attention_tile {
         return __ballot_sync(0xffffffff, differs) == 0;
     }
 
-    const attention_arguments &     a_;
-    block_memory<size, n_sets> &    memory_;
-    int                             stream_;
-    half_rows                       k_, v_;
-    attention_scores<size, n_sets>  scores_;
-    attention_weights<size, n_sets> weights_;
-    attention_values<size, n_sets>  values_;
+    const attention_arguments &          a_;
+    block_memory<size, n_sets> &         memory_;
+    int                                  stream_;
+    strided_rows                         k_, v_;
+    attention_scores<type, size, n_sets> scores_;
+    attention_weights<size, n_sets>      weights_;
+    attention_values<type, size, n_sets> values_;
 };
 
 } // namespace dw::layer_parts

@@ -8,13 +8,13 @@
 
 namespace dw::layer_parts {
 
-template <int size, int n_sets> class attention_values {
+template <ggml_type type, int size, int n_sets> class attention_values {
     static constexpr int of_warp  = size / warps_of_a_tile<size>; // values of the result
     static constexpr int per_lane = of_warp / 8;                  // of them, neighbours
     static constexpr int n_cuts   = chunk / 16;                   // of a chunk's cells, 16 a product
 
   public:
-    __device__ __forceinline__ attention_values(const half_rows & v, block_memory<size, n_sets> & memory) :
+    __device__ __forceinline__ attention_values(const strided_rows & v, block_memory<size, n_sets> & memory) :
         memory_(memory),
         v_(v),
         warp_(threadIdx.x / 32),
@@ -33,7 +33,7 @@ template <int size, int n_sets> class attention_values {
 #pragma unroll
             for (int i = 0; i < 4; ++i) { // of a product: cells 2 (lane % 4) and the next, and 8 behind them
                 const int cell = cell_of(16 * cut + lane_ % 4 * 2 + i % 2 + i / 2 * 8);
-                values_[cut][i].load(v_.at(cell) + warp_ * of_warp + lane_ / 4 * per_lane);
+                values_[cut][i].load(v_.at(cell), warp_ * of_warp + lane_ / 4 * per_lane);
             }
         }
     }
@@ -60,10 +60,7 @@ template <int size, int n_sets> class attention_values {
             const uint64_t seen = seen_by(0);
 #pragma unroll
             for (int i = 0; i < n_cuts * 4; ++i) {
-#pragma unroll
-                for (uint32_t & word : values_[i / 4][i % 4].words) {
-                    word = is_seen(seen, i / 4, i % 4) ? word : 0;
-                }
+                values_[i / 4][i % 4].keep_if(is_seen(seen, i / 4, i % 4));
             }
         }
 #pragma unroll
@@ -162,17 +159,17 @@ template <int size, int n_sets> class attention_values {
         uint32_t words[4];
 #pragma unroll
         for (int i = 0; i < 4; ++i) {
-            words[i] = is_seen(seen, cut, i) ? values_[cut][i].words[j / 2] : 0;
+            words[i] = is_seen(seen, cut, i) ? values_[cut][i].two(j / 2) : 0;
         }
         const uint32_t pick = j % 2 ? 0x7632 : 0x5410;
         return make_uint2(__byte_perm(words[0], words[1], pick), __byte_perm(words[2], words[3], pick));
     }
 
-    block_memory<size, n_sets> & memory_;
-    half_rows                    v_;
-    int                          warp_, lane_;
-    float                        sums_[n_sets][per_lane][4];
-    neighbours<per_lane>         values_[n_cuts][4]; // of the chunk that is computed, or the one behind it
+    block_memory<size, n_sets> &  memory_;
+    strided_rows                  v_;
+    int                           warp_, lane_;
+    float                         sums_[n_sets][per_lane][4];
+    cached_values<type, per_lane> values_[n_cuts][4]; // of the chunk that is computed, or the one behind it
 };
 
 } // namespace dw::layer_parts

@@ -36,7 +36,7 @@ template <int size, int n_sets> class attention_weights {
         uint32_t           found      = by_four ? 0 : (end - first + chunk - 1) / chunk;
         for (int i = threadIdx.x; by_four && i < memory_.n_of_rows * n; i += n_threads) {
             neighbours<4> masks;
-            masks.load(a_.mask.of(0, stream).at(memory_.first_row + i / n) + first + i % n * 4);
+            masks.load(mask_of(memory_.first_row + i / n, stream) + first + i % n * 4);
             const bool is_seen = masks.words[0] != two_hidden || masks.words[1] != two_hidden;
             found              = max(found, is_seen ? (uint32_t) (i % n * 4 / chunk + 1) : 0);
         }
@@ -51,7 +51,7 @@ template <int size, int n_sets> class attention_weights {
 #pragma unroll
         for (int turn = 0; turn < n_turns; ++turn) {
             if (pair_of(turn) < n_pairs) {
-                const half * mask = a_.mask.of(0, stream).at(max(memory_.rows[pair_of(turn)], 0));
+                const half * mask = mask_of(max(memory_.rows[pair_of(turn)], 0), stream);
                 if (by_four) {
                     masks_[turn][0].load(mask + place(first, 0));
                     masks_[turn][1].load(mask + place(first, 4));
@@ -84,6 +84,9 @@ template <int size, int n_sets> class attention_weights {
     }
 
   private:
+    __device__ __forceinline__ const half * mask_of(int row, int stream) const {
+        return (const half *) a_.mask.of(0, stream).at(row);
+    }
     __device__ __forceinline__ static int pair_of(int turn) { return (threadIdx.x + turn * n_threads) / n_lanes; }
     __device__ __forceinline__ int place(int first, int i) const { return first + 4 * lane_ + i % 4 + i / 4 * 32; }
 

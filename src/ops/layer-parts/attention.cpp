@@ -1,5 +1,6 @@
 // The middle of an attention layer on the CPU, up to the attention itself: layer-parts.h.
 
+#include "ops/layer-parts/hadamard.h"
 #include "ops/layer-parts/layer-parts.h"
 #include "ops/layer-parts/reference.h"
 #include "ops/layer-parts/rotation.h"
@@ -32,35 +33,38 @@ void rotate(values & head, const settings & with, const ggml_tensor * positions,
 }
 
 // Writes values `first`.. of the cache's row that `cells` names for row `row`.
-void store(const float * from, int64_t n_values, ggml_tensor * cache, const ggml_tensor * cells, int64_t row,
-           int64_t first) {
-    char * to = (char *) cache->data + ((const int64_t *) cells->data)[row] * cache->nb[1];
-    if (cache->type == GGML_TYPE_F16) {
-        ggml_fp32_to_fp16_row(from, (ggml_fp16_t *) to + first, n_values);
+void store(const values & from, ggml_tensor * cache, const ggml_tensor * cells, int64_t row, int64_t first) {
+    char *        to = (char *) cache->data + ((const int64_t *) cells->data)[row] * cache->nb[1];
+    const int64_t n  = (int64_t) from.size();
+    if (cache->type == GGML_TYPE_F32) {
+        std::copy(from.begin(), from.end(), (float *) to + first);
     } else {
-        std::copy(from, from + n_values, (float *) to + first);
+        ggml_get_type_traits(cache->type)->from_float_ref(from.data(), to + ggml_row_size(cache->type, first), n);
     }
 }
 
 void run_heads(ggml_tensor * dst, int ith, int nth, void *) {
     ggml_tensor * const * src  = dst->src;
     const settings        with = settings_of(dst);
-    const int64_t         n = dst->ne[2], size = dst->ne[0];
+    const int64_t         size = src[op::q]->ne[0], n_heads = src[op::q]->ne[1], n = src[op::q]->ne[2];
     const auto            turned = [&](int which, int norm, int64_t head, int64_t row) {
         values found = normalised(head_of(src[which], head, row), (const float *) src[norm]->data, size, with.epsilon);
         rotate(found, with, src[op::positions], n, row);
+        apply_hadamard(found.data(), size, with.k_hadamard);
         return found;
     };
     for (int64_t row = ith; row < n; row += nth) {
-        for (int64_t head = 0; head < dst->ne[1]; ++head) {
+        for (int64_t head = 0; head < n_heads; ++head) {
             const values query = turned(op::q, op::q_norm, head, row);
-            std::copy(query.begin(), query.end(), (float *) dst->data + (row * dst->ne[1] + head) * size);
+            std::copy(query.begin(), query.end(), (float *) dst->data + (row * n_heads + head) * size);
         }
         for (int64_t head = 0; head < src[op::k]->ne[1]; ++head) {
-            store(turned(op::k, op::k_norm, head, row).data(), size, src[op::k_cache], src[op::k_cells], row,
-                  head * size);
+            store(turned(op::k, op::k_norm, head, row), src[op::k_cache], src[op::k_cells], row, head * size);
         }
-        store(row_of(src[op::v], row), src[op::v]->ne[0], src[op::v_cache], src[op::v_cells], row, 0);
+        const float * const first = row_of(src[op::v], row);
+        values              v(first, first + src[op::v]->ne[0]);
+        apply_hadamard(v.data(), (int64_t) v.size(), with.v_hadamard);
+        store(v, src[op::v_cache], src[op::v_cells], row, 0);
     }
 }
 

@@ -3,6 +3,8 @@
 
 #include "ops/door/launch.h"
 #include "ops/layer-parts/dots.cuh"
+#include "ops/layer-parts/hadamard.cuh"
+#include "ops/layer-parts/hadamard.h"
 #include "ops/layer-parts/rotation.h"
 
 namespace {
@@ -29,14 +31,23 @@ struct heads_of {
 
 // a row of a KV cache
 struct cache_row {
-    char * data;
-    bool   is_half;
+    char *    data;
+    ggml_type type;
 
+    // Value i of the row. Of Q8_0 all lanes write, each the value behind its neighbour's, and lane 0 a block's first;
+    // rounded as ggml rounds.
     __device__ __forceinline__ void write(int i, float x) const {
-        if (is_half) {
+        if (type == GGML_TYPE_F16) {
             ((half *) data)[i] = __float2half(x);
-        } else {
+        } else if (type == GGML_TYPE_F32) {
             ((float *) data)[i] = x;
+        } else {
+            const float  scale = most_of_lanes(fabsf(x)) / 127.0f;
+            block_q8_0 & to    = ((block_q8_0 *) data)[i / QK8_0];
+            to.qs[i % QK8_0]   = (int8_t) roundf(scale > 0.0f ? x * (1.0f / scale) : 0.0f);
+            if (i % QK8_0 == 0) {
+                to.d = __float2half(scale);
+            }
         }
     }
 };
@@ -46,13 +57,12 @@ struct cache_rows {
     char *          data;
     int64_t         stride; // bytes
     const int64_t * cells;
-    bool            is_half;
+    ggml_type       type;
 
     static cache_rows from(const ggml_tensor * cache, const ggml_tensor * cells) {
-        return { dw::data_of<char>(cache), (int64_t) cache->nb[1], dw::data_of<const int64_t>(cells),
-                 cache->type == GGML_TYPE_F16 };
+        return { dw::data_of<char>(cache), (int64_t) cache->nb[1], dw::data_of<const int64_t>(cells), cache->type };
     }
-    __device__ __forceinline__ cache_row of(int row) const { return { data + cells[row] * stride, is_half }; }
+    __device__ __forceinline__ cache_row of(int row) const { return { data + cells[row] * stride, type }; }
 };
 
 struct head_arguments {
@@ -83,15 +93,21 @@ struct turned {
     }
 };
 
+// to[j] becomes value lane + 32 j of a head; behind its end 0.
+__device__ __forceinline__ void load_head(float (&to)[values_of_lane], const float * from, int size) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < values_of_lane; ++j) {
+        to[j] = lane + 32 * j < size ? from[lane + 32 * j] : 0.0f;
+    }
+}
+
 // rms_norm(from) * norm, turned, of a head; `values` are a warp's. norm: this lane's.
 __device__ __forceinline__ void finish_head(const head_arguments & a, const float *             from,
                                             const float (&norm)[values_of_lane], const turned & by, float * values) {
     const int lane = threadIdx.x % 32, half_size = a.with.n_dims / 2;
     float     mine[values_of_lane], sum          = 0.0f;
-#pragma unroll
-    for (int j = 0; j < values_of_lane; ++j) {
-        mine[j] = lane + 32 * j < a.size ? from[lane + 32 * j] : 0.0f;
-    }
+    load_head(mine, from, a.size);
 #pragma unroll
     for (int j = 0; j < values_of_lane; ++j) {
         sum += mine[j] * mine[j];
@@ -135,28 +151,31 @@ __global__ void heads_of_attention(head_arguments a, int n_all) {
     if (which >= n_all) {
         return;
     }
+    float     mine[values_of_lane];
+    const int first = (is_value ? head - a.n_keys : head) * a.size; // of the row
     if (is_value) {
-        const int first = (head - a.n_keys) * a.size;
-        for (int i = lane; i < a.size; i += 32) {
-            cell.write(first + i, a.v.of(0, r)[first + i]);
-        }
-        return;
+        load_head(mine, a.v.of(0, r) + first, a.size);
+    } else {
+        finish_head(a, is_query ? a.q.of(head, r) : a.k.of(head, r), norm, by, heads[threadIdx.x / 32]);
+        load_head(mine, heads[threadIdx.x / 32], a.size);
     }
-    float * const values = heads[threadIdx.x / 32];
-    finish_head(a, is_query ? a.q.of(head, r) : a.k.of(head, r), norm, by, values);
-    for (int i = lane; i < a.size; i += 32) {
-        if (is_query) {
-            a.out[((int64_t) r * a.n_heads + head) * a.size + i] = values[i];
-        } else {
-            cell.write(head * a.size + i, values[i]);
+    if (const int n = is_value ? a.with.v_hadamard : a.with.k_hadamard) {
+        apply_hadamard(mine, n);
+    }
+#pragma unroll
+    for (int j = 0; j < values_of_lane; ++j) {
+        const int i = lane + 32 * j;
+        if (i < a.size && is_query) {
+            a.out[((int64_t) r * a.n_heads + head) * a.size + i] = mine[j];
+        } else if (i < a.size) {
+            cell.write(first + i, mine[j]);
         }
     }
 }
 
 bool is_cache(const ggml_tensor * cache, const ggml_tensor * cells, int64_t width, int64_t n) {
-    return (cache->type == GGML_TYPE_F16 || cache->type == GGML_TYPE_F32) && cache->ne[0] == width &&
-           cache->nb[0] == ggml_type_size(cache->type) && cells->type == GGML_TYPE_I64 && ggml_is_contiguous(cells) &&
-           ggml_nelements(cells) == n;
+    return cache->ne[0] == width && cache->nb[0] == ggml_type_size(cache->type) && cells->type == GGML_TYPE_I64 &&
+           ggml_is_contiguous(cells) && ggml_nelements(cells) == n;
 }
 
 bool takes(const ggml_tensor * dst) {
@@ -172,7 +191,9 @@ bool takes(const ggml_tensor * dst) {
     return dw::is_f32(dst) && ggml_is_contiguous(dst) && ggml_nelements(dst) == ggml_nelements(q) && dw::is_f32(q) &&
            dw::is_f32(k) && dw::is_f32(v) && size <= max_head && k->ne[0] == size && k->ne[2] == n && v->ne[1] == n &&
            v->ne[0] % size == 0 && n >= 1 && n <= max_rows && with.n_dims % 2 == 0 && with.n_dims > 0 &&
-           with.n_dims <= size && dw::is_i32(src[op::positions]) && ggml_nelements(src[op::positions]) == n_positions &&
+           with.n_dims <= size && is_heads_cache(src[op::k_cache]->type, size, with.k_hadamard) &&
+           is_heads_cache(src[op::v_cache]->type, size, with.v_hadamard) && dw::is_i32(src[op::positions]) &&
+           ggml_nelements(src[op::positions]) == n_positions &&
            is_cache(src[op::k_cache], src[op::k_cells], size * k->ne[1], n) &&
            is_cache(src[op::v_cache], src[op::v_cells], v->ne[0], n);
 }
@@ -189,10 +210,10 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
                                    cache_rows::from(src[op::k_cache], src[op::k_cells]),
                                    cache_rows::from(src[op::v_cache], src[op::v_cells]),
                                    dw::data_of<float>(dst),
-                                   (int) dst->ne[0],
-                                   (int) dst->ne[1],
+                                   (int) src[op::q]->ne[0],
+                                   (int) src[op::q]->ne[1],
                                    (int) src[op::k]->ne[1],
-                                   (int) dst->ne[2],
+                                   (int) src[op::q]->ne[2],
                                    settings_of(dst),
                                    step_of(settings_of(dst)) };
     const int            n_all = a.n_heads + a.n_keys + (int) (v->ne[0] / a.size);

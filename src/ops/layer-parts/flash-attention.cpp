@@ -1,6 +1,7 @@
 // Attention of few rows on the CPU: layer-parts.h. Cells are visited one after another, so what is masked between them
 // changes nothing.
 
+#include "ops/layer-parts/hadamard.h"
 #include "ops/layer-parts/layer-parts.h"
 #include "ops/layer-parts/reference.h"
 
@@ -18,9 +19,9 @@ const char * row_at(const ggml_tensor * t, int64_t i, int64_t j, int64_t s) {
     return (const char *) t->data + i * t->nb[1] + j * t->nb[2] + s * t->nb[3];
 }
 
-// n values of F16
-void load(values & to, const char * from) {
-    ggml_fp16_to_fp32_row((const ggml_fp16_t *) from, to.data(), (int64_t) to.size());
+// n values of a type
+void load(values & to, const char * from, ggml_type type) {
+    ggml_get_type_traits(type)->to_float(from, to.data(), (int64_t) to.size());
 }
 
 // dst of row r, head h, stream s
@@ -33,10 +34,10 @@ void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
     values              bias(n_cells), scores(n_cells, -INFINITY), cell(size);
     std::vector<double> sums(size, 0.0);
     double              total = 0.0;
-    load(bias, row_at(src[op::mask], r, 0, s));
+    load(bias, row_at(src[op::mask], r, 0, s), GGML_TYPE_F16);
     for (int64_t c = 0; c < n_cells; ++c) {
         if (bias[c] > -INFINITY) {
-            load(cell, row_at(k, c, key_head, s));
+            load(cell, row_at(k, c, key_head, s), k->type);
             scores[c] =
                 bias[c] + (float) (std::inner_product(query, query + size, cell.data(), 0.0) * settings_of(dst).scale);
         }
@@ -45,7 +46,7 @@ void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
     for (int64_t c = 0; c < n_cells; ++c) {
         if (bias[c] > -INFINITY) {
             const double weight = std::exp((double) scores[c] - most);
-            load(cell, row_at(v, c, key_head, s));
+            load(cell, row_at(v, c, key_head, s), v->type);
             total += weight;
             for (int64_t i = 0; i < size; ++i) {
                 sums[i] += weight * cell[i];
@@ -55,6 +56,7 @@ void attend(ggml_tensor * dst, int64_t r, int64_t h, int64_t s) {
     for (int64_t i = 0; i < size; ++i) {
         out[i] = total == 0.0 ? 0.0f : (float) (sums[i] / total);
     }
+    apply_hadamard(out, size, settings_of(dst).v_hadamard);
 }
 
 void run(ggml_tensor * dst, int ith, int nth, void *) {

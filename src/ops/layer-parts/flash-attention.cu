@@ -17,15 +17,15 @@ __device__ __forceinline__ int part_of_block() {
 }
 
 // blocks: (tile of a stream, head of keys, part): those that read the same cells run together
-template <int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_a_tile<size>, 2)
+template <ggml_type type, int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_a_tile<size>, 2)
     attend(const __grid_constant__ attention_arguments a) {
     __shared__ block_memory<size, n_sets> memory;
     ggml_cuda_pdl_lc();
-    const int                    at    = part_of_block();
-    const attention_part         part  = attention_part::of(at);
-    const int                    first = part.first * chunk;
-    attention_tile<size, n_sets> tile(a, memory);
-    const int                    end = tile.prepare(first, min(first + part.n * chunk, a.n_cells));
+    const int                          at    = part_of_block();
+    const attention_part               part  = attention_part::of(at);
+    const int                          first = part.first * chunk;
+    attention_tile<type, size, n_sets> tile(a, memory);
+    const int                          end = tile.prepare(first, min(first + part.n * chunk, a.n_cells));
     ggml_cuda_pdl_sync();
     if (end == first) { // what is written may lie where a kernel before this one reads
         return tile.write_nothing(at);
@@ -42,21 +42,33 @@ template <int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_
     tile.write(at);
 }
 
-template <int size, int n_sets> void launch_for(const attention_arguments & a, int n_parts, int n_streams,
-                                                const head_gates & gates, cudaStream_t stream) {
-    const int n_tiles = attention_tile<size, n_sets>::n_tiles(a);
+template <ggml_type type, int size, int n_sets> void
+launch_for(const attention_arguments & a, int n_parts, int n_streams, const head_gates & gates, cudaStream_t stream) {
+    const int n_tiles = attention_tile<type, size, n_sets>::n_tiles(a);
     ggml_cuda_kernel_launch(
-        attend<size, n_sets>,
+        attend<type, size, n_sets>,
         { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile<size>), 0, stream }, a);
     launch_join(a, n_parts, size, n_streams, gates, stream);
 }
 
 // Two sets of pairs read each cell once, and wait longer for the first.
-template <int size> void launch_for(const attention_arguments & a, int n_parts, int n_streams, const head_gates & gates,
-                                    cudaStream_t stream) {
+template <ggml_type type, int size> void launch_for(const attention_arguments & a, int n_parts, int n_streams,
+                                                    const head_gates & gates, cudaStream_t stream) {
     const bool by_two = a.n_rows * a.group > pairs_of_a_set && a.n_cells >= least_cells_of_two_sets;
-    return by_two ? launch_for<size, 2>(a, n_parts, n_streams, gates, stream)
-                  : launch_for<size, 1>(a, n_parts, n_streams, gates, stream);
+    return by_two ? launch_for<type, size, 2>(a, n_parts, n_streams, gates, stream)
+                  : launch_for<type, size, 1>(a, n_parts, n_streams, gates, stream);
+}
+
+template <ggml_type type> void launch_for(const attention_arguments & a, int64_t size, int n_parts, int n_streams,
+                                          const head_gates & gates, cudaStream_t stream) {
+    switch (size) {
+        case 64:
+            return launch_for<type, 64>(a, n_parts, n_streams, gates, stream);
+        case 128:
+            return launch_for<type, 128>(a, n_parts, n_streams, gates, stream);
+        default:
+            return launch_for<type, 256>(a, n_parts, n_streams, gates, stream);
+    }
 }
 
 // Of queries [S, n, H, n_streams], and so of the result.
@@ -74,8 +86,9 @@ struct attention_shape {
 
 bool is_cache(const ggml_tensor * t, const attention_shape & of) {
     const size_t odd = (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3];
-    return t->type == GGML_TYPE_F16 && t->nb[0] == sizeof(half) && odd % 16 == 0 && t->ne[0] == of.size &&
-           t->nb[1] <= INT_MAX && t->ne[3] == of.n_streams && of.n_heads % t->ne[2] == 0;
+    return is_attention_type(t->type) && t->nb[0] == ggml_type_size(t->type) &&
+           odd % (t->type == GGML_TYPE_F16 ? 16 : 4) == 0 && t->ne[0] == of.size && t->nb[1] <= INT_MAX &&
+           t->ne[3] == of.n_streams && of.n_heads % t->ne[2] == 0;
 }
 
 bool is_gate(const ggml_tensor * t, const attention_shape & of) {
@@ -106,10 +119,12 @@ bool takes(const ggml_tensor * dst) {
     return is_attention_size(of.size) && dw::is_f32(dst) && ggml_is_contiguous(dst) && dw::is_f32(q) &&
            (goes_on(dst) || (!gate && ggml_nelements(dst) == of.n_rows() * of.width())) &&
            ((uintptr_t) q->data | q->nb[1] | q->nb[2] | q->nb[3]) % 16 == 0 && is_cache(src[op::k], of) &&
-           is_cache(src[op::v], of) && src[op::k]->ne[1] == src[op::v]->ne[1] &&
-           src[op::k]->ne[2] == src[op::v]->ne[2] && mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(half) &&
-           mask->ne[0] == src[op::k]->ne[1] && mask->ne[1] >= of.n && mask->ne[2] == 1 && mask->ne[3] == of.n_streams &&
-           mask->nb[1] <= INT_MAX && of.n >= 1 && of.n_rows() <= max_rows && dw::ptx::has_products() &&
+           is_cache(src[op::v], of) && src[op::k]->type == src[op::v]->type &&
+           (settings_of(dst).v_hadamard == 0 || settings_of(dst).v_hadamard == 64) &&
+           src[op::k]->ne[1] == src[op::v]->ne[1] && src[op::k]->ne[2] == src[op::v]->ne[2] &&
+           mask->type == GGML_TYPE_F16 && mask->nb[0] == sizeof(half) && mask->ne[0] == src[op::k]->ne[1] &&
+           mask->ne[1] >= of.n && mask->ne[2] == 1 && mask->ne[3] == of.n_streams && mask->nb[1] <= INT_MAX &&
+           of.n >= 1 && of.n_rows() <= max_rows && dw::ptx::has_products() &&
            n_attention_parts(src[op::k]->ne[1]) <= most_parts &&
            (!tree || (dw::is_i32(tree) && tree->ne[0] >= of.n_rows() && tree->ne[1] == 4)) &&
            (!gate || is_gate(gate, of));
@@ -141,9 +156,9 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     a.q_row                  = (int64_t) q->nb[1];
     a.q_head                 = (int64_t) q->nb[2];
     a.q_stream               = (int64_t) q->nb[3];
-    a.k                      = half_rows::from(src[op::k]);
-    a.v                      = half_rows::from(src[op::v]);
-    a.mask                   = half_rows::from(mask);
+    a.k                      = strided_rows::from(src[op::k]);
+    a.v                      = strided_rows::from(src[op::v]);
+    a.mask                   = strided_rows::from(mask);
     a.masks_are_aligned      = ((uintptr_t) mask->data | mask->nb[1] | mask->nb[3]) % 8 == 0;
     a.tree                   = tree ? dw::data_of<const int32_t>(tree) : nullptr;
     a.tree_rows              = tree ? (int) tree->ne[0] : 0;
@@ -152,18 +167,16 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     a.n_heads                = (int) of.n_heads;
     a.group                  = (int) (of.n_heads / src[op::k]->ne[2]);
     a.scale                  = settings_of(dst).scale;
+    a.is_transformed         = settings_of(dst).v_hadamard > 0;
     a.ends                   = (float2 *) with.workspace;
     a.sums                   = (float *) ((char *) with.workspace + bytes_of_ends(dst));
     a.out                    = dw::data_of<float>(dst);
     const head_gates gates   = gates_of(dst);
     const int        n_parts = n_attention_parts(a.n_cells), n_streams = (int) of.n_streams;
-    switch (of.size) {
-        case 64:
-            return launch_for<64>(a, n_parts, n_streams, gates, with.stream);
-        case 128:
-            return launch_for<128>(a, n_parts, n_streams, gates, with.stream);
-        default:
-            return launch_for<256>(a, n_parts, n_streams, gates, with.stream);
+    if (src[op::k]->type == GGML_TYPE_F16) {
+        launch_for<GGML_TYPE_F16>(a, of.size, n_parts, n_streams, gates, with.stream);
+    } else {
+        launch_for<GGML_TYPE_Q8_0>(a, of.size, n_parts, n_streams, gates, with.stream);
     }
 }
 

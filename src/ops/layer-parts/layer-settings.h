@@ -39,6 +39,11 @@ constexpr bool is_attention_size(int64_t size) {
     return size == 64 || size == 128 || size == 256;
 }
 
+// Types of a KV cache whose keys and values flash_attention reads.
+constexpr bool is_attention_type(ggml_type type) {
+    return type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0;
+}
+
 constexpr bool is_product_type(ggml_type type) {
     for (ggml_type each : product_types) {
         if (each == type) {
@@ -51,8 +56,11 @@ constexpr bool is_product_type(ggml_type type) {
 // What a node says beside its operands. It lies behind the layer pointer and fills what is left of op_params, so fields
 // that no op has both of share their place.
 struct settings {
-    float   epsilon = 0.0f; // of the norm
-    int32_t n_used  = 0;    // k
+    float epsilon = 0.0f; // of the norm
+    union {
+        int32_t n_used = 0; // k
+        int32_t k_hadamard; // values of a key, and of a query, that are transformed together; 0: none (hadamard.h)
+    };
     union {
         int32_t is_joint = 0; // gate and up are one tensor of 2 F rows, the gate's first; both operands name it
         int32_t is_open;      // the dw_expert_slots behind dw_choice chooses
@@ -62,7 +70,10 @@ struct settings {
         int32_t n_dims;    // values of a head that turn with its position
         int32_t n_experts; // E
     };
-    int32_t n_keys = 0; // Hk, key heads
+    union {
+        int32_t n_keys = 0; // Hk, key heads
+        int32_t v_hadamard; // as k_hadamard, of values
+    };
     union {
         uint8_t planes[4] = {}; // of the indices of gate and up, and of down; then unused
         uint8_t sections[4];    // of pairs, by the position that they take

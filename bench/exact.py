@@ -28,6 +28,7 @@ from draftwood.generate.generation import Base
 from oracle import OracleLlama
 from queued import QueuedLlama
 from same_text import (
+    CACHES,
     LONGEST,
     SAMPLING,
     Tally,
@@ -91,11 +92,9 @@ def run_model(
     tally: Tally,
     *,
     trained: bool,
-    threads: int | None,
-    gpu_layers: int,
+    common: dict[str, Any],
 ) -> None:
-    """Compare every way with plain decode on one model and print a line per way."""
-    common = settings(threads, gpu_layers=gpu_layers)
+    """Compare every way with plain decode on one model and print a line per way; common: `settings`."""
     samplings = {**SAMPLING, "grammar": {"temp": 0.8, "grammar": GRAMMAR}} if trained else SAMPLING
     plain_llm = Llama(str(path), speculation="off", **common)
     keys = [(kind, i) for kind in samplings for i in range(len(prompts))]
@@ -103,7 +102,7 @@ def run_model(
     plain_llm.close()
 
     for way in (*WAYS, *TRAINED_WAYS) if trained else WAYS:
-        if gpu_layers and way.loop is Base.generate:
+        if common["n_gpu_layers"] and way.loop is Base.generate:
             continue  # it takes a prompt in other pieces, and a card rounds a prompt's rows by their number
         drafting = {"speculation": way.speculation, "draft_tokens": way.draft_tokens, "drafter": way.drafter}
         llm = way.llama(str(path), **drafting, draft_vocab=way.draft_vocab, **common)
@@ -147,12 +146,13 @@ def main() -> int:
         default=0,
         help="layers on a card; -1: all. Ways with llama-cpp-python's own loop are left out there",
     )
+    parser.add_argument("--cache", choices=CACHES, default="F16", help="type of keys and values")
     args = parser.parse_args()
 
     tally = Tally()
+    common = settings(args.threads, gpu_layers=args.gpu_layers, cache=args.cache)
     for name, path, trained, prompts, n_tokens in cases(RANDOM_SHAPES, args.only, args.tokens):
-        run_model(name, path, prompts, n_tokens, tally, trained=trained, threads=args.threads,
-                  gpu_layers=args.gpu_layers)  # fmt: skip
+        run_model(name, path, prompts, n_tokens, tally, trained=trained, common=common)
     return tally.print_verdict_of_all(args.only)
 
 

@@ -30,6 +30,7 @@ from draftwood.bench.results import append, check_writable, read
 from draftwood.engine.engine import build_info
 from oracle import PLAIN_AFTER, TreeOracleLlama, followed
 from same_text import (
+    CACHES,
     LONGEST,
     N_PROMPTS,
     SEED,
@@ -128,10 +129,8 @@ def fault_of(cell: dict[str, Any]) -> str:
     return ""
 
 
-def run_cells(
-    model: Model, drafter: str, budget: int, threads: tuple[int, int], gpu_layers: int
-) -> Iterator[dict[str, Any]]:
-    """Yield a cell for each temperature; threads: of plain steps, of verifies."""
+def run_cells(model: Model, drafter: str, budget: int, common: dict[str, Any]) -> Iterator[dict[str, Any]]:
+    """Yield a cell for each temperature; common: `settings`."""
     kind = TreeOracleLlama if drafter == "oracle" else Llama
     llm = kind(
         str(model.path),
@@ -139,7 +138,7 @@ def run_cells(
         drafter=models.DFLASH if drafter == "dflash" else None,
         draft_tokens=LONGEST,
         tree_budget=max(budget, 2) if drafter == "oracle" else budget,  # with one, nothing is drafted at all
-        **settings(*threads, gpu_layers=gpu_layers),
+        **common,
     )
     for temperature in TEMPERATURES:
         llm.reset_speculation_stats()
@@ -154,7 +153,7 @@ def run_cells(
             "drafter": drafter,
             "budget": budget,
             "temperature": temperature,
-            "threads": threads[1],
+            "threads": common["n_threads_batch"],
             "tokens": n_tokens,
             "mismatches": wrong,
             "excused": 0,
@@ -170,16 +169,17 @@ def run_cells(
 
 def cells_of(name: str, path: Path, args: argparse.Namespace) -> Iterator[dict[str, Any]]:
     """Yield the cells of one model."""
-    model = load(name, path, args.threads or 1, gpu_layers=args.gpu_layers)
+    made = partial(settings, args.threads or 1, gpu_layers=args.gpu_layers, cache=args.cache)
+    model = load(name, path, made())
     for drafter in args.drafters:
         if drafter == "dflash" and not model.trained:
             continue  # its drafter was trained for tiny-moe
         texts = model
         if drafter == "ngram" and not model.trained:
-            texts = load(name, path, args.threads or 1, few=True, gpu_layers=args.gpu_layers)
+            texts = load(name, path, made(), few=True)
         for budget in args.budgets:
             n_verify = args.threads or (2 if budget in ON_TWO_THREADS else 1)
-            yield from run_cells(texts, drafter, budget, (args.threads or 1, n_verify), args.gpu_layers)
+            yield from run_cells(texts, drafter, budget, made(n_verify))
 
 
 def note_of(cell: dict[str, Any]) -> str:
@@ -212,6 +212,7 @@ def parsed() -> argparse.Namespace:
     parser.add_argument("--budgets", type=int, nargs="*", default=BUDGETS)
     parser.add_argument("--drafters", choices=DRAFTERS, nargs="*", default=DRAFTERS)
     parser.add_argument("--gpu-layers", type=int, default=0, help="layers on a card; -1: all")
+    parser.add_argument("--cache", choices=CACHES, default="F16", help="type of keys and values")
     parser.add_argument("--results", type=Path, help="add the cells to this file, as a row")
     return parser.parse_args()
 

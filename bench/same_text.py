@@ -16,6 +16,7 @@ from typing import Any
 
 import numpy as np
 from draftwood import Llama
+from draftwood._llama_cpp import llama_cpp
 from draftwood._llama_cpp.llama_grammar import LlamaGrammar
 
 import models
@@ -27,6 +28,7 @@ SAMPLING: dict[str, dict[str, Any]] = {
 }
 TEMPERATURES = {SAMPLING[kind]["temp"]: SAMPLING[kind] for kind in ("greedy", "seeded")}
 SEED = 20260
+CACHES = {"F16": llama_cpp.GGML_TYPE_F16, "Q8_0": llama_cpp.GGML_TYPE_Q8_0}
 LONGEST = 8
 """Tokens of the longest draft, or of a tree's longest path."""
 N_PROMPTS = 3
@@ -158,22 +160,29 @@ class Model:
         return 200 if self.trained else 50
 
 
-def settings(threads: int | None, threads_batch: int | None = None, *, gpu_layers: int = 0) -> dict[str, Any]:
+def settings(
+    threads: int | None, threads_batch: int | None = None, *, gpu_layers: int = 0, cache: str = "F16"
+) -> dict[str, Any]:
     """Return the arguments that every Llama of a run is loaded with; threads None: llama-cpp-python's own.
 
-    threads_batch: of prompts and verifies, where it is another number.
+    threads_batch: of prompts and verifies, where it is another number. cache: type of keys and values, one of
+    CACHES; a quantised one takes flash attention.
     """
+    quantised = (
+        {} if cache == "F16" else {"type_k": CACHES[cache], "type_v": CACHES[cache], "flash_attn": True}
+    )
     return {
         "n_gpu_layers": gpu_layers,
         "n_ctx": 1024,
         "verbose": False,
         "n_threads": threads,
         "n_threads_batch": threads_batch or threads,
+        **quantised,
     }
 
 
-def load(name: str, path: Path, threads: int, *, few: bool = False, gpu_layers: int = 0) -> Model:
-    """Generate a model's plain texts; few: of FEW tokens, prompts included."""
+def load(name: str, path: Path, common: dict[str, Any], *, few: bool = False) -> Model:
+    """Generate a model's plain texts; common: `settings`, few: of FEW tokens, prompts included."""
     trained = name.startswith("tiny-moe")
     prompts = trained_prompts(path) if trained else random_prompts(N_PROMPTS)
     assert len(prompts) == N_PROMPTS
@@ -181,7 +190,7 @@ def load(name: str, path: Path, threads: int, *, few: bool = False, gpu_layers: 
     if few:
         prompts = [[token % FEW for token in ids] for ids in prompts]
         sampling = {t: {**TEMPERATURES[t], "logits_processor": [only_few]} for t in TEMPERATURES}
-    llm = Llama(str(path), speculation="off", **settings(threads, gpu_layers=gpu_layers))
+    llm = Llama(str(path), speculation="off", **common)
     plain = {t: [generate(llm, ids, TEXT, sampling[t]) for ids in prompts] for t in sampling}
     llm.close()
     return Model(name, path, trained, prompts, sampling, plain)

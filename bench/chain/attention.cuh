@@ -1,4 +1,4 @@
-// The ops of a gated attention layer of 35B-A3B on random weights and a KV cache of F16. Must not know: how they are
+// The ops of a gated attention layer of 35B-A3B on random weights and a KV cache. Must not know: how they are
 // timed.
 
 #pragma once
@@ -18,8 +18,8 @@ struct attention_weights {
     ggml_tensor *  v       = weights(GGML_TYPE_Q6_K, { width, kv_width });
     ggml_tensor *  q_norm  = floats({ head_size }, 0.1f, 1.0f);
     ggml_tensor *  k_norm  = floats({ head_size }, 0.1f, 1.0f);
-    ggml_tensor *  k_cache = halfs({ kv_width, cells.n_all() });
-    ggml_tensor *  v_cache = halfs({ kv_width, cells.n_all() });
+    ggml_tensor *  k_cache = cells.rows(kv_width);
+    ggml_tensor *  v_cache = cells.rows(kv_width);
     ggml_tensor *  out     = weights(GGML_TYPE_Q4_K, { n_queries * head_size, width }, 0.3f);
 
     explicit attention_weights(const cells_of_cache & cells) :
@@ -54,11 +54,11 @@ class rows_of_attention {
                    with_turns(
                        rows_of_layers::result(heads_, { q, w.q_norm, k, w.k_norm, v, places_.positions, places_.k_cells,
                                                         w.k_cache, places_.v_cells, w.v_cache }),
-                       64, { 11, 11, 10, 0 }) },
+                       w.cells, 64, { 11, 11, 10, 0 }) },
                  { "attention", &of::flash_attention::on_cuda,
                    with_scale(
                        rows_of_layers::result(result_, { by_head(heads_), keys, values, places_.mask, nullptr, gate }),
-                       head_size) },
+                       w.cells, head_size) },
                  { "output", &of::attention_output::on_cuda,
                    rows_of_layers::result(between_, { y, w.out, x_, gate, result_ }) } };
     }

@@ -1,5 +1,5 @@
-// What layers with attention share: KV caches of F16, what rows see of them, and how ops of such a layer read them.
-// Must not know: sizes of a layer.
+// What layers with attention share: KV caches of F16 or Q8_0, what rows see of them, and how ops of such a layer read
+// them. Must not know: sizes of a layer.
 
 #pragma once
 
@@ -11,9 +11,19 @@ namespace chain {
 
 // Cells that rows see, the newest among the last few, and behind them those that none sees.
 struct cells_of_cache {
-    int64_t n_seen, n_unseen;
+    int64_t   n_seen = 0, n_unseen = 0;
+    ggml_type type = GGML_TYPE_F16;
 
     int64_t n_all() const { return n_seen + n_unseen; }
+    // as llama.cpp transforms them for this type: values of a key, of a value
+    int32_t k_hadamard(int64_t head_size) const { return type == GGML_TYPE_F16 ? 0 : (int32_t) head_size; }
+    int32_t v_hadamard() const { return type == GGML_TYPE_F16 ? 0 : 64; }
+
+    // keys or values of all cells
+    ggml_tensor * rows(int64_t width) const {
+        const float gain = 0.3f * sqrtf((float) width); // so that values are about 1 at most
+        return type == GGML_TYPE_F16 ? halfs({ width, n_all() }) : weights(type, { width, n_all() }, gain);
+    }
 };
 
 // older: each row sees the cells up to its own; all: those of the rows behind it, too
@@ -54,27 +64,31 @@ inline ggml_tensor * by_head(ggml_tensor * of) {
 // a cache [S Hk, cells] as [S, cells, Hk]
 inline ggml_tensor * cells_of(ggml_tensor * cache, int64_t n_heads) {
     const int64_t head_size = cache->ne[0] / n_heads;
-    ggml_tensor * made      = tensor(GGML_TYPE_F16, { head_size, cache->ne[1], n_heads }, cache->data);
+    ggml_tensor * made      = tensor(cache->type, { head_size, cache->ne[1], n_heads }, cache->data);
     made->nb[1]             = cache->nb[1];
-    made->nb[2]             = head_size * sizeof(half);
+    made->nb[2]             = ggml_row_size(cache->type, head_size);
     made->nb[3]             = cache->nb[1] * cache->ne[1];
     return made;
 }
 
 // n_dims: values of a head that turn; sections: of pairs
-inline ggml_tensor * with_turns(ggml_tensor * heads, int32_t n_dims, const uint8_t (&sections)[4]) {
+inline ggml_tensor * with_turns(ggml_tensor * heads, const cells_of_cache & cells, int32_t n_dims,
+                                const uint8_t (&sections)[4]) {
     of::settings with = of::settings_of(heads);
     with.n_dims       = n_dims;
     with.base         = 1e7f;
     with.scale        = 1.0f;
+    with.k_hadamard   = cells.k_hadamard(heads->ne[0]);
+    with.v_hadamard   = cells.v_hadamard();
     std::copy_n(sections, 4, with.sections);
     of::set(heads, with);
     return heads;
 }
 
-inline ggml_tensor * with_scale(ggml_tensor * attention, int64_t head_size) {
+inline ggml_tensor * with_scale(ggml_tensor * attention, const cells_of_cache & cells, int64_t head_size) {
     of::settings with = of::settings_of(attention);
     with.scale        = 1.0f / sqrtf((float) head_size);
+    with.v_hadamard   = cells.v_hadamard();
     of::set(attention, with);
     return attention;
 }

@@ -8,6 +8,7 @@
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
 //     build/gpu/chain --attention=1024 1 6          attention layers in place of these, over so many cells
 //     build/gpu/chain --attention=768+1280 1 6      the same, with cells behind them that no row sees
+//     build/gpu/chain --attention=8192 --cache=q8_0 keys and values of Q8_0
 //     build/gpu/chain --drafter=1024 1 16           8 layers of the DFlash drafter, cells as above
 //
 // A line has us a layer of the chain, of each op alone, and what the chain saves without it. Every number of rows has

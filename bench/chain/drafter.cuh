@@ -1,4 +1,4 @@
-// The ops of a layer of 35B-A3B's DFlash drafter on random weights and a KV cache of F16. Must not know: how they are
+// The ops of a layer of 35B-A3B's DFlash drafter on random weights and a KV cache. Must not know: how they are
 // timed.
 
 #pragma once
@@ -18,8 +18,8 @@ struct drafter_weights {
     ggml_tensor *  v       = weights(GGML_TYPE_Q8_0, { width, draft_kv_width });
     ggml_tensor *  q_norm  = floats({ draft_size }, 0.1f, 1.0f);
     ggml_tensor *  k_norm  = floats({ draft_size }, 0.1f, 1.0f);
-    ggml_tensor *  k_cache = halfs({ draft_kv_width, cells.n_all() });
-    ggml_tensor *  v_cache = halfs({ draft_kv_width, cells.n_all() });
+    ggml_tensor *  k_cache = cells.rows(draft_kv_width);
+    ggml_tensor *  v_cache = cells.rows(draft_kv_width);
     ggml_tensor *  out     = weights(GGML_TYPE_Q8_0, { draft_q_width, width }, 0.3f);
     ggml_tensor *  after   = floats({ width }, 0.1f, 1.0f);
     ggml_tensor *  gate    = weights(GGML_TYPE_Q8_0, { width, draft_hidden });
@@ -51,9 +51,9 @@ class rows_of_drafter {
                    with_turns(
                        rows_of_layers::result(heads_, { q, w.q_norm, k, w.k_norm, v, places_.positions, places_.k_cells,
                                                         w.k_cache, places_.v_cells, w.v_cache }),
-                       draft_size, { 1, 0, 0, 0 }) },
+                       w.cells, draft_size, { 1, 0, 0, 0 }) },
                  { "attention", &of::flash_attention::on_cuda,
-                   with_scale(rows_of_layers::result(result_, { by_head(heads_), keys, values, places_.mask }),
+                   with_scale(rows_of_layers::result(result_, { by_head(heads_), keys, values, places_.mask }), w.cells,
                               draft_size) },
                  { "output", &of::attention_output::on_cuda,
                    rows_of_layers::result(between_, { y, w.out, x_, nullptr, result_ }) },

@@ -48,11 +48,13 @@ inline types_of_down types_by_names(const std::string & names) {
 // From SEEN or SEEN+UNSEEN.
 inline cells_of_cache cells_by_text(const std::string & text) {
     const size_t end = text.find('+');
-    return { std::max(most, atoi(text.c_str())), end == text.npos ? 0 : std::max(0, atoi(text.c_str() + end + 1)) };
+    const int    n   = end == text.npos ? 0 : std::max(0, atoi(text.c_str() + end + 1));
+    return { std::max(most, atoi(text.c_str())), n, GGML_TYPE_F16 };
 }
 
 inline options options_of(const std::vector<std::string> & arguments) {
-    options made;
+    options   made;
+    ggml_type cache = GGML_TYPE_F16;
     for (const std::string & argument : arguments) {
         const size_t      end   = argument.find('=');
         const std::string name  = argument.substr(0, end);
@@ -63,6 +65,8 @@ inline options options_of(const std::vector<std::string> & arguments) {
             made.n_layers = std::max(1, atoi(value.c_str()));
         } else if (name == "--down") {
             made.of_down = types_by_names(value);
+        } else if (name == "--cache") {
+            cache = value == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
         } else if (name == "--attention" || name == "--drafter") {
             made.kind  = name == "--drafter" ? kind_of_layer::drafter : kind_of_layer::attention;
             made.cells = cells_by_text(value);
@@ -70,6 +74,7 @@ inline options options_of(const std::vector<std::string> & arguments) {
             made.rows.push_back(std::clamp(atoi(argument.c_str()), 1, most));
         }
     }
+    made.cells.type = cache;
     if (made.rows.empty()) {
         made.rows = { 1, 2, 6, 16 };
     }

@@ -29,6 +29,7 @@ SAMPLING: dict[str, dict[str, float]] = {
 }
 """Arguments of llama-cpp-python's samplers; "default" are its own defaults."""
 _CHOICES = {
+    "cache": ("F16", "Q8_0"),
     "guess": ("default", "on", "off"),
     "drafter": ("none", "mtp", "dflash", "given"),
     "shape": ("chain", "tree"),
@@ -75,6 +76,8 @@ class Case:
     experts: float = 1.0
     """Part of the experts' bytes that the card may hold; 1: all, without a pool. llama-server then keeps the
     experts of as many layers in host memory (--n-cpu-moe)."""
+    cache: str = "F16"
+    """Type of keys and values, of llama-server's as well."""
     guess: str = "default"
     """Whether experts are fetched before their router has chosen: "on", "off", or as without expert_guess."""
     waiting: bool = False

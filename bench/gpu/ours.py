@@ -271,6 +271,7 @@ class Ours:
 
     def _made(self, case: Case, own: dict[str, Any]) -> Any:
         from draftwood import Llama
+        from draftwood._llama_cpp import llama_cpp as native
 
         threads: dict[str, Any] = (
             {"n_threads": case.threads, "n_threads_batch": case.threads} if case.threads else {}
@@ -278,6 +279,8 @@ class Ours:
         common: dict[str, Any] = {
             "n_gpu_layers": case.n_gpu_layers,
             "flash_attn": True,
+            "type_k": getattr(native, f"GGML_TYPE_{case.cache}"),
+            "type_v": getattr(native, f"GGML_TYPE_{case.cache}"),
             "verbose": False,
             "seed": case.seed,
         }

@@ -17,6 +17,8 @@ from bench.gpu.files import Reads
 from bench.gpu.work import BenchError
 
 SCHEMA = 1
+CELLS = {"F16": 1.0, "Q8_0": 17 / 32}
+"""Bytes of a position's keys and values in a cache, in parts of those of F16."""
 _HELD = (  # no counters: what is held now, a limit, a mean
     *("checkpoints", "checkpoint_bytes", "drafter_bytes", "graph_bytes", "tree_bytes"),
     *("row_limit", "tokens_per_round", "draft_vocab"),
@@ -98,6 +100,7 @@ def of_case(state: dict[str, Any], name: str, restarts: Sequence[dict[str, Any]]
                 "sampler",
                 "prompt",
                 "warm",
+                "cache",
                 "experts",
                 "guess",
                 "clients",
@@ -252,7 +255,8 @@ def _limit(state: dict[str, Any], case: Case, facts: dict[str, Any], figure: dic
     if floor is None or union is None:
         return None
     counted = Reads(**model["reads"])
-    n_bytes = counted.forward(union, case.prompt + case.rounds * (figure.get("length") or 1.0) / 2)
+    n_past = case.prompt + case.rounds * (figure.get("length") or 1.0) / 2
+    n_bytes = counted.forward(union, n_past * CELLS[case.cache])
     head = counted.head * (facts["draft_vocab"] or facts["n_vocab"]) / facts["n_vocab"]
     if case.drafter == "mtp":
         n_bytes += case.drafts * (counted.mtp + head)

@@ -34,11 +34,13 @@ def common_flags(case: Case, model: Path, n_ctx: int) -> list[str]:
     slots = max(1, case.clients)
     threads = ["--threads", str(case.threads)] if case.threads else []
     layers = 99 if case.n_gpu_layers < 0 else case.n_gpu_layers
+    cache = case.cache.lower()
     moe = ["--n-cpu-moe", str(cpu_layers(case, model))] if case.experts < 1.0 else []
     return [
         *("--model", str(model), "--parallel", str(slots), "--ctx-size", str(slots * n_ctx)),
         *("--gpu-layers", str(layers)),
         *("--flash-attn", "on", "--fit", "off", "--cache-ram", "0", "--ctx-checkpoints", "0", "--no-webui"),
+        *("--cache-type-k", cache, "--cache-type-v", cache),
         *moe,
         *threads,
     ]

@@ -10,6 +10,7 @@ import json
 import os
 import subprocess
 import sys
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 
@@ -21,7 +22,9 @@ BENCH = Path(__file__).resolve().parents[2] / "bench"
 BUDGETS = (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16)
 CHAINS = ("tiny-moe-F16", "tiny-moe-Q8_0", "moe-mtp", "dense-mtp", "q4k", "planted-moe", "planted-dense")
 TREES = ("tiny-moe-F16", "tiny-moe-Q8_0", "q4k", "planted-moe", "planted-dense")
-LEAST = 100_000  # tokens of all runs
+OVER_Q8 = ("tiny-moe-F16", "q4k", "planted-moe")
+LEAST = 100_000  # tokens of all runs over keys and values of F16
+LEAST_OVER_Q8 = 20_000
 LIMIT = 500  # seconds of a run
 
 pytestmark = [
@@ -44,23 +47,36 @@ def run(script: str, model: str, *options: str) -> dict[str, int]:
     return sums
 
 
-@pytest.mark.timeout(4 * LIMIT)
-def test_text_with_drafts_is_text_without(keep_figures):
-    """Chains of up to 8 drafts, trees of 11 budgets, greedy and seeded; a sequence at a time."""
+def sums_of(chains: Sequence[str], trees: Sequence[str], *options: str) -> dict[str, int]:
+    """Return the sums of all runs; options of both scripts."""
     sys.path.append(str(BENCH))
     import models
 
-    for model in CHAINS:  # files are made once, and not by two processes at a time
+    for model in chains:  # files are made once, and not by two processes at a time
         if model.startswith("tiny-moe-"):
             models.tiny_moe(model.removeprefix("tiny-moe-"))
         else:
             models.synthetic(model)
     budgets = ("--budgets", *map(str, BUDGETS))
     with ThreadPoolExecutor(4) as pool:
-        chains = [pool.submit(run, "exact.py", model) for model in CHAINS]
-        trees = [pool.submit(run, "exact_trees.py", model, *budgets) for model in TREES]
-        found = [each.result() for each in (*chains, *trees)]
-    tokens, mismatches = (sum(sums[name] for sums in found) for name in ("tokens", "mismatches"))
-    keep_figures(tokens=tokens, mismatches=mismatches, cells=sum(sums["cells"] for sums in found))
-    assert mismatches == 0
-    assert tokens >= LEAST
+        runs = [pool.submit(run, "exact.py", model, *options) for model in chains]
+        runs += [pool.submit(run, "exact_trees.py", model, *budgets, *options) for model in trees]
+        found = [each.result() for each in runs]
+    return {name: sum(sums[name] for sums in found) for name in ("tokens", "mismatches", "cells")}
+
+
+@pytest.mark.timeout(4 * LIMIT)
+def test_text_with_drafts_is_text_without(keep_figures):
+    """Chains of up to 8 drafts, trees of 11 budgets, greedy and seeded; a sequence at a time."""
+    found = sums_of(CHAINS, TREES)
+    keep_figures(**found)
+    assert found["mismatches"] == 0
+    assert found["tokens"] >= LEAST
+
+
+@pytest.mark.timeout(4 * LIMIT)
+def test_text_over_a_quantised_cache_with_drafts_is_text_without(keep_figures):
+    found = sums_of(OVER_Q8, OVER_Q8, "--cache", "Q8_0")
+    keep_figures(**{f"{name} over Q8_0": n for name, n in found.items()})
+    assert found["mismatches"] == 0
+    assert found["tokens"] >= LEAST_OVER_Q8

@@ -31,15 +31,16 @@ def run(*arguments: str, script: Path = EXACT, code: str | None = None) -> subpr
 
 @pytest.mark.model
 @pytest.mark.parametrize(
-    ("name", "tokens"),
+    ("name", "tokens", "cache"),
     [
-        ("tiny-moe-F16", "16"),
-        pytest.param("tiny-moe-Q4_K_M", "16", marks=pytest.mark.slow),
-        ("planted-dense", "40"),
+        ("tiny-moe-F16", "16", "F16"),
+        pytest.param("tiny-moe-Q4_K_M", "16", "F16", marks=pytest.mark.slow),
+        ("planted-dense", "40", "F16"),
+        ("planted-dense", "40", "Q8_0"),
     ],
 )
-def test_text_is_the_same(name, tokens):
-    done = run("--only", name, "--tokens", tokens, "--threads", "1")
+def test_text_is_the_same(name, tokens, cache):
+    done = run("--only", name, "--tokens", tokens, "--threads", "1", "--cache", cache)
     assert done.returncode == 0, done.stderr
     verdict = json.loads(done.stdout.splitlines()[-1])
     assert verdict["mismatches"] == 0

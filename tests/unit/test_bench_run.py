@@ -115,6 +115,9 @@ def test_llama_server_gets_the_same_schedule(tmp_path):
     plain = stock.common_flags(case, tmp_path / "m.gguf", 99)
     assert plain[plain.index("--gpu-layers") + 1] == "0"
     assert plain[plain.index("--ctx-size") + 1] == "99"
+    assert plain[plain.index("--cache-type-k") + 1] == "f16"
+    quantised = stock.common_flags(replace(case, cache="Q8_0"), tmp_path / "m.gguf", 99)
+    assert [quantised[quantised.index(f"--cache-type-{side}") + 1] for side in "kv"] == ["q8_0", "q8_0"]
 
 
 # ---- states and clocks ----

@@ -239,14 +239,16 @@ extern const op_descriptor on_cpu, on_cuda;
 } // namespace delta_output
 
 // Queries of an attention layer, and its keys and values on their way into the KV cache:
-//   dst[S, H, n] = turned(rms_norm(q) * q_norm), the norm over each head; rows of k_cache become turned(rms_norm(k) *
-//   k_norm), those of v_cache v. Pairs of the first n_dims values of a head turn by position * scale *
+//   dst[S H n] = turned(rms_norm(q) * q_norm), the norm over each head, in the order of q; rows of k_cache become
+//   turned(rms_norm(k) * k_norm), those of v_cache v. Pairs of the first n_dims values of a head turn by position * scale *
 //   base^(-2 pair / n_dims): rotation.h
 //   q [S, H, n], k [S, Hk, n], v [V, n]: heads and rows may be strided; q_norm, k_norm [S]
 //   positions i32[n], or with sections i32[4 n], the n of each section side by side
-//   k_cells, v_cells i64[n]: rows of the caches; k_cache [S Hk, cells], v_cache [V, cells], F16 or F32
+//   k_cells, v_cells i64[n]: rows of the caches; k_cache [S Hk, cells], v_cache [V, cells], F16, F32, or Q8_0 if S is a
+//   multiple of 32
 //   Positions and cells are inputs of the graph. S is max_head at most, n_dims even, V a multiple of S.
-//   settings: epsilon, n_dims, sections, base, scale
+//   k_hadamard: turned queries and keys are transformed last (hadamard.h), v_hadamard: so is v
+//   settings: epsilon, n_dims, sections, base, scale, k_hadamard, v_hadamard
 namespace attention_heads {
 enum src { q, q_norm, k, k_norm, v, positions, k_cells, k_cache, v_cells, v_cache, n_src };
 constexpr const char *     operands[n_src] = { "q",         "q_norm",  "k",       "k_norm",  "v",
@@ -257,11 +259,12 @@ extern const op_descriptor on_cpu, on_cuda;
 
 // Attention over a KV cache:
 //   dst[S, H, n, n_streams] = sum of p v over the cells of the row's stream, p = softmax(scale q k + mask)
-//   q [S, n, H, n_streams]; k, v F16 [S, n_kv, Hk, n_streams]; all may be strided; mask F16 [n_kv, n, 1, n_streams]
+//   q [S, n, H, n_streams]; k, v [S, n_kv, Hk, n_streams], both F16 or both Q8_0; all may be strided; mask F16 [n_kv, n, 1, n_streams]
 //   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows; mask and tree are inputs of the graph
 //   gate as of dw_attention_output, or nullptr. dst may be f32[S H n + n n_gated(S H)], and with a gate it must be:
 //   behind the sums is what that op takes as `gated`, undefined on a CPU
-//   settings: scale
+//   v_hadamard: the sums are transformed last (hadamard.h), 64 values at a time on CUDA
+//   settings: scale, v_hadamard
 // Cells are added up in parts that their places alone make (attention-parts.h). With `tree`, as in tree-ops.h, the k-th
 // of a row's path counts in the place where plain decoding has it, so that a draft's bits are those of plain decoding.
 namespace flash_attention {

@@ -7,6 +7,7 @@
 #include "experts/readahead.h"
 #include "llama-graph.h"
 #include "llama/attachment.h"
+#include "llama/inputs.h"
 #include "llama/sequence_set.h"
 
 #include <exception>
@@ -62,6 +63,7 @@ void dw_hook_outputs(dw_attachment * dw, llm_graph_context & graph) noexcept {
         }
         kept.kept.insert(kept.kept.end(), results.t_layer_inp.begin(), results.t_layer_inp.end());
         const fused_counts counts = fuse_layers(graph.ctx0, graph.gf, kept, dw->fuses() == fuse_where::everywhere);
+        leave_out_unread(results, graph.gf);
         dw->fused(counts, max_fused_rows, /*passes_over*/ counts[fused_flash_attention] > 0);
     } catch (const std::exception &) {
         // no memory: llama.cpp's own nodes

@@ -2,6 +2,7 @@
 
 #include "llama/inputs.h"
 
+#include "ggml-impl.h"
 #include "llama-context.h"
 #include "llama-graph.h"
 #include "llama/attachment.h"
@@ -16,12 +17,12 @@ namespace draftwood {
 namespace {
 
 // the inputs of the attention layers; nullptr: none with a KV cache
-const llm_graph_input_attn_kv * find_attention(const llm_graph_result & graph) {
+llm_graph_input_attn_kv * find_attention(const llm_graph_result & graph) {
     for (const auto & input : graph.inputs) {
         if (const auto * hybrid = dynamic_cast<const llm_graph_input_mem_hybrid *>(input.get())) {
             return hybrid->get_attn();
         }
-        if (const auto * plain = dynamic_cast<const llm_graph_input_attn_kv *>(input.get())) {
+        if (auto * plain = dynamic_cast<llm_graph_input_attn_kv *>(input.get())) {
             return plain;
         }
     }
@@ -151,6 +152,22 @@ void leave_rows_to_feeds(llm_graph_result & graph) {
     for (const auto & input : graph.inputs) {
         if (auto * rows = dynamic_cast<llm_graph_input_embd *>(input.get())) {
             rows->dw_is_fed = true;
+        }
+    }
+}
+
+void leave_out_unread(const llm_graph_result & graph, const ggml_cgraph * nodes) {
+    llm_graph_input_attn_kv * attn = find_attention(graph);
+    if (!attn) {
+        return;
+    }
+    const auto reads = [](const ggml_tensor * node, const ggml_tensor * input) {
+        return std::find(std::begin(node->src), std::end(node->src), input) != std::end(node->src);
+    };
+    for (ggml_tensor ** matrix : { &attn->self_k_rot, &attn->self_v_rot }) {
+        const auto is_reader = [&](const ggml_tensor * node) { return reads(node, *matrix); };
+        if (*matrix && std::none_of(nodes->nodes, nodes->nodes + nodes->n_nodes, is_reader)) {
+            *matrix = nullptr;
         }
     }
 }

@@ -7,6 +7,7 @@
 #include "llama/decode_request.h"
 
 struct dw_attachment;
+struct ggml_cgraph;
 struct llama_context;
 class llm_graph_result;
 
@@ -21,6 +22,10 @@ bool fill_inputs(dw_attachment & attached, const llm_graph_result & graph);
 
 // llama.cpp copies no values of rows without tokens into this graph's input: fill_inputs() does.
 void leave_rows_to_feeds(llm_graph_result & graph);
+
+// The matrices of Walsh-Hadamard transforms that no node reads are not copied with each decode: a quantised KV cache
+// has 256 KB of them, and fused layers transform by themselves.
+void leave_out_unread(const llm_graph_result & graph, const ggml_cgraph * nodes);
 
 // The scheduler in place copies inputs without waiting for their device, or as ggml does.
 void copy_inputs_async(dw_attachment & attached, bool async) noexcept;

@@ -29,7 +29,7 @@ class beams : public row_mask {
     void placed(const placed_rows & rows) noexcept override;
 
     // Frees all rows in the KV cache of `ctx` but those of the path tokens i32[n] after the root. Returns how many of
-    // it there were.
+    // them were found.
     int32_t keep(llama_context * ctx, const llama_token * tokens, int32_t n);
 
   private:

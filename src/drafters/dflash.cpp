@@ -134,7 +134,7 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
     features_(ctx_.left().backend(), (int64_t) shared_->layers.size() * n_embd_,
               llama_n_ubatch(target.get()) + n_waiting_max + max_tree_nodes) {
     ctx_.remove_from(seq_, 0);                    // cells of an earlier drafter of this sequence
-    for (const int32_t layer : shared_->layers) { // the last: behind a failure nobody would take them off
+    for (const int32_t layer : shared_->layers) { // taps come last, so a throw leaves none behind
         target.attached().tap_layer((uint32_t) layer, true);
     }
 }

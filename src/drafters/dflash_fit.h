@@ -1,5 +1,5 @@
-// Whether a DFlash drafter's file fits a target, told from its header before llama.cpp loads it: files that do not
-// meet a GGML_ASSERT in its loader or graph (src/models/dflash.cpp), or draft nonsense. Heads: gguf_fields.cpp.
+// Checks from the header, before llama.cpp loads the file, whether a DFlash drafter fits its target. A misfit would hit
+// a GGML_ASSERT in llama.cpp's loader or graph (src/models/dflash.cpp), or draft nonsense. Heads: gguf_fields.cpp.
 
 #pragma once
 

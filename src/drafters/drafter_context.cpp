@@ -56,6 +56,8 @@ llama_context_params drafter_context::params_for(llama_context * target, llama_c
     params.n_seq_max  = llama_n_seq_max(target);
     params.n_rs_seq   = 0;
     params.embeddings = false;
+    params.samplers   = nullptr; // those of the target, each of which serves one context
+    params.n_samplers = 0;
     return params;
 }
 

@@ -63,6 +63,7 @@ expert_pool::~expert_pool() {
 }
 
 void expert_pool::model_goes() noexcept {
+    std::lock_guard<std::mutex> lock(mutex_);
     for (const auto & [il, each] : layers_) {
         type_.memory().free(type_.device_number(), each->layer.state);
     }

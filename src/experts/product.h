@@ -11,9 +11,8 @@ struct ggml_tensor;
 namespace draftwood {
 
 // The product of `weights` [n, m, E] with x [n, k or 1, R], of the experts ids i32[k, R]; ggml_mul_mat_id's node.
-// nullptr: the weights lie in no pool. watched: the
-// graph runs in pieces that somebody looks at (cb_eval), so nothing may run beside. Throws std::bad_alloc; a plain
-// product is right then, too.
+// nullptr: the weights lie in no pool. watched: the graph runs in pieces that somebody looks at (cb_eval), so nothing
+// may run beside. Throws std::bad_alloc; a plain product is right then, too.
 ggml_tensor * pooled_product(ggml_context * ctx, ggml_cgraph * graph, ggml_tensor * weights, ggml_tensor * x,
                              ggml_tensor * ids, bool watched);
 

@@ -12,7 +12,7 @@
 // for greedy and for seeded sampling.
 //
 // Conventions: Calls return a dw_status; dw_last_error() has the text of the last failure. No exception and no abort
-// crosses this header. Calls on engines of one context must not overlap. Token positions count from 0 in the engine's
+// crosses this header. Calls on engines of one llama_model must not overlap, nor with other use of its contexts. Token positions count from 0 in the engine's
 // sequence. n_past is the number of positions that are evaluated and kept.
 // Tests: tests/model/engine. Python signatures: python/draftwood/engine/_capi.py.
 // Functions that only tests and benchmarks call: draftwood-testing.h.
@@ -50,7 +50,7 @@ typedef struct dw_engine dw_engine;
 
 typedef enum dw_status {
     DW_OK              = 0,
-    DW_ROUND_END       = 1, // dw_row: no row is left to sample, start a new round
+    DW_ROUND_END       = 1, // dw_row, dw_last_row: no row is left to sample, start a new round
     DW_ERR_ARGUMENT    = 2, // an argument out of range; nothing was changed
     DW_ERR_UNSUPPORTED = 3, // this model or context cannot do it; nothing was changed but an open round, committed
     DW_ERR_STATE       = 4, // a call out of order; nothing was changed
@@ -110,12 +110,12 @@ typedef struct dw_params {
     // quarter of one of at least 1024; else all of it. n_vocab or more: all of it
     int32_t draft_vocab;
     int32_t results; // dw_results
-    // 1: dw_verify of one engine queues the next step of a greedy text (dw_request_params.n_top = 1) behind its own,
-    // before its token is known; the next dw_verify takes it if it is that step. Without a drafter, and where
-    // DW_LENGTH_AUTO has chosen plain steps for 16 rounds. For qwen35 and qwen35moe with all layers, embeddings and
-    // experts on one device, or experts in a pool, and a context with one sequence more than is used (n_seq_max,
-    // kv_unified), which holds a second state: nobody else may use that sequence meanwhile. 0: each step waits for its
-    // token. Test: test_queued_steps.py, test_queued_callers.py, test_queued_pauses.py
+    // 1: after a plain greedy step (dw_request_params.n_top = 1), dw_verify of one engine also queues the next step. Its
+    // token comes from the device, before the host knows it. If the next dw_verify asks for that token, it takes the
+    // queued result; otherwise the step is dropped. This happens without a drafter, and when DW_LENGTH_AUTO has chosen
+    // 16 plain steps in a row. It takes qwen35 or qwen35moe with all weights on one device (experts may be in a pool),
+    // kv_unified, and one spare sequence (n_seq_max), which the engine owns. 0: each step waits for its token.
+    // Test: test_queued_steps.py, test_queued_callers.py, test_queued_pauses.py
     int32_t queue_steps;
 } dw_params;
 
@@ -133,7 +133,7 @@ typedef struct dw_request_params {
 // verified has its nodes ordered by depth.
 typedef struct dw_tree {
     uint32_t struct_size;
-    int32_t  n; // nodes, 1..DW_MAX_TREE
+    int32_t  n; // nodes, 1..DW_MAX_TREE; 0 from dw_get_tree: nothing was proposed yet
     int32_t  tokens[DW_MAX_TREE];
     int32_t  parents[DW_MAX_TREE];
     float    log_probs[DW_MAX_TREE]; // of the path to the node, as the drafter sees it; 0 where it gave none
@@ -162,9 +162,9 @@ typedef struct dw_stats {
     int64_t  drafter_bytes;    // held now by all engines of this llama_model: KV caches, buffers and short heads
     int64_t  graph_bytes;      // the same, by kept graphs of verifies and drafts; at most 512 MiB
     int64_t  tree_bytes;       // the same, by state factors of draft tokens, from which a commit makes the state
-    int64_t  row_limit;        // rows that a verify may have since a larger one found no memory; 0: as asked
+    int64_t  row_limit;        // most rows of a verify, lowered after a larger one ran out of memory; 0: no limit
     int64_t  draft_vocab;      // tokens that the drafter's output head has (dw_params); 0: all
-    int64_t  n_shared_rounds;  // since a graph found no memory of its own: graphs of all sizes take turns in one place
+    int64_t  n_shared_rounds;  // since a graph allocation failed: from then on all graph sizes share one buffer
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
     int64_t  n_queued_steps;   // rounds whose step was queued before its token was known
     int64_t  n_dropped_steps;  // steps that were queued and never taken
@@ -173,8 +173,8 @@ typedef struct dw_stats {
     int64_t  n_launches;       // graphs that GPUs computed in this process
     int64_t  n_replays;        // of them, captured CUDA graphs launched as they were
     int64_t  n_fused_parts; // parts of layers that are one op in the target's newest graph (src/decode/fused_layers.h)
-    int64_t  t_draft_us;    // where a draft stays on its device: until it was queued
-    int64_t  t_verify_us;   // and until both were done
+    int64_t  t_draft_us;    // if a draft stays on its device, only the time to queue it
+    int64_t  t_verify_us;   // in that case the draft's computation counts here
     int64_t  t_eval_us;
     int64_t  t_sample_us;
     int64_t  t_commit_us;
@@ -219,16 +219,18 @@ DW_API void dw_params_init(dw_params * params);
 // Attach an engine to `target`. `context_params` are the parameters that `target` was made with; the drafter's own
 // context is made from them: by the first engine of a kind, with the KV caches of all n_seq_max sequences, which
 // engines of other sequences then share. Free the engine before `target`. With DW_LENGTH_AUTO and no curve, rounds are
-// timed first if `target` is empty, which it is afterwards; else times are learned from the engine's own rounds.
+// timed first if `target` is empty, which it is afterwards, also after an error; else times are learned from the
+// engine's own rounds.
 // Errors: DW_ERR_ARGUMENT, DW_ERR_UNSUPPORTED (no MTP block, wrong architecture, n_ubatch too
-// small, an engine is already attached), DW_ERR_FILE, DW_ERR_MEMORY (for the drafter).
+// small, an engine is already attached), DW_ERR_FILE, DW_ERR_MEMORY (for the drafter), DW_ERR_DECODE and
+// DW_ERR_CONTEXT (while rounds are timed).
 DW_API dw_status dw_engine_new(struct llama_context * target, const struct llama_context_params * context_params,
                                const dw_params * params, dw_engine ** engine);
 DW_API void      dw_engine_free(dw_engine * engine);
 
 // Evaluate tokens i32[n_tokens] at positions n_past.. in one ubatch (n_tokens <= n_ubatch of the context). The sequence
 // is cut to n_past first. Logits become available: of the last token, or of all with all_logits. dw_next can sample
-// the last row.
+// the last row. Errors: DW_ERR_ARGUMENT, also for more logits than the context has room for (n_outputs_max).
 DW_API dw_status dw_eval(dw_engine * engine, const llama_token * tokens, int32_t n_tokens, int32_t n_past,
                          bool all_logits);
 
@@ -283,14 +285,15 @@ DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 DW_API dw_status dw_row(dw_engine * engine, int32_t * row, int32_t * n_past);
 
 // The best tokens of a row of the newest verify, for who samples without dw_next: a chain that begins with a choice
-// among n tokens or fewer needs no logits. row: of dw_row, or any other of that verify. n: 1..DW_MAX_BEST; tokens
-// i32[n], logits f32[n], best first, of equals the smaller token. found: false if nobody looked for them, or something
-// else was decoded since. Test: tests/model/engine/test_results.py, tests/server/test_best_rows.py.
+// among n tokens or fewer needs no logits. row: of dw_row, any other of that verify, or -1 for the last; after a decode
+// with one output all rows stand for it. n: 1..DW_MAX_BEST; tokens i32[n], logits f32[n], best first, of equals the
+// smaller token. found: false if nobody looked for them, or something else was decoded since. Errors: DW_ERR_ARGUMENT.
+// Test: tests/model/engine/test_results.py, tests/server/test_best_rows.py.
 DW_API dw_status dw_best(const struct llama_context * target, int32_t row, int32_t n, llama_token * tokens,
                          float * logits, bool * found);
 
 // Sample the next row with `sampler`, which accepts the token. The walk goes on while samples equal the draft.
-// Errors: DW_ERR_STATE if no row is left.
+// Errors: DW_ERR_STATE if no row is left, DW_ERR_ARGUMENT for a sampler that chooses no token.
 DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, llama_token * token);
 
 // The same for a caller who has sampled that row, by the index that dw_row gave, and has told the sampler: as a server
@@ -344,7 +347,7 @@ DW_API int32_t   dw_n_past(const dw_engine * engine);
 DW_API int32_t   dw_draft_tokens(const dw_engine * engine);
 DW_API dw_status dw_get_draft(dw_engine * engine, llama_token * tokens, int32_t * n_tokens); // i32[DW_MAX_DRAFT]
 DW_API dw_status dw_get_tree(dw_engine * engine, dw_tree * tree);                            // the newest proposal
-// Why this context cannot verify draft trees; "" if it can, NULL without an engine.
+// Why this context cannot verify draft trees; "" if it can, NULL without an engine. Valid until the engine's next call.
 DW_API const char * dw_tree_refusal(const dw_engine * engine);
 // Counters, times and memory held now.
 DW_API dw_status dw_get_stats(const dw_engine * engine, dw_stats * stats);

@@ -67,7 +67,8 @@ struct dw_attachment {
     static dw_attachment * of(const llama_context * ctx) noexcept;
 
     // Counts the readers of the context's hidden states, or of the inputs of one of its layers. llama.cpp keeps them
-    // while there is one: drafters of several sequences share a context. No failure comes between a drafter's taps.
+    // while there is one: drafters of several sequences share a context. A drafter's constructor taps last, so a throw
+    // leaves no tap behind.
     void tap_hidden(bool on) noexcept;
     void tap_layer(uint32_t il, bool on) noexcept;
 

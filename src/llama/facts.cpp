@@ -111,6 +111,10 @@ bool has_flash_attention(const llama_context * ctx) {
     return ctx->get_cparams().flash_attn;
 }
 
+int32_t max_outputs(const llama_context * ctx) {
+    return (int32_t) ctx->get_cparams().n_outputs_max;
+}
+
 bool has_unified_kv(const llama_context * ctx) {
     return ctx->get_cparams().kv_unified;
 }

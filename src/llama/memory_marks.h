@@ -26,7 +26,7 @@ class memory_marks {
     // false: the memory is of a kind that is not known here
     bool can_restore() const { return can_restore_; }
 
-    // where can_restore() only; as often as the decode is tried
+    // Call only if can_restore(). May be called after each failed attempt.
     void restore() const;
 
   private:

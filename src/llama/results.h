@@ -71,7 +71,8 @@ class results {
     bool    is_short() const { return few_logits_ != nullptr; } // its logits are of a short head
     bool    is_lost() const { return is_lost_; }                // of a short head, computed in several graphs
     top_row top(int32_t i);
-    void    wait_for_top(); // in has_top() only
+    int64_t n_top() const { return top_ ? top_->ne[1] : 0; } // rows of them
+    void    wait_for_top();                                  // in has_top() only
     // the same where it was computed, as ops/top-rows/row.h packs it: a row begins with its best token, an int32
     const ggml_tensor * device_top() const { return top_; }
 

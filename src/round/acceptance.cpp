@@ -12,7 +12,7 @@ constexpr double decay        = 0.98; // weight of a round against the one after
 constexpr double prior_rate   = 0.75; // acceptance before anything is known
 constexpr double prior_count  = 2.0;  // tokens that the prior stands for
 constexpr double branch_prior = 2.0;  // branches, accepted as often as expected
-constexpr double most_old     = 4.0;  // rounds that what is known weighs where it may be outdated
+constexpr double most_old     = 4.0;  // forget() counts past rounds as at most this many
 
 } // namespace
 

@@ -20,7 +20,7 @@ class acceptance_record {
     // the first one, more than 0 if tokens before the draft count as accepted ones.
     void add(int32_t n_judged, int32_t n_accepted, int32_t first);
 
-    // What is known weighs as few rounds from now on: the text may have changed. Rates stay as they are.
+    // Reduces the weight of past rounds, because the text may have changed. The rates stay.
     void forget();
 
     // Probability that the token at this depth, 0 the first, is accepted if those before it are.

@@ -10,7 +10,7 @@ namespace draftwood {
 // All times are microseconds. Older rounds weigh less.
 class catch_up_budget {
   public:
-    // A draft that caught up took `us` longer than others. 16 rounds that the drafter drafts in earn that.
+    // Records a draft that spent `us` extra on catching up. 16 rounds that use the drafter pay it off.
     void add_catch_up(double us) {
         wasted_ += not_earned_;
         not_earned_ = std::max(0.0, us);
@@ -26,11 +26,11 @@ class catch_up_budget {
         all_ = weight_of_older * all_ + us;
     }
 
-    // whether catching up for nothing took so small a part of the time that another one is worth its chance
+    // True while catch-up time that was not paid off is at most 0.5 % of recent time.
     bool is_left() const { return wasted_ + not_earned_ <= most_of_all * all_; }
 
   private:
-    static constexpr double weight_of_older  = 0.999; // of a round, against the one behind it
+    static constexpr double weight_of_older  = 0.999; // of a round, against the one after it
     static constexpr double most_of_all      = 0.005;
     static constexpr double rounds_that_earn = 16.0;
 

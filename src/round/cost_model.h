@@ -47,7 +47,7 @@ class cost_model {
 
     // Choose the next draft. longest: tokens that each source could draft. On a CPU a drafter that would first have to
     // catch up with many tokens must win by 8 % over n-grams, by 10 over a plain step. If that took more than 0.5 % of
-    // the time of late without 16 rounds of drafts behind it, it must win by 30 %, and has no trials.
+    // the time of late without 16 rounds of drafts after it, it must win by 30 %, and has no trials.
     // While times are unknown: all that the first source with an unknown time could draft.
     // Plain steps follow 128 rounds with drafts, to know how fast they are now: one on a GPU, two on a CPU, of which
     // the second one is timed. With many engines on one context their times are not known, and the rounds are lost.
@@ -55,8 +55,8 @@ class cost_model {
     // token and goes on while that is accepted. Pauses there are so long that trials take 0.5 % of the time.
     draft_choice choose(const std::array<int32_t, n_draft_sources> & longest);
 
-    // Whether the next choice will be a plain step as the last ones were, if nothing changes: so a card may begin with
-    // it. Trials do not end such a row, and are no surprise.
+    // Whether the next round is expected to be a plain step: the last 16 were, and no trial is due. A card may then
+    // begin with it.
     bool plain_step_comes() const { return n_plain_in_a_row_ >= least_plain_in_a_row && !trial_comes_; }
 
     // The length of this round was chosen for several sequences, not by choose(): a trial has ended.

@@ -28,16 +28,24 @@ propose_batch::propose_batch(const std::vector<session *> & sessions, const llam
 }
 
 void propose_batch::run() {
-    begin_rounds();
-    choose_lengths();
-    draft();
+    try {
+        begin_rounds();
+        choose_lengths();
+        draft();
+    } catch (...) {
+        for (const member & each : members_) {
+            each.who->drop_proposal();
+        }
+        throw;
+    }
 }
 
 void propose_batch::begin_rounds() {
     for (const member & each : members_) { // then cells are free that their open rounds hold
         each.who->commit();
     }
-    for (const member & each : members_) {
+    for (const member & each : members_) { // a commit may have failed
+        each.who->require_known("a round");
         each.who->require_whole("a round");
     }
     for (member & each : members_) {

@@ -4,20 +4,16 @@
 
 #include <algorithm>
 #include <array>
+#include <vector>
 
 namespace draftwood {
 
 namespace {
 
-// From the best tokens of a row alone, in the order of their logits.
-llama_token sample_top(llama_sampler * sampler, const top_row & top) {
-    std::array<llama_token_data, dw_n_top> best;
-    for (size_t i = 0; i < best.size(); ++i) {
-        best[i] = { top.tokens[i], top.logits[i], 0.0f };
-    }
-    llama_token_data_array left{ best.data(), best.size(), -1, /*sorted*/ true };
+// llama_sampler_sample asserts that the chain makes a choice.
+llama_token chosen(llama_sampler * sampler, llama_token_data_array left) {
     llama_sampler_apply(sampler, &left);
-    if (left.selected < 0) {
+    if (left.selected < 0 || (size_t) left.selected >= left.size) {
         fail(DW_ERR_ARGUMENT, "the sampler chose no token; expected a chain that ends in a choice");
     }
     const llama_token token = left.data[left.selected].id;
@@ -25,12 +21,44 @@ llama_token sample_top(llama_sampler * sampler, const top_row & top) {
     return token;
 }
 
+// From the best tokens of a row alone, in the order of their logits.
+llama_token sample_top(llama_sampler * sampler, const top_row & top) {
+    std::array<llama_token_data, dw_n_top> best;
+    for (size_t i = 0; i < best.size(); ++i) {
+        best[i] = { top.tokens[i], top.logits[i], 0.0f };
+    }
+    return chosen(sampler, { best.data(), best.size(), -1, /*sorted*/ true });
+}
+
+// From all tokens of a row.
+llama_token sample_all(llama_sampler * sampler, llama_context * ctx, int32_t row) {
+    const float * logits = llama_get_logits_ith(ctx, row);
+    if (!logits) {
+        fail(DW_ERR_INTERNAL, "row %d has no logits", row);
+    }
+    static thread_local std::vector<llama_token_data> all; // megabytes, of each token of a text
+    all.resize(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
+    for (llama_token token = 0; token < (llama_token) all.size(); ++token) {
+        all[token] = { token, logits[token], 0.0f };
+    }
+    return chosen(sampler, { all.data(), all.size(), -1, /*sorted*/ false });
+}
+
+// Whether samplers of the context itself have worked on the row (llama_set_sampler).
+bool is_sampled(llama_context * ctx, int32_t row) {
+    return llama_get_sampled_token_ith(ctx, row) != LLAMA_TOKEN_NULL || llama_get_sampled_logits_ith(ctx, row);
+}
+
 } // namespace
 
 llama_token sample_row(llama_sampler * sampler, target_context & target, int32_t row, int32_t n_enough,
                        bool & all_logits) {
     all_logits = n_enough == 0 || n_enough > dw_n_top || !target.left().has_top();
-    return all_logits ? llama_sampler_sample(sampler, target.get(), row) : sample_top(sampler, target.left().top(row));
+    if (!all_logits) {
+        return sample_top(sampler, target.left().top(row));
+    }
+    return is_sampled(target.get(), row) ? llama_sampler_sample(sampler, target.get(), row)
+                                         : sample_all(sampler, target.get(), row);
 }
 
 llama_token scheduled_token(const token_tree & tree, int32_t node, bool accept, llama_token sampled, int32_t n_vocab) {

@@ -57,6 +57,13 @@ const dw_params & checked(llama_context * target, const dw_params & params) {
 target_context & prepared(sequence & target, const dw_params & params) {
     if (params.drafter != DW_DRAFTER_NONE) {
         target.prepare_drafts(params.draft_tokens, params.tree_budget);
+        return target.context();
+    }
+    // llama_batch_allocr::split_equal asserts it
+    const uint32_t n_rs_seq = llama_n_rs_seq(target.llama()), n_ubatch = llama_n_ubatch(target.llama());
+    if (n_rs_seq > 0 && n_ubatch < n_rs_seq + 2) {
+        fail(DW_ERR_UNSUPPORTED, "n_ubatch is %u; %u recurrent snapshots (n_rs_seq) need at least %u", n_ubatch,
+             n_rs_seq, n_rs_seq + 2);
     }
     return target.context();
 }
@@ -74,7 +81,15 @@ session::session(llama_context * target, const llama_context_params & context_pa
         if (params.curve) {
             drafting_.costs().set_curve(params.curve->draft_us, params.curve->verify_us);
         } else if (sequence_.context().is_empty()) { // else times are learned from the text's own rounds
-            measure();
+            try {
+                measure();
+            } catch (...) { // the caller's context is as empty as it was
+                guard([this] {
+                    reset();
+                    return DW_OK;
+                });
+                throw;
+            }
         }
     }
     params_.drafter_path = nullptr; // the caller's pointers end here
@@ -120,7 +135,7 @@ void session::measure_round(llama_token token, int32_t n_draft) {
 
 dw_stats session::stats() const {
     dw_stats stats         = stats_;
-    stats.n_exact_batches  = sequence_.context().n_exact_batches();
+    stats.n_exact_batches  = sequence_.context().n_exact_batches() - n_exact_before_;
     stats.n_checkpoints    = checkpoints_.count();
     stats.checkpoint_bytes = (int64_t) checkpoints_.bytes();
     stats.drafter_bytes    = budget().drafter.held;
@@ -155,8 +170,8 @@ void session::set_request(const dw_request_params & request) {
 void session::stats_reset() {
     stats_             = {};
     stats_.struct_size = sizeof(stats_);
-    sequence_.context().reset_counters();
-    launches_ = gpu_launches();
+    n_exact_before_    = sequence_.context().n_exact_batches(); // all engines of the context count there
+    launches_          = gpu_launches();
 }
 
 } // namespace draftwood

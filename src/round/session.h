@@ -75,6 +75,7 @@ class session : private sequence_listener {
     void         begin_round(llama_token last);                    // its proposal is the root alone; throws failure
     draft_limits limits(int32_t wanted, int32_t n_together) const; // of that proposal, with so many sessions
     proposal &   draft() { return round_.draft(); }
+    void         drop_proposal(); // if there is one
 
     // --- what verify_batch says, in this order
     void drop_stale_draft();             // others copied or cleared the state since the proposal
@@ -88,14 +89,12 @@ class session : private sequence_listener {
     void queue_step();           // see target_context
     bool take_step();            // returns false if there is none for this proposal; once a verify of this one alone
 
-    // What became of a verify: this session's rows of the batch, what commits them (nullptr: seq_rm), microseconds of
-    // all sequences, and what so many rows of this one take (0: not known). is_alone: no step that was dropped ran
-    // before it.
     struct verify_result {
-        int32_t      first_row, n_rows;
-        tree_state * by;
-        int64_t      took, us;
-        bool         is_alone;
+        int32_t      first_row, n_rows; // of this session, in the batch
+        tree_state * committer;         // commits the accepted path; nullptr: llama_memory_seq_rm
+        int64_t      batch_us;          // that the whole batch took
+        int64_t      own_us;            // of so many rows of this session alone, for the cost model; 0: unknown
+        bool         is_alone;          // no dropped step was still running before it
     };
     void verified(const verify_result & result);
 
@@ -112,7 +111,6 @@ class session : private sequence_listener {
     bool      moved() const; // others changed the memory without a word
 
     void                              close_round();
-    void                              drop_proposal();
     template <typename F> llama_token walk_on(const char * what, F choose); // choose: the token of a row and node
     llama_token                       sample(llama_sampler * sampler, int32_t row);
     void                              lose_round();
@@ -128,6 +126,7 @@ class session : private sequence_listener {
     dw_params  params_;
     dw_stats   stats_{};
     launches   launches_; // when they began
+    int64_t    n_exact_before_ = 0;
     open_round round_;
 
     int32_t n_past_   = 0;

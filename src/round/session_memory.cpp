@@ -51,6 +51,10 @@ void session::eval(const llama_token * tokens, int32_t n_tokens, int32_t n_past,
         fail(DW_ERR_ARGUMENT, "%d tokens to evaluate; expected 1 to n_ubatch = %u", n_tokens,
              llama_n_ubatch(sequence_.llama()));
     }
+    if (all_logits && n_tokens > max_outputs(sequence_.llama())) {
+        fail(DW_ERR_ARGUMENT, "%d tokens with logits; expected at most n_outputs_max = %d", n_tokens,
+             max_outputs(sequence_.llama()));
+    }
     sequence_.require_tokens(tokens, n_tokens);
     require_known("an evaluation");
     place(n_past);
@@ -115,6 +119,9 @@ void session::require_known(const char * what) const {
 }
 
 void session::trim(int32_t n_keep) {
+    if (n_keep < 0) {
+        fail(DW_ERR_ARGUMENT, "%d positions to keep; expected 0 or more", n_keep);
+    }
     if (moved()) {
         checkpoints_.clear();
     }

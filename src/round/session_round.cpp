@@ -142,9 +142,9 @@ void session::verify_failed(bool intact, bool again) {
 
 void session::verified(const verify_result & result) {
     const proposal & draft = round_.draft();
-    sequence_.verified(n_past_, result.n_rows, result.by);
+    sequence_.verified(n_past_, result.n_rows, result.committer);
     lost_      = false;
-    int64_t us = result.us;
+    int64_t us = result.own_us;
     if (draft.tokens == tokens_at::verify) {
         us = result.is_alone ? drafting_.verify_time(draft) : 0;
         stats_.n_ahead_rounds++;
@@ -152,7 +152,7 @@ void session::verified(const verify_result & result) {
     n_dropped_seen_ = stats_.n_dropped_steps;
     round_.verified(result.first_row, result.n_rows, n_past_, us);
     n_past_ += 1; // the root is part of the text already
-    stats_.t_verify_us += result.took;
+    stats_.t_verify_us += result.batch_us;
     stats_.n_rounds++;
     stats_.n_drafted += draft.tree.n_drafts();
     stats_.n_tree_rounds += draft.tree.is_chain() ? 0 : 1;

@@ -33,8 +33,12 @@ void verify_batch::run() {
     }
     waits_for_step_ = context().has_step();
     context().drop_step();
+    const int32_t most = std::max(1, max_outputs(context().get()) / (int32_t) sessions_.size());
     for (session * each : sessions_) {
         each->drop_stale_draft();
+        if (each->tree().size() > most) { // all rows of a verify have results
+            each->shorten_draft(most);
+        }
     }
     while (!attempt()) {
         for (session * each : sessions_) {
@@ -73,7 +77,8 @@ int32_t verify_batch::rows_that_fit() const {
     }
     const auto    n        = (int32_t) sessions_.size();
     const int32_t of_cache = has_unified_kv(context().get()) ? room / n : room;
-    return std::max(1, std::min({ of_cache, (int32_t) llama_n_batch(context().get()) / n, context().row_limit(n) }));
+    const int32_t of_batch = std::min((int32_t) llama_n_batch(context().get()), max_outputs(context().get())) / n;
+    return std::max(1, std::min({ of_cache, of_batch, context().row_limit(n) }));
 }
 
 // Whether a group's graph can hold one more. Where each sequence has a stream of the KV cache, llama.cpp's attention
@@ -252,10 +257,10 @@ void verify_batch::verified(const std::vector<group> & groups, int64_t took) {
     }
     int32_t first_row = 0;
     for (size_t i = 0; i < groups.size(); ++i) {
-        tree_state * by = groups[i].on_trees ? context().trees(i) : nullptr;
+        tree_state * committer = groups[i].on_trees ? context().trees(i) : nullptr;
         for (session * each : groups[i].members) {
             each->verified(
-                { first_row, groups[i].n_rows, by, took, is_typical && alone() ? took : 0, !waits_for_step_ });
+                { first_row, groups[i].n_rows, committer, took, is_typical && alone() ? took : 0, !waits_for_step_ });
             first_row += groups[i].n_rows;
         }
     }

@@ -15,11 +15,11 @@ namespace draftwood {
 // Where layers go: the devices of --device, else GPUs, else integrated ones.
 std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
 
-// Has token embeddings loaded onto the one CUDA card that has room for the model, or what it holds of it beside a pool
-// of experts, and its cells. llama.cpp leaves them in host memory, so that each decode begins with a part on the CPU,
-// and a drafted token comes to the host before it is verified. Nothing changes with --override-tensor, --n-cpu-moe, or
-// one of several files, nor where there is neither a --spec-type of ours nor a pool. Without them there, no steps are
-// queued (dw_params.queue_steps), and the context gets no room for these.
+// Loads the token embeddings onto the CUDA card if there is exactly one and the model (with a pool: its resident part)
+// and the KV cache fit. llama.cpp keeps them in host memory, so each decode starts on the CPU and a drafted token must
+// visit the host. No effect with --override-tensor or --n-cpu-moe, for split files, or without a --spec-type of ours or
+// a pool. If the embeddings stay on the host, no steps are queued (dw_params.queue_steps), and the context gets no
+// spare sequence.
 void place_embeddings(common_params & params);
 
 // whether all layers of the model are to lie on cards

@@ -145,6 +145,24 @@ void take_schedule(common_params & params) {
     asked.synth_rates.clear();
 }
 
+// "auto" drafts what a decode and a slot have room for. A tree's root is a row, and the token behind its last node
+// needs a position.
+void fit_drafts(const common_params & params, dw_spec & dw) {
+    int32_t n_rows = std::min(params.n_batch, params.n_ubatch);
+    if (params.n_ctx > 0) {
+        n_rows = std::min(n_rows, params.n_ctx / std::max(1, params.n_parallel));
+    }
+    constexpr int32_t least_rows = 3;
+    if (n_rows < least_rows) {
+        LOG_WRN("draftwood: found room for %d rows in a decode of a slot; drafts need %d: decoding plainly\n", n_rows,
+                least_rows);
+        dw.drafter     = DW_DRAFTER_NONE;
+        dw.tree_budget = 0;
+    }
+    dw.tree_budget  = std::min(dw.tree_budget, n_rows);
+    dw.draft_tokens = dw.drafter == DW_DRAFTER_NONE ? 0 : std::min(dw.draft_tokens, n_rows - 2);
+}
+
 } // namespace
 
 int32_t results_of_tests() {
@@ -162,7 +180,11 @@ void resolve(common_params & params) {
     dw.drafter      = drafter_of(dw);
     dw.refusal      = refusal_of(params);
     if (!dw.refusal.empty() && (dw.type == "auto" || dw.type == "plain")) {
-        LOG_INF("draftwood: decoding is llama.cpp's alone: %s\n", dw.refusal.c_str());
+        if (dw.drafter_path.empty()) {
+            LOG_INF("draftwood: decoding is llama.cpp's alone: %s\n", dw.refusal.c_str());
+        } else { // llama.cpp drafts with it
+            LOG_WRN("draftwood: decoding is llama.cpp's alone: %s\n", dw.refusal.c_str());
+        }
         dw = {};
         return;
     }
@@ -175,8 +197,11 @@ void resolve(common_params & params) {
     dw.draft_tokens  = dw.drafter == DW_DRAFTER_NONE ? 0 : dw.draft_tokens;
     dw.tree_budget   = trees ? std::min(std::max(default_tree_budget, dw.draft_tokens + 1), DW_MAX_TREE) : 0;
     dw.chooses       = dw.type == "auto";
-    dw.loads_mtp     = dw.drafter == DW_DRAFTER_MTP;
-    dw.queues_steps  = queues_steps(params);
+    if (dw.chooses) {
+        fit_drafts(params, dw);
+    }
+    dw.loads_mtp    = dw.drafter == DW_DRAFTER_MTP;
+    dw.queues_steps = queues_steps(params);
     take_schedule(params);
     // repacked weights have kernels that depend on the batch, and a draft's rows would not be those of plain steps
     params.no_extra_bufts = true;

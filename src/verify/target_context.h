@@ -63,7 +63,6 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     bool            at_work() const { return at_work_; } // an engine decodes, saves or restores: no news to listeners
     int64_t         n_exact_batches() const { return attached_.n_exact_batches; }
     int64_t         n_fused_parts() const { return attached_.n_fused_parts(); }
-    void            reset_counters() { attached_.n_exact_batches = 0; }
 
     row_batch &  batch() { return batch_; }  // of the next decode; the caller clears it
     results &    left() { return results_; } // by the newest decode

@@ -66,7 +66,9 @@ class Rig:
         engine: bool = True,
         cb_eval: Any = None,
         pool: ExpertPool | None = None,
+        context: dict[str, Any] | None = None,
     ) -> None:
+        """Context: fields of llama_context_params that have no argument here."""
         model_params = native.llama_model_default_params()
         model_params.load_mtp = drafter == _capi.DRAFTER_MTP
         model_params.use_extra_bufts = False
@@ -92,6 +94,8 @@ class Rig:
             self.params.type_k = self.params.type_v = type_kv
         if cb_eval is not None:
             self.params.cb_eval = cb_eval
+        for name, value in (context or {}).items():
+            setattr(self.params, name, value)
         self.ctx = native.llama_init_from_model(self.model, self.params)
         assert self.ctx is not None, path
         self.n_vocab = native.llama_vocab_n_tokens(native.llama_model_get_vocab(self.model))

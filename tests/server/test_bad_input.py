@@ -99,10 +99,13 @@ def test_deep_json_in_the_arguments_of_a_call(tmp_path: Path) -> None:
         server.close()
 
 
-def test_references_that_lead_to_each_other(usual: Server) -> None:
+@pytest.mark.parametrize("key", ["$ref", "\\u0024ref", "\\u0024\\u0072\\u0065\\u0066"])
+def test_references_that_lead_to_each_other(usual: Server, key: str) -> None:
     links = {f"d{i}": {"$ref": f"#/$defs/d{i + 1}"} for i in range(30_000)}
     schema = {"$defs": {**links, "d30000": {"type": "null"}}, "$ref": "#/$defs/d0"}
-    words = refused(usual, "/completion", {"prompt": "a", "json_schema": schema})
+    body = json.dumps({"prompt": "a", "json_schema": schema}).replace("$ref", key)
+    reply = post(usual, "/completion", body)
+    words = reply.json()["error"]["message"]
     assert words == "found 2001 references of JSON schemas; expected at most 2000"
     few = {"$defs": {"a": {"$ref": "#/$defs/b"}, "b": {"type": "null"}}, "$ref": "#/$defs/a"}
     assert usual.complete("a", json_schema=few)["content"] == "null"

@@ -1,4 +1,4 @@
-// See copies.h.
+// See copies.h. Test: tests/ops/test_cuda_copies.py.
 
 #pragma once
 

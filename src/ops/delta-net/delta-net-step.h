@@ -1,5 +1,6 @@
 // One token of the gated delta rule for a few rows of the state: what delta-net.cpp and tree-ops.cpp share.
 // Built from ggml's own vector functions in the order of its GATED_DELTA_NET, so that results are bit-equal to it.
+// Test: tests/ops/test_delta_net.py.
 
 #pragma once
 

@@ -1,4 +1,5 @@
 // What the backend of a device offers by name: how our ops and counters are found, whether or not it is a module.
+// Test: tests/ops/test_door.py.
 
 #pragma once
 

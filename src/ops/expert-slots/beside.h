@@ -1,11 +1,12 @@
-// The queue in which experts are fetched ahead on CUDA (guess.h). Where a layer is llama.cpp's nodes, its own are found
-// and copied there, too, while the step goes on with what needs none of them; where it is ops of layer-parts.h, they
-// are copied here, and its products wait for each expert (arrivals.cuh). Slots are then found in a third queue while
-// gate and up run, or, where these cannot look for themselves, in the queue of the step. A pool without guesses has no
-// such queue: it costs each launch of a step. Queues fork from that of the step. The third one joins it behind down;
-// the second one before the products of a layer that do not wait themselves, the last one's at the latest. So a
-// captured graph has them as branches. Owner: the pool (experts/pool.h). Decodes of its contexts do not overlap. Test:
-// tests/gpu/test_expert_pool_cuda.py.
+// Two CUDA streams beside the step's own, for a pool that guesses (guess.h):
+// - `stream` fetches experts ahead. For a layer of llama.cpp's nodes it also finds and copies the layer's own experts,
+//   while the step computes what needs none of them. For a layer of layer-parts ops it only copies, and products wait
+//   for each expert (arrivals.cuh).
+// - `finding` looks up slots while gate and up run, if these can look for themselves. Else the step's stream does it.
+// Both fork from the step's stream, so a captured graph has them as branches. `finding` joins it after down. `stream`
+// joins it before the first products that do not wait, at the latest before those of the last layer. A pool without
+// guesses has neither, since they cost each launch of a step. Owner: the pool (experts/pool.h). Decodes of its contexts
+// do not overlap. Test: tests/gpu/test_expert_pool_cuda.py.
 
 #pragma once
 

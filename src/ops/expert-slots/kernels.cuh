@@ -1,5 +1,5 @@
 // What the kernels that fill slots share: a layer's table with a thread an expert, and copies from the host.
-// Included by .cu files alone.
+// Included by .cu files alone. Test: tests/ops/slot_kernels.py.
 
 #pragma once
 

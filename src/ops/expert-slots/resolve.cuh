@@ -149,12 +149,15 @@ __device__ inline void tell_found(table & state) {
 // With those that choose beside those that have an expert.
 constexpr int most_open_threads = layer_parts::max_experts + n_lanes * max_guess_rows;
 
-// One block, a thread an expert; more threads than experts may count picks (`looks`), or choose. A second block, if
-// there is one, has the next layer's guesses. Tables are read before the kernel in front has ended. No kernel that may
-// still run then changes them: what changed them last has ended before gate and up of the layer before let a kernel
-// start (hide_all, hide_strips; write_choice, where the choice is not open), before the copies that this launch comes
-// behind, or, without guesses, in the step before: its last kernels, and the copies of this step's inputs, lie between.
-// Else resolve_modes has it. Copies that still run count what has arrived, and nothing else.
+// One block, one thread per expert. Extra threads count picks (`looks`) or make the choice. A second block, if present,
+// handles the next layer's guesses. The kernel reads the tables before its predecessor has ended. This is safe, because
+// every kernel that writes them has ended by then:
+// - gate and up of the previous layer release dependents only after the writer has ended (hide_all, hide_strips;
+//   write_choice if the choice is not open);
+// - if copies were queued in between, this launch waits for them;
+// - without guesses the last writer ran in the previous step.
+// Otherwise resolve_modes::reads_late is set, and tables are read after the wait. Copies that are still on their way
+// change only the counters of what has arrived.
 template <bool is_open> __global__ void __launch_bounds__(is_open ? most_open_threads : max_experts)
     resolve(const layer of, const picks given, const open_choice open, int32_t * dst, resolve_modes as,
             const ahead next) {

@@ -104,8 +104,13 @@ bool map_host(int device, void * at, size_t n_bytes) {
 bool zero(void * at, size_t n_bytes) {
     const bool done = cudaMemsetAsync(at, 0, n_bytes, cudaStreamPerThread) == cudaSuccess &&
                       cudaStreamSynchronize(cudaStreamPerThread) == cudaSuccess;
+    return done || (cudaGetLastError(), false);
+}
+
+// of memory that map() mapped
+bool zero_or_unmap(void * at, size_t n_bytes) {
+    const bool done = zero(at, n_bytes);
     if (!done) {
-        cudaGetLastError();
         cuMemUnmap((CUdeviceptr) at, n_bytes);
     }
     return done;
@@ -115,7 +120,7 @@ bool map_device(int device, void * at, size_t n_bytes) {
     ggml_cuda_set_device(device);
     const CUmemAllocationProp prop      = on_device(device);
     const CUmemAccessDesc     readers[] = { reader(prop.location) };
-    return map(at, n_bytes, prop, readers, 1) && zero(at, n_bytes);
+    return map(at, n_bytes, prop, readers, 1) && zero_or_unmap(at, n_bytes);
 }
 
 void * reserve(int device, size_t n_bytes) {
@@ -143,7 +148,7 @@ void * create(int device, size_t n_bytes) {
 bool map_shared(int device, void * at, size_t n_bytes, void * memory) {
     ggml_cuda_set_device(device);
     const CUmemAccessDesc readers[] = { reader(on_device(device).location) };
-    return map_handle(at, n_bytes, (CUmemGenericAllocationHandle) memory, readers, 1) && zero(at, n_bytes);
+    return map_handle(at, n_bytes, (CUmemGenericAllocationHandle) memory, readers, 1) && zero_or_unmap(at, n_bytes);
 }
 
 void destroy(int device, void * memory) {

@@ -1,6 +1,7 @@
 // Memory for experts on one kind of device: ranges of addresses, parts of which lie in host memory that the device
 // reads, and parts in its own. Found by name in the registries of ggml-cpu and ggml-cuda (door/registry.h).
-// Calls wait for what they do. They may be made on any thread, but not while one captures a CUDA graph.
+// Calls wait for what they do. They may be made on any thread, also while another one captures a CUDA graph in relaxed
+// mode, as ggml-cuda does.
 // Test: tests/model/test_expert_pool.py, tests/gpu/test_expert_pool_cuda.py.
 
 #pragma once

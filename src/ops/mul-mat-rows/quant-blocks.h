@@ -1,4 +1,4 @@
-// ggml's blocks, from its own header.
+// ggml's blocks, from its own header. Test: tests/ops/test_quant_rows.py.
 
 #pragma once
 

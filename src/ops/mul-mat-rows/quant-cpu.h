@@ -1,4 +1,4 @@
-// Which vectors quantised products have on this CPU.
+// Which vectors quantised products have on this CPU. Test: tests/ops/test_quant_rows.py.
 
 #pragma once
 

@@ -1,4 +1,5 @@
 // Logits and tokens of dw_top_rows as integers, which warps compare and reduce. Must not know: parts of rows.
+// Test: tests/ops/test_top_rows.py.
 
 #pragma once
 

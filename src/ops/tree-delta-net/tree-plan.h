@@ -1,5 +1,5 @@
 // In which order a block walks over the tree of one sequence, and which states it keeps meanwhile. For
-// tree-delta-net.cu; must not know what a state is.
+// tree-delta-net.cu; must not know what a state is. Test: tests/ops/tree_kernels.py.
 
 #pragma once
 

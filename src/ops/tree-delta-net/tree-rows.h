@@ -1,4 +1,4 @@
-// How the tree ops read `tree` i32[M, 4] of tree-ops.h.
+// How the tree ops read `tree` i32[M, 4] of tree-ops.h. Test: tests/ops/test_tree_ops.py.
 
 #pragma once
 

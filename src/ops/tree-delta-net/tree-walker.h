@@ -3,7 +3,7 @@
 //
 // Every sum is made of the same parts in the same order as in ggml-cuda's GATED_DELTA_NET, so that a path is bit-equal
 // to that op on the path. What differs is how lanes exchange them: the sums of a node's output and of its successor's
-// k^T S are reduced together, each lane ending with one of eight.
+// k^T S are reduced together, each lane ending with one of eight. Test: tests/ops/tree_kernels.py.
 
 #pragma once
 

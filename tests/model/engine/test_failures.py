@@ -9,7 +9,7 @@ from draftwood._llama_cpp import llama_cpp as native
 from draftwood._llama_cpp._internals import LlamaSampler
 from draftwood.engine import _capi
 
-from tests.model.engine.calls import MTP, error_of, lib
+from tests.model.engine.calls import MTP, error_of, lib, new, params
 from tests.model.rig import PROMPT, check_next, check_plain, follow
 
 
@@ -79,6 +79,33 @@ def test_aborted_decode(started, where):
     native.llama_set_abort_callback(r.ctx, native.ggml_abort_callback(), None)
     assert r.start() == run.tokens[0]
     check_plain(r, run, follow(r, run, 1, 3))
+
+
+def test_a_trim_to_less_than_nothing_after_a_failed_decode(rig):
+    r = rig("moe-plain")
+    r.engine.eval(PROMPT, 0)
+    stop = native.ggml_abort_callback(lambda _: True)
+    native.llama_set_abort_callback(r.ctx, stop, None)
+    error_of(lib.dw_eval(r.engine._handle, (_capi.Token * 3)(1, 2, 3), 3, 12, False), _capi.ERR_DECODE)
+    native.llama_set_abort_callback(r.ctx, native.ggml_abort_callback(), None)
+    assert "-5 positions" in error_of(lib.dw_trim(r.engine._handle, -5), _capi.ERR_ARGUMENT)
+    assert r.engine.n_past >= 0
+
+
+def test_an_engine_whose_rounds_cannot_be_timed_leaves_the_context_empty(rig):
+    """Its decodes are stopped half way, at a node further on each time."""
+    for last in range(20, 400, 60):
+        r, n = rig(drafter=MTP, engine=False), [0]
+
+        def stop(_, n=n, last=last):
+            n[0] += 1
+            return n[0] > last
+
+        callback = native.ggml_abort_callback(stop)
+        native.llama_set_abort_callback(r.ctx, callback, None)
+        error_of(new(r, params(drafter=MTP, draft_tokens=5, length=_capi.LENGTH_AUTO))[0], _capi.ERR_DECODE)
+        native.llama_set_abort_callback(r.ctx, native.ggml_abort_callback(), None)
+        assert r.held == 0
 
 
 def test_a_drafter_goes_back_after_an_aborted_verify(started, rig):

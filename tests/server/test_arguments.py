@@ -70,6 +70,40 @@ def test_auto_leaves_split_tensors_to_llama_cpp(tmp_path: Path) -> None:
     assert "decoding is llama.cpp's alone: with --split-mode tensor llama.cpp keeps one graph" in words
 
 
+@pytest.mark.parametrize(
+    ("flags", "words"),
+    [
+        (("-ub", "8"), "1 slots draft as --spec-type auto, up to 6 tokens"),
+        (("-b", "5"), "1 slots draft as --spec-type auto, up to 3 tokens"),
+        (("-c", "12"), "1 slots draft as --spec-type auto, up to 8 tokens"),
+        (("-c", "40", "-np", "10"), "10 slots draft as --spec-type auto, up to 2 tokens each"),
+        (("-b", "2"), "found room for 2 rows in a decode of a slot; drafts need 3: decoding plainly"),
+    ],
+)
+def test_auto_drafts_what_a_small_batch_or_context_has_room_for(
+    tmp_path: Path, flags: tuple[str, ...], words: str
+) -> None:
+    server = Server(tmp_path / "log", "-c", "512", "-np", "1", "--spec-type", "auto", *flags)
+    try:
+        server.wait()
+        assert server.complete("a", n_predict=6)["tokens_predicted"] > 0
+        assert words in server.words()
+    finally:
+        server.close()
+
+
+def test_a_drafter_that_is_none_of_ours_is_said(tmp_path: Path) -> None:
+    """llama.cpp drafts with it then."""
+    server = Server(tmp_path / "log", "-c", "512", "-np", "1", "--spec-type", "auto", "-md", MODEL)
+    try:
+        server.wait()
+        lines = [line for line in server.words().splitlines() if "decoding is llama.cpp's alone" in line]
+        assert len(lines) == 1
+        assert " W " in lines[0]
+    finally:
+        server.close()
+
+
 def test_draft_mtp_stays_llama_cpps(tmp_path: Path) -> None:
     server = Server(tmp_path / "log", "-c", "512", "-np", "1", "--spec-type", "draft-mtp")
     try:

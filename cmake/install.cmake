@@ -14,7 +14,7 @@ if (DRAFTWOOD_STAGED_PYTHON)
             FILES_MATCHING PATTERN "*.py" PATTERN "py.typed")
 endif()
 
-install(FILES src/include/draftwood.h DESTINATION draftwood/include COMPONENT draftwood)
+install(FILES src/include/draftwood.h src/include/draftwood-experts.h DESTINATION draftwood/include COMPONENT draftwood)
 install(FILES cmake/draftwood.pth DESTINATION . COMPONENT draftwood)
 # an editable install keeps python/draftwood where it is, but a .pth line needs the folder in site-packages
 install(DIRECTORY python/draftwood/_alias DESTINATION draftwood COMPONENT draftwood FILES_MATCHING PATTERN "*.py")

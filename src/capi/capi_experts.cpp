@@ -1,6 +1,7 @@
 // The C line of the expert pool: draftwood.h.
 
 #include "capi/capi.h"
+#include "draftwood-experts.h"
 #include "draftwood-testing.h"
 #include "experts/pool.h"
 

@@ -1,6 +1,7 @@
-// The C line of experts that are read ahead: draftwood.h.
+// The C line of experts that are read ahead: draftwood-experts.h.
 
 #include "capi/capi.h"
+#include "draftwood-experts.h"
 #include "experts/readahead.h"
 
 struct dw_expert_readahead {

@@ -4,7 +4,7 @@
 
 #pragma once
 
-#include "draftwood.h"
+#include "draftwood-experts.h"
 
 #ifdef __cplusplus
 extern "C" {

@@ -7,7 +7,7 @@
 
 #include "server/pool_spec.h"
 
-#include "draftwood.h"
+#include "draftwood-experts.h"
 
 #include <memory>
 #include <string>

@@ -57,6 +57,7 @@ def test_libraries_server_header_and_licences_are_there_once(wheel, sdist):
     assert server.external_attr >> 16 & 0o111
     assert b"<title>draftwood</title>" in wheel.read("draftwood/web/index.html")
     assert b"DW_API_VERSION" in wheel.read("draftwood/include/draftwood.h")
+    assert b"dw_expert_pool_new" in wheel.read("draftwood/include/draftwood-experts.h")
     vendored = "vendor/llama.cpp/vendor"
     for name, text in [
         ("llama-cpp-python.md", "LICENSE.md"),

@@ -1,4 +1,4 @@
-"""_capi.py and bench/testing_api.py against the two headers of src/include, by reading the headers.
+"""_capi.py and bench/testing_api.py against the headers of src/include, by reading the headers.
 
 The library itself is checked when it is loaded (dw_api_version); this finds what only the texts show.
 """
@@ -19,8 +19,8 @@ def code_of(header):
     return re.sub(r"//[^\n]*|/\*.*?\*/", "", (INCLUDE / header).read_text(), flags=re.DOTALL)
 
 
-HEADERS = {"draftwood.h": _capi, "draftwood-testing.h": testing_api}
-CODE = {header: code_of(header) for header in HEADERS}
+HEADERS = {("draftwood.h", "draftwood-experts.h"): _capi, ("draftwood-testing.h",): testing_api}
+CODE = {headers: "\n".join(map(code_of, headers)) for headers in HEADERS}
 ALL = "\n".join(CODE.values())
 
 STRUCTS = {

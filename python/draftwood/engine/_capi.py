@@ -1,4 +1,4 @@
-"""ctypes signatures of src/include/draftwood.h, and what the library needs before its first call.
+"""ctypes signatures of src/include/draftwood.h and draftwood-experts.h, and what the library needs first.
 
 tests/unit/test_capi.py compares them with the header. Functions that only tests and benchmarks call:
 bench/testing_api.py. The library is the libllama that draftwood._llama_cpp has loaded: our sources are

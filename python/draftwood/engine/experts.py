@@ -1,6 +1,6 @@
 """An expert pool of the C API: experts in host memory, a part of them in slots of a device.
 
-Must not know: models, arguments of `Llama`. Contract: src/include/draftwood.h,
+Must not know: models, arguments of `Llama`. Contract: src/include/draftwood-experts.h,
 "Experts beyond a card's memory". Test: tests/model/test_expert_pool.py.
 """
 

@@ -1,6 +1,6 @@
 """Experts of a mapped file that are read ahead, through the C API.
 
-Must not know: arguments of `Llama`. Contract: src/include/draftwood.h, "Experts beyond memory".
+Must not know: arguments of `Llama`. Contract: src/include/draftwood-experts.h, "Experts beyond memory".
 Test: tests/model/test_expert_readahead.py.
 """
 
@@ -17,7 +17,7 @@ _lib = _capi.lib
 
 
 class ExpertReadahead:
-    """Make it behind the model, and close it before that model, when its contexts decode no more."""
+    """Make it after the model, and close it before that model, when its contexts decode no more."""
 
     def __init__(self, model: int) -> None:
         """model: a llama_model pointer. One without experts in a mapped file has 0 layers in `stats`."""

@@ -138,14 +138,14 @@ dw_status dw_best(const llama_context * target, int32_t row, int32_t n, llama_to
             fail(DW_ERR_ARGUMENT, "found n = %d; expected 1 to %d", n, DW_MAX_BEST);
         }
         target_context * there = target_context::find(target);
-        *found                 = there && there->left().has_top();
+        *found                 = there && there->newest_results().has_top();
         if (*found) {
-            const int64_t n_rows = there->left().n_top();
+            const int64_t n_rows = there->newest_results().n_top();
             if (row < -1 || (n_rows > 1 && row >= n_rows)) {
                 fail(DW_ERR_ARGUMENT, "found row %d; expected 0 to %lld, or -1 for the last", row,
                      (long long) n_rows - 1);
             }
-            const top_row best = there->left().top(row);
+            const top_row best = there->newest_results().top(row);
             std::copy_n(best.tokens, n, tokens);
             std::copy_n(best.logits, n, logits);
         }

@@ -1,4 +1,4 @@
-// The C line of the expert pool: draftwood.h.
+// The C line of the expert pool: draftwood-experts.h.
 
 #include "capi/capi.h"
 #include "draftwood-experts.h"

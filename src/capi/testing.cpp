@@ -124,7 +124,7 @@ dw_status dw_accepted_log_get(const dw_accepted_log * log, int32_t * seq_ids, ll
 }
 
 dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs, int32_t n_positions,
-                                 int32_t n_each, int32_t budget, int32_t spine, float beside, dw_tree * tree) {
+                                 int32_t n_each, int32_t budget, int32_t spine, float off_spine, dw_tree * tree) {
     return guard([&] {
         require("dw_tree_from_positions", tokens, log_probs, tree);
         require_budget(budget);
@@ -137,7 +137,7 @@ dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const flo
                 positions[d].push_back({ tokens[d * n_each + i], log_probs[d * n_each + i] });
             }
         }
-        to_native(tree_from_positions(root, positions, budget, spine, beside), *tree);
+        to_native(tree_from_positions(root, positions, budget, spine, off_spine), *tree);
         return DW_OK;
     });
 }

@@ -18,7 +18,7 @@ constexpr int32_t n_round_max   = 128; // of these, where all are of rounds
 constexpr int32_t n_on_cpu      = 64;  // the same: so many rows fit a core's cache, and a draft reads them all
 
 // part of a token's probability that counts beside the most probable path: the block was made for that path
-constexpr float beside = 0.3f;
+constexpr float off_spine = 0.3f;
 
 // a value of the file's metadata as text; empty: it has none
 std::string metadata(const llama_model * model, const char * key) {
@@ -131,7 +131,7 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
     ctx_(shared_->ctx),
     seq_(params.seq_id),
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
-    features_(ctx_.left().backend(), (int64_t) shared_->layers.size() * n_embd_,
+    features_(ctx_.newest_results().backend(), (int64_t) shared_->layers.size() * n_embd_,
               llama_n_ubatch(target.get()) + n_waiting_max + max_tree_nodes) {
     ctx_.remove_from(seq_, 0);                    // cells of an earlier drafter of this sequence
     for (const int32_t layer : shared_->layers) { // taps come last, so a throw leaves none behind
@@ -155,10 +155,10 @@ void dflash_drafter::observe(const kept_rows & kept) {
         feed();
         leave_gap(kept.pos);
     }
-    target_.left().wait_for(features_.backend());
+    target_.newest_results().wait_for(features_.backend());
     std::vector<result_rows> inputs;
     for (const int32_t layer : shared_->layers) {
-        inputs.push_back(target_.left().layer_input(layer));
+        inputs.push_back(target_.newest_results().layer_input(layer));
         if (!inputs.back().tensor && !inputs.back().host) {
             fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layer);
         }
@@ -166,10 +166,10 @@ void dflash_drafter::observe(const kept_rows & kept) {
     features_.copy_side_by_side(n_waiting_, inputs, kept.rows, kept.n, ctx_.attached().copies);
     n_waiting_ += kept.n;
     has_prompt_ = has_prompt_ || kept.is_prompt;
-    target_.left().taken_by(features_.backend());
+    target_.newest_results().taken_by(features_.backend());
     if (n_waiting_ > n_waiting_max && has_prompt_) {
         feed();
-    } else if (const int32_t most = target_.left().on_gpu() ? n_round_max : n_on_cpu;
+    } else if (const int32_t most = target_.newest_results().on_gpu() ? n_round_max : n_on_cpu;
                n_waiting_ > most && !has_prompt_) {
         const int32_t n_newest = most / 2;
         features_.copy(0, features_.tensor(), n_waiting_ - n_newest, n_newest);
@@ -278,7 +278,7 @@ void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_t
     for (int32_t i = 1; i <= n; ++i) {
         positions.push_back(ctx_.candidates(i, request.temperature));
     }
-    tree = tree_from_positions(request.last, positions, request.budget, request.spine, std::log(beside));
+    tree = tree_from_positions(request.last, positions, request.budget, request.spine, std::log(off_spine));
 }
 
 void dflash_drafter::trim(llama_pos n_keep) {

@@ -47,7 +47,7 @@ class drafter_context {
     void keep_hidden() { attached_.keep_output_hidden(); }
     // from now on decodes without outputs compute what the KV cache takes and no more: for a drafter of one layer
     void      skip_unused() { attached_.memory_alone = true; }
-    results & left() { return results_; } // by the newest decode
+    results & newest_results() { return results_; } // by the newest decode
     // the text has these tokens: the short head gets their rows
     void      see(const llama_token * tokens, int32_t n);
     bool      short_of_memory() const;

@@ -52,7 +52,8 @@ mtp_context::mtp_context(target_context & target, const llama_context_params & c
     ctx(make_context(target.get(), context_params), block.head, head_reads::each_token, params,
         target.attached().model),
     ahead(drafts_ahead(llama_get_model(target.get()), ctx.attached(), target.attached())),
-    outputs(ctx.left().backend(), llama_model_n_embd_out(llama_get_model(target.get())), n_outputs(target.get())) {
+    outputs(ctx.newest_results().backend(), llama_model_n_embd_out(llama_get_model(target.get())),
+            n_outputs(target.get())) {
     ctx.keep_hidden();
     ctx.skip_unused();
 }
@@ -68,8 +69,9 @@ mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & c
     n_rows_max_((int32_t) llama_n_ubatch(ctx_.get())),
     most_waiting_(std::min(n_rows_max_, params.length == DW_LENGTH_AUTO ? n_waiting_max : n_waiting_if_sure)),
     beams_(seq_, n_kv_cells(ctx_.get())),
-    states_(target.left(), target.attached().copies, ctx_.left().backend(), n_embd_, 2 * (n_rows_max_ + n_waiting_max)),
-    drafted_(ctx_.left().backend(), 1, DW_MAX_DRAFT),
+    states_(target.newest_results(), target.attached().copies, ctx_.newest_results().backend(), n_embd_,
+            2 * (n_rows_max_ + n_waiting_max)),
+    drafted_(ctx_.newest_results().backend(), 1, DW_MAX_DRAFT),
     nothing_(n_embd_) {
     ctx_.remove_from(seq_, 0); // cells of an earlier drafter of this sequence
     target.attached().tap_hidden(true);
@@ -151,9 +153,9 @@ bool mtp_drafter::decode(const decode_request & request, int32_t n) {
 // The result has hidden states of all rows of the batch, or of the last n alone: these go to outputs. Of a draft ahead
 // the best token, the first value of a row, is kept, too. On a GPU both in one launch.
 void mtp_drafter::keep_results(int32_t n) {
-    const result_rows   hidden = ctx_.left().hidden();
+    const result_rows   hidden = ctx_.newest_results().hidden();
     const int64_t       first  = hidden.tensor ? hidden.tensor->ne[1] - n : 0;
-    const ggml_tensor * top    = n_ahead_ >= 0 ? ctx_.left().device_top() : nullptr;
+    const ggml_tensor * top    = n_ahead_ >= 0 ? ctx_.newest_results().device_top() : nullptr;
     const row_copies    copies = ctx_.attached().copies;
     if (top && copies && hidden.tensor && shared_->outputs.lies_beside(hidden.tensor) && drafted_.lies_beside(top)) {
         const row_piece pieces[] = { shared_->outputs.piece(0, hidden.tensor, first, n),
@@ -203,7 +205,7 @@ void mtp_drafter::fed(int32_t n) {
 // state is read where it was computed: to the host a masked context copies the first rows of its hidden states, not
 // those with an output (llama-context.cpp, decode).
 void mtp_drafter::catch_up() {
-    const int32_t n_last = queue_.size() == 2 && n_rows_max_ >= 2 && ctx_.left().stay() ? 2 : 1;
+    const int32_t n_last = queue_.size() == 2 && n_rows_max_ >= 2 && ctx_.newest_results().stay() ? 2 : 1;
     while (queue_.size() > n_last) {
         feed(std::min(queue_.size() - n_last, n_rows_max_), /*output*/ false);
     }
@@ -270,7 +272,7 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
 // runs.
 void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
     for (int32_t i = 0;; ++i) {
-        if (!ctx_.left().has_top()) {
+        if (!ctx_.newest_results().has_top()) {
             fail(DW_ERR_MEMORY, "a graph of the MTP block found no memory for its best tokens");
         }
         tree.add(i, request.last, 0.0f);
@@ -299,7 +301,7 @@ void mtp_drafter::settle(token_tree & tree) {
 }
 
 void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
-    done_.wait(target_.left().backend());
+    done_.wait(target_.newest_results().backend());
     const ggml_tensor * reader = token_embeddings(llama_get_model(target_.get()));
     verify.feeds.push_back(drafted_.feed(row_feed::token, 1, 0, n, reader));
 }

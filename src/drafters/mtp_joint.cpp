@@ -107,7 +107,7 @@ bool mtp_drafter::decode_joint(const std::vector<member> & run, int32_t depth) {
     if (ctx_.decode(request) != 0) {
         return false;
     }
-    const result_rows hidden = ctx_.left().hidden();
+    const result_rows hidden = ctx_.newest_results().hidden();
     const int64_t     n      = (int64_t) run.size();
     shared_->outputs.copy(run[0].row, hidden, hidden.tensor ? hidden.tensor->ne[1] - n : 0, n);
     for (const member & each : run) {

@@ -69,7 +69,7 @@ void expert_pool::model_goes() noexcept {
     }
     layers_.clear();
     free_stage();
-    type_.memory().free_beside(type_.device_number(), copies_);
+    type_.memory().free_streams(type_.device_number(), copies_);
     copies_  = nullptr;
     entered_ = false;
 }
@@ -123,7 +123,7 @@ void expert_pool::enter() {
         }
     }
     if (guesses_) {
-        copies_ = type_.memory().make_beside(type_.device_number()); // nullptr: all runs in the step's queue
+        copies_ = type_.memory().make_streams(type_.device_number()); // nullptr: all runs in the step's queue
     }
     const slots::layer * next = nullptr;
     for (auto each = layers_.rbegin(); each != layers_.rend(); ++each) {

@@ -94,7 +94,7 @@ class expert_pool {
     std::map<int32_t, std::unique_ptr<held>> layers_; // by number; those that cannot be one are left out
     mutable std::mutex                       mutex_;
 
-    dw::expert_slots::beside * copies_ = nullptr; // of a pool that guesses, on a device with queues
+    dw::expert_slots::copy_streams * copies_ = nullptr; // of a pool that guesses, on a device with queues
 
     bool                      guesses_;
     bool                      has_stage_;

@@ -66,7 +66,7 @@ DW_API dw_status dw_fused(dw_engine * engine, bool of_drafter, int32_t * n);
 // positions: tokens and log-probabilities [n_positions][n_each], best first.
 DW_API dw_status dw_tree_from_positions(int32_t root, const int32_t * tokens, const float * log_probs,
                                         int32_t n_positions, int32_t n_each, int32_t budget, int32_t spine,
-                                        float beside, dw_tree * tree);
+                                        float off_spine, dw_tree * tree);
 DW_API dw_status dw_tree_merge(dw_tree * tree, const dw_tree * other);
 DW_API dw_status dw_tree_select(const dw_tree * tree, int32_t budget, int32_t spine, dw_tree * selected);
 DW_API int32_t   dw_tree_bucket(int32_t n_nodes);

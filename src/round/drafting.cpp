@@ -25,11 +25,13 @@ drafting::drafting(target_context & target, const llama_context_params & context
     chooses_(params.length == DW_LENGTH_AUTO),
     p_min_(params.draft_p_min),
     tree_budget_(params.tree_budget),
-    costs_(target.left().on_gpu() ? n_warmup_on_gpu : 1, /*shares_cores*/ !target.left().on_gpu(),
-           target.left().on_gpu() && !experts_are_on_devices(llama_get_model(target.get()))),
-    together_(target.shared<batch_model>(
-        "times of rounds together",
-        [&] { return std::make_shared<batch_model>(costs_.n_warmup(), /*shares_cores*/ !target.left().on_gpu()); })),
+    costs_(target.newest_results().on_gpu() ? n_warmup_on_gpu : 1, /*shares_cores*/ !target.newest_results().on_gpu(),
+           target.newest_results().on_gpu() && !experts_are_on_devices(llama_get_model(target.get()))),
+    together_(target.shared<batch_model>("times of rounds together",
+                                         [&] {
+                                             return std::make_shared<batch_model>(
+                                                 costs_.n_warmup(), /*shares_cores*/ !target.newest_results().on_gpu());
+                                         })),
     drafter_(make_drafter(target, context_params, params)),
     stats_(stats) {
     if ((chooses_ || tree_budget_ > 0) && drafter_ && params.drafter != DW_DRAFTER_NGRAM) {

@@ -53,9 +53,9 @@ bool is_sampled(llama_context * ctx, int32_t row) {
 
 llama_token sample_row(llama_sampler * sampler, target_context & target, int32_t row, int32_t n_enough,
                        bool & all_logits) {
-    all_logits = n_enough == 0 || n_enough > dw_n_top || !target.left().has_top();
+    all_logits = n_enough == 0 || n_enough > dw_n_top || !target.newest_results().has_top();
     if (!all_logits) {
-        return sample_top(sampler, target.left().top(row));
+        return sample_top(sampler, target.newest_results().top(row));
     }
     return is_sampled(target.get(), row) ? llama_sampler_sample(sampler, target.get(), row)
                                          : sample_all(sampler, target.get(), row);

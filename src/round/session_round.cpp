@@ -288,8 +288,9 @@ void session::close_round() {
     if (round_.verify_us() == 0 && round_.n_rows() > 1) { // together with others'
         drafting_.together().add_commit((double) took);
     }
-    const int64_t beside = took_step_ ? 0 : took; // a queued step's time has what the host did meanwhile
-    drafting_.add_round_time(round_.draft(), round_.n_rows(), round_.verify_us() > 0 ? round_.verify_us() + beside : 0);
+    const int64_t host_us = took_step_ ? 0 : took; // a queued step's time has what the host did meanwhile
+    drafting_.add_round_time(round_.draft(), round_.n_rows(),
+                             round_.verify_us() > 0 ? round_.verify_us() + host_us : 0);
 }
 
 // Somebody cleared the memory, and the round went with it; or changed it, and nobody knows what is left.

@@ -64,9 +64,9 @@ std::string refusal_of_heat_file(const std::string & path) {
     if (!fs::is_directory(folder, ignored)) {
         return "is in " + folder.string() + ", which is no folder";
     }
-    const std::string beside = path + ".new";
-    const bool        opens  = std::ofstream(beside, std::ios::binary).is_open();
-    std::remove(beside.c_str());
+    const std::string new_path = path + ".new";
+    const bool        opens    = std::ofstream(new_path, std::ios::binary).is_open();
+    std::remove(new_path.c_str());
     return opens ? "" : "is in " + folder.string() + ", which cannot be written";
 }
 
@@ -75,13 +75,13 @@ bool write_heat(const std::string & path, const expert_heat & heat, int32_t n_ex
     for (const auto & [il, values] : heat) {
         layers[std::to_string(il)] = values;
     }
-    const std::string beside = path + ".new";
-    std::ofstream     file(beside, std::ios::binary);
+    const std::string new_path = path + ".new";
+    std::ofstream     file(new_path, std::ios::binary);
     file << json{ { "schema", schema }, { "n_experts", n_experts }, { "heat", layers } };
     file.close();
     std::error_code failed;
     if (file.good()) {
-        std::filesystem::rename(beside, path, failed);
+        std::filesystem::rename(new_path, path, failed);
     }
     return file.good() && !failed;
 }

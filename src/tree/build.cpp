@@ -30,9 +30,9 @@ int32_t best_child(const token_tree & tree, int32_t node) {
 // The tree of tree_from_positions() while it grows.
 class position_tree {
   public:
-    position_tree(int32_t root, const std::vector<std::vector<candidate>> & positions, float beside) :
+    position_tree(int32_t root, const std::vector<std::vector<candidate>> & positions, float off_spine) :
         positions_(positions),
-        beside_(beside),
+        off_spine_(off_spine),
         tree_(root) {}
 
     void add_spine(int32_t n_nodes) {
@@ -71,7 +71,7 @@ class position_tree {
     };
 
     float path(int32_t parent, const candidate & next) const {
-        return tree_.log_probs[parent] + next.log_prob + (on_spine_[parent] ? 0.0f : beside_);
+        return tree_.log_probs[parent] + next.log_prob + (on_spine_[parent] ? 0.0f : off_spine_);
     }
 
     void add(int32_t parent, const candidate & next) {
@@ -88,7 +88,7 @@ class position_tree {
     }
 
     const std::vector<std::vector<candidate>> & positions_;
-    float                                       beside_;
+    float                                       off_spine_;
     token_tree                                  tree_;
     std::vector<bool>                           on_spine_{ true }; // on the path of all bests
     std::priority_queue<entry>                  open_;
@@ -126,8 +126,8 @@ std::vector<candidate> most_probable(const float * logits, int32_t n_vocab, int3
 }
 
 token_tree tree_from_positions(int32_t root, const std::vector<std::vector<candidate>> & positions, int32_t budget,
-                               int32_t spine, float beside) {
-    position_tree grown(root, positions, beside);
+                               int32_t spine, float off_spine) {
+    position_tree grown(root, positions, off_spine);
     grown.add_spine(std::min({ spine, budget - 1, (int32_t) positions.size() }));
     grown.add_best(budget);
     return grown.tree();

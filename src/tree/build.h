@@ -19,10 +19,10 @@ std::vector<candidate> most_probable(const float * logits, int32_t n_vocab, int3
 
 // A tree after `root` of at most `budget` nodes from distributions that know their position only (a block drafter):
 // positions[d] are the candidates at depth d + 1, best first. `spine` nodes of the path of all bests first, then the
-// most probable paths. Under a node beside the path of all bests the next position's distribution holds less: `beside`
-// < 0 is added to the log-probability of each step there.
+// most probable paths. Under a node beside the path of all bests the next position's distribution holds less:
+// `off_spine` < 0 is added to the log-probability of each step there.
 token_tree tree_from_positions(int32_t root, const std::vector<std::vector<candidate>> & positions, int32_t budget,
-                               int32_t spine, float beside);
+                               int32_t spine, float off_spine);
 
 // `other`'s nodes into `tree`, which has the same root; what both have is folded
 void merge(token_tree & tree, const token_tree & other);

@@ -64,8 +64,8 @@ class target_context : public std::enable_shared_from_this<target_context>, publ
     int64_t         n_exact_batches() const { return attached_.n_exact_batches; }
     int64_t         n_fused_parts() const { return attached_.n_fused_parts(); }
 
-    row_batch &  batch() { return batch_; }  // of the next decode; the caller clears it
-    results &    left() { return results_; } // by the newest decode
+    row_batch &  batch() { return batch_; }            // of the next decode; the caller clears it
+    results &    newest_results() { return results_; } // by the newest decode
     attachment & attached() { return attached_; }
     // llama_decode of the batch, rows of these sequences, as `request` says. Open rounds of others are settled first,
     // since what they wait for goes. Then `begin` is called, once an attempt. Throws failure.

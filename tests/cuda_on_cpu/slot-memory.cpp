@@ -4,7 +4,7 @@
 
 #include "ops/expert-slots/slot-memory.h"
 
-#include "ops/expert-slots/beside.h"
+#include "ops/expert-slots/copy-streams.h"
 #include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/stage.h"
 
@@ -19,10 +19,10 @@ namespace {
 
 constexpr size_t n_logits = (size_t) max_guess_rows * max_experts;
 
-beside * make_beside(int) {
+copy_streams * make_streams(int) {
     static char  name;
     const char * when = std::getenv("CUDA_ON_CPU_QUEUES");
-    auto *       copies = new beside();
+    auto *       copies = new copy_streams();
     copies->logits = new float[n_logits];
     std::fill_n(copies->logits, n_logits, NAN);
     if (when && std::strcmp(when, "late") == 0) {
@@ -31,7 +31,7 @@ beside * make_beside(int) {
     return copies;
 }
 
-void free_beside(int, beside * copies) {
+void free_streams(int, copy_streams * copies) {
     cuda_on_cpu::run_queued();
     if (copies) {
         delete[] copies->logits;
@@ -60,8 +60,8 @@ bool copy(int device, void * to, const void * from, size_t n_bytes) {
 extern "C" void cuda_on_cpu_complete(dw::slot_memory * of_cpu) {
     of_cpu->make_stage  = make_stage;
     of_cpu->free_stage  = free_stage;
-    of_cpu->make_beside = make_beside;
-    of_cpu->free_beside = free_beside;
+    of_cpu->make_streams = make_streams;
+    of_cpu->free_streams = free_streams;
     plain_copy          = of_cpu->copy;
     of_cpu->copy        = copy;
 }

@@ -68,8 +68,8 @@ class _Memory(ctypes.Structure):
         ("copy", ctypes.CFUNCTYPE(ctypes.c_bool, _int, _p, _p, _size)),
         ("make_stage", ctypes.CFUNCTYPE(_p, _int)),
         ("free_stage", ctypes.CFUNCTYPE(None, _int, _p)),
-        ("make_beside", ctypes.CFUNCTYPE(_p, _int)),
-        ("free_beside", ctypes.CFUNCTYPE(None, _int, _p)),
+        ("make_streams", ctypes.CFUNCTYPE(_p, _int)),
+        ("free_streams", ctypes.CFUNCTYPE(None, _int, _p)),
     ]
 
 
@@ -136,7 +136,7 @@ class Layer:
         self.layer.first_staged[: len(firsts)] = [first + n_slots for first in firsts]
         self.layer.staged = self._stage = self._memory.make_stage(0) if staged else None
         self.layer.state = self._memory.allocate(0, TABLE.itemsize)
-        self.layer.copies = self._memory.make_beside(0)
+        self.layer.copies = self._memory.make_streams(0)
         first_state = first_table(self.layer.n_experts, n_slots)
         self._copy(self.layer.state, first_state.ctypes.data, TABLE.itemsize)
 
@@ -284,7 +284,7 @@ class Layer:
 
     def close(self) -> None:
         """Give the memory back."""
-        self._memory.free_beside(0, self.layer.copies)  # what runs beside reads all the rest
+        self._memory.free_streams(0, self.layer.copies)  # what runs beside reads all the rest
         for at, host, device in self._ranges:
             self._memory.unmap(0, at, host)
             self._memory.unmap(0, at + host, device)

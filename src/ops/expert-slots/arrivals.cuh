@@ -1,8 +1,8 @@
-// How products wait for experts that are copied beside them, on CUDA. Copies run in a queue of their own (beside.h), in
-// order, and say of each part when it is there (kernels.cuh), so one row's gate and up begin before down has come. A
-// kernel that waits lets the next one start only behind its wait: what starts takes multiprocessors from the kernel
-// that copies. A queue beside this one may not run meanwhile, where a tool runs kernels one after another. So a wait
-// ends, and the expert is read in host memory.
+// How products wait for experts that are copied beside them, on CUDA. Copies run in a queue of their own
+// (copy-streams.h), in order, and say of each part when it is there (kernels.cuh), so one row's gate and up begin
+// before down has come. A kernel that waits lets the next one start only behind its wait: what starts takes
+// multiprocessors from the kernel that copies. A queue beside this one may not run meanwhile, where a tool runs kernels
+// one after another. So a wait ends, and the expert is read in host memory.
 //
 // Products may look into the table themselves, while dw_expert_slots finds slots for what is missing. They wait for it
 // only where they miss an expert.

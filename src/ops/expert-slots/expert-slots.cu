@@ -1,13 +1,13 @@
 // dw_expert_slots on CUDA: expert-slots.h. A kernel finds slots, and those of the next layer's guesses (resolve.cuh);
-// then many blocks copy what is missing, and others in a second queue what was guessed (beside.h). Where products wait
-// for each expert themselves (arrivals.cuh), as in each layer with guesses, both are copied in the second queue, which
-// is joined in front of the first layer without. Where products look for their experts, slots are found in a third
-// queue. Grids depend on shapes alone; how much there is to copy is read on the device. In the queue of the step
+// then many blocks copy what is missing, and others in a second queue what was guessed (copy-streams.h). Where products
+// wait for each expert themselves (arrivals.cuh), as in each layer with guesses, both are copied in the second queue,
+// which is joined in front of the first layer without. Where products look for their experts, slots are found in a
+// third queue. Grids depend on shapes alone; how much there is to copy is read on the device. In the queue of the step
 // kernels are launched as ggml's are, before the one in front of them has ended (ggml_cuda_kernel_launch).
 
 #include "ops/door/chain.cuh"
 #include "ops/door/launch.h"
-#include "ops/expert-slots/beside.h"
+#include "ops/expert-slots/copy-streams.h"
 #include "ops/expert-slots/expert-slots.h"
 #include "ops/expert-slots/resolve.cuh"
 #include "ops/expert-slots/staging.cuh"
@@ -59,7 +59,7 @@ void join_guesses(const slots::layer & of, cudaStream_t stream) {
 // Missing experts of a layer and guesses of the next one, beside the step. The copies of this layer's guesses are in
 // the same queue, in front.
 void copy_beside(const slots::layer & of, const slots::layer & next, cudaStream_t stream) {
-    slots::beside & copies = *next.copies;
+    slots::copy_streams & copies = *next.copies;
     slots::launch_fill_and_fetch(of, next, fork(copies.is_chosen, stream, copies.stream));
     CUDA_CHECK(cudaEventRecord(copies.is_fetched, copies.stream));
     copies.guessed      = &next;

@@ -28,7 +28,7 @@
 //
 // A second op, dw_expert_ready, gives the indices to the products. Where experts are fetched ahead and a layer is
 // llama.cpp's nodes, the first op runs beside what stands between the two, and the second one waits for it. Whoever
-// builds the graph says whether anything stands there (beside.h).
+// builds the graph says whether anything stands there (copy-streams.h).
 //
 // Test: tests/ops/test_expert_slots.py (a model in Python, step by step), tests/model/test_expert_pool.py (logits
 // bit-equal to a model that lies in one memory), tests/gpu/test_expert_pool_cuda.py.
@@ -111,7 +111,7 @@ struct part {
 };
 
 struct stage;
-struct beside;
+struct copy_streams;
 
 // What a node's layer pointer points to. It belongs to the pool (experts/pool.h), which outlives the model's graphs.
 struct layer {
@@ -122,7 +122,7 @@ struct layer {
     int32_t first_staged[max_parts]; // index of expert 0 in the stage, by plane
     table * state;
 
-    beside * copies; // beside.h; nullptr: all runs in the queue of the step
+    copy_streams * copies; // copy-streams.h; nullptr: all runs in the stream of the step
 
     stage *       staged; // nullptr: none
     int32_t       place;  // of it, 0 or 1

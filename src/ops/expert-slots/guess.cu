@@ -3,7 +3,7 @@
 // input before it was read, the guesses are wrong, and nothing else is: waiting would cost each layer more.
 
 #include "ops/door/launch.h"
-#include "ops/expert-slots/beside.h"
+#include "ops/expert-slots/copy-streams.h"
 #include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/kernels.cuh"
 
@@ -76,8 +76,8 @@ void launch(const dw::launch_context & with, ggml_tensor * dst) {
     if (!of.copies) {
         return;
     }
-    slots::beside &     copies = *of.copies;
-    const ggml_tensor * hidden = dst->src[slots::hidden];
+    slots::copy_streams & copies = *of.copies;
+    const ggml_tensor *   hidden = dst->src[slots::hidden];
     const rows from = { dw::data_of<float>(hidden), (int64_t) (hidden->nb[1] / sizeof(float)), (int) hidden->ne[0],
                         (int) hidden->ne[1] };
     const dim3 grid((of.n_experts + n_logit_warps - 1) / n_logit_warps, from.n);

@@ -46,6 +46,6 @@ const dw::slot_memory dw::slot_memory_on_cpu = {
     },
     /*make_stage*/ [](int) -> dw::expert_slots::stage * { return nullptr; },
     /*free_stage*/ [](int, dw::expert_slots::stage *) {},
-    /*make_beside*/ [](int) -> dw::expert_slots::beside * { return nullptr; },
-    /*free_beside*/ [](int, dw::expert_slots::beside *) {},
+    /*make_streams*/ [](int) -> dw::expert_slots::copy_streams * { return nullptr; },
+    /*free_streams*/ [](int, dw::expert_slots::copy_streams *) {},
 };

@@ -4,7 +4,7 @@
 #include "ops/expert-slots/slot-memory.h"
 
 #include "common.cuh"
-#include "ops/expert-slots/beside.h"
+#include "ops/expert-slots/copy-streams.h"
 #include "ops/expert-slots/guess.h"
 #include "ops/expert-slots/stage.h"
 
@@ -190,7 +190,7 @@ dw::expert_slots::stage * make_stage(int device) {
     return stage;
 }
 
-void free_beside(int device, dw::expert_slots::beside * copies) {
+void free_streams(int device, dw::expert_slots::copy_streams * copies) {
     if (!copies) {
         return;
     }
@@ -210,9 +210,9 @@ void free_beside(int device, dw::expert_slots::beside * copies) {
     delete copies;
 }
 
-dw::expert_slots::beside * make_beside(int device) {
+dw::expert_slots::copy_streams * make_streams(int device) {
     ggml_cuda_set_device(device);
-    auto * copies = new (std::nothrow) dw::expert_slots::beside();
+    auto * copies = new (std::nothrow) dw::expert_slots::copy_streams();
     if (!copies) {
         return nullptr;
     }
@@ -229,7 +229,7 @@ dw::expert_slots::beside * make_beside(int device) {
     }
     if (!made) {
         (void) cudaGetLastError();
-        free_beside(device, copies);
+        free_streams(device, copies);
         return nullptr;
     }
     return copies;
@@ -260,6 +260,6 @@ bool copy(int device, void * to, const void * from, size_t n_bytes) {
 } // namespace
 
 const dw::slot_memory dw::slot_memory_on_cuda = {
-    refusal, page,     reserve,    map_host, map_device, unmap,      release,     create,      map_shared,
-    destroy, allocate, free_table, copy,     make_stage, free_stage, make_beside, free_beside,
+    refusal, page,     reserve,    map_host, map_device, unmap,      release,      create,       map_shared,
+    destroy, allocate, free_table, copy,     make_stage, free_stage, make_streams, free_streams,
 };

@@ -12,7 +12,7 @@ namespace dw {
 
 namespace expert_slots {
 struct stage;
-struct beside;
+struct copy_streams;
 } // namespace expert_slots
 
 constexpr const char * slot_memory_name = "dw_slot_memory";
@@ -41,8 +41,8 @@ struct slot_memory {
     expert_slots::stage * (*make_stage)(int device); // stage.h; nullptr: none here
     void (*free_stage)(int device, expert_slots::stage * stage);
 
-    expert_slots::beside * (*make_beside)(int device); // beside.h; nullptr: none here
-    void (*free_beside)(int device, expert_slots::beside * copies);
+    expert_slots::copy_streams * (*make_streams)(int device); // copy-streams.h; nullptr: none here
+    void (*free_streams)(int device, expert_slots::copy_streams * copies);
 };
 
 extern const slot_memory slot_memory_on_cpu, slot_memory_on_cuda;

@@ -3,7 +3,7 @@
 // kernel starts while the one before it ends.
 
 #include "ops/door/node.h"
-#include "ops/expert-slots/beside.h"
+#include "ops/expert-slots/copy-streams.h"
 #include "ops/layer-parts/group-strips.cuh"
 #include "ops/layer-parts/inputs.cuh"
 #include "ops/layer-parts/router.cuh"

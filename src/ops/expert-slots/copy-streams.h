@@ -17,7 +17,7 @@
 
 namespace dw::expert_slots {
 
-struct beside {
+struct copy_streams {
     cudaStream_t stream    = nullptr;
     cudaEvent_t  is_chosen = nullptr; // by the router
     cudaEvent_t  is_filled = nullptr;
@@ -37,7 +37,7 @@ struct beside {
 };
 
 // What comes next in the queue of the step waits for what was found beside gate and up.
-inline void join_found(beside & copies, cudaStream_t stream) {
+inline void join_found(copy_streams & copies, cudaStream_t stream) {
     if (copies.found) {
         CUDA_CHECK(cudaStreamWaitEvent(stream, copies.is_found, 0));
         copies.found = nullptr;

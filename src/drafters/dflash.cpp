@@ -95,12 +95,6 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
-// of a token: time and place, as M-RoPE has them
-bool has_several_positions(const llama_model * model) {
-    const llama_rope_type type = llama_model_rope_type(model);
-    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
-}
-
 } // namespace
 
 dflash_context::dflash_context(target_context & target, const llama_context_params & context_params,
@@ -118,7 +112,7 @@ dflash_context::dflash_context(target_context & target, const llama_context_para
     layers(target_layers(model.get())),
     block_size(file.block_size),
     mask(llama_vocab_mask(llama_model_get_vocab(model.get()))),
-    takes_gaps(has_several_positions(model.get())) {
+    takes_gaps(uses_mrope(model.get())) {
     llama_set_causal_attn(ctx.get(), metadata(model.get(), "dflash.attention.causal") == "true");
 }
 

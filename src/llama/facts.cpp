@@ -60,6 +60,11 @@ bool has_2d_positions(const llama_model * model) {
     return model->hparams.n_pos_per_embd() >= 3;
 }
 
+bool uses_mrope(const llama_model * model) {
+    const llama_rope_type type = llama_model_rope_type(model);
+    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
+}
+
 int32_t n_mtp_blocks(const llama_model * model) {
     return llama_model_n_layer_nextn(model);
 }

@@ -39,6 +39,8 @@ bool experts_are_on_devices(const llama_model * model);
 // rows have positions in two dimensions, as images need them
 bool has_2d_positions(const llama_model * model);
 
+bool uses_mrope(const llama_model * model); // a token has several positions: time and place
+
 // Tensors of the model's first MTP block.
 struct mtp_block {
     const ggml_tensor * projection;  // of a token's embedding and a hidden state; nullptr: the block was not loaded

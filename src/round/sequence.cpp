@@ -13,11 +13,6 @@ bool is_recurrent(const llama_context * ctx) {
     return llama_model_is_hybrid(model) || llama_model_is_recurrent(model);
 }
 
-bool uses_mrope(const llama_context * ctx) {
-    const llama_rope_type type = llama_model_rope_type(llama_get_model(ctx));
-    return type == LLAMA_ROPE_TYPE_MROPE || type == LLAMA_ROPE_TYPE_IMROPE;
-}
-
 } // namespace
 
 sequence::sequence(llama_context * target, const dw_params & params, sequence_listener & listener) :
@@ -25,7 +20,7 @@ sequence::sequence(llama_context * target, const dw_params & params, sequence_li
     seq_(params.seq_id),
     listener_(listener),
     recurrent_(is_recurrent(target)),
-    mrope_(uses_mrope(target)) {
+    mrope_(uses_mrope(llama_get_model(target))) {
     shared_->add(seq_, listener);
 }
 

@@ -77,6 +77,11 @@ class NativeError(DraftwoodError, RuntimeError):
     """A failure inside the library that no other class names."""
 
 
+def no_tokens(hint: str) -> OptionError:
+    """Return the error for a prompt without tokens; hint: what the caller can pass instead."""
+    return OptionError("found a prompt without tokens; expected one token at least", hint=hint)
+
+
 @contextlib.contextmanager
 def translated(
     kinds: type[Exception] | tuple[type[Exception], ...], to: Callable[[Exception], DraftwoodError]

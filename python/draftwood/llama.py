@@ -24,14 +24,14 @@ from draftwood.api.chat import (
     ChatOptions,
     answered,
     chat,
-    template_in_words,
+    failing_template_as_error,
     warn_of_fallback,
     with_timings,
 )
 from draftwood.api.chat_request import bound_request
 from draftwood.api.completion import complete, with_bias
 from draftwood.api.detokenize import Pieces
-from draftwood.api.prompt import checked_texts, text_in_words
+from draftwood.api.prompt import checked_texts, encodable_text
 from draftwood.api.timings import Latest
 from draftwood.engine.drafting import Target, keep_times, make_engine
 from draftwood.engine.experts import ExpertPool
@@ -42,12 +42,12 @@ from draftwood.generate import raw
 from draftwood.generate.generation import Base, Generation
 from draftwood.generate.states import check, load, mark, model_of
 from draftwood.generate.turns import Turns, alone, in_turn, step_by_step, without_waiting
-from draftwood.load import experts, files, fixes, forks, heat, readahead, rpc
+from draftwood.load import arguments, experts, files, fixes, forks, heat, readahead, rpc
 from draftwood.load.devices import cards, machine
 from draftwood.load.intercepts import Intercepts
 from draftwood.load.preparation import prepare
 from draftwood.options import Options, default_draft_tokens
-from draftwood.speculative import as_arguments
+from draftwood.speculative import Drafting, drafting_of
 from draftwood.stats import ExpertStats, ReadaheadStats, SpeculationStats
 
 fixes.apply()
@@ -138,22 +138,20 @@ class Llama(Intercepts, Generation):
         self._pieces: Pieces | None = None
         self._latest = Latest()
         self._stack = contextlib.ExitStack()  # __del__ closes it, also where the arguments are refused
+        asked = Drafting(speculation, drafter, draft_tokens, draft_p_min)
         if speculative is not None:
-            asked = {"speculation": speculation, "drafter": drafter, "draft_tokens": draft_tokens}
-            became = as_arguments(speculative, **asked, draft_p_min=draft_p_min)
-            speculation, drafter, draft_tokens, draft_p_min = (
-                became[name] for name in (*asked, "draft_p_min")
-            )
+            asked = drafting_of(speculative, asked)
+        draft_tokens = asked.draft_tokens
         if draft_tokens is None:
             given = draft_model is not None
             on_cpu = kwargs.get("n_gpu_layers", 0) == 0 or not (rpc_servers or cards())
-            draft_tokens = default_draft_tokens(speculation, tree_budget, given=given, on_cpu=on_cpu)
+            draft_tokens = default_draft_tokens(asked.speculation, tree_budget, given=given, on_cpu=on_cpu)
         self._options = Options(
-            speculation,  # type: ignore[arg-type]
+            asked.speculation,  # type: ignore[arg-type]
             draft_tokens,
-            draft_p_min,
+            asked.draft_p_min,
             exact,
-            files.drafter_path(drafter),
+            files.drafter_path(asked.drafter),
             checkpoint_bytes,
             tree_budget,
             draft_vocab,
@@ -178,12 +176,15 @@ class Llama(Intercepts, Generation):
         self._pool, self._info = prepared.pool, prepared.info
         forks.watch(self._turns, on_card=kwargs.get("n_gpu_layers", 0) != 0 and bool(cards()))
         try:
-            with experts.memory_in_words(self._pool, self._info), files.template_in_words(model_path):
+            with (
+                experts.memory_errors(self._pool, self._info),
+                files.unparsable_template_as_error(model_path),
+            ):
                 super().__init__(model_path, **kwargs)
             self._format_is_told = kwargs.get("chat_format") is not None or self.chat_format != FALLBACK
             self._readahead = readahead.begin(self.model, prepared.read_ahead)  # before graphs are built
             if self._readahead is not None:
-                self._stack.callback(self._readahead.close)  # behind the engine, which is made later
+                self._stack.callback(self._readahead.close)  # after the engine, which is made later
             # not given to upstream, which would store the logits of the whole context
             self.draft_model = draft_model if self._plan.drafter == "given" else None
             self._pieces = Pieces(self._model.vocab)
@@ -213,8 +214,8 @@ class Llama(Intercepts, Generation):
                 )
             return
         slots = self._pool.n_slots if self._pool else None
-        arguments = {**self.__getstate__(), "expert_slots": slots}
-        target = Target(self.ctx, self.context_params, model_of(self), arguments, machine())
+        timed = {**self.__getstate__(), "expert_slots": slots}
+        target = Target(self.ctx, self.context_params, model_of(self), timed, machine())
         self._engine, self._plan = make_engine(target, self._plan, self._options)
         self._by_turns = (self._is_hybrid or self._is_recurrent) and self._options.checkpoint_bytes > 0
         self._stack.callback(self._engine.close)  # before the context; not a method of ours: no cycle
@@ -315,6 +316,10 @@ class Llama(Intercepts, Generation):
         if self._engine:
             self._engine.stats_reset()
 
+    def set_seed(self, seed: int) -> None:
+        """Set the seed of later requests. Errors: OptionError for what is no whole number."""
+        super().set_seed(arguments.checked_seed(seed))
+
     @property
     def last_usage(self) -> dict[str, int] | None:
         """OpenAI's `usage` of the last completion or chat, which a stream lacks; of a stream so far.
@@ -382,7 +387,7 @@ class Llama(Intercepts, Generation):
         if not self._format_is_told and self.chat_format == FALLBACK:
             self._format_is_told = True
             warn_of_fallback()
-        with template_in_words(), text_in_words():
+        with failing_template_as_error(), encodable_text():
             theirs, plain = super().create_chat_completion, options == ChatOptions()
             result = answered(request, lambda each: theirs(**each) if plain else chat(self, each, options))
             return with_timings(self._latest, result)
@@ -420,7 +425,7 @@ class _Closed:
 
 
 def _joined_signature(theirs: Any, ours: Any) -> inspect.Signature:
-    """Upstream's signature with our keywords behind its own, before its **kwargs."""
+    """Upstream's signature with our keywords after its own, before its **kwargs."""
     parameters = list(inspect.signature(theirs).parameters.values())
     known = {p.name for p in parameters} | {"args", "kwargs"}
     added = [p for name, p in inspect.signature(ours).parameters.items() if name not in known]

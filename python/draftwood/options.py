@@ -6,9 +6,11 @@ Pure decisions, no library calls, so each refusal is a unit test (tests/unit/tes
 from __future__ import annotations
 
 import difflib
+import numbers
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
+from draftwood.coerce import as_bool, as_int
 from draftwood.errors import OptionError, UnsupportedError
 
 Drafter = Literal["none", "mtp", "dflash", "ngram", "given"]
@@ -48,7 +50,8 @@ class Options:
     tree_budget: int | None = None
     """Rows of a verify where drafts are trees, the newest token's included; None: as `speculation` has it."""
     draft_vocab: int | None = None
-    """Tokens that drafts are chosen from on a CPU; None: an eighth of the vocabulary."""
+    """Tokens that drafts are chosen from. None: on a CPU an eighth of a vocabulary of at least 2048 tokens;
+    on a card, for MTP, a quarter of one of at least 1024; else all of it."""
 
     def __post_init__(self) -> None:
         if self.speculation not in SPECULATIONS:
@@ -56,37 +59,25 @@ class Options:
                 f"speculation is {self.speculation!r}; expected one of {', '.join(map(repr, SPECULATIONS))}",
                 hint=_meant(self.speculation),
             )
-        if isinstance(self.draft_tokens, bool) or not isinstance(self.draft_tokens, int):
+        checked = {
+            "draft_tokens": _checked_draft_tokens(self.draft_tokens),
+            "draft_p_min": _checked_p_min(self.draft_p_min),
+            "exact": _checked_exact(self.exact),
+            "checkpoint_bytes": _checked_bytes(self.checkpoint_bytes),
+            "tree_budget": _checked_tree_budget(self.tree_budget),
+            "draft_vocab": _checked_draft_vocab(self.draft_vocab),
+        }
+        for name, value in checked.items():
+            object.__setattr__(self, name, value)  # frozen
+        self._check_pairs()
+
+    def _check_pairs(self) -> None:
+        """Refuse options that do not go with each other."""
+        if self.speculation == "off" and self.tree_budget is not None:
             raise OptionError(
-                f"draft_tokens is {self.draft_tokens!r}; expected a whole number",
-                hint=f"draft_tokens={DEFAULT_DRAFT_TOKENS}, or leave it out",
+                f'found tree_budget={self.tree_budget} beside speculation="off"; expected a drafter',
+                hint="leave one of them out",
             )
-        if not 1 <= self.draft_tokens <= MAX_DRAFT_TOKENS:
-            raise OptionError(
-                f"draft_tokens is {self.draft_tokens}; expected 1 to {MAX_DRAFT_TOKENS}",
-                hint='speculation="off" turns drafting off',
-            )
-        is_number = isinstance(self.draft_p_min, (int, float)) and not isinstance(self.draft_p_min, bool)
-        if not is_number or not 0.0 <= self.draft_p_min <= 1.0:
-            raise OptionError(
-                f"draft_p_min is {self.draft_p_min!r}; expected a probability from 0 to 1",
-                hint="draft_p_min=0.0, the default, ends no draft early",
-            )
-        if self.exact not in (True, False):
-            raise OptionError(
-                f"exact is {self.exact!r}; expected True or False",
-                hint="exact=False takes llama.cpp's stock kernels; True is the default",
-            )
-        is_size = isinstance(self.checkpoint_bytes, int) and not isinstance(self.checkpoint_bytes, bool)
-        if not is_size or not 0 <= self.checkpoint_bytes < 1 << 63:
-            raise OptionError(
-                f"checkpoint_bytes is {self.checkpoint_bytes!r}; expected a number of bytes, 0 or more",
-                hint="checkpoint_bytes=256 << 20",
-            )
-        if self.tree_budget is not None:
-            self._check_tree_budget(self.tree_budget)
-        if self.draft_vocab is not None:
-            _check_draft_vocab(self.draft_vocab)
         if self.speculation == "dflash" and self.drafter is None:
             raise OptionError(
                 'found speculation="dflash" without a drafter; expected the path of its GGUF',
@@ -98,28 +89,70 @@ class Options:
                 hint='leave one of them out, or speculation="off" for none',
             )
 
-    def _check_tree_budget(self, budget: Any) -> None:
-        whole = isinstance(budget, int) and not isinstance(budget, bool)
-        if not whole or not 1 <= budget <= MAX_TREE_BUDGET:
-            raise OptionError(
-                f"tree_budget is {budget!r}; expected 1 to {MAX_TREE_BUDGET} nodes, "
-                "the newest token's included",
-                hint="leave it out for the default",
-            )
-        if self.speculation == "off":
-            raise OptionError(
-                f'found tree_budget={budget} beside speculation="off"; expected a drafter',
-                hint="leave one of them out",
-            )
 
-
-def _check_draft_vocab(size: Any) -> None:
-    whole = isinstance(size, int) and not isinstance(size, bool)
-    if not whole or not MIN_DRAFT_VOCAB <= size <= MAX_DRAFT_VOCAB:
+def _checked_draft_tokens(value: Any) -> int:
+    number = as_int(value)
+    if number is None:
         raise OptionError(
-            f"draft_vocab is {size!r}; expected {MIN_DRAFT_VOCAB} to {MAX_DRAFT_VOCAB} tokens",
-            hint="leave it out for an eighth of the vocabulary",
+            f"draft_tokens is {value!r}; expected a whole number",
+            hint=f"draft_tokens={DEFAULT_DRAFT_TOKENS}, or leave it out",
         )
+    if not 1 <= number <= MAX_DRAFT_TOKENS:
+        raise OptionError(
+            f"draft_tokens is {number}; expected 1 to {MAX_DRAFT_TOKENS}",
+            hint='speculation="off" turns drafting off',
+        )
+    return number
+
+
+def _checked_p_min(value: Any) -> float:
+    is_number = isinstance(value, numbers.Real) and not isinstance(value, bool)
+    if not is_number or not 0.0 <= value <= 1.0:
+        raise OptionError(
+            f"draft_p_min is {value!r}; expected a probability from 0 to 1",
+            hint="draft_p_min=0.0, the default, ends no draft early",
+        )
+    return float(value)
+
+
+def _checked_exact(value: Any) -> bool:
+    exact = as_bool(value)
+    if exact is None:
+        raise OptionError(
+            f"exact is {value!r}; expected True or False",
+            hint="exact=False takes llama.cpp's stock kernels; True is the default",
+        )
+    return exact
+
+
+def _checked_bytes(value: Any) -> int:
+    size = as_int(value)
+    if size is None or not 0 <= size < 1 << 63:
+        raise OptionError(
+            f"checkpoint_bytes is {value!r}; expected a number of bytes, 0 or more",
+            hint="checkpoint_bytes=256 << 20",
+        )
+    return size
+
+
+def _checked_tree_budget(value: Any) -> int | None:
+    budget = as_int(value)
+    if value is not None and (budget is None or not 1 <= budget <= MAX_TREE_BUDGET):
+        raise OptionError(
+            f"tree_budget is {value!r}; expected 1 to {MAX_TREE_BUDGET} nodes, the newest token's included",
+            hint="leave it out for the default",
+        )
+    return budget
+
+
+def _checked_draft_vocab(value: Any) -> int | None:
+    size = as_int(value)
+    if value is not None and (size is None or not MIN_DRAFT_VOCAB <= size <= MAX_DRAFT_VOCAB):
+        raise OptionError(
+            f"draft_vocab is {value!r}; expected {MIN_DRAFT_VOCAB} to {MAX_DRAFT_VOCAB} tokens",
+            hint="leave it out for an eighth of the vocabulary, a quarter on a card",
+        )
+    return size
 
 
 def _meant(speculation: Any) -> str:
@@ -153,7 +186,7 @@ _NO_GENERATION = ("embedding", "vocab_only")
 def default_draft_tokens(
     speculation: str, tree_budget: int | None, *, given: bool = False, on_cpu: bool = False
 ) -> int:
-    """Return the longest draft where nobody says.
+    """Return the longest draft by default.
 
     given: a draft_model drafts. on_cpu: no layer is on a card.
     """

@@ -8,9 +8,10 @@ Must not know: the library. Tests: tests/unit/test_speculative.py, tests/model/t
 from __future__ import annotations
 
 import enum
-from dataclasses import MISSING, dataclass, field, fields
+from dataclasses import MISSING, asdict, dataclass, field, fields
 from typing import Any
 
+from draftwood.coerce import as_int
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.options import MAX_DRAFT_TOKENS, Options
 from draftwood.warn import warn
@@ -42,7 +43,7 @@ _SPOKEN = {
 
 @dataclass
 class SpecConfig:
-    """What drafts (`as_arguments`). Fields behind `ngram_size_m` have no effect."""
+    """What drafts (`drafting_of`). Fields after `ngram_size_m` have no effect."""
 
     spec_type: Any = SpeculativeType.NONE
     draft_n_max: int = 3
@@ -75,8 +76,18 @@ _WITHOUT_EFFECT = {
 }
 
 
-def as_arguments(config: Any, **beside: Any) -> dict[str, Any]:
-    """Return `Llama`'s arguments for a config: speculation, drafter, draft_tokens, draft_p_min.
+@dataclass(frozen=True, slots=True)
+class Drafting:
+    """The arguments of `Llama` that a config stands for, by their names. Its defaults are theirs."""
+
+    speculation: str = Options().speculation
+    drafter: str | None = None
+    draft_tokens: int | None = None
+    draft_p_min: float = 0.0
+
+
+def drafting_of(config: Any, beside: Drafting) -> Drafting:
+    """Return what a config stands for.
 
     beside: these arguments as the caller gave them. Fields without a counterpart that differ from their
     defaults are named in one UserWarning. None of them changes text.
@@ -84,27 +95,22 @@ def as_arguments(config: Any, **beside: Any) -> dict[str, Any]:
     argument that is given twice; UnsupportedError for a type, or a draft model, that cannot run here.
     """
     spoken = _speculation(config)
-    defaults: dict[str, Any] = {
-        "speculation": Options().speculation,
-        "drafter": None,
-        "draft_tokens": None,
-        "draft_p_min": 0.0,
-    }
-    twice = [f"{name}={value!r}" for name, value in beside.items() if value != defaults[name]]
+    defaults = asdict(Drafting())
+    twice = [f"{name}={value!r}" for name, value in asdict(beside).items() if value != defaults[name]]
     if twice:
         raise OptionError(
             f"found {', '.join(twice)} beside speculative=; expected one place that says what drafts",
             hint="leave speculative= out, or set its fields",
         )
     if spoken == "off":
-        return {**defaults, "speculation": "off"}
-    _name_what_has_no_effect(config)
-    return {
-        "speculation": spoken,
-        "drafter": _drafter(config, spoken),
-        "draft_tokens": _length(config, "ngram_size_m" if spoken == "ngram" else "draft_n_max"),
-        "draft_p_min": getattr(config, "draft_p_min", 0.0) if spoken != "ngram" else 0.0,
-    }
+        return Drafting("off")
+    _warn_of_ignored_fields(config)
+    return Drafting(
+        spoken,
+        _drafter(config, spoken),
+        _length(config, "ngram_size_m" if spoken == "ngram" else "draft_n_max"),
+        getattr(config, "draft_p_min", 0.0) if spoken != "ngram" else 0.0,
+    )
 
 
 def _speculation(config: Any) -> str:
@@ -144,16 +150,17 @@ def _drafter(config: Any, spoken: str) -> str | None:
 
 
 def _length(config: Any, name: str) -> int:
-    length: Any = getattr(config, name, getattr(SpecConfig, name))
-    if isinstance(length, bool) or not isinstance(length, int) or not 1 <= length <= MAX_DRAFT_TOKENS:
+    given: Any = getattr(config, name, getattr(SpecConfig, name))
+    length = as_int(given)
+    if length is None or not 1 <= length <= MAX_DRAFT_TOKENS:
         raise OptionError(
-            f"{name} is {length!r}; expected 1 to {MAX_DRAFT_TOKENS} tokens",
+            f"{name} is {given!r}; expected 1 to {MAX_DRAFT_TOKENS} tokens",
             hint="spec_type=SpeculativeType.NONE turns drafting off",
         )
-    return int(length)
+    return length
 
 
-def _name_what_has_no_effect(config: Any) -> None:
+def _warn_of_ignored_fields(config: Any) -> None:
     missing = object()
     given = {name: getattr(config, name, missing) for name in _WITHOUT_EFFECT}
     names = [n for n, value in given.items() if value is not missing and value != _WITHOUT_EFFECT[n]]

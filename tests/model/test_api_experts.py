@@ -169,7 +169,7 @@ def test_room_is_asked_for_what_will_run(llama_of, monkeypatch):
     """LangChain's eight tokens a batch are corrected first: the logits of more take card memory."""
     asked, room = [], experts.room
     monkeypatch.setattr(experts, "room", lambda *given: asked.append(given[2]["n_batch"]) or room(*given))
-    with pytest.warns(UserWarning, match="n_batch=512 for 8"):
+    with pytest.warns(UserWarning, match="n_batch is raised from 8 to 512"):
         llama_of("moe-mtp", SHAPE, rope_freq_base=10000.0, rope_freq_scale=1.0, n_batch=8)
     assert asked == [512]
 

@@ -6,6 +6,7 @@ import pickle
 import re
 import warnings
 
+import numpy as np
 import pytest
 from draftwood import Llama, OptionError
 from draftwood.load.devices import buffer_types
@@ -72,12 +73,23 @@ def test_pickle_keeps_them(llama):
     copy.close()
 
 
+def test_values_of_numpys_types(llama):
+    given = {"n_gpu_layers": np.int64(0), "n_cpu_moe": np.int64(1), "draft_tokens": np.int64(3)}
+    llm = llama(exact=np.bool_(True), seed=np.int64(7), flash_attn=np.bool_(False), **given)
+    state = llm.__getstate__()
+    assert {name: repr(state[name]) for name in given} == {name: str(value) for name, value in given.items()}
+    assert (state["exact"], state["flash_attn"]) == (True, False)
+
+
 @pytest.mark.parametrize(
     ("settings", "words"),
     [
         ({"n_cpu_moe": -1}, "n_cpu_moe is -1; expected a number of layers"),
         ({"n_cpu_moe": True}, "n_cpu_moe is True"),
         ({"n_cpu_moe": "2"}, "n_cpu_moe is '2'"),
+        ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all'; expected a whole number"),
+        ({"tensor_split": "x"}, "tensor_split is 'x'; expected a list of numbers"),
+        ({"flash_attn": "off"}, "flash_attn is 'off'; expected True, False or None"),
         ({"tensor_buft_overrides": {"x": "CUDA7"}}, "buffer type 'CUDA7'; expected one of .*'CPU'"),
         ({"tensor_buft_overrides": {"(": "CPU"}}, "no regular expression"),
         ({"tensor_buft_overrides": "x"}, "expected regex=name"),
@@ -86,8 +98,10 @@ def test_pickle_keeps_them(llama):
     ids=str,
 )
 def test_what_makes_no_sense(gguf, settings, words):
-    with pytest.raises(OptionError, match=words):
-        Llama(gguf("planted-moe"), **settings)
+    with warnings.catch_warnings():
+        warnings.simplefilter("error")  # nothing is said of cards before
+        with pytest.raises(OptionError, match=words):
+            Llama(gguf("planted-moe"), **settings)
 
 
 # --- what LangChain passes ------------------------------------------------------------------------------
@@ -99,7 +113,7 @@ def test_langchains_arguments_are_corrected(llama, speculation):
     with pytest.warns(UserWarning, match="which LangChain passes for every model") as seen:
         llm = llama(speculation=speculation, **LANGCHAIN)
     assert len(seen) == 1, "one warning says it all"
-    assert "n_batch=512 for 8" in str(seen[0].message)
+    assert "n_batch is raised from 8 to 512" in str(seen[0].message)
     assert llm.n_batch == plain.n_batch
     assert text(llm) == text(plain)
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 
+import numpy as np
 import pytest
 from draftwood import GrammarError, OptionError, StateError
 
@@ -32,6 +33,26 @@ def test_values_of_a_completion(llm, wrong, words, stream):
     with pytest.raises(OptionError, match=words):
         list(llm.create_completion(**{"prompt": "a", "max_tokens": 2, "stream": stream, **wrong}))
     assert text(llm) == expected
+
+
+def test_a_seed_that_is_none(llm):
+    for seed in ("x", 1.5, None):
+        with pytest.raises(OptionError, match=f"seed is {seed!r}; expected a whole number"):
+            llm.set_seed(seed)
+    llm.set_seed(np.int64(7))
+    assert text(llm)
+
+
+@pytest.mark.parametrize(
+    ("prompt", "hint"), [("", "pass some text; this model adds no BOS token"), ([], "pass some text")]
+)
+def test_a_prompt_without_tokens(llm, prompt, hint):
+    with pytest.raises(
+        OptionError, match="found a prompt without tokens; expected one token at least"
+    ) as caught:
+        llm.create_completion(prompt, max_tokens=2)
+    assert caught.value.hint == hint
+    assert text(llm)
 
 
 @pytest.mark.parametrize("messages", [5, 1.5, len, [5], [True]], ids=str)
@@ -117,7 +138,7 @@ def test_unknown_types_of_a_response_and_of_a_forced_tool(llm):
         ("response_format", {"response_format": {"type": "json_object", "schema": wrong}}),
         ("tools", forced),
     ):
-        with pytest.raises(GrammarError, match=f"a JSON schema in {name} with a type"):
+        with pytest.raises(GrammarError, match=f"a JSON schema in {name} with an unknown type"):
             llm.create_chat_completion(MESSAGES, **asked)
 
 

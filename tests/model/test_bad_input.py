@@ -350,7 +350,14 @@ ARGUMENTS = {
         "expected one of 'auto', 'off', 'mtp'",
         "'tree'",
     ),
-    "drafter": ({"drafter": "x"}, ModelFileError, "x cannot be opened", "check the path"),
+    "drafter": ({"drafter": "x"}, ModelFileError, "Drafter path does not exist: x", "check the path"),
+    "drafter that is a folder": (
+        {"drafter": str(DRAFTER.parent)},
+        ModelFileError,
+        f"{DRAFTER.parent} is a directory; expected a GGUF file",
+    ),
+    "empty drafter": ({"drafter": ""}, OptionError, "drafter is ''; expected the path", "or leave it out"),
+    "seed": ({"seed": "x"}, OptionError, "seed is 'x'; expected a whole number", "seed=1"),
     "drafter that is no path": (
         {"drafter": object()},
         OptionError,

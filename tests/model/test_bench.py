@@ -158,7 +158,7 @@ def test_over_a_pool_of_experts(bench, gguf, tmp_path):
     assert "an interval needs" not in done.stdout
     stock = refused(model, "--expert-vram", size, "--modes", "stock")
     assert "beside the mode stock, which has no pool" in stock
-    assert "expert_vram is '6 apples'" in refused(model, "--expert-vram", "6 apples", "--modes", "mtp")
+    assert "--expert-vram is '6 apples'" in refused(model, "--expert-vram", "6 apples", "--modes", "mtp")
 
 
 def test_refusals(gguf, llama_arch, tmp_path, prompts):
@@ -169,7 +169,7 @@ def test_refusals(gguf, llama_arch, tmp_path, prompts):
     model = gguf("planted-moe")
     assert "found no mode to hold against plain decode" in refused(llama_arch, "--modes", "mtp")
     drafter = ["--drafter", str(tmp_path / "no-such-drafter.gguf"), "--modes", "dflash", *SMALL]
-    assert "no-such-drafter.gguf" in refused(model, "--prompts", str(prompts), *drafter)
+    assert "Drafter path does not exist: " in refused(model, "--prompts", str(prompts), *drafter)
     message = refused(model, "--modes", "mtp,auto", "--floor", "ngram:1")
     assert "--floor is about ngram, which is not measured against off: it is not among --modes" in message
 

@@ -320,8 +320,18 @@ def test_threads_of_tokens_and_of_batches(planted, monkeypatch, flags, threads):
         (["/no/such/file.gguf", "hi"], "does not exist"),
         ([__file__, "hi"], "not a GGUF file"),
         (["PLAIN", "hi", "--speculation", "mtp"], "found no MTP block"),
-        (["PLANTED", "hi", "--n-ctx", "999999999"], "n_ctx is 999999999, for which llama.cpp sets aside"),
-        (["PLANTED", "hi", "--speculation", "off", "--tree-budget", "4"], "found tree_budget=4 beside"),
+        (["PLANTED", "hi", "--n-ctx", "999999999"], "--n-ctx is 999999999, for which llama.cpp sets aside"),
+        (
+            ["PLANTED", "hi", "--speculation", "off", "--tree-budget", "4"],
+            "found --tree-budget 4 beside --speculation off",
+        ),
+        (["PLANTED", "hi", "--drafter", "nope"], "Drafter path does not exist: nope"),
+        (["PLANTED", "hi", "--drafter", ""], "drafter is ''; expected the path"),
+        (["PLANTED", "hi", "--temp", "nan"], "--temp is nan; expected a finite number\n\nhint: --temp 0.8"),
+        (
+            ["PLANTED", "hi", "--rpc", "localhost:1", "--n-gpu-layers", "0"],
+            "found --rpc beside --n-gpu-layers 0, which",
+        ),
     ],
 )
 def test_errors_are_one_message_with_a_hint(gguf, planted, arguments, words):
@@ -506,6 +516,7 @@ def test_doctor_knows_a_drafter_file_and_one_that_is_none(gguf, tmp_path):
     for other, words in (
         (model, "architecture 'qwen35moe'; expected 'dflash'"),
         (__file__, "no.* GGUF"),
+        (str(tmp_path / "none.gguf"), "Drafter path does not exist: .*none.gguf"),
     ):
         done = draftwood("doctor", model, "--drafter", other, text=True)
         assert done.returncode == 1

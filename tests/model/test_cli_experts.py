@@ -123,9 +123,20 @@ def test_a_plan_reads_a_heat_file_of_this_model_alone(model, heat_file, tmp_path
     assert f"is no heat file of a model with {LAYERS} layers of {E} experts" in done.output
 
 
+def test_an_empty_prompt_is_refused_before_the_model_is_read():
+    done = run("show", "nothing.gguf", "", "--expert-vram", "8MiB")
+    assert done.exit_code == 2
+    assert "found an empty prompt; expected text" in done.output
+    assert re.search(r'hint: draftwood .*show MODEL "', done.output)
+
+
 def test_errors_and_help_are_in_the_words_of_the_command(model):
+    done = run("show", model, "--vram", "1GiB", "--expert-vram", "1MiB")
+    assert (
+        "found --vram and --expert-vram; expected one of them\n\nhint: leave --expert-vram out" in done.output
+    )
     done = run("show", model, "--vram", "7")
-    assert re.search(r"vram is '7'; expected \d+ bytes or more", done.output)
+    assert re.search(r"--vram is '7'; expected \d+ bytes or more", done.output)
     assert re.search(r"hint: --vram \d+MiB; a smaller --n-ctx needs less\n", done.output)
     assert "..." not in run("--help").output.partition("Commands:")[2]
 
@@ -177,6 +188,13 @@ def test_heat_as_a_table_and_a_picture(heat_file, tmp_path):
     assert done.output.count("4 of 16") == LAYERS
     assert done.output.count("100%") == LAYERS
     assert picture.read_bytes().startswith(b"\x89PNG")
+
+
+def test_a_picture_that_cannot_be_written_is_refused_at_once(heat_file, tmp_path):
+    done = run("heat", heat_file, "--plot", str(tmp_path / "none" / "heat.png"))
+    assert (done.exit_code, done.stdout) == (1, "")
+    assert "heat.png cannot be written: No such file or directory; expected a file that can" in done.output
+    assert "hint: name a file" in done.output
 
 
 @pytest.mark.parametrize("text", ["", "[]", '{"heat": 7}', '{"heat": {"a": [1]}}'])

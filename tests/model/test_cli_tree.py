@@ -115,11 +115,11 @@ def test_the_context_ends_the_rounds():
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (["--n-ctx", "999999999"], "n_ctx is 999999999, for which llama.cpp sets aside"),
-        (["--rpc", "here"], "rpc_servers is 'here'; expected host:port"),
+        (["--n-ctx", "999999999"], "--n-ctx is 999999999, for which llama.cpp sets aside"),
+        (["--rpc", "here"], "--rpc is 'here'; expected host:port"),
         (["--drafter", "no-such-file.gguf"], "no-such-file.gguf"),
-        (["--drafter", DRAFTER, "--speculation", "mtp"], 'found a drafter= beside speculation="mtp"'),
-        (["--speculation", "dflash"], 'found speculation="dflash" without a drafter'),
+        (["--drafter", DRAFTER, "--speculation", "mtp"], "found a --drafter beside --speculation mtp"),
+        (["--speculation", "dflash"], "found --speculation dflash without a drafter"),
     ],
 )
 def test_errors_are_one_message_with_a_hint(arguments, words):

@@ -307,7 +307,7 @@ def test_a_drafter_is_no_target():
 
 
 def test_files_that_cannot_be_read(llama, tmp_path):
-    assert "cannot be opened" in refused(llama, tmp_path / "none.gguf", ModelFileError)
+    assert "Drafter path does not exist" in refused(llama, tmp_path / "none.gguf", ModelFileError)
     cut = tmp_path / "cut.gguf"
     cut.write_bytes(DRAFTER.read_bytes()[:-1000])
     assert "cut off" in refused(llama, cut, ModelFileError)

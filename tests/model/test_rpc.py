@@ -300,7 +300,7 @@ def test_run_on_a_server(server):
     assert server[1].poll() is None
     done = draftwood(*options, "--rpc", server[0])
     assert (done.returncode, done.stdout) == (1, "")
-    assert re.search(r"beside n_gpu_layers=0.*\n\nhint: --n-gpu-layers -1", done.stderr)
+    assert re.search(r"beside --n-gpu-layers 0.*\n\nhint: --n-gpu-layers -1", done.stderr)
 
 
 def test_doctor_says_why_rounds_are_chains(server):
@@ -336,8 +336,9 @@ def test_the_protocol_is_that_of_the_bundled_server(server):
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "no-such-host.invalid", "a..b"])
 def test_nobody_listens(host):
-    with pytest.raises(ServerError, match=f"no RPC server answers at {host}"):
+    with pytest.raises(ServerError, match=f"no RPC server answers at {host}") as caught:
         Llama(MODEL, n_gpu_layers=-1, rpc_servers=f"{host}:{free_port()}")
+    assert caught.value.hint == f"{program('ggml-rpc-server')} --host HOST --port PORT"
 
 
 def test_a_busy_server_is_left_in_peace(server):

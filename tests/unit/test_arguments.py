@@ -12,6 +12,7 @@ from draftwood.load.arguments import (
     MAX_THREADS,
     auto_flash,
     check,
+    check_devices,
     warn_of_unknown,
     warn_without_cards,
 )
@@ -109,6 +110,65 @@ def test_sizes_that_make_no_sense(arguments, found):
     check({}, on_cards=True)
     check({"n_ctx": 0, "n_batch": 1, "n_ubatch": 0}, on_cards=True)
     check(dict.fromkeys(("n_ctx", "n_batch", "n_ubatch"), (1 << 31) - 1), on_cards=True)
+
+
+@pytest.mark.parametrize(
+    ("given", "found", "hint"),
+    [
+        ({"n_gpu_layers": "all"}, "n_gpu_layers is 'all'; expected a whole number", "n_gpu_layers=-1"),
+        ({"n_gpu_layers": "5"}, "n_gpu_layers is '5'; expected a whole number", "n_gpu_layers=-1"),
+        ({"n_gpu_layers": None}, "n_gpu_layers is None; expected a whole number", "n_gpu_layers=-1"),
+        ({"n_gpu_layers": 1.5}, "n_gpu_layers is 1.5; expected a whole number", "n_gpu_layers=-1"),
+        ({"n_gpu_layers": 1 << 31}, "n_gpu_layers is 2147483648; expected at most", "n_gpu_layers=-1"),
+        ({"tensor_split": "x"}, "tensor_split is 'x'; expected a list of numbers", "tensor_split="),
+        ({"tensor_split": "31"}, "tensor_split is '31'; expected a list of numbers", "tensor_split="),
+        ({"tensor_split": 1}, "tensor_split is 1; expected a list of numbers", "tensor_split="),
+        ({"tensor_split": [1, "x"]}, "tensor_split is .1, 'x'.; expected a list", "tensor_split="),
+        ({"tensor_split": [float("nan")]}, "tensor_split is .nan.; expected a list", "tensor_split="),
+        ({"tensor_split": {0: 1}}, "tensor_split is .0: 1.; expected a list", "tensor_split="),
+        ({"flash_attn": "off"}, "flash_attn is 'off'; expected True, False or None", "leave it out"),
+        ({"flash_attn": "x"}, "flash_attn is 'x'", "leave it out"),
+        ({"flash_attn": 2}, "flash_attn is 2", "leave it out"),
+        ({"flash_attn": []}, r"flash_attn is \[\]", "leave it out"),
+    ],
+    ids=str,
+)
+def test_wrong_types_of_what_runs_on_a_card(given, found, hint):
+    with pytest.raises(OptionError, match=found) as caught:
+        check_devices(given)
+    assert hint in caught.value.hint
+
+
+@pytest.mark.parametrize(
+    ("given", "expected"),
+    [
+        ({}, {}),
+        ({"n_gpu_layers": np.int64(7)}, {"n_gpu_layers": 7}),
+        ({"n_gpu_layers": -5}, {"n_gpu_layers": -1}),
+        ({"tensor_split": (3, np.float32(1))}, {"tensor_split": [3.0, 1.0]}),
+        ({"tensor_split": np.array([1, 2])}, {"tensor_split": [1.0, 2.0]}),
+        ({"tensor_split": None}, {"tensor_split": None}),
+        ({"flash_attn": "auto"}, {"flash_attn": None}),
+        ({"flash_attn": None}, {"flash_attn": None}),
+        *(({"flash_attn": each}, {"flash_attn": True}) for each in (True, 1, np.bool_(True))),
+        *(({"flash_attn": each}, {"flash_attn": False}) for each in (False, 0, np.bool_(False))),
+    ],
+    ids=str,
+)
+def test_what_runs_on_a_card_becomes_pythons_own(given, expected):
+    check_devices(given)
+    assert given == expected
+    assert [type(value) for value in given.values()] == [type(value) for value in expected.values()]
+
+
+@pytest.mark.parametrize("seed", ["x", 1.5, [1]], ids=str)
+def test_seeds_that_are_none(seed):
+    with pytest.raises(OptionError, match=r"seed is .*; expected a whole number"):
+        check({"seed": seed}, on_cards=False)
+    given = {"seed": np.int64(7)}
+    check(given, on_cards=False)
+    assert type(given["seed"]) is int
+    check({"seed": None}, on_cards=False)
 
 
 @pytest.mark.parametrize("name", ["n_threads", "n_threads_batch"])

@@ -129,6 +129,11 @@ def test_hints_name_options(arguments, hint):
         ("serve", "Llama(model, drafter=path)", "draftwood run MODEL --drafter FILE"),
         ("bench", "Llama(model, drafter=path)", "draftwood bench MODEL --drafter FILE"),
         ("run", "my_n_ctx=3 and a drafter", "my_n_ctx=3 and a drafter"),
+        ("run", "found vram and expert_vram; expected", "found --vram and --expert-vram; expected"),
+        ("serve", "with n_ctx=32768", "with -c 32768"),
+        ("run", "temperature=0.8, or leave it out", "--temp 0.8, or leave it out"),
+        ("run", "/tmp/n_ctx/vram.gguf is cut off", "/tmp/n_ctx/vram.gguf is cut off"),
+        ("run", "/tmp/seed=3.gguf is cut off", "/tmp/seed=3.gguf is cut off"),
     ],
 )
 def test_a_hint_in_the_words_of_a_command(command, hint, words):
@@ -509,15 +514,18 @@ def test_serve_finds_the_model_behind_flags(model, monkeypatch):
 @pytest.mark.parametrize(
     ("arguments", "hint"),
     [
-        (("run", "m.gguf", "x", "-ngl", "99"), "found -ngl, which is llama.cpp's\n\nhint: --n-gpu-layers N"),
-        (("run", "m.gguf", "-p", "x"), "hint: PROMPT stands behind MODEL"),
-        (("tree", "-m", "m.gguf", "x"), "hint: MODEL stands behind the command"),
+        (
+            ("run", "m.gguf", "x", "-ngl", "99"),
+            "found -ngl, llama.cpp's name; draftwood calls it --n-gpu-layers N",
+        ),
+        (("run", "m.gguf", "-p", "x"), "found -p, llama.cpp's name; give PROMPT after MODEL, in quotes"),
+        (("tree", "-m", "m.gguf", "x"), "found -m, llama.cpp's name; give MODEL right after the command"),
         (
             ("tree", "m.gguf", "x", "--ctx-size=100"),
-            "found --ctx-size, which is llama.cpp's\n\nhint: --n-ctx N",
+            "found --ctx-size, llama.cpp's name; draftwood calls it --n-ctx N",
         ),
-        (("bench", "m.gguf", "-md", "d.gguf"), "hint: --drafter FILE"),
-        (("experts", "show", "m.gguf", "-ngl", "99"), "hint: --n-gpu-layers N"),
+        (("bench", "m.gguf", "-md", "d.gguf"), "draftwood calls it --drafter FILE"),
+        (("experts", "show", "m.gguf", "-ngl", "99"), "draftwood calls it --n-gpu-layers N"),
         (("bench", "m.gguf", "-c", "100"), "No such option '-c'"),  # it has none
         (("bench", "m.gguf", "-p", "x"), "No such option '-p'"),
     ],
@@ -531,12 +539,12 @@ def test_flags_of_llama_cpp_are_answered_with_ours(arguments, hint):
 @pytest.mark.parametrize(
     ("arguments", "words"),
     [
-        (("run", "m.gguf", "-f", "-p"), "found -p behind -f; expected its value\n\nhint: --file=-p"),
-        (("run", "m.gguf", "x", "--drafter", "--json"), "found --json behind --drafter; expected its value"),
-        (("run", "m.gguf", "-n", "--temp=0", "x"), "found --temp=0 behind -n; expected its value"),
-        (("run", "m.gguf", "-f", "--help"), "found --help behind -f"),
-        (("bench", "m.gguf", "--drafter", "--modes", "off"), "found --modes behind --drafter"),
-        (("experts", "show", "m.gguf", "--expert-heat", "-ngl"), "found -ngl behind --expert-heat"),
+        (("run", "m.gguf", "-f", "-p"), "found -p after -f; expected its value\n\nhint: --file=-p"),
+        (("run", "m.gguf", "x", "--drafter", "--json"), "found --json after --drafter; expected its value"),
+        (("run", "m.gguf", "-n", "--temp=0", "x"), "found --temp=0 after -n; expected its value"),
+        (("run", "m.gguf", "-f", "--help"), "found --help after -f"),
+        (("bench", "m.gguf", "--drafter", "--modes", "off"), "found --modes after --drafter"),
+        (("experts", "show", "m.gguf", "--expert-heat", "-ngl"), "found -ngl after --expert-heat"),
     ],
 )
 def test_an_option_is_no_value_of_the_one_before(arguments, words):
@@ -547,8 +555,8 @@ def test_an_option_is_no_value_of_the_one_before(arguments, words):
 
 @pytest.mark.parametrize("value", ["-1", "-0.5", "--nowhere.gguf", "-"])
 def test_what_begins_with_a_dash_may_be_a_value(value):
-    assert "behind --drafter" not in invoke("run", "/nowhere.gguf", "x", "--drafter", value).stderr
-    assert "behind" not in invoke("run", "/nowhere.gguf", "x", "--drafter=--json").stderr
+    assert "after --drafter" not in invoke("run", "/nowhere.gguf", "x", "--drafter", value).stderr
+    assert "found --json after" not in invoke("run", "/nowhere.gguf", "x", "--drafter=--json").stderr
 
 
 def test_a_line_that_a_shell_completes_may_have_them():

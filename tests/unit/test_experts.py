@@ -6,6 +6,7 @@ import re
 from dataclasses import replace
 from typing import Any
 
+import numpy as np
 import pytest
 from draftwood.engine.engine import ModelInfo
 from draftwood.errors import ExpertMemoryError, OptionError, UnsupportedError
@@ -321,7 +322,17 @@ def test_where_experts_are_guessed(given, device, expected):
     assert experts.guesses(given, share) is expected
 
 
-@pytest.mark.parametrize("given", [1, 0, "yes", []])
+@pytest.mark.parametrize("given", [2, "yes", []])
 def test_a_guess_that_is_no_bool(given):
     with pytest.raises(OptionError, match="expected True, False or None"):
         experts.guesses(given, experts.Share(4, "CUDA0"))
+
+
+@pytest.mark.parametrize("given", [1, np.bool_(True)], ids=repr)
+def test_a_guess_of_another_type(given):
+    assert experts.guesses(given, experts.Share(4, "CPU")) is True
+    assert experts.guesses(type(given)(0), experts.Share(4, "CUDA0")) is False
+
+
+def test_a_size_of_numpys_type():
+    assert experts.to_bytes(np.int64(1 << 20), "expert_vram") == 1 << 20

@@ -1,7 +1,8 @@
 """Which speculation runs: each refusal, in words, without any model."""
 
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 
+import numpy as np
 import pytest
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.options import (
@@ -79,6 +80,19 @@ def test_defaults():
 def test_options_that_make_no_sense(settings, found):
     with pytest.raises(OptionError, match=found):
         Options(**settings)
+
+
+def test_values_of_numpys_types_become_pythons():
+    """A bool of NumPy's is no JSON value; 1 for True made other names of the times that "auto" keeps."""
+    given = {"draft_tokens": 4, "checkpoint_bytes": 1 << 20, "tree_budget": 8, "draft_vocab": 64}
+    options = Options(
+        exact=np.bool_(True), draft_p_min=np.float32(0.5), **{n: np.int64(v) for n, v in given.items()}
+    )
+    found = asdict(options)
+    assert found == {**asdict(Options(exact=True, draft_p_min=0.5)), **given}
+    assert [type(found[name]) for name in ("exact", "draft_p_min", *given)] == [bool, float, *[int] * 4]
+    assert type(Options(exact=1).exact) is bool
+    assert Options(exact=0).exact is False
 
 
 @pytest.mark.parametrize(

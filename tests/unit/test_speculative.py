@@ -2,13 +2,14 @@
 
 import enum
 import warnings
-from dataclasses import replace
+from dataclasses import asdict, astuple, replace
 from types import SimpleNamespace
 
+import numpy as np
 import pytest
 from draftwood.errors import OptionError, UnsupportedError
 from draftwood.options import Options
-from draftwood.speculative import SpecConfig, SpeculativeType, as_arguments
+from draftwood.speculative import Drafting, SpecConfig, SpeculativeType, drafting_of
 
 
 class Theirs(enum.IntEnum):
@@ -45,11 +46,9 @@ class Theirs(enum.IntEnum):
 def test_what_it_becomes(config, expected):
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        became = as_arguments(config)
-    assert (
-        tuple(became[name] for name in ("speculation", "drafter", "draft_tokens", "draft_p_min")) == expected
-    )
-    Options(**{name: value for name, value in became.items() if value is not None})
+        became = drafting_of(config, Drafting())
+    assert astuple(became) == expected
+    Options(**{name: value for name, value in asdict(became).items() if value is not None})
 
 
 @pytest.mark.parametrize(
@@ -80,8 +79,13 @@ def test_what_it_becomes(config, expected):
 )
 def test_what_is_refused(config, error, found):
     with pytest.raises(error, match=found) as refused:
-        as_arguments(config)
+        drafting_of(config, Drafting())
     assert refused.value.hint
+
+
+def test_a_length_of_numpys_type():
+    became = drafting_of(SpecConfig("mtp", draft_n_max=np.int64(4)), Drafting())
+    assert (became.draft_tokens, type(became.draft_tokens)) == (4, int)
 
 
 def refused_types():
@@ -93,9 +97,9 @@ def test_every_type_is_mapped_or_refused(kind):
     config = SpecConfig(kind, draft_model_path="d.gguf" if kind is SpeculativeType.DRAFT_DFLASH else None)
     if kind in refused_types():
         with pytest.raises(UnsupportedError, match=f"found spec_type '{kind.value}'"):
-            as_arguments(config)
+            drafting_of(config, Drafting())
     else:
-        assert as_arguments(config)["speculation"] in ("off", "mtp", "dflash", "ngram")
+        assert drafting_of(config, Drafting()).speculation in ("off", "mtp", "dflash", "ngram")
 
 
 @pytest.mark.parametrize(
@@ -109,15 +113,15 @@ def test_every_type_is_mapped_or_refused(kind):
 )
 def test_two_places_that_say_what_drafts(beside, found):
     with pytest.raises(OptionError, match=found):
-        as_arguments(SpecConfig("mtp"), **beside)
+        drafting_of(SpecConfig("mtp"), Drafting(**beside))
 
 
 def test_fields_without_effect_are_named_once():
     config = SpecConfig("mtp", draft_n_gpu_layers="all", draft_devices=["CUDA0"], draft_n_min=0)
     with pytest.warns(UserWarning, match="draft_n_gpu_layers, draft_devices") as given:
-        as_arguments(config)
+        drafting_of(config, Drafting())
     assert len(given) == 1
     assert "draft_n_min" not in str(given[0].message)
     with warnings.catch_warnings():
         warnings.simplefilter("error")
-        as_arguments(replace(config, spec_type="none"))  # nothing runs that they could change
+        drafting_of(replace(config, spec_type="none"), Drafting())  # nothing runs that they could change

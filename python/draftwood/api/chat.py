@@ -135,8 +135,8 @@ def warn_of_fallback() -> None:
     )
 
 
-def template_in_words() -> contextlib.AbstractContextManager[None]:
-    """Let a chat template that fails on a request be an UnsupportedError."""
+def failing_template_as_error() -> contextlib.AbstractContextManager[None]:
+    """Raise UnsupportedError for a chat template that fails on a request."""
     return translated(
         jinja2.TemplateError,
         lambda error: UnsupportedError(

@@ -71,7 +71,7 @@ def bound_request(signature: inspect.Signature, *args: Any, **kwargs: Any) -> di
 
 
 def _advice(unknown: dict[str, Any], known: list[str]) -> str:
-    """Return what to write in place of arguments that nobody knows."""
+    """Return what to write in place of unknown arguments."""
     hints, variables = [], {}
     for name, value in unknown.items():
         near = [_RENAMED[name]] if name in _RENAMED else difflib.get_close_matches(name, known, 1, _NEAR)

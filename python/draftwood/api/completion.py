@@ -9,7 +9,6 @@ Must not know: drafting, chat. Tests: tests/model/test_api_completion.py (agains
 from __future__ import annotations
 
 import math
-import operator
 import random
 import sys
 import time
@@ -26,12 +25,13 @@ from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.api.detokenize import Growing, Pieces
 from draftwood.api.logprobs import of_completion
-from draftwood.api.prompt import checked_prompt, prompt_tokens, room_for_reply, text_in_words
+from draftwood.api.prompt import checked_prompt, encodable_text, prompt_tokens, room_for_reply
 from draftwood.api.stops import listed_stops
 from draftwood.api.stream import Chunks
 from draftwood.api.timings import Latest, Timer
 from draftwood.errors import IDS_HINT, CacheError, OptionError, translated
 from draftwood.generate.host import Host
+from draftwood.load.arguments import checked_seed
 from draftwood.load.fixes import CACHE_ERRORS
 
 _SAMPLING = [
@@ -83,7 +83,7 @@ def complete(llm: Host, pieces: Pieces, request: dict[str, Any], latest: Latest)
         yield _result(run, timings)
 
 
-@text_in_words()
+@encodable_text()
 def _prepare(llm: Host, pieces: Pieces, request: dict[str, Any]) -> _Run:
     prompt = checked_prompt(request["prompt"])
     tokens = prompt_tokens(llm, prompt, request["suffix"])
@@ -136,14 +136,7 @@ def _head(llm: Host, model: str | None) -> dict[str, Any]:
 
 
 def _seed(given: Any, of_llm: int) -> int:
-    if given is None:
-        return random.Random(of_llm).randint(0, 2**32)
-    try:
-        return operator.index(given)
-    except TypeError:
-        raise OptionError(
-            f"seed is {given!r:.80}; expected a whole number", hint="seed=1, or leave it out"
-        ) from None
+    return random.Random(of_llm).randint(0, 2**32) if given is None else checked_seed(given)
 
 
 def with_bias(request: dict[str, Any], n_vocab: int) -> Any:
@@ -189,7 +182,7 @@ def _checked_bias(given: Any, n_vocab: int) -> dict[int, float]:
 def _look_up(llm: Host, prompt_tokens: list[int]) -> None:
     """Load the cached state that shares more of the prompt than the context does."""
     try:
-        with _cache_in_words("the prompt's state could not be read from the cache"):
+        with _cache_errors("the prompt's state could not be read from the cache"):
             item = llm.cache[prompt_tokens]
     except KeyError:
         if llm.verbose:
@@ -206,12 +199,12 @@ def _look_up(llm: Host, prompt_tokens: list[int]) -> None:
 def _keep(llm: Host, tokens: list[int]) -> None:
     if llm.verbose:
         print("Llama._create_completion: cache save", file=sys.stderr)
-    with _cache_in_words("the reply was generated, but its state could not be written to the cache"):
+    with _cache_errors("the reply was generated, but its state could not be written to the cache"):
         llm.cache[tokens] = llm.save_state()
 
 
-def _cache_in_words(found: str) -> AbstractContextManager[None]:
-    """Let a cache that fails be a CacheError; a state that it does not have is a KeyError as before."""
+def _cache_errors(found: str) -> AbstractContextManager[None]:
+    """Raise CacheError for a cache that fails; a state that it does not have is a KeyError as before."""
     hint = "make room or mend the cache's folder; set_cache(None) works without one"
     return translated(CACHE_ERRORS, lambda error: CacheError(f"{found}: {error}", hint=hint))
 

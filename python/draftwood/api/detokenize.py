@@ -41,7 +41,7 @@ class Pieces:
         return piece
 
     def join(self, tokens: Iterable[int], special: bool = False) -> bytes:
-        """Return the bytes of `tokens`; a space right behind a leading BOS belongs to the BOS."""
+        """Return the bytes of `tokens`; a space right after a leading BOS belongs to the BOS."""
         tokens = list(tokens)
         joined = b"".join([self.piece(token, special) for token in tokens])
         return joined[1:] if tokens and tokens[0] == self._bos and joined[:1] == b" " else joined

@@ -57,7 +57,7 @@ def require_grammar_of(schema: Any, name: str) -> None:
     except Exception as error:  # asserts, and whatever Python says of a schema of another shape
         if isinstance(error, KeyError) or _UNKNOWN.search(str(error)):
             raise GrammarError(
-                f"found a JSON schema in {name} with a type or a $ref that nobody knows: {error!s:.200}",
+                f"found a JSON schema in {name} with an unknown type or $ref: {error!s:.200}",
                 hint='types are string, number, integer, boolean, object, array and null; "$ref" is '
                 '"#/$defs/name"',
             ) from None

@@ -12,7 +12,7 @@ from typing import Any
 
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.api.detokenize import token_text
-from draftwood.errors import OptionError
+from draftwood.errors import OptionError, no_tokens
 from draftwood.generate.host import Host
 from draftwood.warn import warn
 
@@ -21,8 +21,8 @@ _FIM = 0  # upstream's placeholder for the prefix, middle and suffix tokens of i
 
 
 @contextmanager
-def text_in_words() -> Iterator[None]:
-    """Let text that UTF-8 cannot hold be an OptionError. Python makes some of bytes that it cannot read."""
+def encodable_text() -> Iterator[None]:
+    """Raise OptionError for text that UTF-8 cannot hold. Python makes some of bytes that it cannot read."""
     try:
         yield
     except UnicodeEncodeError as error:
@@ -53,7 +53,7 @@ def checked_texts(llm: Host, given: Any) -> Any:
                 f"found {of} of type {type(text).__name__}; expected a str",
                 hint='embed("text") or embed(["one", "two"])',
             )
-        with text_in_words():
+        with encodable_text():
             data = text.encode("utf-8")
         # upstream tokenises it again: a beginning with tokens is enough
         if not llm.tokenize(text[:_BEGINNING].encode("utf-8")) and not llm.tokenize(data):
@@ -81,7 +81,10 @@ def checked_prompt(prompt: Any) -> str | list[int]:
 
 
 def prompt_tokens(llm: Host, prompt: str | list[int], suffix: str | None) -> list[int]:
-    """Tokenise a prompt as upstream does, BOS, EOS and infill placeholders included."""
+    """Tokenise a prompt as upstream does, BOS, EOS and infill placeholders included.
+
+    Errors: OptionError for a prompt without tokens.
+    """
     vocab, bos = _native.llama_model_get_vocab(llm.model), llm.token_bos()
     sep = _native.llama_vocab_sep(vocab)
     as_given = isinstance(prompt, list) and suffix is None
@@ -98,6 +101,9 @@ def prompt_tokens(llm: Host, prompt: str | list[int], suffix: str | None) -> lis
         before, after = [_FIM, *body], [_FIM, *_suffix_tokens(llm, suffix)]
         body = [*after, *before, _FIM] if llm.spm_infill else [*before, *after, _FIM]
     tokens = [*head, *body, *tail]
+    if not tokens:
+        adds_none = "; this model adds no BOS token" if isinstance(prompt, str) else ""
+        raise no_tokens(f"pass some text{adds_none}")
     if tokens[:2] == [bos] * 2:
         warn(
             f'Detected duplicate leading "{token_text(vocab, bos)}" in prompt, this will likely reduce '

@@ -122,7 +122,7 @@ def measure(
 
 
 def _timed(llm: Any, prompt: list[int], n_tokens: int) -> tuple[list[int], float]:
-    """Write greedily behind the prompt; return all tokens and the median of the repeats' ms a token."""
+    """Write greedily after the prompt; return all tokens and the median of the repeats' ms a token."""
     means = []
     for _ in range(_REPEATS):
         llm.reset()

@@ -81,10 +81,12 @@ def prepare(request: Request) -> Prepared:
     or claimed.
     """
     from draftwood.load.devices import without_tree_ops
-    from draftwood.load.files import checked_model
+    from draftwood.load.files import checked_model, need_drafter_file
 
     texts = read(request.prompts)
     info = checked_model(request.model)
+    if request.drafter is not None:
+        need_drafter_file(request.drafter)
     modes, left_out = choose(
         request.modes, info, request.drafter, request.n_gpu_layers, without_tree_ops=bool(without_tree_ops())
     )

@@ -63,7 +63,7 @@ class Totals:
             self.accepted += report.stats.accepted
 
     def lines(self) -> list[str]:
-        """Return the sums in words."""
+        """Return the sums as text."""
         if not self.replies:
             return ["no replies yet"]
         speed = self.tokens / self.seconds if self.seconds > 0 else 0.0
@@ -142,7 +142,8 @@ class Chat:
         try:
             path.write_text(written(self.messages, as_json=path.suffix == ".json"), encoding="utf-8")
         except OSError as error:
-            _say(f"{click.style('Error: ', fg='red')}{error}")
+            found = f"{path} cannot be written: {error.strerror or error}; expected a file that can"
+            _say(f"{click.style('Error: ', fg='red')}{found}\nhint: /save FILE, in a folder that exists")
         else:
             _say(f"{len(self.messages)} messages written to {path}")
 

@@ -22,7 +22,7 @@ import click
 from draftwood.cli import llama_flags, shared
 from draftwood.cli.doctor_words import describe
 from draftwood.cli.failure import in_options
-from draftwood.cli.serve import program
+from draftwood.load.programs import program
 
 Facts = dict[str, Any]
 
@@ -48,7 +48,7 @@ def command(ctx: click.Context, /, model: str | None, as_json: bool, **wishes: A
     facts = examine({"model": model, **wishes})
     facts["paths"] = paths(facts)
     facts["problems"] = [
-        {**problem, "fix": in_options(problem["fix"], ctx.command)} for problem in problems(facts)
+        {name: in_options(text, ctx.command) for name, text in problem.items()} for problem in problems(facts)
     ]
     click.echo(json.dumps(facts, indent=1) if as_json else describe(facts))
     if facts["problems"]:
@@ -233,7 +233,7 @@ def _trees(model: Facts | None, without_ops: list[str]) -> Facts:
 
 
 def _flash(model: Facts | None, n_gpu_layers: int, gpus: list[str], own: list[str]) -> list[Facts]:
-    """Say whether MODEL gets flash attention where nobody says; own: those of `gpus` in this machine."""
+    """Say whether MODEL gets flash attention by default; own: those of `gpus` in this machine."""
     if model is None or "error" in model:
         return []
     name, insist = "flash attention", "flash_attn=True turns it on"

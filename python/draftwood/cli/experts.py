@@ -17,6 +17,7 @@ import click
 
 from draftwood.cli import llama_flags, shared
 from draftwood.cli.failure import Commands, library_needed
+from draftwood.cli.inputs import need_text
 from draftwood.errors import OptionError
 
 _CARD = "card"  # any: a plan is made where there need be none
@@ -215,6 +216,7 @@ def show(model: str, prompt: str, n_gpu_layers: int, vram: str | None, expert_vr
 
     PROMPT is continued as it stands. The pool has the size of --vram or --expert-vram.
     """
+    need_text(prompt)
     with library_needed():
         from draftwood import Llama
         from draftwood.load import experts, files
@@ -234,7 +236,7 @@ def show(model: str, prompt: str, n_gpu_layers: int, vram: str | None, expert_vr
 
 
 def _no_pool(info: Any, *, asked_for: bool) -> OptionError:
-    """Say that all experts fit, or that nobody gave a size; the hint has half of them in slots."""
+    """Say that all experts fit, or that no size was given; the hint has half of them in slots."""
     from draftwood.load.experts import gib
 
     takes, half = info.expert_bytes, info.expert_bytes // 2
@@ -247,7 +249,7 @@ def _no_pool(info: Any, *, asked_for: bool) -> OptionError:
 
 
 def _written(llm: Any, prompt: str, n_tokens: int) -> dict[str, Any]:
-    """Return the pool's counters behind a text, with bytes a token of it and a row a layer."""
+    """Return the pool's counters after a text, with bytes a token of it and a row a layer."""
     from draftwood.load import experts
 
     with closing(llm.generate(llm.tokenize(prompt.encode()), temp=0.0)) as text:
@@ -273,7 +275,7 @@ def _shown(facts: dict[str, Any]) -> str:
                      f"{each['in_place']:8d}  {rate:8.0%}")  # fmt: skip
     words = (
         f"all layers: hit rate {facts['hit_rate']:.1%}, prompt included; "
-        f"{facts['bytes_missed_a_token'] / 1e6:.2f} MB copied a token behind it"
+        f"{facts['bytes_missed_a_token'] / 1e6:.2f} MB copied per token after the prompt"
     )
     if facts["guessed"]:
         words += f"; {facts['right']} of {facts['guessed']} guesses were right"
@@ -289,9 +291,11 @@ def heat(file: Path, plot: Path | None) -> None:
     """Show which experts a heat file counts, layer by layer."""
     with library_needed():
         from draftwood.bench.plot import check_available
+        from draftwood.bench.results import check_writable
         from draftwood.load.heat import parse
 
     if plot is not None:
+        check_writable("--plot", plot)
         check_available("--plot")
     layers = parse(file)
     if layers is None:

@@ -19,6 +19,8 @@ SLOWER = 3
 
 _WORDS = {
     " to Llama()": "",
+    "temperature=": "--temp ",
+    "temperature is": "--temp is",
     " or n_ubatch needs less": " needs less",  # no such option
     ", or a cache of smaller numbers: flash_attn=True, type_k=8, type_v=8 (q8_0)": "",  # no such options
 }
@@ -27,19 +29,21 @@ _SERVER_WORDS = {
     "n_ctx or n_ubatch needs": "-c or -ub needs",
     "n_cpu_moe=": "--n-cpu-moe ",
     "n_cpu_moe keeps": "--n-cpu-moe N keeps",
-    "vram and expert_vram": "--vram and --expert-vram",
+    "n_ctx=": "-c ",
 }
 _WITH_DRAFTER = "Llama(model, drafter=path)"
+_BEFORE, _AFTER = r"(?<![\w/.-])", r"(?![\w/-]|\.\w)"  # of a name, but not in a path
 _VALUE = r"""=("[^"]*"|'[^']*'|[^\s,;)]+)?"""
 
 
 def said(error: DraftwoodError, command: click.Command) -> str:
-    """Return an error's message, its hint in the words of the command."""
-    return str(DraftwoodError(error.message, error.hint and in_options(error.hint, command)))
+    """Return an error's message and hint, which name the options of the command."""
+    hint = error.hint and in_options(error.hint, command)
+    return str(DraftwoodError(in_options(error.message, command), hint))
 
 
-def in_options(hint: str, command: click.Command) -> str:
-    """Return a hint written for `Llama(...)` with the command's options in place of keyword arguments.
+def in_options(text: str, command: click.Command) -> str:
+    """Return a text written for `Llama(...)` with the command's options in place of keyword arguments.
 
     Options are parameters by their names; a keyword without an option stays. Test: tests/unit/test_cli.py.
     """
@@ -51,13 +55,18 @@ def in_options(hint: str, command: click.Command) -> str:
         _WITH_DRAFTER: f"draftwood {command.name if drafts else 'run'} MODEL --drafter FILE",
     }
     for python, ours in words.items():
-        hint = hint.replace(python, ours)
+        text = text.replace(python, ours)
     for option in command.params:
         if isinstance(option, click.Option) and option.name:
-            hint = re.sub(rf"\b{option.name}{_VALUE}", lambda found, o=option: _given(o, found[1]), hint)  # type: ignore[misc]
-            if "_" in option.name:  # others are words, too
-                hint = re.sub(rf"(?<![\w-]){option.name}(?![\w-])", option.opts[-1], hint)
-    return hint
+            text = _with_option(text, option, option.name)
+    return text
+
+
+def _with_option(text: str, option: click.Option, name: str) -> str:
+    text = re.sub(rf"{_BEFORE}{name}{_VALUE}", lambda found: _given(option, found[1]), text)
+    if "_" not in name and name != "vram":  # a word, too
+        return text
+    return re.sub(rf"{_BEFORE}{name}{_AFTER}", option.opts[-1], text)
 
 
 def _given(option: click.Option, value: str | None) -> str:

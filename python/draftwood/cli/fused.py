@@ -163,13 +163,15 @@ def _lengths(allowed: _Lengths) -> str:
 
 
 def lines(found: dict[str, Any]) -> list[str]:
-    """Return in words what `told` found: that all is fused, or a line for each reason and a hint."""
+    """Return as text what `told` found: that all is fused, or a line for each reason and a hint."""
     if found["reason"]:
         return [f"not told for {found['reason']}; speculation_stats.fused_parts counts those of a context"]
     n, declined = found["layers"], found["declined"]
     if not declined:
         return [f"all {n} (on a CUDA card)", _OF_A_CONTEXT]
-    whole = n - len({i for each in declined for i in each["layers"] if i < n})  # behind them is an MTP block
+    whole = n - len(
+        {i for each in declined for i in each["layers"] if i < n}
+    )  # after them comes an MTP block
     said = [f"{whole} of {n} (on a CUDA card); llama.cpp computes these parts:"]
     for each in declined:
         of = f" of layer{'s' * (len(each['layers']) > 1)} {_ranges(each['layers'])}" if each["layers"] else ""

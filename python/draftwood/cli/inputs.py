@@ -82,7 +82,7 @@ def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
     if prompt is not None and file is not None:
         raise click.UsageError("found both PROMPT and --file; expected one of them")
     if prompt is not None and prompt != "-":
-        return _some(_in_utf8(prompt))
+        return need_text(_in_utf8(prompt))
     stream = file or sys.stdin.buffer
     if file is None and prompt is None and stream.isatty():
         raise click.UsageError("found no prompt; expected PROMPT, --file, or text on stdin")
@@ -90,7 +90,7 @@ def prompt_text(prompt: str | None, file: IO[bytes] | None) -> str:
         text = stream.read().decode("utf-8")
     except UnicodeDecodeError as error:
         raise click.UsageError(f"the prompt is no UTF-8 text: {error}") from None
-    return _some(text.removesuffix("\n").removesuffix("\r"))
+    return need_text(text.removesuffix("\n").removesuffix("\r"))
 
 
 def _in_utf8(prompt: str) -> str:
@@ -104,10 +104,12 @@ def _in_utf8(prompt: str) -> str:
     return prompt
 
 
-def _some(text: str) -> str:
+def need_text(text: str) -> str:
+    """Return a prompt. Errors: click.UsageError for an empty one."""
     if not text:
         context = click.get_current_context(silent=True)
-        hint = f'draftwood {context.command.name if context else "run"} MODEL "Once upon a time"'
+        command = " ".join(context.command_path.split()[1:]) if context else "run"
+        hint = f'draftwood {command} MODEL "Once upon a time"'
         raise click.UsageError(f"found an empty prompt; expected text\n\nhint: {hint}")
     return text
 

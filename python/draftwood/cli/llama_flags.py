@@ -10,7 +10,7 @@ from itertools import pairwise
 import click
 
 _LAYERS, _CONTEXT, _DRAFTER = "--n-gpu-layers N", "--n-ctx N", "--drafter FILE"
-_MODEL, _PROMPT = "MODEL stands behind the command", "PROMPT stands behind MODEL, in quotes"
+_MODEL, _PROMPT = "give MODEL right after the command", "give PROMPT after MODEL, in quotes"
 _ARGUMENTS = {_MODEL: "model", _PROMPT: "prompt"}
 _OURS = {
     **dict.fromkeys(("-ngl", "--gpu-layers"), _LAYERS),
@@ -44,7 +44,7 @@ class Command(click.Command):
         return {flag for each in self.get_params(ctx) for flag in (*each.opts, *each.secondary_opts)}
 
     def _require_values(self, ctx: click.Context, args: list[str]) -> None:
-        """click takes whatever stands behind an option for its value, a further option too."""
+        """click takes whatever follows an option for its value, a further option too."""
         options = [each for each in self.params if isinstance(each, click.Option)]
         longest = {
             flag: max(each.opts, key=len)
@@ -53,11 +53,11 @@ class Command(click.Command):
             for flag in each.opts
         }
         known = {*self._own(ctx), *_OURS}
-        for flag, behind in pairwise(args):
-            if flag in longest and behind.partition("=")[0] in known:
+        for flag, after in pairwise(args):
+            if flag in longest and after.partition("=")[0] in known:
                 raise click.UsageError(
-                    f"found {behind} behind {flag}; expected its value\n\n"
-                    f"hint: {longest[flag]}={behind}, if that is its value",
+                    f"found {after} after {flag}; expected its value\n\n"
+                    f"hint: {longest[flag]}={after}, if that is its value",
                     ctx,
                 )
 
@@ -67,4 +67,5 @@ class Command(click.Command):
         for flag in (each.partition("=")[0] for each in args):
             ours = "" if flag in own else _OURS.get(flag, "")
             if ours and _ARGUMENTS.get(ours, ours.split()[0]) in has:
-                raise click.UsageError(f"found {flag}, which is llama.cpp's\n\nhint: {ours}", ctx)
+                fix = ours if ours in _ARGUMENTS else f"draftwood calls it {ours}"
+                raise click.UsageError(f"found {flag}, llama.cpp's name; {fix}", ctx)

@@ -24,7 +24,7 @@ from draftwood.errors import DraftwoodError
 from draftwood.load import cpu, header, rpc
 from draftwood.load.card_layers import card_layers
 from draftwood.load.devices import describe, devices, without_tree_ops
-from draftwood.load.files import checked_model
+from draftwood.load.files import checked_model, need_drafter_file
 from draftwood.options import Options, Plan, default_draft_tokens, needed_batch, plan
 
 
@@ -68,9 +68,11 @@ def model_facts(
         return {"path": path, "error": error.message, "hint": error.hint}
     planned = plan(options, info, {"n_gpu_layers": n_gpu_layers}, without_tree_ops=bool(layer_devices))
     refused: list[dict[str, str]] = []
-    if drafter and planned.drafter == "dflash":
+    if drafter is not None:
         with _noted(refused):
-            probe_drafter(drafter, path)
+            need_drafter_file(drafter)
+            if planned.drafter == "dflash":
+                probe_drafter(drafter, path)
         planned = Plan("none", refused[0]["found"], 0) if refused else planned
     needed = needed_batch(options.draft_tokens, 0)  # trees of "auto" fit themselves to the batch
     return {

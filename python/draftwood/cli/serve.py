@@ -13,11 +13,12 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
-from draftwood.cli import server_pool, shared
+from draftwood.cli import server_pool, server_values, shared
 from draftwood.cli.failure import library_needed
-from draftwood.cli.server_flags import given, name_of, number, value
+from draftwood.cli.server_flags import DRAFTER_FILE_FLAGS, given, name_of, number, value
 from draftwood.cli.server_help import need_known, taking_values
 from draftwood.errors import UnsupportedError
+from draftwood.load.programs import program
 from draftwood.options import SPECULATIONS, Options, plan
 
 if TYPE_CHECKING:
@@ -25,12 +26,11 @@ if TYPE_CHECKING:
 
 _MODEL_FLAGS = ("-m", "--model")
 # a user who gives one of these has chosen a drafter; names from common/arg.cpp at the pin
-_DRAFTER_FILE_FLAGS = ("--spec-draft-model", "-md", "--model-draft")
 _DRAFTER_FILE_VARIABLE = "LLAMA_ARG_SPEC_DRAFT_MODEL"
 # with one of these the file is one of a repository
 _DRAFTER_SOURCE_FLAGS = ("--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
 _DRAFTER_SOURCE_VARIABLES = ("LLAMA_ARG_SPEC_DRAFT_HF_REPO",)
-_DRAFTER_FLAGS = frozenset((*_DRAFTER_FILE_FLAGS, *_DRAFTER_SOURCE_FLAGS))
+_DRAFTER_FLAGS = frozenset((*DRAFTER_FILE_FLAGS, *_DRAFTER_SOURCE_FLAGS))
 _DRAFTER_VARIABLES = (_DRAFTER_FILE_VARIABLE, *_DRAFTER_SOURCE_VARIABLES)
 _TYPE, _TYPE_VARIABLE = "--spec-type", "LLAMA_ARG_SPEC_TYPE"
 _TYPE_FLAGS = frozenset((_TYPE, "--spec-default"))
@@ -42,7 +42,15 @@ _SOURCE_VARIABLES = ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCK
 _PAGE_FLAGS = frozenset(("--path", "--no-ui", "--no-webui"))
 _PAGE_VARIABLES = ("LLAMA_ARG_STATIC_PATH",)
 # what llama-server answers without serving
-_HELP_FLAGS = frozenset(("-h", "--help", "--usage", "--version", "--license", "--completion-bash"))
+_LISTS = ("-cl", "--cache-list", "--list-devices")
+_HELP_FLAGS = frozenset(
+    ("-h", "--help", "--usage", "--version", "--license", "--completion-bash", *_LISTS),
+)
+# with one of these it serves several models, as its router; it is that without a model, too
+_ROUTER_FLAGS = frozenset(
+    ("--models-dir", "--models-preset", "--models-max", "--models-autoload", "--no-models-autoload"),
+)
+_ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET")
 # --speculation as llama-server's --spec-type; "plain" are our kernels without drafts
 _TYPES = {each: "plain" if each == "off" else each for each in SPECULATIONS}
 _DRAFTER = "-md DRAFTER.gguf"
@@ -61,12 +69,6 @@ _OTHERWISE = {
     "--no-mmap": "--load-mode none",
     "--mlock": "--load-mode mlock",
 }
-
-
-def program(name: str) -> Path:
-    """Return where a bundled program is, or would be."""
-    suffix = ".exe" if sys.platform == "win32" else ""
-    return Path(str(resources.files("draftwood") / "bin" / f"{name}{suffix}"))
 
 
 @click.command(
@@ -106,7 +108,10 @@ def command(arguments: tuple[str, ...], speculation: str, **pool: Any) -> None:
     cpu.check()
     _capi.cuda.hand_on(os.environ)
     flags = command_line(list(arguments), speculation)  # before the port: --prot 8081 names another one
+    need_model(flags)
     need_drafter(flags)
+    if not given(flags, _HELP_FLAGS, ()):
+        server_values.check(flags)
     need_free_port(flags)
     command = [server, *with_page(with_pool(flags, **pool))]
     sys.stderr.flush()
@@ -142,9 +147,24 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
     return [*arguments, _TYPE, _TYPES[speculation]]
 
 
+def need_model(arguments: list[str]) -> None:
+    """Raise click.UsageError without a model: llama-server would start as a router of all models it finds."""
+    presets = {name_of(each) for each in arguments if each.startswith("--") and each.endswith("-default")}
+    if (
+        _model(arguments) is None
+        and not given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
+        and not given(arguments, {*_ROUTER_FLAGS, *_HELP_FLAGS}, _ROUTER_VARIABLES)
+        and not presets - _TYPE_FLAGS  # --gpt-oss-20b-default and others download one
+    ):
+        raise click.UsageError(
+            "found no model; expected draftwood serve MODEL\n\n"
+            "hint: draftwood serve model.gguf --port 8081; --models-dir FOLDER serves several models"
+        )
+
+
 def need_drafter(arguments: list[str]) -> None:
     """Raise ModelFileError if a drafter is given by a file that is none: not after the model has loaded."""
-    path = value(arguments, _DRAFTER_FILE_FLAGS, os.environ.get(_DRAFTER_FILE_VARIABLE))
+    path = value(arguments, DRAFTER_FILE_FLAGS, os.environ.get(_DRAFTER_FILE_VARIABLE))
     is_local = not given(arguments, _DRAFTER_SOURCE_FLAGS, _DRAFTER_SOURCE_VARIABLES)
     if path and is_local and not given(arguments, _HELP_FLAGS, ()):
         with library_needed():
@@ -205,7 +225,7 @@ def _check(arguments: list[str]) -> None:
 
 
 def _with_model_flag(arguments: list[str]) -> list[str]:
-    """Return the arguments with -m before the model: the first word, or a file behind flags."""
+    """Return the arguments with -m before the model: the first word, or a file after flags."""
     first = arguments[:1] if arguments and not arguments[0].startswith("-") else []
     named = value(arguments, _MODEL_FLAGS, None)
     files = [i for i in range(len(first), len(arguments)) if _is_file(arguments[i])]

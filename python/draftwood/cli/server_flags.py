@@ -9,6 +9,9 @@ import os
 from collections.abc import Iterable
 from itertools import pairwise
 
+# names from common/arg.cpp at the pin
+DRAFTER_FILE_FLAGS = ("--spec-draft-model", "-md", "--model-draft")
+
 
 def name_of(argument: str) -> str:
     """Return a flag as llama-server reads it: --spec_type is --spec-type."""
@@ -21,12 +24,18 @@ def given(arguments: list[str], flags: Iterable[str], variables: Iterable[str]) 
 
 
 def value(arguments: list[str], flags: Iterable[str], default: str | None) -> str | None:
-    """Return what stands behind the last of these flags."""
+    """Return the value of the last of these flags."""
     return ([default] + [value for flag, value in pairwise(arguments) if name_of(flag) in flags])[-1]
 
 
+def named_value(arguments: list[str], flags: Iterable[str], variable: str) -> tuple[str, str | None]:
+    """Return the last of these flags as it was given, and its value; else the variable and its value."""
+    found = [(flag, value) for flag, value in pairwise(arguments) if name_of(flag) in flags]
+    return found[-1] if found else (variable, os.environ.get(variable) or None)
+
+
 def number(arguments: list[str], flags: Iterable[str], variable: str, default: int) -> int:
-    """Return the number behind the last of these flags, else the variable's; `default` for no number."""
+    """Return the number that the last of these flags has, else the variable's; `default` for no number."""
     try:
         return int(value(arguments, flags, os.environ.get(variable)) or default)
     except ValueError:

@@ -46,7 +46,7 @@ def need_known(server: Path, arguments: list[str], ours: Iterable[str]) -> None:
 
 
 def taking_values(server: Path) -> frozenset[str]:
-    """Return the flags behind which a value stands; none where the program does not answer."""
+    """Return the flags that take a value; none if the program does not answer."""
     heads = _TAKES.findall(_said(server, "--help"))
     return frozenset(flag for head in heads for flag in _FLAG.findall(head))
 

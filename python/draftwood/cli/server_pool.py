@@ -14,7 +14,7 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwood.cli.failure import library_needed
-from draftwood.cli.server_flags import given, number, value
+from draftwood.cli.server_flags import DRAFTER_FILE_FLAGS, given, number, value
 
 if TYPE_CHECKING:
     from draftwood.engine.engine import ModelInfo
@@ -29,7 +29,7 @@ _PLACING = {
     **dict.fromkeys(("-ot", "--override-tensor"), "LLAMA_ARG_OVERRIDE_TENSOR"),
 }
 _CONTEXT = (("-c", "--ctx-size"), "LLAMA_ARG_CTX_SIZE")
-_AUTO_SLOTS = 4  # of llama-server, where nobody says
+_AUTO_SLOTS = 4  # of llama-server by default
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,7 +118,7 @@ def _settings(arguments: list[str], info: ModelInfo) -> dict[str, Any]:
     n_slots = n_slots if n_slots > 0 else _AUTO_SLOTS
     of_slot = number(arguments, ("--kv-unified-per-slot",), "LLAMA_ARG_KV_UNIFIED_PER_SLOT", 0)
     n_ctx = number(arguments, *_CONTEXT, 0) or max(0, of_slot) * n_slots or info.n_ctx_train
-    drafter = value(arguments, ("-md", "--model-draft", "--spec-draft-model"), None)
+    drafter = value(arguments, DRAFTER_FILE_FLAGS, None)
     projector = value(arguments, ("-mm", "--mmproj"), None)
     return {
         "n_ctx": n_ctx,

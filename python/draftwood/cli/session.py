@@ -15,7 +15,7 @@ from draftwood._llama_cpp import llama_cpp as _native
 from draftwood._llama_cpp.llama_chat_format import Jinja2ChatFormatter
 from draftwood.cli.progress import Bar, Interrupt
 from draftwood.engine.tree import Tree
-from draftwood.errors import ContextFullError, OptionError, UnsupportedError
+from draftwood.errors import ContextFullError, UnsupportedError, no_tokens
 from draftwood.llama import Llama
 from draftwood.stats import ExpertStats, SpeculationStats
 
@@ -123,7 +123,7 @@ class Session(Llama):
     def from_draft(self) -> bool:
         """Whether the token that `generate` yielded last was a draft token that the target confirmed.
 
-        It was exactly if its round goes on behind it.
+        It was exactly if its round goes on after it.
         """
         return self._engine is not None and self._engine.row() is not None
 
@@ -139,38 +139,34 @@ class Session(Llama):
         `chat` None takes the template if the model has one.
         Errors: UnsupportedError when a template was asked for and there is none; OptionError for no tokens.
         """
-        template = self.metadata.get(_TEMPLATE)
-        if chat and template is None:
-            raise UnsupportedError(
-                f"found no chat template in the model ({_TEMPLATE} is not in its metadata); --chat needs one",
-                hint="--raw continues the prompt as it stands",
-            )
-        if template is not None and chat is not False:
+        if chat:
+            self._require_template("--chat", "--raw continues the prompt as it stands")
+        if _TEMPLATE in self.metadata and chat is not False:
             return self.encode_chat([{"role": "user", "content": prompt}]), True
-        tokens: list[int] = self.tokenize(prompt.encode("utf-8"), add_bos=True, special=True)
-        if not tokens:
-            raise OptionError(
-                "found an empty prompt; expected at least one token", hint='draftwood run MODEL "a text"'
-            )
-        return tokens, False
+        return self._tokens(prompt, add_bos=True), False
 
     def encode_chat(self, messages: list[dict[str, str]]) -> list[int]:
         """Return the tokens of a conversation whose next message is the model's.
 
         Errors: UnsupportedError if the model has no chat template.
         """
-        template = self.metadata.get(_TEMPLATE)
+        template = self._require_template("a chat", 'draftwood run MODEL "Once upon a time" continues a text')
+        return self._tokens(self._through_template(template, messages), add_bos=False)
+
+    def _require_template(self, needed_by: str, hint: str) -> str:
+        template: str | None = self.metadata.get(_TEMPLATE)
         if template is None:
             raise UnsupportedError(
-                f"found no chat template in the model ({_TEMPLATE} is not in its metadata); a chat needs one",
-                hint='draftwood run MODEL "Once upon a time" continues a text',
+                f"found no chat template in the model ({_TEMPLATE} is not in its metadata); "
+                f"{needed_by} needs one",
+                hint=hint,
             )
-        text = self._through_template(template, messages)
-        tokens: list[int] = self.tokenize(text.encode("utf-8"), add_bos=False, special=True)
+        return template
+
+    def _tokens(self, text: str, *, add_bos: bool) -> list[int]:
+        tokens: list[int] = self.tokenize(text.encode("utf-8"), add_bos=add_bos, special=True)
         if not tokens:
-            raise OptionError(
-                "found an empty prompt; expected at least one token", hint='draftwood run MODEL "a text"'
-            )
+            raise no_tokens('draftwood run MODEL "a text"')
         return tokens
 
     def _through_template(self, template: str, messages: list[dict[str, str]]) -> str:
@@ -255,7 +251,7 @@ class Session(Llama):
         return bool(_native.llama_vocab_is_eog(self._model.vocab, token))
 
     def _room(self, prompt: list[int], max_tokens: int) -> int:
-        """Return how many tokens fit behind the prompt. Errors: ContextFullError for none."""
+        """Return how many tokens fit after the prompt. Errors: ContextFullError for none."""
         room: int = self.n_ctx() - len(prompt)
         if room < 1:
             raise ContextFullError(

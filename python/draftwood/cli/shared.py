@@ -20,7 +20,7 @@ from draftwood.options import (
 Option = Callable[[Callable[..., Any]], Callable[..., Any]]
 THREADS = click.IntRange(1, MAX_THREADS)
 N_CTX = 4096
-"""Tokens of a context where nobody says."""
+"""Tokens of a context by default."""
 
 drafter = click.option(
     "--drafter", type=click.Path(dir_okay=False), help="GGUF of a DFlash drafter for MODEL."

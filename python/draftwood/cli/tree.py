@@ -142,7 +142,7 @@ def _show(number: int, round_: Round, spell: Spell) -> None:
 def _as_dict(
     session: Session, prompt: list[int], templated: bool, rounds: list[Round], seed: int
 ) -> dict[str, Any]:
-    """Return all rounds; `text` is theirs together, behind the token that the prompt's evaluation gave."""
+    """Return all rounds; `text` is theirs together, after the token that the prompt's evaluation gave."""
     ids = [*(rounds[0].tree.tokens[:1] if rounds else ()), *(t for each in rounds for t in each.emitted)]
     return {
         "text": session.detokenize(ids).decode("utf-8", "ignore"),

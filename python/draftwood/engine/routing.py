@@ -1,6 +1,6 @@
 """Which experts a model chooses: they are read while a context of their own decodes a text.
 
-The choice is what llama.cpp sorts behind each router (`ffn_moe_argsort`). A context that somebody watches
+The choice is what llama.cpp sorts after each router (`ffn_moe_argsort`). A context that is watched
 runs its graphs in pieces, so nothing is timed here. Must not know: text, pools.
 Test: tests/model/test_synth_routing.py, by way of tools/routing.py; tests/model/test_expert_plan.py.
 """

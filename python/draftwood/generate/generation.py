@@ -20,7 +20,7 @@ from draftwood._llama_cpp import llama as _upstream
 from draftwood._llama_cpp import llama_cpp as _native
 from draftwood.engine.engine import Engine
 from draftwood.engine.shortage import Shortage
-from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError
+from draftwood.errors import ClosedError, DecodeError, OptionError, UnsupportedError, no_tokens
 from draftwood.generate import rows
 from draftwood.generate.processors import GuardedProcessors, WatchedGrammar, given_draft
 from draftwood.generate.prompt import chunks, common_prefix, last_turn
@@ -33,7 +33,7 @@ Base: Any = _upstream.Llama
 _SAMPLE = inspect.signature(Base.sample)  # 0.1 ms to make: once, not per token
 
 
-def _taken(sampler: Any) -> UnsupportedError:
+def _context_taken_error(sampler: Any) -> UnsupportedError:
     """sampler: of whoever has taken the context; None: not a generation (turns.py)."""
     hint = "close this generator, or load the model a second time"
     if sampler is None:
@@ -95,7 +95,7 @@ class Generation(Base):  # type: ignore[misc]
         n_ubatch = self._as_given.get("n_ubatch") or _native.llama_n_ubatch(self._ctx.ctx)
         for chunk in chunks(list(tokens), n_batch, n_ubatch):
             n_past = self.n_tokens
-            fits = chunk[: self._n_ctx - n_past]  # the rest is refused by the engine, in words
+            fits = chunk[: self._n_ctx - n_past]  # the engine refuses the rest with a clear error
             self.input_ids[n_past : n_past + len(fits)] = fits
             self._decoding(self._engine.eval, chunk, n_past, all_logits=self._logits_all)
             self.n_tokens = n_past + len(chunk)
@@ -192,7 +192,7 @@ class Generation(Base):  # type: ignore[misc]
             sampler = sampler or self._sampler
             sent = yield token
             if self._sampler is not sampler:
-                raise _taken(self._sampler)
+                raise _context_taken_error(self._sampler)
 
     def _init_sampler(
         self, *args: Any, logits_processor: Any = None, grammar: Any = None, **kwargs: Any
@@ -268,13 +268,10 @@ class Generation(Base):  # type: ignore[misc]
         if prompt:
             self._eval_prompt(prompt, 0)
         elif self.n_tokens == 0 or self._newest_row() is None:
-            raise OptionError(
-                "found an empty prompt; expected at least one token",
-                hint="generate(tokenize(text)), or the BOS token: [token_bos()]",
-            )
+            raise no_tokens("generate(tokenize(text)), or the BOS token: [token_bos()]")
 
     def _eval_prompt(self, prompt: list[int], kept: int) -> None:
-        """Evaluate the prompt behind its first `kept` tokens; the next one may go back to its last turn."""
+        """Evaluate the prompt after its first `kept` tokens; the next one may go back to its last turn."""
         assert self._engine is not None
         if self.verbose and kept > 0:
             print(f"Llama.generate: kept {kept} tokens, {len(prompt) - kept} to evaluate", file=sys.stderr)
@@ -327,7 +324,7 @@ class Generation(Base):  # type: ignore[misc]
                 hint="close the generator first, or take its last token before close()",
             )
         if self._sampler is not sampler:
-            raise _taken(self._sampler)
+            raise _context_taken_error(self._sampler)
 
     def _start_round(self, last: int) -> None:
         engine = self._engine

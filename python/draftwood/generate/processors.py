@@ -60,7 +60,7 @@ class WatchedGrammar:
         self._grammar, self._root, self._guard = grammar._grammar, grammar._root, guard
 
     def check(self, candidates: Any) -> None:
-        """Look at a llama_token_data_array right behind the grammar in the sampler chain."""
+        """Look at a llama_token_data_array right after the grammar in the sampler chain."""
         array = candidates.contents
         kind = np.dtype([("id", np.intc), ("logit", np.single), ("p", np.single)])
         raw = (ctypes.c_char * (array.size * kind.itemsize)).from_address(

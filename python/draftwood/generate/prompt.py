@@ -12,7 +12,7 @@ import numpy as np
 
 from draftwood._llama_cpp import llama_cpp as _native
 
-_OPENING = 32  # tokens a template may put behind the mark of the turn to write
+_OPENING = 32  # tokens a template may put after the mark of the turn to write
 
 
 def chunks(tokens: list[int], n_batch: int, n_ubatch: int) -> list[list[int]]:
@@ -39,14 +39,14 @@ def last_turn(prompt: list[int], vocab: Any) -> int:
     """Return how many tokens stay when this turn is followed, or answered anew.
 
     That is all but the last, which gives the logits; in a chat all up to the mark of the turn that is about
-    to be written, since templates put less behind it (no open <think>) once it is history.
+    to be written, since templates put less after it (no open <think>) once it is history.
     """
     last = len(prompt) - 1
     n_vocab = _native.llama_vocab_n_tokens(vocab)
     for n in range(last, max(1, last - _OPENING), -1):  # a BOS marks no turn
         token = prompt[n - 1]
         if not 0 <= token < n_vocab:
-            return 0  # refused by the engine, in words
+            return 0  # the engine refuses it with a clear error
         if _native.llama_vocab_is_control(vocab, token):
             return n
     return last

@@ -1,6 +1,6 @@
 """Decodes and cuts by llama.cpp's own names on a `Llama`'s context, as guidance makes them.
 
-Recurrent layers hold the state behind their last token only. A cut before it fails in llama.cpp; guidance
+Recurrent layers hold the state after their last token only. A cut before it fails in llama.cpp; guidance
 does not look, and its next decode fails. Here the cut is made: from a checkpoint, or by evaluating the kept
 tokens again. For that, the tokens of plain decodes are noted in `input_ids`. This holds for the names in the
 package `llama_cpp` and for models with recurrent layers. Those in its module `llama_cpp.llama_cpp` stay the
@@ -47,9 +47,9 @@ def watch(llm: Generation) -> Callable[[], None]:
 
 @functools.wraps(_native.llama_decode)
 def decode(ctx: Any, batch: Any, /) -> int:
-    """llama_decode. Plain decodes behind the context's end run on the engine, which can come back to them.
+    """llama_decode. Plain decodes after the context's end run on the engine, which can come back to them.
 
-    Errors: those of `Llama.eval` in words, where the library returns a number.
+    Errors: those of `Llama.eval`, where the library returns a number.
     """
     llm = _watched.get(_address(ctx))
     if llm is None:

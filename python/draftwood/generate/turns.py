@@ -1,7 +1,7 @@
 """Threads that share a `Llama`: one is in the library at a time, the others wait.
 
 A call that returns its whole result is one turn, and so is each step of a generator. A generation waits
-for a stream until that ends, or until nobody has read it for PATIENCE seconds. Then it takes the context,
+for a stream until that ends, or until it was not read for PATIENCE seconds. Then it takes the context,
 which ends the stream with an error (generation.py). It does so at once in the main thread that reads the
 stream itself, and after GRACE seconds in another thread that does: a pool of threads may read the next
 part in any of them.
@@ -25,7 +25,7 @@ from draftwood.load import forks
 
 _F = TypeVar("_F", bound=Callable[..., Any])
 PATIENCE = 10.0
-"""Seconds after which a stream that nobody reads gives way."""
+"""Seconds after which a stream that is not read gives way."""
 GRACE = 0.5
 """The same in a thread that may have to read it."""
 _LOOK = 0.05  # seconds: a stream that is dropped cannot always wake those who wait
@@ -211,5 +211,5 @@ def _stepped(turns: Turns, steps: Generator[Any, Any, None]) -> Generator[Any, A
             first = False
             sent = yield value
     finally:
-        if not sys.is_finalizing():  # then nobody goes on, and who has the turn never gives it back
+        if not sys.is_finalizing():  # then no thread goes on, and who has the turn never gives it back
             turns.end(steps)

@@ -13,9 +13,10 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Collection, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence
 from typing import Any
 
+from draftwood.coerce import as_bool, as_int
 from draftwood.errors import OptionError
 from draftwood.warn import warn
 
@@ -34,6 +35,61 @@ _YARN = ("yarn_ext_factor", "yarn_attn_factor", "yarn_beta_fast", "yarn_beta_slo
 _said: set[str] = set()  # what is said once a process
 
 
+def check_devices(kwargs: dict[str, Any]) -> None:
+    """Refuse wrong types of arguments that say what runs on which device, before anything else reads them.
+
+    Values of other types become Python's own; flash_attn="auto" becomes None. Errors: OptionError.
+    """
+    if "n_gpu_layers" in kwargs:
+        kwargs["n_gpu_layers"] = _checked_layers(kwargs["n_gpu_layers"])
+    if kwargs.get("tensor_split") is not None:
+        kwargs["tensor_split"] = _checked_split(kwargs["tensor_split"])
+    if kwargs.get("flash_attn") is not None:
+        kwargs["flash_attn"] = _checked_flash(kwargs["flash_attn"])
+
+
+def _checked_layers(value: Any) -> int:
+    number, hint = as_int(value), "n_gpu_layers=-1 for all layers"
+    if number is None:
+        raise OptionError(f"n_gpu_layers is {value!r}; expected a whole number", hint=hint)
+    if number > MAX_SIZE:
+        raise OptionError(f"n_gpu_layers is {number}; expected at most {MAX_SIZE}", hint=hint)
+    return max(number, -1)  # to llama.cpp any negative number means all
+
+
+def _checked_split(value: Any) -> list[float]:
+    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
+    parts = [*value] if is_list else [None]
+    if not all(isinstance(part, numbers.Real) and 0.0 <= float(part) < math.inf for part in parts):
+        raise OptionError(
+            f"tensor_split is {value!r:.80}; expected a list of numbers, one for each card",
+            hint="tensor_split=[3, 1], or leave it out",
+        )
+    return [float(part) for part in parts]
+
+
+def _checked_flash(value: Any) -> bool | None:
+    if isinstance(value, str) and value == "auto":
+        return None
+    flash = as_bool(value)
+    if flash is None:
+        raise OptionError(
+            f"flash_attn is {value!r}; expected True, False or None",
+            hint="leave it out for llama.cpp's auto",
+        )
+    return flash
+
+
+def checked_seed(value: Any) -> int:
+    """Return a seed as an int. Errors: OptionError for what is no whole number."""
+    try:
+        return operator.index(value)
+    except TypeError:
+        raise OptionError(
+            f"seed is {value!r:.80}; expected a whole number", hint="seed=1, or leave it out"
+        ) from None
+
+
 def check(kwargs: dict[str, Any], *, on_cards: bool, auto_flash: bool = False) -> None:
     """Refuse arguments that make no sense; whole numbers of other types become ints. Errors: OptionError.
 
@@ -41,43 +97,35 @@ def check(kwargs: dict[str, Any], *, on_cards: bool, auto_flash: bool = False) -
     """
     _check_purpose(kwargs)
     _check_sizes(kwargs)
+    if kwargs.get("seed") is not None:
+        kwargs["seed"] = checked_seed(kwargs["seed"])
     _check_floats(kwargs)
     _check_cache_types(kwargs, on_cards, auto_flash)
 
 
 def auto_flash(kwargs: dict[str, Any], *, on_cards: bool) -> bool:
-    """Tell whether llama.cpp shall decide about flash attention: nobody says, and the cache is on cards.
+    """Tell whether llama.cpp shall decide about flash attention: it is not set, and the cache is on cards.
 
     False if type_k is quantised and type_v is not. llama.cpp then rejects heads that are no multiple of the
     block size, and CUDA converts the whole cache to f16 at every step.
     """
-    nobody_says = kwargs.get("flash_attn") is None
+    unset = kwargs.get("flash_attn") is None
     keys_only = _quantised(kwargs.get("type_k")) and not _quantised(kwargs.get("type_v"))
-    return bool(nobody_says and on_cards and kwargs.get("offload_kqv", True) and not keys_only)
+    return bool(unset and on_cards and kwargs.get("offload_kqv", True) and not keys_only)
 
 
 def _quantised(type_: Any) -> bool:
-    return _whole(type_) not in (None, *_FLOATS)
-
-
-def _whole(value: Any) -> int | None:
-    """Return a whole number of any type, NumPy's too, as an int; None for what is none, and for a bool."""
-    if isinstance(value, bool):
-        return None
-    try:
-        return operator.index(value)
-    except TypeError:
-        return None
+    return as_int(type_) not in (None, *_FLOATS)
 
 
 def _check_sizes(arguments: dict[str, Any]) -> None:
     """Refuse sizes that llama-cpp-python would take for others, say little of, or end the process on."""
     for name, least, example in (("n_ctx", 0, 4096), ("n_batch", 1, 512), ("n_ubatch", 0, 512)):
         if name in arguments:
-            arguments[name] = _within(name, arguments[name], (least, MAX_SIZE), example)
+            arguments[name] = within(name, arguments[name], (least, MAX_SIZE), _example(name, example))
     for name in ("n_threads", "n_threads_batch"):
         if arguments.get(name) is not None:  # 0 and None: the default (cores.py); -1 is llama.cpp's
-            arguments[name] = _within(name, arguments[name], (-1, MAX_THREADS), 4)
+            arguments[name] = within(name, arguments[name], (-1, MAX_THREADS), _example(name, 4))
 
 
 def _check_floats(arguments: dict[str, Any]) -> None:
@@ -91,9 +139,13 @@ def _check_floats(arguments: dict[str, Any]) -> None:
             )
 
 
-def _within(name: str, value: Any, bounds: tuple[int, int], example: int) -> int:
-    (least, most), number = bounds, _whole(value)
-    hint = f"{name}={example}, or leave it out"
+def _example(name: str, value: int) -> str:
+    return f"{name}={value}, or leave it out"
+
+
+def within(name: str, value: Any, bounds: tuple[int, int], hint: str) -> int:
+    """Return a whole number within bounds. Errors: OptionError."""
+    (least, most), number = bounds, as_int(value)
     if number is None or number < least:
         raise OptionError(f"{name} is {value!r}; expected a whole number of at least {least}", hint=hint)
     if number > most:
@@ -116,7 +168,7 @@ def _check_cache_types(arguments: dict[str, Any], on_cards: bool, auto_flash: bo
         value = arguments.get(name)
         if value is None:
             continue
-        type_ = _whole(value)
+        type_ = as_int(value)
         if type_ not in CACHE_TYPES.values() and (on_cards or type_ not in CPU_CACHE_TYPES):
             types = ", ".join(f"{number} ({known})" for known, number in CACHE_TYPES.items())
             meant = CACHE_TYPES.get(str(value), CACHE_TYPES["q8_0"])
@@ -162,7 +214,7 @@ def correct_langchain(kwargs: dict[str, Any], architecture: str) -> None:
     changed = "the model file's own values are used instead"
     if kwargs.get("n_batch") == 8:
         kwargs["n_batch"] = 512
-        changed += ", and n_batch=512 for 8"
+        changed += ", and n_batch is raised from 8 to 512"
     warn(
         "found rope_freq_base=10000.0 and rope_freq_scale=1.0, which LangChain passes for every model; "
         f"{changed} (pass rope_freq_base=0.0 to say so yourself)"
@@ -170,7 +222,7 @@ def correct_langchain(kwargs: dict[str, Any], architecture: str) -> None:
 
 
 def warn_of_unknown(kwargs: dict[str, Any], known: Collection[str]) -> None:
-    """Say which arguments have no effect because nobody knows them; upstream swallows any name in silence."""
+    """Warn of unknown arguments, which have no effect; upstream swallows any name in silence."""
     unknown = [name for name in kwargs if name not in known and name not in _SWALLOWED]
     if not unknown:
         return

@@ -1,4 +1,4 @@
-"""How many layers commands put on CUDA cards where nobody says: all if there is room, else none.
+"""How many layers commands put on CUDA cards by default: all if there is room, else none.
 
 `Llama` itself has upstream's default, none. Must not know: contexts, commands.
 Test: tests/unit/test_card_layers.py.

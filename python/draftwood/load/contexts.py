@@ -1,4 +1,4 @@
-"""Contexts that cannot be made are refused in words.
+"""Contexts that cannot be made are refused with a clear error.
 
 fixes.py puts this around upstream's LlamaContext: the model is loaded there and every parameter is final.
 If an allocation fails, llama.cpp makes no context and says why. Two sizes end the process instead and are
@@ -28,7 +28,7 @@ _lib.ggml_row_size.restype = ctypes.c_size_t
 _lib.ggml_blck_size.restype = ctypes.c_int64
 
 
-def in_words(init: Any) -> Any:
+def readable_context_errors(init: Any) -> Any:
     """Return LlamaContext.__init__ with errors that say why, flash attention by llama.cpp, room for steps.
 
     Errors: OptionError, UnsupportedError.

@@ -12,6 +12,7 @@ from collections.abc import Iterator
 from dataclasses import dataclass
 from typing import Any
 
+from draftwood.coerce import as_bool, as_int
 from draftwood.engine import _capi
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
@@ -35,8 +36,8 @@ _LEAST_BESIDE = 2  # times what prompts' experts take: with less, slots for deco
 
 def to_bytes(value: Any, name: str) -> int:
     """Return a size: a number of bytes, or text such as "12GiB", "900 MB". Errors: OptionError."""
-    if isinstance(value, int) and not isinstance(value, bool) and value >= 0:
-        return value
+    if (number := as_int(value)) is not None and number >= 0:
+        return number
     match = (
         re.fullmatch(r"\s*(\d{1,18}(?:\.\d*)?)\s*([a-zA-Z]*)\s*", value) if isinstance(value, str) else None
     )
@@ -142,7 +143,7 @@ def gib(n_bytes: int) -> str:
 
 
 def share(info: ModelInfo, n_bytes: int | None, kwargs: dict[str, Any]) -> Share | None:
-    """Return what fits into so many bytes; None where all experts do, or nobody asked.
+    """Return what fits into so many bytes; None if all experts do, or none was asked for.
 
     A layer has slots for a token's experts at least: each then crosses the bus once. Warns if they take more
     than was given, or lie on no card. Errors: UnsupportedError for a model or machine without a pool.
@@ -196,8 +197,8 @@ def layers_that_do_not_fit(info: ModelInfo, n_bytes: int) -> int:
 
 
 @contextlib.contextmanager
-def memory_in_words(pool: ExpertPool | None, info: ModelInfo) -> Iterator[None]:
-    """Let a load into the pool that fails for memory be an ExpertMemoryError."""
+def memory_errors(pool: ExpertPool | None, info: ModelInfo) -> Iterator[None]:
+    """Raise ExpertMemoryError for a load into the pool that fails for memory."""
     try:
         yield
     except Exception as error:
@@ -268,11 +269,12 @@ def _device(kwargs: dict[str, Any]) -> str:
 
 def guesses(given: Any, wanted: Share | None) -> bool:
     """Return whether experts are fetched before their router has chosen. Errors: OptionError for no bool."""
-    if given is not None and not isinstance(given, bool):
+    guess = as_bool(given)
+    if given is not None and guess is None:
         raise OptionError(
             f"expert_guess is {given!r}; expected True, False or None", hint="leave expert_guess out"
         )
-    return wanted is not None and (wanted.device != CPU if given is None else given)
+    return wanted is not None and (wanted.device != CPU if guess is None else guess)
 
 
 def make_pool(wanted: Share, *, guess: bool = False) -> ExpertPool:
@@ -281,7 +283,7 @@ def make_pool(wanted: Share, *, guess: bool = False) -> ExpertPool:
 
 
 def say_part(info: ModelInfo, n_bytes: int, device: str, kwargs: dict[str, Any]) -> None:
-    """Warn of a pool that nobody asked for, in the bytes that `room` found."""
+    """Warn of a pool that was not asked for, in the bytes that `room` found."""
     rest, part = beside(info, kwargs), n_bytes / info.expert_bytes
     warn(
         f"this model takes {gib(rest + info.expert_bytes)} and {device} has {gib(rest + n_bytes)} free: "

@@ -30,12 +30,20 @@ def checked_model(path: str) -> ModelInfo:
 
 
 def need_drafter_file(path: str) -> None:
-    """Raise ModelFileError where no GGUF is. What kind of drafter it is, who loads it says."""
+    """Raise ModelFileError unless the path is a GGUF file, OptionError for an empty one.
+
+    Whether it is a drafter is checked when it is loaded.
+    """
+    if not path:
+        raise OptionError(
+            "drafter is ''; expected the path of a DFlash drafter's GGUF",
+            hint="drafter=path, or leave it out",
+        )
     _probed(path, "Drafter")
 
 
 def checked_lora(path: Any) -> str | None:
-    """Return lora_path= as text; None and "" stand for none. Errors: ModelFileError for no GGUF."""
+    """Return lora_path= as a str; None and "" stand for none. Errors: ModelFileError for no GGUF."""
     if not path:
         return None
     path = os.fsdecode(path)
@@ -44,7 +52,7 @@ def checked_lora(path: Any) -> str | None:
 
 
 def drafter_path(path: Any) -> str | None:
-    """Return drafter= as text. Errors: OptionError for what is no path."""
+    """Return drafter= as a str. Errors: OptionError for what is no path."""
     try:
         return None if path is None else os.fsdecode(path)
     except TypeError:
@@ -63,7 +71,7 @@ def no_lora(path: str) -> ModelFileError:
     )
 
 
-def in_words(init: Any) -> Any:
+def readable_model_errors(init: Any) -> Any:
     """Return LlamaModel.__init__ with an error that says why it loaded no model. Errors: ModelFileError."""
 
     @functools.wraps(init)
@@ -80,8 +88,8 @@ def in_words(init: Any) -> Any:
     return wrapped
 
 
-def template_in_words(path: str) -> contextlib.AbstractContextManager[None]:
-    """Let a chat template that does not parse be a ModelFileError."""
+def unparsable_template_as_error(path: str) -> contextlib.AbstractContextManager[None]:
+    """Raise ModelFileError for a chat template that does not parse."""
     return translated(
         jinja2.TemplateError,
         lambda error: ModelFileError(

@@ -68,12 +68,12 @@ def apply() -> None:
     log.listen()
     _accept_json_schemas()
     made: tuple[tuple[Any, Any], ...] = (
-        (_internals.LlamaModel, files.in_words),
-        (_internals.LlamaContext, contexts.in_words),
+        (_internals.LlamaModel, files.readable_model_errors),
+        (_internals.LlamaContext, contexts.readable_context_errors),
     )
-    for each, in_words in made:
+    for each, readable in made:
         if not hasattr(each.__init__, "__wrapped__"):
-            each.__init__ = in_words(each.__init__)
+            each.__init__ = readable(each.__init__)
     llama_grammar.SchemaConverter._format_literal = _format_literal
     if not hasattr(llama_grammar.json_schema_to_gbnf, "__wrapped__"):
         llama_grammar.json_schema_to_gbnf = _within_limits(llama_grammar.json_schema_to_gbnf)

@@ -48,7 +48,7 @@ class Intercepts:
     @context_params.setter
     def context_params(self, params: Any) -> None:
         params.n_rs_seq = self._plan.n_rs_seq
-        # Marks, not fields: upstream sets flash_attn_type and sizes later. contexts.in_words reads them.
+        # Marks, not fields: upstream sets flash_attn_type and sizes later, then load/contexts.py reads them.
         params.auto_flash = self._auto_flash
         params.queue_steps = self._plan.queue_steps
         self._context_params = params

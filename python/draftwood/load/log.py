@@ -1,7 +1,7 @@
 """What llama.cpp complained of, so that an error can say why something failed.
 
-With verbose=False nobody sees it else: upstream's table of levels is older than llama.cpp's, and takes errors
-for debugging. A callback that the caller has set with llama_log_set hears it instead of us.
+With verbose=False nothing else shows it. Upstream's table of levels is older than llama.cpp's, and takes
+errors for debugging. A callback that the caller has set with llama_log_set hears it instead of us.
 Must not know: what was tried. Test: tests/model/test_contexts.py.
 """
 

@@ -10,6 +10,7 @@ import re
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+from draftwood.coerce import as_int
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import OptionError
@@ -27,6 +28,17 @@ class _Override(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
+def checked_layers(n_cpu_moe: Any) -> int:
+    """Return n_cpu_moe as an int. Errors: OptionError for what is no number of layers."""
+    number = as_int(n_cpu_moe)
+    if number is None or number < 0:
+        raise OptionError(
+            f"n_cpu_moe is {n_cpu_moe!r}; expected a number of layers, 0 or more",
+            hint="n_cpu_moe=99 for the experts of all layers, 0 for none",
+        )
+    return number
+
+
 def tensor_overrides(
     n_cpu_moe: int,
     overrides: Mapping[str, str] | str | None,
@@ -39,14 +51,9 @@ def tensor_overrides(
     n_cpu_moe: experts of that many first layers stay in host memory. overrides: {regex of tensor names: type
     of buffer}, or llama.cpp's "regex=name,regex=name"; they go first, `ours` next. pooled: layers with a type
     of buffer for their experts (`pooled_layers`). n_layers: of the model, MTP blocks included; llama.cpp
-    compares each row with each tensor. Errors: OptionError for a number, a regex or a name that is none; the
-    message lists the names of this machine.
+    compares each row with each tensor. Errors: OptionError for a regex or a name that is none; the message
+    lists the names of this machine.
     """
-    if isinstance(n_cpu_moe, bool) or not isinstance(n_cpu_moe, int) or n_cpu_moe < 0:
-        raise OptionError(
-            f"n_cpu_moe is {n_cpu_moe!r}; expected a number of layers, 0 or more",
-            hint="n_cpu_moe=99 for the experts of all layers, 0 for none",
-        )
     wanted = list(_pairs(overrides).items())
     wanted += [(_EXPERTS.format(layer), "CPU") for layer in range(min(n_cpu_moe, n_layers))]
     wanted += (ours or {}).items()

@@ -17,7 +17,7 @@ from draftwood.errors import OptionError, UnsupportedError
 from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc, split, steps
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
-from draftwood.load.placement import embeddings_on_card, pooled_layers, tensor_overrides
+from draftwood.load.placement import checked_layers, embeddings_on_card, pooled_layers, tensor_overrides
 from draftwood.options import Options, Plan, fitted, needed_batch, plan
 from draftwood.warn import warn
 
@@ -31,7 +31,7 @@ class Preparation:
     plan: Plan
     given: dict[str, Any]
     """Arguments as the caller gave them, where upstream's own state has others: n_batch and n_ubatch where a
-    draft needed more, flash_attn (None) where nobody says."""
+    draft needed more, flash_attn (None) if it is not set."""
     auto_flash: bool
     """Whether llama.cpp decides about flash attention (arguments.auto_flash)."""
     servers: rpc.Servers | None
@@ -52,16 +52,21 @@ def prepare(
     kwargs: dict[str, Any],
     known: Collection[str],
 ) -> Preparation:
-    """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have.
+    """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have, `placement` to
+    Python's own types.
 
     placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, vram, expert_vram, expert_heat, expert_guess,
     expert_readahead. known: names of arguments. To be called from `Llama.__init__`, at whose caller warnings
     point. Errors: those of `Llama`.
     """
+    arguments.check_devices(kwargs)
+    placement["n_cpu_moe"] = checked_layers(placement["n_cpu_moe"])
     wanted = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
     cpu.check()
     tensor_overrides(*wanted)  # refused before anything is read
     info = files.checked_model(model_path)
+    if options.drafter is not None and options.speculation != "off":
+        files.need_drafter_file(options.drafter)
     overrides.check(model_path, kwargs.get("kv_overrides"))
     kwargs["lora_path"] = files.checked_lora(kwargs.get("lora_path"))
     heat_file = heat.path_of(placement["expert_heat"])

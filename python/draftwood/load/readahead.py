@@ -8,6 +8,7 @@ from __future__ import annotations
 from dataclasses import dataclass
 from typing import Any
 
+from draftwood.coerce import as_bool
 from draftwood.engine.engine import ModelInfo
 from draftwood.engine.readahead import ExpertReadahead
 from draftwood.errors import OptionError, UnsupportedError
@@ -30,13 +31,14 @@ def wanted(given: Any, info: ModelInfo, kwargs: dict[str, Any]) -> Wanted | None
     None is for a model of experts in a mapped file that is larger than the memory that is left.
     Errors: OptionError for what is neither True, False nor None.
     """
-    if given is not None and not isinstance(given, bool):
+    wish = as_bool(given)
+    if given is not None and wish is None:
         raise OptionError(
             f"expert_readahead is {given!r}; expected True, False or None",
             hint="leave it out: it is on where the model is larger than memory",
         )
-    if given is not None:
-        return Wanted() if given else None
+    if wish is not None:
+        return Wanted() if wish else None
     if info.expert_bytes == 0 or not kwargs.get("use_mmap", True):
         return None
     free = memory.available()

@@ -20,6 +20,7 @@ from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
 from draftwood.errors import OptionError, ServerError, UnsupportedError
 from draftwood.load.devices import cards, others
+from draftwood.load.programs import program
 
 PROTOCOL = (7, 0)
 """RPC_PROTO_MAJOR_VERSION and the newest RPC_PROTO_MINOR_VERSION of ggml-rpc.h at the pin."""
@@ -97,12 +98,7 @@ def connect(servers: str | None, n_gpu_layers: int = -1) -> Servers | None:
     """
     if servers is None:
         return None
-    addresses = [part.strip() for part in servers.split(",")] if isinstance(servers, str) else []
-    if not addresses or not all(map(_is_address, addresses)):
-        raise OptionError(
-            f"rpc_servers is {servers!r}; expected host:port, or several with commas between them",
-            hint='rpc_servers="127.0.0.1:50052"',
-        )
+    addresses = checked_addresses("rpc_servers", servers, 'rpc_servers="127.0.0.1:50052"')
     if n_gpu_layers == 0:
         raise OptionError(
             "found rpc_servers= beside n_gpu_layers=0, which leaves every layer on this machine's CPU",
@@ -116,6 +112,16 @@ def connect(servers: str | None, n_gpu_layers: int = -1) -> Servers | None:
     return Servers(list(dict.fromkeys(addresses)))
 
 
+def checked_addresses(name: str, servers: Any, hint: str) -> list[str]:
+    """Return the addresses in "host:port,host:port". Errors: OptionError for any other value."""
+    addresses = [part.strip() for part in servers.split(",")] if isinstance(servers, str) else []
+    if not addresses or not all(map(_is_address, addresses)):
+        raise OptionError(
+            f"{name} is {servers!r}; expected host:port, or several with commas between them", hint=hint
+        )
+    return addresses
+
+
 def greet(address: str) -> None:
     """Make sure that a server of our protocol answers at host:port and is free. Errors: ServerError.
 
@@ -127,7 +133,7 @@ def greet(address: str) -> None:
     if len(answer) != _ANSWER.size or _ANSWER.unpack(answer)[0] != _ANSWER.size - 8:
         raise ServerError(
             f"what answers at {address} is no ggml RPC server of this version: {answer[:40]!r}",
-            hint="draftwood/bin/ggml-rpc-server is the one that belongs to this package",
+            hint=f"the one that belongs to this package: {program('ggml-rpc-server')}",
         )
     _, major, minor, patch = _ANSWER.unpack(answer)
     if major != PROTOCOL[0] or minor > PROTOCOL[1]:
@@ -162,7 +168,8 @@ def _exchange(address: str, message: bytes) -> bytes:
         ) from None
     except (OSError, UnicodeError) as error:  # the latter for names that are none
         raise ServerError(
-            f"no RPC server answers at {address}: {error}", hint="ggml-rpc-server --host HOST --port PORT"
+            f"no RPC server answers at {address}: {error}",
+            hint=f"{program('ggml-rpc-server')} --host HOST --port PORT",
         ) from None
     return answer
 

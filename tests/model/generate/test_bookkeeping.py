@@ -110,7 +110,7 @@ def test_generate_after_eval_of_the_same_prompt(either):
 
 
 def test_empty_prompt_of_nothing(either):
-    with pytest.raises(OptionError, match="empty prompt"):
+    with pytest.raises(OptionError, match="a prompt without tokens"):
         text(either, 1, [])
     assert len(text(either, 3)) == 3
 

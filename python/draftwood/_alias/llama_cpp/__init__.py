@@ -1,6 +1,6 @@
 """`llama_cpp` for programs written against llama-cpp-python, on a machine that has draftwood instead.
 
-The folder above is on sys.path through draftwood.pth, behind the packages installed beside it. Importing this
+The folder above is on sys.path through draftwood.pth, after the packages installed beside it. Importing this
 file replaces it in sys.modules: by draftwood's own copy, or by another `llama_cpp` further along sys.path.
 Test: tests/compat/test_alias.py.
 """
@@ -20,7 +20,7 @@ if TYPE_CHECKING:  # what a type checker sees, which reads .pth paths but runs n
 def _other() -> ModuleSpec | None:
     """Find a `llama_cpp` other than this one on sys.path.
 
-    One that is installed beside draftwood comes first by itself, for a .pth line goes behind its own folder.
+    One that is installed beside draftwood comes first by itself, for a .pth line goes after its own folder.
     One in a folder further on (system packages below a virtual environment, say) would be shadowed.
     """
     here = Path(__file__).resolve().parent.parent

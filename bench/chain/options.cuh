@@ -39,6 +39,14 @@ inline ggml_type type_by_name(const std::string & name) {
     return name == "q4_k" ? GGML_TYPE_Q4_K : GGML_TYPE_Q6_K;
 }
 
+inline ggml_type cache_by_name(const std::string & name) {
+    if (name != "f16" && name != "q8_0") {
+        fprintf(stderr, "--cache: %s is neither f16 nor q8_0\n", name.c_str());
+        exit(2);
+    }
+    return name == "f16" ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
+}
+
 // From ROUTED+SHARED, or one name for both.
 inline types_of_down types_by_names(const std::string & names) {
     const size_t end = names.find('+');
@@ -66,7 +74,7 @@ inline options options_of(const std::vector<std::string> & arguments) {
         } else if (name == "--down") {
             made.of_down = types_by_names(value);
         } else if (name == "--cache") {
-            cache = value == "q8_0" ? GGML_TYPE_Q8_0 : GGML_TYPE_F16;
+            cache = cache_by_name(value);
         } else if (name == "--attention" || name == "--drafter") {
             made.kind  = name == "--drafter" ? kind_of_layer::drafter : kind_of_layer::attention;
             made.cells = cells_by_text(value);

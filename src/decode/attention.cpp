@@ -95,7 +95,7 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     const turned_heads q = turned_heads::of(products[0], edit_), k = turned_heads::of(products[2], edit_);
     const cache_write  keys   = cache_write::of(k.result, edit_);
     ggml_tensor *      shaped = edit_.only_user(products[1]);
-    const hadamard     behind = hadamard::of(shaped, edit_);
+    const hadamard     behind = hadamard::of(as(shaped, GGML_OP_RESHAPE), edit_);
     const cache_write  values = cache_write::of(behind ? behind.result : shaped, edit_);
     if (!q || !keys || !values || !q.turns_as(k) || values.node->src[0]->ne[0] % q.heads->ne[0] != 0 ||
         !is_input(q.positions) || !is_input(keys.cells) || !is_input(values.cells)) {

@@ -63,7 +63,7 @@ expert_pool::~expert_pool() {
 }
 
 void expert_pool::model_goes() noexcept {
-    std::lock_guard<std::mutex> lock(mutex_);
+    const std::lock_guard<std::mutex> lock(mutex_);
     for (const auto & [il, each] : layers_) {
         type_.memory().free(type_.device_number(), each->layer.state);
     }
@@ -72,6 +72,11 @@ void expert_pool::model_goes() noexcept {
     type_.memory().free_streams(type_.device_number(), copies_);
     copies_  = nullptr;
     entered_ = false;
+}
+
+int64_t expert_pool::stage_bytes() const {
+    const std::lock_guard<std::mutex> lock(mutex_);
+    return stage_bytes_;
 }
 
 void expert_pool::free_stage() noexcept {

@@ -40,7 +40,7 @@ class expert_pool {
     const slot_buffer_type & buffer_type() const { return type_; }
 
     // A part of a layer. nullptr: the tensor cannot be one, or there was no memory for the layer's table; its experts
-    // are read in place. Both live as long as the pool.
+    // are read in place. Both live until the model goes.
     struct place {
         const dw::expert_slots::layer * layer;
         const dw::expert_slots::part *  part;
@@ -71,7 +71,7 @@ class expert_pool {
     int32_t n_beside() const; // such layers
 
     bool    guesses() const { return guesses_; }
-    int64_t stage_bytes() const { return stage_bytes_; } // that the stage takes on the device; 0: there is none
+    int64_t stage_bytes() const; // that the stage takes on the device; 0: there is none
 
   private:
     struct held {

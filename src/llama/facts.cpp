@@ -117,7 +117,9 @@ bool has_flash_attention(const llama_context * ctx) {
 }
 
 int32_t max_outputs(const llama_context * ctx) {
-    return (int32_t) ctx->get_cparams().n_outputs_max;
+    const llama_cparams & with = ctx->get_cparams();
+    return (int32_t) (dw_context_graph::has_samplers(*ctx) ? std::min(with.n_outputs_max, with.n_outputs_max_per_seq)
+                                                           : with.n_outputs_max);
 }
 
 bool has_unified_kv(const llama_context * ctx) {

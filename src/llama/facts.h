@@ -80,7 +80,8 @@ struct graph_flags {
 };
 graph_flags graph_flags_of(llama_context * ctx);
 
-int32_t max_outputs(const llama_context * ctx); // rows with results that a batch may have (n_outputs_max)
+// rows with results that a batch may have (n_outputs_max); with samplers of the context's own, of each sequence
+int32_t max_outputs(const llama_context * ctx);
 
 bool has_flash_attention(const llama_context * ctx);
 bool has_unified_kv(const llama_context * ctx);      // all sequences share one KV cache

@@ -4,6 +4,7 @@
 
 #include <algorithm>
 #include <array>
+#include <utility>
 #include <vector>
 
 namespace draftwood {
@@ -30,18 +31,33 @@ llama_token sample_top(llama_sampler * sampler, const top_row & top) {
     return chosen(sampler, { best.data(), best.size(), -1, /*sorted*/ true });
 }
 
+// Memory for all tokens of a row, megabytes, which a thread keeps from one token of a text to the next. A sampler of
+// the caller may sample from another context meanwhile: it gets memory of its own.
+struct candidates {
+    static thread_local std::vector<llama_token_data> kept;
+    std::vector<llama_token_data>                     data;
+
+    explicit candidates(size_t n) :
+        data(std::move(kept)) {
+        data.resize(n);
+    }
+    ~candidates() { kept = std::move(data); }
+    candidates(const candidates &)             = delete;
+    candidates & operator=(const candidates &) = delete;
+};
+thread_local std::vector<llama_token_data> candidates::kept;
+
 // From all tokens of a row.
 llama_token sample_all(llama_sampler * sampler, llama_context * ctx, int32_t row) {
     const float * logits = llama_get_logits_ith(ctx, row);
     if (!logits) {
         fail(DW_ERR_INTERNAL, "row %d has no logits", row);
     }
-    static thread_local std::vector<llama_token_data> all; // megabytes, of each token of a text
-    all.resize(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
-    for (llama_token token = 0; token < (llama_token) all.size(); ++token) {
-        all[token] = { token, logits[token], 0.0f };
+    candidates all(llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(ctx))));
+    for (llama_token token = 0; token < (llama_token) all.data.size(); ++token) {
+        all.data[token] = { token, logits[token], 0.0f };
     }
-    return chosen(sampler, { all.data(), all.size(), -1, /*sorted*/ false });
+    return chosen(sampler, { all.data.data(), all.data.size(), -1, /*sorted*/ false });
 }
 
 // Whether samplers of the context itself have worked on the row (llama_set_sampler).

@@ -78,8 +78,9 @@ void sequence::prepare_drafts(int32_t draft_tokens, int32_t tree_budget) {
 
 int32_t sequence::rows_of(const token_tree & tree, int32_t room) const {
     const int32_t n_rows = tree.is_chain() ? tree.size() : bucket(tree.size());
-    const int32_t most =
-        trees() ? std::min({ room, (int32_t) llama_n_ubatch(llama()), trees()->max_rows(), shared_->row_limit() }) : 0;
+    const int32_t most   = trees() ? std::min({ room, (int32_t) llama_n_ubatch(llama()), max_outputs(llama()),
+                                                trees()->max_rows(), shared_->row_limit() })
+                                   : 0;
     return n_rows <= most ? n_rows : tree.size();
 }
 

@@ -23,14 +23,16 @@ int32_t session::room() const {
 }
 
 int32_t session::max_draft(int32_t n_together) const {
-    const int32_t n_rows = std::min(room(), sequence_.context().row_limit(n_together));
+    const int32_t n_rows =
+        std::min({ room(), max_outputs(sequence_.llama()) / n_together, sequence_.context().row_limit(n_together) });
     return sequence_.can_draft() ? std::max(0, std::min(params_.draft_tokens, n_rows - 1)) : 0;
 }
 
 // every row takes a cell, and the token behind the last one must have a position
 int32_t session::max_nodes(int32_t n_together) const {
-    const int32_t budget = std::min({ params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.llama()),
-                                      sequence_.context().row_limit(n_together) });
+    const int32_t budget =
+        std::min({ params_.tree_budget, room(), (int32_t) llama_n_ubatch(sequence_.llama()),
+                   max_outputs(sequence_.llama()) / n_together, sequence_.context().row_limit(n_together) });
     return sequence_.can_draft() && sequence_.tree_refusal().empty() ? std::max(0, budget) : 0;
 }
 

@@ -105,13 +105,18 @@ bool on_one_card(const common_params & params, const dw_model_info & info) {
     return is_one && wants_all_layers(params, info) && !places_tensors(params);
 }
 
+// n_ubatch 0: as n_batch
+int32_t rows_of_a_decode(const common_params & params) {
+    return params.n_ubatch > 0 ? std::min(params.n_batch, params.n_ubatch) : params.n_batch;
+}
+
 // As python/draftwood/load/steps.py. Where slots have cells of their own, a further one would take some from each.
 bool queues_steps(const common_params & params) {
     const dw_spec & dw     = params.speculative.dw;
     const char *    asked  = std::getenv("DRAFTWOOD_QUEUE_STEPS");
     const bool      is_off = asked && std::strcmp(asked, "0") == 0;
     const bool      shares = params.n_parallel == 1 || params.kv_unified;
-    const bool      fits   = std::min(params.n_batch, params.n_ubatch) > params.n_parallel;
+    const bool      fits   = rows_of_a_decode(params) > params.n_parallel;
     dw_model_info   info{};
     info.struct_size = sizeof(info);
     if (is_off || (dw.drafter != DW_DRAFTER_NONE && !dw.chooses) || !shares || !fits ||
@@ -145,16 +150,15 @@ void take_schedule(common_params & params) {
     asked.synth_rates.clear();
 }
 
-// "auto" drafts what a decode and a slot have room for. A tree's root is a row, and the token behind its last node
-// needs a position.
+// "auto" drafts what a decode has room for. A tree's root is a row, and the token after its last node needs a position.
 void fit_drafts(const common_params & params, dw_spec & dw) {
-    int32_t n_rows = std::min(params.n_batch, params.n_ubatch);
-    if (params.n_ctx > 0) {
-        n_rows = std::min(n_rows, params.n_ctx / std::max(1, params.n_parallel));
+    int32_t n_rows = rows_of_a_decode(params);
+    if (params.n_ctx > 0) { // llama.cpp's batches are no longer, though a context is padded
+        n_rows = std::min(n_rows, params.n_ctx);
     }
     constexpr int32_t least_rows = 3;
     if (n_rows < least_rows) {
-        LOG_WRN("draftwood: found room for %d rows in a decode of a slot; drafts need %d: decoding plainly\n", n_rows,
+        LOG_WRN("draftwood: found room for %d rows in a decode; drafts need %d: decoding plainly\n", n_rows,
                 least_rows);
         dw.drafter     = DW_DRAFTER_NONE;
         dw.tree_budget = 0;

@@ -104,6 +104,28 @@ def test_heads_go_into_caches_of_other_types(rig, type_kv, n):
     assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
 
 
+@pytest.mark.parametrize(
+    ("type_k", "type_v", "rotates", "parts"),
+    [("Q8_0", "F16", True, (3, 0)), ("F16", "Q8_0", True, (3, 0)), ("Q8_0", "Q8_0", False, (3, 3))],
+)
+def test_caches_of_two_types_and_without_transforms(rig, monkeypatch, type_k, type_v, rotates, parts):
+    """Attention over two types is llama.cpp's; the heads are transformed where llama.cpp would."""
+    if not rotates:
+        monkeypatch.setenv("LLAMA_ATTN_ROT_DISABLE", "1")
+    types = {"type_k": ggml.TYPES[type_k], "type_v": ggml.TYPES[type_v]}
+    rows = []
+    for where in (api.FUSE_NOWHERE, api.FUSE_EVERYWHERE):
+        r = rig(TINY, flash=True, context=types)
+        api.fuse(r.engine, where)
+        for i, token in enumerate(PROMPT[:9]):
+            r.engine.eval([token], i)
+        rows.append(r.logits())
+        found = tuple(counts(r.engine).get(part, 0) for part in ("attention heads", "flash attention"))
+        assert found == (parts if where == api.FUSE_EVERYWHERE else (0, 0))
+        r.close()
+    assert 0 < np.linalg.norm(rows[1] - rows[0]) / np.linalg.norm(rows[0]) < 5e-3
+
+
 def test_rows_far_behind_a_prompt_are_near_llama_cpps(rig):
     """A prompt's keys are turned by llama.cpp, a decode's queries are not: frequencies must be the same."""
     rows = []

@@ -140,11 +140,11 @@ def test_strips_of_down_that_lie_whole_give_the_bits_of_pieces(rng, backend, kin
     down[:, n_bytes:] = 0
     shared = [(gate[:512], above), (up[:512], above), (down[:, :n_bytes].copy(), below)]
     whole = replace(wide, operands=[*others, *shared])
-    before = launches("lower_strips", backend)
+    before = launches("project_down_strips", backend)
     wanted = wide.run(backend)
-    assert launches("lower_strips", backend) == before
+    assert launches("project_down_strips", backend) == before
     assert np.array_equal(whole.run(backend), wanted)
-    assert launches("lower_strips", backend) == before + (backend != "CUDA")
+    assert launches("project_down_strips", backend) == before + (backend != "CUDA")
 
 
 @pytest.mark.slow
@@ -237,9 +237,9 @@ def test_several_layers_read_one_input(rng, backend, n_weights, kind):
 def test_a_dense_networks_wide_rows(rng, backend, kinds, hidden):
     """Each block copies all rows of x, and hidden values that are too wide for it to make."""
     part = parts.feed_forward(rng, ROWS, kinds, width=256, hidden=hidden)
-    before = [launches(kernel, backend) for kernel in ("hide_dense", "late_quants")]
+    before = [launches(kernel, backend) for kernel in ("make_hidden_dense", "late_quants")]
     check(backend, part, is_float=False)
-    after = [launches(kernel, backend) for kernel in ("hide_dense", "late_quants")]
+    after = [launches(kernel, backend) for kernel in ("make_hidden_dense", "late_quants")]
     assert after == [n + (backend != "CUDA") for n in before]
     check_rows(rng, backend, part)
 

@@ -76,8 +76,8 @@ def test_auto_leaves_split_tensors_to_llama_cpp(tmp_path: Path) -> None:
         (("-ub", "8"), "1 slots draft as --spec-type auto, up to 6 tokens"),
         (("-b", "5"), "1 slots draft as --spec-type auto, up to 3 tokens"),
         (("-c", "12"), "1 slots draft as --spec-type auto, up to 8 tokens"),
-        (("-c", "40", "-np", "10"), "10 slots draft as --spec-type auto, up to 2 tokens each"),
-        (("-b", "2"), "found room for 2 rows in a decode of a slot; drafts need 3: decoding plainly"),
+        (("-c", "7", "-np", "2"), "2 slots draft as --spec-type auto, up to 5 tokens each"),
+        (("-b", "2"), "found room for 2 rows in a decode; drafts need 3: decoding plainly"),
     ],
 )
 def test_auto_drafts_what_a_small_batch_or_context_has_room_for(

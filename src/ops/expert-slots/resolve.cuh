@@ -152,7 +152,8 @@ constexpr int most_open_threads = layer_parts::max_experts + n_lanes * max_guess
 // One block, one thread per expert. Extra threads count picks (`looks`) or make the choice. A second block, if present,
 // handles the next layer's guesses. The kernel reads the tables before its predecessor has ended. This is safe, because
 // every kernel that writes them has ended by then:
-// - gate and up of the previous layer release dependents only after the writer has ended (hide_all, hide_strips;
+// - gate and up of the previous layer release dependents only after the writer has ended (make_hidden_all,
+// make_hidden_strips;
 //   write_choice if the choice is not open);
 // - if copies were queued in between, this launch waits for them;
 // - without guesses the last writer ran in the previous step.

@@ -30,8 +30,8 @@ struct attention_arguments {
     __host__ __device__ __forceinline__ int n_pairs() const { return n_rows * n_heads; }
 };
 
-// Which bit of block_memory::seen stands for a place of a chunk: a byte has four neighbours and the four 32 behind
-// them.
+// Which bit of block_memory::seen stands for a place of a chunk. Byte b, written by lane b of a pair: bits 0 to 3 are
+// places 4 b to 4 b + 3, bits 4 to 7 are places 4 b + 32 to 4 b + 35.
 __host__ __device__ __forceinline__ constexpr int bit_of(int place) {
     return place % 32 / 4 * 8 + place / 32 * 4 + place % 4;
 }

@@ -40,7 +40,7 @@ template <ggml_type type, int size, int n_sets> class attention_scores {
             float     d[n_eights][n_chains][4] = {};
 #pragma unroll
             for (int step = 0; step < n_steps; ++step) {
-                neighbours<8> a, b;
+                packed_halves<8> a, b;
                 a.load(&memory_.queries[low][lane_ % 4 * 8 + 32 * step]);
                 b.load(&memory_.queries[low + 8][lane_ % 4 * 8 + 32 * step]);
                 const uint32_t first[]  = { a.words[0], b.words[0], a.words[1], b.words[1] };

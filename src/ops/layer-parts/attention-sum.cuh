@@ -10,8 +10,8 @@
 
 namespace dw::layer_parts {
 
-constexpr int most_parts      = 1024;
-constexpr int quads_of_a_join = 16, n_classes_of_parts = 16, threads_of_a_join = quads_of_a_join * n_classes_of_parts;
+constexpr int most_parts     = 1024;
+constexpr int quads_of_a_sum = 16, n_classes_of_parts = 16, threads_of_a_sum = quads_of_a_sum * n_classes_of_parts;
 
 __device__ __forceinline__ float4 add(float4 a, float4 b) {
     return make_float4(a.x + b.x, a.y + b.y, a.z + b.z, a.w + b.w);
@@ -19,14 +19,15 @@ __device__ __forceinline__ float4 add(float4 a, float4 b) {
 
 // of the lane that has the same four values
 __device__ __forceinline__ float other_half(float x) {
-    return __shfl_xor_sync(0xffffffff, x, quads_of_a_join);
+    return __shfl_xor_sync(0xffffffff, x, quads_of_a_sum);
 }
 
-// What the sums of each part count, and the sum of its weights. All threads of a block.
+// to[p].x = exp(greatest score of part p - greatest of all), by which the part's sums are multiplied; to[p].y = the sum
+// of its weights. All threads of a block.
 __device__ __forceinline__ void weigh_parts(float2 (&to)[most_parts], const float2 * ends, int stride, int n_parts) {
-    __shared__ float of_warps[threads_of_a_join / 32];
+    __shared__ float of_warps[threads_of_a_sum / 32];
     float            most = -INFINITY;
-    for (int part = threadIdx.x; part < n_parts; part += threads_of_a_join) {
+    for (int part = threadIdx.x; part < n_parts; part += threads_of_a_sum) {
         to[part] = ends[(int64_t) part * stride];
         most     = fmaxf(most, to[part].x);
     }
@@ -35,10 +36,10 @@ __device__ __forceinline__ void weigh_parts(float2 (&to)[most_parts], const floa
         of_warps[threadIdx.x / 32] = most;
     }
     __syncthreads();
-    for (int i = 0; i < threads_of_a_join / 32; ++i) {
+    for (int i = 0; i < threads_of_a_sum / 32; ++i) {
         most = fmaxf(most, of_warps[i]);
     }
-    for (int part = threadIdx.x; part < n_parts; part += threads_of_a_join) {
+    for (int part = threadIdx.x; part < n_parts; part += threads_of_a_sum) {
         to[part].x = to[part].x > -INFINITY ? expf(to[part].x - most) : 0.0f;
     }
     __syncthreads();
@@ -50,7 +51,7 @@ struct head_gates {
     int64_t                head, row; // strides in bytes
     activations::quantised to;
 
-    __host__ __device__ __forceinline__ bool goes_on() const { return to.quants; }
+    __host__ __device__ __forceinline__ bool writes_product_input() const { return to.quants; }
 
     __device__ __forceinline__ float4 of(int h, int r, int value) const {
         return *(const float4 *) (data + h * head + r * row + value * sizeof(float));
@@ -73,7 +74,8 @@ struct part_sum {
     }
 };
 
-// Classes 0 or 1, and every second behind it, of values that lie `stride` apart.
+// The sum of 8 of the 16 classes, which lie `stride` apart: of the even ones if `from` is at class 0, of the odd ones
+// if it is at class 1. The order is fixed, so bits do not vary.
 template <typename value_type, typename add_type>
 __device__ __forceinline__ value_type sum_of_classes(const value_type * from, int stride, add_type && add) {
     const auto at  = [&](int i) { return from[2 * i * stride]; };
@@ -84,8 +86,8 @@ __device__ __forceinline__ value_type sum_of_classes(const value_type * from, in
 // Four values of a pair, of the sums of all classes: a lane and the one 16 behind it have half of the classes each. The
 // first warp.
 __device__ __forceinline__ float4 sum_of_all(const float4 * sums, const float * weights) {
-    float4 x = sum_of_classes(sums + threadIdx.x, quads_of_a_join, add);
-    float  w = sum_of_classes(weights + threadIdx.x / quads_of_a_join, 1, [](float a, float b) { return a + b; });
+    float4 x = sum_of_classes(sums + threadIdx.x, quads_of_a_sum, add);
+    float  w = sum_of_classes(weights + threadIdx.x / quads_of_a_sum, 1, [](float a, float b) { return a + b; });
     x        = add(x, make_float4(other_half(x.x), other_half(x.y), other_half(x.z), other_half(x.w)));
     w += other_half(w);
     return w == 0.0f ? make_float4(0.0f, 0.0f, 0.0f, 0.0f) : make_float4(x.x / w, x.y / w, x.z / w, x.w / w);
@@ -97,16 +99,16 @@ __device__ __forceinline__ float4 transformed(float4 x) {
     return make_float4(values[0], values[1], values[2], values[3]);
 }
 
-// blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these. is_single: of one row, which
-// keeps_shared (chain.cuh); that is an attribute of a function, so there are two of the same code.
-template <bool is_single> __global__ void __launch_bounds__(threads_of_a_join)
-    join(const __grid_constant__ attention_arguments a, int n_parts, int size, head_gates gates) {
+// blocks: (pair, stream, 64 values of it). Parts are added up in 16 classes, then these. Two instantiations of the same
+// code: keeps_shared (chain.cuh) is an attribute of a function, and only a single row wants it.
+template <bool is_single> __global__ void __launch_bounds__(threads_of_a_sum)
+    sum_parts(const __grid_constant__ attention_arguments a, int n_parts, int size, head_gates gates) {
     __shared__ float2 parts[most_parts];
-    __shared__ float4 sums[threads_of_a_join];
+    __shared__ float4 sums[threads_of_a_sum];
     __shared__ float  weights[n_classes_of_parts];
     ggml_cuda_pdl_lc();
-    const int     quad = threadIdx.x % quads_of_a_join, which = threadIdx.x / quads_of_a_join;
-    const int     value = (blockIdx.z * quads_of_a_join + quad) * 4, head = blockIdx.x % a.n_heads;
+    const int     quad = threadIdx.x % quads_of_a_sum, which = threadIdx.x / quads_of_a_sum;
+    const int     value = (blockIdx.z * quads_of_a_sum + quad) * 4, head = blockIdx.x % a.n_heads;
     const int     row          = blockIdx.y * a.n_rows + blockIdx.x / a.n_heads;
     const int64_t first        = (int64_t) blockIdx.y * n_parts * a.n_pairs() + blockIdx.x;
     const auto    four_of_part = [&](int part) {
@@ -139,19 +141,19 @@ template <bool is_single> __global__ void __launch_bounds__(threads_of_a_join)
     if (which == 0) {
         *(float4 *) &a.out[((int64_t) row * a.n_heads + head) * size + value] = x;
     }
-    if (gates.goes_on()) {
+    if (gates.writes_product_input()) {
         gates.to.store(row, (head * size + value) / 4, gates.data ? gated(x, gate) : x, which == 0);
     }
 }
 
-inline void launch_join(const attention_arguments & a, int n_parts, int size, int n_streams, const head_gates & gates,
-                        cudaStream_t stream) {
-    const ggml_cuda_kernel_launch_params with = { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_join)),
-                                                  dim3(threads_of_a_join), 0, stream };
+inline void launch_sum(const attention_arguments & a, int n_parts, int size, int n_streams, const head_gates & gates,
+                       cudaStream_t stream) {
+    const ggml_cuda_kernel_launch_params with = { dim3(a.n_pairs(), n_streams, size / (4 * quads_of_a_sum)),
+                                                  dim3(threads_of_a_sum), 0, stream };
     if (a.n_rows * n_streams == 1) {
-        launch_kernel<join<true>, /*keeps_shared*/ true>(with, a, n_parts, size, gates);
+        launch_kernel<sum_parts<true>, /*keeps_shared*/ true>(with, a, n_parts, size, gates);
     } else {
-        launch_kernel<join<false>>(with, a, n_parts, size, gates);
+        launch_kernel<sum_parts<false>>(with, a, n_parts, size, gates);
     }
 }
 

@@ -35,7 +35,7 @@ template <int size, int n_sets> class attention_weights {
         const bool         by_four    = a_.masks_are_aligned && (end - first) % 4 == 0;
         uint32_t           found      = by_four ? 0 : (end - first + chunk - 1) / chunk;
         for (int i = threadIdx.x; by_four && i < memory_.n_of_rows * n; i += n_threads) {
-            neighbours<4> masks;
+            packed_halves<4> masks;
             masks.load(mask_of(memory_.first_row + i / n, stream) + first + i % n * 4);
             const bool is_seen = masks.words[0] != two_hidden || masks.words[1] != two_hidden;
             found              = max(found, is_seen ? (uint32_t) (i % n * 4 / chunk + 1) : 0);
@@ -155,8 +155,8 @@ template <int size, int n_sets> class attention_weights {
 
     // Returns the sum of the pair's weights, as they are rounded.
     __device__ __forceinline__ float store_weights(int pair, const float (&x)[n_own], float most) {
-        neighbours<4> words[2];
-        float         sums[n_own / 2];
+        packed_halves<4> words[2];
+        float            sums[n_own / 2];
 #pragma unroll
         for (int i = 0; i < n_own / 2; ++i) {
             const half2  two     = __floats2half2_rn(expf(x[2 * i] - most), expf(x[2 * i + 1] - most));
@@ -187,7 +187,7 @@ template <int size, int n_sets> class attention_weights {
     block_memory<size, n_sets> & memory_;
     int                          lane_;
     float                        most_[n_turns], total_[n_turns]; // greatest score and sum of weights so far
-    neighbours<4>                masks_[n_turns][2];              // of the chunk that is computed, or the one behind it
+    packed_halves<4>             masks_[n_turns][2];              // of the chunk that is computed, or the one behind it
 };
 
 } // namespace dw::layer_parts

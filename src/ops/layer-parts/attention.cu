@@ -34,8 +34,8 @@ struct cache_row {
     char *    data;
     ggml_type type;
 
-    // Value i of the row. Of Q8_0 all lanes write, each the value behind its neighbour's, and lane 0 a block's first;
-    // rounded as ggml rounds.
+    // Value i of the row. For Q8_0 all lanes call it, with i % 32 == lane, so that a warp writes one block; rounded as
+    // ggml rounds.
     __device__ __forceinline__ void write(int i, float x) const {
         if (type == GGML_TYPE_F16) {
             ((half *) data)[i] = __float2half(x);

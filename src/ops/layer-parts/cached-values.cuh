@@ -11,16 +11,16 @@
 
 namespace dw::layer_parts {
 
-// Of `per_lane` values of 16 bits.
-template <int per_lane> union neighbours {
-    uint32_t words[(per_lane + 1) / 2];
+// n adjacent F16 values in registers, loaded at once.
+template <int n> union packed_halves {
+    uint32_t words[(n + 1) / 2];
     uint4    four;
     uint2    two;
 
     __device__ __forceinline__ void load(const half * at) {
-        if constexpr (per_lane == 8) {
+        if constexpr (n == 8) {
             four = *(const uint4 *) at;
-        } else if constexpr (per_lane == 4) {
+        } else if constexpr (n == 4) {
             two = *(const uint2 *) at;
         } else {
             words[0] = *(const uint32_t *) at;
@@ -28,7 +28,7 @@ template <int per_lane> union neighbours {
     }
 };
 
-// strides in bytes; a cell is a row
+// Rows of a cache by cell, or of a mask by row of the batch. Strides in bytes.
 struct strided_rows {
     const char * data;
     int64_t      head, stream;
@@ -66,7 +66,7 @@ template <ggml_type type, int n> class cached_values {
     }
 
   private:
-    neighbours<n> stored_;
+    packed_halves<n> stored_;
 };
 
 // Rows begin at multiples of 4 bytes, and so do the quants of every second block.

@@ -1,5 +1,5 @@
 // Hidden values of a dense network as in networks.cuh, of several rows: all blocks take the same rows, so each copies
-// them into its shared memory once and multiplies one piece after another. The bits are hide_all's.
+// them into its shared memory once and multiplies one piece after another. The bits are make_hidden_all's.
 // Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -13,9 +13,9 @@ constexpr int least_dense_rows = 3; // fewer rows of 8 bits are read from L2 as 
 
 // Hidden values of every n_teams-th piece of 32, from piece `first` on. memory: the team's
 template <ggml_type type, int n_columns, typename ready_type>
-__device__ __forceinline__ void hide_pieces(const arguments & a, const activations::quantised & x, int first,
-                                            int n_teams, const tile_plan & plan, const team & by, char * memory,
-                                            ready_type && ready) {
+__device__ __forceinline__ void make_hidden_pieces(const arguments & a, const activations::quantised & x, int first,
+                                                   int n_teams, const tile_plan & plan, const team & by, char * memory,
+                                                   ready_type && ready) {
     const network & of = a.shared;
     const int  lane = threadIdx.x % 32, n_pieces = of.width / hidden_of_a_block, number = by.warp / halves_of_a_strip;
     const int  n_mine   = (n_pieces - first + n_teams - 1) / n_teams;
@@ -44,7 +44,7 @@ __device__ __forceinline__ void hide_pieces(const arguments & a, const activatio
 
 // hidden = silu(gate h) * up h. Blocks: one a multiprocessor, or fewer.
 template <int n_columns> __global__ void __launch_bounds__(32 * n_halves * most_dense_teams, 1)
-    hide_dense(const __grid_constant__ arguments a, tile_plan plan, int bytes_of_team, int rows_at) {
+    make_hidden_dense(const __grid_constant__ arguments a, tile_plan plan, int bytes_of_team, int rows_at) {
     extern __shared__ __align__(16) char memory[];
     ggml_cuda_pdl_lc();
     const int  warp = threadIdx.x / 32, number = warp / n_halves, n_of_block = blockDim.x / (32 * n_halves);
@@ -54,12 +54,12 @@ template <int n_columns> __global__ void __launch_bounds__(32 * n_halves * most_
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (!are_floats<type>) {
             // teams of a block have pieces far from each other, so that the first ones are spread over all blocks
-            hide_pieces<type, n_columns>(a, x, number * gridDim.x + blockIdx.x, n_of_block * gridDim.x, plan, by,
-                                         memory + number * bytes_of_team, [&] {
-                                             ggml_cuda_pdl_sync();
-                                             copy_by_block(x.scales, a.h.scales, x.bytes(a.n, x.width));
-                                             __syncthreads();
-                                         });
+            make_hidden_pieces<type, n_columns>(a, x, number * gridDim.x + blockIdx.x, n_of_block * gridDim.x, plan, by,
+                                                memory + number * bytes_of_team, [&] {
+                                                    ggml_cuda_pdl_sync();
+                                                    copy_by_block(x.scales, a.h.scales, x.bytes(a.n, x.width));
+                                                    __syncthreads();
+                                                });
         }
     });
 }
@@ -77,8 +77,9 @@ template <int n_columns> static bool launch_dense_of(const arguments & a, cudaSt
         const tile_launch with = of_teams(n);
         if (with.bytes <= shared_memory_of_block() && with.plan.n_slots == most_slots) {
             const int bytes_of_team = (int) (n_halves * with.plan.slots_of_a_warp + of_sums);
-            dw::launch_kernel<hide_dense<n_columns>>({ dim3(n_blocks), dim3(32 * n_halves * n), with.bytes, stream }, a,
-                                                     with.plan, bytes_of_team, n * bytes_of_team);
+            dw::launch_kernel<make_hidden_dense<n_columns>>(
+                { dim3(n_blocks), dim3(32 * n_halves * n), with.bytes, stream }, a, with.plan, bytes_of_team,
+                n * bytes_of_team);
             return true;
         }
     }

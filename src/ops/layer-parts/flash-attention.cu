@@ -48,7 +48,7 @@ launch_for(const attention_arguments & a, int n_parts, int n_streams, const head
     ggml_cuda_kernel_launch(
         attend<type, size, n_sets>,
         { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile<size>), 0, stream }, a);
-    launch_join(a, n_parts, size, n_streams, gates, stream);
+    launch_sum(a, n_parts, size, n_streams, gates, stream);
 }
 
 // Two sets of pairs read each cell once, and wait longer for the first.
@@ -107,7 +107,7 @@ size_t workspace(const ggml_tensor * dst) {
 }
 
 // whether the result has room for the input of a product
-bool goes_on(const ggml_tensor * dst) {
+bool writes_product_input(const ggml_tensor * dst) {
     const attention_shape of = attention_shape::of(dst);
     return ggml_nelements(dst) == of.n_rows() * (of.width() + flash_attention::n_gated(of.width()));
 }
@@ -117,7 +117,7 @@ bool takes(const ggml_tensor * dst) {
     const ggml_tensor *   q = src[op::q], *mask = src[op::mask], *tree = src[op::tree], *gate = src[op::gate];
     const attention_shape of = attention_shape::of(dst);
     return is_attention_size(of.size) && dw::is_f32(dst) && ggml_is_contiguous(dst) && dw::is_f32(q) &&
-           (goes_on(dst) || (!gate && ggml_nelements(dst) == of.n_rows() * of.width())) &&
+           (writes_product_input(dst) || (!gate && ggml_nelements(dst) == of.n_rows() * of.width())) &&
            ((uintptr_t) q->data | q->nb[1] | q->nb[2] | q->nb[3]) % 16 == 0 && is_cache(src[op::k], of) &&
            is_cache(src[op::v], of) && src[op::k]->type == src[op::v]->type &&
            (settings_of(dst).v_hadamard == 0 || settings_of(dst).v_hadamard == 64) &&
@@ -140,7 +140,7 @@ head_gates gates_of(const ggml_tensor * dst) {
     if (gate) {
         made = { dw::data_of<const char>(gate), (int64_t) gate->nb[1], (int64_t) gate->nb[2], {} };
     }
-    if (goes_on(dst)) {
+    if (writes_product_input(dst)) {
         char * const at = (char *) (dw::data_of<float>(dst) + of.n_rows() * of.width());
         made.to         = activations::quantised::in(at, of.n_rows(), of.width());
     }

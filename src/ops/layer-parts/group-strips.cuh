@@ -69,8 +69,9 @@ struct strips_memory {
 };
 
 // Outputs of a group's pairs, in n_columns columns, when its strip has come in this turn. A warp.
-template <ggml_type type, int n_columns> __device__ __forceinline__ void
-lower_pairs(const strips_memory & at, const group_of_strips & g, const char * slot, ptx::arrivals * arrived, int turn) {
+template <ggml_type type, int n_columns>
+__device__ __forceinline__ void project_down_pairs(const strips_memory & at, const group_of_strips & g,
+                                                   const char * slot, ptx::arrivals * arrived, int turn) {
     using sums_type = sums_of<n_columns>;
     const int lane  = threadIdx.x % 32;
     sums_type sums(at.hidden, lane, [&](int c) { return (int) g.pairs[min(c, g.n_pairs - 1)]; });
@@ -86,12 +87,12 @@ lower_pairs(const strips_memory & at, const group_of_strips & g, const char * sl
 }
 
 // The same of the shared network's group, which has all rows.
-template <ggml_type type, int n_columns>
-__device__ __forceinline__ void lower_shared(const strips_memory & at, const char * slot, ptx::arrivals * arrived) {
+template <ggml_type type, int n_columns> __device__ __forceinline__ void
+project_down_shared(const strips_memory & at, const char * slot, ptx::arrivals * arrived) {
     if (n_columns == 8 && at.groups[0].n_pairs == 2) {
-        lower_pairs<type, 2>(at, at.groups[0], slot, arrived, 0);
+        project_down_pairs<type, 2>(at, at.groups[0], slot, arrived, 0);
     } else {
-        lower_pairs<type, n_columns>(at, at.groups[0], slot, arrived, 0);
+        project_down_pairs<type, n_columns>(at, at.groups[0], slot, arrived, 0);
     }
 }
 
@@ -99,7 +100,7 @@ __device__ __forceinline__ void lower_shared(const strips_memory & at, const cha
 // whenever it is done with one. A shared network with a type of its own is in front of the loop: there it would take
 // registers from the others.
 template <typename strips, int n_columns> __device__ __forceinline__ void
-lower_groups(const strips_memory & at, int n, char * slot, ptx::arrivals * arrived, int & next) {
+project_down_groups(const strips_memory & at, int n, char * slot, ptx::arrivals * arrived, int & next) {
     int        i = threadIdx.x / 32, turn = 0;
     const auto take = [&] {
         __syncwarp();
@@ -113,24 +114,24 @@ lower_groups(const strips_memory & at, int n, char * slot, ptx::arrivals * arriv
         ++turn;
     };
     if (!strips::are_equal && i == 0) {
-        lower_shared<strips::shared, n_columns>(at, slot, arrived);
+        project_down_shared<strips::shared, n_columns>(at, slot, arrived);
         take();
     }
 #pragma unroll 1
     while (i < n) {
         const group_of_strips & g = at.groups[i];
         with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
-            lower_pairs<strips::routed, decltype(columns)::value>(at, g, slot, arrived, turn);
+            project_down_pairs<strips::routed, decltype(columns)::value>(at, g, slot, arrived, turn);
         });
         take();
     }
 }
 
-// As lower_strips_alone, of several rows.
-template <typename strips, int n_columns> __global__ void __launch_bounds__(32 * most_lower_warps, 1)
-    lower_strips(const __grid_constant__ arguments a, int most_groups, int bytes_of_hidden, sum_of_networks to) {
+// As project_down_strips_alone, of several rows.
+template <typename strips, int n_columns> __global__ void __launch_bounds__(32 * most_down_warps, 1)
+    project_down_strips(const __grid_constant__ arguments a, int most_groups, int bytes_of_hidden, sum_of_networks to) {
     extern __shared__ __align__(16) char memory[];
-    __shared__ ptx::arrivals arrived[most_lower_warps + 1];
+    __shared__ ptx::arrivals arrived[most_down_warps + 1];
     __shared__ int           next;
     ggml_cuda_pdl_lc();
     const int           warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
@@ -141,7 +142,7 @@ template <typename strips, int n_columns> __global__ void __launch_bounds__(32 *
         ptx::begin_arrivals(arrived + warp);
     }
     if (threadIdx.x == 0) {
-        ptx::begin_arrivals(arrived + most_lower_warps);
+        ptx::begin_arrivals(arrived + most_down_warps);
         next = n_warps;
     }
     __syncwarp();
@@ -155,10 +156,10 @@ template <typename strips, int n_columns> __global__ void __launch_bounds__(32 *
     __syncthreads();
     ggml_cuda_pdl_sync();
     if (threadIdx.x == 0) {
-        ptx::copy_span</*once*/ false>(at.hidden.scales, a.hidden.scales, bytes_of_hidden, arrived + most_lower_warps);
+        ptx::copy_span</*once*/ false>(at.hidden.scales, a.hidden.scales, bytes_of_hidden, arrived + most_down_warps);
     }
-    ptx::wait_for_span(arrived + most_lower_warps, 0);
-    lower_groups<strips, n_columns>(at, n, slot, arrived + warp, next);
+    ptx::wait_for_span(arrived + most_down_warps, 0);
+    project_down_groups<strips, n_columns>(at, n, slot, arrived + warp, next);
     __syncthreads();
     to.write(first, a.n, n_ranks, at.residual, at.weights, at.found);
 }
@@ -169,7 +170,7 @@ template <typename strips, int n_columns> static bool launch_strips_of(const arg
                                                                        cudaStream_t stream) {
     const int    n_pairs = a.n * (a.n_used + 1), most = n_groups + 1;
     const size_t others  = strips_memory::bytes(a.n, n_pairs, most);
-    const int    wanted  = std::min(most_lower_warps, most);
+    const int    wanted  = std::min(most_down_warps, most);
     int          n_warps = wanted;
     while (n_warps > 1 && n_warps * strips::slot_bytes + others > shared_memory_of_block()) {
         --n_warps; // a warp has all of a group, so bits stay
@@ -178,8 +179,8 @@ template <typename strips, int n_columns> static bool launch_strips_of(const arg
     if (bytes > shared_memory_of_block() || 2 * n_warps < wanted) {
         return false;
     }
-    dw::launch_kernel<lower_strips<strips, n_columns>>({ blocks, dim3(32 * n_warps), bytes, stream }, a, most,
-                                                       (int) strips_memory::bytes_of_hidden(n_pairs), to);
+    dw::launch_kernel<project_down_strips<strips, n_columns>>({ blocks, dim3(32 * n_warps), bytes, stream }, a, most,
+                                                              (int) strips_memory::bytes_of_hidden(n_pairs), to);
     return true;
 }
 

@@ -28,7 +28,8 @@ template <int n_values> __device__ __forceinline__ void add_and_subtract(float (
     }
 }
 
-// Of each n values, 32 to 32 n_values; x[j] is value lane + 32 j. All lanes.
+// Transforms each block of n values, n a power of two from 32 to 32 n_values. A lane has value lane + 32 j in x[j]. All
+// lanes call it.
 template <int n_values> __device__ __forceinline__ void apply_hadamard(float (&x)[n_values], int n) {
 #pragma unroll
     for (int offset = 1; offset < 32; offset *= 2) {
@@ -47,7 +48,7 @@ template <int n_values> __device__ __forceinline__ void apply_hadamard(float (&x
     }
 }
 
-// Of each 64 values; x has four neighbours, and 16 lanes one block.
+// Transforms each block of 64 values, which 16 lanes hold, four adjacent ones each.
 __device__ __forceinline__ void apply_hadamard_of_64(float (&x)[4]) {
     add_and_subtract(x, 1);
     add_and_subtract(x, 2);

@@ -11,14 +11,14 @@
 namespace dw::layer_parts {
 
 // Whether blocks of n values can be transformed in heads of `size`; 0: nothing is.
-constexpr bool is_hadamard(int32_t n, int64_t size) {
+constexpr bool can_transform(int32_t n, int64_t size) {
     return n == 0 || (n >= 32 && n <= max_head && (n & (n - 1)) == 0 && size % n == 0);
 }
 
 // Whether heads of `size` go into a cache of this type, transformed n values at a time.
 inline bool is_heads_cache(ggml_type type, int64_t size, int32_t n) {
     const bool is_float = type == GGML_TYPE_F16 || type == GGML_TYPE_F32;
-    return (is_float || (type == GGML_TYPE_Q8_0 && size % ggml_blck_size(type) == 0)) && is_hadamard(n, size);
+    return (is_float || (type == GGML_TYPE_Q8_0 && size % ggml_blck_size(type) == 0)) && can_transform(n, size);
 }
 
 // Transforms each n of n_values values in place, a multiple of n; the CPU's version.

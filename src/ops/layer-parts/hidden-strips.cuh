@@ -12,7 +12,7 @@ namespace dw::layer_parts {
 constexpr int strips_of_hidden = n_halves / halves_of_a_strip; // gate's two, up's two
 constexpr int tiles_of_a_half = 4, width_of_hidden_strips = halves_of_a_strip * tiles_of_a_half * tile_values;
 constexpr int most_rows_of_hidden_strips = 6; // of more, smaller blocks are faster
-constexpr int n_blocks_at_once           = 2; // on a multiprocessor: cards with less shared memory keep to hide_all
+constexpr int n_blocks_at_once = 2; // on a multiprocessor: cards with less shared memory keep to make_hidden_all
 static_assert(strip_of_spans::n_spans % halves_of_a_strip == 0, "warps of a strip ask for as many spans each");
 
 // A group, as a warp reads it.
@@ -32,11 +32,11 @@ struct group_of_lane {
     }
 };
 
-// As hide_all. Blocks: (32 hidden values, group), a warp a half of a strip. Each block waits for the kernel before this
-// one and only then lets the next one start: lower_strips, and the next layer's dw_expert_slots, read what older
-// kernels wrote before their own wait.
+// As make_hidden_all. Blocks: (32 hidden values, group), a warp a half of a strip. Each block waits for the kernel
+// before this one and only then lets the next one start: project_down_strips, and the next layer's dw_expert_slots,
+// read what older kernels wrote before their own wait.
 template <ggml_type type, int n_columns> __global__ void __launch_bounds__(32 * n_halves, n_blocks_at_once)
-    hide_strips(const __grid_constant__ arguments a) {
+    make_hidden_strips(const __grid_constant__ arguments a) {
     extern __shared__ __align__(128) char strips[];
     __shared__ ptx::arrivals arrived[strips_of_hidden];
     const int                warp = threadIdx.x / 32, lane = threadIdx.x % 32;
@@ -103,7 +103,7 @@ static bool launch_hidden_strips(const arguments & a, int n_groups, cudaStream_t
         return false;
     }
     const dim3 blocks(dw::n_blocks(std::max(a.routed.width, a.shared.width), hidden_of_a_block), n_groups + 1);
-    dw::launch_kernel<hide_strips<type, n_columns>>({ blocks, dim3(32 * n_halves), bytes, stream }, a);
+    dw::launch_kernel<make_hidden_strips<type, n_columns>>({ blocks, dim3(32 * n_halves), bytes, stream }, a);
     return true;
 }
 

@@ -11,6 +11,9 @@
 // input itself (late-inputs.cuh); other weights take F32. The reference has F16 scales. On CUDA
 // quantised weights and attention need compute capability 8.0 of all devices: takes() declines them elsewhere.
 //
+// Words: a pair is a row and one of its heads in attention, a row and one of its experts in a network, and two values
+// of a head that turn together in rotation.h. A place is a position in a chunk of cells, or where an expert lies.
+//
 // Sizes: D = width of the model, n = rows, E = experts, k = experts of a row, F = width of an expert, G = width of the
 // shared expert. All f32 unless said otherwise; "weights" are of one of product_types. dst is contiguous.
 // Test: tests/ops/test_layer_parts.py (float64), tests/gpu/test_layer_parts_cuda.py (against the CPU, rows bit for
@@ -240,8 +243,8 @@ extern const op_descriptor on_cpu, on_cuda;
 
 // Queries of an attention layer, and its keys and values on their way into the KV cache:
 //   dst[S H n] = turned(rms_norm(q) * q_norm), the norm over each head, in the order of q; rows of k_cache become
-//   turned(rms_norm(k) * k_norm), those of v_cache v. Pairs of the first n_dims values of a head turn by position * scale *
-//   base^(-2 pair / n_dims): rotation.h
+//   turned(rms_norm(k) * k_norm), those of v_cache v. Pairs of the first n_dims values of a head turn by
+//   position * scale * base^(-2 pair / n_dims): rotation.h
 //   q [S, H, n], k [S, Hk, n], v [V, n]: heads and rows may be strided; q_norm, k_norm [S]
 //   positions i32[n], or with sections i32[4 n], the n of each section side by side
 //   k_cells, v_cells i64[n]: rows of the caches; k_cache [S Hk, cells], v_cache [V, cells], F16, F32, or Q8_0 if S is a
@@ -259,7 +262,8 @@ extern const op_descriptor on_cpu, on_cuda;
 
 // Attention over a KV cache:
 //   dst[S, H, n, n_streams] = sum of p v over the cells of the row's stream, p = softmax(scale q k + mask)
-//   q [S, n, H, n_streams]; k, v [S, n_kv, Hk, n_streams], both F16 or both Q8_0; all may be strided; mask F16 [n_kv, n, 1, n_streams]
+//   q [S, n, H, n_streams]; k, v [S, n_kv, Hk, n_streams], both F16 or both Q8_0; all may be strided
+//   mask F16 [n_kv, n, 1, n_streams]
 //   is_attention_size(S); H a multiple of Hk; n n_streams at most max_rows; mask and tree are inputs of the graph
 //   gate as of dw_attention_output, or nullptr. dst may be f32[S H n + n n_gated(S H)], and with a gate it must be:
 //   behind the sums is what that op takes as `gated`, undefined on a CPU

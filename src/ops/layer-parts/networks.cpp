@@ -40,7 +40,7 @@ chosen_of_row chosen(const values & logits, float of_shared, int32_t n_used) {
 
 // down(silu(gate h) * up h)
 values passed(const values & h, const ggml_tensor * gate, const ggml_tensor * up, const ggml_tensor * down,
-              int64_t first_up, int64_t expert, int64_t lower_expert) {
+              int64_t first_up, int64_t expert, int64_t project_down_expert) {
     const int64_t n_hidden = down->ne[0];
     const values  seen     = seen_by(gate->type, h.data(), (int64_t) h.size());
     const values  ups      = product(up, seen, first_up, n_hidden, expert);
@@ -48,7 +48,7 @@ values passed(const values & h, const ggml_tensor * gate, const ggml_tensor * up
     for (int64_t i = 0; i < n_hidden; ++i) {
         hidden[i] = silu(hidden[i]) * ups[i];
     }
-    return product(down, seen_by(down->type, hidden.data(), n_hidden), 0, down->ne[1], lower_expert);
+    return product(down, seen_by(down->type, hidden.data(), n_hidden), 0, down->ne[1], project_down_expert);
 }
 
 // The tensors of both ops that add up experts.

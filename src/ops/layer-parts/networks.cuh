@@ -64,7 +64,7 @@ __device__ __forceinline__ void hide(const group & g, int p0, int value, int lan
 
 // Hidden values from `begin` on of all pairs of a group.
 template <ggml_type type, bool is_single>
-__device__ __forceinline__ void hide_floats(const group & g, int begin, const team & by, char * memory) {
+__device__ __forceinline__ void make_hidden_floats(const group & g, int begin, const team & by, char * memory) {
     const int warp = by.warp, n_warps = by.n_warps, lane = threadIdx.x % 32;
     float *   found = (float *) memory; // [pairs][hidden_of_a_block]
     for (int p0 = 0; p0 < g.n_pairs; p0 += most_columns) {
@@ -118,8 +118,8 @@ template <int n_columns> __device__ __forceinline__ void store_hidden(const argu
 // l % max_rows, valid below n_pairs. It is read before weights are asked for: behind them it would come late. before():
 // called when weights are on their way.
 template <ggml_type type, int n_columns, typename before_type>
-__device__ __forceinline__ void hide_tiles(const group & g, int row_of_lane, int begin, const tile_plan & plan,
-                                           const team & by, char * memory, before_type && before) {
+__device__ __forceinline__ void make_hidden_tiles(const group & g, int row_of_lane, int begin, const tile_plan & plan,
+                                                  const team & by, char * memory, before_type && before) {
     const int  warp = by.warp, n_warps = by.n_warps, lane = threadIdx.x % 32, n_mine = n_halves / n_warps;
     const auto strip_of = [&](int i) {
         const int      number = (warp + i * n_warps) / halves_of_a_strip; // two of gate, two of up
@@ -164,12 +164,12 @@ struct hidden_plan {
 
 // hidden = silu(gate h) * up h. Blocks: (32 hidden values, group). Group 0 is the shared network's, unless blocks have
 // a second team: those share it. n_columns: of a group, at most. Each block waits for the kernel before this one and
-// only then lets the next one start, so that lower_all reads the choice and x before its own wait. is_pooled: of one
-// row whose experts lie in a pool; the kernel that has none must not have this code, which costs it time. If experts
-// may be on their way, it lets the next kernel start behind its wait for its own.
+// only then lets the next one start, so that project_down_all reads the choice and x before its own wait. is_pooled: of
+// one row whose experts lie in a pool; the kernel that has none must not have this code, which costs it time. If
+// experts may be on their way, it lets the next kernel start behind its wait for its own.
 template <int n_columns, bool is_pooled> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
-    hide_all(const __grid_constant__ arguments a, hidden_plan plan) {
+    make_hidden_all(const __grid_constant__ arguments a, hidden_plan plan) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
@@ -223,10 +223,10 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
         char * const        mine = memory + by.number * plan.second_at;
         if constexpr (are_floats<type>) {
             before();
-            hide_floats<type, is_single>(g, begin, by, mine);
+            make_hidden_floats<type, is_single>(g, begin, by, mine);
         } else {
             with_columns_of_tile<n_columns>(g.n_pairs, [&](auto columns) {
-                hide_tiles<type, decltype(columns)::value>(g, row_of_lane, begin, plan.tiles, by, mine, before);
+                make_hidden_tiles<type, decltype(columns)::value>(g, row_of_lane, begin, plan.tiles, by, mine, before);
             });
         }
     });
@@ -274,9 +274,9 @@ template <int n_columns> static void launch_hidden_of(const arguments & a, int n
     const hidden_plan plan{ with.plan, has_second, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
     const ggml_cuda_kernel_launch_params grid{ blocks, dim3(32 * (n_warps + n_more)), with.bytes, stream };
     if (n_columns == 1 && a.before.choice) {
-        return dw::launch_kernel<hide_all<n_columns, n_columns == 1>, n_columns == 1>(grid, a, plan);
+        return dw::launch_kernel<make_hidden_all<n_columns, n_columns == 1>, n_columns == 1>(grid, a, plan);
     }
-    dw::launch_kernel<hide_all<n_columns, false>, n_columns == 1>(grid, a, plan);
+    dw::launch_kernel<make_hidden_all<n_columns, false>, n_columns == 1>(grid, a, plan);
 }
 
 // n_groups: the shared network's not counted

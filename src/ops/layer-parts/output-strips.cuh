@@ -87,7 +87,7 @@ template <ggml_type routed_type, ggml_type shared_type> struct strips_of_layer {
 // Outputs of a pair, from its strip in a slot. A warp. Its first pass brings instructions into caches: what that reads
 // is arbitrary, and its sums do not count.
 template <ggml_type type> __device__ __forceinline__ void
-lower_alone(const activations & hidden, int pair, const char * slot, ptx::arrivals * arrived, float * found) {
+project_down_alone(const activations & hidden, int pair, const char * slot, ptx::arrivals * arrived, float * found) {
     using sums_type                        = sums_of<1, false>;
     const int                         lane = threadIdx.x % 32;
     const sums_type                   none(hidden, lane, [&](int) { return pair; });
@@ -108,7 +108,7 @@ lower_alone(const activations & hidden, int pair, const char * slot, ptx::arriva
 // dst = x + the weighted sum of down hidden, of one row. Blocks: outputs_of_a_block outputs; a warp the shared network
 // or a rank. The choice and x are read, and strips asked for, before the kernel in front of this one ends.
 template <typename strips> __global__ void __launch_bounds__(bounds_of_neighbours, 1)
-    lower_strips_alone(const __grid_constant__ arguments a, sum_of_networks to) {
+    project_down_strips_alone(const __grid_constant__ arguments a, sum_of_networks to) {
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
     __shared__ ptx::arrivals arrived[max_used + 1];
@@ -134,9 +134,9 @@ template <typename strips> __global__ void __launch_bounds__(bounds_of_neighbour
         strips::ask(false, slot, a.routed.down.row(own.experts[warp - 1], first), arrived + warp);
     }
     if (strips::are_equal || warp > 0) {
-        lower_alone<strips::routed>(a.hidden, pair, slot, arrived + warp, found);
+        project_down_alone<strips::routed>(a.hidden, pair, slot, arrived + warp, found);
     } else {
-        lower_alone<strips::shared>(a.hidden, pair, slot, arrived + warp, found);
+        project_down_alone<strips::shared>(a.hidden, pair, slot, arrived + warp, found);
     }
     __syncthreads();
     to.write(first, 1, n_ranks, residual, own.weights, found);
@@ -150,7 +150,7 @@ template <typename strips> static bool launch_strips_alone(const arguments & a, 
     if (bytes > shared_memory_of_block()) {
         return false;
     }
-    dw::launch_kernel<lower_strips_alone<strips>, true>({ blocks, dim3(32 * n_ranks), bytes, stream }, a, to);
+    dw::launch_kernel<project_down_strips_alone<strips>, true>({ blocks, dim3(32 * n_ranks), bytes, stream }, a, to);
     return true;
 }
 

@@ -11,9 +11,9 @@
 namespace dw::layer_parts {
 
 static_assert(outputs_of_a_block == tile_rows, "a strip of down");
-constexpr int most_lower_warps = 16;
+constexpr int most_down_warps = 16;
 
-template <int n_columns> constexpr int lower_threads = n_columns == 1 ? bounds_of_neighbours : 32 * most_lower_warps;
+template <int n_columns> constexpr int down_threads = n_columns == 1 ? bounds_of_neighbours : 32 * most_down_warps;
 
 // Where the kernel finds what it sums up: outputs of pairs, [pairs][outputs_of_a_block].
 __device__ __forceinline__ float & output_of(float * found, int pair, int output) {
@@ -67,7 +67,7 @@ struct groups_of_warp {
 
 // Outputs [first, first + outputs_of_a_block) of a group, of float weights.
 template <ggml_type type, int n_columns>
-__device__ __forceinline__ void lower_floats(const group & g, int first, int lane, float * found) {
+__device__ __forceinline__ void project_down_floats(const group & g, int first, int lane, float * found) {
     constexpr int at_once = 2;
     for (int p0 = 0; p0 < g.n_pairs; p0 += n_columns) {
         const float * columns[n_columns];
@@ -126,9 +126,9 @@ struct hidden_in_block {
 // Outputs [first, first + outputs_of_a_block) of this warp's groups, of quantised weights. group_of(i) is its group i;
 // hidden: by pair, there when ready() has waited for them.
 template <ggml_type type, int n_columns, typename group_type, typename ready_type>
-__device__ __forceinline__ void lower_tiles(int n_groups, int width, int first, char * slots, int n_slots,
-                                            float * found, group_type && group_of,
-                                            const activations::quantised & hidden, ready_type && ready) {
+__device__ __forceinline__ void project_down_tiles(int n_groups, int width, int first, char * slots, int n_slots,
+                                                   float * found, group_type && group_of,
+                                                   const activations::quantised & hidden, ready_type && ready) {
     const int  lane     = threadIdx.x % 32;
     const auto strip_of = [&](int i) {
         const group g = group_of(i);
@@ -202,13 +202,13 @@ template <bool is_single> __device__ __forceinline__ group group_by_number(const
     return { a.routed, a, index, shared.places[index], shared.n_pairs[index], shared.pairs + index * max_rows };
 }
 
-// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. Gate and up (hide_all, hide_strips)
-// let this kernel start when the choice, or what it is made from, and x are there: they are read, and weights of
-// experts asked for, before these end. Experts may be on their way: of each, gate and up saw a part, so all blocks that
-// copy it run, and this kernel may let the next one start at once.
-template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_columns>, 1)
-    lower_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
-              sum_of_networks to) {
+// dst = x + the weighted sum of down hidden. Blocks: outputs_of_a_block outputs. Gate and up (make_hidden_all,
+// make_hidden_strips) let this kernel start when the choice, or what it is made from, and x are there: they are read,
+// and weights of experts asked for, before these end. Experts may be on their way: of each, gate and up saw a part, so
+// all blocks that copy it run, and this kernel may let the next one start at once.
+template <int n_columns> __global__ void __launch_bounds__(down_threads<n_columns>, 1)
+    project_down_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
+                     sum_of_networks to) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
@@ -250,12 +250,12 @@ template <int n_columns> __global__ void __launch_bounds__(lower_threads<n_colum
             for (int i = 0; i < mine.n; ++i) {
                 const group g = group_of(i);
                 with_columns<is_single>(min(g.n_pairs, most_columns), [&](auto columns) {
-                    lower_floats<type, decltype(columns)::value>(g, first, lane, found);
+                    project_down_floats<type, decltype(columns)::value>(g, first, lane, found);
                 });
             }
         } else {
-            lower_tiles<type, n_columns>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp,
-                                         plan.n_slots, found, group_of, hidden, ready);
+            project_down_tiles<type, n_columns>(mine.n, of.down.width, first, memory + warp * plan.slots_of_a_warp,
+                                                plan.n_slots, found, group_of, hidden, ready);
         }
     });
     __syncthreads();
@@ -274,7 +274,7 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
         return tile_launch(types, 2, has_many ? INT_MAX : std::max(a.routed.width, a.shared.width), n_warps,
                              others + more);
     };
-    int n_warps = std::min(most_lower_warps, n_groups + 1);
+    int n_warps = std::min(most_down_warps, n_groups + 1);
     while (n_warps > 2 && of_warps(n_warps).bytes > shared_memory_of_block()) {
         --n_warps; // a warp has all of a group, so bits stay
     }
@@ -289,8 +289,8 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
             with        = larger;
         }
     }
-    dw::launch_kernel<lower_all<n_columns>, n_columns == 1>({ blocks, dim3(32 * n_warps), with.bytes, stream }, a,
-                                                            with.plan, most, in_block, to);
+    dw::launch_kernel<project_down_all<n_columns>, n_columns == 1>({ blocks, dim3(32 * n_warps), with.bytes, stream },
+                                                                   a, with.plan, most, in_block, to);
 }
 
 } // namespace dw::layer_parts

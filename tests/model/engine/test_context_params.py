@@ -8,10 +8,13 @@ import pytest
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood._llama_cpp._internals import LlamaSampler
 from draftwood.engine import _capi
-from draftwood.errors import OptionError
+from draftwood.engine.engine import Engine
+from draftwood.engine.tree import Tree
+from draftwood.errors import NativeError, OptionError
 
+from bench.testing_api import propose_all
 from tests.model.engine.calls import MTP, error_of, lib, new, params
-from tests.model.rig import PROMPT, check_next, check_plain
+from tests.model.rig import PROMPT, check_next, check_plain, hooked_sampler
 
 
 @pytest.mark.parametrize("most", [1, 4])
@@ -31,6 +34,56 @@ def test_drafts_are_cut_to_the_rows_that_may_have_results(rig, run_of, most):
         r.engine.commit()
     check_plain(r, run, done)
     assert r.engine.stats().drafted == 6 * (most - 1)
+
+
+@pytest.mark.parametrize("most", [3, 5])
+def test_trees_are_cut_and_padded_to_the_rows_that_may_have_results(rig, run_of, most):
+    """A graph of five nodes that branch is padded to eight rows elsewhere."""
+    if rig.rollback != "tree":
+        pytest.skip("snapshots verify no trees")
+    run = run_of("moe-mtp")
+    r = rig(drafter=MTP, tree_budget=8, context={"n_outputs_max": most})
+    r.start()
+    root, first, second, third = run.tokens[:4]
+    r.engine.propose_tree(Tree((root, first, 5, second, third), (-1, 0, 0, 1, 3)))
+    r.engine.verify()
+    done = 1
+    while r.engine.row() is not None:
+        check_next(r, run, done)
+        done += 1
+    r.engine.commit()
+    assert done >= most - 1, "one of the nodes is wrong"
+    check_plain(r, run, done)
+
+
+def test_a_proposal_that_fails_for_one_leaves_none(rig):
+    """The second sequence was moved on past its engine."""
+    shared = rig(n_seq_max=2, n_ctx=512, engine=False)
+    first, second = (Engine(shared.ctx, shared.params, **{**shared.settings, "seq_id": i}) for i in range(2))
+    for engine in (first, second):
+        engine.eval(PROMPT, 0)
+    batch = native.llama_batch_init(1, 0, 1)
+    batch.n_tokens, batch.token[0], batch.pos[0] = 1, 5, len(PROMPT)
+    batch.n_seq_id[0], batch.seq_id[0][0], batch.logits[0] = 1, 1, True
+    assert native.llama_decode(shared.ctx, batch) == 0
+    native.llama_batch_free(batch)
+    with pytest.raises(NativeError, match="the context holds 13 positions"):
+        propose_all([first, second], [5, 5], [1, 1])
+    with pytest.raises(NativeError, match="without a dw_propose before it"):
+        first.verify()
+    for engine in (first, second):
+        engine.close()
+
+
+def test_a_sampler_that_samples_from_another_context(rig, run_of):
+    """Each has candidates of its own meanwhile."""
+    run = run_of("moe-mtp")
+    r, other = rig(), rig()
+    other.engine.eval(PROMPT[:5], 0)
+    sampler = hooked_sampler(lambda: other.engine.next(other.sampler))
+    r.engine.eval(PROMPT, 0)
+    assert r.engine.next(sampler.sampler) == run.tokens[0]
+    sampler.close()
 
 
 def test_more_logits_than_the_context_has_room_for(rig):

@@ -1,5 +1,5 @@
-// draftwood's public C API for experts that do not fit: a pool beside a card's memory, and reading ahead where a model is
-// larger than the machine's memory. Conventions: draftwood.h. Python signatures: python/draftwood/engine/_capi.py.
+// draftwood's public C API for experts that do not fit: a pool beside a card's memory, and reading ahead where a model
+// is larger than the machine's memory. Conventions: draftwood.h. Python signatures: python/draftwood/engine/_capi.py.
 
 #pragma once
 

@@ -12,8 +12,8 @@
 // for greedy and for seeded sampling.
 //
 // Conventions: Calls return a dw_status; dw_last_error() has the text of the last failure. No exception and no abort
-// crosses this header. Calls on engines of one llama_model must not overlap, nor with other use of its contexts. Token positions count from 0 in the engine's
-// sequence. n_past is the number of positions that are evaluated and kept.
+// crosses this header. Calls on engines of one llama_model must not overlap, nor with other use of its contexts. Token
+// positions count from 0 in the engine's sequence. n_past is the number of positions that are evaluated and kept.
 // Tests: tests/model/engine. Python signatures: python/draftwood/engine/_capi.py.
 // Experts that do not fit a card, or memory: draftwood-experts.h. Functions that only tests and benchmarks call:
 // draftwood-testing.h.
@@ -110,11 +110,11 @@ typedef struct dw_params {
     // quarter of one of at least 1024; else all of it. n_vocab or more: all of it
     int32_t draft_vocab;
     int32_t results; // dw_results
-    // 1: after a plain greedy step (dw_request_params.n_top = 1), dw_verify of one engine also queues the next step. Its
-    // token comes from the device, before the host knows it. If the next dw_verify asks for that token, it takes the
-    // queued result; otherwise the step is dropped. This happens without a drafter, and when DW_LENGTH_AUTO has chosen
-    // 16 plain steps in a row. It takes qwen35 or qwen35moe with all weights on one device (experts may be in a pool),
-    // kv_unified, and one spare sequence (n_seq_max), which the engine owns. 0: each step waits for its token.
+    // 1: after a plain greedy step (dw_request_params.n_top = 1), dw_verify of one engine also queues the next step.
+    // Its token comes from the device, before the host knows it. If the next dw_verify asks for that token, it takes
+    // the queued result; otherwise the step is dropped. This happens without a drafter, and when DW_LENGTH_AUTO has
+    // chosen 16 plain steps in a row. It takes qwen35 or qwen35moe with all weights on one device (experts may be in a
+    // pool), kv_unified, and one spare sequence (n_seq_max), which the engine owns. 0: each step waits for its token.
     // Test: test_queued_steps.py, test_queued_callers.py, test_queued_pauses.py
     int32_t queue_steps;
 } dw_params;

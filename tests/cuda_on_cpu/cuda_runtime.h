@@ -53,6 +53,16 @@ enum cudaFuncAttribute {
 template <typename kernel_type> cudaError_t cudaFuncSetAttribute(kernel_type, cudaFuncAttribute, int) {
     return cudaSuccess;
 }
+struct cudaFuncAttributes {
+    size_t sharedSizeBytes;
+};
+
+// what a kernel has in shared memory beside its dynamic part is not known here
+inline cudaError_t cudaFuncGetAttributes(cudaFuncAttributes * of, const void *) {
+    *of = {};
+    return cudaSuccess;
+}
+
 // as many blocks as an H100's multiprocessor might hold; launchers only divide work by it
 template <typename kernel_type>
 cudaError_t cudaOccupancyMaxActiveBlocksPerMultiprocessor(int * n, kernel_type, int, size_t) {

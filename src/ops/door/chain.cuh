@@ -44,9 +44,11 @@ template <auto kernel, bool keeps_shared, bool has_dynamic> static void set_attr
     if (keeps_shared) {
         CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributePreferredSharedMemoryCarveout, 100));
     }
-    if (has_dynamic) {
+    if (has_dynamic) { // all that its variables leave
+        cudaFuncAttributes of;
+        CUDA_CHECK(cudaFuncGetAttributes(&of, function));
         CUDA_CHECK(cudaFuncSetAttribute(function, cudaFuncAttributeMaxDynamicSharedMemorySize,
-                                        (int) shared_memory_of_block()));
+                                        (int) (ggml_cuda_info().devices[device].smpbo - of.sharedSizeBytes)));
     }
     is_set[device] = true; // another thread that comes here meanwhile does the same
 }

@@ -14,17 +14,16 @@ template <ggml_type type, int size, int n_sets> class attention_scores {
     static constexpr int n_steps  = size / 32;    // of 32 values of a key
 
   public:
-    __device__ __forceinline__ attention_scores(const strided_rows & k, block_memory<size, n_sets> & memory) :
+    __device__ __forceinline__ explicit attention_scores(block_memory<size, n_sets> & memory) :
         memory_(memory),
-        k_(k),
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32) {}
 
-    // of each eight cells a lane has one
-    template <class Cells> __device__ __forceinline__ void load(const Cells & cell_of) {
+    // row_of: where keys of a place of the chunk are. Of each eight cells a lane has one.
+    template <class Rows> __device__ __forceinline__ void load(const Rows & row_of) {
 #pragma unroll
         for (int eight = 0; eight < n_eights; ++eight) {
-            const char * key = k_.at(cell_of(8 * (n_eights * warp_ + eight) + lane_ / 4));
+            const char * key = row_of(8 * (n_eights * warp_ + eight) + lane_ / 4);
 #pragma unroll
             for (int step = 0; step < n_steps; ++step) {
                 keys_[eight][step].load(key, 32 * step + lane_ % 4 * 8);
@@ -75,7 +74,6 @@ template <ggml_type type, int size, int n_sets> class attention_scores {
     }
 
     block_memory<size, n_sets> & memory_;
-    strided_rows                 k_;
     int                          warp_, lane_;
     cached_values<type, 8>       keys_[n_eights][n_steps]; // of the chunk that is computed, or the one behind it
 };

@@ -11,6 +11,7 @@
 
 #include "ops/door/ptx.cuh"
 #include "ops/layer-parts/attention-scores.cuh"
+#include "ops/layer-parts/attention-stage.cuh"
 #include "ops/layer-parts/attention-values.cuh"
 #include "ops/layer-parts/attention-weights.cuh"
 
@@ -22,18 +23,21 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
     // if two blocks are to share a multiprocessor: then one block computes while the other waits, and only L2 reads
     // ahead.
     static constexpr bool is_ahead = size < 256 || n_sets == 1;
-    static constexpr int  n_quads  = size / 4 * n_pairs / (32 * n_warps); // four values of a query, of a thread
+    using stage                    = chunk_stage<type, size>;
+    static constexpr int n_quads   = size / 4 * n_pairs / (32 * n_warps); // four values of a query, of a thread
 
   public:
-    __device__ __forceinline__ attention_tile(const attention_arguments & a, block_memory<size, n_sets> & memory) :
+    __device__ __forceinline__ attention_tile(const attention_arguments & a, block_memory<size, n_sets> & memory,
+                                              char * stage_memory) :
         a_(a),
         memory_(memory),
         stream_(blockIdx.x / n_tiles(a)),
         k_(a.k.of(blockIdx.y, stream_)),
         v_(a.v.of(blockIdx.y, stream_)),
-        scores_(k_, memory),
+        stage_(stage_memory),
+        scores_(memory),
         weights_(a, memory),
-        values_(v_, memory) {}
+        values_(memory) {}
 
     static __host__ __device__ __forceinline__ int n_tiles(const attention_arguments & a) {
         return (a.n_rows * a.group + n_pairs - 1) / n_pairs;
@@ -78,6 +82,9 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
     // Queries into shared memory, while the first chunk is on its way.
     __device__ __forceinline__ void begin(int first) {
         float4 queries[n_quads];
+        if (stage::is_used) {
+            stage_.copy(k_, v_, first, a_.n_cells);
+        }
 #pragma unroll
         for (int i = 0; i < n_quads; ++i) {
             const int pair = quad(i) / (size / 4), at = quad(i) % (size / 4) * 4;
@@ -86,10 +93,7 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
                                    stream_ * a_.q_stream + at * sizeof(float));
         }
         weights_.ask_for_masks(first, stream_);
-        ask_for_keys(first);
-        if (is_ahead) {
-            ask_for_values(first);
-        }
+        take(first);
 #pragma unroll
         for (int i = 0; i < n_quads; ++i) {
             const int   pair = quad(i) / (size / 4), at = quad(i) % (size / 4) * 4;
@@ -106,21 +110,26 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
     __device__ __forceinline__ void add(int first, bool has_next) {
         if (!is_ahead && has_next) {
             prefetch(first + chunk);
+        } else if (stage::is_used && has_next) { // what was there is in registers
+            stage_.copy(k_, v_, first + chunk, a_.n_cells);
         }
         const bool by_row = a_.tree && memory_.paths.touch(first);
         for (int turn = 0; turn < (by_row ? memory_.n_of_rows : 1); ++turn) {
             if (by_row) {
                 find_sources(first, turn);
-                scores_.load([&](int i) { return memory_.sources[i]; });
+                scores_.load([&](int i) { return k_.at(memory_.sources[i]); });
             }
             scores_.multiply(by_row ? turn : -1);
         }
-        if (is_ahead && has_next) {
-            ask_for_keys(first + chunk);
-        } else if (!is_ahead) {
+        if (!is_ahead) {
             ask_for_values(first);
+        } else if (!stage::is_used && has_next) {
+            ask_for_keys(first + chunk);
         }
         __syncthreads();
+        if (stage::is_used && !is_ahead && has_next) {
+            stage_.copy(k_, v_, first + chunk, a_.n_cells);
+        }
         weights_.weigh(first, by_row);
         if (is_ahead && has_next) {
             weights_.ask_for_masks(first + chunk, stream_);
@@ -133,7 +142,7 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
             for (int turn = 0; turn < memory_.n_of_rows; ++turn) {
                 if (by_row) {
                     find_sources(first, turn);
-                    values_.load([&](int i) { return memory_.sources[i]; });
+                    values_.load([&](int i) { return v_.at(memory_.sources[i]); });
                 }
                 values_.multiply_of(turn);
             }
@@ -142,10 +151,14 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
 
     // Asks for what the next add wants to be there. Nothing asks for what is not used: old values would keep registers.
     __device__ __forceinline__ void go_on(int first) {
-        if (is_ahead) {
+        if (stage::is_used) {
+            take(first);
+        } else if (is_ahead) {
             ask_for_values(first);
         } else {
             ask_for_keys(first);
+        }
+        if (!is_ahead) {
             weights_.ask_for_masks(first, stream_);
         }
     }
@@ -194,11 +207,25 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
         __syncthreads();
     }
 
+    // What a chunk's first use wants in registers. Behind it a stage may be written again if values are there, too.
+    __device__ __forceinline__ void take(int first) {
+        if (stage::is_used) {
+            stage::wait();
+        }
+        ask_for_keys(first);
+        if (is_ahead) {
+            ask_for_values(first);
+        }
+        if (stage::is_used && is_ahead) {
+            __syncthreads();
+        }
+    }
+
     __device__ __forceinline__ void ask_for_keys(int first) {
-        scores_.load([&](int i) { return min(first + i, a_.n_cells - 1); });
+        scores_.load([&](int i) { return stage::is_used ? stage_.key(i) : k_.at(min(first + i, a_.n_cells - 1)); });
     }
     __device__ __forceinline__ void ask_for_values(int first) {
-        values_.load([&](int i) { return min(first + i, a_.n_cells - 1); });
+        values_.load([&](int i) { return stage::is_used ? stage_.value(i) : v_.at(min(first + i, a_.n_cells - 1)); });
     }
 
     // a lane compares a row
@@ -213,6 +240,7 @@ template <ggml_type type, int size, int n_sets> class attention_tile {
     block_memory<size, n_sets> &         memory_;
     int                                  stream_;
     strided_rows                         k_, v_;
+    stage                                stage_;
     attention_scores<type, size, n_sets> scores_;
     attention_weights<size, n_sets>      weights_;
     attention_values<type, size, n_sets> values_;

@@ -14,9 +14,8 @@ template <ggml_type type, int size, int n_sets> class attention_values {
     static constexpr int n_cuts   = chunk / 16;                   // of a chunk's cells, 16 a product
 
   public:
-    __device__ __forceinline__ attention_values(const strided_rows & v, block_memory<size, n_sets> & memory) :
+    __device__ __forceinline__ explicit attention_values(block_memory<size, n_sets> & memory) :
         memory_(memory),
-        v_(v),
         warp_(threadIdx.x / 32),
         lane_(threadIdx.x % 32) {}
 
@@ -27,13 +26,14 @@ template <ggml_type type, int size, int n_sets> class attention_values {
         }
     }
 
-    template <class Cells> __device__ __forceinline__ void load(const Cells & cell_of) {
+    // row_of: where values of a place of the chunk are
+    template <class Rows> __device__ __forceinline__ void load(const Rows & row_of) {
 #pragma unroll
         for (int cut = 0; cut < n_cuts; ++cut) {
 #pragma unroll
             for (int i = 0; i < 4; ++i) { // of a product: cells 2 (lane % 4) and the next, and 8 behind them
-                const int cell = cell_of(16 * cut + lane_ % 4 * 2 + i % 2 + i / 2 * 8);
-                values_[cut][i].load(v_.at(cell), warp_ * of_warp + lane_ / 4 * per_lane);
+                const char * row = row_of(16 * cut + lane_ % 4 * 2 + i % 2 + i / 2 * 8);
+                values_[cut][i].load(row, warp_ * of_warp + lane_ / 4 * per_lane);
             }
         }
     }
@@ -166,7 +166,6 @@ template <ggml_type type, int size, int n_sets> class attention_values {
     }
 
     block_memory<size, n_sets> &  memory_;
-    strided_rows                  v_;
     int                           warp_, lane_;
     float                         sums_[n_sets][per_lane][4];
     cached_values<type, per_lane> values_[n_cuts][4]; // of the chunk that is computed, or the one behind it

@@ -34,19 +34,25 @@ struct cache_row {
     char *    data;
     ggml_type type;
 
-    // Value i of the row. For Q8_0 all lanes call it, with i % 32 == lane, so that a warp writes one block; rounded as
-    // ggml rounds.
+    // value i of the row, F16 or F32
     __device__ __forceinline__ void write(int i, float x) const {
         if (type == GGML_TYPE_F16) {
             ((half *) data)[i] = __float2half(x);
-        } else if (type == GGML_TYPE_F32) {
-            ((float *) data)[i] = x;
         } else {
-            const float  scale = most_of_lanes(fabsf(x)) / 127.0f;
-            block_q8_0 & to    = ((block_q8_0 *) data)[i / QK8_0];
-            to.qs[i % QK8_0]   = (int8_t) roundf(scale > 0.0f ? x * (1.0f / scale) : 0.0f);
+            ((float *) data)[i] = x;
+        }
+    }
+
+    // Values [first, first + n) of a row of Q8_0, from `values` on, rounded as ggml rounds. All lanes; not unrolled,
+    // since code has to come from L2.
+    __device__ __forceinline__ void write_blocks(int first, const float * values, int n) const {
+        block_q8_0 * const to = (block_q8_0 *) data + first / QK8_0;
+#pragma unroll 1
+        for (int i = threadIdx.x % 32; i < n; i += QK8_0) {
+            const float x = values[i], scale = most_of_lanes(fabsf(x)) / 127.0f;
+            to[i / QK8_0].qs[i % QK8_0] = (int8_t) roundf(scale > 0.0f ? x * (1.0f / scale) : 0.0f);
             if (i % QK8_0 == 0) {
-                to.d = __float2half(scale);
+                to[i / QK8_0].d = __float2half(scale);
             }
         }
     }
@@ -99,6 +105,16 @@ __device__ __forceinline__ void load_head(float (&to)[values_of_lane], const flo
 #pragma unroll
     for (int j = 0; j < values_of_lane; ++j) {
         to[j] = lane + 32 * j < size ? from[lane + 32 * j] : 0.0f;
+    }
+}
+
+__device__ __forceinline__ void store_head(float * to, const float (&from)[values_of_lane], int size) {
+    const int lane = threadIdx.x % 32;
+#pragma unroll
+    for (int j = 0; j < values_of_lane; ++j) {
+        if (lane + 32 * j < size) {
+            to[lane + 32 * j] = from[j];
+        }
     }
 }
 
@@ -161,6 +177,12 @@ __global__ void heads_of_attention(head_arguments a, int n_all) {
     }
     if (const int n = is_value ? a.with.v_hadamard : a.with.k_hadamard) {
         apply_hadamard(mine, n);
+    }
+    if (!is_query && cell.type == GGML_TYPE_Q8_0) {
+        float * const values = heads[threadIdx.x / 32];
+        store_head(values, mine, a.size);
+        __syncwarp();
+        return cell.write_blocks(first, values, a.size);
     }
 #pragma unroll
     for (int j = 0; j < values_of_lane; ++j) {

@@ -81,8 +81,9 @@ template <int n> class cached_values<GGML_TYPE_Q8_0, n> {
         } else {
 #pragma unroll
             for (int i = 0; i < n / 4; ++i) {
-                const bool is_word = first / QK8_0 % 2;
-                quants_[i]         = is_word ? ((const uint32_t *) at)[i] : at[2 * i] | (uint32_t) at[2 * i + 1] << 16;
+                const bool             is_word = first / QK8_0 % 2; // else two words have it: a block follows
+                const uint32_t * const words   = (const uint32_t *) (at - (is_word ? 0 : 1)) + i;
+                quants_[i]                     = is_word ? words[0] : __byte_perm(words[0], words[1], 0x5432);
             }
         }
     }

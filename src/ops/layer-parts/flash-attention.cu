@@ -20,11 +20,12 @@ __device__ __forceinline__ int part_of_block() {
 template <ggml_type type, int size, int n_sets> __global__ void __launch_bounds__(32 * warps_of_a_tile<size>, 2)
     attend(const __grid_constant__ attention_arguments a) {
     __shared__ block_memory<size, n_sets> memory;
+    extern __shared__ __align__(16) char stage_memory[];
     ggml_cuda_pdl_lc();
     const int                          at    = part_of_block();
     const attention_part               part  = attention_part::of(at);
     const int                          first = part.first * chunk;
-    attention_tile<type, size, n_sets> tile(a, memory);
+    attention_tile<type, size, n_sets> tile(a, memory, stage_memory);
     const int                          end = tile.prepare(first, min(first + part.n * chunk, a.n_cells));
     ggml_cuda_pdl_sync();
     if (end == first) { // what is written may lie where a kernel before this one reads
@@ -45,9 +46,10 @@ template <ggml_type type, int size, int n_sets> __global__ void __launch_bounds_
 template <ggml_type type, int size, int n_sets> void
 launch_for(const attention_arguments & a, int n_parts, int n_streams, const head_gates & gates, cudaStream_t stream) {
     const int n_tiles = attention_tile<type, size, n_sets>::n_tiles(a);
-    ggml_cuda_kernel_launch(
-        attend<type, size, n_sets>,
-        { dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts), dim3(32 * warps_of_a_tile<size>), 0, stream }, a);
+    dw::launch_kernel<attend<type, size, n_sets>>({ dim3(n_tiles * n_streams, a.n_heads / a.group, n_parts),
+                                                    dim3(32 * warps_of_a_tile<size>), chunk_stage<type, size>::bytes,
+                                                    stream },
+                                                  a);
     launch_sum(a, n_parts, size, n_streams, gates, stream);
 }
 
@@ -87,8 +89,8 @@ struct attention_shape {
 bool is_cache(const ggml_tensor * t, const attention_shape & of) {
     const size_t odd = (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3];
     return is_attention_type(t->type) && t->nb[0] == ggml_type_size(t->type) &&
-           odd % (t->type == GGML_TYPE_F16 ? 16 : 4) == 0 && t->ne[0] == of.size && t->nb[1] <= INT_MAX &&
-           t->ne[3] == of.n_streams && of.n_heads % t->ne[2] == 0;
+           odd % (t->type == GGML_TYPE_F16 || of.size == 256 ? 16 : 4) == 0 && t->ne[0] == of.size &&
+           t->nb[1] <= INT_MAX && t->ne[3] == of.n_streams && of.n_heads % t->ne[2] == 0;
 }
 
 bool is_gate(const ggml_tensor * t, const attention_shape & of) {

@@ -31,7 +31,7 @@ template <int n_values> __device__ __forceinline__ void add_and_subtract(float (
 // Transforms each block of n values, n a power of two from 32 to 32 n_values. A lane has value lane + 32 j in x[j]. All
 // lanes call it.
 template <int n_values> __device__ __forceinline__ void apply_hadamard(float (&x)[n_values], int n) {
-#pragma unroll
+#pragma unroll 1
     for (int offset = 1; offset < 32; offset *= 2) {
         add_and_subtract_lanes(x, offset);
     }

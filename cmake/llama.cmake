@@ -62,6 +62,13 @@ if (NOT MSVC AND CMAKE_BUILD_TYPE STREQUAL "Release")
     set_source_files_properties("${folder}/arg.cpp" TARGET_DIRECTORY llama-common PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
+# GCC bug 114098: what configures tiles of AMX is optimized away
+if (CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+    get_target_property(folder ggml-base SOURCE_DIR)
+    set_source_files_properties("${folder}/ggml-cpu/amx/mmq.cpp" DIRECTORY "${folder}"
+        PROPERTIES COMPILE_OPTIONS "-include;${CMAKE_CURRENT_LIST_DIR}/tile-config.h")
+endif()
+
 set(DRAFTWOOD_LIBS ggml-base ggml llama mtmd llama-common llama-server-impl)
 foreach(backend IN LISTS GGML_AVAILABLE_BACKENDS)   # ggml's own list: CPU, and what the options switched on
     if (TARGET ${backend})                          # it is a cache entry and keeps what was switched off since

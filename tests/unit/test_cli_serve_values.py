@@ -70,8 +70,27 @@ def test_a_server_that_does_not_answer(started):
     assert f"\n\nhint: {program('ggml-rpc-server')} --host HOST --port PORT" in result.stderr
 
 
+def test_every_server_is_asked_that_llama_server_connects_to(started, monkeypatch):
+    asked: list[str] = []
+    monkeypatch.setattr("draftwood.load.rpc.greet", asked.append)
+    monkeypatch.setenv("LLAMA_ARG_RPC", "a:1,b:2")
+    assert serve(TINY, "--port", "0", "--rpc", "c:3", "--rpc", "a:1,c:3").exit_code == 0
+    assert asked == ["a:1", "b:2", "c:3"]
+    result = serve(TINY, "--port", "0", "--rpc", "a:1, b:2")
+    assert "--rpc is 'a:1, b:2'; expected addresses without blanks" in result.stderr
+
+
+def test_a_model_of_llama_cpps_own_settings(started, monkeypatch, tmp_path):
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path))
+    assert "found no model" in serve("--port", "0").stderr
+    (tmp_path / "llama.cpp").mkdir()
+    (tmp_path / "llama.cpp" / "config.ini").write_text(f"model = {TINY}\n")
+    assert serve("--port", "0").exit_code == 0
+    assert started
+
+
 def test_numbers_within_bounds_reach_the_server(started):
-    numbers = ["-c", "0", "-b", "1", "-ub", "0", "-t", "-1", "-tb", str(MAX_THREADS)]
+    numbers = ["-c", "0", "-b", "1", "-ub", "0", "-t", "-2", "-tb", str(MAX_THREADS)]
     result = serve(TINY, "--port", "0", *numbers)
     assert result.exit_code == 0, result.output
     assert started[0][5 : 5 + len(numbers)] == numbers

@@ -50,7 +50,10 @@ _HELP_FLAGS = frozenset(
 _ROUTER_FLAGS = frozenset(
     ("--models-dir", "--models-preset", "--models-max", "--models-autoload", "--no-models-autoload"),
 )
-_ROUTER_VARIABLES = ("LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET")
+_ROUTER_VARIABLES = (
+    *("LLAMA_ARG_MODELS_DIR", "LLAMA_ARG_MODELS_PRESET", "LLAMA_ARG_MODELS_MAX"),
+    *("LLAMA_ARG_MODELS_AUTOLOAD", "LLAMA_ARG_NO_MODELS_AUTOLOAD"),
+)
 # --speculation as llama-server's --spec-type; "plain" are our kernels without drafts
 _TYPES = {each: "plain" if each == "off" else each for each in SPECULATIONS}
 _DRAFTER = "-md DRAFTER.gguf"
@@ -155,11 +158,19 @@ def need_model(arguments: list[str]) -> None:
         and not given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
         and not given(arguments, {*_ROUTER_FLAGS, *_HELP_FLAGS}, _ROUTER_VARIABLES)
         and not presets - _TYPE_FLAGS  # --gpt-oss-20b-default and others download one
+        and not any(path.exists() for path in _config_files())
     ):
         raise click.UsageError(
             "found no model; expected draftwood serve MODEL\n\n"
-            "hint: draftwood serve model.gguf --port 8081; --models-dir FOLDER serves several models"
+            "hint: draftwood serve model.gguf --port 8081; --models-dir FOLDER serves "
+            "several models, --models-max 4 those that llama.cpp has downloaded"
         )
+
+
+def _config_files() -> list[Path]:
+    """Return where llama-server looks for flags, a model's among them (common/arg.cpp at the pin)."""
+    own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return [Path(folder) / "llama.cpp" / "config.ini" for folder in ("/etc", own)]
 
 
 def need_drafter(arguments: list[str]) -> None:

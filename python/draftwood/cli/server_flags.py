@@ -30,8 +30,15 @@ def value(arguments: list[str], flags: Iterable[str], default: str | None) -> st
 
 def named_value(arguments: list[str], flags: Iterable[str], variable: str) -> tuple[str, str | None]:
     """Return the last of these flags as it was given, and its value; else the variable and its value."""
-    found = [(flag, value) for flag, value in pairwise(arguments) if name_of(flag) in flags]
+    found = named_values(arguments, flags, "")
     return found[-1] if found else (variable, os.environ.get(variable) or None)
+
+
+def named_values(arguments: list[str], flags: Iterable[str], variable: str) -> list[tuple[str, str]]:
+    """Return names and values: of the variable if it is set, then of each of these flags as it was given."""
+    of_variable = os.environ.get(variable)
+    first = [(variable, of_variable)] if of_variable else []
+    return first + [(flag, value) for flag, value in pairwise(arguments) if name_of(flag) in flags]
 
 
 def number(arguments: list[str], flags: Iterable[str], variable: str, default: int) -> int:

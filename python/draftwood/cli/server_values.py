@@ -6,7 +6,8 @@ Must not know: models, drafting. Test: tests/unit/test_cli_serve_values.py.
 from __future__ import annotations
 
 from draftwood.cli.failure import library_needed
-from draftwood.cli.server_flags import named_value
+from draftwood.cli.server_flags import named_value, named_values
+from draftwood.errors import OptionError
 from draftwood.load.arguments import MAX_SIZE, MAX_THREADS, within
 
 # names from common/arg.cpp at the pin: flags, the variable, least, most, a value for the hint
@@ -14,8 +15,8 @@ _NUMBERS = (
     (("-c", "--ctx-size"), "LLAMA_ARG_CTX_SIZE", 0, MAX_SIZE, 8192),
     (("-b", "--batch-size"), "LLAMA_ARG_BATCH", 1, MAX_SIZE, 2048),
     (("-ub", "--ubatch-size"), "LLAMA_ARG_UBATCH", 0, MAX_SIZE, 512),
-    (("-t", "--threads"), "LLAMA_ARG_THREADS", -1, MAX_THREADS, 4),
-    (("-tb", "--threads-batch"), "", -1, MAX_THREADS, 4),
+    (("-t", "--threads"), "LLAMA_ARG_THREADS", -MAX_SIZE, MAX_THREADS, 4),  # 0 and below: all cores
+    (("-tb", "--threads-batch"), "", -MAX_SIZE, MAX_THREADS, 4),
 )
 
 
@@ -28,11 +29,16 @@ def check(arguments: list[str]) -> None:
         name, value = named_value(arguments, flags, variable)
         if (number := _number(value)) is not None:
             within(name, number, (least, most), f"{flags[0]} {example}, or leave it out")
-    name, servers = named_value(arguments, ("--rpc",), "LLAMA_ARG_RPC")
-    if servers is not None:
+    found = named_values(arguments, ("--rpc",), "LLAMA_ARG_RPC")  # llama-server connects to all of them
+    if found:
         with library_needed():
             from draftwood.load import rpc
-        for address in rpc.checked_addresses(name, servers, "--rpc 127.0.0.1:50052"):
+        hint = "--rpc 127.0.0.1:50052"
+        addresses = [each for name, text in found for each in rpc.checked_addresses(name, text, hint)]
+        spaced = next((text for _, text in found if text.split() != [text]), None)
+        if spaced is not None:
+            raise OptionError(f"--rpc is {spaced!r}; expected addresses without blanks", hint=hint)
+        for address in dict.fromkeys(addresses):
             rpc.greet(address)
 
 

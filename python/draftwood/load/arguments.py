@@ -13,13 +13,14 @@ import math
 import numbers
 import operator
 import os
-from collections.abc import Collection, Iterable, Mapping, Sequence
+from collections.abc import Collection, Iterable, Mapping, Sequence, Set
 from typing import Any
 
 from draftwood.coerce import as_bool, as_int
 from draftwood.errors import OptionError
 from draftwood.warn import warn
 
+FLASH_ATTN_AUTO = -1  # llama.h
 MAX_SIZE = (1 << 31) - 1  # llama.cpp counts tokens in 32 bits
 # GGML_MAX_N_THREADS at the pin, or all cores of a larger machine. ggml does not hold to it: libgomp ends the
 # process where the system grants no more threads, and far above it overruns its stack with their list
@@ -50,6 +51,8 @@ def check_devices(kwargs: dict[str, Any]) -> None:
 
 def _checked_layers(value: Any) -> int:
     number, hint = as_int(value), "n_gpu_layers=-1 for all layers"
+    if as_bool(value) is False:  # `has_gpu and -1`
+        return 0
     if number is None:
         raise OptionError(f"n_gpu_layers is {value!r}; expected a whole number", hint=hint)
     if number > MAX_SIZE:
@@ -58,18 +61,21 @@ def _checked_layers(value: Any) -> int:
 
 
 def _checked_split(value: Any) -> list[float]:
-    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping))
-    parts = [*value] if is_list else [None]
-    if not all(isinstance(part, numbers.Real) and 0.0 <= float(part) < math.inf for part in parts):
-        raise OptionError(
-            f"tensor_split is {value!r:.80}; expected a list of numbers, one for each card",
-            hint="tensor_split=[3, 1], or leave it out",
-        )
-    return [float(part) for part in parts]
+    is_list = isinstance(value, Iterable) and not isinstance(value, (str, bytes, Mapping, Set))
+    try:
+        parts = [float(part) for part in value if not isinstance(part, str)] if is_list else []
+        if is_list and len(parts) == len(value) and all(0.0 <= part < math.inf for part in parts):
+            return parts
+    except (TypeError, ValueError, OverflowError):
+        pass
+    raise OptionError(
+        f"tensor_split is {value!r:.80}; expected a list of numbers, one for each card",
+        hint="tensor_split=[3, 1], or leave it out",
+    )
 
 
 def _checked_flash(value: Any) -> bool | None:
-    if isinstance(value, str) and value == "auto":
+    if (isinstance(value, str) and value == "auto") or as_int(value) == FLASH_ATTN_AUTO:
         return None
     flash = as_bool(value)
     if flash is None:
@@ -83,10 +89,10 @@ def _checked_flash(value: Any) -> bool | None:
 def checked_seed(value: Any) -> int:
     """Return a seed as an int. Errors: OptionError for what is no whole number."""
     try:
-        return operator.index(value)
+        return int(operator.index(value))
     except TypeError:
         raise OptionError(
-            f"seed is {value!r:.80}; expected a whole number", hint="seed=1, or leave it out"
+            f"seed is {value!r:.80}; expected a whole number", hint="seed=1, or -1 for a random one"
         ) from None
 
 

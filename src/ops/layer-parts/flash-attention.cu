@@ -86,6 +86,10 @@ struct attention_shape {
     int64_t width() const { return size * n_heads; }
 };
 
+static_assert(chunk_stage<GGML_TYPE_Q8_0, 256>::is_used && !chunk_stage<GGML_TYPE_Q8_0, 128>::is_used &&
+                  !chunk_stage<GGML_TYPE_Q8_0, 64>::is_used,
+              "which rows begin at multiples of 16 bytes: is_cache");
+
 bool is_cache(const ggml_tensor * t, const attention_shape & of) {
     const size_t odd = (uintptr_t) t->data | t->nb[1] | t->nb[2] | t->nb[3];
     return is_attention_type(t->type) && t->nb[0] == ggml_type_size(t->type) &&

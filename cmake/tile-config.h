@@ -1,0 +1,12 @@
+// Included in front of ggml-cpu/amx/mmq.cpp by GCC before 14, whose _tile_loadconfig names 8 of the 64 bytes that it
+// reads (GCC bug 114098): the stores of the others were removed, and the processor refused the configuration. Test:
+// tests/model/test_synth_routing.py, on a CPU with AMX.
+
+#pragma once
+
+#include <immintrin.h>
+
+#ifdef __AMX_TILE__
+#undef _tile_loadconfig
+#define _tile_loadconfig(config) __asm__ volatile("ldtilecfg\t%X0" ::"m"(*(const char(*)[64])(config)))
+#endif

@@ -32,9 +32,11 @@ void propose_batch::run() {
         begin_rounds();
         choose_lengths();
         draft();
-    } catch (...) {
+    } catch (...) { // nobody has a new proposal then; what was proposed before stays
         for (const member & each : members_) {
-            each.who->drop_proposal();
+            if (each.has_begun) {
+                each.who->drop_proposal();
+            }
         }
         throw;
     }
@@ -49,6 +51,7 @@ void propose_batch::begin_rounds() {
         each.who->require_whole("a round");
     }
     for (member & each : members_) {
+        each.has_begun = true;
         each.who->begin_round(each.last);
         each.limits = each.who->limits(each.wanted, (int32_t) members_.size());
     }

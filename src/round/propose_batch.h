@@ -24,6 +24,7 @@ class propose_batch {
         session *       who;
         llama_token     last;
         int32_t         wanted;
+        bool            has_begun = false; // a round of this call
         draft_limits    limits{};
         drafting::offer offer{};
         bool            is_chosen = false; // its length was chosen for all: n_tokens, a chain

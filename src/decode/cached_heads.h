@@ -102,10 +102,9 @@ struct cache_write {
         ggml_tensor * user = edit.only_user(rows);
         ggml_tensor * node =
             as(as(user, GGML_OP_VIEW) || as(user, GGML_OP_RESHAPE) ? edit.only_user(user) : user, GGML_OP_SET_ROWS);
-        const bool is_known =
-            node && (node->type == GGML_TYPE_F16 || node->type == GGML_TYPE_F32 || node->type == GGML_TYPE_Q8_0);
-        if (!is_known || !edit.users(node).empty() || node->src[0]->ne[0] != node->src[2]->ne[0] ||
-            node->src[0]->type != GGML_TYPE_F32 || node->src[1]->type != GGML_TYPE_I64) {
+        if (!node || !parts::is_heads_type(node->type) || !edit.users(node).empty() ||
+            node->src[0]->ne[0] != node->src[2]->ne[0] || node->src[0]->type != GGML_TYPE_F32 ||
+            node->src[1]->type != GGML_TYPE_I64) {
             return {};
         }
         return { node, node->src[1], node->src[2] };

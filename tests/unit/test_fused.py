@@ -110,7 +110,8 @@ def test_the_rules_are_those_of_the_ops():
 def test_a_model_of_which_all_is_fused(is_moe):
     found = fused.told(model(is_moe), MOE if is_moe else DENSE)
     assert found == {"layers": 4, "declined": [], "reason": ""}
-    heads = "attention heads: only with flash attention and a KV cache of F16 or F32; attention: only of F16"
+    heads = "attention heads: only with flash attention and a KV cache of F16, F32 or Q8_0"
+    heads += "; attention: of F16 or Q8_0"
     assert fused.lines(found) == ["all 4 (on a CUDA card)", heads]
 
 

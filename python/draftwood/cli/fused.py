@@ -67,7 +67,7 @@ _ALIKE = (
     ("ffn_gate_inp", "ffn_gate_inp_shexp"),
 )
 _OF_A_CONTEXT = (
-    "attention heads: only with flash attention and a KV cache of F16 or F32; attention: only of F16"
+    "attention heads: only with flash attention and a KV cache of F16, F32 or Q8_0; attention: of F16 or Q8_0"
 )
 
 Reason = tuple[str, str]
@@ -169,9 +169,7 @@ def lines(found: dict[str, Any]) -> list[str]:
     n, declined = found["layers"], found["declined"]
     if not declined:
         return [f"all {n} (on a CUDA card)", _OF_A_CONTEXT]
-    whole = n - len(
-        {i for each in declined for i in each["layers"] if i < n}
-    )  # after them comes an MTP block
+    whole = n - len({i for each in declined for i in each["layers"] if i < n})  # then comes an MTP block
     said = [f"{whole} of {n} (on a CUDA card); llama.cpp computes these parts:"]
     for each in declined:
         of = f" of layer{'s' * (len(each['layers']) > 1)} {_ranges(each['layers'])}" if each["layers"] else ""

@@ -92,7 +92,7 @@ def checked_seed(value: Any) -> int:
         return int(operator.index(value))
     except TypeError:
         raise OptionError(
-            f"seed is {value!r:.80}; expected a whole number", hint="seed=1, or -1 for a random one"
+            f"seed is {value!r:.80}; expected a whole number", hint="seed=1, or leave it out"
         ) from None
 
 

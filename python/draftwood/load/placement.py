@@ -28,7 +28,7 @@ class _Override(ctypes.Structure):
     _fields_ = [("pattern", ctypes.c_char_p), ("buft", ctypes.c_void_p)]
 
 
-def checked_layers(n_cpu_moe: Any) -> int:
+def checked_n_cpu_moe(n_cpu_moe: Any) -> int:
     """Return n_cpu_moe as an int. Errors: OptionError for what is no number of layers."""
     number = as_int(n_cpu_moe)
     if number is None or number < 0:

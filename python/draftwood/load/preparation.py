@@ -17,7 +17,7 @@ from draftwood.errors import OptionError, UnsupportedError
 from draftwood.load import arguments, cpu, experts, files, heat, overrides, readahead, rpc, split, steps
 from draftwood.load.cores import fit_threads
 from draftwood.load.devices import cards, gpu_backends, without_tree_ops
-from draftwood.load.placement import checked_layers, embeddings_on_card, pooled_layers, tensor_overrides
+from draftwood.load.placement import checked_n_cpu_moe, embeddings_on_card, pooled_layers, tensor_overrides
 from draftwood.options import Options, Plan, fitted, needed_batch, plan
 from draftwood.warn import warn
 
@@ -52,15 +52,15 @@ def prepare(
     kwargs: dict[str, Any],
     known: Collection[str],
 ) -> Preparation:
-    """Refuse, correct and plan; `kwargs` is changed to what upstream's constructor shall have, `placement` to
-    Python's own types.
+    """Refuse, correct and plan. `kwargs` is changed to what upstream's constructor shall have, n_cpu_moe of
+    `placement` to an int.
 
     placement: n_cpu_moe, tensor_buft_overrides, rpc_servers, vram, expert_vram, expert_heat, expert_guess,
     expert_readahead. known: names of arguments. To be called from `Llama.__init__`, at whose caller warnings
     point. Errors: those of `Llama`.
     """
     arguments.check_devices(kwargs)
-    placement["n_cpu_moe"] = checked_layers(placement["n_cpu_moe"])
+    placement["n_cpu_moe"] = checked_n_cpu_moe(placement["n_cpu_moe"])
     wanted = (placement["n_cpu_moe"], placement["tensor_buft_overrides"])
     cpu.check()
     tensor_overrides(*wanted)  # refused before anything is read

@@ -17,8 +17,7 @@ constexpr bool can_transform(int32_t n, int64_t size) {
 
 // Whether heads of `size` go into a cache of this type, transformed n values at a time.
 inline bool is_heads_cache(ggml_type type, int64_t size, int32_t n) {
-    const bool is_float = type == GGML_TYPE_F16 || type == GGML_TYPE_F32;
-    return (is_float || (type == GGML_TYPE_Q8_0 && size % ggml_blck_size(type) == 0)) && can_transform(n, size);
+    return is_heads_type(type) && size % ggml_blck_size(type) == 0 && can_transform(n, size);
 }
 
 // Transforms each n of n_values values in place, a multiple of n; the CPU's version.

@@ -39,6 +39,11 @@ constexpr bool is_attention_size(int64_t size) {
     return size == 64 || size == 128 || size == 256;
 }
 
+// Types of a KV cache that attention_heads writes.
+constexpr bool is_heads_type(ggml_type type) {
+    return type == GGML_TYPE_F16 || type == GGML_TYPE_F32 || type == GGML_TYPE_Q8_0;
+}
+
 // Types of a KV cache whose keys and values flash_attention reads.
 constexpr bool is_attention_type(ggml_type type) {
     return type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0;

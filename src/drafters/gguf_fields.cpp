@@ -5,14 +5,15 @@
 
 #include "drafters/gguf_fields.h"
 
+#include "drafters/gguf_attention.h"
 #include "drafters/gguf_header.h"
 #include "drafters/gguf_tensors.h"
 #include "drafters/gguf_texts.h"
+#include "drafters/gguf_values.h"
 #include "llama/facts.h"
 #include "llama/status.h"
 
 #include <algorithm>
-#include <cmath>
 #include <string>
 #include <vector>
 
@@ -54,10 +55,6 @@ const real epsilons[] = {
     { "attention.group_norm_epsilon", 0.0, 1.0 },
 };
 
-const char * const key_length   = "attention.key_length";
-const char * const value_length = "attention.value_length";
-const char * const computed     = "embedding_length / attention.head_count"; // in place of the two above
-
 // of qwen35, qwen35moe and dflash
 const field attention[] = {
     { "context_length", 1, any },
@@ -97,19 +94,15 @@ const field experts[] = {
 
 const char * const rope_scalings[] = { "none", "linear", "yarn", "longrope" }; // LLAMA_ROPE_SCALING_TYPES
 
-class checker {
+class checker : gguf_values {
   public:
-    checker(const gguf_header & header, const char * path) :
-        header_(header),
-        path_(path),
-        arch_(header.architecture()),
-        prefix_(arch_ + ".") {}
+    using gguf_values::gguf_values;
 
     void run() const {
-        if (!header_.has_key(prefix_ + "block_count")) {
+        if (is_absent("block_count")) {
             return; // no model: an adapter, say
         }
-        if (arch_ == "qwen35moe") {
+        if (architecture() == "qwen35moe") {
             for (const field & each : experts) {
                 within(each);
             }
@@ -120,68 +113,22 @@ class checker {
         for (const real & each : epsilons) {
             within(each);
         }
-        if (arch_.rfind("hunyuan", 0) != 0) { // which drops a single expert
+        if (architecture().rfind("hunyuan", 0) != 0) { // which drops a single expert
             expert_relations();
         }
         rope_scaling();
-        if (is_qwen35(arch_) || arch_ == "dflash") {
+        if (is_qwen35(architecture()) || architecture() == "dflash") {
             ours();
         }
     }
 
   private:
-    // a field's values: one, one for each layer, or none if it is absent or of another type
-    std::vector<uint32_t> values(const char * name) const {
-        const std::string key = prefix_ + name;
-        if (header_.has_u32(key)) {
-            return { header_.u32(key) };
-        }
-        const std::vector<int32_t> numbers = header_.numbers(key);
-        return { numbers.begin(), numbers.end() };
-    }
-
-    uint32_t most_of(const char * name) const {
-        const std::vector<uint32_t> all = values(name);
-        return all.empty() ? 0 : *std::max_element(all.begin(), all.end());
-    }
-
-    bool is_absent(const char * name) const { return !header_.has_key(prefix_ + name); }
-
-    // a field that others are held to, and what to call it
-    struct limit {
-        uint32_t     value;
-        const char * name;
-    };
-
-    // llama.cpp computes the size of heads where the file does not give it
-    limit limit_of(const char * name) const {
-        if ((name != key_length && name != value_length) || !is_absent(name)) {
-            return { most_of(name), name };
-        }
-        const std::vector<uint32_t> heads = values("attention.head_count");
-        if (heads.empty() || heads[0] == 0) {
-            return { 0, name };
-        }
-        return { most_of("embedding_length") / heads[0], computed };
-    }
-
-    [[noreturn]] void refuse(const std::string & name, const std::string & value, const std::string & expected) const {
-        fail(DW_ERR_FILE, "%s: %s%s is %s; expected %s", path_, prefix_.c_str(), name.c_str(), value.c_str(),
-             expected.c_str());
-    }
-
-    [[noreturn]] void refuse(const std::string & name, uint32_t value, const std::string & expected) const {
-        refuse(name, std::to_string(value), expected);
-    }
-
-    static std::string absent(const char * name) { return std::string(name) + " beside it, which is absent"; }
-
     void within(const field & f) const {
-        const limit most = f.most_of ? limit_of(f.most_of) : limit{ f.most, nullptr };
-        const bool  each = values(f.name).size() > 1; // layers without attention may have no heads
+        const field_limit most = f.most_of ? limit_of(f.most_of) : field_limit{ f.most, nullptr };
+        const bool        each = values(f.name).size() > 1; // layers without attention may have no heads
         for (const uint32_t value : values(f.name)) {
             if (value > most.value || (value < f.least && !(each && value == 0))) {
-                if (most.name && most.name != computed && is_absent(most.name)) {
+                if (most.name && most.name != head_size && is_absent(most.name)) {
                     refuse(f.name, value, absent(most.name));
                 }
                 refuse(f.name, value,
@@ -200,9 +147,9 @@ class checker {
 
     void within(const real & r) const {
         float value;
-        if (header_.f32(prefix_ + r.name, value) && !(value >= r.least && value <= r.most)) { // nan is neither
-            fail(DW_ERR_FILE, "%s: %s%s is %g; expected %g to %g", path_, prefix_.c_str(), r.name, (double) value,
-                 r.least, r.most);
+        if (header().f32(key(r.name), value) && !(value >= r.least && value <= r.most)) { // nan is neither
+            fail(DW_ERR_FILE, "%s: %s is %g; expected %g to %g", path(), key(r.name).c_str(), (double) value, r.least,
+                 r.most);
         }
     }
 
@@ -222,25 +169,23 @@ class checker {
 
     void rope_scaling() const {
         const char * const name = "rope.scaling.type";
-        const std::string  type = header_.text(prefix_ + name);
-        if (header_.has_text(prefix_ + name) &&
+        const std::string  type = header().text(key(name));
+        if (header().has_text(key(name)) &&
             std::find(std::begin(rope_scalings), std::end(rope_scalings), type) == std::end(rope_scalings)) {
             refuse(name, "'" + type + "'", "none, linear, yarn or longrope");
         }
     }
 
     void ours() const {
-        require_sound_tensors(header_, path_);
+        require_sound_tensors(header(), path());
         for (const field & each : attention) {
             within(each);
         }
         for (const real & each : reals) {
             within(each);
         }
-        heads();
-        heads_of_layers();
-        rope_sections();
-        if (arch_ == "dflash") {
+        require_sound_attention(*this);
+        if (architecture() == "dflash") {
             within({ "rope.dimension_count_swa", 2, 0, key_length, nullptr, 2 });
             return;
         }
@@ -268,73 +213,6 @@ class checker {
             }
         }
     }
-
-    // keys and values are of one size
-    void heads() const {
-        const limit keys = limit_of(key_length), vals = limit_of(value_length);
-        for (const limit & size : { keys, vals }) {
-            if (size.name == computed && (size.value < 2 || size.value % 2 != 0)) {
-                refuse(computed, size.value, "a multiple of 2, as the file gives no size of heads");
-            }
-        }
-        if (keys.value != vals.value) {
-            const bool    is_given = vals.name != computed && vals.value != 0;
-            const limit & found    = is_given ? vals : keys;
-            const limit & other    = is_given ? keys : vals;
-            refuse(found.name, found.value,
-                   other.value == 0 ? absent(other.name) : std::to_string(other.value) + ", " + other.name);
-        }
-    }
-
-    // the graphs take one layer's number for all
-    void heads_of_layers() const {
-        const char * const          name = "attention.head_count_kv";
-        const std::vector<uint32_t> all  = values(name);
-        if (all.empty() && !is_absent(name)) { // llama.cpp takes booleans for numbers
-            refuse(name, "of another type", "a whole number, or one for each layer");
-        }
-        const uint32_t one = most_of(name);
-        for (size_t il = 0; il < all.size(); ++il) {
-            // layers without attention have no norm of queries
-            const bool may_be_0 =
-                arch_ != "dflash" && !header_.has_tensor("blk." + std::to_string(il) + ".attn_q_norm.weight");
-            if (all[il] != one && !(all[il] == 0 && may_be_0)) {
-                refuse(name, std::to_string(all[il]) + " for layer " + std::to_string(il),
-                       "one number for all layers, such as " + std::to_string(one));
-            }
-        }
-    }
-
-    // pairs of values that each of the four positions rotates; a drafter may have none
-    void rope_sections() const {
-        const char * const         name  = "rope.dimension_sections";
-        const std::vector<int32_t> pairs = header_.numbers(prefix_ + name);
-        if (is_absent(name)) {
-            return;
-        }
-        if (pairs.size() != 4) {
-            refuse(name, "no array of 4 whole numbers", "one");
-        }
-        const uint32_t n_rot = most_of("rope.dimension_count");
-        const int64_t  most  = ((int64_t) (n_rot ? n_rot : limit_of(key_length).value) + 1) / 2;
-        const int64_t  first = (int64_t) pairs[0] + pairs[1] + pairs[2];
-        const bool     sound = *std::min_element(pairs.begin(), pairs.end()) >= 0;
-        const bool     empty = first == 0 && (pairs[3] != 0 || arch_ != "dflash");
-        if (!sound || empty || first + pairs[3] > most) {
-            std::string shown;
-            for (const int32_t n : pairs) {
-                shown += (shown.empty() ? "" : ", ") + std::to_string(n);
-            }
-            refuse(name, "[" + shown + "]",
-                   "none below 0, one of the first three above 0, together at most " + std::to_string(most) +
-                       " pairs (rope.dimension_count)");
-        }
-    }
-
-    const gguf_header & header_;
-    const char *        path_;
-    std::string         arch_;
-    std::string         prefix_;
 };
 
 } // namespace

@@ -1,7 +1,7 @@
 // See gguf_attention.h.
 //
-// Source: load_hparams of llama-model.cpp, load_arch_hparams of models/qwen35.cpp, qwen35moe.cpp and dflash.cpp at the
-// pin.
+// Source: load_hparams of llama-model.cpp, load_arch_hparams of models/qwen35.cpp, qwen35moe.cpp and dflash.cpp, and
+// create_memory of llama-model.cpp at the pin.
 
 #include "drafters/gguf_attention.h"
 
@@ -78,12 +78,26 @@ void check_rope_sections(const gguf_values & file) {
     }
 }
 
+// a window, and the layers that have it: llama.cpp makes a cache for these, and asserts that there are some
+void check_window(const gguf_values & file) {
+    const char * const      name = "attention.sliding_window_pattern";
+    const std::vector<bool> has  = file.header().flags(file.key(name));
+    const size_t            n    = std::min<size_t>(has.size(), file.most_of("block_count"));
+    if (file.most_of("attention.sliding_window") > 0 && !file.is_absent(name) &&
+        std::find(has.begin(), has.begin() + n, true) == has.begin() + n) {
+        file.refuse(name, "true for no layer", "true for one of them, or no attention.sliding_window");
+    }
+}
+
 } // namespace
 
 void require_sound_attention(const gguf_values & file) {
     check_heads(file);
     check_heads_of_layers(file);
     check_rope_sections(file);
+    if (file.architecture() == "dflash") {
+        check_window(file);
+    }
 }
 
 } // namespace draftwood

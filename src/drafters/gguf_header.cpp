@@ -138,6 +138,16 @@ std::vector<int32_t> gguf_header::numbers(const std::string & key) const {
     return { data, data + gguf_get_arr_n(gguf_.get(), id) };
 }
 
+std::vector<bool> gguf_header::flags(const std::string & key) const {
+    const int64_t id = find(key, GGUF_TYPE_ARRAY);
+    if (id < 0 || gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_BOOL) {
+        const std::vector<int32_t> all = numbers(key);
+        return std::vector<bool>(all.begin(), all.end());
+    }
+    const auto * data = static_cast<const int8_t *>(gguf_get_arr_data(gguf_.get(), id));
+    return std::vector<bool>(data, data + gguf_get_arr_n(gguf_.get(), id));
+}
+
 std::vector<std::string> gguf_header::texts(const std::string & key) const {
     const int64_t id = find(key, GGUF_TYPE_ARRAY);
     if (id < 0 || gguf_get_arr_type(gguf_.get(), id) != GGUF_TYPE_STRING) {

@@ -31,6 +31,7 @@ class gguf_header {
     std::string          text(const std::string & key) const;
     std::string          architecture() const { return text("general.architecture"); }
     std::vector<int32_t> numbers(const std::string & key) const; // an array of i32 or u32
+    std::vector<bool>    flags(const std::string & key) const;   // of booleans, or of numbers that are 0 or not
     std::vector<std::string> texts(const std::string & key) const;
 
     // every key, with the value of those that are a text

@@ -12,7 +12,8 @@ from tests.model.test_dflash import DRAFTER, TARGET
 
 HEADS = ("dflash.attention.key_length", "dflash.attention.value_length")
 SECTIONS, ROTATED = "dflash.rope.dimension_sections", "dflash.rope.dimension_count"
-WINDOW = {"dflash.attention.sliding_window": 64, "dflash.attention.sliding_window_pattern": [1, 1, 1]}
+PATTERN = "dflash.attention.sliding_window_pattern"
+WINDOW = {"dflash.attention.sliding_window": 64, PATTERN: [1, 1, 1]}
 
 
 def loaded(tmp_path: Path, fields: dict[str, object], drop: tuple[str, ...] = ()) -> Llama:
@@ -44,6 +45,13 @@ def loaded(tmp_path: Path, fields: dict[str, object], drop: tuple[str, ...] = ()
         ({ROTATED: 0}, (), f"{ROTATED} is 0; expected 2 to 64 (attention.key_length)"),
         ({ROTATED: 0}, HEADS, f"{ROTATED} is 0; expected 2 to 64"),
         ({"dflash.rope.dimension_count_swa": 128, **WINDOW}, (), "_swa is 128; expected 2 to 64"),
+        (
+            {**WINDOW, PATTERN: [0, 0, 0]},
+            (),
+            f"{PATTERN} is true for no layer; expected true for one of them",
+        ),
+        ({**WINDOW, PATTERN: [False] * 3}, (), f"{PATTERN} is true for no layer"),
+        ({**WINDOW, PATTERN: [0, 0, 0, 1]}, (), f"{PATTERN} is true for no layer"),
         ({"dflash.attention.value_length": 32}, (), "value_length is 32; expected 64, attention.key_length"),
         (
             {"dflash.attention.value_length": 32},
@@ -71,6 +79,8 @@ def test_a_field_that_is_refused(tmp_path, fields, drop, found):
         ({}, (*HEADS, ROTATED)),
         ({}, HEADS[:1]),
         ({"dflash.rope.dimension_count_swa": 64, **WINDOW}, ()),
+        ({**WINDOW, PATTERN: [False, False, True]}, ()),
+        ({PATTERN: [0, 0, 0]}, ()),
     ],
     ids=str,
 )

@@ -91,17 +91,20 @@ bool fuser::attention_heads(ggml_tensor * scaled) {
     if (!norm::of(scaled) || products.size() != 3 || !has_few_rows(scaled)) {
         return false;
     }
-    // in the graph's order: values are multiplied before keys
-    const turned_heads q = turned_heads::of(products[0], edit_), k = turned_heads::of(products[2], edit_);
+    // in the graph's order; keys are the last, or where some layers have a sliding window the second
+    const turned_heads last   = turned_heads::of(products[2], edit_);
+    const turned_heads q      = turned_heads::of(products[0], edit_);
+    const turned_heads k      = last ? last : turned_heads::of(products[1], edit_);
+    ggml_tensor *      value  = products[last ? 1 : 2];
     const cache_write  keys   = cache_write::of(k.result, edit_);
-    ggml_tensor *      shaped = edit_.only_user(products[1]);
+    ggml_tensor *      shaped = edit_.only_user(value);
     const hadamard     behind = hadamard::of(as(shaped, GGML_OP_RESHAPE), edit_);
     const cache_write  values = cache_write::of(behind ? behind.result : shaped, edit_);
     if (!q || !keys || !values || !q.turns_as(k) || values.node->src[0]->ne[0] % q.heads->ne[0] != 0 ||
         !is_input(q.positions) || !is_input(keys.cells) || !is_input(values.cells)) {
         return false;
     }
-    ggml_tensor *                          v = behind ? products[1] : values.node->src[0];
+    ggml_tensor *                          v = behind ? value : values.node->src[0];
     const std::vector<const ggml_tensor *> inputs{ q.heads,    k.heads,      v,          q.positions,
                                                    keys.cells, values.cells, keys.cache, values.cache };
     if (!edit_.is_closed({ q.result, keys.node, values.node }, inputs)) {

@@ -114,6 +114,13 @@ def without_sections(folder):
     return rewrite(DRAFTER, folder / "plain.gguf", drop=("dflash.rope.dimension_sections",))
 
 
+def with_windows(folder, n=64, layers=(True, False, True)):
+    """Return the drafter as a file whose attention reaches n positions back in some layers."""
+    name = "dflash.attention.sliding_window"
+    keys = {name: n, f"{name}_pattern": list(layers)}
+    return rewrite(DRAFTER, folder / "windows.gguf", add_keys=keys)
+
+
 def heldout(llm, n):
     """Return n tokens of a text that does not repeat itself."""
     return next(ids for category, ids in heldout_prompts(llm, 8, n) if category == "python")

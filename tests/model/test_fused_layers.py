@@ -21,6 +21,7 @@ from draftwood.load import header
 
 from bench import testing_api as api
 from tests.model.rig import PROMPT, Rig, write_llama
+from tests.model.test_dflash import with_windows
 from tests.model.test_expert_pool import LAYERS, rows_of
 from tests.model.test_expert_pool_models import write_lora
 from tests.ops import ggml_graph as ggml
@@ -207,10 +208,11 @@ def test_text_over_a_quantised_cache_is_the_same_with_drafts(plain_of_q8, way):
 
 
 @pytest.mark.parametrize("draft_vocab", [None, 64, 4096], ids=["default", "few", "all"])
-@pytest.mark.parametrize("way", ["mtp", "dflash"])
-def test_all_of_a_draft_is_fused(plain, way, draft_vocab):
+@pytest.mark.parametrize("way", ["mtp", "dflash", "dflash with windows"])
+def test_all_of_a_draft_is_fused(plain, tmp_path, way, draft_vocab):
     """Also one with the rows of few tokens, which llama.cpp knows nothing of."""
-    llm = load(**WAYS[way], draft_vocab=draft_vocab)
+    settings = WAYS.get(way) or {"speculation": "dflash", "drafter": with_windows(tmp_path)}
+    llm = load(**settings, draft_vocab=draft_vocab)
     llm._engine.eval(TOKENS, 0)
     assert llm._engine.propose(5, 2) == 2
     found = api.fused(llm._engine, of_drafter=True)

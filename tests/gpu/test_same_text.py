@@ -15,6 +15,7 @@ from draftwood.engine import drafting
 from draftwood.engine.engine import build_info
 
 from tests.gpu.teacher import Verdict, judge, measured_margin, rows_along
+from tests.model.test_dflash import with_windows
 from tests.unit.cost_curves import curve
 
 MODELS = Path(__file__).resolve().parents[2] / "models" / "tiny-moe"
@@ -95,13 +96,23 @@ def test_rows_have_the_bits_of_one(margins, flash):
 )
 def test_greedy_text_is_plain_decodes(plain, margins, keep_text, mode, flash):
     llm = load(**MODES[mode], flash_attn=flash)
-    verdict = Verdict(margins[WIDE.get(mode, 16)])
-    made = texts(llm)
+    check(llm, plain, margins[WIDE.get(mode, 16)], keep_text, f"{mode}, flash attention {flash}")
+
+
+def test_a_drafter_with_sliding_windows(plain, margins, keep_text, tmp_path, flash):
+    """Some of its layers attend to 64 positions, in caches of their own."""
+    llm = load(speculation="dflash", drafter=with_windows(tmp_path), flash_attn=flash)
+    check(llm, plain, margins[16], keep_text, f"dflash with windows, flash attention {flash}")
+
+
+def check(llm, plain, margin, keep_text, name):
+    """Hold texts of a model that drafts to those of plain decoding, and close it."""
+    verdict, made = Verdict(margin), texts(llm)
     stats, refusal = llm.speculation_stats, llm.tree_refusal
     llm.close()
     for prompt, tokens in made:
         judge(verdict, rows_along(plain, prompt, tokens), tokens)
-    keep_text(f"{mode}, flash attention {flash}", verdict, tokens_a_round=stats.tokens_per_round)
+    keep_text(name, verdict, tokens_a_round=stats.tokens_per_round)
     assert refusal == ""
     assert stats.accepted > 0
     assert verdict.mismatches == 0, verdict

@@ -20,6 +20,7 @@ from tests.model.engine.calls import error_of, lib
 from tests.model.engine.test_joint_drafts import any_of, check_counts, propose_each, written
 from tests.model.engine.test_sequences import Text, close, texts
 from tests.model.rig import Rig
+from tests.model.test_dflash import with_windows
 
 pytestmark = pytest.mark.parametrize("rig", ["tree"], indirect=True)
 
@@ -44,7 +45,8 @@ def tokens_of(r: Rig, text: str) -> tuple[int, ...]:
 
 
 def four(rig: Any, *, n: int = 4, **settings: Any) -> tuple[Rig, list[Text]]:
-    engine = {key: settings.pop(key) for key in ("length", "curve", "tree_budget") if key in settings}
+    of_engines = ("length", "curve", "tree_budget", "drafter_path")
+    engine = {key: settings.pop(key) for key in of_engines if key in settings}
     shared, alone = rig(TARGET, **{**SIZES, **settings}), rig(TARGET)
     prompts = [tokens_of(alone, BEGINNINGS[i % 4])[i // 4 :] for i in range(n)]
     return shared, texts(shared, alone, prompts, **{**DFLASH, **engine})
@@ -59,6 +61,16 @@ def test_together_as_alone(rig, settings):
         check_counts([text.engine.stats() for text in made], propose is propose_all)
         close(made)
     assert found[0] == found[1]
+
+
+@pytest.mark.parametrize("settings", [{}, {"kv_unified": True}, {"n_ubatch": 40, "n_batch": 128}], ids=str)
+def test_sliding_windows(rig, tmp_path, settings):
+    """Caches of a window have cells for each sequence, which blocks leave again."""
+    drafter = str(with_windows(tmp_path, n=16))
+    shared, made = four(rig, drafter_path=drafter, **settings)
+    written(made, shared.sampler, propose_all, 120, any_of)
+    check_counts([text.engine.stats() for text in made])
+    close(made)
 
 
 @pytest.mark.parametrize(

@@ -40,7 +40,7 @@ from same_text import (
 
 import models
 
-RANDOM_SHAPES = ("moe-mtp", "dense-mtp", "odd", "gqa", "q4k", "mix", "planted-moe", "planted-dense")
+RANDOM_SHAPES = ("moe-mtp", "dense-mtp", "odd", "gqa", "q4k", "q3k", "mix", "planted-moe", "planted-dense")
 # words of a few letters, so that it binds at nearly every token
 GRAMMAR = r"root ::= ([a-z] [a-z]? [a-z]? [ \n])*"
 

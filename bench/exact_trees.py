@@ -55,7 +55,7 @@ DRAFTERS = ("mtp", "ngram", "dflash", "oracle")
 BRANCHES_FROM = 8
 """Budget from which a drafter has to branch: the most probable of fewer nodes may always be a chain."""
 # of exact.py's shapes: moe-mtp and dense-mtp are those of the planted ones, whose drafts are accepted
-RANDOM_SHAPES = ("odd", "gqa", "q4k", "mix", "planted-moe", "planted-dense")
+RANDOM_SHAPES = ("odd", "gqa", "q4k", "q3k", "mix", "planted-moe", "planted-dense")
 TIMES = 5
 """How often the oracle's cells reach each accepted length."""
 

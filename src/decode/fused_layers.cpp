@@ -34,10 +34,11 @@ ggml_backend_dev_t device_of(std::initializer_list<ggml_tensor *> weights) {
     return found;
 }
 
-// The CPU's references multiply by other types, too. They are declined there so that graphs are alike on all devices.
-bool are_product_types(std::initializer_list<ggml_tensor *> weights) {
-    return std::all_of(weights.begin(), weights.end(),
-                       [](const ggml_tensor * each) { return !each || parts::is_product_type(each->type); });
+// The CPU's references multiply by others, too. They are declined there so that graphs are alike on all devices.
+bool are_product_weights(std::initializer_list<ggml_tensor *> weights) {
+    return std::all_of(weights.begin(), weights.end(), [](const ggml_tensor * each) {
+        return !each || (parts::is_product_type(each->type) && parts::is_product_width(each->type, each->ne[0]));
+    });
 }
 
 // whether a device other than a CPU can run them
@@ -82,7 +83,7 @@ fused_counts fuser::run() {
 ggml_tensor * fuser::made(const dw::op_signature & op, std::array<int64_t, GGML_MAX_DIMS> ne,
                           std::initializer_list<dw::operand> operands, std::initializer_list<ggml_tensor *> weights,
                           const parts::settings & with, ggml_type type) {
-    ggml_backend_dev_t device = are_product_types(weights) ? device_of(weights) : nullptr;
+    ggml_backend_dev_t device = are_product_weights(weights) ? device_of(weights) : nullptr;
     if (!device || (!on_cpu_ && ggml_backend_dev_type(device) == GGML_BACKEND_DEVICE_TYPE_CPU) || !has_op(device, op)) {
         return nullptr;
     }

@@ -20,8 +20,17 @@ from draftwood.engine.engine import build_info
 
 BENCH = Path(__file__).resolve().parents[2] / "bench"
 BUDGETS = (1, 2, 3, 4, 6, 7, 8, 10, 12, 14, 16)
-CHAINS = ("tiny-moe-F16", "tiny-moe-Q8_0", "moe-mtp", "dense-mtp", "q4k", "planted-moe", "planted-dense")
-TREES = ("tiny-moe-F16", "tiny-moe-Q8_0", "q4k", "planted-moe", "planted-dense")
+CHAINS = (
+    "tiny-moe-F16",
+    "tiny-moe-Q8_0",
+    "moe-mtp",
+    "dense-mtp",
+    "q4k",
+    "q3k",
+    "planted-moe",
+    "planted-dense",
+)
+TREES = ("tiny-moe-F16", "tiny-moe-Q8_0", "q4k", "q3k", "planted-moe", "planted-dense")
 OVER_Q8 = ("tiny-moe-F16", "q4k", "planted-moe")
 LEAST = 100_000  # tokens of all runs over keys and values of F16
 LEAST_OVER_Q8 = 20_000

@@ -52,6 +52,7 @@ WAYS = {
 POOLED = {
     "f16": {},
     "q4_k and q6_k": {"types": "*down_exps*=Q6_K,Q4_K", "width": 256, "expert_ff": 256, "shared_ff": 256},
+    "3 bits": {"types": "*down_exps*=Q3_K,IQ3_XXS", "width": 256, "expert_ff": 256, "shared_ff": 256},
     "merged": {"merged_experts": True, "types": "Q8_0"},
 }
 TOKENS = [(7 * i * i + 3 * i) % 380 + 1 for i in range(25)]
@@ -318,9 +319,10 @@ def predicted(path: str) -> dict[str, int]:
         ("planted-moe", "blk.0.attn_qkv*=Q5_0,F16", {"delta inputs": 2}),
         ("planted-moe", "*attn_k.*=Q5_0,Q8_0", {"attention inputs": 0}),
         ("planted-moe", "blk.1.ssm_out*=Q5_1,Q8_0", {"delta output": 2, "gates": 2}),
-        ("planted-moe", "*attn_output*=IQ4_NL,Q8_0", {"attention output": 0}),
+        ("planted-moe", "*attn_output*=Q5_0,Q8_0", {"attention output": 0}),
         ("planted-dense", "blk.3.ffn_gate*=Q8_0,F16", {"feed forward": 3}),
         ("moe-mtp", "output.weight=Q5_0,F16", {"product": 0}),
+        ("moe-mtp", "output.weight=IQ3_S,F16", {}),
     ],
 )  # fmt: skip
 def test_a_tensor_of_another_type_concerns_its_part_alone(gguf, preset, types, parts):

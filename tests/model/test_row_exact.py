@@ -27,6 +27,7 @@ TYPES = {
     "Q5_K": ("moe-mtp", {"types": "Q5_K", **K}),
     "Q6_K": ("moe-mtp", {"types": "Q6_K", **K}),
     "IQ4_XS": ("moe-mtp", {"types": "IQ4_XS", **K}),
+    "3 bits": ("q3k", {}),
     "mix": ("mix", {}),
     "dense-F16": ("dense-mtp", {}),
     "dense-Q8_0": ("dense-tied-q8", {}),

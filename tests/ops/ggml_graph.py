@@ -20,9 +20,11 @@ from tests.ops import cuda_on_cpu
 
 TYPES = {"F32": 0, "F16": 1, "I32": 26, "I64": 27, "BF16": 30}
 TYPES |= {"Q4_0": 2, "Q5_0": 6, "Q8_0": 8, "Q4_K": 12, "Q5_K": 13, "Q6_K": 14, "IQ4_NL": 20, "IQ4_XS": 23}
+TYPES |= {"Q3_K": 11, "IQ2_XXS": 16, "IQ2_XS": 17, "IQ2_S": 22, "IQ3_XXS": 18, "IQ3_S": 21, "MXFP4": 39}
 BLOCKS = {  # values and bytes of a block
-    "Q4_0": (32, 18), "Q5_0": (32, 22), "Q8_0": (32, 34), "IQ4_NL": (32, 18),
-    "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_XS": (256, 136),
+    "Q4_0": (32, 18), "Q5_0": (32, 22), "Q8_0": (32, 34), "IQ4_NL": (32, 18), "MXFP4": (32, 17),
+    "Q3_K": (256, 110), "Q4_K": (256, 144), "Q5_K": (256, 176), "Q6_K": (256, 210), "IQ4_XS": (256, 136),
+    "IQ2_XXS": (256, 66), "IQ2_XS": (256, 74), "IQ2_S": (256, 82), "IQ3_XXS": (256, 98), "IQ3_S": (256, 110),
 }  # fmt: skip
 MAX_DIMS = 4
 _MOST_TAKEN = 9  # sources that ggml_custom_4d takes; a node has room for one more

@@ -21,6 +21,7 @@ ROWS = 16  # dw::layer_parts::max_rows
 Q4 = ("Q4_K", "Q4_K", "Q4_K", "Q4_K")
 STRIPS = ("Q4_K", "Q6_K", "Q4_K", "Q6_K")  # as in a file of Q4_K_M
 OF_TWO_TYPES = ("Q4_K", "Q4_K", "Q4_K", "Q6_K")  # and where all shared experts' down is Q6_K
+OF_THREE_BITS = ("IQ3_XXS", "Q3_K", "Q8_0", "Q5_K")
 MODEL = {
     "width": 2048,
     "hidden": 512,
@@ -149,7 +150,7 @@ def test_strips_of_down_that_lie_whole_give_the_bits_of_pieces(rng, backend, kin
 
 @pytest.mark.slow
 @pytest.mark.parametrize(
-    "kinds", [Q4, STRIPS, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), ("IQ4_XS", "Q5_K", "Q8_0", "Q8_0")]
+    "kinds", [Q4, STRIPS, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), ("IQ4_XS", "Q5_K", "Q8_0", "Q8_0"), OF_THREE_BITS]
 )
 def test_experts_at_model_shapes(rng, backend, kinds):
     part = parts.experts(rng, ROWS, kinds, **MODEL)
@@ -174,7 +175,9 @@ def test_experts_of_whole_strips(rng, backend, shape, is_joint):
 
 
 @pytest.mark.parametrize("n", [1, 2, 6, 16])
-@pytest.mark.parametrize("kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), STRIPS, OF_TWO_TYPES])
+@pytest.mark.parametrize(
+    "kinds", [Q4, ("F16",) * 4, ("Q4_K", "Q6_K", "Q8_0", "Q5_K"), STRIPS, OF_TWO_TYPES, OF_THREE_BITS]
+)
 def test_experts_in_a_pool_give_the_same_bits(rng, backend, n, kinds):
     large = [MODEL] if backend == "CUDA" else []
     if kinds in (STRIPS, OF_TWO_TYPES):  # down's and gate's come whole

@@ -16,7 +16,7 @@ import source
 
 from tests.ops import cpus
 from tests.ops import ggml_graph as ggml
-from tests.ops.test_quant_rows import assert_close, extremes, quantised, random_weights
+from tests.ops.test_quant_rows import KINDS, assert_close, extremes, quantised, random_weights
 
 ROOT = Path(__file__).resolve().parents[2]
 SOURCES = [
@@ -88,7 +88,7 @@ def known() -> dict[tuple[str, int], bytes]:
     return {}
 
 
-@pytest.mark.parametrize("kind", list(ggml.BLOCKS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_every_cpu_gives_the_same_bits(run: Run, kind: str, known: dict[tuple[str, int], bytes]) -> None:
     for i, (n, rows, cols) in enumerate(SHAPES):
         rng = np.random.default_rng([17, i])
@@ -99,7 +99,7 @@ def test_every_cpu_gives_the_same_bits(run: Run, kind: str, known: dict[tuple[st
         assert known.setdefault((kind, i), found.tobytes()) == found.tobytes()
 
 
-@pytest.mark.parametrize("kind", list(ggml.BLOCKS))
+@pytest.mark.parametrize("kind", KINDS)
 def test_no_sum_overflows(run: Run, kind: str) -> None:
     """Sums of 16 bits, which some CPUs have, are as large as they get."""
     for weights, x in extremes(kind):

@@ -15,7 +15,9 @@ from tests.ops import cpus
 from tests.ops import ggml_graph as ggml
 from tests.ops.test_mul_mat_rows import mul_mat, mul_mat_id
 
-HALVES = {"Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2]}  # where a block has F16 numbers; others: at 0
+KINDS = ("Q4_0", "Q5_0", "Q8_0", "IQ4_NL", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+# where a block has F16 numbers; others: at 0
+HALVES = {"Q3_K": [108], "Q6_K": [208], "Q4_K": [0, 2], "Q5_K": [0, 2], "MXFP4": []}
 EPS = float(np.finfo(np.float32).eps)
 
 
@@ -27,6 +29,8 @@ def random_weights(rng, shape, kind):
     for at in HALVES.get(kind, [0]):
         scales = rng.uniform(-1, 1, (*outer, n // values, 1)).astype(np.float16) / np.float16(64)
         blocks[..., at : at + 2] = scales.view(np.uint8)
+    if kind == "MXFP4":  # powers of two, 2^-6 to 2^-4
+        blocks[..., 0] = rng.integers(121, 124, blocks.shape[:-1])
     return blocks.reshape(*outer, n // values * n_bytes)
 
 
@@ -75,7 +79,7 @@ def skip_without_products():
         pytest.skip("this instruction set has no products of ours")
 
 
-every_kind = pytest.mark.parametrize("kind", list(ggml.BLOCKS))
+every_kind = pytest.mark.parametrize("kind", KINDS)
 
 
 @every_kind

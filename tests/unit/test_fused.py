@@ -53,7 +53,7 @@ F32 = {
     "nextn.hnorm",
 }
 ROWS = {"ssm_conv1d": 4, "ssm_norm": 128, "attn_q_norm": 256}
-TYPES = "fused products take F32, F16, BF16, Q8_0, Q4_K, Q5_K, Q6_K, IQ4_XS"
+TYPES = f"fused products take {', '.join(fused.PRODUCT_TYPES)}"
 
 
 def model(is_moe: bool, **changes: Any) -> dict[str, Tensor]:
@@ -89,9 +89,11 @@ def number(name: str, text: str = HEADER) -> int:
 
 
 def test_the_rules_are_those_of_the_ops():
-    listed = re.search(r"product_types\[\] = \{(.*?)\}", HEADER, re.DOTALL)
-    assert listed
-    assert tuple(re.findall(r"GGML_TYPE_(\w+)", listed[1])) == fused.PRODUCT_TYPES
+    for name, types in (("product_types", fused.AS_THEY_LIE), ("byte_tiled_types", fused.BYTE_TILED)):
+        listed = re.search(name + r"\[\] = \{(.*?)\}", HEADER, re.DOTALL)
+        assert listed
+        assert tuple(re.findall(r"GGML_TYPE_(\w+)", listed[1])) == types
+    assert number("byte_tile") == fused.BYTE_TILE
     body = re.search(r"bool is_float\(ggml_type type\) \{(.*?)\}", HEADER, re.DOTALL)
     assert body
     assert tuple(re.findall(r"GGML_TYPE_(\w+)", body[1])) == fused.FLOATS
@@ -133,7 +135,7 @@ def test_types_that_are_fused(kind):
 @pytest.mark.parametrize(
     ("changes", "part", "layers", "reason"),
     [
-        ({"blk__1__ffn_down_exps": "Q3_K"}, "experts", [1], f"ffn_down_exps is Q3_K; {TYPES}"),
+        ({"blk__1__ffn_down_exps": "Q2_K"}, "experts", [1], f"ffn_down_exps is Q2_K; {TYPES}"),
         ({"ffn_down_shexp": "Q5_0"}, "experts", [0, 1, 2, 3], f"ffn_down_shexp is Q5_0; {TYPES}"),
         ({"blk__2__ffn_up_exps": "Q6_K"}, "experts", [2],
          "ffn_gate_exps is Q4_K and ffn_up_exps is Q6_K; expected one type"),
@@ -147,8 +149,8 @@ def test_types_that_are_fused(kind):
         ({"ssm_conv1d": 3}, "delta front", [0, 1, 2], "rows of ssm_conv1d have 3 values; expected 4"),
         ({"ssm_norm": 16}, "delta step", [0, 1, 2], "rows of ssm_norm have 16 values; expected 32, 64, 128"),
         ({"ssm_out": "Q2_K"}, "delta output", [0, 1, 2], f"ssm_out is Q2_K; {TYPES}"),
-        ({"attn_k": "IQ3_S"}, "attention inputs", [3], f"attn_k is IQ3_S; {TYPES}"),
-        ({"attn_output": "Q4_0"}, "attention output", [3], f"attn_output is Q4_0; {TYPES}"),
+        ({"attn_k": "IQ1_S"}, "attention inputs", [3], f"attn_k is IQ1_S; {TYPES}"),
+        ({"attn_output": "Q5_1"}, "attention output", [3], f"attn_output is Q5_1; {TYPES}"),
         ({"blk__1__attn_norm": "F16"}, "delta inputs", [1], "attn_norm is F16; expected F32"),
         ({"attn_norm": 20480}, "attention inputs", [3],
          "rows of attn_norm have 20480 values; expected a multiple of 32, 16384 at most"),
@@ -156,7 +158,7 @@ def test_types_that_are_fused(kind):
          "rows of ssm_norm have 512 values; expected a multiple of 32, 256 at most"),
         ({"attn_q_norm": 512}, "attention heads", [3],
          "rows of attn_q_norm have 512 values; expected 2 to 256"),
-        ({"nextn.eh_proj": "Q4_0"}, "draft input", [4], f"nextn.eh_proj is Q4_0; {TYPES}"),
+        ({"nextn.eh_proj": "Q4_1"}, "draft input", [4], f"nextn.eh_proj is Q4_1; {TYPES}"),
         ({"nextn.hnorm": 8224}, "draft input", [4],
          "rows of nextn.hnorm have 8224 values; expected a multiple of 32, 8192 at most"),
         ({"attn_q_norm": 96}, "flash attention", [3],
@@ -165,7 +167,7 @@ def test_types_that_are_fused(kind):
          "rows of attn_norm have 2000 values; expected a multiple of 32"),
         ({"attn_norm": 2000}, "attention output", [3],
          "rows of attn_norm have 2000 values; expected a multiple of 32"),
-        ({"output": "Q3_K"}, "output head", [], f"output is Q3_K; {TYPES}"),
+        ({"output": "Q2_K"}, "output head", [], f"output is Q2_K; {TYPES}"),
         ({"output_norm": "F16"}, "output norm", [], "output_norm is F16; expected F32"),
     ],
 )  # fmt: skip
@@ -173,11 +175,19 @@ def test_what_is_not_fused_and_why(changes, part, layers, reason):
     assert declined(model(True, **changes))[part] == (layers, reason)
 
 
+def test_types_that_become_bytes_have_rows_of_whole_tiles():
+    tensors = model(True, blk__1__ffn_down_exps="MXFP4")
+    assert not declined(tensors)
+    tensors["blk.1.ffn_down_exps"] = Tensor("MXFP4", (736, 1, 1, 1))
+    reason = "rows of ffn_down_exps have 736 values; expected a multiple of 256 for MXFP4"
+    assert declined(tensors) == {"experts": ([1], reason)}
+
+
 def test_other_parts_of_such_a_layer_are():
     assert set(declined(model(True, ssm_norm=256))) == {"delta step"}
     assert set(declined(model(True, output_norm="F16"))) == {"output norm"}
     assert set(declined(model(True, attn_q_norm="F16"))) == {"attention heads"}
-    assert set(declined(model(True, blk__1__ffn_down_exps="Q3_K"))) == {"experts"}
+    assert set(declined(model(True, blk__1__ffn_down_exps="Q2_K"))) == {"experts"}
     assert set(declined(model(False, ffn_up="Q5_K"), DENSE)) == {"feed forward"}
 
 
@@ -188,9 +198,9 @@ def test_merged_experts_tied_heads_and_missing_tensors():
         del tensors[f"blk.{i}.ffn_up_exps"]
     del tensors["output"]
     assert not declined(tensors)
-    tensors["blk.0.ffn_gate_up_exps"] = tensors["token_embd"] = Tensor("Q3_K", (2048, 1, 1, 1))
-    assert declined(tensors)["experts"] == ([0], f"ffn_gate_up_exps is Q3_K; {TYPES}")
-    assert declined(tensors)["output head"] == ([], f"token_embd is Q3_K; {TYPES}")
+    tensors["blk.0.ffn_gate_up_exps"] = tensors["token_embd"] = Tensor("Q2_K", (2048, 1, 1, 1))
+    assert declined(tensors)["experts"] == ([0], f"ffn_gate_up_exps is Q2_K; {TYPES}")
+    assert declined(tensors)["output head"] == ([], f"token_embd is Q2_K; {TYPES}")
     del tensors["blk.3.attn_q"]
     assert declined(tensors)["attention inputs"] == ([3], "the file has no attn_q")
 
@@ -203,11 +213,11 @@ def test_numbers_of_experts():
 
 
 def test_layers_with_one_reason_share_a_line():
-    changes = {f"blk__{i}__ffn_down_exps": "Q3_K" for i in (0, 1, 3)}
-    assert fused.lines(fused.told(model(True, output="Q3_K", **changes), MOE)) == [
+    changes = {f"blk__{i}__ffn_down_exps": "Q2_K" for i in (0, 1, 3)}
+    assert fused.lines(fused.told(model(True, output="Q2_K", **changes), MOE)) == [
         "1 of 4 (on a CUDA card); llama.cpp computes these parts:",
-        f"output head: output is Q3_K; {TYPES}",
-        f"experts of layers 0-1, 3: ffn_down_exps is Q3_K; {TYPES}",
+        f"output head: output is Q2_K; {TYPES}",
+        f"experts of layers 0-1, 3: ffn_down_exps is Q2_K; {TYPES}",
         "hint: for speed, llama-quantize --tensor-type '^output[.]weight=TYPE' "
         "--tensor-type '[.]ffn_down_exps[.]weight=TYPE' on the F16 file; the text is right either way",
     ]

@@ -199,7 +199,7 @@ def test_35b_a3b_with_fewer_blocks_experts_and_tokens_is_written_as_counted(tmp_
         ({"planted": float("nan")}, "planted is nan, expected 0, or 0.05 to 1."),
         ({"planted": 0.5, "tied": True}, "planted is set for a tied model, expected a head of its own"),
         ({"vocab": 259}, "vocab is 259, expected at least 260"),
-        ({"types": "Q3_K"}, "'Q3_K' is no weight type, expected one of F32, F16, BF16"),
+        ({"types": "Q2_K"}, "'Q2_K' is no weight type, expected one of F32, F16, BF16"),
         ({"types": "*=F16,output.weight=Q8_0"}, "leaves out the other tensors, expected a type without"),
         ({"vocab_file": "none.gguf"}, "'none.gguf' is not a file, expected a GGUF."),
         ({"vocab_file": __file__}, "cannot be read"),

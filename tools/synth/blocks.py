@@ -33,6 +33,10 @@ RMS_8 = (65535 / 12) ** 0.5  # of a uniform signed byte about its mean
 RMS_6, RMS_5, RMS_4 = (4095 / 12) ** 0.5, (1023 / 12) ** 0.5, (255 / 12) ** 0.5
 RMS_SCALE = (63 * 127 / 6) ** 0.5  # of a uniform 6-bit scale about zero
 RMS_TABLE = (72768 / 16) ** 0.5  # of the 16 levels of IQ4_NL
+RMS_3 = (44 / 8 * 21856 / 64) ** 0.5  # of a value of 3 bits less 4 by a scale of 6 bits less 32
+RMS_ODD = 341**0.5  # of the odd numbers up to 31, which scales of 4 bits stand for
+# the mean squares of the grids' levels
+RMS_IQ2_XXS, RMS_IQ3_XXS, RMS_IQ3_S = 534.43**0.5 / 8, 951.64**0.5 / 4, 57.672**0.5
 # Q4_K, Q5_K and Q5_1 store minima, stamped so that every sub-block is centred on zero
 RANDOM = {
     Type.Q8_0: Random(RMS_8, ((0, 1.0),)),
@@ -43,6 +47,10 @@ RANDOM = {
     Type.Q5_K: Random(RMS_SCALE * RMS_5, ((0, 1.0), (2, 15.5))),
     Type.Q6_K: Random(RMS_8 * RMS_6, ((208, 1.0),)),
     Type.IQ4_XS: Random(RMS_TABLE * RMS_6, ((0, 1.0),)),
+    Type.Q3_K: Random(RMS_3, ((108, 1.0),)),
+    Type.IQ2_XXS: Random(RMS_IQ2_XXS * RMS_ODD, ((0, 1.0),)),
+    Type.IQ3_XXS: Random(RMS_IQ3_XXS * RMS_ODD, ((0, 1.0),)),
+    Type.IQ3_S: Random(RMS_IQ3_S * RMS_ODD, ((0, 1.0),)),
 }
 # for rows that are no multiple of 256, as in llama.cpp's src/llama-quant.cpp, tensor_type_fallback
 SUBSTITUTE = {Type.Q4_K: Type.Q5_0, Type.Q5_K: Type.Q5_1, Type.Q6_K: Type.Q8_0, Type.IQ4_XS: Type.IQ4_NL}

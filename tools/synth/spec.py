@@ -194,6 +194,11 @@ PRESETS: dict[str, SynthSpec] = {
     "q4k": SynthSpec(
         width=512, expert_ff=256, shared_ff=256, state_size=128, types="output.weight=Q6_K,Q4_K"
     ),
+    # as files of 3 bits are made: experts of little, what all tokens take of more
+    "q3k": SynthSpec(
+        width=512, expert_ff=256, shared_ff=256, state_size=128,
+        types="output.weight=Q6_K,*down_exps.weight=Q3_K,*exps.weight=IQ3_XXS,*ssm_out.weight=Q8_0,*attn_v.weight=IQ3_S,Q4_K",
+    ),
     "tied-mtp": SynthSpec(tied=True),
     "mtp-heads": SynthSpec(nextn_embed=True, nextn_head=True, nextn_norm=False),
     # every type at once; rows of 288 make each K-quant and IQ4_XS take its 32-block substitute

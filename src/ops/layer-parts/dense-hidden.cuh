@@ -21,8 +21,9 @@ __device__ __forceinline__ void make_hidden_pieces(const arguments & a, const ac
     const int  n_mine   = (n_pieces - first + n_teams - 1) / n_teams;
     const auto strip_of = [&](int i) {
         const int row = (first + i * n_teams) * hidden_of_a_block + number % 2 * tile_rows;
-        return number < 2 ? strip{ of.gate.row(0, row), (int) of.gate.row_stride, tile_rows - 1, of.gate.width }
-                          : strip{ of.up.row(0, row), (int) of.up.row_stride, tile_rows - 1, of.gate.width };
+        return number < 2
+                   ? strip{ of.gate.row(0, row), (int) of.gate.row_stride, tile_rows - 1, of.gate.width, of.gate.type }
+                   : strip{ of.up.row(0, row), (int) of.up.row_stride, tile_rows - 1, of.gate.width, of.gate.type };
     };
     strips_of_warp<type, decltype(strip_of)> strips(memory + by.warp * plan.slots_of_a_warp, plan.n_slots, n_mine,
                                                     of.gate.width, by.warp % halves_of_a_strip, halves_of_a_strip,
@@ -50,7 +51,7 @@ template <int n_columns> __global__ void __launch_bounds__(32 * n_halves * most_
     const int  warp = threadIdx.x / 32, number = warp / n_halves, n_of_block = blockDim.x / (32 * n_halves);
     const team by{ number, warp % n_halves, n_halves };
     const auto x = activations::quantised::in(memory + rows_at, a.n, a.h.width);
-    with_type(a.shared.gate.type, [&](auto type_is) {
+    with_type</*has_bytes*/ false>(a.shared.gate.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (!are_floats<type>) {
             // teams of a block have pieces far from each other, so that the first ones are spread over all blocks
@@ -86,9 +87,10 @@ template <int n_columns> static bool launch_dense_of(const arguments & a, cudaSt
     return false;
 }
 
-// Launches it for several rows and quantised weights, where shared memory has room for them, and says whether it did.
+// Launches it for several rows and weights that tensor cores read as they lie, where shared memory has room for them,
+// and says whether it did.
 static bool launch_dense_hidden(const arguments & a, cudaStream_t stream) {
-    if (a.n < least_dense_rows || is_float(a.shared.gate.type)) {
+    if (a.n < least_dense_rows || is_float(a.shared.gate.type) || is_byte_tiled(a.shared.gate.type)) {
         return false;
     }
     return a.n <= 8 ? launch_dense_of<8>(a, stream) : launch_dense_of<16>(a, stream);

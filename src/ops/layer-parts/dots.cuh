@@ -86,8 +86,10 @@ template <ggml_type type> struct type_of {
     static constexpr ggml_type value = type;
 };
 
-// call(type_of<type>{}) for one of product_types
-template <typename call_type> __device__ __forceinline__ void with_type(ggml_type type, call_type && call) {
+// call(type_of<type>{}) for one of product_types. has_bytes: or with byte_tiles for others; kernels that meet none of
+// these must not have the code, which costs them registers.
+template <bool has_bytes, typename call_type>
+__device__ __forceinline__ void with_type(ggml_type type, call_type && call) {
     switch (type) {
         case GGML_TYPE_F32:
             return call(type_of<GGML_TYPE_F32>{});
@@ -105,8 +107,10 @@ template <typename call_type> __device__ __forceinline__ void with_type(ggml_typ
             return call(type_of<GGML_TYPE_Q6_K>{});
         case GGML_TYPE_IQ4_XS:
             return call(type_of<GGML_TYPE_IQ4_XS>{});
-        default:
-            return; // takes() refused it
+        default: // takes() refused others
+            if constexpr (has_bytes) {
+                call(type_of<byte_tiles>{});
+            }
     }
 }
 

@@ -49,7 +49,7 @@ struct layout {
 
 bool is_weights(const ggml_tensor * t, int64_t width, int64_t n_rows, int64_t n_experts) {
     return is_product_type(t->type) && t->ne[0] == width && t->ne[1] >= n_rows && t->ne[2] == n_experts &&
-           width % ggml_blck_size(t->type) == 0 && (is_float(t->type) || dw::ptx::has_products()) &&
+           is_product_width(t->type, width) && (is_float(t->type) || dw::ptx::has_products()) &&
            (uintptr_t) t->data % 16 == 0 && t->nb[1] == ggml_row_size(t->type, width) &&
            t->nb[2] == t->nb[1] * (size_t) t->ne[1];
 }

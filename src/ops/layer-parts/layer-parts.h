@@ -15,7 +15,7 @@
 // of a head that turn together in rotation.h. A place is a position in a chunk of cells, or where an expert lies.
 //
 // Sizes: D = width of the model, n = rows, E = experts, k = experts of a row, F = width of an expert, G = width of the
-// shared expert. All f32 unless said otherwise; "weights" are of one of product_types. dst is contiguous.
+// shared expert. All f32 unless said otherwise; "weights" are of is_product_type(). dst is contiguous.
 // Test: tests/ops/test_layer_parts.py (float64), tests/gpu/test_layer_parts_cuda.py (against the CPU, rows bit for
 // bit).
 

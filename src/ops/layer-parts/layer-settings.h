@@ -27,8 +27,16 @@ constexpr int32_t blocks_of_row(int64_t n_hidden, int64_t width, int64_t n_used)
     return (int32_t) (above > below ? above : below);
 }
 
+// Types of weights that tensor cores, or sums of floats, read as they lie.
 constexpr ggml_type product_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
                                         GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS };
+
+// And those whose tiles of `byte_tile` values become bytes first: byte-tiles.cuh.
+constexpr ggml_type byte_tiled_types[] = { GGML_TYPE_Q4_0,  GGML_TYPE_IQ4_NL,  GGML_TYPE_MXFP4,
+                                           GGML_TYPE_Q3_K,  GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S,
+                                           GGML_TYPE_IQ2_S, GGML_TYPE_IQ2_XS,  GGML_TYPE_IQ2_XXS };
+constexpr int64_t   byte_tile          = 256;
+constexpr ggml_type byte_tiles         = GGML_TYPE_COUNT; // stands for all of them
 
 constexpr bool is_float(ggml_type type) {
     return type == GGML_TYPE_F32 || type == GGML_TYPE_F16 || type == GGML_TYPE_BF16;
@@ -49,13 +57,27 @@ constexpr bool is_attention_type(ggml_type type) {
     return type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0;
 }
 
+constexpr bool is_byte_tiled(ggml_type type) {
+    for (ggml_type each : byte_tiled_types) {
+        if (each == type) {
+            return true;
+        }
+    }
+    return false;
+}
+
 constexpr bool is_product_type(ggml_type type) {
     for (ggml_type each : product_types) {
         if (each == type) {
             return true;
         }
     }
-    return false;
+    return is_byte_tiled(type);
+}
+
+// Whether rows of weights may have so many values.
+inline bool is_product_width(ggml_type type, int64_t width) {
+    return width % (is_byte_tiled(type) ? byte_tile : ggml_blck_size(type)) == 0;
 }
 
 // What a node says beside its operands. It lies behind the layer pointer and fills what is left of op_params, so fields

@@ -132,7 +132,8 @@ __device__ __forceinline__ void project_down_tiles(int n_groups, int width, int 
     const int  lane     = threadIdx.x % 32;
     const auto strip_of = [&](int i) {
         const group g = group_of(i);
-        return strip{ g.of.down.row(g.expert, first), (int) g.of.down.row_stride, tile_rows - 1, width };
+        return strip{ g.of.down.row(g.expert, first), (int) g.of.down.row_stride, tile_rows - 1, width,
+                      g.of.down.type };
     };
     strips_of_warp<type, decltype(strip_of)> strips(slots, n_slots, n_groups, width, 0, 1, strip_of);
     constexpr int                            n_tiles = 2; // of a group, where it has 512 hidden values
@@ -206,7 +207,7 @@ template <bool is_single> __device__ __forceinline__ group group_by_number(const
 // make_hidden_strips) let this kernel start when the choice, or what it is made from, and x are there: they are read,
 // and weights of experts asked for, before these end. Experts may be on their way: of each, gate and up saw a part, so
 // all blocks that copy it run, and this kernel may let the next one start at once.
-template <int n_columns> __global__ void __launch_bounds__(down_threads<n_columns>, 1)
+template <int n_columns, bool has_bytes> __global__ void __launch_bounds__(down_threads<n_columns>, 1)
     project_down_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
                      sum_of_networks to) {
     constexpr bool    is_single = n_columns == 1;
@@ -243,7 +244,7 @@ template <int n_columns> __global__ void __launch_bounds__(down_threads<n_column
         copy.load(a.hidden, a.n * n_ranks, memory);
     };
     const network & of = warp == 0 ? a.shared : a.routed;
-    with_type(of.down.type, [&](auto type_is) {
+    with_type<has_bytes>(of.down.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (are_floats<type>) {
             ready();
@@ -289,8 +290,12 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
             with        = larger;
         }
     }
-    dw::launch_kernel<project_down_all<n_columns>, n_columns == 1>({ blocks, dim3(32 * n_warps), with.bytes, stream },
-                                                                   a, with.plan, most, in_block, to);
+    const ggml_cuda_kernel_launch_params grid{ blocks, dim3(32 * n_warps), with.bytes, stream };
+    if (is_byte_tiled(a.routed.down.type) || is_byte_tiled(a.shared.down.type)) {
+        dw::launch_kernel<project_down_all<n_columns, true>, n_columns == 1>(grid, a, with.plan, most, in_block, to);
+    } else {
+        dw::launch_kernel<project_down_all<n_columns, false>, n_columns == 1>(grid, a, with.plan, most, in_block, to);
+    }
 }
 
 } // namespace dw::layer_parts

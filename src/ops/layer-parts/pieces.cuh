@@ -33,11 +33,15 @@ template <ggml_type type> constexpr layout_of_blocks layout_of() {
 }
 
 template <ggml_type type> struct tiled {
-    static constexpr layout_of_blocks of         = layout_of<type>();
-    static constexpr int              pitch      = of.pitch;
-    static constexpr int              n_values   = of.n_at_once * tile_values; // of a row of a piece
-    static constexpr int              slot_bytes = tile_rows * of.pitch;
-    static constexpr bool             is_whole   = n_values == of.block; // a piece is one block of a row
+    static constexpr layout_of_blocks of          = layout_of<type>();
+    static constexpr int              pitch       = of.pitch;
+    static constexpr int              n_values    = of.n_at_once * tile_values; // of a row of a piece
+    static constexpr int              slot_bytes  = tile_rows * of.pitch;
+    static constexpr int              block_bytes = of.block_bytes;
+    static constexpr bool             is_whole    = n_values == of.block; // a piece is one block of a row
+
+    // where rows lie when they are multiplied
+    static constexpr int read_at = 0, read_pitch = pitch;
 
     // n: values of a row, whole blocks
     static __device__ __forceinline__ int bytes(int n) { return n / of.block * of.block_bytes; }
@@ -45,6 +49,20 @@ template <ggml_type type> struct tiled {
     static __device__ __forceinline__ int offset(const char * row) {
         return of.is_aligned ? 0 : (int) ((uintptr_t) row % 16);
     }
+    static __device__ __forceinline__ int read_offset(const char * row) { return offset(row); }
+};
+
+// A tile of any type of is_byte_tiled() as it lies, and behind it as bytes.
+template <> struct tiled<byte_tiles> {
+    static constexpr int  pitch = 176, n_values = tile_values;
+    static constexpr bool is_whole    = false;
+    static constexpr int  block_bytes = 0;
+    static constexpr int  read_at = tile_rows * pitch, read_pitch = byte_row::pitch;
+    static constexpr int  slot_bytes = read_at + tile_rows * read_pitch;
+
+    static __device__ __forceinline__ int bytes(int) { return 0; } // from tile to tile of a piece, which is one
+    static __device__ __forceinline__ int offset(const char * row) { return (int) ((uintptr_t) row % 16); }
+    static __device__ __forceinline__ int read_offset(const char *) { return 0; }
 };
 
 // 16 rows of weights, n_values each from a row's value 0 on.
@@ -53,14 +71,31 @@ struct strip {
     int          stride;   // bytes
     int          last_row; // rows behind it are this one
     int          n_values;
+    ggml_type    type;
 
     __device__ __forceinline__ const char * row(int i) const { return from + min(i, last_row) * stride; }
 
-    // up to tiled<type>::n_values values from `first` on
-    template <ggml_type type> __device__ __forceinline__ strip piece(int first) const {
-        return { from + tiled<type>::bytes(first), stride, last_row, min(tiled<type>::n_values, n_values - first) };
+    // up to tiled<of>::n_values values from `first` on; of: the type, or byte_tiles
+    template <ggml_type of> __device__ __forceinline__ strip piece(int first) const {
+        if constexpr (of == byte_tiles) {
+            const int at = first / tile_values * bytes_of_small_tile(type);
+            return { from + at, stride, last_row, min(tile_values, n_values - first), type };
+        } else {
+            return { from + tiled<of>::bytes(first), stride, last_row, min(tiled<of>::n_values, n_values - first),
+                     type };
+        }
     }
 };
+
+// Makes a piece that has come what is multiplied, if that is another. A warp.
+template <ggml_type type> __device__ __forceinline__ void prepare(char * slot, const strip & of, int lane) {
+    if constexpr (type == byte_tiles) {
+        const int row = lane / 2; // of two lanes, with every second block
+        make_bytes(of.type, slot + row * tiled<type>::pitch + tiled<type>::offset(of.row(row)),
+                   slot + tiled<type>::read_at + row * byte_row::pitch, lane % 2);
+        __syncwarp();
+    }
+}
 
 // Copies a piece into a slot, without waiting: weights are read once a token, so they leave what is read again in the
 // L2 cache. A warp: 8 lanes copy 128 bytes of a row, side by side.
@@ -70,7 +105,9 @@ __device__ __forceinline__ void ask_for(ptx::shared_address slot, const strip & 
     constexpr int  n = tile::pitch / 16, n_tail = n % 8;    // loads of a row
     constexpr bool is_few     = n_tail == 1 || n_tail == 2; // the last ones are of 16 rows at once
     constexpr int  n_by_eight = (is_few ? n : n + 7) / 8;
-    const int      n_bytes    = tile::is_whole ? tile::of.block_bytes : tile::bytes(of.n_values);
+    const int      n_bytes    = type == byte_tiles ? bytes_of_small_tile(of.type)
+                                : tile::is_whole   ? tile::block_bytes
+                                                   : tile::bytes(of.n_values);
     const auto     ask        = [&](int i, ptx::shared_address to, const char * at) {
         const int begin = tile::offset(at);
         if (16 * i < begin + n_bytes) {
@@ -105,10 +142,11 @@ template <int n_open> __device__ __forceinline__ void wait_for_requests() {
 // sums += a piece that arrives in a slot, times columns from their value `first` on. arrived(): waits for it, when what
 // is held of the columns is on its way. A warp.
 template <ggml_type type, typename sums_type, typename arrived_type> __device__ __forceinline__ void
-multiply_piece(sums_type & sums, const char * slot, const strip & of, int first, int lane, arrived_type && arrived) {
+multiply_piece(sums_type & sums, char * slot, const strip & of, int first, int lane, arrived_type && arrived) {
+    using tile            = tiled<type>;
     const int    row      = lane / 4;
-    const char * a        = slot + row * tiled<type>::pitch + tiled<type>::offset(of.row(row));
-    const char * b        = slot + (row + 8) * tiled<type>::pitch + tiled<type>::offset(of.row(row + 8));
+    const char * a        = slot + tile::read_at + row * tile::read_pitch + tile::read_offset(of.row(row));
+    const char * b        = slot + tile::read_at + (row + 8) * tile::read_pitch + tile::read_offset(of.row(row + 8));
     const auto   n_blocks = [&](int done) { return min(blocks_of_tile, (of.n_values - done) / 32); };
     const auto   hold     = [&](int done) { return sums.template hold<type>(first + done, n_blocks(done)); };
     [[maybe_unused]] typename sums_type::held x;
@@ -116,6 +154,7 @@ multiply_piece(sums_type & sums, const char * slot, const strip & of, int first,
         x = hold(0);
     }
     arrived();
+    prepare<type>(slot, of, lane);
 #pragma unroll 1
     for (int done = 0; done < of.n_values; done += tile_values) {
         if constexpr (sums_type::is_ahead) {
@@ -174,6 +213,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
 
     // The same for one column, whose values of a tile are asked for while the tile before is multiplied.
     template <typename sums_type> __device__ __forceinline__ void multiply_ahead(sums_type & sums, int i) {
+        using tile           = tiled<type>;
         const strip of       = strip_of_(i);
         const int   row      = threadIdx.x % 32 / 4;
         const auto  n_blocks = [&](int value) { return min(blocks_of_tile, (width_ - value) / 32); };
@@ -185,9 +225,10 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         for (int value = first_; value < width_; value += step_) {
             wait();
             const strip  piece = of.piece<type>(value);
-            const char * slot  = slots_ + read_ + row * tiled<type>::pitch;
-            const char * a     = slot + tiled<type>::offset(piece.row(row));
-            const char * b     = slot + 8 * tiled<type>::pitch + tiled<type>::offset(piece.row(row + 8));
+            const char * slot  = slots_ + read_ + tile::read_at + row * tile::read_pitch;
+            const char * a     = slot + tile::read_offset(piece.row(row));
+            const char * b     = slot + 8 * tile::read_pitch + tile::read_offset(piece.row(row + 8));
+            prepare<type>(slots_ + read_, piece, threadIdx.x % 32);
 #pragma unroll 1
             for (int done = 0; done < piece.n_values; done += tile_values) {
                 const int at    = value + done,
@@ -246,7 +287,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
     }
 
   private:
-    static constexpr int n_at_once = tiled<type>::of.n_at_once;
+    static constexpr int n_at_once = tiled<type>::n_values / tile_values;
 
     // for the piece that is read next
     __device__ __forceinline__ void wait() const {

@@ -62,7 +62,8 @@ class product_list {
     template <typename input_type>
     void launch(const input_type & input, void * memory, int64_t width, int n, cudaStream_t stream) {
         if constexpr (input_type::by_products) {
-            if (n == 1 && input.can_be_made_by(32 * warps_for(width)) && leaves_room_for_input(width)) {
+            if (n == 1 && !has_byte_tiles() && input.can_be_made_by(32 * warps_for(width)) &&
+                leaves_room_for_input(width)) {
                 return launch_for<1>(input, (int) width, n, stream);
             }
         }
@@ -85,9 +86,11 @@ class product_list {
         if (all_.n == 1 && launch_large(all_.each[0], x, n, stream)) {
             return;
         }
-        if (n >= several_rows && !has_teams_for(x.width) && !has_floats() && !is_large() &&
-            has_room(warps_for(x.width), 1, bytes_of_sums<max_rows, late_quants>(warps_for(x.width)),
-                     late_quants::bytes(n, x.width))) {
+        if (has_byte_tiles()) {
+            launch_rows(activations_for_bytes{ x }, x.width, n, stream);
+        } else if (n >= several_rows && !has_teams_for(x.width) && !has_floats() && !is_large() &&
+                   has_room(warps_for(x.width), 1, bytes_of_sums<max_rows, late_quants>(warps_for(x.width)),
+                            late_quants::bytes(n, x.width))) {
             launch(late_quants{ x }, n, stream);
         } else {
             launch_rows(x, x.width, n, stream);
@@ -96,7 +99,7 @@ class product_list {
 
     // Whether blocks can make such an input. For the most rows, whatever their number: bits do not depend on it.
     template <typename input_type> bool can_be_late(int64_t width) const {
-        return !has_floats() && !is_large() && has_teams_for(width) &&
+        return !has_floats() && !has_byte_tiles() && !is_large() && has_teams_for(width) &&
                has_room(warps_for(width), 1, bytes_of_sums<max_rows, input_type>(warps_for(width)),
                         input_type::bytes(max_rows, width));
     }
@@ -119,6 +122,10 @@ class product_list {
 
     bool has_floats() const {
         return std::any_of(all_.each, all_.each + all_.n, [](const part & each) { return is_float(each.type); });
+    }
+
+    bool has_byte_tiles() const {
+        return std::any_of(all_.each, all_.each + all_.n, [](const part & each) { return is_byte_tiled(each.type); });
     }
 
     // an output head: its blocks multiply several strips
@@ -151,15 +158,15 @@ class product_list {
 
     template <int n_columns, typename input_type>
     void launch_for(const input_type & input, int width, int n, cudaStream_t stream) {
-        constexpr bool makes_input = !std::is_same_v<input_type, activations>;
-        size_t         of_input    = makes_input ? activations::bytes(1, width) : 0;
+        constexpr bool makes    = makes_input<input_type>;
+        size_t         of_input = makes ? activations::bytes(1, width) : 0;
         if constexpr (is_late_input<input_type>) {
             of_input = input_type::bytes(n, width);
         }
         const size_t of_sums = bytes_of_sums<n_columns, input_type>(warps_for(width));
         block_plan   plan{ {}, warps_for(width), 1, 0, 0, -1 };
         int          n_rounds = is_large() ? INT_MAX : 1;
-        if (makes_input && !is_large() && has_teams_for(width)) {
+        if (makes && !is_large() && has_teams_for(width)) {
             n_rounds = plan_teams(plan, width, n, of_sums, of_input);
         }
         const int     n_warps = plan.n_warps * plan.n_teams;
@@ -171,7 +178,7 @@ class product_list {
         plan.activations_at   = plan.n_teams * plan.bytes_of_team;
         const int    n_blocks = share_blocks(n, plan, blocks_at_once<n_columns, input_type>(n_warps, with.bytes));
         const size_t bytes    = add_row(plan, with.bytes, width, n_blocks);
-        dw::launch_kernel<products<n_columns, input_type>, makes_input>(
+        dw::launch_kernel<products<n_columns, input_type>, makes>(
             { dim3(n_blocks), dim3(32 * (n_warps + (all_.n_lone_rows > 0))), bytes, stream }, all_, input, width, n,
             plan);
     }

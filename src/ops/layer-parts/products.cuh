@@ -36,6 +36,12 @@ template <typename input_type> constexpr bool is_late_norm =
 template <typename input_type> constexpr bool is_late_input =
     is_late_norm<input_type> || std::is_same_v<input_type, late_gated> || std::is_same_v<input_type, late_quants>;
 
+// Rows that a kernel before has made, for weights of which some become bytes.
+struct activations_for_bytes : activations {};
+
+template <typename input_type> constexpr bool has_bytes   = std::is_same_v<input_type, activations_for_bytes>;
+template <typename input_type> constexpr bool makes_input = !std::is_base_of_v<activations, input_type>;
+
 // Strips that a team multiplies between two meetings of its warps: one for each slot where blocks make their input.
 template <typename input_type> constexpr int strips_at_once = is_late_input<input_type> ? most_slots : 1;
 
@@ -100,7 +106,8 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
     const int  n_mine   = (n_strips - first + step - 1) / step;
     const auto strip_of = [&](int i) {
         const int row = (first + i * step) * tile_rows;
-        return strip{ of.weights + row * of.stride, (int) of.stride, min(tile_rows, of.n_rows - row) - 1, width };
+        return strip{ of.weights + row * of.stride, (int) of.stride, min(tile_rows, of.n_rows - row) - 1, width,
+                      of.type };
     };
     strips_of_warp<type, decltype(strip_of)> strips(memory + by.warp() * plan.slots_of_a_warp, plan.n_slots, n_mine,
                                                     width, by.warp(), by.n_warps(), strip_of);
@@ -136,27 +143,26 @@ __device__ void multiply_strips(const part & of, int width, int first, int n, co
 
 // Threads of a block, and blocks that the registers of a multiprocessor are for.
 template <int n_columns, typename input_type> struct block_limits {
-    static constexpr bool makes_input = !std::is_same_v<input_type, activations>;
-    static constexpr int  n_blocks    = makes_input ? 1 : n_columns == 1 ? 4 : n_columns <= 8 ? 3 : 2;
+    static constexpr int n_blocks = makes_input<input_type> ? 1 : n_columns == 1 ? 4 : n_columns <= 8 ? 3 : 2;
     // 80 registers spill at 2 and 8 columns. Two rows are faster with more (an H200), eight are not.
     static constexpr bool is_neighbour = n_columns == 1 || n_columns == 8;
-    static constexpr int  bounds       = !makes_input   ? 32 * most_warps
-                                         : is_neighbour ? bounds_of_neighbours
-                                                        : 32 * most_block_warps;
+    static constexpr int  bounds       = !makes_input<input_type> ? 32 * most_warps
+                                         : is_neighbour           ? bounds_of_neighbours
+                                                                  : 32 * most_block_warps;
 };
 
 template <int n_columns, typename input_type> __global__ void
 __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_columns, input_type>::n_blocks)
     products(const __grid_constant__ parts all, input_type input, int width, int n, block_plan plan) {
     extern __shared__ __align__(16) char memory[];
-    constexpr bool                       has_teams = block_limits<n_columns, input_type>::makes_input;
+    constexpr bool                       has_teams = makes_input<input_type>;
     constexpr bool                       is_late   = is_late_input<input_type>;
     ggml_cuda_pdl_lc();
     const team by    = has_teams ? team::of_warps(plan.n_warps) : team::of_block();
     const auto ready = [&] {
         ggml_cuda_pdl_sync();
         if constexpr (!has_teams) {
-            return input;
+            return static_cast<const activations &>(input);
         } else if constexpr (is_late) {
             const auto made = input.in(memory + plan.activations_at, n);
             input.write(n, made);
@@ -199,7 +205,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
         return;
     }
     const part & of = all.each[i];
-    with_type(of.type, [&](auto type_is) {
+    with_type<has_bytes<input_type>>(of.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (!are_floats<type>) {
             multiply_strips<type, n_columns, strips_at_once<input_type>>(
@@ -217,7 +223,7 @@ inline bool is_vector(const ggml_tensor * t, int64_t n) {
 
 inline bool is_weights(const ggml_tensor * t, int64_t width) {
     return is_product_type(t->type) && t->ne[0] == width && t->ne[2] == 1 && t->ne[3] == 1 &&
-           width % ggml_blck_size(t->type) == 0 && (uintptr_t) t->data % 16 == 0 &&
+           is_product_width(t->type, width) && (uintptr_t) t->data % 16 == 0 &&
            (is_float(t->type) || ptx::has_products());
 }
 

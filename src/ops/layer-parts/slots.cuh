@@ -28,7 +28,7 @@ inline int2 size_of_slot(ggml_type type) {
         case GGML_TYPE_IQ4_XS:
             return size_of_slot<GGML_TYPE_IQ4_XS>();
         default:
-            return { 0, 1 << 20 };
+            return is_byte_tiled(type) ? size_of_slot<byte_tiles>() : int2{ 0, 1 << 20 };
     }
 }
 

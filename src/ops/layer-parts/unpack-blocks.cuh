@@ -1,4 +1,4 @@
-// Blocks of 32 values with one scale: Q8_0, and types whose values are four bits each. See unpack-words.cuh.
+// Blocks of 32 values with one scale: Q8_0 and IQ4_XS. See unpack-words.cuh.
 // Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once

@@ -71,6 +71,14 @@ struct in_blocks_of_32 {
     static __device__ __forceinline__ int class_of(int block) { return block / 2; }
 };
 
+// What types have in common whose halves of a block have a scale each. Their operands have a word of either half.
+struct in_halves_of_blocks {
+    static constexpr bool                   is_signed = true, has_least = false, is_cut = false, has_halves = true;
+    static constexpr bool                   has_planes = false, is_rotated = false, has_nibbles = false;
+    static __device__ __forceinline__ int   class_of(int block) { return block % 4; }
+    static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
+};
+
 // a tile that no row ends in
 template <ggml_type type> struct whole_tile : unpacked<type> {
     using unpacked<type>::unpacked;

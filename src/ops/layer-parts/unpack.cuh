@@ -2,5 +2,6 @@
 
 #pragma once
 
+#include "ops/layer-parts/byte-tiles.cuh"
 #include "ops/layer-parts/unpack-blocks.cuh"
 #include "ops/layer-parts/unpack-k.cuh"

@@ -1,0 +1,103 @@
+// Tiles that become bytes in shared memory before they are multiplied: one way for all types of small-blocks.cuh, which
+// kernels of common types carry along. It costs a second trip through shared memory, and little code.
+// Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
+
+#pragma once
+
+#include "ops/layer-parts/small-blocks.cuh"
+
+namespace dw::layer_parts {
+
+// A row of a tile of bytes: 256 values, a scale of each block, and two bytes of each by which halves are multiplied.
+struct byte_row {
+    static constexpr int scales_at = tile_values, halves_at = scales_at + blocks_of_tile * sizeof(float);
+    static constexpr int pitch = halves_at + blocks_of_tile * 2;
+    static_assert(pitch == 304, "19 times 16: lanes of one load meet different banks");
+};
+
+template <> struct unpacked<byte_tiles> : in_halves_of_blocks {
+    const char *a, *b;
+    int         at; // of this lane's words
+
+    __device__ __forceinline__ unpacked(const char * row, const char * row8, int lane) :
+        a(row),
+        b(row8),
+        at(4 * (lane % 4)) {}
+    __device__ __forceinline__ words_of_a words(int i) const {
+        const uint32_t *x = (const uint32_t *) (a + at + 32 * i), *y = (const uint32_t *) (b + at + 32 * i);
+        return { { x[0], y[0], x[4], y[4] } };
+    }
+    static __device__ __forceinline__ float scale(const char * row, int i) {
+        return ((const float *) (row + byte_row::scales_at))[i];
+    }
+    __device__ __forceinline__ float2 scale(int i) const { return make_float2(scale(a, i), scale(b, i)); }
+    __device__ __forceinline__ int4   halves(int i) const {
+        const int x = ((const int16_t *) (a + byte_row::halves_at))[i];
+        const int y = ((const int16_t *) (b + byte_row::halves_at))[i];
+        return make_int4((int8_t) x, x >> 8, (int8_t) y, y >> 8);
+    }
+};
+
+// every second block of a row
+template <ggml_type type> __device__ __forceinline__ void make_bytes_of(const char * row, char * to, int first) {
+    using of = block_of<type>;
+#pragma unroll 1
+    for (int i = first; i < blocks_of_tile; i += 2) {
+        uint32_t w[words_of_block];
+        of::words(row, i, w);
+        uint4 * values                               = (uint4 *) (to + 32 * i);
+        values[0]                                    = make_uint4(w[0], w[1], w[2], w[3]);
+        values[1]                                    = make_uint4(w[4], w[5], w[6], w[7]);
+        ((float *) (to + byte_row::scales_at))[i]    = of::scale(row, i);
+        ((uint16_t *) (to + byte_row::halves_at))[i] = (uint16_t) of::halves(row, i);
+    }
+}
+
+// The same of any type of is_byte_tiled(): a function of its own, so that kernels have this code once.
+static __noinline__ __device__ void make_bytes(ggml_type type, const char * row, char * to, int first) {
+    switch (type) {
+        case GGML_TYPE_Q4_0:
+            return make_bytes_of<GGML_TYPE_Q4_0>(row, to, first);
+        case GGML_TYPE_IQ4_NL:
+            return make_bytes_of<GGML_TYPE_IQ4_NL>(row, to, first);
+        case GGML_TYPE_MXFP4:
+            return make_bytes_of<GGML_TYPE_MXFP4>(row, to, first);
+        case GGML_TYPE_Q3_K:
+            return make_bytes_of<GGML_TYPE_Q3_K>(row, to, first);
+        case GGML_TYPE_IQ2_XXS:
+            return make_bytes_of<GGML_TYPE_IQ2_XXS>(row, to, first);
+        case GGML_TYPE_IQ2_XS:
+            return make_bytes_of<GGML_TYPE_IQ2_XS>(row, to, first);
+        case GGML_TYPE_IQ2_S:
+            return make_bytes_of<GGML_TYPE_IQ2_S>(row, to, first);
+        case GGML_TYPE_IQ3_XXS:
+            return make_bytes_of<GGML_TYPE_IQ3_XXS>(row, to, first);
+        case GGML_TYPE_IQ3_S:
+            return make_bytes_of<GGML_TYPE_IQ3_S>(row, to, first);
+        default:
+            return;
+    }
+}
+
+// Host and device: bytes of 256 values of a type of is_byte_tiled().
+__host__ __device__ constexpr int bytes_of_small_tile(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_Q4_0:
+        case GGML_TYPE_IQ4_NL:
+            return tile_values / QK4_0 * sizeof(block_q4_0);
+        case GGML_TYPE_MXFP4:
+            return tile_values / QK_MXFP4 * sizeof(block_mxfp4);
+        case GGML_TYPE_IQ2_XXS:
+            return sizeof(block_iq2_xxs);
+        case GGML_TYPE_IQ2_XS:
+            return sizeof(block_iq2_xs);
+        case GGML_TYPE_IQ2_S:
+            return sizeof(block_iq2_s);
+        case GGML_TYPE_IQ3_XXS:
+            return sizeof(block_iq3_xxs);
+        default:
+            return sizeof(block_q3_K); // and of IQ3_S
+    }
+}
+
+} // namespace dw::layer_parts

@@ -4,9 +4,8 @@
 
 #pragma once
 
-#include <immintrin.h>
-
 #ifdef __AMX_TILE__
+#include <immintrin.h>
 #undef _tile_loadconfig
 #define _tile_loadconfig(config) __asm__ volatile("ldtilecfg\t%X0" ::"m"(*(const char(*)[64])(config)))
 #endif

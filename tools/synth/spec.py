@@ -172,6 +172,10 @@ _A3B = (
     "output.weight=Q6_K,*attn_v.weight=Q6_K,*ffn_down_shexp.weight=Q6_K,"
     "blk.*[13579].ffn_down_exps.weight=Q6_K,*ssm_alpha.weight=Q8_0,*ssm_beta.weight=Q8_0,*eh_proj.weight=Q8_0,Q4_K"
 )
+_A3B_3 = (
+    "output.weight=Q6_K,*ffn_down_exps.weight=IQ3_S,*ffn_*_exps.weight=IQ3_XXS,*shexp.weight=Q6_K,"
+    "*ssm_*.weight=Q8_0,*eh_proj.weight=Q8_0,Q5_K"
+)
 _35B = SynthSpec(  # 20.1 GiB
     layers=40, width=2048, heads=16, kv_heads=2, head_size=256, state_size=128, key_heads=16,
     value_heads=32, experts=256, top_k=8, expert_ff=512, shared_ff=512, types=_A3B, vocab=248320,
@@ -222,4 +226,5 @@ PRESETS: dict[str, SynthSpec] = {
     ),
     "35b-a3b": _35B,
     "35b-a3b-loose": replace(_35B, routing="loose"),
+    "35b-a3b-3-bits": replace(_35B, types=_A3B_3),  # as files for cards of 16 GB are made
 }  # fmt: skip

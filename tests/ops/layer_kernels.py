@@ -120,7 +120,14 @@ def test_heads_that_the_delta_rule_gates_give_the_same_bits(rng, backend, kind):
 @pytest.mark.parametrize("n_used", [2, 8, 16])
 @pytest.mark.parametrize(
     "kinds",
-    [STRIPS, Q4, OF_TWO_TYPES, ("Q4_K", "Q6_K", "Q4_K", "Q8_0"), ("Q4_K", "Q6_K", "Q4_K", "Q4_K")],
+    [
+        STRIPS,
+        Q4,
+        OF_TWO_TYPES,
+        ("Q4_K", "Q6_K", "Q4_K", "Q8_0"),
+        ("Q4_K", "Q6_K", "Q4_K", "Q4_K"),
+        OF_THREE_BITS,
+    ],
 )
 def test_experts_whose_strips_of_down_lie_whole(rng, backend, kinds, n_used):
     part = parts.experts(rng, ROWS, kinds, width=256, hidden=512, shared=512, n_experts=40, n_used=n_used)
@@ -180,7 +187,7 @@ def test_experts_of_whole_strips(rng, backend, shape, is_joint):
 )
 def test_experts_in_a_pool_give_the_same_bits(rng, backend, n, kinds):
     large = [MODEL] if backend == "CUDA" else []
-    if kinds in (STRIPS, OF_TWO_TYPES):  # down's and gate's come whole
+    if kinds in (STRIPS, OF_TWO_TYPES, OF_THREE_BITS):  # down's and gate's come whole, or as bytes
         large += [{"hidden": 512, "shared": 512, "n_experts": 40}]
         wide = {"width": 2048, "hidden": 256, "shared": 256, "n_experts": 6, "n_used": 2}
         large += [wide] if n < 16 else []

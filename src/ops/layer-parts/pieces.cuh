@@ -256,6 +256,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
     template <int n_tiles, bool rehearses, typename sums_type, typename ready_type, typename call_type>
     __device__ __forceinline__ void multiply_asked(const sums_type & none, ready_type && ready,
                                                    call_type && call) const {
+        using tile                          = tiled<type>;
         constexpr int            n_slots    = (n_tiles + n_at_once - 1) / n_at_once; // of a strip
         const int                row        = threadIdx.x % 32 / 4;
         typename sums_type::held x[n_tiles] = {};
@@ -270,17 +271,18 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
                 wait_for_requests<0>();
             }
             const int    i    = max(pass, 0);
-            const char * slot = slots_ + i * n_slots * tiled<type>::slot_bytes + row * tiled<type>::pitch;
+            const char * slot = slots_ + i * n_slots * tile::slot_bytes + tile::read_at + row * tile::read_pitch;
             sums_type    sums = none;
             const strip  of   = strip_of_(i);
 #pragma unroll
             for (int t = 0; t < n_tiles; ++t) {
                 const strip  piece = of.piece<type>(value_of(t - t % n_at_once)); // of the slot
-                const char * tile  = slot + tiled<type>::bytes(t % n_at_once * tile_values);
-                sums.template add<type>(tile + tiled<type>::offset(piece.row(row)),
-                                        tile + 8 * tiled<type>::pitch + tiled<type>::offset(piece.row(row + 8)), x[t],
+                const char * at    = slot + tile::bytes(t % n_at_once * tile_values);
+                prepare<type>(slots_ + (i * n_slots + t / n_at_once) * tile::slot_bytes, piece, threadIdx.x % 32);
+                sums.template add<type>(at + tile::read_offset(piece.row(row)),
+                                        at + 8 * tile::read_pitch + tile::read_offset(piece.row(row + 8)), x[t],
                                         value_of(t), blocks_of_tile);
-                slot += (t + 1) % n_at_once == 0 ? tiled<type>::slot_bytes : 0;
+                slot += (t + 1) % n_at_once == 0 ? tile::slot_bytes : 0;
             }
             call(i, sums);
         }

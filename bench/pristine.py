@@ -91,8 +91,8 @@ def _options_of(cache: Path) -> list[str]:
     given |= {"GGML_BACKEND_DL": "OFF", "GGML_NATIVE": entries.get("GGML_NATIVE", "ON")}
     for name in ("CMAKE_C_FLAGS", "CMAKE_CXX_FLAGS"):
         given[name] = f"{given.get(name, '')} -ffp-contract=off"
-    # by GCC before 14 a process that multiplies by AMX ends; with other compilers it changes nothing
-    given["CMAKE_CXX_FLAGS"] += f" -include {ROOT / 'cmake' / 'tile-config.h'}"
+    # of GCC before 14, whose products by AMX end the process; others take nothing from it
+    given["CMAKE_CXX_FLAGS"] += f' -include "{ROOT / "cmake" / "tile-config.h"}"'
     given |= {"BUILD_SHARED_LIBS": "ON", "CMAKE_POSITION_INDEPENDENT_CODE": "ON"}
     return [f"-D{name}={value}" for name, value in given.items()]
 

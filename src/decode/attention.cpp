@@ -163,7 +163,7 @@ struct end_of_attention {
         ggml_tensor * gated  = as(next, GGML_OP_MUL);
         ggml_tensor * gate   = gate_in(gated);
         ggml_tensor * output = as(gated ? edit.only_user(gated) : next, GGML_OP_MUL_MAT);
-        if (!output || output->src[1] != (gated ? gated : shaped) || !is_quantised(output->src[0]->type)) {
+        if (!output || output->src[1] != (gated ? gated : shaped) || !is_quantised(output->src[0])) {
             return {};
         }
         // a gate lies beside the queries, so that it may be computed behind them

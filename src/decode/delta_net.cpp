@@ -190,7 +190,8 @@ struct head_gate {
         const auto *  array  = edit.array_of(plain(z));
         if (!normal || !ggml_is_contiguous(normal.weights) || ggml_nelements(normal.weights) != inner->ne[0] ||
             !array || array != edit.array_of(plain(beta)) || !ggml_is_contiguous(z) ||
-            ggml_nelements(z) != ggml_nelements(y) || !out || !is_quantised(out->src[0]->type)) {
+            ggml_nelements(z) != ggml_nelements(y) || !out || !is_quantised(out->src[0]) ||
+            parts::is_byte_tiled(out->src[0]->type)) { // whose rows a kernel of their own makes
             return {};
         }
         return { normal.weights, z };

@@ -21,8 +21,9 @@ namespace draftwood {
 namespace parts = dw::layer_parts;
 
 // Products with these weights take activations of 8 bits.
-inline bool is_quantised(ggml_type type) {
-    return parts::is_product_type(type) && !parts::is_float(type);
+inline bool is_quantised(const ggml_tensor * weights) {
+    return parts::is_product_type(weights->type) && !parts::is_float(weights->type) &&
+           parts::is_product_width(weights->type, weights->ne[0]);
 }
 
 class fuser {

@@ -73,7 +73,7 @@ llama_model * load(const char * path, int64_t bytes, const llama_model * target,
 llama_context * make_context(llama_context * target, llama_context_params params, llama_model * model) {
     params                   = drafter_context::params_for(target, params);
     params.ctx_type          = LLAMA_CONTEXT_TYPE_DEFAULT;
-    params.swa_full          = false; // a cut behind a window's cells makes the next drafts worse, never the text
+    params.swa_full          = false; // a cut to before what windows keep makes drafts worse, never the text
     const auto defaults      = llama_context_default_params(); // rope as its file says, whatever stretches the target's
     params.rope_scaling_type = defaults.rope_scaling_type;
     params.rope_freq_base    = defaults.rope_freq_base;

@@ -27,8 +27,8 @@ enum class head_reads { once, each_token };
 
 class drafter_context {
   public:
-    // What every drafter's context shares with its target's parameters: as many sequences of the same length, and a
-    // plain KV cache whose rejected cells are just removed.
+    // What every drafter's context shares with its target's parameters: as many sequences of the same length, and KV
+    // caches whose rejected cells are just removed.
     static llama_context_params params_for(llama_context * target, llama_context_params params);
 
     // Takes `ctx`, whose logits `head` gives. exact_rows as in dw_params: drafts need no exact rows, but on

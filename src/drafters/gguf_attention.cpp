@@ -85,7 +85,7 @@ void check_window(const gguf_values & file) {
     const size_t            n    = std::min<size_t>(has.size(), file.most_of("block_count"));
     if (file.most_of("attention.sliding_window") > 0 && !file.is_absent(name) &&
         std::find(has.begin(), has.begin() + n, true) == has.begin() + n) {
-        file.refuse(name, "true for no layer", "true for one of them, or no attention.sliding_window");
+        file.refuse(name, "true for no layer", "an array that is true for one of them, or no attention.sliding_window");
     }
 }
 

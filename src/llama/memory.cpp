@@ -67,8 +67,7 @@ void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept {
 }
 
 int32_t free_cells(llama_context * ctx, llama_seq_id seq) {
-    const auto * hybrid = dynamic_cast<const llama_memory_hybrid *>(llama_get_memory(ctx));
-    const auto * cache  = hybrid ? hybrid->get_mem_attn() : dynamic_cast<const llama_kv_cache *>(llama_get_memory(ctx));
+    const llama_kv_cache * cache = caches_of(llama_get_memory(ctx))[0]; // of a pair the one of all positions
     if (!cache) {
         return INT32_MAX;
     }

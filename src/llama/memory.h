@@ -21,7 +21,8 @@ constexpr uint32_t llama_kv_step = 256; // llama.cpp's own
 // n_kv of a context's graphs grows in steps of so many cells. No effect on memories whose parts depend on each other.
 void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept;
 
-// free cells of the sequence's KV cache; INT32_MAX if the context has no llama_kv_cache
+// Free cells of the sequence's KV cache, or INT32_MAX if set_kv_step has no effect. A cache of a sliding window is not
+// counted: it forgets in time.
 int32_t free_cells(llama_context * ctx, llama_seq_id seq);
 
 // cells that a sequence may have in the plain KV cache of a context. Throws std::bad_cast if it has another memory

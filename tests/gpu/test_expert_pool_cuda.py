@@ -29,10 +29,11 @@ pytestmark = [
 E, K, LAYERS = 96, 8, 4
 TYPES = {
     "q4_k and q6_k": {"types": "*down_exps*=Q6_K,Q4_K"},
+    "iq3_xxs and q3_k": {"types": "*down_exps*=Q3_K,IQ3_XXS"},
     "q8_0": {"types": "Q8_0"},
     "f16": {"types": "F16"},
     "merged": {"types": "Q8_0", "merged_experts": True},
-    "mixed": {"types": "blk.1.ffn_down_exps*=IQ4_NL,F16"},  # layer 1 is llama.cpp's, the others are fused
+    "mixed": {"types": "blk.1.ffn_down_exps*=Q5_0,F16"},  # layer 1 is llama.cpp's, the others are fused
     # 128 blocks of gate and up for one row, and 192: more than a card has multiprocessors
     "strips": {"types": "*down_exps*=Q6_K,Q4_K", "expert_ff": 512, "shared_ff": 512},
     "many blocks": {"types": "*down_exps*=Q6_K,Q4_K", "expert_ff": 768},

@@ -497,11 +497,11 @@ def test_doctor_says_why_a_model_does_not_draft_and_what_is_wrong_with_a_file(gg
 def test_doctor_says_which_layers_are_fused(gguf):
     done = draftwood("doctor", str(ROOT / "models" / "tiny-moe" / "tiny-moe-f16.gguf"), text=True)
     assert "\nfused layers all 12 (on a CUDA card)\n" in done.stdout
-    done = draftwood("doctor", gguf("moe-mtp", types="blk.1.ffn_down_exps*=IQ4_NL,F16"), text=True)
+    done = draftwood("doctor", gguf("moe-mtp", types="blk.1.ffn_down_exps*=Q5_0,F16"), text=True)
     assert done.returncode == 0
     assert "\nfused layers 3 of 4 (on a CUDA card); llama.cpp computes these parts:\n" in done.stdout
     assert re.search(
-        r"\n +experts of layer 1: ffn_down_exps is IQ4_NL; .*\n +hint: .*=TYPE' on the F16 file; .*\n",
+        r"\n +experts of layer 1: ffn_down_exps is Q5_0; .*\n +hint: .*=TYPE' on the F16 file; .*\n",
         done.stdout,
     )
 

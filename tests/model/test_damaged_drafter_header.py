@@ -48,7 +48,7 @@ def loaded(tmp_path: Path, fields: dict[str, object], drop: tuple[str, ...] = ()
         (
             {**WINDOW, PATTERN: [0, 0, 0]},
             (),
-            f"{PATTERN} is true for no layer; expected true for one of them",
+            f"{PATTERN} is true for no layer; expected an array that is true for one of them",
         ),
         ({**WINDOW, PATTERN: [False] * 3}, (), f"{PATTERN} is true for no layer"),
         ({**WINDOW, PATTERN: [0, 0, 0, 1]}, (), f"{PATTERN} is true for no layer"),

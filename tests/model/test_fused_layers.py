@@ -314,6 +314,7 @@ def predicted(path: str) -> dict[str, int]:
     ("preset", "types", "parts"),
     [
         ("planted-moe", "F16", {}),
+        ("planted-moe", "blk.1.ffn_down_exps*=Q5_0,F16", {"experts": 3}),
         ("planted-moe", "blk.1.ffn_down_exps*=IQ4_NL,F16", {"experts": 3}),
         ("planted-moe", "blk.2.ffn_up_exps*=Q8_0,F16", {"experts": 3}),
         ("planted-moe", "blk.0.attn_qkv*=Q5_0,F16", {"delta inputs": 2}),
@@ -502,7 +503,7 @@ def test_experts_in_a_pool_are_those_of_one_memory(gguf, kind, guess):
 
 def test_guesses_of_layers_that_are_and_are_not_fused(gguf):
     """Layer 1 has a type without products of ours: its guesses are a node, those of the others are not."""
-    path = gguf("moe-mtp", experts=16, top_k=3, types="blk.1.ffn_down_exps*=IQ4_NL,F16")
+    path = gguf("moe-mtp", experts=16, top_k=3, types="blk.1.ffn_down_exps*=Q5_0,F16")
     found = {}
     for slots in (None, 4, 15):
         pool = None if slots is None else ExpertPool(slots, guess=True)

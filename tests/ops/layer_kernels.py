@@ -87,6 +87,27 @@ def test_rows_do_not_depend_on_their_number(rng, backend, kind):
         check_rows(rng, backend, part)
 
 
+@pytest.mark.parametrize("n", [1, 3, 16])
+def test_types_that_become_bytes_beside_others(rng, backend, n):
+    """Beside floats and others, in rows wider than teams take, merged, and as an output head."""
+    mixed, wide, three = ("IQ3_S", "Q3_K", "F32"), ("MXFP4", "Q8_0", "Q6_K"), ("IQ2_XXS", "Q4_K", "Q8_0")
+    for part in (
+        parts.delta_inputs(rng, n, mixed),
+        parts.delta_inputs(rng, n, ("Q3_K", "Q4_K", "Q8_0"), n_qkv=300),
+        parts.attention_inputs(rng, n, wide, width=4608),
+        parts.attention_inputs(rng, n, three),
+        parts.feed_forward(rng, n, ("IQ4_NL", "Q4_0"), hidden=1536),
+        parts.experts(rng, n, (*OF_THREE_BITS[:2], "IQ3_S", "IQ2_S"), is_joint=True),
+        parts.product(rng, n, "IQ3_S", rows=(1 << 14) + 5),
+    ):
+        check(backend, part, is_float=False)
+        if n > 1:
+            alone = part.of_rows([n - 1])
+            assert np.array_equal(alone.rows_of(alone.run(backend)), part.rows_of(part.run(backend))[-1:]), (
+                part
+            )
+
+
 @pytest.mark.parametrize("n_equals", [2, 64])
 @pytest.mark.parametrize("n", [1, 6, 16])
 def test_of_equal_logits_the_lowest_expert_is_chosen(rng, backend, n, n_equals):
@@ -358,6 +379,14 @@ def test_heads(rng, backend):
 def test_what_it_cannot_run_is_refused(rng, backend):
     part = parts.experts(rng, 17, Q4)
     assert not ggml.supports(part.op(), part.operands, backend)
-    part = parts.attention_inputs(rng, 2, ("Q4_0", "Q4_K", "Q4_K"))
+    part = parts.attention_inputs(rng, 2, ("Q5_0", "Q4_K", "Q4_K"))
     assert not ggml.supports(part.op(), part.operands, backend)
+    narrow = ("MXFP4", "Q8_0", "Q8_0")  # rows of 288 values, no whole tiles
+    for part in (
+        parts.attention_inputs(rng, 2, narrow, width=288),
+        parts.experts(rng, 2, (*narrow, "Q8_0"), width=288),
+        parts.experts(rng, 2, ("Q8_0", *narrow), hidden=288),
+        parts.feed_forward(rng, 2, narrow[:2], width=288),
+    ):
+        assert not ggml.supports(part.op(), part.operands, backend), part.name
     assert ggml.supports((good := parts.experts(rng, 16, Q4)).op(), good.operands, backend)

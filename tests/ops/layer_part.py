@@ -13,7 +13,7 @@ from tests.ops import ggml_graph as ggml
 from tests.ops.test_quant_rows import HALVES, decoded, random_weights
 
 FLOATS = ("F32", "F16", "BF16")
-# product_types and byte_tiled_types of layer-settings.h
+# direct_types and byte_tiled_types of layer-settings.h
 BYTE_TILED = ("Q4_0", "IQ4_NL", "MXFP4", "Q3_K", "IQ3_XXS", "IQ3_S", "IQ2_S", "IQ2_XS", "IQ2_XXS")
 KINDS = (*FLOATS, "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", *BYTE_TILED)
 BOUNDS = {True: 1e-5, False: 5e-3}

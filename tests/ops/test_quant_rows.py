@@ -29,8 +29,8 @@ def random_weights(rng, shape, kind):
     for at in HALVES.get(kind, [0]):
         scales = rng.uniform(-1, 1, (*outer, n // values, 1)).astype(np.float16) / np.float16(64)
         blocks[..., at : at + 2] = scales.view(np.uint8)
-    if kind == "MXFP4":  # powers of two, 2^-6 to 2^-4
-        blocks[..., 0] = rng.integers(121, 124, blocks.shape[:-1])
+    if kind == "MXFP4":  # powers of two: 2^-127, 2^-126, and 2^-6 to 2^-4
+        blocks[..., 0] = rng.choice([0, 1, 121, 122, 123], blocks.shape[:-1])
     return blocks.reshape(*outer, n // values * n_bytes)
 
 

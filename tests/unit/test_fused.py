@@ -89,7 +89,7 @@ def number(name: str, text: str = HEADER) -> int:
 
 
 def test_the_rules_are_those_of_the_ops():
-    for name, types in (("product_types", fused.AS_THEY_LIE), ("byte_tiled_types", fused.BYTE_TILED)):
+    for name, types in (("direct_types", fused.DIRECT_TYPES), ("byte_tiled_types", fused.BYTE_TILED_TYPES)):
         listed = re.search(name + r"\[\] = \{(.*?)\}", HEADER, re.DOTALL)
         assert listed
         assert tuple(re.findall(r"GGML_TYPE_(\w+)", listed[1])) == types

@@ -115,7 +115,7 @@ def test_types_of_a_drafter(kind, tmp_path):
         ({"head_size": 63}, "drafter: head_size is 63, expected an even number"),
         ({"block": 1}, "drafter: block is 1, expected 2 to 4096."),
         ({"layers": 0}, "drafter: layers is 0, expected 1 to 511."),
-        ({"types": "Q3_K"}, "'Q3_K' is no weight type"),
+        ({"types": "Q2_K"}, "'Q2_K' is no weight type"),
         ({"target": replace(TARGET, top_k=300)}, "top_k is 300 of 256 experts"),
         ({"kv_heads": 1}, "drafter: kv_heads is 1 and its target routes as on text, expected at least 2"),
     ],

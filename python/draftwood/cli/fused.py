@@ -14,9 +14,9 @@ if TYPE_CHECKING:  # at run time they would load the library
     from draftwood.engine.engine import ModelInfo
     from draftwood.load.header import Tensor
 
-AS_THEY_LIE = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
-BYTE_TILED = ("Q4_0", "IQ4_NL", "MXFP4", "Q3_K", "IQ3_XXS", "IQ3_S", "IQ2_S", "IQ2_XS", "IQ2_XXS")
-PRODUCT_TYPES = (*AS_THEY_LIE, *BYTE_TILED)
+DIRECT_TYPES = ("F32", "F16", "BF16", "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS")
+BYTE_TILED_TYPES = ("Q4_0", "IQ4_NL", "MXFP4", "Q3_K", "IQ3_XXS", "IQ3_S", "IQ2_S", "IQ2_XS", "IQ2_XXS")
+PRODUCT_TYPES = (*DIRECT_TYPES, *BYTE_TILED_TYPES)
 BYTE_TILE = 256
 FLOATS = ("F32", "F16", "BF16")
 MAX_WIDTH, MAX_EXPERTS, MAX_USED = 16384, 512, 16
@@ -145,7 +145,7 @@ def _reasons(part: _Part, own: dict[str, Tensor]) -> Iterator[Reason]:
         if own[name].type not in types:
             what = "fused products take" if is_weights else "expected"
             yield f"{name} is {own[name].type}; {what} {', '.join(types)}", name if is_weights else ""
-        elif own[name].type in BYTE_TILED and own[name].shape[0] % BYTE_TILE:
+        elif own[name].type in BYTE_TILED_TYPES and own[name].shape[0] % BYTE_TILE:
             yield (
                 f"rows of {name} have {own[name].shape[0]} values; expected a multiple of {BYTE_TILE} for "
                 f"{own[name].type}",

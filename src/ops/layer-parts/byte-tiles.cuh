@@ -1,5 +1,5 @@
-// Tiles that become bytes in shared memory before they are multiplied: one way for all types of small-blocks.cuh, which
-// kernels of common types carry along. It costs a second trip through shared memory, and little code.
+// Tiles that become bytes in shared memory before they are multiplied: one code for all types of small-blocks.cuh, at
+// the cost of a second trip through shared memory. Kernels that have it are instances of their own (with_type).
 // Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
@@ -78,6 +78,8 @@ static __noinline__ __device__ void make_bytes(ggml_type type, const char * row,
             return;
     }
 }
+
+static_assert(sizeof(block_q3_K) == sizeof(block_iq3_s) && tile_values == byte_tile, "see below");
 
 // Host and device: bytes of 256 values of a type of is_byte_tiled().
 __host__ __device__ constexpr int bytes_of_small_tile(ggml_type type) {

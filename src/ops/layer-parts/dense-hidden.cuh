@@ -51,7 +51,7 @@ template <int n_columns> __global__ void __launch_bounds__(32 * n_halves * most_
     const int  warp = threadIdx.x / 32, number = warp / n_halves, n_of_block = blockDim.x / (32 * n_halves);
     const team by{ number, warp % n_halves, n_halves };
     const auto x = activations::quantised::in(memory + rows_at, a.n, a.h.width);
-    with_type</*has_bytes*/ false>(a.shared.gate.type, [&](auto type_is) {
+    with_type</*has_byte_tiles*/ false>(a.shared.gate.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (!are_floats<type>) {
             // teams of a block have pieces far from each other, so that the first ones are spread over all blocks

@@ -86,9 +86,9 @@ template <ggml_type type> struct type_of {
     static constexpr ggml_type value = type;
 };
 
-// call(type_of<type>{}) for one of product_types. has_bytes: or with byte_tiles for others; kernels that meet none of
-// these must not have the code, which costs them registers.
-template <bool has_bytes, typename call_type>
+// call(type_of<type>{}) for one of direct_types. has_byte_tiles: or with byte_tiles for others; kernels that meet none
+// of these must not have the code, which costs them registers.
+template <bool has_byte_tiles, typename call_type>
 __device__ __forceinline__ void with_type(ggml_type type, call_type && call) {
     switch (type) {
         case GGML_TYPE_F32:
@@ -108,7 +108,7 @@ __device__ __forceinline__ void with_type(ggml_type type, call_type && call) {
         case GGML_TYPE_IQ4_XS:
             return call(type_of<GGML_TYPE_IQ4_XS>{});
         default: // takes() refused others
-            if constexpr (has_bytes) {
+            if constexpr (has_byte_tiles) {
                 call(type_of<byte_tiles>{});
             }
     }

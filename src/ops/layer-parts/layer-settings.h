@@ -28,8 +28,8 @@ constexpr int32_t blocks_of_row(int64_t n_hidden, int64_t width, int64_t n_used)
 }
 
 // Types of weights that tensor cores, or sums of floats, read as they lie.
-constexpr ggml_type product_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
-                                        GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS };
+constexpr ggml_type direct_types[] = { GGML_TYPE_F32,  GGML_TYPE_F16,  GGML_TYPE_BF16, GGML_TYPE_Q8_0,
+                                       GGML_TYPE_Q4_K, GGML_TYPE_Q5_K, GGML_TYPE_Q6_K, GGML_TYPE_IQ4_XS };
 
 // And those whose tiles of `byte_tile` values become bytes first: byte-tiles.cuh.
 constexpr ggml_type byte_tiled_types[] = { GGML_TYPE_Q4_0,  GGML_TYPE_IQ4_NL,  GGML_TYPE_MXFP4,
@@ -67,7 +67,7 @@ constexpr bool is_byte_tiled(ggml_type type) {
 }
 
 constexpr bool is_product_type(ggml_type type) {
-    for (ggml_type each : product_types) {
+    for (ggml_type each : direct_types) {
         if (each == type) {
             return true;
         }

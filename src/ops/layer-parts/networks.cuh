@@ -166,8 +166,8 @@ struct hidden_plan {
 // a second team: those share it. n_columns: of a group, at most. Each block waits for the kernel before this one and
 // only then lets the next one start, so that project_down_all reads the choice and x before its own wait. is_pooled: of
 // one row whose experts lie in a pool; the kernel that has none must not have this code, which costs it time. If
-// experts may be on their way, it lets the next kernel start behind its wait for its own. has_bytes: with_type.
-template <int n_columns, bool is_pooled, bool has_bytes> __global__ void
+// experts may be on their way, it lets the next kernel start behind its wait for its own. has_byte_tiles: with_type.
+template <int n_columns, bool is_pooled, bool has_byte_tiles> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     make_hidden_all(const __grid_constant__ arguments a, hidden_plan plan) {
     constexpr bool    is_single = n_columns == 1;
@@ -218,7 +218,7 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
             wait();
         }
     };
-    with_type<has_bytes>(g.of.gate.type, [&](auto type_is) {
+    with_type<has_byte_tiles>(g.of.gate.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         char * const        mine = memory + by.number * plan.second_at;
         if constexpr (are_floats<type>) {
@@ -274,8 +274,8 @@ template <int n_columns> static void launch_hidden_of(const arguments & a, int n
     const hidden_plan plan{ with.plan, has_second, (int) (n_warps * with.plan.slots_of_a_warp + of_sums) };
     const ggml_cuda_kernel_launch_params grid{ blocks, dim3(32 * (n_warps + n_more)), with.bytes, stream };
     const bool                           is_pooled = n_columns == 1 && a.before.choice;
-    const auto                           launch    = [&](auto has_bytes) {
-        constexpr bool has = decltype(has_bytes)::value, is_single = n_columns == 1;
+    const auto                           launch    = [&](auto has_byte_tiles) {
+        constexpr bool has = decltype(has_byte_tiles)::value, is_single = n_columns == 1;
         if (is_pooled) {
             return dw::launch_kernel<make_hidden_all<n_columns, is_single, has>, is_single>(grid, a, plan);
         }

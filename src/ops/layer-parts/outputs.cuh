@@ -207,7 +207,7 @@ template <bool is_single> __device__ __forceinline__ group group_by_number(const
 // make_hidden_strips) let this kernel start when the choice, or what it is made from, and x are there: they are read,
 // and weights of experts asked for, before these end. Experts may be on their way: of each, gate and up saw a part, so
 // all blocks that copy it run, and this kernel may let the next one start at once.
-template <int n_columns, bool has_bytes> __global__ void __launch_bounds__(down_threads<n_columns>, 1)
+template <int n_columns, bool has_byte_tiles> __global__ void __launch_bounds__(down_threads<n_columns>, 1)
     project_down_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
                      sum_of_networks to) {
     constexpr bool    is_single = n_columns == 1;
@@ -244,7 +244,7 @@ template <int n_columns, bool has_bytes> __global__ void __launch_bounds__(down_
         copy.load(a.hidden, a.n * n_ranks, memory);
     };
     const network & of = warp == 0 ? a.shared : a.routed;
-    with_type<has_bytes>(of.down.type, [&](auto type_is) {
+    with_type<has_byte_tiles>(of.down.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (are_floats<type>) {
             ready();

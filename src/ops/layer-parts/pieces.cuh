@@ -52,15 +52,16 @@ template <ggml_type type> struct tiled {
     static __device__ __forceinline__ int read_offset(const char * row) { return offset(row); }
 };
 
-// A tile of any type of is_byte_tiled() as it lies, and behind it as bytes.
+// A tile of any byte-tiled type as it lies, and behind it as bytes.
 template <> struct tiled<byte_tiles> {
     static constexpr int  pitch = 176, n_values = tile_values;
     static constexpr bool is_whole    = false;
     static constexpr int  block_bytes = 0;
     static constexpr int  read_at = tile_rows * pitch, read_pitch = byte_row::pitch;
     static constexpr int  slot_bytes = read_at + tile_rows * read_pitch;
+    static_assert(pitch >= 15 + 144 + 3, "an offset, the largest tile, and what is read behind a word");
 
-    static __device__ __forceinline__ int bytes(int) { return 0; } // from tile to tile of a piece, which is one
+    static __device__ __forceinline__ int bytes(int) { return 0; } // a piece has one tile
     static __device__ __forceinline__ int offset(const char * row) { return (int) ((uintptr_t) row % 16); }
     static __device__ __forceinline__ int read_offset(const char *) { return 0; }
 };
@@ -87,7 +88,7 @@ struct strip {
     }
 };
 
-// Makes a piece that has come what is multiplied, if that is another. A warp.
+// Unpacks a piece of a byte-tiled type that has come: to bytes, behind it in its slot. Of other types: nothing. A warp.
 template <ggml_type type> __device__ __forceinline__ void prepare(char * slot, const strip & of, int lane) {
     if constexpr (type == byte_tiles) {
         const int row = lane / 2; // of two lanes, with every second block

@@ -87,7 +87,7 @@ class product_list {
             return;
         }
         if (has_byte_tiles()) {
-            launch_rows(activations_for_bytes{ x }, x.width, n, stream);
+            launch_rows(activations_for_byte_tiles{ x }, x.width, n, stream);
         } else if (n >= several_rows && !has_teams_for(x.width) && !has_floats() && !is_large() &&
                    has_room(warps_for(x.width), 1, bytes_of_sums<max_rows, late_quants>(warps_for(x.width)),
                             late_quants::bytes(n, x.width))) {

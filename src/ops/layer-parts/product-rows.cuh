@@ -118,7 +118,7 @@ __device__ void multiply_lone_rows(const parts & all, int width, char * memory, 
                 of.out[row] = ended(of, sum, row, residual_of(of, row, 0));
             }
         } else if constexpr (std::is_same_v<std::decay_t<decltype(x)>, activations>) {
-            with_type</*has_bytes*/ false>(of.type, [&](auto type_is) {
+            with_type</*has_byte_tiles*/ false>(of.type, [&](auto type_is) {
                 constexpr ggml_type type = decltype(type_is)::value;
                 if constexpr (are_floats<type>) {
                     multiply_row<type, 1>(of, x, row, at, 0, 1, lane);

@@ -1,7 +1,8 @@
 // Products of rows of activations with several weights in one launch. A team of warps multiplies 16 rows of quantised
 // weights, each warp a part of them, or a warp a row (product-rows.cuh). Weights are asked for before the kernel waits
-// for the one before it. One row of activations, or two late ones, are made by each block for itself, others by a
-// kernel before. How work is divided: product-list.cuh. Test: tests/gpu/test_layer_parts_cuda.py.
+// for the one before it. One row of activations, or two late ones, are made by each block for itself, others, and all
+// for byte-tiled weights, by a kernel before. How work is divided: product-list.cuh. Test:
+// tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
@@ -36,11 +37,11 @@ template <typename input_type> constexpr bool is_late_norm =
 template <typename input_type> constexpr bool is_late_input =
     is_late_norm<input_type> || std::is_same_v<input_type, late_gated> || std::is_same_v<input_type, late_quants>;
 
-// Rows that a kernel before has made, for weights of which some become bytes.
-struct activations_for_bytes : activations {};
+// Rows that a kernel before has made, for weights of which some are byte-tiled.
+struct activations_for_byte_tiles : activations {};
 
-template <typename input_type> constexpr bool has_bytes   = std::is_same_v<input_type, activations_for_bytes>;
-template <typename input_type> constexpr bool makes_input = !std::is_base_of_v<activations, input_type>;
+template <typename input_type> constexpr bool takes_byte_tiles = std::is_same_v<input_type, activations_for_byte_tiles>;
+template <typename input_type> constexpr bool makes_input      = !std::is_base_of_v<activations, input_type>;
 
 // Strips that a team multiplies between two meetings of its warps: one for each slot where blocks make their input.
 template <typename input_type> constexpr int strips_at_once = is_late_input<input_type> ? most_slots : 1;
@@ -205,7 +206,7 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
         return;
     }
     const part & of = all.each[i];
-    with_type<has_bytes<input_type>>(of.type, [&](auto type_is) {
+    with_type<takes_byte_tiles<input_type>>(of.type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         if constexpr (!are_floats<type>) {
             multiply_strips<type, n_columns, strips_at_once<input_type>>(

@@ -1,7 +1,7 @@
 // Blocks of 32 values of types that no tensor core reads as they lie: their values as bytes. Source: dequantize_row_*
 // of ggml-quants.c at the pin. Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 //
-// block_of<type> of block i of a row, whose first block begins at a multiple of 2 or, of MXFP4, anywhere:
+// block_of<type> of block i of a row of a tile, which begins at a multiple of 2:
 //   words(row, i, w)  its 32 values, four a word, in order
 //   scale(row, i)     what they count
 //   halves(row, i)    two bytes with signs, by which its halves are multiplied
@@ -95,7 +95,8 @@ template <> struct block_of<GGML_TYPE_MXFP4> : in_equal_halves {
 
 // ---- two bits and, in another array, the third one ----
 
-// values less 4, which count 32 times; scales of 6 bits less 32, whose upper two bits lie apart
+// Values less 4, which count 32 times; scales of 6 bits less 32, whose upper two bits lie apart. A block's dot is at
+// most 2 * 32 * 16 * 128 * 127, just below 2^24, so that a float has it exactly.
 template <> struct block_of<GGML_TYPE_Q3_K> {
     static constexpr int bytes_of_two = 32, scales_at = 96, d_at = 108;
 

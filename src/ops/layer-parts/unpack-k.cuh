@@ -155,8 +155,7 @@ __device__ __forceinline__ int4 rotated(int4 x) {
 }
 
 // Of rows of which it is known whether they are even: has_planes. As operands values less 32 count 4 times.
-template <place_of_rows place> struct tile_of_Q6_K {
-    static constexpr bool is_signed = true, has_least = false, is_cut = false, has_halves = true;
+template <place_of_rows place> struct tile_of_Q6_K : in_halves_of_blocks {
     static constexpr bool has_planes = place != place_of_rows::any, is_rotated = place == place_of_rows::odd;
     words_at<place>       a, b; // this lane's words
     const char *          scales_a, *scales_b;
@@ -169,7 +168,6 @@ template <place_of_rows place> struct tile_of_Q6_K {
         scales_b(row8 + 192),
         d_a(0.25f * __half2float(*(const half *) (row + 208))),
         d_b(0.25f * __half2float(*(const half *) (row8 + 208))) {}
-    static __device__ __forceinline__ int      class_of(int block) { return block % 4; }
     static __device__ __forceinline__ uint32_t word(const words_at<place> & of, int side, int i, int half) {
         const uint32_t four = of.word(64 * side + i % 2 * 32 + 16 * half);
         const uint32_t two  = of.word(128 + 32 * side + 16 * half);
@@ -194,7 +192,6 @@ template <place_of_rows place> struct tile_of_Q6_K {
         const int2 x = halves(scales_a, block), y = halves(scales_b, block);
         return make_int4(x.x, x.y, y.x, y.y);
     }
-    static __device__ __forceinline__ uint2 values(const int8_t * x, int lane) { return of_both_halves(x, lane); }
 };
 
 template <> struct unpacked<GGML_TYPE_Q6_K> : tile_of_Q6_K<place_of_rows::any> {

@@ -165,6 +165,20 @@ def test_a_drafter_whose_memory_is_short_of_cells_begins_anew(rig):
     engine.close()
 
 
+@pytest.mark.parametrize("n", [None, 16], ids=["no window", "windows"])
+def test_a_cache_that_others_nearly_fill(rig, tmp_path, n):
+    """Two texts and a third sequence take all but a few of the drafter's cells."""
+    drafter = {} if n is None else {"drafter_path": str(with_windows(tmp_path, n=n))}
+    shared, made = four(rig, n=2, n_seq_max=3, n_ctx=256, kv_unified=True, **drafter)
+    held = ctypes.c_void_p()
+    assert lib.dw_drafter_memory(made[0].engine._handle, ctypes.byref(held)) == _capi.OK
+    fill(held.value, 2, 64)
+    written(made, shared.sampler, propose_all, 120, lambda _: [0, 1])
+    assert all(text.engine.stats().failed_drafts == 0 for text in made)
+    assert sum(text.engine.stats().accepted for text in made) > 20
+    close(made)
+
+
 def fill(ctx: Any, seq: int, n: int) -> None:
     """Put n more tokens of a sequence into a context that nobody looks after."""
     pos = native.llama_memory_seq_pos_max(native.llama_get_memory(ctx), seq) + 1

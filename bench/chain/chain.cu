@@ -5,6 +5,7 @@
 //     build/gpu/chain 1 6                           there: a line of JSON for 1 and for 6 rows
 //     build/gpu/chain --down=q4_k 1 6               the same with experts' down of Q4_K, which is Q6_K else
 //     build/gpu/chain --down=q4_k+q6_k 1 6          the same, but the shared expert's of Q6_K
+//     build/gpu/chain --experts=iq3_xxs --down=iq3_s+q6_k 1 6   experts as files for small cards have them
 //     build/gpu/chain --layers=1 --check 1 6        values alone, for compute-sanitizer
 //     build/gpu/chain --attention=1024 1 6          attention layers in place of these, over so many cells
 //     build/gpu/chain --attention=768+1280 1 6      the same, with cells behind them that no row sees
@@ -68,7 +69,7 @@ constexpr int n_warm = 4, n_runs = 20;
 class bench {
   public:
     explicit bench(const options & with) :
-        layers_(weights_of<layer_weights>(with.is_drafter() ? 0 : with.n_made(), with.of_down)),
+        layers_(weights_of<layer_weights>(with.is_drafter() ? 0 : with.n_made(), with.of_experts)),
         head_(weights(GGML_TYPE_Q6_K, { width, n_vocab })),
         cells_(tensor(GGML_TYPE_I32, { 1 }, memory(sizeof(int32_t)))),
         attention_(
@@ -259,8 +260,9 @@ int main(int argc, char ** argv) {
     const options  with = options_of({ argv + 1, argv + argc });
     cudaDeviceProp card;
     CUDA_CHECK(cudaGetDeviceProperties(&card, 0));
-    printf("{\"card\": \"%s\", \"down\": \"%s+%s\"}\n", card.name, ggml_type_name(with.of_down.routed),
-           ggml_type_name(with.of_down.shared));
+    printf("{\"card\": \"%s\", \"experts\": \"%s\", \"down\": \"%s+%s\"}\n", card.name,
+           ggml_type_name(with.of_experts.above), ggml_type_name(with.of_experts.down),
+           ggml_type_name(with.of_experts.shared_down));
     bench                 all(with);
     std::vector<uint64_t> bits;
     for (int n : with.rows) {

@@ -23,13 +23,13 @@ struct node {
     ggml_tensor *             dst;
 };
 
-// Of the routed experts' down and of the shared one's. Files of Q4_K_M have Q6_K and Q4_K.
-struct types_of_down {
-    ggml_type routed = GGML_TYPE_Q6_K, shared = GGML_TYPE_Q6_K;
+// Of the routed experts' gate and up, of their down, and of the shared one's. Files of Q4_K_M have Q6_K and Q4_K.
+struct expert_types {
+    ggml_type above = GGML_TYPE_Q4_K, down = GGML_TYPE_Q6_K, shared_down = GGML_TYPE_Q6_K;
 };
 
 struct layer_weights {
-    types_of_down of_down;
+    expert_types  of_experts;
     ggml_tensor * norm       = floats({ width }, 0.1f, 1.0f);
     ggml_tensor * qkv        = weights(GGML_TYPE_Q4_K, { width, channels });
     ggml_tensor * z          = weights(GGML_TYPE_Q4_K, { width, n_heads * size });
@@ -44,16 +44,16 @@ struct layer_weights {
     ggml_tensor * out        = weights(GGML_TYPE_Q4_K, { n_heads * size, width }, 0.3f);
     ggml_tensor * after      = floats({ width }, 0.1f, 1.0f);
     ggml_tensor * router     = floats({ width, n_experts }, 0.05f);
-    ggml_tensor * gate       = weights(GGML_TYPE_Q4_K, { width, hidden, n_experts });
-    ggml_tensor * up         = weights(GGML_TYPE_Q4_K, { width, hidden, n_experts });
-    ggml_tensor * down       = weights(of_down.routed, { hidden, width, n_experts }, 0.3f);
+    ggml_tensor * gate       = weights(of_experts.above, { width, hidden, n_experts });
+    ggml_tensor * up         = weights(of_experts.above, { width, hidden, n_experts });
+    ggml_tensor * down       = weights(of_experts.down, { hidden, width, n_experts }, 0.3f);
     ggml_tensor * own_router = floats({ width, 1 }, 0.02f);
     ggml_tensor * own_gate   = weights(GGML_TYPE_Q4_K, { width, hidden });
     ggml_tensor * own_up     = weights(GGML_TYPE_Q4_K, { width, hidden });
-    ggml_tensor * own_down   = weights(of_down.shared, { hidden, width }, 0.3f);
+    ggml_tensor * own_down   = weights(of_experts.shared_down, { hidden, width }, 0.3f);
 
-    explicit layer_weights(types_of_down of_down) :
-        of_down(of_down) {}
+    explicit layer_weights(expert_types of_experts) :
+        of_experts(of_experts) {}
 
     // as they were, for the next number of rows
     void restore() const {

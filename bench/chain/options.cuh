@@ -22,7 +22,7 @@ struct options {
     kind_of_layer    kind     = kind_of_layer::delta_net;
     int              n_layers = 0; // 0: n_made() says
     cells_of_cache   cells{};      // unless layers are delta nets
-    types_of_down    of_down;
+    expert_types     of_experts;
     std::vector<int> rows;
 
     bool is_drafter() const { return kind == kind_of_layer::drafter; }
@@ -30,13 +30,17 @@ struct options {
     int n_made() const { return n_layers > 0 ? n_layers : is_drafter() ? 8 : 40; }
 };
 
-// Ends the program if it is neither of the types that files of Q4_K_M have.
+// Ends the program if there are no random weights of the type.
 inline ggml_type type_by_name(const std::string & name) {
-    if (name != "q4_k" && name != "q6_k") {
-        fprintf(stderr, "--down: %s is neither q4_k nor q6_k\n", name.c_str());
-        exit(2);
+    for (ggml_type each : types_of_weights) {
+        std::string own = ggml_type_name(each);
+        std::transform(own.begin(), own.end(), own.begin(), [](unsigned char sign) { return (char) tolower(sign); });
+        if (name == own) {
+            return each;
+        }
     }
-    return name == "q4_k" ? GGML_TYPE_Q4_K : GGML_TYPE_Q6_K;
+    fprintf(stderr, "%s is no type of weights here; expected q4_k, q6_k, q8_0, q3_k, iq3_xxs or iq3_s\n", name.c_str());
+    exit(2);
 }
 
 inline ggml_type cache_by_name(const std::string & name) {
@@ -47,10 +51,11 @@ inline ggml_type cache_by_name(const std::string & name) {
     return name == "f16" ? GGML_TYPE_F16 : GGML_TYPE_Q8_0;
 }
 
-// From ROUTED+SHARED, or one name for both.
-inline types_of_down types_by_names(const std::string & names) {
+// ROUTED+SHARED, or one name for both
+inline void set_down(expert_types & to, const std::string & names) {
     const size_t end = names.find('+');
-    return { type_by_name(names.substr(0, end)), type_by_name(end == names.npos ? names : names.substr(end + 1)) };
+    to.down          = type_by_name(names.substr(0, end));
+    to.shared_down   = type_by_name(end == names.npos ? names : names.substr(end + 1));
 }
 
 // From SEEN or SEEN+UNSEEN.
@@ -72,7 +77,9 @@ inline options options_of(const std::vector<std::string> & arguments) {
         } else if (name == "--layers") {
             made.n_layers = std::max(1, atoi(value.c_str()));
         } else if (name == "--down") {
-            made.of_down = types_by_names(value);
+            set_down(made.of_experts, value);
+        } else if (name == "--experts") {
+            made.of_experts.above = type_by_name(value);
         } else if (name == "--cache") {
             cache = cache_by_name(value);
         } else if (name == "--attention" || name == "--drafter") {

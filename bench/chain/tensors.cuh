@@ -93,7 +93,10 @@ inline ggml_tensor * input(ggml_type type, const std::vector<int64_t> & shape, c
     return made;
 }
 
-// random weights whose products are about as large as what they multiply, times `gain`
+constexpr ggml_type types_of_weights[] = { GGML_TYPE_Q4_K, GGML_TYPE_Q6_K,    GGML_TYPE_Q8_0,
+                                           GGML_TYPE_Q3_K, GGML_TYPE_IQ3_XXS, GGML_TYPE_IQ3_S };
+
+// Random weights whose products are about as large as what they multiply, times `gain`. unit: of values of 8 bits.
 inline ggml_tensor * weights(ggml_type type, const std::vector<int64_t> & shape, float gain = 1.0f) {
     ggml_tensor * made  = tensor(type, shape, nullptr);
     const size_t  bytes = ggml_nbytes(made), block = ggml_type_size(type);
@@ -102,11 +105,11 @@ inline ggml_tensor * weights(ggml_type type, const std::vector<int64_t> & shape,
     fill_bits<<<1024, 256>>>((uint32_t *) made->data, (bytes + 3) / 4, next_seed++);
     if (type == GGML_TYPE_Q4_K) {
         fill_scales<<<1024, 256>>>((char *) made->data, bytes / block, (int) block, 0, unit / 4, 7.5f * unit / 4);
-    } else if (type == GGML_TYPE_Q8_0) {
-        fill_scales<<<1024, 256>>>((char *) made->data, bytes / block, (int) block, 0, unit, 0.0f);
     } else {
-        GGML_ASSERT(type == GGML_TYPE_Q6_K);
-        fill_scales<<<1024, 256>>>((char *) made->data, bytes / block, (int) block, 208, unit / 18, 0.0f);
+        const bool  is_Q6_K = type == GGML_TYPE_Q6_K, is_Q3_K = type == GGML_TYPE_Q3_K;
+        const int   at      = is_Q6_K ? 208 : is_Q3_K ? 108 : 0;
+        const float of_unit = is_Q6_K ? 1.0f / 18 : type == GGML_TYPE_Q8_0 ? 1.0f : 0.5f;
+        fill_scales<<<1024, 256>>>((char *) made->data, bytes / block, (int) block, at, of_unit * unit, 0.0f);
     }
     return made;
 }

@@ -147,19 +147,24 @@ __device__ __forceinline__ uint32_t odd_halves(uint32_t scales) {
     return (scales << 1 & 0x1e) | (scales << 5 & 0x1e00) | 0x0101;
 }
 
-template <> struct block_of<GGML_TYPE_IQ2_XXS> : in_equal_halves {
+// Four times seven signs and a scale of four bits are a word of a block, at `first` and every `step` bytes on. An odd
+// scale counts 1 / `unit`.
+template <int first, int step, int unit> struct signs_beside_scale : in_equal_halves {
     static __device__ __forceinline__ uint32_t signs_and_scale(const char * row, int i) {
-        return words_from(row + 6 + 8 * i).word(0);
+        return words_from(row + first + step * i).word(0);
     }
+    static __device__ __forceinline__ float scale(const char * row, int i) {
+        return half_at(row) * (1.0f / unit) * (float) (2 * (signs_and_scale(row, i) >> 28) + 1);
+    }
+};
+
+template <> struct block_of<GGML_TYPE_IQ2_XXS> : signs_beside_scale<6, 8, 8> {
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         const uint32_t signs = signs_and_scale(row, i);
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
             store_eight(w, g, iq2xxs_grid[byte_at(row + 2 + 8 * i + g)], eight_signs(signs >> 7 * g));
         }
-    }
-    static __device__ __forceinline__ float scale(const char * row, int i) {
-        return 0.125f * half_at(row) * (float) (2 * (signs_and_scale(row, i) >> 28) + 1);
     }
 };
 
@@ -192,10 +197,7 @@ template <> struct block_of<GGML_TYPE_IQ2_S> {
     }
 };
 
-template <> struct block_of<GGML_TYPE_IQ3_XXS> : in_equal_halves {
-    static __device__ __forceinline__ uint32_t signs_and_scale(const char * row, int i) {
-        return words_from(row + 66 + 4 * i).word(0);
-    }
+template <> struct block_of<GGML_TYPE_IQ3_XXS> : signs_beside_scale<66, 4, 4> {
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         const uint32_t signs = signs_and_scale(row, i);
 #pragma unroll
@@ -203,9 +205,6 @@ template <> struct block_of<GGML_TYPE_IQ3_XXS> : in_equal_halves {
             const uint32_t two = short_at(row + 2 + 8 * i + 2 * g);
             store_eight(w, g, iq3xxs_grid[two & 255], iq3xxs_grid[two >> 8], eight_signs(signs >> 7 * g));
         }
-    }
-    static __device__ __forceinline__ float scale(const char * row, int i) {
-        return 0.25f * half_at(row) * (float) (2 * (signs_and_scale(row, i) >> 28) + 1);
     }
 };
 

@@ -62,8 +62,8 @@ if (NOT MSVC AND CMAKE_BUILD_TYPE STREQUAL "Release")
     set_source_files_properties("${folder}/arg.cpp" TARGET_DIRECTORY llama-common PROPERTIES COMPILE_OPTIONS -O1)
 endif()
 
-# GCC bug 114098: what configures tiles of AMX is optimized away
-if (CMAKE_CXX_COMPILER_ID STREQUAL "GNU" AND CMAKE_CXX_COMPILER_VERSION VERSION_LESS 14)
+# what configures tiles of AMX, for compilers that optimize it away
+if (NOT MSVC)
     get_target_property(folder ggml-base SOURCE_DIR)
     set_source_files_properties("${folder}/ggml-cpu/amx/mmq.cpp" DIRECTORY "${folder}"
         PROPERTIES COMPILE_OPTIONS "-include;${CMAKE_CURRENT_LIST_DIR}/tile-config.h")

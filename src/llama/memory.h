@@ -21,8 +21,8 @@ constexpr uint32_t llama_kv_step = 256; // llama.cpp's own
 // n_kv of a context's graphs grows in steps of so many cells. No effect on memories whose parts depend on each other.
 void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept;
 
-// Free cells of the sequence's KV cache, or INT32_MAX if set_kv_step has no effect. A cache of a sliding window is not
-// counted: it forgets in time.
+// Free cells of the sequence's KV cache. Where some layers have a sliding window, of the cache that keeps all
+// positions. INT32_MAX for memories that set_kv_step has no effect on.
 int32_t free_cells(llama_context * ctx, llama_seq_id seq);
 
 // cells that a sequence may have in the plain KV cache of a context. Throws std::bad_cast if it has another memory

@@ -103,9 +103,8 @@ def test_types_that_become_bytes_beside_others(rng, backend, n):
         check(backend, part, is_float=False)
         if n > 1:
             alone = part.of_rows([n - 1])
-            assert np.array_equal(alone.rows_of(alone.run(backend)), part.rows_of(part.run(backend))[-1:]), (
-                part
-            )
+            last = part.rows_of(part.run(backend))[-1:]
+            assert np.array_equal(alone.rows_of(alone.run(backend)), last), part.name
 
 
 @pytest.mark.parametrize("n_equals", [2, 64])

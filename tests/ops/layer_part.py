@@ -8,14 +8,13 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 import numpy as np
+from draftwood.cli.fused import PRODUCT_TYPES
 
 from tests.ops import ggml_graph as ggml
 from tests.ops.test_quant_rows import HALVES, decoded, random_weights
 
 FLOATS = ("F32", "F16", "BF16")
-# direct_types and byte_tiled_types of layer-settings.h
-BYTE_TILED = ("Q4_0", "IQ4_NL", "MXFP4", "Q3_K", "IQ3_XXS", "IQ3_S", "IQ2_S", "IQ2_XS", "IQ2_XXS")
-KINDS = (*FLOATS, "Q8_0", "Q4_K", "Q5_K", "Q6_K", "IQ4_XS", *BYTE_TILED)
+KINDS = PRODUCT_TYPES  # of layer-settings.h: tests/unit/test_fused.py
 BOUNDS = {True: 1e-5, False: 5e-3}
 """Largest relative error in norm, by whether weights are floats. Products with other weights read values of
 8 bits. One of them may round to its neighbour, which moves it by 1/127 of its block's largest value. That

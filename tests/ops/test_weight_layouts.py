@@ -13,7 +13,7 @@ import numpy as np
 import pytest
 
 from tests.ops import ggml_graph as ggml
-from tests.ops.test_quant_rows import decoded, random_weights
+from tests.ops.layer_part import weights
 
 N_IN, N_OUT = 256, 128
 POINTER = ctypes.c_void_p
@@ -56,12 +56,7 @@ def weight_in(layout: int, stored: np.ndarray, kind: str) -> Iterator[int]:
 @pytest.mark.parametrize("layout", layouts())
 def test_batches_of_several_sequences(layout, kind, shape):
     rng = np.random.default_rng(17)
-    if kind == "F16":
-        stored = ggml.encode(rng.standard_normal((N_OUT, N_IN)), kind)
-        values = ggml.decode(stored, kind)
-    else:
-        stored = random_weights(rng, (N_OUT, N_IN), kind)
-        values = decoded(stored, kind)
+    (stored, _), values = weights(rng, (N_OUT, N_IN), kind)
     x = rng.standard_normal((*shape, N_IN), np.float32)
     with weight_in(layouts()[layout], stored, kind) as weight:
 

@@ -4,9 +4,13 @@
 
 #pragma once
 
+#include "ops/layer-parts/dots.cuh"
 #include "ops/layer-parts/small-blocks.cuh"
 
 namespace dw::layer_parts {
+
+static_assert(tile_values == byte_tile);
+constexpr int most_tile_bytes = 144; // of a row as it lies
 
 // A row of a tile of bytes: 256 values, a scale of each block, and two bytes of each by which halves are multiplied.
 struct byte_row {
@@ -41,6 +45,7 @@ template <> struct unpacked<byte_tiles> : in_halves_of_blocks {
 // every second block of a row
 template <ggml_type type> __device__ __forceinline__ void make_bytes_of(const char * row, char * to, int first) {
     using of = block_of<type>;
+    static_assert(of::tile_bytes <= most_tile_bytes);
 #pragma unroll 1
     for (int i = first; i < blocks_of_tile; i += 2) {
         uint32_t w[words_of_block];
@@ -53,53 +58,42 @@ template <ggml_type type> __device__ __forceinline__ void make_bytes_of(const ch
     }
 }
 
-// The same of any type of is_byte_tiled(): a function of its own, so that kernels have this code once.
-static __noinline__ __device__ void make_bytes(ggml_type type, const char * row, char * to, int first) {
+// call(type_of<type>{}) for a type of is_byte_tiled()
+template <typename call_type> __device__ __forceinline__ void with_byte_tiled_type(ggml_type type, call_type && call) {
     switch (type) {
         case GGML_TYPE_Q4_0:
-            return make_bytes_of<GGML_TYPE_Q4_0>(row, to, first);
+            return call(type_of<GGML_TYPE_Q4_0>{});
         case GGML_TYPE_IQ4_NL:
-            return make_bytes_of<GGML_TYPE_IQ4_NL>(row, to, first);
+            return call(type_of<GGML_TYPE_IQ4_NL>{});
         case GGML_TYPE_MXFP4:
-            return make_bytes_of<GGML_TYPE_MXFP4>(row, to, first);
+            return call(type_of<GGML_TYPE_MXFP4>{});
         case GGML_TYPE_Q3_K:
-            return make_bytes_of<GGML_TYPE_Q3_K>(row, to, first);
-        case GGML_TYPE_IQ2_XXS:
-            return make_bytes_of<GGML_TYPE_IQ2_XXS>(row, to, first);
-        case GGML_TYPE_IQ2_XS:
-            return make_bytes_of<GGML_TYPE_IQ2_XS>(row, to, first);
-        case GGML_TYPE_IQ2_S:
-            return make_bytes_of<GGML_TYPE_IQ2_S>(row, to, first);
+            return call(type_of<GGML_TYPE_Q3_K>{});
         case GGML_TYPE_IQ3_XXS:
-            return make_bytes_of<GGML_TYPE_IQ3_XXS>(row, to, first);
+            return call(type_of<GGML_TYPE_IQ3_XXS>{});
         case GGML_TYPE_IQ3_S:
-            return make_bytes_of<GGML_TYPE_IQ3_S>(row, to, first);
+            return call(type_of<GGML_TYPE_IQ3_S>{});
+        case GGML_TYPE_IQ2_S:
+            return call(type_of<GGML_TYPE_IQ2_S>{});
+        case GGML_TYPE_IQ2_XS:
+            return call(type_of<GGML_TYPE_IQ2_XS>{});
+        case GGML_TYPE_IQ2_XXS:
+            return call(type_of<GGML_TYPE_IQ2_XXS>{});
         default:
             return;
     }
 }
 
-static_assert(sizeof(block_q3_K) == sizeof(block_iq3_s) && tile_values == byte_tile, "see below");
+// make_bytes_of for any of them: a function of its own, so that kernels have this code once.
+static __noinline__ __device__ void make_bytes(ggml_type type, const char * row, char * to, int first) {
+    with_byte_tiled_type(type, [&](auto type_is) { make_bytes_of<decltype(type_is)::value>(row, to, first); });
+}
 
-// Host and device: bytes of 256 values of a type of is_byte_tiled().
-__host__ __device__ constexpr int bytes_of_small_tile(ggml_type type) {
-    switch (type) {
-        case GGML_TYPE_Q4_0:
-        case GGML_TYPE_IQ4_NL:
-            return tile_values / QK4_0 * sizeof(block_q4_0);
-        case GGML_TYPE_MXFP4:
-            return tile_values / QK_MXFP4 * sizeof(block_mxfp4);
-        case GGML_TYPE_IQ2_XXS:
-            return sizeof(block_iq2_xxs);
-        case GGML_TYPE_IQ2_XS:
-            return sizeof(block_iq2_xs);
-        case GGML_TYPE_IQ2_S:
-            return sizeof(block_iq2_s);
-        case GGML_TYPE_IQ3_XXS:
-            return sizeof(block_iq3_xxs);
-        default:
-            return sizeof(block_q3_K); // and of IQ3_S
-    }
+// bytes of a tile's row of any of them
+__device__ __forceinline__ int bytes_of_small_tile(ggml_type type) {
+    int n = 0;
+    with_byte_tiled_type(type, [&](auto type_is) { n = block_of<decltype(type_is)::value>::tile_bytes; });
+    return n;
 }
 
 } // namespace dw::layer_parts

@@ -57,8 +57,8 @@ constexpr bool is_attention_type(ggml_type type) {
     return type == GGML_TYPE_F16 || type == GGML_TYPE_Q8_0;
 }
 
-constexpr bool is_byte_tiled(ggml_type type) {
-    for (ggml_type each : byte_tiled_types) {
+template <size_t n> constexpr bool is_one_of(const ggml_type (&types)[n], ggml_type type) {
+    for (ggml_type each : types) {
         if (each == type) {
             return true;
         }
@@ -66,13 +66,12 @@ constexpr bool is_byte_tiled(ggml_type type) {
     return false;
 }
 
+constexpr bool is_byte_tiled(ggml_type type) {
+    return is_one_of(byte_tiled_types, type);
+}
+
 constexpr bool is_product_type(ggml_type type) {
-    for (ggml_type each : direct_types) {
-        if (each == type) {
-            return true;
-        }
-    }
-    return is_byte_tiled(type);
+    return is_one_of(direct_types, type) || is_byte_tiled(type);
 }
 
 // Whether rows of weights may have so many values.

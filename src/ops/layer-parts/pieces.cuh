@@ -59,7 +59,7 @@ template <> struct tiled<byte_tiles> {
     static constexpr int  block_bytes = 0;
     static constexpr int  read_at = tile_rows * pitch, read_pitch = byte_row::pitch;
     static constexpr int  slot_bytes = read_at + tile_rows * read_pitch;
-    static_assert(pitch >= 15 + 144 + 3, "an offset, the largest tile, and what is read behind a word");
+    static_assert(pitch >= 15 + most_tile_bytes + 3, "an offset, the largest tile, and what is read behind a word");
 
     static __device__ __forceinline__ int bytes(int) { return 0; } // a piece has one tile
     static __device__ __forceinline__ int offset(const char * row) { return (int) ((uintptr_t) row % 16); }

@@ -2,6 +2,7 @@
 // of ggml-quants.c at the pin. Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
 //
 // block_of<type> of block i of a row of a tile, which begins at a multiple of 2:
+//   tile_bytes        of that row
 //   words(row, i, w)  its 32 values, four a word, in order
 //   scale(row, i)     what they count
 //   halves(row, i)    two bytes with signs, by which its halves are multiplied
@@ -58,7 +59,7 @@ __device__ __forceinline__ uint2 from_table(uint32_t four, const int8_t * table)
 
 // values less 8, which count 16 times
 template <> struct block_of<GGML_TYPE_Q4_0> : in_equal_halves {
-    static constexpr int bytes = sizeof(block_q4_0);
+    static constexpr int bytes = sizeof(block_q4_0), tile_bytes = blocks_of_tile * bytes;
 
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         words_of_nibbles<bytes, 2>(row, i, w, [](uint32_t four) {
@@ -72,7 +73,7 @@ template <> struct block_of<GGML_TYPE_Q4_0> : in_equal_halves {
 };
 
 template <> struct block_of<GGML_TYPE_IQ4_NL> : in_equal_halves {
-    static constexpr int bytes = sizeof(block_iq4_nl);
+    static constexpr int bytes = sizeof(block_iq4_nl), tile_bytes = blocks_of_tile * bytes;
 
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         words_of_nibbles<bytes, 2>(row, i, w, [](uint32_t four) { return from_table(four, kvalues_iq4nl); });
@@ -82,7 +83,7 @@ template <> struct block_of<GGML_TYPE_IQ4_NL> : in_equal_halves {
 
 // the scale is a power of two; values count twice
 template <> struct block_of<GGML_TYPE_MXFP4> : in_equal_halves {
-    static constexpr int bytes = sizeof(block_mxfp4);
+    static constexpr int bytes = sizeof(block_mxfp4), tile_bytes = blocks_of_tile * bytes;
 
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         words_of_nibbles<bytes, 1>(row, i, w, [](uint32_t four) { return from_table(four, kvalues_mxfp4); });
@@ -98,7 +99,7 @@ template <> struct block_of<GGML_TYPE_MXFP4> : in_equal_halves {
 // Values less 4, which count 32 times; scales of 6 bits less 32, whose upper two bits lie apart. A block's dot is at
 // most 2 * 32 * 16 * 128 * 127, just below 2^24, so that a float has it exactly.
 template <> struct block_of<GGML_TYPE_Q3_K> {
-    static constexpr int bytes_of_two = 32, scales_at = 96, d_at = 108;
+    static constexpr int tile_bytes = sizeof(block_q3_K), bytes_of_two = 32, scales_at = 96, d_at = 108;
 
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         const words_from third(row), two(row + bytes_of_two + 32 * (i / 4));
@@ -159,6 +160,8 @@ template <int first, int step, int unit> struct signs_beside_scale : in_equal_ha
 };
 
 template <> struct block_of<GGML_TYPE_IQ2_XXS> : signs_beside_scale<6, 8, 8> {
+    static constexpr int tile_bytes = sizeof(block_iq2_xxs);
+
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         const uint32_t signs = signs_and_scale(row, i);
 #pragma unroll
@@ -169,6 +172,8 @@ template <> struct block_of<GGML_TYPE_IQ2_XXS> : signs_beside_scale<6, 8, 8> {
 };
 
 template <> struct block_of<GGML_TYPE_IQ2_XS> {
+    static constexpr int tile_bytes = sizeof(block_iq2_xs);
+
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
 #pragma unroll
         for (int g = 0; g < 4; ++g) {
@@ -183,6 +188,8 @@ template <> struct block_of<GGML_TYPE_IQ2_XS> {
 };
 
 template <> struct block_of<GGML_TYPE_IQ2_S> {
+    static constexpr int tile_bytes = sizeof(block_iq2_s);
+
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         const uint32_t above = byte_at(row + 66 + i);
 #pragma unroll
@@ -198,6 +205,8 @@ template <> struct block_of<GGML_TYPE_IQ2_S> {
 };
 
 template <> struct block_of<GGML_TYPE_IQ3_XXS> : signs_beside_scale<66, 4, 4> {
+    static constexpr int tile_bytes = sizeof(block_iq3_xxs);
+
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         const uint32_t signs = signs_and_scale(row, i);
 #pragma unroll
@@ -209,6 +218,8 @@ template <> struct block_of<GGML_TYPE_IQ3_XXS> : signs_beside_scale<66, 4, 4> {
 };
 
 template <> struct block_of<GGML_TYPE_IQ3_S> : in_equal_halves {
+    static constexpr int tile_bytes = sizeof(block_iq3_s);
+
     static __device__ __forceinline__ void words(const char * row, int i, uint32_t (&w)[words_of_block]) {
         const uint32_t ninths = byte_at(row + 66 + i);
 #pragma unroll

@@ -20,6 +20,13 @@ __device__ __forceinline__ uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t 
     return y;
 }
 
+// Of each byte its highest bit, eight times.
+__device__ __forceinline__ uint32_t highest_bits(uint32_t x) {
+    uint32_t y;
+    asm("prmt.b32 %0, %1, 0, 0xba98;" : "=r"(y) : "r"(x));
+    return y;
+}
+
 // An address in shared memory. Made of a pointer once for many copies: the compiler makes it again for each.
 using shared_address = uint32_t;
 

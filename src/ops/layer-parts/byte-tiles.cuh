@@ -1,11 +1,12 @@
-// Tiles that become bytes in shared memory before they are multiplied: one code for all types of small-blocks.cuh, at
-// the cost of a second trip through shared memory. Kernels that have it are instances of their own (with_type).
-// Test: tests/ops/test_cuda_layers.py, tests/gpu/test_layer_parts_cuda.py.
+// Tiles that become bytes in shared memory before they are multiplied: one code for all types of small-blocks.cuh and
+// grid-blocks.cuh, at the cost of a second trip through shared memory. Kernels that have it are instances of their own
+// (with_type), and load the grids of their types first. Test: tests/ops/test_cuda_layers.py,
+// tests/gpu/test_layer_parts_cuda.py.
 
 #pragma once
 
 #include "ops/layer-parts/dots.cuh"
-#include "ops/layer-parts/small-blocks.cuh"
+#include "ops/layer-parts/grid-blocks.cuh"
 
 namespace dw::layer_parts {
 
@@ -42,24 +43,28 @@ template <> struct unpacked<byte_tiles> : in_halves_of_blocks {
     }
 };
 
-// every second block of a row
-template <ggml_type type> __device__ __forceinline__ void make_bytes_of(const char * row, char * to, int first) {
-    using of = block_of<type>;
-    static_assert(of::tile_bytes <= most_tile_bytes);
-#pragma unroll 1
-    for (int i = first; i < blocks_of_tile; i += 2) {
+// half a row: blocks 4 * side to 4 * side + 3
+template <ggml_type type> __device__ __forceinline__ void
+make_bytes_of(const char * __restrict__ row, char * __restrict__ to, int side, const char * __restrict__ grid) {
+    static_assert(half_row_of<type>::tile_bytes <= most_tile_bytes);
+    const half_row_of<type> from(row, side, grid);
+    constexpr int           n      = blocks_of_half_row;
+    uint4 * const           values = (uint4 *) (to + side * n * 32);
+#pragma unroll
+    for (int k = 0; k < n; ++k) {
         uint32_t w[words_of_block];
-        of::words(row, i, w);
-        uint4 * values                               = (uint4 *) (to + 32 * i);
-        values[0]                                    = make_uint4(w[0], w[1], w[2], w[3]);
-        values[1]                                    = make_uint4(w[4], w[5], w[6], w[7]);
-        ((float *) (to + byte_row::scales_at))[i]    = of::scale(row, i);
-        ((uint16_t *) (to + byte_row::halves_at))[i] = (uint16_t) of::halves(row, i);
+        from.words(k, w);
+        values[2 * k]     = make_uint4(w[0], w[1], w[2], w[3]);
+        values[2 * k + 1] = make_uint4(w[4], w[5], w[6], w[7]);
     }
+    ((float4 *) (to + byte_row::scales_at))[side] =
+        make_float4(from.scale(0), from.scale(1), from.scale(2), from.scale(3));
+    ((uint2 *) (to + byte_row::halves_at))[side] = from.halves();
 }
 
 // call(type_of<type>{}) for a type of is_byte_tiled()
-template <typename call_type> __device__ __forceinline__ void with_byte_tiled_type(ggml_type type, call_type && call) {
+template <typename call_type>
+__host__ __device__ __forceinline__ void with_byte_tiled_type(ggml_type type, call_type && call) {
     switch (type) {
         case GGML_TYPE_Q4_0:
             return call(type_of<GGML_TYPE_Q4_0>{});
@@ -84,15 +89,84 @@ template <typename call_type> __device__ __forceinline__ void with_byte_tiled_ty
     }
 }
 
+// ---- grids of a block of threads, behind all else in its dynamic shared memory ----
+
+template <ggml_type type> __host__ __device__ constexpr int number_of() {
+    constexpr auto find = [] {
+        int number = 0;
+        while (byte_tiled_types[number] != type) {
+            ++number;
+        }
+        return number;
+    };
+    return std::integral_constant<int, find()>::value;
+}
+
+// [number_of<type>()]: where a type's grid is in that memory
+__device__ __forceinline__ int * places_of_grids() {
+    __shared__ int places[sizeof(byte_tiled_types) / sizeof(ggml_type)];
+    return places;
+}
+
+// Host: bytes of the grids of these types, a multiple of 16.
+inline int bytes_of_grids(const ggml_type * types, int n_types) {
+    int bytes = 0, seen = 0;
+    for (int i = 0; i < n_types; ++i) {
+        with_byte_tiled_type(types[i], [&](auto type_is) {
+            constexpr ggml_type type = decltype(type_is)::value;
+            bytes += seen >> number_of<type>() & 1 ? 0 : grid_of<type>::bytes;
+            seen |= 1 << number_of<type>();
+        });
+    }
+    return bytes;
+}
+
+// All threads of a block: copies the grids of these types into its dynamic shared memory, from `at` on.
+template <typename type_at_type>
+__device__ __forceinline__ void load_grids(char * memory, int at, int n_types, type_at_type && type_at) {
+    int seen = 0;
+    for (int i = 0; i < n_types; ++i) {
+        with_byte_tiled_type(type_at(i), [&](auto type_is) {
+            using grid           = grid_of<decltype(type_is)::value>;
+            constexpr int number = number_of<decltype(type_is)::value>();
+            if constexpr (grid::bytes > 0) {
+                if (!(seen >> number & 1)) {
+                    uint32_t * const to = (uint32_t *) (memory + at);
+                    if (threadIdx.x == 0) {
+                        places_of_grids()[number] = at;
+                    }
+                    for (int j = threadIdx.x; j < grid::bytes / (int) sizeof(uint32_t); j += blockDim.x) {
+                        to[j] = ((const uint32_t *) grid::all())[j];
+                    }
+                    at += grid::bytes;
+                    seen |= 1 << number;
+                }
+            }
+        });
+    }
+    if (seen != 0) {
+        __syncthreads();
+    }
+}
+
 // make_bytes_of for any of them: a function of its own, so that kernels have this code once.
-static __noinline__ __device__ void make_bytes(ggml_type type, const char * row, char * to, int first) {
-    with_byte_tiled_type(type, [&](auto type_is) { make_bytes_of<decltype(type_is)::value>(row, to, first); });
+static __noinline__ __device__ void make_bytes(ggml_type type, const char * __restrict__ row, char * __restrict__ to,
+                                               int       side) {
+    extern __shared__ __align__(16) char memory[];
+    with_byte_tiled_type(type, [&](auto type_is) {
+        constexpr ggml_type type = decltype(type_is)::value;
+        const char *        grid = memory;
+        if constexpr (grid_of<type>::bytes > 0) {
+            grid += places_of_grids()[number_of<type>()];
+        }
+        make_bytes_of<type>(row, to, side, grid);
+    });
 }
 
 // bytes of a tile's row of any of them
 __device__ __forceinline__ int bytes_of_small_tile(ggml_type type) {
     int n = 0;
-    with_byte_tiled_type(type, [&](auto type_is) { n = block_of<decltype(type_is)::value>::tile_bytes; });
+    with_byte_tiled_type(type, [&](auto type_is) { n = half_row_of<decltype(type_is)::value>::tile_bytes; });
     return n;
 }
 

@@ -177,6 +177,9 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     const int                            warp        = threadIdx.x / 32;
     const team                           by =
         is_single && warp >= first_warps ? team{ 1, warp - first_warps, shared_warps } : team{ 0, warp, first_warps };
+    if constexpr (has_byte_tiles) {
+        load_grids(memory, plan.tiles.grids_at, 2, [&](int i) { return (i == 0 ? a.routed : a.shared).gate.type; });
+    }
     int        index = (int) blockIdx.y - !plan.has_second, begin = blockIdx.x * hidden_of_a_block;
     const bool awaits = is_pooled && a.before.waits[0].state;
     const auto wait   = [&] {

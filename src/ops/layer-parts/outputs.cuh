@@ -214,6 +214,9 @@ template <int n_columns, bool has_byte_tiles> __global__ void __launch_bounds__(
     extern __shared__ __align__(16) char memory[];
     __shared__ choice_of_row             own;
     ggml_cuda_pdl_lc();
+    if constexpr (has_byte_tiles) {
+        load_grids(memory, plan.grids_at, 2, [&](int i) { return (i == 0 ? a.routed : a.shared).down.type; });
+    }
     const int             warp = threadIdx.x / 32, n_warps = blockDim.x / 32, lane = threadIdx.x % 32;
     const int             first = blockIdx.x * outputs_of_a_block, n_ranks = a.n_used + 1;
     float *               found    = (float *) (memory + n_warps * plan.slots_of_a_warp);
@@ -287,7 +290,7 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
         const tile_launch larger = of_warps(n_warps, end + hidden_in_block::bytes(a.hidden, n_pairs));
         if (larger.bytes <= shared_memory_of_block() && larger.plan.n_slots == with.plan.n_slots) {
             in_block.at = (int) (with.bytes + end);
-            with        = larger;
+            with.bytes  = larger.bytes; // grids stay where they are
         }
     }
     const ggml_cuda_kernel_launch_params grid{ blocks, dim3(32 * n_warps), with.bytes, stream };

@@ -40,8 +40,9 @@ template <ggml_type type> struct tiled {
     static constexpr int              block_bytes = of.block_bytes;
     static constexpr bool             is_whole    = n_values == of.block; // a piece is one block of a row
 
-    // where rows lie when they are multiplied
-    static constexpr int read_at = 0, read_pitch = pitch;
+    // where rows lie when they are multiplied: in their slot
+    static constexpr bool is_made = false;
+    static constexpr int  read_at = 0, read_pitch = pitch, made_bytes = 0;
 
     // n: values of a row, whole blocks
     static __device__ __forceinline__ int bytes(int n) { return n / of.block * of.block_bytes; }
@@ -52,13 +53,14 @@ template <ggml_type type> struct tiled {
     static __device__ __forceinline__ int read_offset(const char * row) { return offset(row); }
 };
 
-// A tile of any byte-tiled type as it lies, and behind it as bytes.
+// A tile of any byte-tiled type as it lies. Before it is multiplied it becomes bytes, at a place that all slots of its
+// warp share, in front of them.
 template <> struct tiled<byte_tiles> {
-    static constexpr int  pitch = 176, n_values = tile_values;
+    static constexpr int  pitch = 176, n_values = tile_values, slot_bytes = tile_rows * pitch;
     static constexpr bool is_whole    = false;
     static constexpr int  block_bytes = 0;
-    static constexpr int  read_at = tile_rows * pitch, read_pitch = byte_row::pitch;
-    static constexpr int  slot_bytes = read_at + tile_rows * read_pitch;
+    static constexpr bool is_made     = true;
+    static constexpr int  read_pitch = byte_row::pitch, made_bytes = tile_rows * read_pitch, read_at = -made_bytes;
     static_assert(pitch >= 15 + most_tile_bytes + 3, "an offset, the largest tile, and what is read behind a word");
 
     static __device__ __forceinline__ int bytes(int) { return 0; } // a piece has one tile
@@ -78,7 +80,7 @@ struct strip {
 
     // up to tiled<of>::n_values values from `first` on; of: the type, or byte_tiles
     template <ggml_type of> __device__ __forceinline__ strip piece(int first) const {
-        if constexpr (of == byte_tiles) {
+        if constexpr (tiled<of>::is_made) {
             const int at = first / tile_values * bytes_of_small_tile(type);
             return { from + at, stride, last_row, min(tile_values, n_values - first), type };
         } else {
@@ -88,12 +90,14 @@ struct strip {
     }
 };
 
-// Unpacks a piece of a byte-tiled type that has come: to bytes, behind it in its slot. Of other types: nothing. A warp.
-template <ggml_type type> __device__ __forceinline__ void prepare(char * slot, const strip & of, int lane) {
-    if constexpr (type == byte_tiles) {
-        const int row = lane / 2; // of two lanes, with every second block
+// Makes bytes of a piece of a byte-tiled type that has come, in place of those before. Of other types: nothing. A warp.
+template <ggml_type type>
+__device__ __forceinline__ void prepare(char * slot, char * made, const strip & of, int lane) {
+    if constexpr (tiled<type>::is_made) {
+        const int row = lane % tile_rows; // of two lanes, with half of it each
+        __syncwarp();
         make_bytes(of.type, slot + row * tiled<type>::pitch + tiled<type>::offset(of.row(row)),
-                   slot + tiled<type>::read_at + row * byte_row::pitch, lane % 2);
+                   made + row * byte_row::pitch, lane / tile_rows);
         __syncwarp();
     }
 }
@@ -106,9 +110,9 @@ __device__ __forceinline__ void ask_for(ptx::shared_address slot, const strip & 
     constexpr int  n = tile::pitch / 16, n_tail = n % 8;    // loads of a row
     constexpr bool is_few     = n_tail == 1 || n_tail == 2; // the last ones are of 16 rows at once
     constexpr int  n_by_eight = (is_few ? n : n + 7) / 8;
-    const int      n_bytes    = type == byte_tiles ? bytes_of_small_tile(of.type)
-                                : tile::is_whole   ? tile::block_bytes
-                                                   : tile::bytes(of.n_values);
+    const int      n_bytes    = tile::is_made    ? bytes_of_small_tile(of.type)
+                                : tile::is_whole ? tile::block_bytes
+                                                 : tile::bytes(of.n_values);
     const auto     ask        = [&](int i, ptx::shared_address to, const char * at) {
         const int begin = tile::offset(at);
         if (16 * i < begin + n_bytes) {
@@ -142,12 +146,14 @@ template <int n_open> __device__ __forceinline__ void wait_for_requests() {
 
 // sums += a piece that arrives in a slot, times columns from their value `first` on. arrived(): waits for it, when what
 // is held of the columns is on its way. A warp.
-template <ggml_type type, typename sums_type, typename arrived_type> __device__ __forceinline__ void
-multiply_piece(sums_type & sums, char * slot, const strip & of, int first, int lane, arrived_type && arrived) {
+template <ggml_type type, typename sums_type, typename arrived_type>
+__device__ __forceinline__ void multiply_piece(sums_type & sums, char * slot, char * made, const strip & of, int first,
+                                               int lane, arrived_type && arrived) {
     using tile            = tiled<type>;
     const int    row      = lane / 4;
-    const char * a        = slot + tile::read_at + row * tile::read_pitch + tile::read_offset(of.row(row));
-    const char * b        = slot + tile::read_at + (row + 8) * tile::read_pitch + tile::read_offset(of.row(row + 8));
+    const char * from     = tile::is_made ? made : slot;
+    const char * a        = from + row * tile::read_pitch + tile::read_offset(of.row(row));
+    const char * b        = from + (row + 8) * tile::read_pitch + tile::read_offset(of.row(row + 8));
     const auto   n_blocks = [&](int done) { return min(blocks_of_tile, (of.n_values - done) / 32); };
     const auto   hold     = [&](int done) { return sums.template hold<type>(first + done, n_blocks(done)); };
     [[maybe_unused]] typename sums_type::held x;
@@ -155,7 +161,7 @@ multiply_piece(sums_type & sums, char * slot, const strip & of, int first, int l
         x = hold(0);
     }
     arrived();
-    prepare<type>(slot, of, lane);
+    prepare<type>(slot, made, of, lane);
 #pragma unroll 1
     for (int done = 0; done < of.n_values; done += tile_values) {
         if constexpr (sums_type::is_ahead) {
@@ -172,6 +178,7 @@ multiply_piece(sums_type & sums, char * slot, const strip & of, int first, int l
 // How a block multiplies tiles: the slots of its warps in shared memory, n_slots each.
 struct tile_plan {
     int n_slots, slots_of_a_warp; // bytes
+    int grids_at;                 // of byte tiles, in the block's memory
 };
 
 constexpr int most_slots = 2; // of a warp: strips_of_warp has one or both
@@ -183,7 +190,7 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
     // Asks for the first pieces.
     __device__ __forceinline__ strips_of_warp(char * slots, int n_slots, int n, int width, int first, int step,
                                               strips_type strip_of) :
-        slots_(slots),
+        slots_(slots + tiled<type>::made_bytes),
         has_two_(n_slots > 1),
         n_(first * tiled<type>::n_values < width ? n : 0),
         width_(width),
@@ -205,7 +212,8 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         const strip of = strip_of_(i);
 #pragma unroll 1
         for (int value = first_; value < width_; value += step_) {
-            multiply_piece<type>(sums, slots_ + read_, of.piece<type>(value), value, threadIdx.x % 32, [&] { wait(); });
+            multiply_piece<type>(sums, slots_ + read_, slots_ + tiled<type>::read_at, of.piece<type>(value), value,
+                                 threadIdx.x % 32, [&] { wait(); });
             read_ = next(read_);
             __syncwarp();
             ask();
@@ -226,10 +234,10 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
         for (int value = first_; value < width_; value += step_) {
             wait();
             const strip  piece = of.piece<type>(value);
-            const char * slot  = slots_ + read_ + tile::read_at + row * tile::read_pitch;
+            const char * slot  = slots_ + (tile::is_made ? 0 : read_) + tile::read_at + row * tile::read_pitch;
             const char * a     = slot + tile::read_offset(piece.row(row));
             const char * b     = slot + 8 * tile::read_pitch + tile::read_offset(piece.row(row + 8));
-            prepare<type>(slots_ + read_, piece, threadIdx.x % 32);
+            prepare<type>(slots_ + read_, slots_ + tile::read_at, piece, threadIdx.x % 32);
 #pragma unroll 1
             for (int done = 0; done < piece.n_values; done += tile_values) {
                 const int at    = value + done,
@@ -271,19 +279,21 @@ template <ggml_type type, typename strips_type> class strips_of_warp {
                 }
                 wait_for_requests<0>();
             }
-            const int    i    = max(pass, 0);
-            const char * slot = slots_ + i * n_slots * tile::slot_bytes + tile::read_at + row * tile::read_pitch;
-            sums_type    sums = none;
-            const strip  of   = strip_of_(i);
+            const int    i = max(pass, 0);
+            const char * slot =
+                slots_ + (tile::is_made ? 0 : i * n_slots * tile::slot_bytes) + tile::read_at + row * tile::read_pitch;
+            sums_type   sums = none;
+            const strip of   = strip_of_(i);
 #pragma unroll
             for (int t = 0; t < n_tiles; ++t) {
                 const strip  piece = of.piece<type>(value_of(t - t % n_at_once)); // of the slot
                 const char * at    = slot + tile::bytes(t % n_at_once * tile_values);
-                prepare<type>(slots_ + (i * n_slots + t / n_at_once) * tile::slot_bytes, piece, threadIdx.x % 32);
+                prepare<type>(slots_ + (i * n_slots + t / n_at_once) * tile::slot_bytes, slots_ + tile::read_at, piece,
+                              threadIdx.x % 32);
                 sums.template add<type>(at + tile::read_offset(piece.row(row)),
                                         at + 8 * tile::read_pitch + tile::read_offset(piece.row(row + 8)), x[t],
                                         value_of(t), blocks_of_tile);
-                slot += (t + 1) % n_at_once == 0 ? tile::slot_bytes : 0;
+                slot += !tile::is_made && (t + 1) % n_at_once == 0 ? tile::slot_bytes : 0;
             }
             call(i, sums);
         }

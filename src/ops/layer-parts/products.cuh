@@ -159,6 +159,9 @@ __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_co
     constexpr bool                       has_teams = makes_input<input_type>;
     constexpr bool                       is_late   = is_late_input<input_type>;
     ggml_cuda_pdl_lc();
+    if constexpr (takes_byte_tiles<input_type>) {
+        load_grids(memory, plan.tiles.grids_at, all.n, [&](int i) { return all.each[i].type; });
+    }
     const team by    = has_teams ? team::of_warps(plan.n_warps) : team::of_block();
     const auto ready = [&] {
         ggml_cuda_pdl_sync();

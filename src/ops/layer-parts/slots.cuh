@@ -55,15 +55,19 @@ struct tile_launch {
 
     // n_values: of a row, for one warp; others: bytes beside the slots
     tile_launch(const ggml_type * types, int n_types, int64_t n_values, int n_warps, size_t others) {
-        int  most    = 0;
-        bool is_long = false;
+        const size_t grids = bytes_of_grids(types, n_types);
+        int          most = 0, made = 0;
+        bool         is_long = false;
         for (int i = 0; i < n_types; ++i) {
             most    = std::max(most, bytes_of_slot(types[i]));
+            made    = is_byte_tiled(types[i]) ? tiled<byte_tiles>::made_bytes : made;
             is_long = is_long || values_of_slot(types[i]) < n_values;
         }
-        plan.n_slots         = slots_that_fit(is_long ? most_slots : 1, (size_t) (most * n_warps), others);
-        plan.slots_of_a_warp = plan.n_slots * most;
-        bytes                = n_warps * plan.slots_of_a_warp + others;
+        plan.n_slots =
+            slots_that_fit(is_long ? most_slots : 1, (size_t) (most * n_warps), others + grids + made * n_warps);
+        plan.slots_of_a_warp = plan.n_slots * most + made;
+        plan.grids_at        = (int) GGML_PAD(n_warps * plan.slots_of_a_warp + others, 16);
+        bytes                = grids > 0 ? plan.grids_at + grids : n_warps * plan.slots_of_a_warp + others;
     }
 };
 

@@ -12,6 +12,10 @@ inline uint32_t and_xor(uint32_t x, uint32_t mask, uint32_t bits) {
     return (x & mask) ^ bits;
 }
 
+inline uint32_t highest_bits(uint32_t x) {
+    return (x >> 7 & 0x01010101) * 0xff;
+}
+
 inline void prefetch_l2(const void *) {}
 
 using shared_address = char *;

@@ -62,7 +62,7 @@ def launches(kernel: str, backend: str) -> int:
 
 
 def test_smallest(rng, backend):
-    for kind in ("Q4_K", "F16"):
+    for kind in ("Q4_K", "F16", "IQ3_S"):
         for n in (1, 3):
             for part in parts.every_part(rng, n, kind):
                 check(backend, part, kind in FLOATS)
@@ -89,13 +89,15 @@ def test_rows_do_not_depend_on_their_number(rng, backend, kind):
 
 @pytest.mark.parametrize("n", [1, 3, 16])
 def test_types_that_become_bytes_beside_others(rng, backend, n):
-    """Beside floats and others, in rows wider than teams take, merged, and as an output head."""
+    """Beside floats and others, with grids of their own, in wide rows, merged, and as an output head."""
     mixed, wide, three = ("IQ3_S", "Q3_K", "F32"), ("MXFP4", "Q8_0", "Q6_K"), ("IQ2_XXS", "Q4_K", "Q8_0")
     for part in (
         parts.delta_inputs(rng, n, mixed),
         parts.delta_inputs(rng, n, ("Q3_K", "Q4_K", "Q8_0"), n_qkv=300),
         parts.attention_inputs(rng, n, wide, width=4608),
         parts.attention_inputs(rng, n, three),
+        parts.attention_inputs(rng, n, ("IQ2_XS", "IQ3_S", "IQ2_XXS")),
+        parts.attention_inputs(rng, n, ("IQ3_XXS", "IQ2_S", "IQ3_XXS")),
         parts.feed_forward(rng, n, ("IQ4_NL", "Q4_0"), hidden=1536),
         parts.experts(rng, n, (*OF_THREE_BITS[:2], "IQ3_S", "IQ2_S"), is_joint=True),
         parts.product(rng, n, "IQ3_S", rows=(1 << 14) + 5),

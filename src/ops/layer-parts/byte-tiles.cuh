@@ -89,7 +89,7 @@ __host__ __device__ __forceinline__ void with_byte_tiled_type(ggml_type type, ca
     }
 }
 
-// ---- grids of a block of threads, behind all else in its dynamic shared memory ----
+// ---- grids of a block of threads, in its dynamic shared memory ----
 
 template <ggml_type type> __host__ __device__ constexpr int number_of() {
     constexpr auto find = [] {

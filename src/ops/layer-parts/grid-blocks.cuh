@@ -1,4 +1,4 @@
-// Blocks as in small-blocks.cuh, of types whose values are sizes from a grid, 4 or 8 at once, and signs apart. Source:
+// Blocks as in small-blocks.cuh, of types that have magnitudes from a grid, 4 or 8 at once, and signs apart. Source:
 // dequantize_row_iq* of ggml-quants.c at the pin. Test: tests/ops/test_cuda_layers.py,
 // tests/gpu/test_layer_parts_cuda.py.
 
@@ -8,50 +8,50 @@
 
 namespace dw::layer_parts {
 
-// Sizes by index. A block of threads copies them into its shared memory, where lanes of a warp read any words at once
-// that lie in different banks.
-template <typename size_type, int n> class grid_of_sizes {
+// Magnitudes by index. A block of threads copies them into its shared memory: lanes of a warp read entries all over a
+// grid, which takes some 3 turns of the banks there, and of global memory a turn for each line (ncu, an H200).
+template <typename entry_type, int n> class grid_of_magnitudes {
   public:
-    static constexpr int bytes = n * sizeof(size_type);
+    static constexpr int bytes = n * sizeof(entry_type);
 
-    __device__ __forceinline__ explicit grid_of_sizes(const char * at) :
-        at_((const size_type *) at) {}
-    __device__ __forceinline__ size_type operator[](uint32_t index) const { return at_[index]; }
+    __device__ __forceinline__ explicit grid_of_magnitudes(const char * at) :
+        at_((const entry_type *) at) {}
+    __device__ __forceinline__ entry_type operator[](uint32_t index) const { return at_[index]; }
 
   private:
-    const size_type * at_;
+    const entry_type * at_;
 };
 
 template <ggml_type type> struct grid_of {
     static constexpr int bytes = 0;
 };
 
-template <> struct grid_of<GGML_TYPE_IQ2_XXS> : grid_of_sizes<uint64_t, 256> {
-    using grid_of_sizes::grid_of_sizes;
+template <> struct grid_of<GGML_TYPE_IQ2_XXS> : grid_of_magnitudes<uint64_t, 256> {
+    using grid_of_magnitudes::grid_of_magnitudes;
 
     static __device__ __forceinline__ const void * all() { return iq2xxs_grid; }
 };
 
-template <> struct grid_of<GGML_TYPE_IQ2_XS> : grid_of_sizes<uint64_t, 512> {
-    using grid_of_sizes::grid_of_sizes;
+template <> struct grid_of<GGML_TYPE_IQ2_XS> : grid_of_magnitudes<uint64_t, 512> {
+    using grid_of_magnitudes::grid_of_magnitudes;
 
     static __device__ __forceinline__ const void * all() { return iq2xs_grid; }
 };
 
-template <> struct grid_of<GGML_TYPE_IQ2_S> : grid_of_sizes<uint64_t, 1024> {
-    using grid_of_sizes::grid_of_sizes;
+template <> struct grid_of<GGML_TYPE_IQ2_S> : grid_of_magnitudes<uint64_t, 1024> {
+    using grid_of_magnitudes::grid_of_magnitudes;
 
     static __device__ __forceinline__ const void * all() { return iq2s_grid; }
 };
 
-template <> struct grid_of<GGML_TYPE_IQ3_XXS> : grid_of_sizes<uint32_t, 256> {
-    using grid_of_sizes::grid_of_sizes;
+template <> struct grid_of<GGML_TYPE_IQ3_XXS> : grid_of_magnitudes<uint32_t, 256> {
+    using grid_of_magnitudes::grid_of_magnitudes;
 
     static __device__ __forceinline__ const void * all() { return iq3xxs_grid; }
 };
 
-template <> struct grid_of<GGML_TYPE_IQ3_S> : grid_of_sizes<uint32_t, 512> {
-    using grid_of_sizes::grid_of_sizes;
+template <> struct grid_of<GGML_TYPE_IQ3_S> : grid_of_magnitudes<uint32_t, 512> {
+    using grid_of_magnitudes::grid_of_magnitudes;
 
     static __device__ __forceinline__ const void * all() { return iq3s_grid; }
 };
@@ -92,7 +92,7 @@ __device__ __forceinline__ uint32_t negated(uint32_t four, uint32_t mask) {
     return (four ^ mask) + (mask & 0x01010101);
 }
 
-// of odd bytes, whose lowest bit stays
+// of odd bytes, whose lowest bit stays as it is
 __device__ __forceinline__ uint32_t negated_odd(uint32_t four, uint32_t mask) {
     return four ^ (mask & 0xfefefefe);
 }
@@ -105,9 +105,9 @@ __device__ __forceinline__ uint2 odd_halves(uint32_t scales) {
 }
 
 // What the types with grids have in common.
-template <ggml_type type> class half_row_of_sizes {
+template <ggml_type type> class half_row_of_magnitudes {
   protected:
-    __device__ __forceinline__ half_row_of_sizes(const char * row, int side, const char * grid) :
+    __device__ __forceinline__ half_row_of_magnitudes(const char * row, int side, const char * grid) :
         row_(row),
         first_block_(side * blocks_of_half_row),
         grid_(grid) {}
@@ -145,12 +145,13 @@ template <int unit> __device__ __forceinline__ float scale_above(float d, uint32
 }
 
 // of a block four indices and a word of signs
-template <> class half_row_of<GGML_TYPE_IQ2_XXS> : public half_row_of_sizes<GGML_TYPE_IQ2_XXS>, public in_equal_halves {
+template <> class half_row_of<GGML_TYPE_IQ2_XXS> : public half_row_of_magnitudes<GGML_TYPE_IQ2_XXS>,
+                                                   public in_equal_halves {
   public:
     static constexpr int tile_bytes = sizeof(block_iq2_xxs);
 
     __device__ __forceinline__ half_row_of(const char * row, int side, const char * grid) :
-        half_row_of_sizes(row, side, grid),
+        half_row_of_magnitudes(row, side, grid),
         blocks_(row + 2 + 8 * first_block_) {}
     __device__ __forceinline__ void words(int k, uint32_t (&w)[words_of_block]) const {
         const signs_of_block signs(with_eighth(in_bytes(blocks_.at[2 * k + 1])));
@@ -166,12 +167,12 @@ template <> class half_row_of<GGML_TYPE_IQ2_XXS> : public half_row_of_sizes<GGML
 };
 
 // of a block four times an index of nine bits and seven signs
-template <> class half_row_of<GGML_TYPE_IQ2_XS> : public half_row_of_sizes<GGML_TYPE_IQ2_XS> {
+template <> class half_row_of<GGML_TYPE_IQ2_XS> : public half_row_of_magnitudes<GGML_TYPE_IQ2_XS> {
   public:
     static constexpr int tile_bytes = sizeof(block_iq2_xs);
 
     __device__ __forceinline__ half_row_of(const char * row, int side, const char * grid) :
-        half_row_of_sizes(row, side, grid),
+        half_row_of_magnitudes(row, side, grid),
         blocks_(row + 2 + 8 * first_block_) {}
     __device__ __forceinline__ void words(int k, uint32_t (&w)[words_of_block]) const {
         const uint32_t       upper = __byte_perm(blocks_.at[2 * k], blocks_.at[2 * k + 1], 0x7531);
@@ -189,12 +190,12 @@ template <> class half_row_of<GGML_TYPE_IQ2_XS> : public half_row_of_sizes<GGML_
 };
 
 // indices of ten bits, whose upper two lie apart
-template <> class half_row_of<GGML_TYPE_IQ2_S> : public half_row_of_sizes<GGML_TYPE_IQ2_S> {
+template <> class half_row_of<GGML_TYPE_IQ2_S> : public half_row_of_magnitudes<GGML_TYPE_IQ2_S> {
   public:
     static constexpr int tile_bytes = sizeof(block_iq2_s);
 
     __device__ __forceinline__ half_row_of(const char * row, int side, const char * grid) :
-        half_row_of_sizes(row, side, grid),
+        half_row_of_magnitudes(row, side, grid),
         indices_(row + 2 + 4 * first_block_),
         signs_(row + 34 + 4 * first_block_),
         above_(words_from(row + 66 + first_block_).word(0)) {}
@@ -215,12 +216,13 @@ template <> class half_row_of<GGML_TYPE_IQ2_S> : public half_row_of_sizes<GGML_T
     uint32_t                              above_;
 };
 
-template <> class half_row_of<GGML_TYPE_IQ3_XXS> : public half_row_of_sizes<GGML_TYPE_IQ3_XXS>, public in_equal_halves {
+template <> class half_row_of<GGML_TYPE_IQ3_XXS> : public half_row_of_magnitudes<GGML_TYPE_IQ3_XXS>,
+                                                   public in_equal_halves {
   public:
     static constexpr int tile_bytes = sizeof(block_iq3_xxs);
 
     __device__ __forceinline__ half_row_of(const char * row, int side, const char * grid) :
-        half_row_of_sizes(row, side, grid),
+        half_row_of_magnitudes(row, side, grid),
         indices_(row + 2 + 8 * first_block_),
         signs_(row + 66 + 4 * first_block_) {}
     __device__ __forceinline__ void words(int k, uint32_t (&w)[words_of_block]) const {
@@ -237,13 +239,14 @@ template <> class half_row_of<GGML_TYPE_IQ3_XXS> : public half_row_of_sizes<GGML
     words_of_half_row<blocks_of_half_row>     signs_;
 };
 
-// indices of nine bits, whose upper one lies apart; sizes are odd
-template <> class half_row_of<GGML_TYPE_IQ3_S> : public half_row_of_sizes<GGML_TYPE_IQ3_S>, public in_equal_halves {
+// indices of nine bits, whose upper one lies apart; magnitudes are odd
+template <> class half_row_of<GGML_TYPE_IQ3_S> : public half_row_of_magnitudes<GGML_TYPE_IQ3_S>,
+                                                 public in_equal_halves {
   public:
     static constexpr int tile_bytes = sizeof(block_iq3_s);
 
     __device__ __forceinline__ half_row_of(const char * row, int side, const char * grid) :
-        half_row_of_sizes(row, side, grid),
+        half_row_of_magnitudes(row, side, grid),
         indices_(row + 2 + 8 * first_block_),
         signs_(row + 74 + 4 * first_block_),
         ninths_(words_from(row + 66 + first_block_).word(0)),

@@ -272,11 +272,10 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
     const size_t of_found = sizeof(float) * a.n * (a.n_used + 2) * outputs_of_a_block;
     const int    n_pairs  = a.n == 1 ? 0 : a.n * (a.n_used + 1);
     const size_t others   = of_found + routes_in_block::bytes(most, n_pairs);
-    const auto   of_warps = [&](int n_warps, size_t more = 0) {
+    const auto   of_warps = [&](int n_warps) {
         const ggml_type types[]  = { a.routed.down.type, a.shared.down.type };
         const bool      has_many = n_groups + 1 > n_warps; // a warp has several groups
-        return tile_launch(types, 2, has_many ? INT_MAX : std::max(a.routed.width, a.shared.width), n_warps,
-                             others + more);
+        return tile_launch(types, 2, has_many ? INT_MAX : std::max(a.routed.width, a.shared.width), n_warps, others);
     };
     int n_warps = std::min(most_down_warps, n_groups + 1);
     while (n_warps > 2 && of_warps(n_warps).bytes > shared_memory_of_block()) {
@@ -286,11 +285,10 @@ template <int n_columns> static void launch_lower_of(const arguments & a, const 
     hidden_in_block in_block{ -1 };
     const bool      has_quants = !is_float(a.routed.down.type) || !is_float(a.shared.down.type);
     if (a.n > 2 && has_quants) { // of two rows a copy costs what it saves
-        const size_t      end    = GGML_PAD(with.bytes, 16) - with.bytes;
-        const tile_launch larger = of_warps(n_warps, end + hidden_in_block::bytes(a.hidden, n_pairs));
-        if (larger.bytes <= shared_memory_of_block() && larger.plan.n_slots == with.plan.n_slots) {
-            in_block.at = (int) (with.bytes + end);
-            with.bytes  = larger.bytes; // grids stay where they are
+        const size_t at = GGML_PAD(with.bytes, 16), of_hidden = hidden_in_block::bytes(a.hidden, n_pairs);
+        if (at + of_hidden <= shared_memory_of_block()) {
+            in_block.at = (int) at;
+            with.bytes  = at + of_hidden;
         }
     }
     const ggml_cuda_kernel_launch_params grid{ blocks, dim3(32 * n_warps), with.bytes, stream };

@@ -37,8 +37,8 @@ struct parts {
 };
 
 // How a block divides its warps and its shared memory, in bytes: teams of n_warps with slots and sums of their own,
-// then the activations that the block makes, if it does; then a row that the warp without a team multiplies, if
-// there is one.
+// then the activations that the block makes, if it does; then grids of its types, or a row that the warp without a team
+// multiplies, if there are any.
 struct block_plan {
     tile_plan tiles;
     int       n_warps, n_teams;

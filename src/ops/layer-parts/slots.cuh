@@ -40,32 +40,33 @@ inline int values_of_slot(ggml_type type) {
     return size_of_slot(type).y;
 }
 
-// The number of slots, n_slots at most, that leave shared memory for `others`.
-inline int slots_that_fit(int n_slots, size_t bytes_of_all, size_t others) {
-    while (n_slots > 1 && n_slots * bytes_of_all + others > shared_memory_of_block()) {
-        --n_slots;
-    }
-    return n_slots;
+// Bytes of a warp with n slots of a type, and a place for the bytes that it makes of byte tiles.
+inline int bytes_of_slots(ggml_type type, int n) {
+    return n * bytes_of_slot(type) + (is_byte_tiled(type) ? tiled<byte_tiles>::made_bytes : 0);
 }
 
-// Shared memory of a block that multiplies tiles: slots of its warps, then what else it needs.
+// Shared memory of a block that multiplies tiles: slots of its warps, then what else it needs, then grids of its types.
 struct tile_launch {
     tile_plan plan;
     size_t    bytes;
 
     // n_values: of a row, for one warp; others: bytes beside the slots
     tile_launch(const ggml_type * types, int n_types, int64_t n_values, int n_warps, size_t others) {
-        const size_t grids = bytes_of_grids(types, n_types);
-        int          most = 0, made = 0;
-        bool         is_long = false;
-        for (int i = 0; i < n_types; ++i) {
-            most    = std::max(most, bytes_of_slot(types[i]));
-            made    = is_byte_tiled(types[i]) ? tiled<byte_tiles>::made_bytes : made;
-            is_long = is_long || values_of_slot(types[i]) < n_values;
+        const size_t grids    = bytes_of_grids(types, n_types);
+        const auto   of_slots = [&](int n) { // a warp has strips of one type, and slots for the largest
+            int most = 0;
+            for (int i = 0; i < n_types; ++i) {
+                most = std::max(most, bytes_of_slots(types[i], n));
+            }
+            return most;
+        };
+        const bool is_long =
+            std::any_of(types, types + n_types, [&](ggml_type type) { return values_of_slot(type) < n_values; });
+        plan.n_slots = is_long ? most_slots : 1;
+        while (plan.n_slots > 1 && n_warps * of_slots(plan.n_slots) + others + grids > shared_memory_of_block()) {
+            --plan.n_slots;
         }
-        plan.n_slots =
-            slots_that_fit(is_long ? most_slots : 1, (size_t) (most * n_warps), others + grids + made * n_warps);
-        plan.slots_of_a_warp = plan.n_slots * most + made;
+        plan.slots_of_a_warp = of_slots(plan.n_slots);
         plan.grids_at        = (int) GGML_PAD(n_warps * plan.slots_of_a_warp + others, 16);
         bytes                = grids > 0 ? plan.grids_at + grids : n_warps * plan.slots_of_a_warp + others;
     }

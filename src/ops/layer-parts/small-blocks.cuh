@@ -63,7 +63,7 @@ template <int block_bytes, int head, typename words_type> class half_row_of_nibb
   protected:
     __device__ __forceinline__ const char * block(int k) const { return at_ + k * block_bytes; }
 
-    // words_of(four bytes): a word of either half
+    // halves_of(a word of nibbles): a word of each half of the block
     template <typename halves_type>
     __device__ __forceinline__ void words_of(int k, uint32_t (&w)[words_of_block], halves_type && halves_of) const {
         const words_type nibbles(block(k) + head);

@@ -30,23 +30,6 @@ __device__ __forceinline__ float half_at(const char * at) {
     return __half2float(*(const half *) at);
 }
 
-// Words of shared memory from any address. They are read with the word behind them.
-class words_from_any {
-  public:
-    __device__ __forceinline__ explicit words_from_any(const char * at) :
-        at_((const uint32_t *) (at - ((uintptr_t) at & 3))),
-        pick_(0x3210 + 0x1111 * ((uintptr_t) at & 3)) {}
-    // the word at a distance in bytes, a multiple of 4
-    __device__ __forceinline__ uint32_t word(int distance) const {
-        const uint32_t * of = at_ + distance / 4;
-        return __byte_perm(of[0], of[1], pick_);
-    }
-
-  private:
-    const uint32_t * at_;
-    uint32_t         pick_;
-};
-
 struct in_equal_halves {
     static __device__ __forceinline__ uint2 halves() { return make_uint2(0x01010101, 0x01010101); }
 };

@@ -34,17 +34,28 @@ struct words_of_a {
 class words_from {
   public:
     __device__ __forceinline__ explicit words_from(const char * at) :
-        at_((const uint32_t *) (at - ((uintptr_t) at & 2))),
-        pick_((uintptr_t) at & 2 ? 0x5432 : 0x3210) {}
+        words_from(at, (uintptr_t) at & 2, (uintptr_t) at & 2 ? 0x5432 : 0x3210) {}
     // the word at a distance in bytes, a multiple of 4
     __device__ __forceinline__ uint32_t word(int distance) const {
         const uint32_t * of = at_ + distance / 4;
         return __byte_perm(of[0], of[1], pick_);
     }
 
+  protected:
+    // odd: bytes from a multiple of 4 to `at`
+    __device__ __forceinline__ words_from(const char * at, uintptr_t odd, uint32_t pick) :
+        at_((const uint32_t *) (at - odd)),
+        pick_(pick) {}
+
   private:
     const uint32_t * at_;
     uint32_t         pick_;
+};
+
+// The same from any address.
+struct words_from_any : words_from {
+    __device__ __forceinline__ explicit words_from_any(const char * at) :
+        words_from(at, (uintptr_t) at & 3, 0x3210 + 0x1111 * (uint32_t) ((uintptr_t) at & 3)) {}
 };
 
 // byte i of w times d, exact; less = -d * 2^23

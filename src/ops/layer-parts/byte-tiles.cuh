@@ -8,6 +8,8 @@
 #include "ops/layer-parts/dots.cuh"
 #include "ops/layer-parts/grid-blocks.cuh"
 
+#include <algorithm>
+
 namespace dw::layer_parts {
 
 static_assert(tile_values == byte_tile);
@@ -63,8 +65,7 @@ make_bytes_of(const char * __restrict__ row, char * __restrict__ to, int side, c
 }
 
 // call(type_of<type>{}) for a type of is_byte_tiled()
-template <typename call_type>
-__host__ __device__ __forceinline__ void with_byte_tiled_type(ggml_type type, call_type && call) {
+template <typename call_type> __device__ __forceinline__ void with_byte_tiled_type(ggml_type type, call_type && call) {
     switch (type) {
         case GGML_TYPE_Q4_0:
             return call(type_of<GGML_TYPE_Q4_0>{});
@@ -108,15 +109,30 @@ __device__ __forceinline__ int * places_of_grids() {
     return places;
 }
 
+// Host: 0 for a type without a grid
+inline int bytes_of_grid(ggml_type type) {
+    switch (type) {
+        case GGML_TYPE_IQ3_XXS:
+            return grid_of<GGML_TYPE_IQ3_XXS>::bytes;
+        case GGML_TYPE_IQ3_S:
+            return grid_of<GGML_TYPE_IQ3_S>::bytes;
+        case GGML_TYPE_IQ2_S:
+            return grid_of<GGML_TYPE_IQ2_S>::bytes;
+        case GGML_TYPE_IQ2_XS:
+            return grid_of<GGML_TYPE_IQ2_XS>::bytes;
+        case GGML_TYPE_IQ2_XXS:
+            return grid_of<GGML_TYPE_IQ2_XXS>::bytes;
+        default:
+            return 0;
+    }
+}
+
 // Host: bytes of the grids of these types, a multiple of 16.
 inline int bytes_of_grids(const ggml_type * types, int n_types) {
-    int bytes = 0, seen = 0;
+    int bytes = 0;
     for (int i = 0; i < n_types; ++i) {
-        with_byte_tiled_type(types[i], [&](auto type_is) {
-            constexpr ggml_type type = decltype(type_is)::value;
-            bytes += seen >> number_of<type>() & 1 ? 0 : grid_of<type>::bytes;
-            seen |= 1 << number_of<type>();
-        });
+        const bool first = std::find(types, types + i, types[i]) == types + i;
+        bytes += first ? bytes_of_grid(types[i]) : 0;
     }
     return bytes;
 }

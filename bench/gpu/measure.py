@@ -9,6 +9,7 @@ Must not know: what figures are for. Test: tests/model/test_bench_run.py.
 from __future__ import annotations
 
 import time
+from collections import Counter
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -52,7 +53,7 @@ def _restart(
     """Measure cases one after the other; False where the time left is too short for what one took so far."""
     if clock.left < max(took, default=_FIRST_CASE):
         return False
-    with _sides(work, cases[0], max(case.n_ctx for case in cases), files) as (ours, server):
+    with _sides(work, cases, files) as (ours, server):
         for case in cases:
             if clock.left < 1.2 * max(took, default=_FIRST_CASE):
                 return False
@@ -69,10 +70,13 @@ def _path(case: Case, restart: int) -> tuple[str, str, str]:
 
 
 @contextmanager
-def _sides(work: Work, case: Case, n_ctx: int, files: Files) -> Iterator[tuple[Worker, Server]]:
-    """Start a process of ours and a server for plain decode; they load side by side."""
+def _sides(work: Work, cases: Sequence[Case], files: Files) -> Iterator[tuple[Worker, Server]]:
+    """Start a process of ours, and the server that most cases take for plain decode; both load at once."""
     with ExitStack() as stack:
-        server = Server(stock.common_flags(case, files.model, n_ctx), work.logs / "stock-plain.log")
+        n_ctx = max(case.n_ctx for case in cases)
+        wanted = Counter(tuple(stock.common_flags(case, files.model, n_ctx)) for case in cases)
+        flags = list(max(wanted, key=lambda each: wanted[each]))
+        server = Server(flags, work.logs / "stock-plain.log")
         stack.callback(server.close)
         ours = Worker(files.model, files.drafter, work.logs / "ours.log")
         stack.callback(ours.close)
@@ -89,7 +93,7 @@ def _case(
             stack.callback(made.close)
             return made
 
-        if case.experts < 1.0 or case.clients:  # the shared server has one slot, and all experts on the card
+        if not stock.serves(server.flags, case, files.model):
             server = started("stock-own", case.n_ctx)
         servers = {"stock_plain": server}
         server.ready(clock.limit(LOAD))

@@ -46,6 +46,15 @@ def common_flags(case: Case, model: Path, n_ctx: int) -> list[str]:
     ]
 
 
+def serves(flags: Sequence[str], case: Case, model: Path) -> bool:
+    """Tell whether a server with these flags is the case's own for plain decode, but for a longer context."""
+    at = flags.index("--ctx-size") + 1
+    slots = max(1, case.clients)
+    return int(flags[at]) >= slots * case.n_ctx and list(flags) == common_flags(
+        case, model, int(flags[at]) // slots
+    )
+
+
 def cpu_layers(case: Case, model: Path) -> int:
     """Return how many layers keep their experts in host memory, so that the rest takes the case's bytes."""
     return round((1.0 - case.experts) * probe_model(str(model)).n_expert_layers)
@@ -72,6 +81,7 @@ class Server:
         with socket.socket() as free:
             free.bind(("127.0.0.1", 0))
             port = free.getsockname()[1]
+        self.flags = list(flags)
         self._log = log
         self._address = f"http://127.0.0.1:{port}"
         environment = {k: v for k, v in os.environ.items() if not k.startswith(("LLAMA_", "DRAFTWOOD_"))}

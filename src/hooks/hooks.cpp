@@ -8,6 +8,7 @@
 #include "llama-graph.h"
 #include "llama/attachment.h"
 #include "llama/inputs.h"
+#include "llama/kq_mask.h"
 #include "llama/sequence_set.h"
 
 #include <exception>
@@ -33,6 +34,14 @@ void dw_hook_decode(dw_attachment * dw, const llama_batch & batch) noexcept {
 void dw_hook_decode(dw_attachment * dw, const llama_batch_ext & batch) noexcept {
     if (dw) {
         dw->decode_begins(sequences_of(batch), n_rows_of(batch));
+    }
+}
+
+bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const llama_ubatch & ubatch) noexcept {
+    try {
+        return fill_kq_mask(cache, *mask, ubatch);
+    } catch (const std::exception &) {
+        return false; // no memory: llama.cpp looks at each cell
     }
 }
 

@@ -3,10 +3,10 @@
 // lines call and nothing else; the bodies pass calls on to llama/, decode/ and experts/. Must not know: rounds,
 // drafters.
 //
-// Every hook but dw_hook_mul_mat_id takes the pointer that the patch `llama-cparams-hook-state` adds to llama_cparams.
-// Unless an engine or a drafter is attached (llama/attachment.h) it is nullptr, and each hook returns at once: a build
-// with draftwood switched off computes what a pristine build computes (tests/model/test_inert.py). Hooks never throw
-// and never abort. Graph types of llama-graph.h appear by name only.
+// Every hook but dw_hook_mul_mat_id and dw_hook_kq_mask takes the pointer that the patch `llama-cparams-hook-state`
+// adds to llama_cparams. Unless an engine or a drafter is attached (llama/attachment.h) it is nullptr, and each hook
+// returns at once: a build with draftwood switched off computes what a pristine build computes
+// (tests/model/test_inert.py). Hooks never throw and never abort. Graph types of llama-graph.h appear by name only.
 
 #pragma once
 
@@ -18,7 +18,9 @@
 struct dw_attachment;
 struct llama_batch;
 struct llama_batch_ext;
+struct llama_ubatch;
 struct llm_graph_context;
+class llama_kv_cache;
 class llm_graph_result;
 
 // llama_context::decode, first line of both: somebody decodes rows of these sequences.
@@ -34,6 +36,10 @@ bool dw_hook_fits(const dw_attachment * dw) noexcept;
 // llama_context::process_ubatch, before the graph is computed: choose the CPU kernels for n_rows rows, fill inputs and
 // mask. backend_cpu may be nullptr.
 void dw_hook_compute(dw_attachment * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
+
+// llama_kv_cache::set_input_kq_mask, of a context with an attachment, for causal attention without a window: true if
+// the mask is filled (llama/kq_mask.h). It needs no attachment.
+bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const llama_ubatch & ubatch) noexcept;
 
 // llama_context::decode, for each of its results, before it is copied to the host: true if it stays where it is.
 bool dw_hook_keeps(dw_attachment * dw, const ggml_tensor * result, float * host, size_t bytes) noexcept;

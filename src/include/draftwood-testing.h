@@ -61,6 +61,16 @@ DW_API dw_status dw_fuse(dw_engine * engine, int32_t where);
 // them.
 DW_API dw_status dw_fused(dw_engine * engine, bool of_drafter, int32_t * n);
 
+// --- masks: src/llama/kq_mask.h; test: tests/model/test_kq_mask.py
+
+// The mask that llama.cpp fills for rows of the engine's target, looking at each cell, and ours if it is_filled; each
+// f32[n_rows][n_kv]. seq_ids i32[n_rows], positions i32[n_pos][n_rows]; each of n_streams has n_rows / n_streams rows.
+// Errors: DW_ERR_ARGUMENT for rows that streams cannot share; DW_ERR_UNSUPPORTED if the target has another memory than one
+// KV cache, with or without recurrent states.
+DW_API dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos,
+                             const int32_t * seq_ids, const int32_t * positions, int32_t n_kv, float * masks,
+                             float * ours, bool * is_filled);
+
 // --- trees: src/tree/build.h; test: tests/unit/test_tree.py
 
 // positions: tokens and log-probabilities [n_positions][n_each], best first.

@@ -32,7 +32,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 22
+#define DW_API_VERSION 23
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63

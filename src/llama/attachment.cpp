@@ -38,6 +38,7 @@ dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, conte
     fuses_(n_exact_rows > 0 ? fuse_where::on_gpu : fuse_where::nowhere),
     n_layer_users_(target->get_cparams().embeddings_layer_inp.size()) {
     slot_of(ctx) = this;
+    fill_masks(ctx, true);
 }
 
 dw_attachment::~dw_attachment() {
@@ -46,6 +47,7 @@ dw_attachment::~dw_attachment() {
         use_exact_kernels(cpu, false); // the choice of before_compute() would outlive us
     }
     set_kv_step(ctx, llama_kv_step);
+    fill_masks(ctx, false);
 }
 
 dw_attachment * dw_attachment::of(const llama_context * ctx) noexcept {

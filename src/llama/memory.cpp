@@ -66,6 +66,14 @@ void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept {
     }
 }
 
+void fill_masks(llama_context * ctx, bool on) noexcept {
+    for (llama_kv_cache * cache : caches_of(llama_get_memory(ctx))) {
+        if (cache) {
+            cache->dw_fills_masks = on;
+        }
+    }
+}
+
 int32_t free_cells(llama_context * ctx, llama_seq_id seq) {
     const llama_kv_cache * cache = caches_of(llama_get_memory(ctx))[0]; // of a pair the one of all positions
     if (!cache) {

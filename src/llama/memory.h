@@ -21,6 +21,9 @@ constexpr uint32_t llama_kv_step = 256; // llama.cpp's own
 // n_kv of a context's graphs grows in steps of so many cells. No effect on memories whose parts depend on each other.
 void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept;
 
+// Masks of its graphs are filled by dw_hook_kq_mask where it can.
+void fill_masks(llama_context * ctx, bool on) noexcept;
+
 // Free cells of the sequence's KV cache. Where some layers have a sliding window, of the cache that keeps all
 // positions. INT32_MAX for memories that set_kv_step has no effect on.
 int32_t free_cells(llama_context * ctx, llama_seq_id seq);

@@ -17,7 +17,7 @@ from draftwood.engine import cuda_libraries
 lib: Any = _llama._lib
 cuda = cuda_libraries.load(Path(lib._name).parent)
 
-API_VERSION = 22
+API_VERSION = 23
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65

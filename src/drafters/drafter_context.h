@@ -8,6 +8,7 @@
 #include "llama/attachment.h"
 #include "llama/batch.h"
 #include "llama/facts.h"
+#include "llama/memory.h"
 #include "llama/results.h"
 #include "tree/build.h"
 
@@ -52,7 +53,7 @@ class drafter_context {
     void      see(const llama_token * tokens, int32_t n);
     bool      short_of_memory() const;
     llama_pos end(llama_seq_id seq) const { return llama_memory_seq_pos_max(memory(), seq) + 1; }
-    void      remove_from(llama_seq_id seq, llama_pos pos) { llama_memory_seq_rm(memory(), seq, pos, -1); }
+    void      remove_from(llama_seq_id seq, llama_pos pos) { draftwood::remove_from(ctx_.get(), seq, pos); }
     // decode_request::slot. A graph is kept by its kind, the first sequence of its rows and their number. Each drafter
     // names its kinds by an enum of its own, from 0 to n_graph_kinds - 1.
     template <typename Kind> static int32_t slot(Kind kind, llama_seq_id first) {

@@ -9,9 +9,26 @@
 #include "llama-memory-hybrid.h"
 #include "llama/recurrent_cells.h"
 
+#include <algorithm>
 #include <array>
 #include <typeinfo>
 #include <utility>
+
+// As seq_rm(seq_id, p0, -1), which looks at all cells. A patched line declares it.
+void llama_kv_cache::dw_remove_from(llama_seq_id seq_id, llama_pos p0) {
+    if (other) {
+        return; // its cells are another cache's
+    }
+    llama_kv_cells & cells  = v_cells[seq_to_stream[seq_id]];
+    uint32_t &       head   = v_heads[seq_to_stream[seq_id]];
+    const auto &     placed = cells.seq_pos_get(seq_id);
+    while (!placed.empty() && placed.rbegin()->first >= p0) {
+        const uint32_t cell = placed.rbegin()->second;
+        if (cells.seq_rm(cell, seq_id)) { // nobody else has it
+            head = std::min(head, cell);
+        }
+    }
+}
 
 namespace draftwood {
 
@@ -87,7 +104,7 @@ int64_t n_kv_cells(const llama_context * ctx) {
     return dynamic_cast<const llama_kv_cache &>(*llama_get_memory(ctx)).get_size();
 }
 
-// At positions behind all others, llama_kv_cache::seq_rm finds the cells and moves its head back as no other call does.
+// At positions behind all others, dw_remove_from finds the cells and moves the cache's head back as no other call does.
 void drop_cells(llama_context * ctx, llama_seq_id seq, const std::vector<uint32_t> & cells) {
     auto &           cache = dynamic_cast<llama_kv_cache &>(*llama_get_memory(ctx));
     llama_kv_cells & all   = cells_of(cache, seq);
@@ -97,7 +114,16 @@ void drop_cells(llama_context * ctx, llama_seq_id seq, const std::vector<uint32_
         all.pos_set(cell, end);
         all.seq_add(cell, seq);
     }
-    cache.seq_rm(seq, end, -1);
+    cache.dw_remove_from(seq, end);
+}
+
+void remove_from(llama_context * ctx, llama_seq_id seq, llama_pos pos) {
+    llama_memory_t memory = llama_get_memory(ctx);
+    if (memory && typeid(*memory) == typeid(llama_kv_cache)) {
+        static_cast<llama_kv_cache &>(*memory).dw_remove_from(seq, pos);
+    } else {
+        llama_memory_seq_rm(memory, seq, pos, -1);
+    }
 }
 
 std::optional<hybrid_memory> hybrid_memory::of(const llama_context * ctx) {
@@ -187,8 +213,8 @@ void hybrid_memory::rename_cells(llama_seq_id seq, const std::vector<uint32_t> &
         all.ext_set(cells[i], { two_dimensional ? here : 0, two_dimensional ? here : 0, token });
         all.seq_add(cells[i], seq);
     }
-    if (tokens.size() < cells.size()) { // seq_rm moves the cache's head back, as no other call does
-        cache.seq_rm(seq, pos + (llama_pos) tokens.size(), -1);
+    if (tokens.size() < cells.size()) { // it moves the cache's head back, as no other call does
+        cache.dw_remove_from(seq, pos + (llama_pos) tokens.size());
     }
 }
 

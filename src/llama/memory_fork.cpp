@@ -85,7 +85,7 @@ void memory_fork::keep(llama_token token) {
 void memory_fork::undo() noexcept {
     auto & cells = states().cells;
     if (is_whole()) {
-        memory().get_mem_attn()->seq_rm(seq_, pos_, -1);
+        memory().get_mem_attn()->dw_remove_from(seq_, pos_);
         states().seq_rm(seq_, -1, -1);
         auto holder    = cells[old_cell_].seq_id.extract(spare_);
         holder.value() = seq_;

@@ -85,7 +85,7 @@ def test_a_position_that_several_cells_have(rig_of):
 
 
 def test_a_row_sees_what_is_beside_it_in_two_dimensions(rig_of):
-    """Of cells at its own position those at its place or before it: parts of an image. Here cells are at 0, 0."""
+    """Of cells at its own position those at its place or before it, as of an image. Cells are at 0, 0."""
     rig = rig_of()
     put(rig, range(10))
     for place, n_seen in ((-1, 9), (0, 10), (3, 10)):

@@ -9,7 +9,6 @@ import ctypes
 from collections.abc import Sequence
 from typing import Any
 
-import numpy as np
 from draftwood.engine import _capi
 from draftwood.engine.engine import Curve, Engine
 from draftwood.engine.experts import ExpertPool
@@ -45,18 +44,12 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_kq_masks": (
         _STATUS,
         [
-            _capi.EngineHandle,
-            _I32,
-            _I32,
-            _I32,
-            _P(_I32),
-            _P(_I32),
-            _I32,
-            _P(ctypes.c_float),
-            _P(ctypes.c_float),
-            _P(ctypes.c_bool),
+            *(_capi.EngineHandle, _I32, _I32, _I32, ctypes.c_bool, ctypes.c_bool),
+            *(_P(_I32), _P(_I32), _I32, _P(ctypes.c_float), _P(ctypes.c_float), _P(ctypes.c_bool)),
         ],
     ),
+    "dw_n_filled_masks": (_I64, []),
+    "dw_remove_from": (_STATUS, [_capi.EngineHandle, _I32, _I32]),
     "dw_expert_limit_host": (_STATUS, [_capi.PoolHandle, _I64]),
     "dw_accepted_log_new": (_STATUS, [_capi.EngineHandle, _P(AcceptedLogHandle)]),
     "dw_accepted_log_free": (None, [AcceptedLogHandle]),
@@ -154,38 +147,6 @@ def fused(engine: Engine, *, of_drafter: bool = False) -> dict[str, int]:
     n = (_I32 * len(FUSED_PARTS))()
     check(_lib.dw_fused(engine._handle, of_drafter, n))
     return dict(zip(FUSED_PARTS, n, strict=True))
-
-
-def kq_masks(
-    engine: Engine,
-    seq_ids: Sequence[int],
-    positions: Sequence[Sequence[int]],
-    n_kv: int,
-    *,
-    n_streams: int = 1,
-) -> tuple[np.ndarray, np.ndarray, bool]:
-    """Return masks f32[rows, n_kv] of rows of the target, llama.cpp's and ours, and whether ours was filled.
-
-    positions: [n_pos][rows]; ours is 7 where it was not.
-    """
-    n_rows, flat = len(seq_ids), [each for row in positions for each in row]
-    theirs, ours = (np.empty((n_rows, n_kv), np.float32) for _ in range(2))
-    pointers = [each.ctypes.data_as(_P(ctypes.c_float)) for each in (theirs, ours)]
-    filled = ctypes.c_bool()
-    check(
-        _lib.dw_kq_masks(
-            engine._handle,
-            n_rows,
-            n_streams,
-            len(positions),
-            (_I32 * n_rows)(*seq_ids),
-            (_I32 * len(flat))(*flat),
-            n_kv,
-            *pointers,
-            filled,
-        )
-    )
-    return theirs, ours, filled.value
 
 
 def recent_vocab(size: int, n_vocab: int, tokens: Sequence[int]) -> tuple[list[int], list[int]]:

@@ -9,7 +9,7 @@ Must not know: what figures are for. Test: tests/model/test_bench_run.py.
 from __future__ import annotations
 
 import time
-from collections import Counter
+from collections import defaultdict
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from typing import Any
@@ -54,7 +54,8 @@ def _restart(
     if clock.left < max(took, default=_FIRST_CASE):
         return False
     with _sides(work, cases, files) as (ours, server):
-        for case in cases:
+        # first those that wait for this server: it is not to load beside others
+        for case in sorted(cases, key=lambda each: not stock.serves(server.flags, each, files.model)):
             if clock.left < 1.2 * max(took, default=_FIRST_CASE):
                 return False
             begin = time.monotonic()
@@ -73,14 +74,21 @@ def _path(case: Case, restart: int) -> tuple[str, str, str]:
 def _sides(work: Work, cases: Sequence[Case], files: Files) -> Iterator[tuple[Worker, Server]]:
     """Start a process of ours, and the server that most cases take for plain decode; both load at once."""
     with ExitStack() as stack:
-        n_ctx = max(case.n_ctx for case in cases)
-        wanted = Counter(tuple(stock.common_flags(case, files.model, n_ctx)) for case in cases)
-        flags = list(max(wanted, key=lambda each: wanted[each]))
+        flags = _flags_of_most(cases, files)
         server = Server(flags, work.logs / "stock-plain.log")
         stack.callback(server.close)
         ours = Worker(files.model, files.drafter, work.logs / "ours.log")
         stack.callback(ours.close)
         yield ours, server
+
+
+def _flags_of_most(cases: Sequence[Case], files: Files) -> list[str]:
+    """Return the flags of plain decode that most cases want, with the longest context among these."""
+    wanted: dict[tuple[str, ...], list[Case]] = defaultdict(list)
+    for case in cases:
+        wanted[tuple(stock.common_flags(case, files.model, 0))].append(case)
+    sharing = max(wanted.values(), key=len)
+    return stock.common_flags(sharing[0], files.model, max(case.n_ctx for case in sharing))
 
 
 def _case(

@@ -1,20 +1,25 @@
-// Masks of attention, for tests. Contract: draftwood-testing.h.
+// Masks of attention and cells of a KV cache, for tests. Contract: draftwood-testing.h.
 
 #include "draftwood-testing.h"
 
 #include "capi/capi.h"
 #include "ggml-cpp.h"
 #include "llama-batch.h"
+#include "llama-cparams.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-hybrid.h"
 #include "llama/kq_mask.h"
 
 #include <algorithm>
+#include <cstddef>
 #include <vector>
 
 using namespace draftwood;
 
 namespace {
+
+constexpr int32_t n_rows_max = 1024;
+constexpr float   untouched  = 7.0f;
 
 llama_kv_cache & cache_of(llama_context * ctx) {
     llama_memory_t memory = llama_get_memory(ctx);
@@ -23,16 +28,32 @@ llama_kv_cache & cache_of(llama_context * ctx) {
     }
     auto * cache = dynamic_cast<llama_kv_cache *>(memory);
     if (!cache) {
-        fail(DW_ERR_UNSUPPORTED, "found a memory without one KV cache");
+        fail(DW_ERR_UNSUPPORTED, "found a memory of another kind; expected one KV cache, with or without recurrent "
+                                 "states: use a model without a sliding window");
     }
     return *cache;
+}
+
+void require_sequences(const llama_context * ctx, const int32_t * seq_ids, int32_t n) {
+    const int32_t n_all = (int32_t) llama_n_seq_max(ctx);
+    for (int32_t i = 0; i < n; ++i) {
+        if (seq_ids[i] < 0 || seq_ids[i] >= n_all) {
+            fail(DW_ERR_ARGUMENT, "found sequence %d; expected 0 to %d", seq_ids[i], n_all - 1);
+        }
+    }
+}
+
+void require_between(const char * what, int32_t n, int32_t least, int32_t most) {
+    if (n < least || n > most) {
+        fail(DW_ERR_ARGUMENT, "%s is %d; expected %d to %d", what, n, least, most);
+    }
 }
 
 // Rows of a decode that never runs.
 class rows_of_ubatch {
   public:
     rows_of_ubatch(int32_t n, int32_t n_pos, const int32_t * seq_ids, const int32_t * positions) :
-        positions_(positions, positions + n * n_pos),
+        positions_(positions, positions + (ptrdiff_t) n * n_pos),
         sequences_(seq_ids, seq_ids + n) {
         for (llama_seq_id & each : sequences_) {
             lists_.push_back(&each);
@@ -51,33 +72,90 @@ class rows_of_ubatch {
     std::vector<llama_seq_id *> lists_;
 };
 
+// A mask in host memory; all values begin as `untouched`.
+struct mask_of_rows {
+    ggml_context_ptr        ctx;
+    ggml_tensor *           tensor;
+    ggml_backend_buffer_ptr buffer;
+
+    mask_of_rows(ggml_type type, int64_t n_kv, int64_t n_rows, int64_t n_streams) :
+        ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /*no_alloc*/ true })),
+        tensor(ggml_new_tensor_4d(ctx.get(), type, n_kv, n_rows / n_streams, 1, n_streams)),
+        buffer(ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type())) {
+        if (!buffer) {
+            fail(DW_ERR_MEMORY, "found no memory for a mask of %zu bytes", ggml_nbytes(tensor));
+        }
+        for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
+            set(i, untouched);
+        }
+    }
+
+    void copy(float * to) const {
+        for (int64_t i = 0; i < ggml_nelements(tensor); ++i) {
+            to[i] = tensor->type == GGML_TYPE_F16 ? ggml_fp16_to_fp32(((const ggml_fp16_t *) tensor->data)[i])
+                                                  : ((const float *) tensor->data)[i];
+        }
+    }
+
+  private:
+    void set(int64_t i, float x) {
+        if (tensor->type == GGML_TYPE_F16) {
+            ((ggml_fp16_t *) tensor->data)[i] = ggml_fp32_to_fp16(x);
+        } else {
+            ((float *) tensor->data)[i] = x;
+        }
+    }
+};
+
+// Ours are left out while it lives.
+struct llama_cpps_masks {
+    explicit llama_cpps_masks(llama_kv_cache & of) :
+        cache(of),
+        was(of.dw_fills_masks) {
+        cache.dw_fills_masks = false;
+    }
+    ~llama_cpps_masks() { cache.dw_fills_masks = was; }
+
+    llama_kv_cache & cache;
+    bool             was;
+};
+
 } // namespace
 
-dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos, const int32_t * seq_ids,
-                      const int32_t * positions, int32_t n_kv, float * masks, float * ours, bool * is_filled) {
+dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos, bool causal, bool f16,
+                      const int32_t * seq_ids, const int32_t * positions, int32_t n_kv, float * masks, float * ours,
+                      bool * is_filled) {
     return with(engine, "dw_kq_masks", [&](auto & e) {
         require("dw_kq_masks", seq_ids, positions, masks, ours, is_filled);
-        if (n_rows < 1 || n_streams < 1 || n_rows % n_streams != 0 || n_pos < 1 || n_kv < 1) {
-            fail(DW_ERR_ARGUMENT,
-                 "found %d rows of %d positions in %d streams, and %d cells; expected rows that streams share", n_rows,
-                 n_pos, n_streams, n_kv);
+        llama_context * const ctx   = e.sequence().context().get();
+        llama_kv_cache &      cache = cache_of(ctx);
+        require_between("n_rows", n_rows, 1, n_rows_max);
+        require_between("n_pos", n_pos, 1, 4);
+        require_between("n_kv", n_kv, 1, (int32_t) cache.get_size());
+        require_between("n_streams", n_streams, 1, n_rows);
+        if (n_rows % n_streams != 0) {
+            fail(DW_ERR_ARGUMENT, "found %d rows in %d streams; expected as many in each", n_rows, n_streams);
         }
-        llama_kv_cache &     cache = cache_of(e.sequence().context().get());
+        require_sequences(ctx, seq_ids, n_rows);
         const rows_of_ubatch rows(n_rows, n_pos, seq_ids, positions);
-        ggml_context_ptr     ctx(ggml_init({ ggml_tensor_overhead(), nullptr, /*no_alloc*/ true }));
-        ggml_tensor * mask = ggml_new_tensor_4d(ctx.get(), GGML_TYPE_F32, n_kv, n_rows / n_streams, 1, n_streams);
-        ggml_backend_buffer_ptr buffer(
-            ggml_backend_alloc_ctx_tensors_from_buft(ctx.get(), ggml_backend_cpu_buffer_type()));
-        float * const data = (float *) mask->data;
-        const int64_t n    = ggml_nelements(mask);
-        std::fill(data, data + n, 7.0f);
-        *is_filled = fill_kq_mask(cache, *mask, rows.ubatch);
-        std::copy(data, data + n, ours);
-        const bool was       = cache.dw_fills_masks;
-        cache.dw_fills_masks = false;
-        std::fill(data, data + n, 7.0f);
-        cache.set_input_kq_mask(mask, &rows.ubatch, /*causal_attn*/ true);
-        cache.dw_fills_masks = was;
-        std::copy(data, data + n, masks);
+        const ggml_type      type = f16 ? GGML_TYPE_F16 : GGML_TYPE_F32;
+        const mask_of_rows   filled(type, n_kv, n_rows, n_streams), looked_at(type, n_kv, n_rows, n_streams);
+        *is_filled = fill_kq_mask(cache, *filled.tensor, rows.ubatch, causal);
+        filled.copy(ours);
+        const llama_cpps_masks left_alone(cache);
+        cache.set_input_kq_mask(looked_at.tensor, &rows.ubatch, causal);
+        looked_at.copy(masks);
+    });
+}
+
+int64_t dw_n_filled_masks() {
+    return n_filled_kq_masks();
+}
+
+dw_status dw_remove_from(dw_engine * engine, int32_t seq_id, int32_t position) {
+    return with(engine, "dw_remove_from", [&](auto & e) {
+        llama_context * const ctx = e.sequence().context().get();
+        require_sequences(ctx, &seq_id, 1);
+        cache_of(ctx).dw_remove_from(seq_id, position);
     });
 }

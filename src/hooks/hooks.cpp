@@ -37,9 +37,10 @@ void dw_hook_decode(dw_attachment * dw, const llama_batch_ext & batch) noexcept 
     }
 }
 
-bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const llama_ubatch & ubatch) noexcept {
+bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const llama_ubatch & ubatch,
+                     bool causal) noexcept {
     try {
-        return fill_kq_mask(cache, *mask, ubatch);
+        return fill_kq_mask(cache, *mask, ubatch, causal);
     } catch (const std::exception &) {
         return false; // no memory: llama.cpp looks at each cell
     }

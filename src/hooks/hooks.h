@@ -37,9 +37,10 @@ bool dw_hook_fits(const dw_attachment * dw) noexcept;
 // mask. backend_cpu may be nullptr.
 void dw_hook_compute(dw_attachment * dw, ggml_backend_t backend_cpu, int64_t n_rows, llm_graph_result & graph) noexcept;
 
-// llama_kv_cache::set_input_kq_mask, of a context with an attachment, for causal attention without a window: true if
-// the mask is filled (llama/kq_mask.h). It needs no attachment.
-bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const llama_ubatch & ubatch) noexcept;
+// llama_kv_cache::set_input_kq_mask, for attention without a window: true if the mask is filled (llama/kq_mask.h).
+// Called only while dw_fills_masks is set, which an attachment of the cache's context does.
+bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const llama_ubatch & ubatch,
+                     bool causal) noexcept;
 
 // llama_context::decode, for each of its results, before it is copied to the host: true if it stays where it is.
 bool dw_hook_keeps(dw_attachment * dw, const ggml_tensor * result, float * host, size_t bytes) noexcept;

@@ -61,15 +61,20 @@ DW_API dw_status dw_fuse(dw_engine * engine, int32_t where);
 // them.
 DW_API dw_status dw_fused(dw_engine * engine, bool of_drafter, int32_t * n);
 
-// --- masks: src/llama/kq_mask.h; test: tests/model/test_kq_mask.py
+// --- the target's KV cache: src/llama/kq_mask.h, memory.h; test: tests/model/test_kq_mask.py
+// Errors: DW_ERR_UNSUPPORTED if the target has another memory than one KV cache, with or without recurrent states;
+// DW_ERR_ARGUMENT for sequences, rows or cells that it does not have.
 
-// The mask that llama.cpp fills for rows of the engine's target, looking at each cell, and ours if it is_filled; each
-// f32[n_rows][n_kv]. seq_ids i32[n_rows], positions i32[n_pos][n_rows]; each of n_streams has n_rows / n_streams rows.
-// Errors: DW_ERR_ARGUMENT for rows that streams cannot share; DW_ERR_UNSUPPORTED if the target has another memory than one
-// KV cache, with or without recurrent states.
-DW_API dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos,
-                             const int32_t * seq_ids, const int32_t * positions, int32_t n_kv, float * masks,
-                             float * ours, bool * is_filled);
+// The mask that llama.cpp fills for rows, looking at each cell, and ours, which is 7 unless is_filled; each
+// f32[n_rows][n_kv], of the caller, as f16 or f32 holds them. seq_ids i32[n_rows], positions i32[n_pos][n_rows]; each of
+// n_streams has n_rows / n_streams rows. Which masks are ours to fill, set_input_kq_mask decides, and is not asked.
+DW_API dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos, bool causal,
+                             bool f16, const int32_t * seq_ids, const int32_t * positions, int32_t n_kv,
+                             float * masks, float * ours, bool * is_filled);
+// How many masks were filled by positions so far, in this process.
+DW_API int64_t   dw_n_filled_masks(void);
+// Remove a sequence's cells from a position on, as rejected drafts are.
+DW_API dw_status dw_remove_from(dw_engine * engine, int32_t seq_id, int32_t position);
 
 // --- trees: src/tree/build.h; test: tests/unit/test_tree.py
 

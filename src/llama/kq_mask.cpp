@@ -7,6 +7,7 @@
 #include "llama-kv-cache.h"
 
 #include <algorithm>
+#include <atomic>
 #include <cmath>
 #include <vector>
 
@@ -14,9 +15,10 @@ namespace draftwood {
 
 namespace {
 
-constexpr size_t n_late_max = 256; // cells that each row is compared with
+constexpr size_t     n_late_max = 256; // cells that each row is compared with
+std::atomic<int64_t> n_filled;
 
-// Cells of a sequence whose position is one that a row of the ubatch has, or a later one.
+// A cell of a sequence at the first position of its rows, or behind it.
 struct late_cell {
     uint32_t          at;
     llama_pos         pos;
@@ -40,7 +42,7 @@ template <> ggml_fp16_t drops<ggml_fp16_t>() {
 
 // Whether the ubatch's rows [first, first + n) are of one sequence, and its cells as fill_kq_mask wants them.
 bool find_stream(const llama_kv_cache & cache, const llama_ubatch & ubatch, int64_t first, int64_t n, int64_t n_kv,
-                 stream_of_mask & found) {
+                 bool causal, stream_of_mask & found) {
     const llama_seq_id seq = ubatch.seq_id[first][0];
     llama_pos          pos = ubatch.pos[first];
     for (int64_t i = first; i < first + n; ++i) {
@@ -55,7 +57,7 @@ bool find_stream(const llama_kv_cache & cache, const llama_ubatch & ubatch, int6
     if (placed.size() != found.n_used || cells.get_used() != found.n_used || found.n_used > n_kv) {
         return false;
     }
-    for (auto each = placed.lower_bound({ pos, 0 }); each != placed.end(); ++each) {
+    for (auto each = placed.lower_bound({ pos, 0 }); causal && each != placed.end(); ++each) {
         if (found.late.size() == n_late_max) {
             return false;
         }
@@ -82,11 +84,11 @@ void fill_row(T * to, int64_t n_kv, const stream_of_mask & stream, const llama_u
 
 } // namespace
 
-bool fill_kq_mask(const llama_kv_cache & cache, ggml_tensor & mask, const llama_ubatch & ubatch) {
+bool fill_kq_mask(const llama_kv_cache & cache, ggml_tensor & mask, const llama_ubatch & ubatch, bool causal) {
     const int64_t               n_kv = mask.ne[0], n_streams = mask.ne[3], n_rows = ubatch.n_tokens / n_streams;
     std::vector<stream_of_mask> streams(n_streams);
     for (int64_t s = 0; s < n_streams; ++s) {
-        if (!find_stream(cache, ubatch, s * n_rows, n_rows, n_kv, streams[s])) {
+        if (!find_stream(cache, ubatch, s * n_rows, n_rows, n_kv, causal, streams[s])) {
             return false;
         }
     }
@@ -98,7 +100,12 @@ bool fill_kq_mask(const llama_kv_cache & cache, ggml_tensor & mask, const llama_
             fill_row((float *) mask.data + row * n_kv, n_kv, stream, ubatch, row);
         }
     }
+    ++n_filled;
     return true;
+}
+
+int64_t n_filled_kq_masks() noexcept {
+    return n_filled;
 }
 
 } // namespace draftwood

@@ -14,7 +14,7 @@
 #include <typeinfo>
 #include <utility>
 
-// As seq_rm(seq_id, p0, -1), which looks at all cells. A patched line declares it.
+// As seq_rm(seq_id, p0, -1) of one sequence, which looks at all cells. A patched line declares it.
 void llama_kv_cache::dw_remove_from(llama_seq_id seq_id, llama_pos p0) {
     if (other) {
         return; // its cells are another cache's
@@ -117,13 +117,17 @@ void drop_cells(llama_context * ctx, llama_seq_id seq, const std::vector<uint32_
     cache.dw_remove_from(seq, end);
 }
 
-void remove_from(llama_context * ctx, llama_seq_id seq, llama_pos pos) {
+bool remove_from(llama_context * ctx, llama_seq_id seq, llama_pos pos) {
     llama_memory_t memory = llama_get_memory(ctx);
-    if (memory && typeid(*memory) == typeid(llama_kv_cache)) {
-        static_cast<llama_kv_cache &>(*memory).dw_remove_from(seq, pos);
-    } else {
-        llama_memory_seq_rm(memory, seq, pos, -1);
+    if (!memory || (typeid(*memory) != typeid(llama_kv_cache) && typeid(*memory) != typeid(llama_kv_cache_iswa))) {
+        return llama_memory_seq_rm(memory, seq, pos, -1);
     }
+    for (llama_kv_cache * cache : caches_of(memory)) {
+        if (cache) {
+            cache->dw_remove_from(seq, pos);
+        }
+    }
+    return true;
 }
 
 std::optional<hybrid_memory> hybrid_memory::of(const llama_context * ctx) {

@@ -31,8 +31,9 @@ int32_t free_cells(llama_context * ctx, llama_seq_id seq);
 // cells that a sequence may have in the plain KV cache of a context. Throws std::bad_cast if it has another memory
 int64_t n_kv_cells(const llama_context * ctx);
 
-// llama_memory_seq_rm(memory, seq, pos, -1), without a look at each cell of a plain KV cache: a context may have many.
-void remove_from(llama_context * ctx, llama_seq_id seq, llama_pos pos);
+// llama_memory_seq_rm(memory, seq, pos, -1) of one sequence, 0 <= seq < n_seq_max. It does not look at each cell of
+// caches beside which there is no recurrent state: a context may have many. Test: tests/model/test_kq_mask.py.
+bool remove_from(llama_context * ctx, llama_seq_id seq, llama_pos pos);
 
 // Frees these cells of the plain KV cache of a context, all of sequence `seq`, and lets the cache search from its first
 // free cell again. Throws std::bad_cast if the context has another memory.

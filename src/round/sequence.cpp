@@ -2,6 +2,8 @@
 
 #include "round/sequence.h"
 
+#include "llama/memory.h"
+
 #include <algorithm>
 
 namespace draftwood {
@@ -113,7 +115,7 @@ bool sequence::can_cut(int32_t n_keep) const {
 
 void sequence::cut(int32_t n_keep) {
     shared_->drop_step();
-    if (!can_cut(n_keep) || !llama_memory_seq_rm(memory(), seq_, n_keep, -1)) {
+    if (!can_cut(n_keep) || !remove_from(llama(), seq_, n_keep)) {
         fail(DW_ERR_UNSUPPORTED, "this model's memory cannot go back from %d to %d positions; reset and evaluate anew",
              end(), n_keep);
     }

@@ -9,6 +9,7 @@
 #include "ops/layer-parts/grid-blocks.cuh"
 
 #include <algorithm>
+#include <utility>
 
 namespace dw::layer_parts {
 
@@ -110,7 +111,7 @@ __device__ __forceinline__ int * places_of_grids() {
 }
 
 // Host: 0 for a type without a grid
-inline int bytes_of_grid(ggml_type type) {
+constexpr int bytes_of_grid(ggml_type type) {
     switch (type) {
         case GGML_TYPE_IQ3_XXS:
             return grid_of<GGML_TYPE_IQ3_XXS>::bytes;
@@ -126,6 +127,11 @@ inline int bytes_of_grid(ggml_type type) {
             return 0;
     }
 }
+
+template <size_t... i> constexpr bool has_bytes_of_all_grids(std::index_sequence<i...>) {
+    return ((bytes_of_grid(byte_tiled_types[i]) == grid_of<byte_tiled_types[i]>::bytes) && ...);
+}
+static_assert(has_bytes_of_all_grids(std::make_index_sequence<sizeof(byte_tiled_types) / sizeof(ggml_type)>{}));
 
 // Host: bytes of the grids of these types, a multiple of 16.
 inline int bytes_of_grids(const ggml_type * types, int n_types) {

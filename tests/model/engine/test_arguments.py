@@ -49,7 +49,11 @@ def call(name, engine, r):
         "dw_best": [r.ctx, 0, 3, tokens, (ctypes.c_float * 3)(), ctypes.byref(ctypes.c_bool())],
         "dw_fuse": [engine, 1],
         "dw_fused": [engine, False, (ctypes.c_int32 * len(testing_api.FUSED_PARTS))()],
-        "dw_kq_masks": [engine, 1, 1, 1, tokens, tokens, 1, *[(ctypes.c_float * 1)()] * 2, ctypes.c_bool()],
+        "dw_kq_masks": [
+            *[engine, 1, 1, 1, True, False, tokens, tokens, 1],
+            *[(ctypes.c_float * 1)(), (ctypes.c_float * 1)(), ctypes.c_bool()],
+        ],
+        "dw_remove_from": [engine, 0, 0],
         "dw_replay": [engine, 1, ctypes.byref(ctypes.c_double())],
         "dw_rewind": [engine],
         "dw_last_row": [engine, ctypes.byref(i32)],

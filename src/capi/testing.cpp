@@ -4,6 +4,8 @@
 
 #include "capi/capi.h"
 #include "drafters/recent_vocab.h"
+#include "llama/kq_mask.h"
+#include "llama/testing_masks.h"
 #include "tree/build.h"
 
 #include <algorithm>
@@ -41,6 +43,25 @@ dw_status dw_limit_memory(dw_engine * engine, int64_t drafter_bytes, int64_t gra
         budget.graphs.limit     = graph_bytes;
         budget.tree_state.limit = tree_bytes;
     });
+}
+
+dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos, bool causal, bool f16,
+                      const int32_t * seq_ids, const int32_t * positions, int32_t n_kv, float * masks, float * ours,
+                      bool * is_filled) {
+    return with(engine, "dw_kq_masks", [&](auto & e) {
+        require("dw_kq_masks", seq_ids, positions, masks, ours, is_filled);
+        const mask_rows of = { n_rows, n_streams, n_pos, causal, f16, seq_ids, positions, n_kv };
+        *is_filled         = compare_kq_masks(e.sequence().context().get(), of, masks, ours);
+    });
+}
+
+int64_t dw_n_filled_masks() {
+    return n_filled_kq_masks();
+}
+
+dw_status dw_remove_from(dw_engine * engine, int32_t seq_id, int32_t position) {
+    return with(engine, "dw_remove_from",
+                [&](auto & e) { remove_from_cache(e.sequence().context().get(), seq_id, position); });
 }
 
 dw_status dw_fuse(dw_engine * engine, int32_t where) {

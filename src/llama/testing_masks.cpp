@@ -1,20 +1,20 @@
-// Masks of attention and cells of a KV cache, for tests. Contract: draftwood-testing.h.
+// See testing_masks.h.
 
-#include "draftwood-testing.h"
+#include "llama/testing_masks.h"
 
-#include "capi/capi.h"
 #include "ggml-cpp.h"
 #include "llama-batch.h"
 #include "llama-cparams.h"
 #include "llama-kv-cache.h"
 #include "llama-memory-hybrid.h"
 #include "llama/kq_mask.h"
+#include "llama/status.h"
 
 #include <algorithm>
 #include <cstddef>
 #include <vector>
 
-using namespace draftwood;
+namespace draftwood {
 
 namespace {
 
@@ -122,40 +122,31 @@ struct llama_cpps_masks {
 
 } // namespace
 
-dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos, bool causal, bool f16,
-                      const int32_t * seq_ids, const int32_t * positions, int32_t n_kv, float * masks, float * ours,
-                      bool * is_filled) {
-    return with(engine, "dw_kq_masks", [&](auto & e) {
-        require("dw_kq_masks", seq_ids, positions, masks, ours, is_filled);
-        llama_context * const ctx   = e.sequence().context().get();
-        llama_kv_cache &      cache = cache_of(ctx);
-        require_between("n_rows", n_rows, 1, n_rows_max);
-        require_between("n_pos", n_pos, 1, 4);
-        require_between("n_kv", n_kv, 1, (int32_t) cache.get_size());
-        require_between("n_streams", n_streams, 1, n_rows);
-        if (n_rows % n_streams != 0) {
-            fail(DW_ERR_ARGUMENT, "found %d rows in %d streams; expected as many in each", n_rows, n_streams);
-        }
-        require_sequences(ctx, seq_ids, n_rows);
-        const rows_of_ubatch rows(n_rows, n_pos, seq_ids, positions);
-        const ggml_type      type = f16 ? GGML_TYPE_F16 : GGML_TYPE_F32;
-        const mask_of_rows   filled(type, n_kv, n_rows, n_streams), looked_at(type, n_kv, n_rows, n_streams);
-        *is_filled = fill_kq_mask(cache, *filled.tensor, rows.ubatch, causal);
-        filled.copy(ours);
-        const llama_cpps_masks left_alone(cache);
-        cache.set_input_kq_mask(looked_at.tensor, &rows.ubatch, causal);
-        looked_at.copy(masks);
-    });
+bool compare_kq_masks(llama_context * ctx, const mask_rows & of, float * masks, float * ours) {
+    llama_kv_cache & cache = cache_of(ctx);
+    require_between("n_rows", of.n_rows, 1, n_rows_max);
+    require_between("n_pos", of.n_pos, 1, 4);
+    require_between("n_kv", of.n_kv, 1, (int32_t) cache.get_size());
+    require_between("n_streams", of.n_streams, 1, of.n_rows);
+    if (of.n_rows % of.n_streams != 0) {
+        fail(DW_ERR_ARGUMENT, "found %d rows in %d streams; expected as many in each", of.n_rows, of.n_streams);
+    }
+    require_sequences(ctx, of.seq_ids, of.n_rows);
+    const rows_of_ubatch rows(of.n_rows, of.n_pos, of.seq_ids, of.positions);
+    const ggml_type      type = of.f16 ? GGML_TYPE_F16 : GGML_TYPE_F32;
+    const mask_of_rows   filled(type, of.n_kv, of.n_rows, of.n_streams);
+    const mask_of_rows   looked_at(type, of.n_kv, of.n_rows, of.n_streams);
+    const bool           is_filled = fill_kq_mask(cache, *filled.tensor, rows.ubatch, of.causal);
+    filled.copy(ours);
+    const llama_cpps_masks left_alone(cache);
+    cache.set_input_kq_mask(looked_at.tensor, &rows.ubatch, of.causal);
+    looked_at.copy(masks);
+    return is_filled;
 }
 
-int64_t dw_n_filled_masks() {
-    return n_filled_kq_masks();
+void remove_from_cache(llama_context * ctx, llama_seq_id seq, llama_pos pos) {
+    require_sequences(ctx, &seq, 1);
+    cache_of(ctx).dw_remove_from(seq, pos);
 }
 
-dw_status dw_remove_from(dw_engine * engine, int32_t seq_id, int32_t position) {
-    return with(engine, "dw_remove_from", [&](auto & e) {
-        llama_context * const ctx = e.sequence().context().get();
-        require_sequences(ctx, &seq_id, 1);
-        cache_of(ctx).dw_remove_from(seq_id, position);
-    });
-}
+} // namespace draftwood

@@ -66,13 +66,13 @@ DW_API dw_status dw_fused(dw_engine * engine, bool of_drafter, int32_t * n);
 // DW_ERR_ARGUMENT for sequences, rows or cells that it does not have.
 
 // The mask that llama.cpp fills for rows, looking at each cell, and ours, which is 7 unless is_filled; each
-// f32[n_rows][n_kv], of the caller, as f16 or f32 holds them. seq_ids i32[n_rows], positions i32[n_pos][n_rows]; each of
-// n_streams has n_rows / n_streams rows. Which masks are ours to fill, set_input_kq_mask decides, and is not asked.
+// f32[n_rows][n_kv], of the caller, as f16 or f32 holds them. seq_ids i32[n_rows], positions i32[n_pos][n_rows]; each
+// of n_streams has n_rows / n_streams rows. Which masks are ours to fill, set_input_kq_mask decides, and is not asked.
 DW_API dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_streams, int32_t n_pos, bool causal,
-                             bool f16, const int32_t * seq_ids, const int32_t * positions, int32_t n_kv,
-                             float * masks, float * ours, bool * is_filled);
+                             bool f16, const int32_t * seq_ids, const int32_t * positions, int32_t n_kv, float * masks,
+                             float * ours, bool * is_filled);
 // How many masks were filled by positions so far, in this process.
-DW_API int64_t   dw_n_filled_masks(void);
+DW_API int64_t dw_n_filled_masks(void);
 // Remove a sequence's cells from a position on, as rejected drafts are.
 DW_API dw_status dw_remove_from(dw_engine * engine, int32_t seq_id, int32_t position);
 

@@ -25,9 +25,15 @@ struct late_cell {
     llama_kv_cell_ext place; // in two dimensions, of M-RoPE
 };
 
-struct stream_of_mask {
-    uint32_t               n_used; // cells, the first ones
+// What rows of a sequence see: its cells but for some of the late ones.
+struct sequence_of_mask {
+    llama_seq_id           seq;
+    const llama_kv_cells * cells;
+    llama_pos              first_pos; // of its rows
+    uint32_t               n_used;    // cells up to the last one of any sequence
+    bool                   has_all;   // they are all its own
     std::vector<late_cell> late;
+    int64_t                first_row = -1; // of the mask, once it is filled
 };
 
 template <typename T> constexpr T keeps() {
@@ -40,64 +46,90 @@ template <> ggml_fp16_t drops<ggml_fp16_t>() {
     return ggml_fp32_to_fp16(-INFINITY);
 }
 
-// Whether the ubatch's rows [first, first + n) are of one sequence, and its cells as fill_kq_mask wants them.
-bool find_stream(const llama_kv_cache & cache, const llama_ubatch & ubatch, int64_t first, int64_t n, int64_t n_kv,
-                 bool causal, stream_of_mask & found) {
-    const llama_seq_id seq = ubatch.seq_id[first][0];
-    llama_pos          pos = ubatch.pos[first];
-    for (int64_t i = first; i < first + n; ++i) {
-        if (ubatch.seq_id[i][0] != seq) {
-            return false;
+sequence_of_mask & of_sequence(std::vector<sequence_of_mask> & all, llama_seq_id seq) {
+    return *std::find_if(all.begin(), all.end(), [&](const sequence_of_mask & each) { return each.seq == seq; });
+}
+
+// The sequences of the ubatch's rows, and the first position of each.
+std::vector<sequence_of_mask> sequences_of(const llama_kv_cache & cache, const llama_ubatch & ubatch) {
+    std::vector<sequence_of_mask> found;
+    for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
+        const llama_seq_id seq     = ubatch.seq_id[i][0];
+        const auto         is_here = [&](const sequence_of_mask & each) { return each.seq == seq; };
+        const auto         here    = std::find_if(found.begin(), found.end(), is_here);
+        if (here != found.end()) {
+            here->first_pos = std::min(here->first_pos, ubatch.pos[i]);
+        } else {
+            found.push_back({ seq, &cache.get_cells(seq), ubatch.pos[i], 0, false, {} });
         }
-        pos = std::min(pos, ubatch.pos[i]);
     }
-    const llama_kv_cells & cells  = cache.get_cells(seq);
-    const auto &           placed = cells.seq_pos_get(seq);
-    found.n_used                  = cells.used_max_p1();
-    if (placed.size() != found.n_used || cells.get_used() != found.n_used || found.n_used > n_kv) {
+    return found;
+}
+
+// Whether a mask of so many cells has all of the sequence's, and few of them are late.
+bool find_cells(sequence_of_mask & of, int64_t n_kv, bool causal) {
+    const auto & placed = of.cells->seq_pos_get(of.seq);
+    of.n_used           = of.cells->used_max_p1();
+    of.has_all          = placed.size() == of.n_used;
+    if (of.n_used > n_kv) {
         return false;
     }
-    for (auto each = placed.lower_bound({ pos, 0 }); causal && each != placed.end(); ++each) {
-        if (found.late.size() == n_late_max) {
+    for (auto each = placed.lower_bound({ of.first_pos, 0 }); causal && each != placed.end(); ++each) {
+        if (of.late.size() == n_late_max) {
             return false;
         }
-        found.late.push_back({ each->second, each->first, cells.ext_get(each->second) });
+        of.late.push_back({ each->second, each->first, of.cells->ext_get(each->second) });
     }
     return true;
 }
 
+// All cells of the sequence.
+template <typename T> void fill_cells(T * to, int64_t n_kv, const sequence_of_mask & of) {
+    if (of.has_all) {
+        std::fill(to, to + of.n_used, keeps<T>());
+    } else {
+        for (uint32_t i = 0; i < of.n_used; ++i) { // an empty cell has no sequence
+            to[i] = of.cells->seq_has(i, of.seq) ? keeps<T>() : drops<T>();
+        }
+    }
+    std::fill(to + of.n_used, to + n_kv, drops<T>());
+}
+
 template <typename T>
-void fill_row(T * to, int64_t n_kv, const stream_of_mask & stream, const llama_ubatch & ubatch, int64_t row) {
+void fill_row(T * mask, int64_t row, int64_t n_kv, sequence_of_mask & of, const llama_ubatch & ubatch) {
+    T * const       to         = mask + row * n_kv;
     const llama_pos pos        = ubatch.pos[row];
     const bool      has_places = ubatch.is_pos_2d();
-    std::fill(to, to + stream.n_used, keeps<T>());
-    std::fill(to + stream.n_used, to + n_kv, drops<T>());
-    for (const late_cell & cell : stream.late) {
+    if (of.first_row < 0) {
+        fill_cells(to, n_kv, of);
+        of.first_row = row;
+    } else {
+        std::copy_n(mask + of.first_row * n_kv, n_kv, to);
+    }
+    for (const late_cell & cell : of.late) {
         const bool is_beside =
             has_places && cell.pos == pos &&
             cell.place.is_2d_gt(ubatch.pos[row + ubatch.n_tokens * 2], ubatch.pos[row + ubatch.n_tokens]);
-        if (cell.pos > pos || is_beside) {
-            to[cell.at] = drops<T>();
-        }
+        to[cell.at] = cell.pos > pos || is_beside ? drops<T>() : keeps<T>();
     }
 }
 
 } // namespace
 
 bool fill_kq_mask(const llama_kv_cache & cache, ggml_tensor & mask, const llama_ubatch & ubatch, bool causal) {
-    const int64_t               n_kv = mask.ne[0], n_streams = mask.ne[3], n_rows = ubatch.n_tokens / n_streams;
-    std::vector<stream_of_mask> streams(n_streams);
-    for (int64_t s = 0; s < n_streams; ++s) {
-        if (!find_stream(cache, ubatch, s * n_rows, n_rows, n_kv, causal, streams[s])) {
+    const int64_t                 n_kv      = mask.ne[0];
+    std::vector<sequence_of_mask> sequences = sequences_of(cache, ubatch);
+    for (sequence_of_mask & each : sequences) {
+        if (!find_cells(each, n_kv, causal)) {
             return false;
         }
     }
-    for (int64_t row = 0; row < n_rows * n_streams; ++row) {
-        const stream_of_mask & stream = streams[row / n_rows];
+    for (int64_t row = 0; row < ubatch.n_tokens; ++row) {
+        sequence_of_mask & of = of_sequence(sequences, ubatch.seq_id[row][0]);
         if (mask.type == GGML_TYPE_F16) {
-            fill_row((ggml_fp16_t *) mask.data + row * n_kv, n_kv, stream, ubatch, row);
+            fill_row((ggml_fp16_t *) mask.data, row, n_kv, of, ubatch);
         } else {
-            fill_row((float *) mask.data + row * n_kv, n_kv, stream, ubatch, row);
+            fill_row((float *) mask.data, row, n_kv, of, ubatch);
         }
     }
     ++n_filled;

@@ -98,7 +98,7 @@ def test_cells_need_not_lie_in_the_order_of_positions(rig_of):
     put(rig, range(10))
     assert native.llama_memory_seq_rm(rig.memory, 0, 3, 6)
     native.llama_memory_seq_add(rig.memory, 0, 6, 10, -3)
-    check(rig, [(0, 6)], False)  # three cells are empty
+    assert (check(rig, [(0, 6)], True) == 0).sum() == 7  # three cells are empty
     put(rig, range(7, 10))
     assert (check(rig, [(0, 7), (0, 8), (0, 9)], True) == 0).sum() == 8 + 9 + 10
 
@@ -123,35 +123,39 @@ def test_a_row_sees_what_is_before_it_in_two_dimensions(rig_of, y, x, n_seen):
     assert (ours == 0).sum() == n_seen
 
 
-def test_holes_are_left_to_llama_cpp(rig_of):
+def test_cells_between_others_are_empty(rig_of):
     rig = rig_of(n_seq_max=2, kv_unified=True)
     put(rig, range(8))
     put(rig, range(3), seq=1)
     put(rig, range(8, 12))
     assert native.llama_memory_seq_rm(rig.memory, 1, -1, -1)
-    check(rig, [(0, 11)], False)
+    ours = check(rig, [(0, 11), (0, 9)], True)
+    assert (ours[0, 8:11] == -np.inf).all()
+    assert [(row == 0).sum() for row in ours] == [12, 10]
 
 
-def test_cells_of_another_sequence_are_left_to_llama_cpp(rig_of):
-    rig = rig_of(n_seq_max=2, kv_unified=True)
+def test_each_sequence_sees_its_own_cells(rig_of):
+    rig = rig_of(n_seq_max=3, kv_unified=True)
     put(rig, range(8))
     put(rig, range(3), seq=1)
-    check(rig, [(0, 7)], False)
-    check(rig, [(0, 7), (1, 2)], False)
+    put(rig, range(8, 10))
+    put(rig, range(3, 9), seq=1)
+    rows = [(1, 5), (0, 9), (2, 0), (1, 8), (0, 3), (1, 0), (2, 7), (0, 12)]
+    ours = check(rig, rows, True)
+    assert [(row == 0).sum() for row in ours] == [6, 10, 0, 9, 4, 1, 0, 10]
+    check(rig, rows, True, causal=False)
     assert native.llama_memory_seq_rm(rig.memory, 1, -1, -1)
-    check(rig, [(0, 7)], True)  # nothing lies behind its cells
-    check(rig, [(0, 7), (1, 2)], False)
+    check(rig, rows, True)
 
 
 def test_a_cell_of_two_sequences_is_one_of_each(rig_of):
     rig = rig_of(n_seq_max=2, kv_unified=True)
     put(rig, range(8))
     native.llama_memory_seq_cp(rig.memory, 0, 1, -1, -1)
-    check(rig, [(0, 7)], True)
-    check(rig, [(1, 7)], True)
+    check(rig, [(0, 7), (1, 7), (1, 3)], True)
     put(rig, [8], seq=1)
-    check(rig, [(0, 8)], False)
-    check(rig, [(1, 8)], True)
+    ours = check(rig, [(0, 8), (1, 8)], True)
+    assert [(row == 0).sum() for row in ours] == [8, 9]
 
 
 def test_rows_that_see_what_follows(rig_of):
@@ -172,8 +176,7 @@ def test_each_stream_has_its_cells(rig_of):
     put(rig, range(5), seq=1)
     check(rig, [(0, 6), (0, 7), (1, 3), (1, 4)], True, n_streams=2)
     assert native.llama_memory_seq_rm(rig.memory, 1, 1, 3)
-    check(rig, [(0, 6), (0, 7), (1, 3), (1, 4)], False, n_streams=2)
-    check(rig, [(0, 6), (0, 7)], True)
+    check(rig, [(0, 6), (0, 7), (1, 3), (1, 4)], True, n_streams=2)
 
 
 def test_what_is_longer_than_a_mask_is_left_to_llama_cpp(rig_of):

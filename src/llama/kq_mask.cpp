@@ -36,13 +36,12 @@ struct sequence_of_mask {
     int64_t                first_row = -1; // of the mask, once it is filled
 };
 
-template <typename T> constexpr T keeps() {
-    return {};
-}
-template <typename T> T drops() {
+// A row of a mask has 0 where it sees a cell, and where not: found once for many cells, as a conversion is a call.
+template <typename T> T dropped();
+template <> float       dropped<float>() {
     return -INFINITY;
 }
-template <> ggml_fp16_t drops<ggml_fp16_t>() {
+template <> ggml_fp16_t dropped<ggml_fp16_t>() {
     return ggml_fp32_to_fp16(-INFINITY);
 }
 
@@ -85,19 +84,21 @@ bool find_cells(sequence_of_mask & of, int64_t n_kv, bool causal) {
 
 // All cells of the sequence.
 template <typename T> void fill_cells(T * to, int64_t n_kv, const sequence_of_mask & of) {
+    const T drop = dropped<T>();
     if (of.has_all) {
-        std::fill(to, to + of.n_used, keeps<T>());
+        std::fill(to, to + of.n_used, T{});
     } else {
         for (uint32_t i = 0; i < of.n_used; ++i) { // an empty cell has no sequence
-            to[i] = of.cells->seq_has(i, of.seq) ? keeps<T>() : drops<T>();
+            to[i] = of.cells->seq_has(i, of.seq) ? T{} : drop;
         }
     }
-    std::fill(to + of.n_used, to + n_kv, drops<T>());
+    std::fill(to + of.n_used, to + n_kv, drop);
 }
 
 template <typename T>
 void fill_row(T * mask, int64_t row, int64_t n_kv, sequence_of_mask & of, const llama_ubatch & ubatch) {
     T * const       to         = mask + row * n_kv;
+    const T         drop       = dropped<T>();
     const llama_pos pos        = ubatch.pos[row];
     const bool      has_places = ubatch.is_pos_2d();
     if (of.first_row < 0) {
@@ -110,7 +111,7 @@ void fill_row(T * mask, int64_t row, int64_t n_kv, sequence_of_mask & of, const 
         const bool is_beside =
             has_places && cell.pos == pos &&
             cell.place.is_2d_gt(ubatch.pos[row + ubatch.n_tokens * 2], ubatch.pos[row + ubatch.n_tokens]);
-        to[cell.at] = cell.pos > pos || is_beside ? drops<T>() : keeps<T>();
+        to[cell.at] = cell.pos > pos || is_beside ? drop : T{};
     }
 }
 

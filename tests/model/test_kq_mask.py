@@ -123,6 +123,15 @@ def test_a_row_sees_what_is_before_it_in_two_dimensions(rig_of, y, x, n_seen):
     assert (ours == 0).sum() == n_seen
 
 
+def test_rows_of_one_position_and_several_places(rig_of):
+    rig = rig_of()
+    put(rig, range(10))
+    theirs, ours, filled = masks(rig, [0, 0, 0], [[9, 9, 8], [3, -1, 3], [3, -1, 3], [0, 0, 0]])
+    assert filled
+    assert np.array_equal(ours, theirs)
+    assert [(row == 0).sum() for row in ours] == [10, 9, 9]
+
+
 def test_cells_between_others_are_empty(rig_of):
     rig = rig_of(n_seq_max=2, kv_unified=True)
     put(rig, range(8))

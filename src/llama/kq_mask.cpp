@@ -45,18 +45,19 @@ template <> ggml_fp16_t dropped<ggml_fp16_t>() {
     return ggml_fp32_to_fp16(-INFINITY);
 }
 
-sequence_of_mask & of_sequence(std::vector<sequence_of_mask> & all, llama_seq_id seq) {
-    return *std::find_if(all.begin(), all.end(), [&](const sequence_of_mask & each) { return each.seq == seq; });
+// nullptr: it is not among them
+sequence_of_mask * find_sequence(std::vector<sequence_of_mask> & all, llama_seq_id seq) {
+    const auto is_here = [&](const sequence_of_mask & each) { return each.seq == seq; };
+    const auto here    = std::find_if(all.begin(), all.end(), is_here);
+    return here == all.end() ? nullptr : &*here;
 }
 
 // The sequences of the ubatch's rows, and the first position of each.
 std::vector<sequence_of_mask> sequences_of(const llama_kv_cache & cache, const llama_ubatch & ubatch) {
     std::vector<sequence_of_mask> found;
     for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        const llama_seq_id seq     = ubatch.seq_id[i][0];
-        const auto         is_here = [&](const sequence_of_mask & each) { return each.seq == seq; };
-        const auto         here    = std::find_if(found.begin(), found.end(), is_here);
-        if (here != found.end()) {
+        const llama_seq_id seq = ubatch.seq_id[i][0];
+        if (sequence_of_mask * here = find_sequence(found, seq)) {
             here->first_pos = std::min(here->first_pos, ubatch.pos[i]);
         } else {
             found.push_back({ seq, &cache.get_cells(seq), ubatch.pos[i], 0, false, {} });
@@ -126,7 +127,7 @@ bool fill_kq_mask(const llama_kv_cache & cache, ggml_tensor & mask, const llama_
         }
     }
     for (int64_t row = 0; row < ubatch.n_tokens; ++row) {
-        sequence_of_mask & of = of_sequence(sequences, ubatch.seq_id[row][0]);
+        sequence_of_mask & of = *find_sequence(sequences, ubatch.seq_id[row][0]);
         if (mask.type == GGML_TYPE_F16) {
             fill_row((ggml_fp16_t *) mask.data, row, n_kv, of, ubatch);
         } else {

@@ -59,6 +59,14 @@ std::array<llama_kv_cache *, 2> caches_of(llama_memory_t memory) {
     return {};
 }
 
+template <typename F> void for_each_cache(llama_memory_t memory, F && use) {
+    for (llama_kv_cache * cache : caches_of(memory)) {
+        if (cache) {
+            use(*cache);
+        }
+    }
+}
+
 // the cache offers its cells read-only
 llama_kv_cells & cells_of(const llama_kv_cache & cache, llama_seq_id seq) {
     return const_cast<llama_kv_cells &>(cache.get_cells(seq));
@@ -76,19 +84,11 @@ std::pair<ggml_tensor *, bool> value_storage(const llama_kv_cache & cache, int32
 } // namespace
 
 void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept {
-    for (llama_kv_cache * cache : caches_of(llama_get_memory(ctx))) {
-        if (cache) {
-            cache->dw_n_kv_step = n_cells;
-        }
-    }
+    for_each_cache(llama_get_memory(ctx), [&](llama_kv_cache & cache) { cache.dw_n_kv_step = n_cells; });
 }
 
 void fill_masks(llama_context * ctx, bool on) noexcept {
-    for (llama_kv_cache * cache : caches_of(llama_get_memory(ctx))) {
-        if (cache) {
-            cache->dw_fills_masks = on;
-        }
-    }
+    for_each_cache(llama_get_memory(ctx), [&](llama_kv_cache & cache) { cache.dw_fills_masks = on; });
 }
 
 int32_t free_cells(llama_context * ctx, llama_seq_id seq) {
@@ -122,11 +122,7 @@ bool remove_from(llama_context * ctx, llama_seq_id seq, llama_pos pos) {
     if (!memory || (typeid(*memory) != typeid(llama_kv_cache) && typeid(*memory) != typeid(llama_kv_cache_iswa))) {
         return llama_memory_seq_rm(memory, seq, pos, -1);
     }
-    for (llama_kv_cache * cache : caches_of(memory)) {
-        if (cache) {
-            cache->dw_remove_from(seq, pos);
-        }
-    }
+    for_each_cache(memory, [&](llama_kv_cache & cache) { cache.dw_remove_from(seq, pos); });
     return true;
 }
 

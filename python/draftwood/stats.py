@@ -67,6 +67,8 @@ class SpeculationStats:
     builds its graph anew."""
     ahead_rounds: int
     """Rounds whose draft went into the verify on the card, before the host knew its tokens."""
+    begun_drafts: int
+    """Drafts whose first token was found behind the verify before, while the host still looked at it."""
     queued_steps: int
     """Rounds whose step was queued on the card before the host knew its token."""
     dropped_steps: int
@@ -141,6 +143,7 @@ class SpeculationStats:
             draft_vocab=raw.draft_vocab,
             shared_rounds=raw.n_shared_rounds,
             ahead_rounds=raw.n_ahead_rounds,
+            begun_drafts=raw.n_begun_drafts,
             queued_steps=raw.n_queued_steps,
             dropped_steps=raw.n_dropped_steps,
             joint_rounds=raw.n_joint_rounds,

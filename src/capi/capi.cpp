@@ -53,6 +53,7 @@ void dw_params_init(dw_params * params) {
     if (params) {
         *params = { sizeof(dw_params), DW_DRAFTER_NONE, 4, 0.0f, INT32_MAX, nullptr, DW_LENGTH_FIXED, 0, nullptr, 0, 0,
                     /*draft_vocab*/ 0, /*results*/ 0 };
+        params->begin_drafts = 1;
     }
 }
 

@@ -77,7 +77,7 @@ class drafter_context {
     int32_t decode(const decode_request & request);
 
   private:
-    static constexpr int32_t n_graph_kinds = 5; // most that a drafter has
+    static constexpr int32_t n_graph_kinds = 6; // most that a drafter has
 
     struct deleter {
         void operator()(llama_context * ctx) const { llama_free(ctx); }

@@ -3,12 +3,10 @@
 #include "drafters/mtp.h"
 
 #include "llama/facts.h"
-#include "llama/memory.h"
 #include "llama/tensor_bytes.h"
 
 #include <algorithm>
 #include <cmath>
-#include <cstring>
 
 namespace draftwood {
 
@@ -44,6 +42,12 @@ bool drafts_ahead(const llama_model * model, const attachment & drafter, const a
            are_together({ block.head.weights, block.projection, block.embeddings, token_embeddings(model) });
 }
 
+// Rows that are thrown away cost a card little, but experts that only they choose would be copied into a pool.
+bool can_begin(target_context & target, const dw_params & params) {
+    return target.newest_results().on_gpu() ? experts_are_on_devices(llama_get_model(target.get()))
+                                            : params.results == DW_RESULTS_TOP;
+}
+
 } // namespace
 
 mtp_context::mtp_context(target_context & target, const llama_context_params & context_params,
@@ -73,6 +77,9 @@ mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & c
             2 * (n_rows_max_ + n_waiting_max)),
     drafted_(ctx_.newest_results().backend(), 1, DW_MAX_DRAFT),
     nothing_(n_embd_) {
+    if (params.begin_drafts && shared_->ahead && can_begin(target, params)) {
+        begun_.emplace(ctx_.newest_results().backend(), n_embd_, n_outputs(target.get()));
+    }
     ctx_.remove_from(seq_, 0); // cells of an earlier drafter of this sequence
     target.attached().tap_hidden(true);
 }
@@ -114,12 +121,14 @@ void mtp_drafter::push_kept(const kept_rows & kept) {
 }
 
 void mtp_drafter::observe(const kept_rows & kept) {
+    const bool is_begun = take_begun(kept); // before its results go
     ctx_.see(kept.tokens, kept.n);
     if (!beams_.empty()) {
         n_fed_ += beams_.keep(ctx_.get(), kept.tokens + 1, kept.n - 1);
         beams_.clear();
     }
-    drop_cells_from(kept.pos + kept.n); // pairs of rejected drafts; those of accepted ones stay as they were drafted
+    // pairs of rejected drafts go; those of accepted ones stay as they were drafted
+    drop_cells_from(kept.pos + kept.n + (is_begun ? 1 : 0));
     states_.begin();
     push_kept(kept);
     states_.keep_newest(kept.rows[kept.n - 1]);
@@ -148,25 +157,6 @@ bool mtp_drafter::decode(const decode_request & request, int32_t n) {
         keep_results(n);
     }
     return rc == 0;
-}
-
-// The result has hidden states of all rows of the batch, or of the last n alone: these go to outputs. Of a draft ahead
-// the best token, the first value of a row, is kept, too. On a GPU both in one launch.
-void mtp_drafter::keep_results(int32_t n) {
-    const result_rows   hidden = ctx_.newest_results().hidden();
-    const int64_t       first  = hidden.tensor ? hidden.tensor->ne[1] - n : 0;
-    const ggml_tensor * top    = n_ahead_ >= 0 ? ctx_.newest_results().device_top() : nullptr;
-    const row_copies    copies = ctx_.attached().copies;
-    if (top && copies && hidden.tensor && shared_->outputs.lies_beside(hidden.tensor) && drafted_.lies_beside(top)) {
-        const row_piece pieces[] = { shared_->outputs.piece(0, hidden.tensor, first, n),
-                                     drafted_.piece(n_ahead_, top, 0, 1) };
-        copies(drafted_.backend(), pieces, 2);
-        return;
-    }
-    shared_->outputs.copy(0, hidden, first, n);
-    if (top) {
-        drafted_.copy(n_ahead_, top, 0, 1);
-    }
 }
 
 // Decode the first n queued pairs, the last one with or without an output.
@@ -220,6 +210,7 @@ bool mtp_drafter::is_ready(const draft_request & request) const {
 
 // the pair that the drafts go on from, behind those that wait
 void mtp_drafter::push_root(const draft_request & request) {
+    forget_begun();
     if (n_fed_ > request.pos || !beams_.empty()) { // a draft was made from this token already, and no round followed
         drop_cells_from(request.pos);
     }
@@ -229,6 +220,10 @@ void mtp_drafter::push_root(const draft_request & request) {
 draft_result mtp_drafter::draft(const draft_request & request, token_tree & tree) {
     if (!is_ready(request)) {
         return draft_result::cold;
+    }
+    if (is_begun_for(request)) {
+        draft_ahead(request, tree);
+        return draft_result::begun;
     }
     push_root(request);
     n_ahead_ = request.ahead ? 0 : -1;
@@ -267,45 +262,6 @@ void mtp_drafter::draft_chain(const draft_request & request, token_tree & tree) 
     n_fed_ = ctx_.end(seq_); // the drafts' pairs stay: see observe
 }
 
-// The same without waiting for a token: each goes from its row's best straight into the next row, and its place in the
-// tree holds the root's until settle(). Two graphs take turns, so that one's inputs can be written while the other
-// runs.
-void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
-    for (int32_t i = 0;; ++i) {
-        if (!ctx_.newest_results().has_top()) {
-            fail(DW_ERR_MEMORY, "a graph of the MTP block found no memory for its best tokens");
-        }
-        tree.add(i, request.last, 0.0f);
-        if (i + 1 >= request.depth) {
-            break;
-        }
-        ctx_.batch().clear();
-        add_row(request.last, request.pos + 1 + i, true);
-        decode_request next;
-        next.slot = drafter_context::slot(i % 2 == 0 ? graph_kind::ahead : graph_kind::ahead_other, seq_);
-        next.feeds.push_back(drafted_.feed(row_feed::token, 0, i, 1, shared_->block.embeddings));
-        next.feeds.push_back(hidden_feed(0, shared_->outputs, 0, 1));
-        n_ahead_ = i + 1;
-        if (!decode(next, 1)) {
-            break;
-        }
-    }
-    n_ahead_ = -1;
-    done_.record(drafted_.backend()); // the verify does not wait for what goes to the host
-    on_host_.ask(drafted_.backend(), ctx_.attached().copies, drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
-    n_fed_ = ctx_.end(seq_);
-}
-
-void mtp_drafter::settle(token_tree & tree) {
-    std::memcpy(tree.tokens.data() + 1, on_host_.get(), tree.n_drafts() * sizeof(llama_token));
-}
-
-void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
-    done_.wait(target_.newest_results().backend());
-    const ggml_tensor * reader = token_embeddings(llama_get_model(target_.get()));
-    verify.feeds.push_back(drafted_.feed(row_feed::token, 1, 0, n, reader));
-}
-
 void mtp_drafter::drop_cells_from(llama_pos pos) {
     if (pos <= n_fed_) {
         beams_.clear(); // their rows lie from n_fed_ on: all of them go
@@ -315,6 +271,7 @@ void mtp_drafter::drop_cells_from(llama_pos pos) {
 }
 
 void mtp_drafter::trim(llama_pos n_keep) {
+    forget_begun();
     while (queue_.size() > 0 && queue_.pos + queue_.size() > n_keep) {
         queue_.tokens.pop_back();
     }
@@ -336,6 +293,7 @@ void mtp_drafter::resume(llama_pos pos, const std::vector<float> & mark) {
 }
 
 llama_context * mtp_drafter::memory() {
+    forget_begun();
     while (queue_.size() > 0) {
         feed(std::min(queue_.size(), n_rows_max_), /*output*/ false);
     }
@@ -343,6 +301,7 @@ llama_context * mtp_drafter::memory() {
 }
 
 void mtp_drafter::reset() {
+    forget_begun();
     ctx_.remove_from(seq_, 0);
     beams_.clear();
     states_.drop();

@@ -9,6 +9,8 @@
 #include "llama/facts.h"
 #include "verify/target_context.h"
 
+#include <optional>
+
 namespace draftwood {
 
 // What the drafters of all sequences have in common. Each uses it alone while it drafts or observes.
@@ -24,9 +26,9 @@ struct mtp_context {
 // The block sees pairs (token at p, target's hidden state at p - 1) and predicts the token at p + 1; further
 // drafts feed the block its own output row as hidden state (src/models/qwen35moe.cpp, graph_mtp at the pin).
 // Position 0 has no pair and stays empty, as in training. Pairs of accepted drafts stay as they were drafted, with the
-// block's own hidden state; those of rejected ones go. A tree is drafted level by level, each of its nodes seeing its
-// ancestors only. Hidden states stay on the block's device; so do the tokens of a chain that is drafted ahead.
-// Test: tests/model/engine, tests/model/test_parity.py.
+// block's own hidden state; those of rejected ones go. A draft that is begun behind a verify replaces them. A tree is
+// drafted level by level, each of its nodes seeing its ancestors only. Hidden states stay on the block's device; so do
+// the tokens of a chain that is drafted ahead. Test: tests/model/engine, tests/model/test_parity.py.
 class mtp_drafter : public drafter {
   public:
     static constexpr int32_t widest = 8; // rows of a level of a tree
@@ -47,9 +49,10 @@ class mtp_drafter : public drafter {
     llama_context * memory() override;
     dw_attachment * attached() override { return &ctx_.attached(); }
 
-    bool can_draft_ahead() const override { return shared_->ahead; }
+    bool can_draft_ahead() const override { return shared_->ahead; } // this and what follows: mtp_ahead.cpp
     void settle(token_tree & tree) override;
     void feed_verify(decode_request & verify, int32_t n) override;
+    bool begin_behind(llama_pos pos, int32_t n) override;
 
     std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1
     void               resume(llama_pos pos, const std::vector<float> & mark) override;
@@ -60,6 +63,7 @@ class mtp_drafter : public drafter {
         pairs,       // the last one has an output
         ahead,       // a token that is drafted ahead
         ahead_other, // the same: two graphs take turns
+        begun,       // a row for each row of a verify
         joint,       // a row of each sequence
         n,
     };
@@ -71,6 +75,23 @@ class mtp_drafter : public drafter {
         std::vector<llama_token> tokens;
 
         int32_t size() const { return (int32_t) tokens.size(); }
+    };
+
+    // The next draft, begun behind a verify: each of the verify's rows with the token that is best there, as if the
+    // text went on from it. When the verify's tokens are known, one row is left, and the pairs before it.
+    struct begun_draft {
+        begun_draft(ggml_backend_t backend, int64_t n_embd, int64_t n_rows);
+
+        device_rows best;    // i32[1, n_rows] of the verify's rows
+        device_rows states;  // f32[n_embd, n_rows] the same: hidden states
+        device_rows drafted; // i32[1, n_rows] what the block drafts behind them
+        device_rows outputs; // f32[n_embd, n_rows] the block's own hidden states
+
+        llama_pos   pos   = 0;     // of the verify's root
+        int32_t     n     = 0;     // rows that wait for the verify's tokens; 0: none
+        int32_t     row   = -1;    // that the text goes on from; -1: none
+        llama_token token = 0;     // its best
+        bool        fits  = false; // whatever the token is
     };
 
     // a node of the tree whose row waits to be decoded, or was
@@ -107,6 +128,9 @@ class mtp_drafter : public drafter {
     bool     decode(const decode_request & request, int32_t n);
     void     keep_results(int32_t n);
     void     feed(int32_t n, bool output);
+    bool     take_begun(const kept_rows & kept);
+    bool     is_begun_for(const draft_request & request);
+    void     forget_begun();
     void     catch_up();
     int32_t  push(const llama_token * tokens, int32_t n, llama_pos pos);
     void     push_kept(const kept_rows & kept);
@@ -120,15 +144,16 @@ class mtp_drafter : public drafter {
     int32_t                      n_rows_max_;   // pairs per decode
     int32_t                      most_waiting_; // pairs
 
-    beams          beams_; // rows of the last draft, if it was a tree
-    pair_queue     queue_;
-    kept_states    states_;          // of queue_, and the newest one, at hidden_pos_
-    device_rows    drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
-    fetched_values on_host_;         // the same
-    llama_pos      n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
-    llama_pos      hidden_pos_ = -1; // position of the newest hidden state; -1: unknown
-    int32_t        n_ahead_    = -1; // tokens of the draft ahead that is being made; -1: the draft is not ahead
-    fence          done_;            // drafting ahead
+    beams                      beams_; // rows of the last draft, if it was a tree
+    pair_queue                 queue_;
+    kept_states                states_;          // of queue_, and the newest one, at hidden_pos_
+    device_rows                drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
+    fetched_values             on_host_;         // the same
+    std::optional<begun_draft> begun_;           // nullopt: drafts begin when they are asked for
+    llama_pos                  n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
+    llama_pos                  hidden_pos_ = -1; // position of the newest hidden state; -1: unknown
+    int32_t n_ahead_ = -1; // tokens of the draft ahead that is being made; -1: the draft is not ahead
+    fence   done_;         // drafting ahead
 
     std::vector<float> nothing_; // f32[n_embd], where llama.cpp wants a host's copy of what it is fed otherwise
 };

@@ -18,6 +18,8 @@ namespace {
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
 constexpr int32_t n_warmup_on_gpu = 2;
 
+constexpr int32_t most_wrong = 6; // then one draft of 64 begins behind a verify
+
 } // namespace
 
 drafting::drafting(target_context & target, const llama_context_params & context_params, const dw_params & params,
@@ -138,7 +140,30 @@ bool drafting::judge(proposal & draft, const draft_request & request, draft_resu
     stats_.n_cold_rounds += result == draft_result::cold ? 1 : 0;
     stats_.n_failed_drafts += result == draft_result::failed ? 1 : 0;
     draft.tokens = request.ahead && draft.tree.n_drafts() > 0 ? tokens_at::device : tokens_at::host;
-    return result == draft_result::drafted;
+    if (waits_for_begun_) { // a guess that is wrong again and again is made less often
+        waits_for_begun_ = false;
+        n_wrong_         = result == draft_result::begun ? 0 : std::min(n_wrong_ + 1, most_wrong);
+        n_not_begun_     = n_wrong_ > 0 ? 1 << n_wrong_ : 0;
+    }
+    stats_.n_begun_drafts += result == draft_result::begun ? 1 : 0;
+    return result == draft_result::drafted || result == draft_result::begun;
+}
+
+// Of a greedy text the best token of the last row that is kept comes next.
+void drafting::begin_behind(const proposal & draft, llama_pos pos) {
+    if (draft.tokens != tokens_at::verify || !is_greedy()) {
+        return;
+    }
+    if (n_not_begun_ > 0) {
+        n_not_begun_--;
+        return;
+    }
+    try {
+        waits_for_begun_ = drafter_->begin_behind(pos, draft.tree.size());
+    } catch (const std::exception &) {
+        drafter_->reset();
+        stats_.n_failed_drafts++;
+    }
 }
 
 // If costs decide, a tree only branches off its spine: the curve has no times of wider ones.

@@ -74,6 +74,8 @@ class drafting {
     // Before a verify of n_rows rows. A draft on the drafter's device goes straight into a verify of it alone;
     // otherwise its tokens are fetched.
     void feed(proposal & draft, decode_request & verify, int32_t n_rows, bool alone);
+    // Behind a verify of it alone, which was fed from the device, from `pos` on: the next draft may begin.
+    void begin_behind(const proposal & draft, llama_pos pos);
     // Microseconds of a verify that was fed from the device: those since the draft began, without what drafting is
     // known to take. 0: not known.
     int64_t verify_time(const proposal & draft) const;
@@ -114,6 +116,10 @@ class drafting {
     std::unique_ptr<drafter>     drafter_; // the one asked for; nullptr: plain steps only
     std::unique_ptr<drafter>     ngram_;   // beside it
     dw_stats &                   stats_;
+
+    bool    waits_for_begun_ = false; // a draft was begun, and the next one tells whether it was of use
+    int32_t n_wrong_         = 0;     // that were not, in a row
+    int32_t n_not_begun_     = 0;     // verifies to come behind which none begins
 };
 
 } // namespace draftwood

@@ -82,7 +82,8 @@ class session : private sequence_listener {
     void shorten_draft(int32_t n_nodes); // 1: a plain step
     void verify_begins();                // until it ended, nobody knows what the memory holds
     void feed_draft(decode_request & request, int32_t n_rows, bool alone);
-    void verify_failed(bool intact, bool again); // again: the proposal stays
+    void begin_draft() { drafting_.begin_behind(round_.draft(), n_past_); } // behind a verify of this session alone
+    void verify_failed(bool intact, bool again);                            // again: the proposal stays
     // Without a drafter, a greedy text's next step is queued behind its verify (target_context.h). It stays queued when
     // the round is closed; the next verify takes it if its root is the step's token.
     bool can_queue_step() const; // behind the verify of this proposal, which was decoded
@@ -129,10 +130,11 @@ class session : private sequence_listener {
     int64_t    n_exact_before_ = 0;
     open_round round_;
 
-    int32_t n_past_   = 0;
-    int32_t gap_      = 0;     // positions before n_past_ that an image spans beyond its cells
-    int32_t n_enough_ = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
-    bool    lost_     = false; // what the memory holds is unknown until reset
+    int32_t n_past_    = 0;
+    int32_t gap_       = 0;     // positions before n_past_ that an image spans beyond its cells
+    int32_t n_enough_  = 0;     // best tokens of a row that the request's sampler decides among; 0: all are needed
+    bool    scheduled_ = false; // the round's tokens are a benchmark's (next_scheduled)
+    bool    lost_      = false; // what the memory holds is unknown until reset
 
     static constexpr int32_t cost_of_a_step  = 32;             // rounds that gain as much, or more
     int32_t                  step_credit_    = cost_of_a_step; // under 0: no step is queued

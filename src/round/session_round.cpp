@@ -55,6 +55,7 @@ void session::begin_round(llama_token last) {
     require_whole("a round");
     drop_proposal();
     round_.propose(last);
+    scheduled_ = false;
 }
 
 int32_t session::propose(llama_token last, int32_t wanted) {
@@ -213,6 +214,7 @@ void session::took(llama_token token) {
 }
 
 llama_token session::next_scheduled(llama_sampler * sampler, bool accept) {
+    scheduled_ = true;
     return walk_on("dw_next", [&](int32_t row, int32_t node) {
         const llama_token sampled = sample(sampler, row);
         const int32_t     n_vocab = llama_vocab_n_tokens(llama_model_get_vocab(llama_get_model(sequence_.llama())));
@@ -281,7 +283,9 @@ void session::close_round() {
         kept.push_back(tree().tokens[node]);
         rows.push_back(round_.first_row() + node);
     }
-    const kept_rows all{ kept.data(), rows.data(), (int32_t) path.size(), round_.pos(), /*is_prompt*/ false };
+    const kept_rows all{
+        kept.data(), rows.data(), (int32_t) path.size(), round_.pos(), /*is_prompt*/ false, scheduled_
+    };
     drafting_.observe(all);
     sequence_.context().attached().model->accepted(
         { sequence_.llama(), sequence_.id(), all.tokens, all.rows, all.n, all.pos });

@@ -245,6 +245,9 @@ bool verify_batch::attempt() {
         failed(DW_ERR_INTERNAL, groups);
         throw;
     }
+    if (alone()) {
+        sessions_[0]->begin_draft();
+    }
     finish();
     verified(groups, ggml_time_us() - start_us);
     return true;

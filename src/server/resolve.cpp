@@ -110,16 +110,19 @@ int32_t rows_of_a_decode(const common_params & params) {
     return params.n_ubatch > 0 ? std::min(params.n_batch, params.n_ubatch) : params.n_batch;
 }
 
+bool is_off(const char * variable) {
+    const char * asked = std::getenv(variable);
+    return asked && std::strcmp(asked, "0") == 0;
+}
+
 // As python/draftwood/load/steps.py. Where slots have cells of their own, a further one would take some from each.
 bool queues_steps(const common_params & params) {
     const dw_spec & dw     = params.speculative.dw;
-    const char *    asked  = std::getenv("DRAFTWOOD_QUEUE_STEPS");
-    const bool      is_off = asked && std::strcmp(asked, "0") == 0;
     const bool      shares = params.n_parallel == 1 || params.kv_unified;
     const bool      fits   = rows_of_a_decode(params) > params.n_parallel;
     dw_model_info   info{};
     info.struct_size = sizeof(info);
-    if (is_off || (dw.drafter != DW_DRAFTER_NONE && !dw.chooses) || !shares || !fits ||
+    if (is_off("DRAFTWOOD_QUEUE_STEPS") || (dw.drafter != DW_DRAFTER_NONE && !dw.chooses) || !shares || !fits ||
         dw_probe_model(params.model.path.c_str(), &info) != DW_OK) {
         return false;
     }
@@ -204,8 +207,9 @@ void resolve(common_params & params) {
     if (dw.chooses) {
         fit_drafts(params, dw);
     }
-    dw.loads_mtp    = dw.drafter == DW_DRAFTER_MTP;
-    dw.queues_steps = queues_steps(params);
+    dw.loads_mtp     = dw.drafter == DW_DRAFTER_MTP;
+    dw.queues_steps  = queues_steps(params);
+    dw.begins_drafts = !is_off("DRAFTWOOD_BEGIN_DRAFTS");
     take_schedule(params);
     // repacked weights have kernels that depend on the batch, and a draft's rows would not be those of plain steps
     params.no_extra_bufts = true;

@@ -94,6 +94,7 @@ bool slot_rounds::add_engine(const common_params & params, llama_context * targe
     wanted.seq_id       = (int32_t) seats_.size();
     wanted.results      = results_of_tests();
     wanted.queue_steps  = dw.queues_steps;
+    wanted.begin_drafts = dw.begins_drafts;
     wanted.curve        = dw.chooses && !seats_.empty() ? &curve : nullptr;
 
     const llama_context_params context_params = common_context_params_to_llama(params);

@@ -15,13 +15,14 @@ struct dw_spec {
 
     // What the type comes to for a model (draftwood::resolve).
     bool        resolved = false;
-    std::string refusal;          // why not; the server ends with it
-    std::string drafter_path;     // of a DFlash drafter
-    int32_t     drafter      = 0; // dw_drafter_type
-    int32_t     draft_tokens = 0;
-    int32_t     tree_budget  = 0;
-    bool        chooses      = false; // DW_LENGTH_AUTO
-    bool        queues_steps = false; // of a greedy text, where one slot generates (dw_params.queue_steps)
+    std::string refusal;           // why not; the server ends with it
+    std::string drafter_path;      // of a DFlash drafter
+    int32_t     drafter       = 0; // dw_drafter_type
+    int32_t     draft_tokens  = 0;
+    int32_t     tree_budget   = 0;
+    bool        chooses       = false; // DW_LENGTH_AUTO
+    bool        begins_drafts = true;  // behind a verify (dw_params.begin_drafts)
+    bool        queues_steps  = false; // of a greedy text, where one slot generates (dw_params.queue_steps)
 
     std::vector<double> rates; // of --spec-synth-rates or --spec-synth-len: a benchmark's (schedule.h)
 

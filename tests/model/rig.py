@@ -63,6 +63,7 @@ class Rig:
         kv_unified: bool = False,
         results: int = 0,
         queue_steps: bool = False,
+        begin_drafts: bool = True,
         engine: bool = True,
         cb_eval: Any = None,
         pool: ExpertPool | None = None,
@@ -109,6 +110,7 @@ class Rig:
             "draft_vocab": draft_vocab,
             "results": results,
             "queue_steps": queue_steps,
+            "begin_drafts": begin_drafts,
         }
         self.engine: Any = None
         if engine:

@@ -17,7 +17,7 @@ from draftwood.engine import cuda_libraries
 lib: Any = _llama._lib
 cuda = cuda_libraries.load(Path(lib._name).parent)
 
-API_VERSION = 23
+API_VERSION = 24
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -85,6 +85,7 @@ class Params(ctypes.Structure):
         ("draft_vocab", ctypes.c_int32),
         ("results", ctypes.c_int32),
         ("queue_steps", ctypes.c_int32),
+        ("begin_drafts", ctypes.c_int32),
     ]
 
 
@@ -139,6 +140,7 @@ class Stats(ctypes.Structure):
         ("draft_vocab", ctypes.c_int64),
         ("n_shared_rounds", ctypes.c_int64),
         ("n_ahead_rounds", ctypes.c_int64),
+        ("n_begun_drafts", ctypes.c_int64),
         ("n_queued_steps", ctypes.c_int64),
         ("n_dropped_steps", ctypes.c_int64),
         ("n_joint_rounds", ctypes.c_int64),

@@ -97,6 +97,7 @@ def _make(target: Target, plan: Plan, options: Options) -> Engine:
         tree_budget=plan.tree_budget,
         draft_vocab=options.draft_vocab or 0,
         queue_steps=plan.queue_steps,
+        begin_drafts=os.environ.get("DRAFTWOOD_BEGIN_DRAFTS") != "0",
     )
     engine.curve_name = name
     if name is not None and known is None:

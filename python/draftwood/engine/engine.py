@@ -139,6 +139,7 @@ class Engine:
         draft_vocab: int = 0,
         results: int = 0,
         queue_steps: bool = False,
+        begin_drafts: bool = True,
     ) -> None:
         params = _capi.Params()
         _lib.dw_params_init(ctypes.byref(params))
@@ -153,6 +154,7 @@ class Engine:
         params.draft_vocab = draft_vocab
         params.results = results
         params.queue_steps = queue_steps
+        params.begin_drafts = begin_drafts
         raw = None if curve is None else curve.to_native()  # kept until the call is over
         params.curve = None if raw is None else ctypes.pointer(raw)
         params.drafter_path = None if drafter_path is None else os.fsencode(drafter_path)

@@ -174,7 +174,7 @@ __device__ __forceinline__ void load_grids(char * memory, int at, int n_types, t
 // make_bytes_of for any of them: a function of its own, so that kernels have this code once.
 static __noinline__ __device__ void make_bytes(ggml_type type, const char * __restrict__ row, char * __restrict__ to,
                                                int       side) {
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(128) char memory[];
     with_byte_tiled_type(type, [&](auto type_is) {
         constexpr ggml_type type = decltype(type_is)::value;
         const char *        grid = memory;

@@ -46,7 +46,7 @@ __device__ __forceinline__ void make_hidden_pieces(const arguments & a, const ac
 // hidden = silu(gate h) * up h. Blocks: one a multiprocessor, or fewer.
 template <int n_columns> __global__ void __launch_bounds__(32 * n_halves * most_dense_teams, 1)
     make_hidden_dense(const __grid_constant__ arguments a, tile_plan plan, int bytes_of_team, int rows_at) {
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(128) char memory[];
     ggml_cuda_pdl_lc();
     const int  warp = threadIdx.x / 32, number = warp / n_halves, n_of_block = blockDim.x / (32 * n_halves);
     const team by{ number, warp % n_halves, n_halves };

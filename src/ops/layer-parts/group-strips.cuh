@@ -130,7 +130,7 @@ project_down_groups(const strips_memory & at, int n, char * slot, ptx::arrivals 
 // As project_down_strips_alone, of several rows.
 template <typename strips, int n_columns> __global__ void __launch_bounds__(32 * most_down_warps, 1)
     project_down_strips(const __grid_constant__ arguments a, int most_groups, int bytes_of_hidden, sum_of_networks to) {
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(128) char memory[];
     __shared__ ptx::arrivals arrived[most_down_warps + 1];
     __shared__ int           next;
     ggml_cuda_pdl_lc();

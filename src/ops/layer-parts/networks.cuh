@@ -171,7 +171,7 @@ template <int n_columns, bool is_pooled, bool has_byte_tiles> __global__ void
 __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_columns>, n_columns == 1 ? 1 : 4)
     make_hidden_all(const __grid_constant__ arguments a, hidden_plan plan) {
     constexpr bool    is_single = n_columns == 1;
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(128) char memory[];
     __shared__ choice_of_row             own;
     constexpr int                        first_warps = hidden_warps<n_columns>;
     const int                            warp        = threadIdx.x / 32;

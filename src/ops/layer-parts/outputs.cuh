@@ -211,7 +211,7 @@ template <int n_columns, bool has_byte_tiles> __global__ void __launch_bounds__(
     project_down_all(const __grid_constant__ arguments a, tile_plan plan, int most_groups, hidden_in_block in_block,
                      sum_of_networks to) {
     constexpr bool    is_single = n_columns == 1;
-    extern __shared__ __align__(16) char memory[];
+    extern __shared__ __align__(128) char memory[];
     __shared__ choice_of_row             own;
     ggml_cuda_pdl_lc();
     if constexpr (has_byte_tiles) {

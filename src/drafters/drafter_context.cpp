@@ -29,21 +29,38 @@ int32_t part_of_vocab(bool on_gpu, head_reads reads) {
 
 } // namespace
 
-int32_t drafter_context::decode(const decode_request & request) {
+void drafter_context::begin_decode() {
     results_.forget();
     if (short_head_) {
         short_head_->settle(attached_.copies);
     }
+}
+
+int32_t drafter_context::decoded(int32_t rc) {
+    if (rc == 0) {
+        results_.decoded(/*is_read*/ false);
+    }
+    return results_.is_lost() ? rows_lost : rc;
+}
+
+int32_t drafter_context::try_to_decode(const decode_request & request) {
+    begin_decode();
+    const int32_t rc = draftwood::decode(attached_, request, batch_);
+    if (rc == -2) {
+        attached_.graphs->unselect();
+    }
+    return decoded(rc);
+}
+
+int32_t drafter_context::decode(const decode_request & request) {
+    begin_decode();
     int32_t rc = draftwood::decode(attached_, request, batch_);
     // No memory for a kept graph: once more, in the context's own (graph_store.h). Not for a level of a tree: the
     // decode that failed freed the cells of other branches.
     if (rc == -2 && !request.mask) {
         rc = draftwood::decode(attached_, request, batch_);
     }
-    if (rc == 0) {
-        results_.decoded(/*is_read*/ false);
-    }
-    return results_.is_lost() ? rows_lost : rc;
+    return decoded(rc);
 }
 
 bool drafter_context::short_of_memory() const {

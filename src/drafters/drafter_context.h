@@ -75,6 +75,8 @@ class drafter_context {
     // Decode the batch's rows as `request` says. Returns what llama_decode does, or another number than 0 where the
     // rows' logits are lost.
     int32_t decode(const decode_request & request);
+    // The same for rows that nobody needs: if their graph finds no memory, others keep theirs. Not short_of_memory().
+    int32_t try_to_decode(const decode_request & request);
 
   private:
     static constexpr int32_t n_graph_kinds = 6; // most that a drafter has
@@ -84,6 +86,8 @@ class drafter_context {
     };
 
     void           see_control_tokens();
+    int32_t        decoded(int32_t rc);
+    void           begin_decode();
     llama_token    token_of(int32_t logit) const; // of the newest decode's rows
     llama_memory_t memory() const { return llama_get_memory(ctx_.get()); }
 

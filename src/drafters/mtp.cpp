@@ -127,7 +127,7 @@ void mtp_drafter::observe(const kept_rows & kept) {
         n_fed_ += beams_.keep(ctx_.get(), kept.tokens + 1, kept.n - 1);
         beams_.clear();
     }
-    // pairs of rejected drafts go; those of accepted ones stay as they were drafted
+    // pairs of rejected drafts go; those of accepted ones stay: as they were drafted, or as begin_behind() left them
     drop_cells_from(kept.pos + kept.n + (is_begun ? 1 : 0));
     states_.begin();
     push_kept(kept);

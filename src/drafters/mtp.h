@@ -87,11 +87,11 @@ class mtp_drafter : public drafter {
         device_rows drafted; // i32[1, n_rows] what the block drafts behind them
         device_rows outputs; // f32[n_embd, n_rows] the block's own hidden states
 
-        llama_pos   pos   = 0;     // of the verify's root
-        int32_t     n     = 0;     // rows that wait for the verify's tokens; 0: none
-        int32_t     row   = -1;    // that the text goes on from; -1: none
-        llama_token token = 0;     // its best
-        bool        fits  = false; // whatever the token is
+        llama_pos   pos     = 0;     // of the verify's root
+        int32_t     n       = 0;     // rows that wait for the verify's tokens; 0: none
+        int32_t     row     = -1;    // that the text goes on from; -1: none
+        llama_token guessed = 0;     // its best
+        bool        any     = false; // for benchmarks: the guess is right, whatever token comes
     };
 
     // a node of the tree whose row waits to be decoded, or was

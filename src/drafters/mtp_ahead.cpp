@@ -55,7 +55,8 @@ void mtp_drafter::keep_results(int32_t n) {
 void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
     const int32_t begun = begun_ ? std::exchange(begun_->row, -1) : -1;
     for (int32_t i = 0;; ++i) {
-        if (!ctx_.newest_results().has_top()) {
+        const bool is_first = i == 0 && begun >= 0; // others may have decoded since
+        if (!is_first && !ctx_.newest_results().has_top()) {
             fail(DW_ERR_MEMORY, "a graph of the MTP block found no memory for its best tokens");
         }
         tree.add(i, request.last, 0.0f);
@@ -65,8 +66,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         ctx_.batch().clear();
         add_row(request.last, request.pos + 1 + i, true);
         decode_request      next;
-        const bool          is_first = i == 0 && begun >= 0;
-        const device_rows & tokens   = is_first ? begun_->drafted : drafted_;
+        const device_rows & tokens = is_first ? begun_->drafted : drafted_;
         next.slot = drafter_context::slot(i % 2 == 0 ? graph_kind::ahead : graph_kind::ahead_other, seq_);
         next.feeds.push_back(tokens.feed(row_feed::token, 0, is_first ? begun : i, 1, shared_->block.embeddings));
         next.feeds.push_back(is_first ? hidden_feed(0, begun_->outputs, begun, 1)
@@ -102,7 +102,7 @@ bool mtp_drafter::begin_behind(llama_pos pos, int32_t n) {
     const ggml_tensor * hidden = target.hidden().tensor;
     if (!begun_ || !top || !hidden || top->ne[1] != n || hidden->ne[1] != n || n > begun_->best.tensor()->ne[1] ||
         !begun_->best.lies_beside(top) || !begun_->states.lies_beside(hidden) || queue_.size() > 0 || n_fed_ <= pos ||
-        pos + 1 + n > ctx_.n_positions()) {
+        pos + 1 + n > ctx_.n_positions() || ctx_.short_of_memory()) {
         return false;
     }
     drop_cells_from(pos + 1);
@@ -122,8 +122,9 @@ bool mtp_drafter::begin_behind(llama_pos pos, int32_t n) {
     begun_->pos      = pos;
     begun_->n        = n;
     results & newest = ctx_.newest_results();
-    if (ctx_.decode(rows) != 0 || !newest.has_top()) {
+    if (ctx_.try_to_decode(rows) != 0 || !newest.has_top()) {
         forget_begun();
+        begun_.reset(); // it would fail again
         return false;
     }
     keep_rows(begun_->outputs, begun_->drafted, 0, newest.hidden(), newest.device_top(), n, ctx_.attached().copies);
@@ -146,8 +147,8 @@ bool mtp_drafter::take_begun(const kept_rows & kept) {
     const bool whole = n == kept.n - 1;
     begun_->n        = 0;
     begun_->row      = whole ? n : -1;
-    begun_->token    = best(n);
-    begun_->fits     = kept.scheduled;
+    begun_->guessed  = best(n);
+    begun_->any      = kept.scheduled;
     n_fed_           = kept.pos + 1 + n;
     ctx_.remove_from(seq_, n_fed_ + (whole ? 1 : 0));
     return whole;
@@ -157,7 +158,7 @@ bool mtp_drafter::is_begun_for(const draft_request & request) {
     if (!begun_ || begun_->row < 0) {
         return false;
     }
-    if (request.ahead && request.pos == n_fed_ && (begun_->fits || request.last == begun_->token)) {
+    if (request.ahead && request.pos == n_fed_ && (begun_->any || request.last == begun_->guessed)) {
         return true;
     }
     forget_begun();

@@ -18,7 +18,7 @@ namespace {
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
 constexpr int32_t n_warmup_on_gpu = 2;
 
-constexpr int32_t most_wrong = 6; // then one draft of 64 begins behind a verify
+constexpr int32_t most_wrong = 6; // then a draft begins behind one verify of 65
 
 } // namespace
 
@@ -139,14 +139,20 @@ bool drafting::ask(proposal & draft, const draft_request & request) {
 bool drafting::judge(proposal & draft, const draft_request & request, draft_result result) {
     stats_.n_cold_rounds += result == draft_result::cold ? 1 : 0;
     stats_.n_failed_drafts += result == draft_result::failed ? 1 : 0;
-    draft.tokens = request.ahead && draft.tree.n_drafts() > 0 ? tokens_at::device : tokens_at::host;
-    if (waits_for_begun_) { // a guess that is wrong again and again is made less often
-        waits_for_begun_ = false;
-        n_wrong_         = result == draft_result::begun ? 0 : std::min(n_wrong_ + 1, most_wrong);
-        n_not_begun_     = n_wrong_ > 0 ? 1 << n_wrong_ : 0;
+    draft.tokens   = request.ahead && draft.tree.n_drafts() > 0 ? tokens_at::device : tokens_at::host;
+    draft.is_begun = result == draft_result::begun;
+    stats_.n_begun_drafts += draft.is_begun ? 1 : 0;
+    if (begun_ == guess::observed) {
+        guessed(draft.is_begun);
     }
-    stats_.n_begun_drafts += result == draft_result::begun ? 1 : 0;
+    begun_ = guess::none;
     return result == draft_result::drafted || result == draft_result::begun;
+}
+
+// One that is wrong again and again is made less often.
+void drafting::guessed(bool right) {
+    n_wrong_     = right ? 0 : std::min(n_wrong_ + 1, most_wrong);
+    n_not_begun_ = n_wrong_ > 0 ? 1 << n_wrong_ : 0;
 }
 
 // Of a greedy text the best token of the last row that is kept comes next.
@@ -159,10 +165,12 @@ void drafting::begin_behind(const proposal & draft, llama_pos pos) {
         return;
     }
     try {
-        waits_for_begun_ = drafter_->begin_behind(pos, draft.tree.size());
+        begun_ = drafter_->begin_behind(pos, draft.tree.size()) ? guess::made : guess::none;
     } catch (const std::exception &) {
         drafter_->reset();
         stats_.n_failed_drafts++;
+        n_wrong_ = most_wrong;
+        guessed(false);
     }
 }
 
@@ -264,7 +272,7 @@ void drafting::feed(proposal & draft, decode_request & verify, int32_t n_rows, b
 }
 
 int64_t drafting::verify_time(const proposal & draft) const {
-    const double  drafting = costs_.draft_cost(draft.tree.n_drafts());
+    const double  drafting = costs_.draft_cost(draft.tree.n_drafts() - (draft.is_begun ? 1 : 0));
     const int64_t both     = ggml_time_us() - draft.draft_start_us;
     return drafting > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
 }
@@ -290,6 +298,7 @@ void drafting::add_round_time(const proposal & draft, int32_t n_rows, int64_t us
 
 void drafting::observe(const kept_rows & kept) {
     costs_.add_tokens(kept.n);
+    begun_ = begun_ == guess::made && !kept.is_prompt ? guess::observed : guess::none;
     if (kept.is_prompt) {
         costs_.begin_text();
     }
@@ -304,10 +313,12 @@ void drafting::observe(const kept_rows & kept) {
 }
 
 void drafting::trim(llama_pos n_keep) {
+    begun_ = guess::none;
     each_drafter([&](drafter & d) { d.trim(n_keep); });
 }
 
 void drafting::reset() {
+    begun_ = guess::none;
     each_drafter([](drafter & d) { d.reset(); });
 }
 

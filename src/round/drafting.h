@@ -100,6 +100,7 @@ class drafting {
     plan plan_best(proposal & draft, const draft_limits & limits);
     void draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
     bool ask(proposal & draft, const draft_request & request);
+    void guessed(bool right);
     bool judge(proposal & draft, const draft_request & request, draft_result result);
     void add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
     draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;
@@ -117,9 +118,11 @@ class drafting {
     std::unique_ptr<drafter>     ngram_;   // beside it
     dw_stats &                   stats_;
 
-    bool    waits_for_begun_ = false; // a draft was begun, and the next one tells whether it was of use
-    int32_t n_wrong_         = 0;     // that were not, in a row
-    int32_t n_not_begun_     = 0;     // verifies to come behind which none begins
+    // A draft was begun. If its round is observed and the next draft is asked for, that tells whether it was of use.
+    enum class guess { none, made, observed };
+    guess   begun_       = guess::none;
+    int32_t n_wrong_     = 0; // that were not, in a row
+    int32_t n_not_begun_ = 0; // verifies to come behind which none begins
 };
 
 } // namespace draftwood

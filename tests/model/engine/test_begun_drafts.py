@@ -271,3 +271,64 @@ def test_the_drafter_ends_with_a_draft_begun(tiny):
     assert native.llama_memory_seq_pos_max(r.memory, 0) >= len(PROMPT)
     r.attach()
     assert text_of(r, begin(r), 40)[:40] == tiny(drafter=_capi.DRAFTER_NONE).reference(40).tokens
+
+
+@pytest.mark.parametrize("n", [8, 96], ids=["waits", "fed"])
+def test_another_sequence_reads_a_prompt_meanwhile(tiny, n):
+    """The block's newest decode is then of the other sequence, and of a long prompt without results."""
+    r, plain = tiny(engine=False, n_seq_max=2, n_ctx=1024), tiny(drafter=_capi.DRAFTER_NONE, n_ctx=512)
+    alone, other = (Engine(r.ctx, r.params, **{**r.settings, "seq_id": i}) for i in range(2))
+    run = plain.reference(150).tokens
+    draw = random.Random(4)
+    for engine in (alone, other):
+        engine.reset()
+        engine.set_request(n_top=1)
+    alone.eval(PROMPT, 0)
+    text = [alone.next(r.sampler)]
+    while len(text) < 140:
+        alone.commit()
+        alone.propose(text[-1])
+        alone.verify()
+        while alone.row() is not None:
+            text.append(alone.next(r.sampler))
+        if len(text) % 3 == 0 and other.n_past + n < 480:
+            other.eval([draw.randrange(300, 4000) for _ in range(n)], other.n_past)
+    assert text[:140] == run[:140]
+    stats = alone.stats()
+    assert stats.failed_drafts == stats.cold_rounds == 0
+    assert stats.begun_drafts == stats.rounds - 1
+    alone.close()
+    other.close()
+
+
+def test_each_request_begins_drafts_from_its_second_round_on(tiny):
+    r = tiny()
+    for request in range(4):
+        text = [begin(r)]
+        for _ in range(6):
+            text += turn(r, text[-1])[0]
+        assert begun(r) == 5 * (request + 1)
+
+
+def test_a_guess_that_is_wrong_is_made_again_later(tiny):
+    """Rounds that end in another token than the best: fewer and fewer begin; then all of them do again."""
+    r, draw = tiny(n_ctx=512), random.Random(5)
+    text = [begin(r)]
+    for _ in range(20):
+        text += turn(r, text[-1])[0]
+    assert begun(r) == 19
+    for _ in range(30):
+        assert r.engine.trim(r.engine.n_past)
+        r.engine.propose(text[-1])
+        r.engine.verify()
+        tokens = []
+        while r.engine.row() is not None:
+            tokens.append(r.engine.next(r.sampler))
+        text += [*tokens[:-1], draw.randrange(300, 4000)]  # in place of the best
+    n = begun(r)
+    assert n <= 21
+    rounds = 0
+    while begun(r) < n + 5:
+        text += turn(r, text[-1])[0]
+        rounds += 1
+    assert 5 < rounds <= 5 + 65

@@ -96,6 +96,11 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
+// the target's where the file has none
+logits_head head_of(const llama_model * model, const target_context & target) {
+    return output_head(output_head(model).weights ? model : llama_get_model(target.get()));
+}
+
 } // namespace
 
 dflash_context::dflash_context(target_context & target, const llama_context_params & context_params,
@@ -107,10 +112,11 @@ dflash_context::dflash_context(target_context & target, const llama_context_para
                                const dw_params & params, const dflash_file & file) :
     model(load(params.drafter_path, file.bytes, llama_get_model(target.get()),
                /*use_extra_bufts*/ params.exact_rows == 0)),
-    ctx(make_context(target.get(), context_params, model.get()),
-        output_head(output_head(model.get()).weights ? model.get() : llama_get_model(target.get())), head_reads::once,
-        params, target.attached().model, rows_have::feeds),
+    ctx(make_context(target.get(), context_params, model.get()), head_of(model.get(), target), head_reads::once, params,
+        target.attached().model, rows_have::feeds),
     layers(target_layers(model.get())),
+    ahead(drafts_ahead(ctx.attached(), target.attached(), head_of(model.get(), target).weights,
+                       { token_embeddings(llama_get_model(target.get())) })),
     block_size(file.block_size),
     mask(llama_vocab_mask(llama_model_get_vocab(model.get()))),
     takes_gaps(uses_mrope(model.get())) {
@@ -126,6 +132,7 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
     ctx_(shared_->ctx),
     seq_(params.seq_id),
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
+    drafted_(ctx_.newest_results().backend(), ctx_.attached().copies),
     features_(ctx_.newest_results().backend(), (int64_t) shared_->layers.size() * n_embd_,
               llama_n_ubatch(target.get()) + n_waiting_max + max_tree_nodes) {
     ctx_.remove_from(seq_, 0);                    // cells of an earlier drafter of this sequence
@@ -246,7 +253,9 @@ draft_result dflash_drafter::draft(const draft_request & request, token_tree & t
     decode_request block;
     block.slot         = drafter_context::slot(graph_kind::own_block, seq_);
     const bool decoded = ctx_.decode(block) == 0;
-    if (decoded && request.budget > 0) {
+    if (decoded && request.ahead) {
+        leave_chain(request, n, tree);
+    } else if (decoded && request.budget > 0) {
         read_tree(request, n, tree);
     } else if (decoded) {
         read_chain(request, n, /*first_row*/ 0, tree);
@@ -266,6 +275,23 @@ void dflash_drafter::read_chain(const draft_request & request, int32_t n, int32_
         path = best.path;
         tree.add(i - 1, best.token, std::log(path));
     }
+}
+
+// read_chain() of tokens that stay on the device: the tree holds the root's in their place until settle().
+void dflash_drafter::leave_chain(const draft_request & request, int32_t n, token_tree & tree) {
+    if (!ctx_.newest_results().has_top()) {
+        fail(DW_ERR_MEMORY, "the drafter's graph found no memory for its best tokens");
+    }
+    drafted_.take(ctx_.newest_results().device_top(), /*first*/ 1, n);
+    drafted_.send(n);
+    for (int32_t i = 0; i < n; ++i) {
+        tree.add(i, request.last, 0.0f);
+    }
+}
+
+void dflash_drafter::feed_verify(decode_request & verify, int32_t n) {
+    verify.feeds.push_back(
+        drafted_.feed(target_.newest_results().backend(), n, token_embeddings(llama_get_model(target_.get()))));
 }
 
 void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_tree & tree) {

@@ -3,6 +3,7 @@
 
 #pragma once
 
+#include "drafters/ahead_tokens.h"
 #include "drafters/drafter.h"
 #include "drafters/drafter_context.h"
 #include "llama/device_rows.h"
@@ -27,6 +28,7 @@ struct dflash_context {
     std::unique_ptr<llama_model, free_model> model;
     drafter_context                          ctx;
     std::vector<int32_t>                     layers; // of the target, whose inputs are read
+    bool                                     ahead; // drafted tokens need not come to the host before they are verified
     int32_t                                  block_size;
     llama_token                              mask;
     bool                                     takes_gaps; // its cache does, between positions
@@ -55,6 +57,10 @@ class dflash_drafter : public drafter {
     void         trim(llama_pos n_keep) override;
     void         reset() override;
 
+    bool can_draft_ahead() const override { return shared_->ahead; }
+    void settle(token_tree & tree) override { drafted_.settle(tree); }
+    void feed_verify(decode_request & verify, int32_t n) override;
+
     llama_context * memory() override;
     dw_attachment * attached() override { return &ctx_.attached(); }
 
@@ -76,6 +82,7 @@ class dflash_drafter : public drafter {
     void      leave_gap(llama_pos pos);
     void      add_block(const draft_request & request, int32_t n);
     void      read_chain(const draft_request & request, int32_t n, int32_t first_row, token_tree & tree);
+    void      leave_chain(const draft_request & request, int32_t n, token_tree & tree);
     void      read_tree(const draft_request & request, int32_t n, token_tree & tree);
 
     template <typename F> static void in_runs(std::vector<block> blocks, F decode);
@@ -88,6 +95,7 @@ class dflash_drafter : public drafter {
     llama_seq_id                    seq_;
     int32_t                         n_embd_; // of the target
 
+    ahead_tokens drafted_; // of a draft ahead
     // f32[layers * n_embd, ..]: of kept tokens from n_fed_ on, not yet in the drafter's cache. The last
     // max_tree_nodes rows are zero.
     device_rows features_;

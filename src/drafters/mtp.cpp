@@ -3,7 +3,6 @@
 #include "drafters/mtp.h"
 
 #include "llama/facts.h"
-#include "llama/tensor_bytes.h"
 
 #include <algorithm>
 #include <cmath>
@@ -33,15 +32,6 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
-// Tokens need not come to the host if all who look them up are on the device that finds them.
-bool drafts_ahead(const llama_model * model, const attachment & drafter, const attachment & target) {
-    const mtp_block     block  = mtp_block_of(model);
-    const ggml_tensor * head   = drafter.head.few ? drafter.head.few : block.head.weights;
-    const bool          queued = drafter.async_inputs && target.async_inputs;
-    return drafter.top_rows && target.top_rows && head->ne[1] >= dw_n_top && (queued || is_on_host(head)) &&
-           are_together({ block.head.weights, block.projection, block.embeddings, token_embeddings(model) });
-}
-
 // Rows that are thrown away cost a card little, but experts that only they choose would be copied into a pool.
 bool can_begin(target_context & target, const dw_params & params) {
     return target.newest_results().on_gpu() ? experts_are_on_devices(llama_get_model(target.get()))
@@ -55,7 +45,8 @@ mtp_context::mtp_context(target_context & target, const llama_context_params & c
     block(mtp_block_of(llama_get_model(target.get()))),
     ctx(make_context(target.get(), context_params), block.head, head_reads::each_token, params,
         target.attached().model),
-    ahead(drafts_ahead(llama_get_model(target.get()), ctx.attached(), target.attached())),
+    ahead(drafts_ahead(ctx.attached(), target.attached(), block.head.weights,
+                       { block.projection, block.embeddings, token_embeddings(llama_get_model(target.get())) })),
     outputs(ctx.newest_results().backend(), llama_model_n_embd_out(llama_get_model(target.get())),
             n_outputs(target.get())) {
     ctx.keep_hidden();
@@ -75,7 +66,7 @@ mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & c
     beams_(seq_, n_kv_cells(ctx_.get())),
     states_(target.newest_results(), target.attached().copies, ctx_.newest_results().backend(), n_embd_,
             2 * (n_rows_max_ + n_waiting_max)),
-    drafted_(ctx_.newest_results().backend(), 1, DW_MAX_DRAFT),
+    drafted_(ctx_.newest_results().backend(), ctx_.attached().copies),
     nothing_(n_embd_) {
     if (params.begin_drafts && shared_->ahead && can_begin(target, params)) {
         begun_.emplace(ctx_.newest_results().backend(), n_embd_, n_outputs(target.get()));

@@ -2,6 +2,7 @@
 
 #pragma once
 
+#include "drafters/ahead_tokens.h"
 #include "drafters/beams.h"
 #include "drafters/drafter.h"
 #include "drafters/drafter_context.h"
@@ -147,13 +148,11 @@ class mtp_drafter : public drafter {
     beams                      beams_; // rows of the last draft, if it was a tree
     pair_queue                 queue_;
     kept_states                states_;          // of queue_, and the newest one, at hidden_pos_
-    device_rows                drafted_;         // i32[1, DW_MAX_DRAFT] tokens of a draft ahead
-    fetched_values             on_host_;         // the same
+    ahead_tokens               drafted_;         // of a draft ahead
     std::optional<begun_draft> begun_;           // nullopt: drafts begin when they are asked for
     llama_pos                  n_fed_      = 0;  // pairs of positions under this are in the KV cache (or were skipped)
     llama_pos                  hidden_pos_ = -1; // position of the newest hidden state; -1: unknown
     int32_t n_ahead_ = -1; // tokens of the draft ahead that is being made; -1: the draft is not ahead
-    fence   done_;         // drafting ahead
 
     std::vector<float> nothing_; // f32[n_embd], where llama.cpp wants a host's copy of what it is fed otherwise
 };

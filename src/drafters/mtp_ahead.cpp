@@ -6,7 +6,6 @@
 #include "llama/facts.h"
 #include "llama/memory.h"
 
-#include <cstring>
 #include <utility>
 #include <vector>
 
@@ -45,8 +44,8 @@ mtp_drafter::begun_draft::begun_draft(ggml_backend_t backend, int64_t n_embd, in
 // the best token is kept, too.
 void mtp_drafter::keep_results(int32_t n) {
     results & newest = ctx_.newest_results();
-    keep_rows(shared_->outputs, drafted_, n_ahead_, newest.hidden(), n_ahead_ >= 0 ? newest.device_top() : nullptr, n,
-              ctx_.attached().copies);
+    keep_rows(shared_->outputs, drafted_.rows(), n_ahead_, newest.hidden(),
+              n_ahead_ >= 0 ? newest.device_top() : nullptr, n, ctx_.attached().copies);
 }
 
 // As draft_chain() without waiting for a token: each goes from its row's best straight into the next row, and its place
@@ -66,7 +65,7 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
         ctx_.batch().clear();
         add_row(request.last, request.pos + 1 + i, true);
         decode_request      next;
-        const device_rows & tokens = is_first ? begun_->drafted : drafted_;
+        const device_rows & tokens = is_first ? begun_->drafted : drafted_.rows();
         next.slot = drafter_context::slot(i % 2 == 0 ? graph_kind::ahead : graph_kind::ahead_other, seq_);
         next.feeds.push_back(tokens.feed(row_feed::token, 0, is_first ? begun : i, 1, shared_->block.embeddings));
         next.feeds.push_back(is_first ? hidden_feed(0, begun_->outputs, begun, 1)
@@ -78,21 +77,19 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
     }
     n_ahead_ = -1;
     if (begun >= 0) { // here, where the device has more to do meanwhile
-        drafted_.copy(0, begun_->drafted.tensor(), begun, 1);
+        drafted_.take(begun_->drafted.tensor(), begun, 1);
     }
-    done_.record(drafted_.backend()); // the verify does not wait for what goes to the host
-    on_host_.ask(drafted_.backend(), ctx_.attached().copies, drafted_.tensor(), tree.n_drafts() * sizeof(llama_token));
+    drafted_.send(tree.n_drafts());
     n_fed_ = ctx_.end(seq_);
 }
 
 void mtp_drafter::settle(token_tree & tree) {
-    std::memcpy(tree.tokens.data() + 1, on_host_.get(), tree.n_drafts() * sizeof(llama_token));
+    drafted_.settle(tree);
 }
 
 void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
-    done_.wait(target_.newest_results().backend());
-    const ggml_tensor * reader = token_embeddings(llama_get_model(target_.get()));
-    verify.feeds.push_back(drafted_.feed(row_feed::token, 1, 0, n, reader));
+    verify.feeds.push_back(
+        drafted_.feed(target_.newest_results().backend(), n, token_embeddings(llama_get_model(target_.get()))));
 }
 
 // The pairs of the verify's tokens, with the target's hidden states, replace those that were drafted.

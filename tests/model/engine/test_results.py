@@ -6,6 +6,7 @@ On a CPU this only happens when asked for (RESULTS_TOP); on a GPU it is the rule
 from __future__ import annotations
 
 import ctypes
+from dataclasses import replace
 
 import numpy as np
 import pytest
@@ -17,6 +18,7 @@ from draftwood.errors import ContextFullError, NativeError, OptionError, Unsuppo
 
 from bench.testing_api import next_scheduled, replay
 from tests.model.engine.calls import MTP, NONE
+from tests.model.engine.test_joint_dflash import DFLASH, TARGET
 from tests.model.rig import PROMPT, Rig
 
 TOKENS = 96
@@ -91,6 +93,34 @@ def test_a_draft_made_ahead_is_the_draft(rig):
         assert ahead.engine.next(ahead.sampler) == last
         for each in (ahead, r):
             each.engine.commit()
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 4, 8])
+def test_a_block_drafted_ahead_is_the_block(draft_tokens):
+    """The same of DFlash: features of kept tokens wait, and the block's tokens stay on their device."""
+    both = [Rig(TARGET, engine=False, draft_tokens=draft_tokens) for _ in range(2)]
+    for r, results in zip(both, [_capi.RESULTS_TOP, _capi.RESULTS_AUTO], strict=True):
+        r.settings |= {**DFLASH, "results": results}
+        r.attach()
+    ahead, r = both
+    assert (last := ahead.start()) == r.start()
+    for i in range(20):
+        assert ahead.engine.propose(last) == r.engine.propose(last) > 0
+        if i % 2:  # else its tokens come with the walk
+            assert ahead.engine.draft() == r.engine.draft()
+        for each in both:
+            each.engine.verify()
+        while r.engine.row() is not None:
+            assert ahead.engine.next(ahead.sampler) == (last := r.engine.next(r.sampler))
+        assert ahead.engine.row() is None
+        assert ahead.engine.tree() == replace(r.engine.tree(), log_probs=ahead.engine.tree().log_probs)
+        for each in both:
+            each.engine.commit()
+    stats = ahead.engine.stats()
+    assert (stats.ahead_rounds, stats.accepted) == (10, r.engine.stats().accepted)
+    assert stats.accepted > 0
+    for each in both:
+        each.close()
 
 
 def test_logits_of_kept_rows_are_there_for_whoever_asks(rig, run_of):

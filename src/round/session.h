@@ -30,7 +30,7 @@ class session : private sequence_listener {
     void        verify();                                   // of this session alone; of several: verify_batch.h
     bool        row(int32_t & row, int32_t & n_past) const; // false: the round has ended
     llama_token next(llama_sampler * sampler);
-    void        took(llama_token token); // the caller sampled the row
+    void        took(llama_token token, bool scheduled = false); // the caller sampled the row
     // for benchmarks: samples, and then goes on to the likeliest child or ends the round, whatever came out
     llama_token next_scheduled(llama_sampler * sampler, bool accept);
     void        commit();                      // a step that was queued is dropped

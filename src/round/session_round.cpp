@@ -208,7 +208,8 @@ llama_token session::next(llama_sampler * sampler) {
     return walk_on("dw_next", [&](int32_t row, int32_t) { return sample(sampler, row); });
 }
 
-void session::took(llama_token token) {
+void session::took(llama_token token, bool scheduled) {
+    scheduled_ = scheduled;
     sequence_.require_tokens(&token, 1);
     walk_on("dw_took", [&](int32_t, int32_t) { return token; });
 }

@@ -3,6 +3,7 @@
 #include "server/slot_rounds.h"
 
 #include "common.h"
+#include "draftwood-testing.h"
 #include "log.h"
 #include "server/counters.h"
 
@@ -212,7 +213,8 @@ bool slot_rounds::accepts(int32_t slot, llama_token token) {
     if (!each.open) {
         return false;
     }
-    if (dw_took(each.engine.get(), token) != DW_OK) {
+    const auto took = each.accepts.on() ? dw_took_scheduled : dw_took;
+    if (took(each.engine.get(), token) != DW_OK) {
         throw std::runtime_error(dw_last_error());
     }
     each.n_taken++;

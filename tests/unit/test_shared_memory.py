@@ -1,6 +1,6 @@
-"""Dynamic shared memory of CUDA kernels: arrays of one name are one symbol, aligned as nvcc first sees it declared.
+"""Dynamic shared memory of CUDA kernels: arrays of one name are one symbol, aligned as nvcc sees it first.
 
-An output head once began 48 bytes behind a multiple of 128 in this way, and took 124 us where it takes 100.
+An output head once began 48 bytes behind a multiple of 128 in this way: 124 us on an H200 where it takes 102.
 """
 
 from __future__ import annotations

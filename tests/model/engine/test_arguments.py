@@ -44,6 +44,7 @@ def call(name, engine, r):
         "dw_took": [engine, 1],
         "dw_next": [engine, r.sampler, ctypes.byref(i32)],
         "dw_next_scheduled": [engine, r.sampler, False, ctypes.byref(i32)],
+        "dw_took_scheduled": [engine, 0],
         "dw_accepted_log_new": [engine, ctypes.byref(testing_api.AcceptedLogHandle())],
         "dw_limit_memory": [engine, 1 << 62, 1 << 62, 1 << 62],
         "dw_best": [r.ctx, 0, 3, tokens, (ctypes.c_float * 3)(), ctypes.byref(ctypes.c_bool())],

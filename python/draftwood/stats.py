@@ -68,7 +68,7 @@ class SpeculationStats:
     ahead_rounds: int
     """Rounds whose draft went into the verify on the card, before the host knew its tokens."""
     begun_drafts: int
-    """Drafts whose first token was found behind the verify before, while the host still looked at it."""
+    """Drafts that began behind the verify before, while the host still looked at it."""
     queued_steps: int
     """Rounds whose step was queued on the card before the host knew its token."""
     dropped_steps: int

@@ -8,6 +8,7 @@
 
 #include <algorithm>
 #include <cmath>
+#include <utility>
 
 namespace draftwood {
 
@@ -135,6 +136,8 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
     drafted_(ctx_.newest_results().backend(), ctx_.attached().copies),
     features_(ctx_.newest_results().backend(), (int64_t) shared_->layers.size() * n_embd_,
               llama_n_ubatch(target.get()) + n_waiting_max + max_tree_nodes) {
+    begins_ =
+        params.begin_drafts && shared_->ahead && (target.newest_results().on_gpu() || params.results == DW_RESULTS_TOP);
     ctx_.remove_from(seq_, 0);                    // cells of an earlier drafter of this sequence
     for (const int32_t layer : shared_->layers) { // taps come last, so a throw leaves none behind
         target.attached().tap_layer((uint32_t) layer, true);
@@ -151,24 +154,19 @@ dflash_drafter::~dflash_drafter() {
 // Features wait until a draft needs them. A prompt's are fed when there are too many. In a long pause the older ones
 // are given up, so that it costs no decodes: the block then sees the prompt and the newest of the text.
 void dflash_drafter::observe(const kept_rows & kept) {
-    trim(kept.pos);
     ctx_.see(kept.tokens, kept.n);
+    is_begun_ = take_begun(kept);
+    if (is_begun_) {
+        return;
+    }
+    trim(kept.pos);
     if (end() != kept.pos) { // a loaded state, an image
         feed();
         leave_gap(kept.pos);
     }
-    target_.newest_results().wait_for(features_.backend());
-    std::vector<result_rows> inputs;
-    for (const int32_t layer : shared_->layers) {
-        inputs.push_back(target_.newest_results().layer_input(layer));
-        if (!inputs.back().tensor && !inputs.back().host) {
-            fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layer);
-        }
-    }
-    features_.copy_side_by_side(n_waiting_, inputs, kept.rows, kept.n, ctx_.attached().copies);
+    take_features(kept.rows, kept.n);
     n_waiting_ += kept.n;
     has_prompt_ = has_prompt_ || kept.is_prompt;
-    target_.newest_results().taken_by(features_.backend());
     if (n_waiting_ > n_waiting_max && has_prompt_) {
         feed();
     } else if (const int32_t most = target_.newest_results().on_gpu() ? n_round_max : n_on_cpu;
@@ -180,6 +178,20 @@ void dflash_drafter::observe(const kept_rows & kept) {
     }
 }
 
+// Rows of the target's newest decode wait behind those that do.
+void dflash_drafter::take_features(const int32_t * rows, int32_t n) {
+    target_.newest_results().wait_for(features_.backend());
+    std::vector<result_rows> inputs;
+    for (const int32_t layer : shared_->layers) {
+        inputs.push_back(target_.newest_results().layer_input(layer));
+        if (!inputs.back().tensor && !inputs.back().host) {
+            fail(DW_ERR_INTERNAL, "the target kept no inputs of its layer %d", layer);
+        }
+    }
+    features_.copy_side_by_side(n_waiting_, inputs, rows, n, ctx_.attached().copies);
+    target_.newest_results().taken_by(features_.backend());
+}
+
 // The block does not see the positions up to `pos` that were not fed. Without M-RoPE llama.cpp takes no positions
 // behind a gap, so that all before it go, too.
 void dflash_drafter::leave_gap(llama_pos pos) {
@@ -189,14 +201,19 @@ void dflash_drafter::leave_gap(llama_pos pos) {
     n_fed_ = pos;
 }
 
+// for rows from n_fed_ on, in one decode
+bool dflash_drafter::has_room_for(int32_t n_rows) const {
+    return n_rows <= (int32_t) llama_n_ubatch(ctx_.get()) && n_fed_ + n_rows <= ctx_.n_positions() &&
+           n_rows <= free_cells(ctx_.get(), seq_);
+}
+
 // What a round accepted is padded to one of a few sizes, so that its graph is kept. The rows beyond it are cut off
 // again. Its rows are marked as outputs, since only graphs of such rows are kept (graph_store.h). This graph computes
 // no logits.
 void dflash_drafter::feed() {
     for (int32_t first = 0; first < n_waiting_;) {
-        const int32_t n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
-        const bool    few = n <= max_tree_nodes && bucket(n) <= (int32_t) llama_n_ubatch(ctx_.get()) &&
-                         n_fed_ + bucket(n) <= ctx_.n_positions() && bucket(n) <= free_cells(ctx_.get(), seq_);
+        const int32_t  n   = std::min(n_waiting_ - first, (int32_t) llama_n_ubatch(ctx_.get()));
+        const bool     few = n <= max_tree_nodes && has_room_for(bucket(n));
         decode_request request;
         request.slot = few ? drafter_context::slot(graph_kind::own_features, seq_) : 0;
         ctx_.batch().clear();
@@ -261,7 +278,10 @@ draft_result dflash_drafter::draft(const draft_request & request, token_tree & t
         read_chain(request, n, /*first_row*/ 0, tree);
     }
     ctx_.remove_from(seq_, request.pos); // the block itself is no context
-    return decoded ? draft_result::drafted : draft_result::failed;
+    if (!decoded) {
+        return draft_result::failed;
+    }
+    return std::exchange(is_begun_, false) ? draft_result::begun : draft_result::drafted;
 }
 
 // row i of the block, which begins in first_row of the decode, guesses the token i further on
@@ -277,23 +297,6 @@ void dflash_drafter::read_chain(const draft_request & request, int32_t n, int32_
     }
 }
 
-// read_chain() of tokens that stay on the device: the tree holds the root's in their place until settle().
-void dflash_drafter::leave_chain(const draft_request & request, int32_t n, token_tree & tree) {
-    if (!ctx_.newest_results().has_top()) {
-        fail(DW_ERR_MEMORY, "the drafter's graph found no memory for its best tokens");
-    }
-    drafted_.take(ctx_.newest_results().device_top(), /*first*/ 1, n);
-    drafted_.send(n);
-    for (int32_t i = 0; i < n; ++i) {
-        tree.add(i, request.last, 0.0f);
-    }
-}
-
-void dflash_drafter::feed_verify(decode_request & verify, int32_t n) {
-    verify.feeds.push_back(
-        drafted_.feed(target_.newest_results().backend(), n, token_embeddings(llama_get_model(target_.get()))));
-}
-
 void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_tree & tree) {
     std::vector<std::vector<candidate>> positions;
     for (int32_t i = 1; i <= n; ++i) {
@@ -303,6 +306,7 @@ void dflash_drafter::read_tree(const draft_request & request, int32_t n, token_t
 }
 
 void dflash_drafter::trim(llama_pos n_keep) {
+    forget_begun();
     if (n_keep < end()) {
         n_waiting_ = std::max(n_keep - n_fed_, 0);
     }
@@ -313,6 +317,7 @@ void dflash_drafter::trim(llama_pos n_keep) {
 }
 
 llama_context * dflash_drafter::memory() {
+    forget_begun();
     try {
         feed();
     } catch (const failure &) { // a part may be in the cache
@@ -324,6 +329,8 @@ llama_context * dflash_drafter::memory() {
 
 void dflash_drafter::reset() {
     ctx_.remove_from(seq_, 0);
+    n_begun_    = 0;
+    is_begun_   = false;
     n_waiting_  = 0;
     n_fed_      = 0;
     has_prompt_ = false;

@@ -60,6 +60,7 @@ class dflash_drafter : public drafter {
     bool can_draft_ahead() const override { return shared_->ahead; }
     void settle(token_tree & tree) override { drafted_.settle(tree); }
     void feed_verify(decode_request & verify, int32_t n) override;
+    bool begin_behind(llama_pos pos, int32_t n, bool greedy) override; // this and what follows: dflash_ahead.cpp
 
     llama_context * memory() override;
     dw_attachment * attached() override { return &ctx_.attached(); }
@@ -76,6 +77,10 @@ class dflash_drafter : public drafter {
 
     llama_pos end() const { return n_fed_ + n_waiting_; }
     int32_t   guesses(const draft_request & request) const; // 0: it cannot draft here
+    bool      has_room_for(int32_t n_rows) const;
+    void      take_features(const int32_t * rows, int32_t n);
+    bool      take_begun(const kept_rows & kept);
+    void      forget_begun();
     void      feed();
     void      add_features(decode_request & to, int32_t first, int32_t n, int32_t n_rows, bool output);
     void      fed();
@@ -102,6 +107,9 @@ class dflash_drafter : public drafter {
     int32_t     n_waiting_  = 0;     // of them
     bool        has_prompt_ = false; // some of them are a prompt's
     llama_pos   n_fed_      = 0;     // position of the first one; those before it are in the cache, but for gaps
+    bool        begins_     = false; // behind verifies
+    int32_t     n_begun_    = 0;     // rows from n_fed_ on that are in the cache, too, of tokens that may not be kept
+    bool        is_begun_   = false; // the newest kept tokens are in the cache since their verify
 };
 
 } // namespace draftwood

@@ -34,7 +34,7 @@ struct draft_request {
 // What became of a request for a draft.
 enum class draft_result {
     drafted, // the tree holds what was found, which may be nothing
-    begun,   // the same, and its first token was found before the request (begin_behind)
+    begun,   // the same, and it had begun before the request (begin_behind)
     cold,    // the drafter lacks what it needs here, such as the target's hidden state at pos - 1
     failed,  // its own decode failed and left no draft
 };
@@ -85,10 +85,10 @@ class drafter {
     virtual bool can_draft_ahead() const { return false; }
     virtual void settle(token_tree &) {}
     virtual void feed_verify(decode_request &, int32_t) {}
-    // A verify of such a draft, n rows from `pos` on, is queued, and nobody knows its tokens. Begins the next draft
-    // behind each of its rows, as if that one's best token came next. Returns whether it did. The next observe() says
-    // where the text went on, and the draft() behind it has its first token if the guess was right. Throws failure.
-    virtual bool begin_behind(llama_pos, int32_t) { return false; }
+    // A verify of such a draft, n rows from `pos` on, is queued, and nobody knows what is kept of it. The next draft
+    // may begin behind it: observe() says where the text went on. Returns whether that is a guess about tokens, which
+    // is only right for greedy requests that take each row's best. Throws failure.
+    virtual bool begin_behind(llama_pos, int32_t, bool /*greedy*/) { return false; }
 
     // whether its graphs take turns in one place since one found no memory (graph_store.h)
     virtual bool short_of_memory() const { return false; }

@@ -53,7 +53,7 @@ class mtp_drafter : public drafter {
     bool can_draft_ahead() const override { return shared_->ahead; } // this and what follows: mtp_ahead.cpp
     void settle(token_tree & tree) override;
     void feed_verify(decode_request & verify, int32_t n) override;
-    bool begin_behind(llama_pos pos, int32_t n) override;
+    bool begin_behind(llama_pos pos, int32_t n, bool greedy) override;
 
     std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1
     void               resume(llama_pos pos, const std::vector<float> & mark) override;

@@ -93,13 +93,13 @@ void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
 }
 
 // The pairs of the verify's tokens, with the target's hidden states, replace those that were drafted.
-bool mtp_drafter::begin_behind(llama_pos pos, int32_t n) {
+bool mtp_drafter::begin_behind(llama_pos pos, int32_t n, bool greedy) {
     results &           target = target_.newest_results();
     const ggml_tensor * top    = target.device_top();
     const ggml_tensor * hidden = target.hidden().tensor;
-    if (!begun_ || !top || !hidden || top->ne[1] != n || hidden->ne[1] != n || n > begun_->best.tensor()->ne[1] ||
-        !begun_->best.lies_beside(top) || !begun_->states.lies_beside(hidden) || queue_.size() > 0 || n_fed_ <= pos ||
-        pos + 1 + n > ctx_.n_positions() || ctx_.short_of_memory()) {
+    if (!greedy || !begun_ || !top || !hidden || top->ne[1] != n || hidden->ne[1] != n ||
+        n > begun_->best.tensor()->ne[1] || !begun_->best.lies_beside(top) || !begun_->states.lies_beside(hidden) ||
+        queue_.size() > 0 || n_fed_ <= pos || pos + 1 + n > ctx_.n_positions() || ctx_.short_of_memory()) {
         return false;
     }
     drop_cells_from(pos + 1);

@@ -118,9 +118,10 @@ typedef struct dw_params {
     // Test: test_queued_steps.py, test_queued_callers.py, test_queued_pauses.py
     int32_t queue_steps;
     // 1: where drafts stay on a card (n_ahead_rounds), dw_verify of one engine also begins the next draft behind the
-    // verify, as if each row's best token came next. A greedy text then has its first draft while the host still looks
-    // at the verify. Experts must be on cards, none in a pool. 0: a draft begins with dw_propose. dw_params_init
-    // sets 1. Test: test_begun_drafts.py
+    // verify, while the host still looks at it. A DFlash drafter takes the features of all rows. MTP drafts behind each
+    // row, as if its best token came next: of a greedy text, for verifies of at most 8 rows, or as many as there are
+    // sequences. Experts must be on cards then, none in a pool. 0: a draft begins with dw_propose. dw_params_init sets
+    // 1. Test: test_begun_drafts.py
     int32_t begin_drafts;
 } dw_params;
 
@@ -171,7 +172,7 @@ typedef struct dw_stats {
     int64_t  draft_vocab;      // tokens that the drafter's output head has (dw_params); 0: all
     int64_t  n_shared_rounds;  // since a graph allocation failed: from then on all graph sizes share one buffer
     int64_t  n_ahead_rounds;   // whose draft went into the verify on its device, before the host knew it
-    int64_t  n_begun_drafts;   // drafts whose first token was found behind the verify before (dw_params.begin_drafts)
+    int64_t  n_begun_drafts;   // drafts that began behind the verify before (dw_params.begin_drafts)
     int64_t  n_queued_steps;   // rounds whose step was queued before its token was known
     int64_t  n_dropped_steps;  // steps that were queued and never taken
     int64_t  n_joint_rounds;   // whose draft was made together with other sequences' (dw_propose_all)

@@ -155,17 +155,14 @@ void drafting::guessed(bool right) {
     n_not_begun_ = n_wrong_ > 0 ? 1 << n_wrong_ : 0;
 }
 
-// Of a greedy text the best token of the last row that is kept comes next.
 void drafting::begin_behind(const proposal & draft, llama_pos pos) {
-    if (draft.tokens != tokens_at::verify || !is_greedy()) {
+    if (draft.tokens != tokens_at::verify) {
         return;
     }
-    if (n_not_begun_ > 0) {
-        n_not_begun_--;
-        return;
-    }
+    const bool greedy = is_greedy() && n_not_begun_ == 0;
+    n_not_begun_      = std::max(0, n_not_begun_ - 1);
     try {
-        begun_ = drafter_->begin_behind(pos, draft.tree.size()) ? guess::made : guess::none;
+        begun_ = drafter_->begin_behind(pos, draft.tree.size(), greedy) ? guess::made : guess::none;
     } catch (const std::exception &) {
         drafter_->reset();
         stats_.n_failed_drafts++;

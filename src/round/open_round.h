@@ -32,7 +32,7 @@ struct proposal {
     tokens_at    tokens         = tokens_at::host;
     draft_source source         = from_drafter;
     bool         by_drafter     = false; // it drafted, whatever it found
-    bool         is_begun       = false; // the first token was found behind the verify before
+    bool         is_begun       = false; // behind the verify before
     int64_t      draft_start_us = 0;
 };
 

@@ -18,20 +18,27 @@ from draftwood.errors import ContextFullError
 from bench.testing_api import next_scheduled, propose_all, verify_all
 from tests.model.engine.calls import MTP
 from tests.model.engine.queued import ON_TREES
+from tests.model.engine.test_joint_dflash import DFLASH
 from tests.model.rig import PROMPT, Rig
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
 BEGINS = {"drafter": MTP, "results": _capi.RESULTS_TOP}
+MTP_ALONE = pytest.mark.parametrize("tiny", ["mtp"], indirect=True)
 
 
-@pytest.fixture
-def tiny():
+@pytest.fixture(params=["mtp", "dflash"])
+def tiny(request):
     """Make rigs of the trained model, whose drafts are accepted at times."""
     made = []
 
     def make(**settings):
-        made.append(Rig(TINY, **{**BEGINS, **settings}))
-        return made[-1]
+        r = Rig(TINY, **{**BEGINS, "draft_tokens": 5, **settings, "engine": False})
+        made.append(r)
+        if "drafter" not in settings and request.param == "dflash":
+            r.settings |= DFLASH
+        if settings.get("engine", True):
+            r.attach()
+        return r
 
     yield make
     for r in made:
@@ -69,7 +76,7 @@ def begun(r):
 
 @pytest.mark.parametrize("flash", [False, True], ids=["", "flash"])
 def test_drafts_are_those_of_the_whole_text(tiny, flash):
-    """All pairs have the target's hidden states, as those of a prompt; the text is that of plain decoding."""
+    """What the drafter holds is what it takes of a prompt; the text is that of plain decoding."""
     r, whole = tiny(flash=flash), tiny(flash=flash)
     plain = tiny(flash=flash, drafter=_capi.DRAFTER_NONE).reference(80).tokens
     text, lengths = [begin(r)], set()
@@ -125,6 +132,7 @@ def test_sampled_requests_begin_with_their_round(rig):
     assert begun(r) == 0
 
 
+@MTP_ALONE
 def test_a_text_of_other_tokens_begins_ever_less(tiny):
     """A caller that takes what is not best: its text is plain decoding's, and guesses become rare."""
     r, plain = tiny(), tiny(drafter=_capi.DRAFTER_NONE)
@@ -310,6 +318,7 @@ def test_each_request_begins_drafts_from_its_second_round_on(tiny):
         assert begun(r) == 5 * (request + 1)
 
 
+@MTP_ALONE
 def test_a_guess_that_is_wrong_is_made_again_later(tiny):
     """Rounds that end in another token than the best: fewer and fewer begin; then all of them do again."""
     r, draw = tiny(n_ctx=512), random.Random(5)
@@ -332,3 +341,29 @@ def test_a_guess_that_is_wrong_is_made_again_later(tiny):
         text += turn(r, text[-1])[0]
         rounds += 1
     assert 5 < rounds <= 5 + 65
+
+
+@pytest.mark.parametrize("tiny", ["dflash"], indirect=True)
+def test_features_are_taken_behind_verifies_of_sampled_requests_too(tiny):
+    """They do not depend on what comes next."""
+    r, waits = tiny(draft_tokens=15), tiny(draft_tokens=15, begin_drafts=False)
+    both = []
+    for each in (r, waits):
+        sampler = native.llama_sampler_chain_init(native.llama_sampler_chain_default_params())
+        for part in (
+            native.llama_sampler_init_top_k(40),
+            native.llama_sampler_init_temp(0.8),
+            native.llama_sampler_init_dist(7),
+        ):
+            native.llama_sampler_chain_add(sampler, part)
+        text = [begin(each)]
+        each.engine.set_request(temperature=0.8, n_top=40)
+        rounds = []
+        while len(text) < 150:
+            tokens, drafted = turn(each, text[-1], sampler)
+            rounds.append((tokens, drafted))
+            text += tokens
+        both.append(rounds)
+        native.llama_sampler_free(sampler)
+    assert both[0] == both[1]
+    assert (begun(r), begun(waits)) == (len(both[0]) - 1, 0)

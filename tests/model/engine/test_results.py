@@ -118,6 +118,7 @@ def test_a_block_drafted_ahead_is_the_block(draft_tokens):
             each.engine.commit()
     stats = ahead.engine.stats()
     assert (stats.ahead_rounds, stats.accepted) == (10, r.engine.stats().accepted)
+    assert stats.begun_drafts == 10
     assert stats.accepted > 0
     for each in both:
         each.close()

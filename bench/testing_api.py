@@ -37,7 +37,6 @@ _MODEL = CostModelHandle
 # name -> (result, arguments)
 SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
     "dw_next_scheduled": (_STATUS, [_capi.EngineHandle, ctypes.c_void_p, _BOOL, _P(_capi.Token)]),
-    "dw_took_scheduled": (_STATUS, [_capi.EngineHandle, _capi.Token]),
     "dw_replay": (_STATUS, [_capi.EngineHandle, _I32, _P(_F64)]),
     "dw_limit_memory": (_STATUS, [_capi.EngineHandle, _I64, _I64, _I64]),
     "dw_fuse": (_STATUS, [_capi.EngineHandle, _I32]),

@@ -165,6 +165,10 @@ dw_status dw_took(dw_engine * engine, llama_token token) {
     return with(engine, "dw_took", [&](auto & e) { e.took(token); });
 }
 
+dw_status dw_took_scheduled(dw_engine * engine, llama_token token) {
+    return with(engine, "dw_took_scheduled", [&](auto & e) { e.took(token, /*scheduled*/ true); });
+}
+
 void dw_request_params_init(dw_request_params * params) {
     if (params) {
         *params = { sizeof(dw_request_params), /*temperature*/ 0.0f, /*n_top*/ 0 };

@@ -22,10 +22,6 @@ void require_budget(int32_t budget) {
 
 } // namespace
 
-dw_status dw_took_scheduled(dw_engine * engine, llama_token token) {
-    return with(engine, "dw_took_scheduled", [&](auto & e) { e.took(token, /*scheduled*/ true); });
-}
-
 dw_status dw_next_scheduled(dw_engine * engine, llama_sampler * sampler, bool accept, llama_token * token) {
     return with(engine, "dw_next_scheduled", [&](auto & e) {
         require("dw_next_scheduled", sampler, token);

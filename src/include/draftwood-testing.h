@@ -22,8 +22,6 @@ typedef enum dw_draft_source {
 // means nothing.
 DW_API dw_status dw_next_scheduled(dw_engine * engine, struct llama_sampler * sampler, bool accept,
                                    llama_token * token);
-// dw_took of a token that such a schedule chose.
-DW_API dw_status dw_took_scheduled(dw_engine * engine, llama_token token);
 
 // Run the graph of the open round's verify n_times again. Returns microseconds of one run on its device.
 // Errors: DW_ERR_STATE without an open round of two rows or more, or if a verify writes the state (dw_tree_refusal);

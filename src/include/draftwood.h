@@ -307,6 +307,9 @@ DW_API dw_status dw_next(dw_engine * engine, struct llama_sampler * sampler, lla
 // does whose sampling is more than a llama_sampler.
 // Errors: DW_ERR_STATE if no row is left, DW_ERR_ARGUMENT for a token that is not in the vocabulary; nothing changed.
 DW_API dw_status dw_took(dw_engine * engine, llama_token token);
+// The same of a token that a benchmark's schedule chose (llama-server's --spec-synth-rates): drafts go on as if it were
+// its row's best.
+DW_API dw_status dw_took_scheduled(dw_engine * engine, llama_token token);
 
 // Make the row sampled last available to dw_next once more (its logits are still there).
 // Errors: DW_ERR_STATE if no live row stands for n_past.

@@ -3,7 +3,6 @@
 #include "server/slot_rounds.h"
 
 #include "common.h"
-#include "draftwood-testing.h"
 #include "log.h"
 #include "server/counters.h"
 

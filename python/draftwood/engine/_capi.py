@@ -284,6 +284,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         [ctypes.c_void_p, ctypes.c_int32, ctypes.c_int32, _P(Token), _P(ctypes.c_float), _P(ctypes.c_bool)],
     ),
     "dw_took": (_STATUS, [EngineHandle, Token]),
+    "dw_took_scheduled": (_STATUS, [EngineHandle, Token]),
     "dw_next": (_STATUS, [EngineHandle, ctypes.c_void_p, _P(Token)]),
     "dw_rewind": (_STATUS, [EngineHandle]),
     "dw_last_row": (_STATUS, [EngineHandle, _I32P]),

@@ -172,10 +172,10 @@ __launch_bounds__(n_columns == 1 ? bounds_of_neighbours : 32 * hidden_warps<n_co
     make_hidden_all(const __grid_constant__ arguments a, hidden_plan plan) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(128) char memory[];
-    __shared__ choice_of_row             own;
-    constexpr int                        first_warps = hidden_warps<n_columns>;
-    const int                            warp        = threadIdx.x / 32;
-    const team                           by =
+    __shared__ choice_of_row              own;
+    constexpr int                         first_warps = hidden_warps<n_columns>;
+    const int                             warp        = threadIdx.x / 32;
+    const team                            by =
         is_single && warp >= first_warps ? team{ 1, warp - first_warps, shared_warps } : team{ 0, warp, first_warps };
     if constexpr (has_byte_tiles) {
         load_grids(memory, plan.tiles.grids_at, 2, [&](int i) { return (i == 0 ? a.routed : a.shared).gate.type; });

@@ -110,7 +110,7 @@ project_down_alone(const activations & hidden, int pair, const char * slot, ptx:
 template <typename strips> __global__ void __launch_bounds__(bounds_of_neighbours, 1)
     project_down_strips_alone(const __grid_constant__ arguments a, sum_of_networks to) {
     extern __shared__ __align__(128) char memory[];
-    __shared__ choice_of_row             own;
+    __shared__ choice_of_row              own;
     __shared__ ptx::arrivals arrived[max_used + 1];
     ggml_cuda_pdl_lc();
     const int     warp = threadIdx.x / 32, n_ranks = a.n_used + 1, lane = threadIdx.x % 32;

@@ -212,7 +212,7 @@ template <int n_columns, bool has_byte_tiles> __global__ void __launch_bounds__(
                      sum_of_networks to) {
     constexpr bool    is_single = n_columns == 1;
     extern __shared__ __align__(128) char memory[];
-    __shared__ choice_of_row             own;
+    __shared__ choice_of_row              own;
     ggml_cuda_pdl_lc();
     if constexpr (has_byte_tiles) {
         load_grids(memory, plan.grids_at, 2, [&](int i) { return (i == 0 ? a.routed : a.shared).down.type; });

@@ -156,8 +156,8 @@ template <int n_columns, typename input_type> __global__ void
 __launch_bounds__(block_limits<n_columns, input_type>::bounds, block_limits<n_columns, input_type>::n_blocks)
     products(const __grid_constant__ parts all, input_type input, int width, int n, block_plan plan) {
     extern __shared__ __align__(128) char memory[];
-    constexpr bool                       has_teams = makes_input<input_type>;
-    constexpr bool                       is_late   = is_late_input<input_type>;
+    constexpr bool                        has_teams = makes_input<input_type>;
+    constexpr bool                        is_late   = is_late_input<input_type>;
     ggml_cuda_pdl_lc();
     if constexpr (takes_byte_tiles<input_type>) {
         load_grids(memory, plan.tiles.grids_at, all.n, [&](int i) { return all.each[i].type; });

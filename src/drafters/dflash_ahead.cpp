@@ -31,7 +31,7 @@ void dflash_drafter::feed_verify(decode_request & verify, int32_t n) {
 bool dflash_drafter::begin_behind(llama_pos pos, int32_t n, bool /*greedy*/) {
     const int32_t n_rows = bucket(n);
     if (!begins_ || n_waiting_ > 0 || n_fed_ != pos || n_rows > max_tree_nodes || !has_room_for(n_rows) ||
-        ctx_.short_of_memory()) {
+        !ctx_.can_begin(seq_, n_rows)) {
         return false;
     }
     std::vector<int32_t> rows(n);
@@ -41,10 +41,13 @@ bool dflash_drafter::begin_behind(llama_pos pos, int32_t n, bool /*greedy*/) {
     request.slot = drafter_context::slot(graph_kind::own_features, seq_);
     ctx_.batch().clear();
     add_features(request, 0, n, n_rows, /*output*/ true);
-    n_begun_ = n;
-    if (ctx_.try_to_decode(request) != 0) {
+    n_begun_         = n;
+    const int32_t rc = ctx_.try_to_decode(request);
+    if (rc == 0) {
+        ctx_.remove_from(seq_, n_fed_ + n); // rows of padding
+    } else {
         forget_begun();
-        begins_ = false; // it would fail again
+        begins_ = rc == 1; // else there is no memory; 1: no cells
     }
     return false;
 }

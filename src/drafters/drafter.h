@@ -89,6 +89,8 @@ class drafter {
     // may begin behind it: observe() says where the text went on. Returns whether that is a guess about tokens, which
     // is only right for greedy requests that take each row's best. Throws failure.
     virtual bool begin_behind(llama_pos, int32_t, bool /*greedy*/) { return false; }
+    // how many tokens of a draft that is begun are there
+    virtual int32_t n_begun() const { return 0; }
 
     // whether its graphs take turns in one place since one found no memory (graph_store.h)
     virtual bool short_of_memory() const { return false; }

@@ -46,7 +46,7 @@ int32_t drafter_context::decoded(int32_t rc) {
 int32_t drafter_context::try_to_decode(const decode_request & request) {
     begin_decode();
     const int32_t rc = draftwood::decode(attached_, request, batch_);
-    if (rc == -2) {
+    if (!attached_.graphs->found_memory()) {
         attached_.graphs->unselect();
     }
     return decoded(rc);
@@ -61,6 +61,10 @@ int32_t drafter_context::decode(const decode_request & request) {
         rc = draftwood::decode(attached_, request, batch_);
     }
     return decoded(rc);
+}
+
+bool drafter_context::can_begin(llama_seq_id seq, int32_t n_rows) const {
+    return !short_of_memory() && n_rows + max_tree_nodes <= free_cells(ctx_.get(), seq);
 }
 
 bool drafter_context::short_of_memory() const {

@@ -69,13 +69,18 @@ class drafter_context {
     // The few that a tree may branch into, with their probabilities for a request that samples at `temperature`.
     std::vector<candidate> candidates(int32_t i, float temperature);
 
+    // Whether n_rows may be decoded that nobody needs: neither a graph's memory nor cells are short. Other sequences
+    // may need cells for their drafts meanwhile.
+    bool can_begin(llama_seq_id seq, int32_t n_rows) const;
+
     // tokens that drafts are chosen from; 0: the whole vocabulary
     int32_t draft_vocab() const { return short_head_ ? short_head_->size() : 0; }
 
     // Decode the batch's rows as `request` says. Returns what llama_decode does, or another number than 0 where the
     // rows' logits are lost.
     int32_t decode(const decode_request & request);
-    // The same for rows that nobody needs: if their graph finds no memory, others keep theirs. Not short_of_memory().
+    // The same for rows that nobody needs: if their graph finds no memory, others keep theirs. -2: it found none.
+    // Before it, !short_of_memory().
     int32_t try_to_decode(const decode_request & request);
 
   private:

@@ -50,10 +50,11 @@ class mtp_drafter : public drafter {
     llama_context * memory() override;
     dw_attachment * attached() override { return &ctx_.attached(); }
 
-    bool can_draft_ahead() const override { return shared_->ahead; } // this and what follows: mtp_ahead.cpp
-    void settle(token_tree & tree) override;
-    void feed_verify(decode_request & verify, int32_t n) override;
-    bool begin_behind(llama_pos pos, int32_t n, bool greedy) override;
+    bool    can_draft_ahead() const override { return shared_->ahead; } // this and what follows: mtp_ahead.cpp
+    void    settle(token_tree & tree) override;
+    void    feed_verify(decode_request & verify, int32_t n) override;
+    bool    begin_behind(llama_pos pos, int32_t n, bool greedy) override;
+    int32_t n_begun() const override { return 1; }
 
     std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1
     void               resume(llama_pos pos, const std::vector<float> & mark) override;

@@ -99,7 +99,7 @@ bool mtp_drafter::begin_behind(llama_pos pos, int32_t n, bool greedy) {
     const ggml_tensor * hidden = target.hidden().tensor;
     if (!greedy || !begun_ || !top || !hidden || top->ne[1] != n || hidden->ne[1] != n ||
         n > begun_->best.tensor()->ne[1] || !begun_->best.lies_beside(top) || !begun_->states.lies_beside(hidden) ||
-        queue_.size() > 0 || n_fed_ <= pos || pos + 1 + n > ctx_.n_positions() || ctx_.short_of_memory()) {
+        queue_.size() > 0 || n_fed_ <= pos || pos + 1 + n > ctx_.n_positions() || !ctx_.can_begin(seq_, n)) {
         return false;
     }
     drop_cells_from(pos + 1);
@@ -116,12 +116,15 @@ bool mtp_drafter::begin_behind(llama_pos pos, int32_t n, bool greedy) {
     rows.slot = drafter_context::slot(graph_kind::begun, seq_);
     rows.feeds.push_back(begun_->best.feed(row_feed::token, 0, 0, n, shared_->block.embeddings));
     rows.feeds.push_back(hidden_feed(0, begun_->states, 0, n));
-    begun_->pos      = pos;
-    begun_->n        = n;
-    results & newest = ctx_.newest_results();
-    if (ctx_.try_to_decode(rows) != 0 || !newest.has_top()) {
+    begun_->pos          = pos;
+    begun_->n            = n;
+    results &     newest = ctx_.newest_results();
+    const int32_t rc     = ctx_.try_to_decode(rows);
+    if (rc != 0 || !newest.has_top()) {
         forget_begun();
-        begun_.reset(); // it would fail again
+        if (rc != 1) { // there is no memory; 1: no cells
+            begun_.reset();
+        }
         return false;
     }
     keep_rows(begun_->outputs, begun_->drafted, 0, newest.hidden(), newest.device_top(), n, ctx_.attached().copies);

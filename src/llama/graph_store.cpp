@@ -95,7 +95,10 @@ void graph_store::drop(const graph_shape & shape) {
 
 void graph_store::unselect() {
     const graph_shape failed = current_;
-    is_allocated_            = true; // else it would be mended, and graphs took turns from now on
+    if (failed == before_) {
+        return;
+    }
+    is_allocated_ = true; // else it would be mended, and graphs took turns from now on
     swap_to(before_);
     slots_.erase(failed);
     count_bytes();

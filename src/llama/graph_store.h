@@ -55,7 +55,8 @@ class graph_store {
     // Makes a place for a decode of this shape, next to the newest one's. Returns false if it would have none of its
     // own. Throws std::bad_alloc; select() does not throw then.
     bool reserve(const graph_shape & wanted);
-    // The decode selected with keeps_newest found no memory: its place goes, and the newest one's graph is selected.
+    // The graph selected last found no memory, and can be done without: its place goes, and the one before is selected.
+    // No effect if that is the same; then its scheduler is replaced by the next select().
     void unselect();
     void drop(const graph_shape & shape);                        // its place, if there is one
     bool found_memory() const noexcept { return is_allocated_; } // of the graph that was selected last

@@ -18,6 +18,8 @@ namespace {
 // ggml-cuda runs a new graph, captures it the second time, and replays it from then on
 constexpr int32_t n_warmup_on_gpu = 2;
 
+constexpr int32_t most_untimed = 31; // drafts; then one is timed, and its round waits for it
+
 constexpr int32_t most_wrong = 6; // then a draft begins behind one verify of 65
 
 } // namespace
@@ -106,14 +108,16 @@ void drafting::draft(proposal & draft, const draft_request & request, const toke
     }
     draft.draft_start_us = ggml_time_us();
     const bool drafted   = ask(draft, request);
-    if (alone) {
+    if (alone || is_timed(request.depth)) {
         settle(draft);
     }
+    n_untimed_ = draft.tokens == tokens_at::host ? 0 : n_untimed_ + 1;
     if (request.budget > 0) {
         join_ngrams(draft.tree, found ? *found : look_up(draft, request.pos, request.depth), request.depth);
         draft.tree = select(draft.tree, request.budget, request.spine);
     }
-    const bool whole = request.budget == 0 && draft.tree.n_drafts() == request.depth && draft.tokens == tokens_at::host;
+    const bool whole = request.budget == 0 && draft.tree.n_drafts() == request.depth &&
+                       draft.tokens == tokens_at::host && !draft.is_begun;
     add_draft_time(draft, request, drafted, ggml_time_us() - draft.draft_start_us, whole);
 }
 
@@ -156,7 +160,7 @@ void drafting::guessed(bool right) {
 }
 
 void drafting::begin_behind(const proposal & draft, llama_pos pos) {
-    if (draft.tokens != tokens_at::verify) {
+    if (draft.tokens != tokens_at::verify || !may_begin_ || is_timed(draft.tree.n_drafts())) {
         return;
     }
     const bool greedy = is_greedy() && n_not_begun_ == 0;
@@ -166,9 +170,13 @@ void drafting::begin_behind(const proposal & draft, llama_pos pos) {
     } catch (const std::exception &) {
         drafter_->reset();
         stats_.n_failed_drafts++;
-        n_wrong_ = most_wrong;
-        guessed(false);
+        may_begin_ = false;
     }
+}
+
+// The host does not see when a draft is done that stays on its device. Costs that decide ask for its time now and then.
+bool drafting::is_timed(int32_t n_tokens) const {
+    return chooses_ && (n_untimed_ >= most_untimed || costs_.draft_cost(n_tokens) <= 0.0);
 }
 
 // If costs decide, a tree only branches off its spine: the curve has no times of wider ones.
@@ -269,9 +277,11 @@ void drafting::feed(proposal & draft, decode_request & verify, int32_t n_rows, b
 }
 
 int64_t drafting::verify_time(const proposal & draft) const {
-    const double  drafting = costs_.draft_cost(draft.tree.n_drafts() - (draft.is_begun ? 1 : 0));
+    const int32_t n        = draft.tree.n_drafts();
+    const int32_t n_left   = n - (draft.is_begun ? drafter_->n_begun() : 0);
+    const double  drafting = n_left > 0 ? costs_.draft_cost(n_left) : 0.0;
     const int64_t both     = ggml_time_us() - draft.draft_start_us;
-    return drafting > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
+    return costs_.draft_cost(n) > 0.0 ? std::max<int64_t>(1, both - (int64_t) drafting) : 0;
 }
 
 // Tokens that were not sampled count neither as accepted nor as refused.

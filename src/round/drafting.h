@@ -101,6 +101,7 @@ class drafting {
     void draft(proposal & draft, const draft_request & request, const token_tree * found, bool alone);
     bool ask(proposal & draft, const draft_request & request);
     void guessed(bool right);
+    bool is_timed(int32_t n_tokens) const;
     bool judge(proposal & draft, const draft_request & request, draft_result result);
     void add_draft_time(proposal & draft, const draft_request & request, bool drafted, int64_t took, bool whole);
     draft_request request(const proposal & draft, llama_pos pos, int32_t depth, int32_t budget, int32_t spine) const;
@@ -121,8 +122,10 @@ class drafting {
     // A draft was begun. If its round is observed and the next draft is asked for, that tells whether it was of use.
     enum class guess { none, made, observed };
     guess   begun_       = guess::none;
-    int32_t n_wrong_     = 0; // that were not, in a row
-    int32_t n_not_begun_ = 0; // verifies to come behind which none begins
+    bool    may_begin_   = true; // false: it failed
+    int32_t n_untimed_   = 0;    // drafts in a row whose time is not known
+    int32_t n_wrong_     = 0;    // that were not, in a row
+    int32_t n_not_begun_ = 0;    // verifies to come behind which none begins
 };
 
 } // namespace draftwood

@@ -209,9 +209,9 @@ llama_token session::next(llama_sampler * sampler) {
 }
 
 void session::took(llama_token token, bool scheduled) {
-    scheduled_ = scheduled;
     sequence_.require_tokens(&token, 1);
     walk_on("dw_took", [&](int32_t, int32_t) { return token; });
+    scheduled_ = scheduled;
 }
 
 llama_token session::next_scheduled(llama_sampler * sampler, bool accept) {

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
-from draftwood.engine.engine import Engine
+from draftwood.engine.engine import Curve, Engine
 from draftwood.errors import ContextFullError
 
 from bench.testing_api import next_scheduled, propose_all, verify_all
@@ -20,6 +20,7 @@ from tests.model.engine.calls import MTP
 from tests.model.engine.queued import ON_TREES
 from tests.model.engine.test_joint_dflash import DFLASH
 from tests.model.rig import PROMPT, Rig
+from tests.unit.cost_curves import curve
 
 TINY = Path(__file__).parents[3] / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
 BEGINS = {"drafter": MTP, "results": _capi.RESULTS_TOP}
@@ -367,3 +368,85 @@ def test_features_are_taken_behind_verifies_of_sampled_requests_too(tiny):
         native.llama_sampler_free(sampler)
     assert both[0] == both[1]
     assert (begun(r), begun(waits)) == (len(both[0]) - 1, 0)
+
+
+def automatic(tiny, draft_tokens, times):
+    """Make a rig whose engine drafts by costs, with these times."""
+    r = tiny(engine=False, n_ctx=1024, draft_tokens=draft_tokens)
+    r.settings |= {"length": _capi.LENGTH_AUTO, "curve": times}
+    r.attach()
+    return r
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 4])
+def test_auto_waits_for_drafts_until_it_knows_their_time(tiny, draft_tokens):
+    unknown = Curve((0.0,) * _capi.CURVE_SIZE, (0.0,) * _capi.CURVE_SIZE)
+    r = automatic(tiny, draft_tokens, unknown)
+    text = text_of(r, begin(r), 100)
+    assert text[:100] == tiny(drafter=_capi.DRAFTER_NONE).reference(100).tokens
+    stats, times = r.engine.stats(), r.engine.curve()
+    assert (stats.ahead_rounds, stats.begun_drafts) == (0, 0)
+    assert times.draft_us[draft_tokens] > 0
+    assert times.verify_us[draft_tokens + 1] > 0
+
+
+@pytest.mark.parametrize("draft_tokens", [1, 4])
+def test_auto_times_one_of_32_drafts_that_stay_on_their_device(tiny, draft_tokens):
+    """These times let all drafts pay. A timed draft begins with its round, which waits for it."""
+    r = automatic(tiny, draft_tokens, curve({1: 1.0, 63: 63.0}, {1: 1e6, 64: 1e6}))
+    text = text_of(r, begin(r), 300)
+    assert text[:300] == tiny(drafter=_capi.DRAFTER_NONE, n_ctx=1024).reference(300).tokens
+    stats = r.engine.stats()
+    waits = stats.rounds - stats.ahead_rounds - stats.ngram_rounds - stats.paused_rounds
+    timed = (stats.ahead_rounds + waits) // 32
+    assert timed <= waits <= timed + 3, "timed ones, and a few of trials"
+    assert stats.begun_drafts > 0
+
+
+def test_a_full_cache_of_two_sequences(tiny):
+    """Near its end nothing begins, since others need the cells; behind a reset it does again."""
+    r = tiny(engine=False, n_seq_max=2, n_ctx=256, kv_unified=True)
+    engines = [Engine(r.ctx, r.params, **{**r.settings, "seq_id": i}) for i in range(2)]
+    before = 0
+    for _ in range(2):
+        texts = []
+        for engine in engines:
+            engine.reset()
+            engine.eval(PROMPT, 0)
+            engine.set_request(n_top=1)
+            texts.append([engine.next(r.sampler)])
+        full = False
+        while not full:
+            for engine, text in zip(engines, texts, strict=True):
+                try:
+                    engine.commit()
+                    engine.propose(text[-1])
+                    engine.verify()
+                    while engine.row() is not None:
+                        text.append(engine.next(r.sampler))
+                except ContextFullError:
+                    full = True
+        begun_now = sum(engine.stats().begun_drafts for engine in engines)
+        assert begun_now > before + 10
+        before = begun_now
+    assert [engine.stats().failed_drafts for engine in engines] == [0, 0]
+    for engine in engines:
+        engine.close()
+
+
+@MTP_ALONE
+def test_a_token_that_a_schedule_chose_counts_as_best(tiny):
+    """llama-server's --spec-synth-rates; a token that is refused changes nothing."""
+    r = tiny()
+    text = [begin(r)]
+    for _ in range(10):
+        assert r.engine.trim(r.engine.n_past)
+        r.engine.propose(text[-1])
+        r.engine.verify()
+        status = _capi.lib.dw_took_scheduled(r.engine._handle, r.n_vocab)
+        assert status == _capi.ERR_ARGUMENT
+        status = _capi.lib.dw_took_scheduled(r.engine._handle, 1000 + len(text))
+        assert status == _capi.OK
+        text.append(1000 + len(text))
+        r.engine.commit()
+    assert begun(r) == 9

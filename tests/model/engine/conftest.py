@@ -5,13 +5,14 @@ Must not know: what any test expects.
 
 from __future__ import annotations
 
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
 import pytest
 from draftwood.engine import _capi
 
+from tests.model.engine.begun import make_tiny
 from tests.model.engine.little_memory import build_shim
 from tests.model.engine.story import BUDGET
 from tests.model.rig import Rig, Run
@@ -28,6 +29,20 @@ def rig(request: pytest.FixtureRequest, rig: Callable[..., Rig]) -> Callable[...
 
     make.rollback = request.param  # type: ignore[attr-defined]
     return make
+
+
+@pytest.fixture(params=["mtp", "dflash"])
+def tiny(request: pytest.FixtureRequest) -> Iterator[Callable[..., Rig]]:
+    """Make rigs of the trained model with either drafter."""
+    made: list[Rig] = []
+
+    def make(**settings: Any) -> Rig:
+        made.append(make_tiny(request.param, settings))
+        return made[-1]
+
+    yield make
+    for r in made:
+        r.close()
 
 
 @pytest.fixture

@@ -7,72 +7,18 @@ Contract: dw_params.begin_drafts, src/drafters/mtp_ahead.cpp.
 from __future__ import annotations
 
 import random
-from pathlib import Path
 
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
 from draftwood.engine import _capi
-from draftwood.engine.engine import Curve, Engine
+from draftwood.engine.engine import Curve
 from draftwood.errors import ContextFullError
 
-from bench.testing_api import next_scheduled, propose_all, verify_all
-from tests.model.engine.calls import MTP
+from bench.testing_api import next_scheduled
+from tests.model.engine.begun import BEGINS, DFLASH_ALONE, MTP_ALONE, begin, begun, open_round, text_of, turn
 from tests.model.engine.queued import ON_TREES
-from tests.model.engine.test_joint_dflash import DFLASH
-from tests.model.rig import PROMPT, Rig
+from tests.model.rig import PROMPT
 from tests.unit.cost_curves import curve
-
-TINY = Path(__file__).parents[3] / "models" / "tiny-moe" / "tiny-moe-f16.gguf"
-BEGINS = {"drafter": MTP, "results": _capi.RESULTS_TOP}
-MTP_ALONE = pytest.mark.parametrize("tiny", ["mtp"], indirect=True)
-
-
-@pytest.fixture(params=["mtp", "dflash"])
-def tiny(request):
-    """Make rigs of the trained model, whose drafts are accepted at times."""
-    made = []
-
-    def make(**settings):
-        r = Rig(TINY, **{**BEGINS, "draft_tokens": 5, **settings, "engine": False})
-        made.append(r)
-        if "drafter" not in settings and request.param == "dflash":
-            r.settings |= DFLASH
-        if settings.get("engine", True):
-            r.attach()
-        return r
-
-    yield make
-    for r in made:
-        r.close()
-
-
-def begin(r, prompt=PROMPT):
-    token = r.start(prompt)
-    r.engine.set_request(n_top=1)
-    return token
-
-
-def turn(r, last, sampler=None):
-    """Take a round as `Llama` does; return its tokens and what was drafted."""
-    assert r.engine.trim(r.engine.n_past)
-    r.engine.propose(last)
-    r.engine.verify()
-    tokens = []
-    while r.engine.row() is not None:
-        tokens.append(r.engine.next(sampler or r.sampler))
-    return tokens, list(r.engine.tree().tokens[1:])
-
-
-def text_of(r, last, n):
-    """Return the tokens of whole rounds, n of them or more, the first of them `last`."""
-    tokens = [last]
-    while len(tokens) < n:
-        tokens += turn(r, tokens[-1])[0]
-    return tokens
-
-
-def begun(r):
-    return r.engine.stats().begun_drafts
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["", "flash"])
@@ -140,9 +86,7 @@ def test_a_text_of_other_tokens_begins_ever_less(tiny):
     draw = random.Random(1)
     text = [begin(r)]
     while len(text) < 100:
-        assert r.engine.trim(r.engine.n_past)
-        r.engine.propose(text[-1])
-        r.engine.verify()
+        open_round(r, text[-1])
         other = draw.randrange(300, 4000)
         r.engine.took(other)
         text.append(other)
@@ -202,9 +146,7 @@ def test_a_round_that_is_scheduled_goes_on_from_its_row(tiny):
     r = tiny()
     text = [begin(r)]
     for i in range(20):
-        assert r.engine.trim(r.engine.n_past)
-        r.engine.propose(text[-1])
-        r.engine.verify()
+        open_round(r, text[-1])
         kept = 0
         while r.engine.row() is not None:
             text.append(next_scheduled(r.engine, r.sampler, accept=kept < i % 6))
@@ -228,48 +170,6 @@ def test_a_context_that_fills_up(tiny):
     assert begun(r) > 0
 
 
-@pytest.mark.parametrize("unified", [False, True], ids=["", "unified"])
-def test_sequences_that_are_verified_alone_and_together(tiny, unified):
-    """Begun alone, gone on together: each text is its own."""
-    r = tiny(engine=False, n_seq_max=2, n_ctx=512, kv_unified=unified)
-    plain = tiny(drafter=_capi.DRAFTER_NONE, n_ctx=256)
-    prompts = [PROMPT, PROMPT[::-1]]
-    engines = [Engine(r.ctx, r.params, **{**r.settings, "seq_id": i}) for i in range(2)]
-    runs = [plain.reference(60, prompt).tokens for prompt in prompts]
-    texts = []
-    for engine, prompt in zip(engines, prompts, strict=True):
-        engine.reset()
-        engine.eval(prompt, 0)
-        texts.append([engine.next(r.sampler)])
-        engine.set_request(n_top=1)
-
-    def walk(i):
-        while engines[i].row() is not None:
-            texts[i].append(engines[i].next(r.sampler))
-
-    draw = random.Random(3)
-    for _ in range(40):
-        who = draw.choice([0, 0, 0, 1, 1, 1, None])
-        if who is None:
-            for engine in engines:
-                engine.commit()
-            propose_all(engines, [text[-1] for text in texts], [5, 5])
-            verify_all(engines)
-            walk(0)
-            walk(1)
-        else:
-            engines[who].commit()
-            engines[who].propose(texts[who][-1])
-            engines[who].verify()
-            walk(who)
-    for i, engine in enumerate(engines):
-        n = min(60, len(texts[i]))
-        assert n > 20
-        assert texts[i][:n] == runs[i][:n]
-        assert engine.stats().begun_drafts > 0
-        engine.close()
-
-
 def test_the_drafter_ends_with_a_draft_begun(tiny):
     r = tiny()
     text = text_of(r, begin(r), 20)
@@ -280,34 +180,6 @@ def test_the_drafter_ends_with_a_draft_begun(tiny):
     assert native.llama_memory_seq_pos_max(r.memory, 0) >= len(PROMPT)
     r.attach()
     assert text_of(r, begin(r), 40)[:40] == tiny(drafter=_capi.DRAFTER_NONE).reference(40).tokens
-
-
-@pytest.mark.parametrize("n", [8, 96], ids=["waits", "fed"])
-def test_another_sequence_reads_a_prompt_meanwhile(tiny, n):
-    """The block's newest decode is then of the other sequence, and of a long prompt without results."""
-    r, plain = tiny(engine=False, n_seq_max=2, n_ctx=1024), tiny(drafter=_capi.DRAFTER_NONE, n_ctx=512)
-    alone, other = (Engine(r.ctx, r.params, **{**r.settings, "seq_id": i}) for i in range(2))
-    run = plain.reference(150).tokens
-    draw = random.Random(4)
-    for engine in (alone, other):
-        engine.reset()
-        engine.set_request(n_top=1)
-    alone.eval(PROMPT, 0)
-    text = [alone.next(r.sampler)]
-    while len(text) < 140:
-        alone.commit()
-        alone.propose(text[-1])
-        alone.verify()
-        while alone.row() is not None:
-            text.append(alone.next(r.sampler))
-        if len(text) % 3 == 0 and other.n_past + n < 480:
-            other.eval([draw.randrange(300, 4000) for _ in range(n)], other.n_past)
-    assert text[:140] == run[:140]
-    stats = alone.stats()
-    assert stats.failed_drafts == stats.cold_rounds == 0
-    assert stats.begun_drafts == stats.rounds - 1
-    alone.close()
-    other.close()
 
 
 def test_each_request_begins_drafts_from_its_second_round_on(tiny):
@@ -328,9 +200,7 @@ def test_a_guess_that_is_wrong_is_made_again_later(tiny):
         text += turn(r, text[-1])[0]
     assert begun(r) == 19
     for _ in range(30):
-        assert r.engine.trim(r.engine.n_past)
-        r.engine.propose(text[-1])
-        r.engine.verify()
+        open_round(r, text[-1])
         tokens = []
         while r.engine.row() is not None:
             tokens.append(r.engine.next(r.sampler))
@@ -344,7 +214,7 @@ def test_a_guess_that_is_wrong_is_made_again_later(tiny):
     assert 5 < rounds <= 5 + 65
 
 
-@pytest.mark.parametrize("tiny", ["dflash"], indirect=True)
+@DFLASH_ALONE
 def test_features_are_taken_behind_verifies_of_sampled_requests_too(tiny):
     """They do not depend on what comes next."""
     r, waits = tiny(draft_tokens=15), tiny(draft_tokens=15, begin_drafts=False)
@@ -403,46 +273,13 @@ def test_auto_times_one_of_32_drafts_that_stay_on_their_device(tiny, draft_token
     assert stats.begun_drafts > 0
 
 
-def test_a_full_cache_of_two_sequences(tiny):
-    """Near its end nothing begins, since others need the cells; behind a reset it does again."""
-    r = tiny(engine=False, n_seq_max=2, n_ctx=256, kv_unified=True)
-    engines = [Engine(r.ctx, r.params, **{**r.settings, "seq_id": i}) for i in range(2)]
-    before = 0
-    for _ in range(2):
-        texts = []
-        for engine in engines:
-            engine.reset()
-            engine.eval(PROMPT, 0)
-            engine.set_request(n_top=1)
-            texts.append([engine.next(r.sampler)])
-        full = False
-        while not full:
-            for engine, text in zip(engines, texts, strict=True):
-                try:
-                    engine.commit()
-                    engine.propose(text[-1])
-                    engine.verify()
-                    while engine.row() is not None:
-                        text.append(engine.next(r.sampler))
-                except ContextFullError:
-                    full = True
-        begun_now = sum(engine.stats().begun_drafts for engine in engines)
-        assert begun_now > before + 10
-        before = begun_now
-    assert [engine.stats().failed_drafts for engine in engines] == [0, 0]
-    for engine in engines:
-        engine.close()
-
-
 @MTP_ALONE
 def test_a_token_that_a_schedule_chose_counts_as_best(tiny):
     """llama-server's --spec-synth-rates; a token that is refused changes nothing."""
     r = tiny()
     text = [begin(r)]
     for _ in range(10):
-        assert r.engine.trim(r.engine.n_past)
-        r.engine.propose(text[-1])
-        r.engine.verify()
+        open_round(r, text[-1])
         status = _capi.lib.dw_took_scheduled(r.engine._handle, r.n_vocab)
         assert status == _capi.ERR_ARGUMENT
         status = _capi.lib.dw_took_scheduled(r.engine._handle, 1000 + len(text))

@@ -83,6 +83,7 @@ class mtp_drafter : public drafter {
     // text went on from it. When the verify's tokens are known, one row is left, and the pairs before it.
     struct begun_draft {
         begun_draft(ggml_backend_t backend, int64_t n_embd, int64_t n_rows);
+        bool takes(const ggml_tensor * top, const ggml_tensor * hidden, int32_t n) const;
 
         device_rows best;    // i32[1, n_rows] of the verify's rows
         device_rows states;  // f32[n_embd, n_rows] the same: hidden states

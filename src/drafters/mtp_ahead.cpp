@@ -92,14 +92,19 @@ void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
         drafted_.feed(target_.newest_results().backend(), n, token_embeddings(llama_get_model(target_.get()))));
 }
 
+// whether a verify of n rows left its results where they can be copied from
+bool mtp_drafter::begun_draft::takes(const ggml_tensor * top, const ggml_tensor * hidden, int32_t n) const {
+    return top && hidden && top->ne[1] == n && hidden->ne[1] == n && n <= best.tensor()->ne[1] &&
+           best.lies_beside(top) && states.lies_beside(hidden);
+}
+
 // The pairs of the verify's tokens, with the target's hidden states, replace those that were drafted.
 bool mtp_drafter::begin_behind(llama_pos pos, int32_t n, bool greedy) {
-    results &           target = target_.newest_results();
-    const ggml_tensor * top    = target.device_top();
-    const ggml_tensor * hidden = target.hidden().tensor;
-    if (!greedy || !begun_ || !top || !hidden || top->ne[1] != n || hidden->ne[1] != n ||
-        n > begun_->best.tensor()->ne[1] || !begun_->best.lies_beside(top) || !begun_->states.lies_beside(hidden) ||
-        queue_.size() > 0 || n_fed_ <= pos || pos + 1 + n > ctx_.n_positions() || !ctx_.can_begin(seq_, n)) {
+    results &           target   = target_.newest_results();
+    const ggml_tensor * top      = target.device_top();
+    const bool          has_room = pos + 1 + n <= ctx_.n_positions() && ctx_.can_begin(seq_, n);
+    const bool          is_fed   = queue_.size() == 0 && n_fed_ > pos; // all pairs up to the root's
+    if (!greedy || !has_room || !is_fed || !begun_ || !begun_->takes(top, target.hidden().tensor, n)) {
         return false;
     }
     drop_cells_from(pos + 1);

@@ -46,9 +46,9 @@ void ahead_tokens::settle(token_tree & tree) {
     std::memcpy(tree.tokens.data() + 1, on_host_.get(), tree.n_drafts() * sizeof(llama_token));
 }
 
-row_feed ahead_tokens::feed(ggml_backend_t verifier, int32_t n, const ggml_tensor * reader) const {
-    done_.wait(verifier);
-    return rows_.feed(row_feed::token, 1, 0, n, reader);
+void ahead_tokens::feed(decode_request & verify, target_context & target, int32_t n) const {
+    done_.wait(target.newest_results().backend());
+    verify.feeds.push_back(rows_.feed(row_feed::token, 1, 0, n, token_embeddings(llama_get_model(target.get()))));
 }
 
 } // namespace draftwood

@@ -9,6 +9,7 @@
 #include "llama/fence.h"
 #include "llama/fetched.h"
 #include "tree/token_tree.h"
+#include "verify/target_context.h"
 
 #include <vector>
 
@@ -32,8 +33,8 @@ class ahead_tokens {
     void send(int32_t n);
     // Fills in the nodes behind the root of a chain that was sent.
     void settle(token_tree & tree);
-    // rows 1.. of a verify, which is queued on `verifier` behind this call; reader: weights that look them up
-    row_feed feed(ggml_backend_t verifier, int32_t n, const ggml_tensor * reader) const;
+    // The first n are rows 1.. of a verify by `target`, which is queued behind this call.
+    void feed(decode_request & verify, target_context & target, int32_t n) const;
 
   private:
     row_copies     copies_;

@@ -33,9 +33,8 @@ dflash_drafter::dflash_drafter(target_context & target, const llama_context_para
     n_embd_(llama_model_n_embd(llama_get_model(target.get()))),
     drafted_(ctx_.newest_results().backend(), ctx_.attached().copies),
     features_(ctx_.newest_results().backend(), (int64_t) shared_->layers.size() * n_embd_,
-              llama_n_ubatch(target.get()) + n_waiting_max + max_tree_nodes) {
-    begins_ =
-        params.begin_drafts && shared_->ahead && (target.newest_results().on_gpu() || params.results == DW_RESULTS_TOP);
+              llama_n_ubatch(target.get()) + n_waiting_max + max_tree_nodes),
+    begins_(params.begin_drafts && shared_->ahead) {
     ctx_.remove_from(seq_, 0);                    // cells of an earlier drafter of this sequence
     for (const int32_t layer : shared_->layers) { // taps come last, so a throw leaves none behind
         target.attached().tap_layer((uint32_t) layer, true);

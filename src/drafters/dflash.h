@@ -59,8 +59,8 @@ class dflash_drafter : public drafter {
 
     bool can_draft_ahead() const override { return shared_->ahead; }
     void settle(token_tree & tree) override { drafted_.settle(tree); }
-    void feed_verify(decode_request & verify, int32_t n) override;
-    bool begin_behind(llama_pos pos, int32_t n, bool greedy) override; // this and what follows: dflash_ahead.cpp
+    void feed_verify(decode_request & verify, int32_t n) override { drafted_.feed(verify, target_, n); }
+    bool begin_behind(llama_pos pos, int32_t n, bool greedy) override; // dflash_ahead.cpp
 
     llama_context * memory() override;
     dw_attachment * attached() override { return &ctx_.attached(); }
@@ -107,9 +107,9 @@ class dflash_drafter : public drafter {
     int32_t     n_waiting_  = 0;     // of them
     bool        has_prompt_ = false; // some of them are a prompt's
     llama_pos   n_fed_      = 0;     // position of the first one; those before it are in the cache, but for gaps
-    bool        begins_     = false; // behind verifies
-    int32_t     n_begun_    = 0;     // rows from n_fed_ on that are in the cache, too, of tokens that may not be kept
-    bool        is_begun_   = false; // the newest kept tokens are in the cache since their verify
+    bool        begins_;             // behind verifies
+    int32_t     n_begun_  = 0;       // rows from n_fed_ on that are in the cache, too, of tokens that may not be kept
+    bool        is_begun_ = false;   // the newest kept tokens are in the cache since their verify
 };
 
 } // namespace draftwood

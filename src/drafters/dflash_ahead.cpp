@@ -3,8 +3,6 @@
 
 #include "drafters/dflash.h"
 
-#include "llama/facts.h"
-
 #include <numeric>
 #include <vector>
 
@@ -20,11 +18,6 @@ void dflash_drafter::leave_chain(const draft_request & request, int32_t n, token
     for (int32_t i = 0; i < n; ++i) {
         tree.add(i, request.last, 0.0f);
     }
-}
-
-void dflash_drafter::feed_verify(decode_request & verify, int32_t n) {
-    verify.feeds.push_back(
-        drafted_.feed(target_.newest_results().backend(), n, token_embeddings(llama_get_model(target_.get()))));
 }
 
 // The features of all rows of a verify go into the cache. What they are does not depend on what is kept.
@@ -52,7 +45,7 @@ bool dflash_drafter::begin_behind(llama_pos pos, int32_t n, bool /*greedy*/) {
     return false;
 }
 
-// Of the rows that begin_behind() fed those of kept tokens stay. Returns false if there are none.
+// Rows of kept tokens stay; the others that begin_behind() fed go. Returns false if it fed none of these.
 bool dflash_drafter::take_begun(const kept_rows & kept) {
     const bool fits =
         !kept.is_prompt && kept.pos == n_fed_ && kept.n <= n_begun_ && kept.rows[kept.n - 1] == kept.n - 1;

@@ -32,10 +32,9 @@ llama_context * make_context(llama_context * target, llama_context_params params
     return ctx;
 }
 
-// Rows that are thrown away cost a card little, but experts that only they choose would be copied into a pool.
-bool can_begin(target_context & target, const dw_params & params) {
-    return target.newest_results().on_gpu() ? experts_are_on_devices(llama_get_model(target.get()))
-                                            : params.results == DW_RESULTS_TOP;
+// Rows that are thrown away cost a card little, unless experts that only they choose are copied to it.
+bool wasted_rows_are_cheap(target_context & target) {
+    return !target.newest_results().on_gpu() || experts_are_on_devices(llama_get_model(target.get()));
 }
 
 } // namespace
@@ -68,7 +67,7 @@ mtp_drafter::mtp_drafter(target_context & target, const llama_context_params & c
             2 * (n_rows_max_ + n_waiting_max)),
     drafted_(ctx_.newest_results().backend(), ctx_.attached().copies),
     nothing_(n_embd_) {
-    if (params.begin_drafts && shared_->ahead && can_begin(target, params)) {
+    if (params.begin_drafts && shared_->ahead && wasted_rows_are_cheap(target)) {
         begun_.emplace(ctx_.newest_results().backend(), n_embd_, n_outputs(target.get()));
     }
     ctx_.remove_from(seq_, 0); // cells of an earlier drafter of this sequence

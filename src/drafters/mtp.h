@@ -50,10 +50,10 @@ class mtp_drafter : public drafter {
     llama_context * memory() override;
     dw_attachment * attached() override { return &ctx_.attached(); }
 
-    bool    can_draft_ahead() const override { return shared_->ahead; } // this and what follows: mtp_ahead.cpp
-    void    settle(token_tree & tree) override;
-    void    feed_verify(decode_request & verify, int32_t n) override;
-    bool    begin_behind(llama_pos pos, int32_t n, bool greedy) override;
+    bool    can_draft_ahead() const override { return shared_->ahead; }
+    void    settle(token_tree & tree) override { drafted_.settle(tree); }
+    void    feed_verify(decode_request & verify, int32_t n) override { drafted_.feed(verify, target_, n); }
+    bool    begin_behind(llama_pos pos, int32_t n, bool greedy) override; // mtp_ahead.cpp
     int32_t n_begun() const override { return 1; }
 
     std::vector<float> mark(llama_pos pos) const override; // the hidden state at pos - 1

@@ -3,9 +3,6 @@
 
 #include "drafters/mtp.h"
 
-#include "llama/facts.h"
-#include "llama/memory.h"
-
 #include <utility>
 #include <vector>
 
@@ -50,7 +47,7 @@ void mtp_drafter::keep_results(int32_t n) {
 
 // As draft_chain() without waiting for a token: each goes from its row's best straight into the next row, and its place
 // in the tree holds the root's until settle(). Two graphs take turns, so that one's inputs can be written while the
-// other runs. Of a draft that is begun the first token is there.
+// other runs. A draft that is begun has its first token already.
 void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) {
     const int32_t begun = begun_ ? std::exchange(begun_->row, -1) : -1;
     for (int32_t i = 0;; ++i) {
@@ -81,15 +78,6 @@ void mtp_drafter::draft_ahead(const draft_request & request, token_tree & tree) 
     }
     drafted_.send(tree.n_drafts());
     n_fed_ = ctx_.end(seq_);
-}
-
-void mtp_drafter::settle(token_tree & tree) {
-    drafted_.settle(tree);
-}
-
-void mtp_drafter::feed_verify(decode_request & verify, int32_t n) {
-    verify.feeds.push_back(
-        drafted_.feed(target_.newest_results().backend(), n, token_embeddings(llama_get_model(target_.get()))));
 }
 
 // whether a verify of n rows left its results where they can be copied from
@@ -155,7 +143,9 @@ bool mtp_drafter::take_begun(const kept_rows & kept) {
     begun_->guessed  = best(n);
     begun_->any      = kept.scheduled;
     n_fed_           = kept.pos + 1 + n;
-    ctx_.remove_from(seq_, n_fed_ + (whole ? 1 : 0));
+    if (!whole) { // else observe() removes what comes behind the row
+        ctx_.remove_from(seq_, n_fed_);
+    }
     return whole;
 }
 
@@ -170,7 +160,7 @@ bool mtp_drafter::is_begun_for(const draft_request & request) {
     return false;
 }
 
-// Rows whose tokens did not come go, and the one that the next draft was to go on from.
+// Removes the rows that wait for the verify's tokens, or the one that the next draft was to start from.
 void mtp_drafter::forget_begun() {
     if (begun_ && (begun_->n > 0 || begun_->row >= 0)) {
         ctx_.remove_from(seq_, n_fed_);

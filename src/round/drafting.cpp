@@ -174,7 +174,7 @@ void drafting::begin_behind(const proposal & draft, llama_pos pos) {
     }
 }
 
-// The host does not see when a draft is done that stays on its device. Costs that decide ask for its time now and then.
+// The host cannot see when a draft that stays on its device is done. Costs that decide ask for its time now and then.
 bool drafting::is_timed(int32_t n_tokens) const {
     return chooses_ && (n_untimed_ >= most_untimed || costs_.draft_cost(n_tokens) <= 0.0);
 }

@@ -9,6 +9,7 @@
 #include "llama/attachment.h"
 #include "llama/inputs.h"
 #include "llama/kq_mask.h"
+#include "llama/kv_pages.h"
 #include "llama/sequence_set.h"
 
 #include <exception>
@@ -43,6 +44,15 @@ bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const lla
         return fill_kq_mask(cache, *mask, ubatch, causal);
     } catch (const std::exception &) {
         return false; // no memory: llama.cpp looks at each cell
+    }
+}
+
+bool dw_hook_pages(const llama_kv_cells & cells, const llama_ubatch & ubatch, std::vector<uint32_t> & found) noexcept {
+    try {
+        return find_in_pages(cells, ubatch, found);
+    } catch (const std::exception &) {
+        found.clear(); // no memory: llama.cpp takes the next free cells
+        return false;
     }
 }
 

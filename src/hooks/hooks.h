@@ -3,10 +3,11 @@
 // lines call and nothing else; the bodies pass calls on to llama/, decode/ and experts/. Must not know: rounds,
 // drafters.
 //
-// Every hook but dw_hook_mul_mat_id and dw_hook_kq_mask takes the pointer that the patch `llama-cparams-hook-state`
-// adds to llama_cparams. Unless an engine or a drafter is attached (llama/attachment.h) it is nullptr, and each hook
-// returns at once: a build with draftwood switched off computes what a pristine build computes
-// (tests/model/test_inert.py). Hooks never throw and never abort. Graph types of llama-graph.h appear by name only.
+// Every hook but dw_hook_mul_mat_id, dw_hook_kq_mask and dw_hook_pages takes the pointer that the patch
+// `llama-cparams-hook-state` adds to llama_cparams. Unless an engine or a drafter is attached (llama/attachment.h) it
+// is nullptr, and each hook returns at once: a build with draftwood switched off computes what a pristine build
+// computes (tests/model/test_inert.py). Hooks never throw and never abort. Graph types of llama-graph.h appear by name
+// only.
 
 #pragma once
 
@@ -14,6 +15,7 @@
 
 #include <cstddef>
 #include <cstdint>
+#include <vector>
 
 struct dw_attachment;
 struct llama_batch;
@@ -21,6 +23,7 @@ struct llama_batch_ext;
 struct llama_ubatch;
 struct llm_graph_context;
 class llama_kv_cache;
+class llama_kv_cells;
 class llm_graph_result;
 
 // llama_context::decode, first line of both: somebody decodes rows of these sequences.
@@ -41,6 +44,10 @@ void dw_hook_compute(dw_attachment * dw, ggml_backend_t backend_cpu, int64_t n_r
 // Called only while dw_fills_masks is set, which an attachment of the cache's context does.
 bool dw_hook_kq_mask(const llama_kv_cache & cache, ggml_tensor * mask, const llama_ubatch & ubatch,
                      bool causal) noexcept;
+
+// llama_kv_cache::find_slot, for the cells that sequences share: true if each row of the ubatch has one in `found`
+// (llama/kv_pages.h). Called only while dw_has_pages is set, which an attachment of the cache's context does.
+bool dw_hook_pages(const llama_kv_cells & cells, const llama_ubatch & ubatch, std::vector<uint32_t> & found) noexcept;
 
 // llama_context::decode, for each of its results, before it is copied to the host: true if it stays where it is.
 bool dw_hook_keeps(dw_attachment * dw, const ggml_tensor * result, float * host, size_t bytes) noexcept;

@@ -39,6 +39,7 @@ dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, conte
     n_layer_users_(target->get_cparams().embeddings_layer_inp.size()) {
     slot_of(ctx) = this;
     fill_masks(ctx, true);
+    keep_in_pages(ctx, true);
 }
 
 dw_attachment::~dw_attachment() {
@@ -48,6 +49,7 @@ dw_attachment::~dw_attachment() {
     }
     set_kv_step(ctx, llama_kv_step);
     fill_masks(ctx, false);
+    keep_in_pages(ctx, false);
 }
 
 dw_attachment * dw_attachment::of(const llama_context * ctx) noexcept {

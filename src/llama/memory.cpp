@@ -87,6 +87,12 @@ void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept {
     for_each_cache(llama_get_memory(ctx), [&](llama_kv_cache & cache) { cache.dw_n_kv_step = n_cells; });
 }
 
+void keep_in_pages(llama_context * ctx, bool on) noexcept {
+    if (llama_kv_cache * cache = caches_of(llama_get_memory(ctx))[0]) {
+        cache->dw_has_pages = on && cache->get_n_stream() == 1 && cache->get_n_seq_max() > 1;
+    }
+}
+
 void fill_masks(llama_context * ctx, bool on) noexcept {
     for_each_cache(llama_get_memory(ctx), [&](llama_kv_cache & cache) { cache.dw_fills_masks = on; });
 }

@@ -133,10 +133,11 @@ def test_rows_of_one_position_and_several_places(rig_of):
 
 
 def test_cells_between_others_are_empty(rig_of):
-    rig = rig_of(n_seq_max=2, kv_unified=True)
+    rig = rig_of(n_seq_max=2, kv_unified=True, engine=False)  # an engine would give each its pages
     put(rig, range(8))
     put(rig, range(3), seq=1)
     put(rig, range(8, 12))
+    rig.attach()
     assert native.llama_memory_seq_rm(rig.memory, 1, -1, -1)
     ours = check(rig, [(0, 11), (0, 9)], True)
     assert (ours[0, 8:11] == -np.inf).all()
@@ -144,11 +145,12 @@ def test_cells_between_others_are_empty(rig_of):
 
 
 def test_each_sequence_sees_its_own_cells(rig_of):
-    rig = rig_of(n_seq_max=3, kv_unified=True)
+    rig = rig_of(n_seq_max=3, kv_unified=True, engine=False)
     put(rig, range(8))
     put(rig, range(3), seq=1)
     put(rig, range(8, 10))
     put(rig, range(3, 9), seq=1)
+    rig.attach()
     rows = [(1, 5), (0, 9), (2, 0), (1, 8), (0, 3), (1, 0), (2, 7), (0, 12)]
     ours = check(rig, rows, True)
     assert [(row == 0).sum() for row in ours] == [6, 10, 0, 9, 4, 1, 0, 10]

@@ -18,8 +18,8 @@ from tests.server.test_one_slot import SAMPLED, seen
 
 STORY = "Once upon a time there was a little girl who lived in a house. "
 PROMPTS = ["The quick brown fox", "def add(a, b):\n    return", "1 2 3 4 5 6", STORY * 12, "import os\n"]
-# each sequence has a KV cache of its own: in a unified one sums run in another order
 SLOTS = ("-np", "4", "-no-kvu", "-c", "2048")
+SHARED = ("-np", "4", "-kvu", "-c", "2048")  # one cache for all
 
 
 def body(i: int, how: dict[str, Any]) -> dict[str, Any]:
@@ -36,9 +36,12 @@ def body(i: int, how: dict[str, Any]) -> dict[str, Any]:
 BODIES = [body(i, how) for how in ({}, SAMPLED) for i in range(len(PROMPTS))]
 
 
-@pytest.fixture(params=["mtp", "tree", "auto"])
+KINDS = {"mtp": SLOTS, "tree": SLOTS, "auto": SLOTS, "mtp, one cache": SHARED, "tree, one cache": SHARED}
+
+
+@pytest.fixture(params=KINDS)
 def slots(request: pytest.FixtureRequest, server: GetServer) -> Server:
-    return server(*SLOTS, "--spec-type", request.param)
+    return server(*KINDS[request.param], "--spec-type", request.param.partition(",")[0])
 
 
 @pytest.fixture

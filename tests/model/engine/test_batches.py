@@ -44,14 +44,14 @@ def test_one_that_speculates_pads_no_other(rig, kv_unified, speculating):
         text.engine.propose_given(text.run.tokens[0], [])  # each can verify trees
     verify_all([text.engine for text in made])
     for text in made:
-        take(shared, text, near=0.02 if kv_unified else 0.0)
+        take(shared, text)
         text.engine.stats_reset()
     for _ in range(6):
         for seq, text in enumerate(made):
             chain(text, 6 if seq == speculating else 0)
         verify_all([text.engine for text in made])
         for text in made:
-            take(shared, text, near=0.02 if kv_unified else 0.0)
+            take(shared, text)
             text.engine.commit()
     for seq, text in enumerate(made):
         stats = text.engine.stats()
@@ -77,7 +77,7 @@ def test_any_lengths(rig, kv_unified):
         verify_all([text.engine for text in chosen])
         for text in chosen:
             kept = text.accept
-            take(shared, text, near=0.02 if kv_unified else 0.0)
+            take(shared, text)
             assert text.accept == kept
             text.engine.commit()
     assert sum(text.engine.stats().accepted for text in made) == drafted

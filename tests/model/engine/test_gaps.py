@@ -112,11 +112,11 @@ def propose(text: Text, chance: random.Random, size: int) -> int:
     return len(tree.tokens) - 1
 
 
-def verify(shared: Rig, texts: list[Text], chance: random.Random, near: float = 0.0) -> None:
+def verify(shared: Rig, texts: list[Text], chance: random.Random) -> None:
     verify_all([text.engine for text in chance.sample(texts, len(texts))])
     for text in texts:
         kept = text.accept
-        take(drawn_from(shared, text), text, near=near)
+        take(drawn_from(shared, text), text)
         assert text.accept == kept, "the draft was dropped"
     for text in texts:
         text.engine.commit()
@@ -141,30 +141,30 @@ def test_every_pattern_of_eight(rig, kv_unified, order, flash):
     """All 255 of them: equal texts, and every draft verified."""
     shared = rig(**SIZES, kv_unified=kv_unified, flash=flash, drafter=NONE)
     made = eight(shared, rig(flash=flash), STARTS[order])
-    verify_every_pattern(shared, made, near=0.02 if kv_unified else 0.0)
+    verify_every_pattern(shared, made)
     close(made)
 
 
 @pytest.mark.parametrize("flash", [False, True], ids=["", "flash"])
+@pytest.mark.parametrize("kv_unified", [False, True], ids=["streams", "unified"])
 @pytest.mark.parametrize("order", STARTS)
-def test_every_pattern_of_eight_that_samplers_draw(rig, order, flash):
-    """In streams: a unified cache rounds otherwise, and then a draw may fall on the token beside it."""
-    shared = rig(**SIZES, flash=flash, drafter=NONE)
+def test_every_pattern_of_eight_that_samplers_draw(rig, order, kv_unified, flash):
+    shared = rig(**SIZES, kv_unified=kv_unified, flash=flash, drafter=NONE)
     alone = rig(flash=flash)
     made = eight_drawn(shared, alone, STARTS[order])
     greedy = [alone.reference(LONGEST + 8, prompt_of(seq)).tokens for seq in range(N)]
     assert all(text.run.tokens != best for text, best in zip(made, greedy, strict=True))
-    verify_every_pattern(shared, made, near=0.0)
+    verify_every_pattern(shared, made)
     close(made)
 
 
-def verify_every_pattern(shared: Rig, made: list[Text], near: float) -> None:
+def verify_every_pattern(shared: Rig, made: list[Text]) -> None:
     chance = random.Random(3)
     proposed = dict.fromkeys(range(N), 0)
     for subset in chance.sample(SUBSETS, len(SUBSETS)):
         for seq in subset:
             proposed[seq] += propose(made[seq], chance, 5)
-        verify(shared, [made[seq] for seq in subset], chance, near=near)
+        verify(shared, [made[seq] for seq in subset], chance)
     for seq, text in enumerate(made):
         stats = text.engine.stats()
         assert stats.drafted == proposed[seq]
@@ -184,7 +184,7 @@ def test_graphs_of_a_pattern(rig):
                 made[seq].engine.propose_given(tokens[0], tokens[1:])
                 made[seq].accept = 3
             before = made[0].engine.stats().exact_batches
-            verify(shared, [made[seq] for seq in subset], chance, near=0.02 if kv_unified else 0.0)
+            verify(shared, [made[seq] for seq in subset], chance)
             assert made[0].engine.stats().exact_batches - before == (1 if kv_unified else runs)
         close(made)
 
@@ -194,7 +194,6 @@ def test_those_who_take_plain_steps_beside(rig, kv_unified):
     """Engines that cannot verify trees have their own graph, which may move the states of others."""
     shared = rig(**SIZES, kv_unified=kv_unified)
     made = eight(shared, rig(), STARTS["anyhow"])
-    near = 0.02 if kv_unified else 0.0
     chance = random.Random(5)
     plain = {1, 3, 6}  # no draft was ever proposed to these
     for subset in chance.sample(SUBSETS, 60):
@@ -204,7 +203,7 @@ def test_those_who_take_plain_steps_beside(rig, kv_unified):
                 made[seq].accept = 0
             else:
                 propose(made[seq], chance, 5)
-        verify(shared, [made[seq] for seq in subset], chance, near=near)
+        verify(shared, [made[seq] for seq in subset], chance)
     assert all((made[seq].engine.stats().accepted == 0) == (seq in plain) for seq in range(N))
     close(made)
 
@@ -218,7 +217,7 @@ def test_more_rows_than_an_ubatch(rig, n_ubatch):
     for _ in range(12):
         for text in made:
             propose(text, chance, 5)
-        verify(shared, made, chance, near=0.02)
+        verify(shared, made, chance)
     assert all(text.engine.stats().accepted > 12 for text in made)
     close(made)
 
@@ -232,7 +231,7 @@ def test_a_batch_with_no_room_for_all_rows_shortens_drafts(rig):
     verify_all([text.engine for text in made])  # two rows each
     for text in made:
         text.accept = 1
-        take(shared, text, near=0.02)
+        take(shared, text)
         text.engine.commit()
     close(made)
 
@@ -242,7 +241,6 @@ def test_sequences_that_come_and_go(rig, kv_unified):
     """Cells of states that are free lie between those of a verify, and others take them."""
     shared = rig(**SIZES, kv_unified=kv_unified)
     made = eight(shared, rig(), STARTS["anyhow"])
-    near = 0.02 if kv_unified else 0.0
     chance = random.Random(9)
     for _ in range(40):
         gone = chance.sample(range(N), 3)
@@ -251,7 +249,7 @@ def test_sequences_that_come_and_go(rig, kv_unified):
         here = [made[seq] for seq in range(N) if seq not in gone]
         for text in here:
             propose(text, chance, 5)
-        verify(shared, here, chance, near=near)
+        verify(shared, here, chance)
         for seq in chance.sample(gone, len(gone)):
             start(shared, made[seq])
     close(made)
@@ -263,7 +261,6 @@ def test_an_aborted_verify_of_a_pattern_leaves_all_as_they_were(rig, kv_unified,
     """In any of its graphs: each sequence goes on from where it was."""
     shared = rig(**SIZES, kv_unified=kv_unified, drafter=MTP)
     made = eight(shared, rig(), STARTS["anyhow"])
-    near = 0.02 if kv_unified else 0.0
     chance = random.Random(4)
     chosen = [made[seq] for seq in (1, 2, 5, 7)]
     for text in chosen:
@@ -272,7 +269,7 @@ def test_an_aborted_verify_of_a_pattern_leaves_all_as_they_were(rig, kv_unified,
         verify_all([text.engine for text in chosen])
     after = int(part * len(nodes))
     for text in chosen:
-        take(shared, text, near=near)
+        take(shared, text)
         text.engine.commit()
     held = [text.engine.n_past for text in made]
     for _ in range(3):
@@ -286,7 +283,7 @@ def test_an_aborted_verify_of_a_pattern_leaves_all_as_they_were(rig, kv_unified,
     for _ in range(4):
         for text in made:
             propose(text, chance, 5)
-        verify(shared, made, chance, near=near)
+        verify(shared, made, chance)
     close(made)
 
 
@@ -295,7 +292,6 @@ def test_a_state_that_two_sequences_share(rig, kv_unified):
     """After a copy one takes a plain step, which parts them; the others verify their drafts."""
     shared = rig(**SIZES, kv_unified=kv_unified)
     made = eight(shared, rig())
-    near = 0.02 if kv_unified else 0.0
     made[5].engine.reset()
     native.llama_memory_seq_cp(shared.memory, 2, 5, -1, -1)
     chance = random.Random(6)
@@ -305,10 +301,10 @@ def test_a_state_that_two_sequences_share(rig, kv_unified):
     text = made[2]
     text.engine.propose_given(text.run.tokens[0], text.run.tokens[1:3])
     text.accept = 0
-    verify(shared, [*others, text], chance, near=near)
+    verify(shared, [*others, text], chance)
     assert text.engine.stats().drafted == 0
     for each in (*others, text):
         propose(each, chance, 5)
-    verify(shared, [*others, text], chance, near=near)
+    verify(shared, [*others, text], chance)
     assert text.engine.stats().drafted > 0
     close(made)

@@ -79,7 +79,7 @@ DISTURB: dict[str, Disturb] = {
 KEEPS_ROWS = ["save", "load", "remove", "copy"]
 
 
-def three(shared: Rig, alone: Rig, *, near: float = 0.0, **settings: Any) -> list[Text]:
+def three(shared: Rig, alone: Rig, **settings: Any) -> list[Text]:
     """Texts of three sequences, each with a checkpoint behind its prompt and some rounds behind that."""
     made = []
     for seq, prompt in enumerate(PROMPTS):
@@ -99,7 +99,7 @@ def three(shared: Rig, alone: Rig, *, near: float = 0.0, **settings: Any) -> lis
         propose(made, chance)
         verify_all([text.engine for text in made])
         for text in made:
-            take(shared, text, near=near)
+            take(shared, text)
             text.engine.commit()
     return made
 
@@ -116,8 +116,7 @@ def propose(made: list[Text], chance: random.Random) -> None:
 def test_proposals_of_others_stay(rig, what, kv_unified):
     """Whoever drafted verifies the same draft afterwards."""
     shared = rig(**SIZES, kv_unified=kv_unified)
-    near = 0.02 if kv_unified else 0.0
-    made = three(shared, rig(), near=near)
+    made = three(shared, rig())
     others = [made[0], made[2]]
     propose(made, random.Random(5))
     DISTURB[what](shared, 1)
@@ -125,7 +124,7 @@ def test_proposals_of_others_stay(rig, what, kv_unified):
     for text in others:
         assert text.accept > 0
         kept = text.accept
-        take(shared, text, near=near)
+        take(shared, text)
         assert text.accept == kept
     close(made)
 

@@ -1,4 +1,5 @@
-// A GGUF's header: read without its tensors, from a file that is as long as the header says.
+// The header of a GGUF: read without its tensors, from a file that is as long as the header says. Of a model in several
+// files the first one has the fields, and all of them have tensors.
 
 #pragma once
 
@@ -15,14 +16,15 @@ namespace draftwood {
 // Values that are absent or of another type are 0, "" or empty. Test: tests/model/test_bad_input.py.
 class gguf_header {
   public:
-    // throws failure with DW_ERR_FILE: missing, no GGUF, damaged, cut off, fields that no model has (gguf_fields.h)
+    // path: of the first file; the others lie beside it, named as llama_split_path does. Throws failure with
+    // DW_ERR_FILE: missing, no GGUF, damaged, cut off, fields that no model has (gguf_fields.h), not the first file
     explicit gguf_header(const char * path);
 
-    int64_t file_bytes() const { return file_bytes_; }
+    int64_t n_files() const { return (int64_t) files_.size(); }
+    int64_t file_bytes() const; // of all files
+    int64_t n_tensors() const;
 
-    int64_t n_tensors() const { return gguf_get_n_tensors(gguf_.get()); }
-
-    bool                 has_key(const std::string & key) const { return gguf_find_key(gguf_.get(), key.c_str()) >= 0; }
+    bool                 has_key(const std::string & key) const { return gguf_find_key(fields(), key.c_str()) >= 0; }
     bool                 has_tensor(const std::string & name) const;
     bool                 has_u32(const std::string & key) const { return find(key, GGUF_TYPE_UINT32) >= 0; }
     bool                 has_text(const std::string & key) const { return find(key, GGUF_TYPE_STRING) >= 0; }
@@ -42,19 +44,29 @@ class gguf_header {
     int64_t n_values(const std::string & tensor) const; // 0: there is none of this name
     int64_t n_texts(const std::string & key) const;     // of an array
 
-    // one of several files: the others' tensors are not listed here
-    bool is_split() const;
-
   private:
-    // the key's number if its value has this type; -1: no
-    int64_t find(const std::string & key, gguf_type type) const;
-
     struct free_gguf {
         void operator()(gguf_context * gguf) const { gguf_free(gguf); }
     };
 
-    int64_t                                  file_bytes_;
-    std::unique_ptr<gguf_context, free_gguf> gguf_;
+    struct gguf_file {
+        int64_t                                  n_bytes;
+        std::unique_ptr<gguf_context, free_gguf> gguf;
+
+        explicit gguf_file(const char * path);
+    };
+
+    const gguf_context * fields() const { return files_.front().gguf.get(); }
+
+    // the key's number if its value has this type; -1: no
+    int64_t find(const std::string & key, gguf_type type) const;
+
+    void open_others(const char * path);
+
+    // use(file, number of a tensor in it)
+    template <typename F> void for_each_tensor(F && use) const;
+
+    std::vector<gguf_file> files_;
 };
 
 } // namespace draftwood

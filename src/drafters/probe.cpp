@@ -20,9 +20,6 @@ bool can_draft_mtp(const gguf_header & header) {
         return false;
     }
     const uint32_t n_blocks = header.u32(arch + ".block_count");
-    if (header.is_split()) {
-        return n_blocks >= 2; // llama.cpp's loader refuses a model whose MTP tensors are in none of the files
-    }
     if (n_blocks < 2 || !header.has_tensor("blk.0.attn_norm.weight")) {
         return false; // a file with the MTP block alone is no target
     }
@@ -48,7 +45,7 @@ void count_experts(const gguf_header & header, dw_model_info & info) {
     const std::string arch      = header.architecture();
     const int64_t     n_experts = header.u32(arch + ".expert_count");
     const int64_t     n_layers  = (int64_t) header.u32(arch + ".block_count") - info.n_layer_nextn;
-    if (n_experts < 2 || header.is_split()) {
+    if (n_experts < 2) {
         return;
     }
     std::set<int32_t> layers;
@@ -98,7 +95,7 @@ void probe_model(const char * path, dw_model_info & info) {
     info.n_vocab     = (int32_t) header.n_texts("tokenizer.ggml.tokens");
     info.n_ctx_train = (int32_t) header.u32(arch + ".context_length");
     info.kv_values   = count_kv(header);
-    info.is_split    = header.is_split() ? 1 : 0;
+    info.n_files     = (int32_t) header.n_files();
 }
 
 } // namespace draftwood

@@ -32,7 +32,7 @@ extern "C" {
 #define DW_API LLAMA_API
 
 // raised when a struct or a signature below changes
-#define DW_API_VERSION 24
+#define DW_API_VERSION 25
 
 // longest draft; with its root 64 rows
 #define DW_MAX_DRAFT 63
@@ -197,7 +197,7 @@ typedef struct dw_model_info {
     int32_t  n_tensors;
     int64_t  file_bytes;
     char     architecture[64];
-    int32_t  n_experts;       // of a layer; 0: none, or the model is split into several files
+    int32_t  n_experts;       // of a layer; 0: none
     int32_t  n_experts_used;  // of a layer, by a token
     int32_t  n_expert_layers; // that have some, MTP blocks not counted
     int32_t  n_layers;        // with and without, MTP blocks not counted
@@ -205,7 +205,7 @@ typedef struct dw_model_info {
     int32_t  n_ctx_train;  // tokens of the model's own context; 0: the header does not say
     int64_t  expert_bytes; // of all experts of these layers
     int64_t  kv_values;    // that a token adds to the KV caches of all layers, MTP blocks included
-    int32_t  is_split;     // 1: one of several files of a model; sizes are this file's
+    int32_t  n_files;      // that the model is in: sizes are those of all
 } dw_model_info;
 
 DW_API int32_t      dw_api_version(void);

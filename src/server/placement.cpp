@@ -66,7 +66,7 @@ bool try_to_place_embeddings(common_params & params) {
     if (cards.size() != 1 || !is_cuda(cards[0]) || dw_probe_model(params.model.path.c_str(), &info) != DW_OK) {
         return false;
     }
-    if (!wants_all_layers(params, info) || info.is_split || !fits(info, params, cards[0])) {
+    if (!wants_all_layers(params, info) || !fits(info, params, cards[0])) {
         return false;
     }
     const llama_model_tensor_buft_override ours{ embeddings, ggml_backend_dev_buffer_type(cards[0]) };

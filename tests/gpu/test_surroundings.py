@@ -23,6 +23,7 @@ from draftwood.engine.engine import build_info
 from draftwood.errors import DraftwoodError
 from draftwood.load.devices import cards
 
+from tests.model.split_gguf import split
 from tests.server.process import Server
 
 ROOT = Path(__file__).resolve().parents[2]
@@ -106,6 +107,19 @@ def test_a_servers_token_embeddings_lie_on_the_card(tmp_path, flags):
         assert said is (on_card and len(cards()) == 1), server.words()
     finally:
         server.close()
+
+
+@pytest.mark.parametrize("size", [None, 8 << 20], ids=["", "pool"])
+def test_a_model_in_several_files_runs_as_one(tmp_path, size):
+    common = {"n_gpu_layers": -1, "split_mode": 0, "n_ctx": 512, "flash_attn": True, "verbose": False}
+    texts = []
+    for path in (TINY, split(TINY, tmp_path, 60)[0]):
+        llm = Llama(str(path), speculation="mtp", expert_vram=size, **common)
+        texts.append(list(islice(llm.generate(llm.tokenize(b"import os\n"), temp=0.0), 48)))
+        assert (llm.expert_stats is None) is (size is None)
+        assert (llm.speculation_stats.ahead_rounds > 0) is (len(cards()) == 1)  # with embeddings on the card
+        llm.close()
+    assert texts[0] == texts[1]
 
 
 @pytest.mark.parametrize("served", [False, True], ids=["library", "server"])

@@ -242,8 +242,6 @@ def test_a_header_of_many_tensors_takes_no_time():
 def test_what_a_header_does_not_tell():
     (line,) = fused.lines(fused.told(model(True), replace(MOE, architecture="llama")))
     assert line.startswith("not told for architecture 'llama'; speculation_stats.fused_parts")
-    (line,) = fused.lines(fused.told(None, MOE))
-    assert line.startswith("not told for one of several files; ")
 
 
 def test_a_file_that_is_gone_by_then(tmp_path):

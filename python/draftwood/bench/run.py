@@ -22,6 +22,7 @@ from draftwood.bench.measure import SAMPLING, SEED, measure, passes
 from draftwood.bench.modes import BASELINE, STOCK, choose, limits, load, vocabulary
 from draftwood.bench.prompts import Prompt, encode, read
 from draftwood.bench.report import Figure, document, faults, figures
+from draftwood.engine.engine import probe_model
 from draftwood.errors import OptionError
 from draftwood.options import DEFAULT_TREE_BUDGET, TREE_DRAFT_TOKENS, needed_batch
 
@@ -205,7 +206,7 @@ def _load(prepared: Prepared, mode: str) -> Any:
 def _settings(prepared: Prepared) -> dict[str, Any]:
     request, model = prepared.request, Path(prepared.request.model)
     return {
-        "model": {"file": model.name, "bytes": model.stat().st_size},
+        "model": {"file": model.name, "bytes": probe_model(request.model).file_bytes},
         "drafter": Path(request.drafter).name if request.drafter else None,
         "threads": request.threads,
         "n_gpu_layers": request.n_gpu_layers,

@@ -83,11 +83,12 @@ def _llama_cpp_words(found: Facts) -> str:
 def _model_lines(library: Facts) -> list[str]:
     model = library["model"]
     blocks = f"MTP blocks: {model['n_layer_nextn']}"
+    size = _gib(model["file_bytes"]) + (f" in {model['n_files']} files" if model["n_files"] > 1 else "")
     lines = [
         _line("model", model["path"]),
         _line(
             "header",
-            f"{model['architecture']}, {blocks}, {model['n_tensors']} tensors, {_gib(model['file_bytes'])}",
+            f"{model['architecture']}, {blocks}, {model['n_tensors']} tensors, {size}",
         ),
     ]
     drafter = model["drafter"] if model["drafter"] != "none" else f"none: {model['reason']}"

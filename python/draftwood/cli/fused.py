@@ -77,13 +77,13 @@ Reason = tuple[str, str]
 """Words, and the tensor that llama-quantize would mend or ""."""
 
 
-def told(tensors: dict[str, Tensor] | None, info: ModelInfo) -> dict[str, Any]:
+def told(tensors: dict[str, Tensor], info: ModelInfo) -> dict[str, Any]:
     """Return {"layers": n, "declined": [{"part", "layers", "reason", "mend"}], "reason": why it is not told}.
 
-    The output head and the norm in front of it are in no layer. tensors: None for one of several files.
+    The output head and the norm in front of it are in no layer.
     """
-    if tensors is None or info.architecture not in ARCHITECTURES:
-        reason = "one of several files" if tensors is None else f"architecture '{info.architecture}'"
+    if info.architecture not in ARCHITECTURES:
+        reason = f"architecture '{info.architecture}'"
         return {"layers": 0, "declined": [], "reason": reason}
     width = {"output_norm": _WIDTH}
     ends = {

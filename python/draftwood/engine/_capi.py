@@ -17,7 +17,7 @@ from draftwood.engine import cuda_libraries
 lib: Any = _llama._lib
 cuda = cuda_libraries.load(Path(lib._name).parent)
 
-API_VERSION = 24
+API_VERSION = 25
 MAX_DRAFT = 63
 MAX_TREE = 64
 CURVE_SIZE = 65
@@ -176,7 +176,7 @@ class ModelInfo(ctypes.Structure):
         ("n_ctx_train", ctypes.c_int32),
         ("expert_bytes", ctypes.c_int64),
         ("kv_values", ctypes.c_int64),
-        ("is_split", ctypes.c_int32),
+        ("n_files", ctypes.c_int32),
     ]
 
 

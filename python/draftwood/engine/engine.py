@@ -32,7 +32,7 @@ class ModelInfo:
     n_tensors: int
     file_bytes: int
     n_experts: int = 0
-    """Of a layer; 0 where there are none, or in one of several files."""
+    """Of a layer; 0 where there are none."""
     n_experts_used: int = 0
     """Of a layer, by a token."""
     n_expert_layers: int = 0
@@ -46,8 +46,8 @@ class ModelInfo:
     """That a token adds to the KV caches of all layers, MTP blocks included."""
     n_ctx_train: int = 0
     """Tokens of the model's own context; 0 where the header does not say."""
-    is_split: bool = False
-    """One of several files of a model; sizes are this file's."""
+    n_files: int = 1
+    """That the model is in; sizes are those of all."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +69,9 @@ class Curve:
 
 
 def probe_model(path: str) -> ModelInfo:
-    """Read a GGUF's header without loading it, and check that the file is whole.
+    """Read a GGUF's header without loading it, and check that its files are whole.
+
+    path: of the first file.
 
     Errors: ModelFileError for a file that is missing, cut off or no GGUF.
     Test: tests/model/test_bad_input.py.
@@ -90,7 +92,7 @@ def probe_model(path: str) -> ModelInfo:
         n_layers=info.n_layers,
         n_vocab=info.n_vocab,
         kv_values=info.kv_values,
-        is_split=bool(info.is_split),
+        n_files=info.n_files,
         n_ctx_train=info.n_ctx_train,
     )
 

@@ -42,8 +42,6 @@ def card_layers(path: str, kwargs: dict[str, Any]) -> int:
 
 def _why_not(info: ModelInfo, kwargs: dict[str, Any], found: list[dict[str, Any]]) -> str:
     alone = len(found) == 1
-    if info.is_split:
-        return "this model is in several files, whose sizes are not added up"
     if info.kv_values == 0:
         return "what this model's cache takes is not known"
     if not alone and (kwargs.get("vram") is not None or kwargs.get("expert_vram") is not None):

@@ -62,14 +62,31 @@ def opened(path: str) -> Iterator[ctypes.c_void_p]:
         _lib.gguf_free(header)
 
 
-def tensors(path: str) -> dict[str, Tensor] | None:
-    """Return all tensors, ".weight" left out of their names; None for one of several files."""
+def files(path: str) -> list[str]:
+    """Return the paths of all files of the model whose first file, which `probe_model` took, is at `path`."""
     with opened(path) as header:
         key = ctypes.c_int64(_lib.gguf_find_key(header, b"split.count"))
         is_number = key.value >= 0 and _lib.gguf_get_kv_type(header, key) == _UINT16
-        if is_number and _lib.gguf_get_val_u16(header, key) > 1:
-            return None
-        return dict(_tensor(header, i) for i in range(_lib.gguf_get_n_tensors(header)))
+        n = _lib.gguf_get_val_u16(header, key) if is_number else 1
+    if n <= 1:
+        return [path]
+    name = os.fsencode(path)
+    made = ctypes.create_string_buffer(len(name) + 1)
+    _lib.llama_split_prefix(made, ctypes.c_size_t(len(made)), name, 0, n)
+    prefix, found = made.value, [path]
+    for i in range(1, n):
+        _lib.llama_split_path(made, ctypes.c_size_t(len(made)), prefix, i, n)
+        found.append(os.fsdecode(made.value))
+    return found
+
+
+def tensors(path: str) -> dict[str, Tensor]:
+    """Return the tensors of all files, ".weight" left out of their names."""
+    found: dict[str, Tensor] = {}
+    for each in files(path):
+        with opened(each) as header:
+            found.update(_tensor(header, i) for i in range(_lib.gguf_get_n_tensors(header)))
+    return found
 
 
 def _tensor(header: ctypes.c_void_p, i: int) -> tuple[str, Tensor]:

@@ -101,9 +101,9 @@ def embeddings_on_card(n_gpu_layers: int, info: ModelInfo, needed: Callable[[], 
 
     llama.cpp leaves them in host memory, so that each decode begins on the CPU, and a drafted token must come
     to the host before it is verified. needed: bytes of the card that model and context take. Cards are not
-    looked at for a model with layers elsewhere, or for one of several files, whose sizes are its own.
+    looked at for a model with layers elsewhere.
     """
-    if not all_layers(n_gpu_layers, info) or info.is_split:
+    if not all_layers(n_gpu_layers, info):
         return {}
     found = [describe(card) for card in cards()]
     if len(found) != 1 or found[0]["backend"] != "CUDA" or found[0]["memory_free"] < needed():

@@ -27,10 +27,9 @@ def are_wanted(plan: Plan, options: Options, info: ModelInfo, kwargs: dict[str, 
 def on_one_card(info: ModelInfo, kwargs: dict[str, Any], placement: dict[str, Any]) -> bool:
     """Tell whether one card gets all layers, whether or not a pool has their experts.
 
-    False for several cards, and for a model in several files: `placement.embeddings_on_card` leaves the
-    embeddings of both in host memory.
+    False for several cards: `placement.embeddings_on_card` leaves embeddings in host memory there.
     """
-    one = len(cards()) == 1 and not info.is_split
+    one = len(cards()) == 1
     elsewhere = placement["n_cpu_moe"] or placement["tensor_buft_overrides"] or placement["rpc_servers"]
     return one and not elsewhere and all_layers(kwargs.get("n_gpu_layers", 0), info)
 

@@ -49,6 +49,7 @@ SIGNATURES: dict[str, tuple[Any, list[Any]]] = {
         ],
     ),
     "dw_n_filled_masks": (_I64, []),
+    "dw_end_of_cells": (_STATUS, [_capi.EngineHandle, _BOOL, _P(_I32)]),
     "dw_remove_from": (_STATUS, [_capi.EngineHandle, _I32, _I32]),
     "dw_expert_limit_host": (_STATUS, [_capi.PoolHandle, _I64]),
     "dw_accepted_log_new": (_STATUS, [_capi.EngineHandle, _P(AcceptedLogHandle)]),
@@ -147,6 +148,13 @@ def fused(engine: Engine, *, of_drafter: bool = False) -> dict[str, int]:
     n = (_I32 * len(FUSED_PARTS))()
     check(_lib.dw_fused(engine._handle, of_drafter, n))
     return dict(zip(FUSED_PARTS, n, strict=True))
+
+
+def end_of_cells(engine: Engine, *, of_drafter: bool = False) -> int:
+    """Return the number of the last cell in use, plus one, of the engine's KV cache or its drafter's."""
+    end = ctypes.c_int32()
+    check(_lib.dw_end_of_cells(engine._handle, of_drafter, ctypes.byref(end)))
+    return end.value
 
 
 def recent_vocab(size: int, n_vocab: int, tokens: Sequence[int]) -> tuple[list[int], list[int]]:

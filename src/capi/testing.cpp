@@ -59,6 +59,17 @@ int64_t dw_n_filled_masks() {
     return n_filled_kq_masks();
 }
 
+dw_status dw_end_of_cells(dw_engine * engine, bool of_drafter, int32_t * end) {
+    return with(engine, "dw_end_of_cells", [&](auto & e) {
+        require("dw_end_of_cells", end);
+        const attachment * drafter = e.drafter_attached();
+        if (of_drafter && !drafter) {
+            fail(DW_ERR_ARGUMENT, "found an engine whose drafter has no context; expected MTP or DFlash");
+        }
+        *end = end_of_cells(of_drafter ? drafter->ctx : e.sequence().context().get());
+    });
+}
+
 dw_status dw_remove_from(dw_engine * engine, int32_t seq_id, int32_t position) {
     return with(engine, "dw_remove_from",
                 [&](auto & e) { remove_from_cache(e.sequence().context().get(), seq_id, position); });

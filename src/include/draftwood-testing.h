@@ -73,6 +73,9 @@ DW_API dw_status dw_kq_masks(dw_engine * engine, int32_t n_rows, int32_t n_strea
                              float * ours, bool * is_filled);
 // How many masks were filled by positions so far, in this process.
 DW_API int64_t dw_n_filled_masks(void);
+// The number of the last cell in use, plus one, of the engine's KV cache or its drafter's. Errors: DW_ERR_ARGUMENT
+// without a drafter that has a context.
+DW_API dw_status dw_end_of_cells(dw_engine * engine, bool of_drafter, int32_t * end);
 // Remove a sequence's cells from a position on, as rejected drafts are.
 DW_API dw_status dw_remove_from(dw_engine * engine, int32_t seq_id, int32_t position);
 

@@ -282,9 +282,8 @@ DW_API dw_status dw_verify(dw_engine * engine);
 // shortened where cells or n_batch are too few for all. Without kv_unified there is a graph for each run of
 // sequences whose ids follow each other, and in any case one for each n_ubatch rows. An engine that cannot verify
 // trees takes a plain step, as one without a drafter does until its first dw_propose_given or dw_propose_tree. While
-// such rounds are open, another decode settles them first. Results are exact: on a CPU in a unified cache (kv_unified)
-// too, as long as free pages lie behind a sequence's cells (src/llama/kv_pages.h); on a card if each sequence has a KV
-// cache of its own.
+// such rounds are open, another decode settles them first. On a CPU results are exact, in a unified cache (kv_unified)
+// with the exceptions of src/llama/kv_pages.h. On a card they are exact if each sequence has a KV cache of its own.
 DW_API dw_status dw_verify_all(dw_engine * const * engines, int32_t n_engines);
 
 // Get the row that dw_next samples next: its index for llama_get_logits_ith, and its n_past.

@@ -39,7 +39,7 @@ dw_attachment::dw_attachment(llama_context * target, int32_t n_exact_rows, conte
     n_layer_users_(target->get_cparams().embeddings_layer_inp.size()) {
     slot_of(ctx) = this;
     fill_masks(ctx, true);
-    keep_in_pages(ctx, true);
+    keep_in_pages(ctx, listener != nullptr); // no text depends on a drafter's
 }
 
 dw_attachment::~dw_attachment() {

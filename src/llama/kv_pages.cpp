@@ -6,64 +6,73 @@
 #include "llama-kv-cells.h"
 
 #include <algorithm>
+#include <map>
 #include <optional>
 
 namespace draftwood {
 
 namespace {
 
-// The newest cell of a sequence; none: it is empty.
-struct end_of_text {
-    llama_seq_id            seq;
-    std::optional<uint32_t> cell;
-};
+using cell_or_none = std::optional<uint32_t>;
+
+uint32_t page_of(uint32_t cell) {
+    return cell / cells_of_a_page;
+}
 
 // Finds cells for one ubatch. What it has found counts as taken.
 class page_search {
   public:
-    explicit page_search(const llama_kv_cells & cells) :
-        cells_(cells) {}
+    page_search(const llama_kv_cells & cells, std::vector<uint32_t> & found) :
+        cells_(cells),
+        found_(found) {}
 
-    std::optional<uint32_t> next(llama_seq_id seq, llama_pos pos) {
-        end_of_text &                 end  = end_of(seq);
-        const std::optional<uint32_t> cell = end.cell ? behind(end) : in_free_page(0, pos % cells_of_a_page);
-        end.cell                           = cell;
-        return cell;
+    // Whether the row has a cell now. seqs: its n sequences.
+    bool add(const llama_seq_id * seqs, int32_t n, llama_pos pos) {
+        const cell_or_none end  = end_of(seqs[0]);
+        cell_or_none       cell = end ? behind(*end) : in_free_page(0, pos % cells_of_a_page);
+        cell                    = cell ? cell : any();
+        if (!cell) {
+            return false;
+        }
+        for (int32_t i = 0; i < n; ++i) {
+            ends_[seqs[i]] = *cell;
+        }
+        const auto [newest, is_new] = newest_.try_emplace(page_of(*cell), *cell);
+        newest->second              = std::max(newest->second, *cell);
+        found_.push_back(*cell);
+        return true;
     }
 
   private:
-    end_of_text & end_of(llama_seq_id seq) {
-        const auto is_its = [&](const end_of_text & each) { return each.seq == seq; };
-        const auto found  = std::find_if(ends_.begin(), ends_.end(), is_its);
-        if (found != ends_.end()) {
-            return *found;
+    // The newest cell of a sequence; none: it is empty.
+    cell_or_none end_of(llama_seq_id seq) const {
+        const auto known = ends_.find(seq);
+        if (known != ends_.end()) {
+            return known->second;
         }
         const auto & placed = cells_.seq_pos_get(seq);
-        ends_.push_back({ seq, placed.empty() ? std::nullopt : std::optional(placed.rbegin()->second) });
-        return ends_.back();
+        return placed.empty() ? std::nullopt : cell_or_none(placed.rbegin()->second);
     }
 
-    std::optional<uint32_t> behind(const end_of_text & end) {
-        const uint32_t cell = *end.cell + 1, place = cell % cells_of_a_page;
-        if (place != 0 && cell < cells_.size() && cells_.is_empty(cell) && !is_taken(cell, end)) {
+    cell_or_none behind(uint32_t end) const {
+        const uint32_t cell = end + 1, place = cell % cells_of_a_page;
+        if (place != 0 && cell < cells_.size() && cells_.is_empty(cell) && !is_taken(cell)) {
             return cell;
         }
-        return in_free_page(*end.cell / cells_of_a_page + 1, place);
+        const cell_or_none found = in_free_page(page_of(end) + 1, place);
+        return found ? found : in_free_page(0, place);
     }
 
-    // Another sequence, which shares cells of this page, went on in it.
-    bool is_taken(uint32_t cell, const end_of_text & by) const {
-        return std::any_of(ends_.begin(), ends_.end(), [&](const end_of_text & each) {
-            return &each != &by && each.cell && *each.cell >= cell &&
-                   *each.cell / cells_of_a_page == cell / cells_of_a_page;
-        });
+    // A sequence that shares cells of this page went on in it.
+    bool is_taken(uint32_t cell) const {
+        const auto newest = newest_.find(page_of(cell));
+        return newest != newest_.end() && newest->second >= cell;
     }
 
-    std::optional<uint32_t> in_free_page(uint32_t first, uint32_t place) {
+    cell_or_none in_free_page(uint32_t first, uint32_t place) const {
         const uint32_t n_pages = cells_.size() / cells_of_a_page;
         for (uint32_t page = first; page < n_pages; ++page) {
             if (is_free(page)) {
-                new_pages_.push_back(page);
                 return page * cells_of_a_page + place;
             }
         }
@@ -76,26 +85,37 @@ class page_search {
                 return false;
             }
         }
-        return std::find(new_pages_.begin(), new_pages_.end(), page) == new_pages_.end();
+        return newest_.find(page) == newest_.end();
     }
 
-    const llama_kv_cells &   cells_;
-    std::vector<end_of_text> ends_;
-    std::vector<uint32_t>    new_pages_;
+    // the first free cell
+    cell_or_none any() {
+        for (; lowest_ < cells_.size(); ++lowest_) {
+            const bool is_found = std::find(found_.begin(), found_.end(), lowest_) != found_.end();
+            if (cells_.is_empty(lowest_) && !is_found) {
+                return lowest_;
+            }
+        }
+        return std::nullopt;
+    }
+
+    const llama_kv_cells &           cells_;
+    std::vector<uint32_t> &          found_;
+    std::map<llama_seq_id, uint32_t> ends_;       // of sequences with rows in this ubatch
+    std::map<uint32_t, uint32_t>     newest_;     // by page: the last cell that was found there
+    uint32_t                         lowest_ = 0; // no cell below is free
 };
 
 } // namespace
 
 bool find_in_pages(const llama_kv_cells & cells, const llama_ubatch & ubatch, std::vector<uint32_t> & found) {
-    page_search  search(cells);
     const size_t n_before = found.size();
+    page_search  search(cells, found);
     for (uint32_t i = 0; i < ubatch.n_tokens; ++i) {
-        const std::optional<uint32_t> cell = search.next(ubatch.seq_id[i][0], ubatch.pos[i]);
-        if (!cell) {
+        if (!search.add(ubatch.seq_id[i], ubatch.n_seq_id[i], ubatch.pos[i])) {
             found.resize(n_before);
             return false;
         }
-        found.push_back(*cell);
     }
     return true;
 }

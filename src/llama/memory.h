@@ -21,8 +21,8 @@ constexpr uint32_t llama_kv_step = 256; // llama.cpp's own
 // n_kv of a context's graphs grows in steps of so many cells. No effect on memories whose parts depend on each other.
 void set_kv_step(llama_context * ctx, uint32_t n_cells) noexcept;
 
-// Sequences that share its KV cache have pages of it (kv_pages.h). No effect on caches with a sliding window alone, and
-// where each sequence has a cache of its own.
+// Sequences that share its KV cache have pages of it (kv_pages.h). No effect if each has a cache of its own. Of a pair
+// of caches only the one of all positions has pages, so texts of models with sliding windows still round by each other.
 void keep_in_pages(llama_context * ctx, bool on) noexcept;
 
 // Masks of its graphs are filled by dw_hook_kq_mask where it can.

@@ -144,6 +144,10 @@ bool compare_kq_masks(llama_context * ctx, const mask_rows & of, float * masks, 
     return is_filled;
 }
 
+int32_t end_of_cells(llama_context * ctx) {
+    return (int32_t) cache_of(ctx).get_cells(0).used_max_p1();
+}
+
 void remove_from_cache(llama_context * ctx, llama_seq_id seq, llama_pos pos) {
     require_sequences(ctx, &seq, 1);
     cache_of(ctx).dw_remove_from(seq, pos);

@@ -22,6 +22,9 @@ struct mask_rows {
 // it is. Errors: DW_ERR_ARGUMENT for rows or cells that the cache does not have, DW_ERR_UNSUPPORTED for other memories.
 bool compare_kq_masks(llama_context * ctx, const mask_rows & of, float * masks, float * ours);
 
+// The number of the last cell in use, plus one. Errors: DW_ERR_UNSUPPORTED for other memories.
+int32_t end_of_cells(llama_context * ctx);
+
 // Removes cells of the context's KV cache as llama_kv_cache::dw_remove_from does; recurrent states beside it stay.
 // Errors: as above.
 void remove_from_cache(llama_context * ctx, llama_seq_id seq, llama_pos pos);

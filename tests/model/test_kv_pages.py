@@ -8,7 +8,9 @@ import random
 import numpy as np
 import pytest
 from draftwood._llama_cpp import llama_cpp as native
+from draftwood.engine import _capi
 
+from bench import testing_api
 from tests.model.rig import Rig
 from tests.model.test_kq_mask import masks, put
 
@@ -36,6 +38,23 @@ def cells(rig: Rig, seq: int) -> list[int]:
     return np.flatnonzero(masks(rig, [seq], [[10**6]], n_kv)[0][0] == 0).tolist()
 
 
+def put_rows(rig: Rig, rows: list[tuple[int, int]]) -> None:
+    """Decode a token for each (sequence, position), in one batch."""
+    batch = native.llama_batch_init(len(rows), 0, 1)
+    try:
+        for i, (seq, position) in enumerate(rows):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 5 + i % 50, position, 1, 0
+            batch.seq_id[i][0] = seq
+        batch.n_tokens = len(rows)
+        assert native.llama_decode(rig.ctx, batch) == 0
+    finally:
+        native.llama_batch_free(batch)
+
+
+def range_of(n: int) -> list[int]:
+    return list(range(n))
+
+
 def pages(*numbers: int, first: int = 0, n: int) -> list[int]:
     """Return n cells of these pages, from the first-th on."""
     return [page * PAGE + i for page in numbers for i in range(PAGE)][first : first + n]
@@ -55,17 +74,16 @@ def test_sequences_take_turns(rig_of):
 
 def test_two_prompts_of_one_batch(rig_of):
     rig = rig_of()
-    batch = native.llama_batch_init(160, 0, 1)
-    try:
-        for i in range(160):
-            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 5, i // 2, 1, 0
-            batch.seq_id[i][0] = i % 2
-        batch.n_tokens = 160
-        assert native.llama_decode(rig.ctx, batch) == 0
-    finally:
-        native.llama_batch_free(batch)
+    put_rows(rig, [(i % 2, i // 2) for i in range(160)])
     assert cells(rig, 0) == pages(0, 2, n=80)
     assert cells(rig, 1) == pages(1, 3, n=80)
+
+
+def test_a_decode_of_several_batches(rig_of):
+    rig = rig_of(n_ubatch=32, n_batch=512)
+    put_rows(rig, [(seq, i) for seq in (1, 0) for i in range(100)])
+    assert cells(rig, 1) == pages(0, 1, n=100)
+    assert cells(rig, 0) == pages(2, 3, n=100)
 
 
 def test_a_text_that_ends_leaves_its_pages_to_the_next(rig_of):
@@ -104,6 +122,63 @@ def test_those_who_share_a_beginning_go_on_apart(rig_of):
     assert cells(rig, 1) == [*shared, PAGE + 6, PAGE + 7]
     assert cells(rig, 0) == [*shared, 2 * PAGE + 6, 2 * PAGE + 7]
     assert cells(rig, 2) == [*shared, 3 * PAGE + 6, 3 * PAGE + 7]
+
+
+def test_two_prompts_behind_a_shared_beginning(rig_of):
+    """Rows of one batch: what the first takes of the shared page is not the second's."""
+    rig = rig_of()
+    put(rig, range(60))
+    native.llama_memory_seq_cp(rig.memory, 0, 1, -1, -1)
+    put_rows(rig, [(seq, 60 + i) for seq in (0, 1) for i in range(20)])
+    assert cells(rig, 0) == pages(0, 1, n=80)
+    assert cells(rig, 1) == [*pages(0, n=60), *pages(2, 3, first=60, n=20)]
+
+
+def test_rows_of_several_sequences(rig_of):
+    """All of them go on behind the row."""
+    rig = rig_of()
+    batch = native.llama_batch_init(10, 0, 2)
+    try:
+        for i in range(10):
+            batch.token[i], batch.pos[i], batch.n_seq_id[i], batch.logits[i] = 5, i, 2, 0
+            batch.seq_id[i][0], batch.seq_id[i][1] = 0, 1
+        batch.n_tokens = 10
+        assert native.llama_decode(rig.ctx, batch) == 0
+    finally:
+        native.llama_batch_free(batch)
+    put_rows(rig, [(1, 10), (0, 10)])
+    assert cells(rig, 1) == range_of(11)
+    assert cells(rig, 0) == [*range_of(10), PAGE + 10]
+
+
+def test_a_sequence_without_a_page_behind_it_leaves_the_others_alone(rig_of):
+    rig = rig_of(n_ctx=512)
+    put(rig, range(250), seq=1)
+    put(rig, range(256), seq=0)
+    assert cells(rig, 0) == pages(4, 5, 6, 7, n=256)
+    assert native.llama_memory_seq_rm(rig.memory, 1, -1, -1)
+    put(rig, range(10), seq=2)
+    put_rows(rig, [(0, 256), (2, 10), (0, 257)])
+    assert cells(rig, 0) == [*pages(1, n=2), *pages(4, 5, 6, 7, n=256)]
+    assert cells(rig, 2) == range_of(11)
+
+
+def test_a_drafter_takes_the_cells_that_its_trees_left(gguf):
+    """No text depends on where its cells lie, and holes would make its attention longer."""
+    rig = Rig(gguf("planted-moe"), drafter=_capi.DRAFTER_MTP, tree_budget=24, draft_tokens=6, n_ctx=1024,
+              n_seq_max=2, kv_unified=True, flash=True)  # fmt: skip
+    text = [rig.start()]
+    longest = []
+    while len(text) < 200:
+        rig.engine.propose(text[-1])
+        rig.engine.verify()
+        while rig.engine.row() is not None:
+            text.append(rig.sample()[0])
+        rig.engine.commit()
+        longest.append(testing_api.end_of_cells(rig.engine, of_drafter=True))
+    assert rig.engine.stats().tree_rounds > 10
+    assert max(longest) < 300
+    rig.close()
 
 
 def test_a_text_that_begins_behind_the_first_position(rig_of):

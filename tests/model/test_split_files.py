@@ -85,13 +85,15 @@ def test_a_pool_of_its_experts(model, parts):
 
 
 def test_experts_that_are_read_ahead(model, parts):
-    llm = Llama(str(parts[0]), **SMALL, expert_readahead=True)
-    tokens = [token for token, _ in zip(llm.generate(PROMPT, temp=0.0), range(40), strict=False)]
-    stats = llm.readahead_stats
-    llm.close()
-    assert tokens == text(model, speculation="off")
-    assert stats.layers == probe_model(model).n_expert_layers
-    assert stats.expert_bytes == probe_model(model).expert_bytes
+    found = []
+    for path in (model, parts[0]):
+        llm = Llama(str(path), **SMALL, expert_readahead=True)
+        tokens = [token for token, _ in zip(llm.generate(PROMPT, temp=0.0), range(40), strict=False)]
+        stats = llm.readahead_stats
+        found.append((tokens, stats.layers, stats.expert_bytes, stats.experts_used))
+        llm.close()
+    assert found[0] == found[1]
+    assert found[0][1] > 0
 
 
 def test_a_drafter_in_several_files(tmp_path):

@@ -54,6 +54,7 @@ def call(name, engine, r):
             *[engine, 1, 1, 1, True, False, tokens, tokens, 1],
             *[(ctypes.c_float * 1)(), (ctypes.c_float * 1)(), ctypes.c_bool()],
         ],
+        "dw_end_of_cells": [engine, False, ctypes.byref(i32)],
         "dw_remove_from": [engine, 0, 0],
         "dw_replay": [engine, 1, ctypes.byref(ctypes.c_double())],
         "dw_rewind": [engine],

@@ -42,6 +42,7 @@ import draftwood
 from draftwood import Llama
 from draftwood.bench import results as rows_of_results
 from draftwood.cli.serve import program
+from draftwood.engine.engine import probe_model
 from draftwood.load.devices import cards, describe
 
 ROOT = Path(__file__).resolve().parents[1]
@@ -302,8 +303,14 @@ def main(
     path = _model(model, layers)
     end = time.monotonic() + seconds
     cells = measure(names, str(path), tokens, end, way_seconds)
-    row = {"schema": SCHEMA, **origin(), "model": path.name, "bytes": path.stat().st_size, "tokens": tokens,
-           "cells": cells}  # fmt: skip
+    row = {
+        "schema": SCHEMA,
+        **origin(),
+        "model": path.name,
+        "bytes": probe_model(str(path)).file_bytes,
+        "tokens": tokens,
+        "cells": cells,
+    }
     if results:
         rows_of_results.append(results, row)
     click.echo(json.dumps(row))

@@ -112,7 +112,7 @@ class Server:
 def started(side: str, port: int, n_slots: int) -> Iterator[Server]:
     """Start a side's server and yield it when it is ready. Errors: click.ClickException with its log."""
     binary = program("llama-server") if side in OURS else pristine.server()
-    # sequences with a KV cache of their own: in a unified one sums run in another order
+    # sequences with a KV cache of their own: in a unified one stock's sums run in another order
     flags = ["-c", str(n_slots * N_CTX), "-np", str(n_slots), "-no-kvu", "-t", "2", "--no-warmup"]
     LOGS.mkdir(parents=True, exist_ok=True)
     log = LOGS / f"{side}.log"

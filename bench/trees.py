@@ -20,7 +20,7 @@ from draftwood import Llama
 from draftwood.bench.facts import machine
 from draftwood.bench.results import append
 from draftwood.bench.rounds import generate_rounds, mean_tokens
-from draftwood.engine.engine import build_info
+from draftwood.engine.engine import build_info, probe_model
 
 import models
 
@@ -129,7 +129,7 @@ def main() -> int:
     row = {
         "schema": SCHEMA,
         **machine(build_info()),
-        "model": {"file": model.name, "bytes": model.stat().st_size},
+        "model": {"file": model.name, "bytes": probe_model(str(model)).file_bytes},
         "prompts": len(prompts),
         "prompt_tokens": PROMPT,
         "tokens": NEW,

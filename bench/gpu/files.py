@@ -150,6 +150,7 @@ def reads(path: Path) -> Reads:
     Errors: BenchError without gguf.
     """
     _need_gguf()
+    from draftwood.load import header
     from gguf import GGUFReader
 
     reader = GGUFReader(path)
@@ -161,7 +162,8 @@ def reads(path: Path) -> Reads:
     arch = reader.get_field("general.architecture").contents()
     trunk = number("block_count") - number("nextn_predict_layers")
     sums = dict.fromkeys(("dense", "experts", "mtp", "mtp_experts"), 0)
-    sizes = {tensor.name: int(tensor.n_bytes) for tensor in reader.tensors}
+    readers = [reader, *map(GGUFReader, header.files(str(path))[1:])]
+    sizes = {tensor.name: int(tensor.n_bytes) for each in readers for tensor in each.tensors}
     for name, size in sizes.items():
         block = re.match(r"blk\.(\d+)\.", name)
         drafts = block is not None and int(block[1]) >= trunk

@@ -12,6 +12,8 @@ from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from typing import Any
 
+from draftwood.engine.engine import probe_model
+
 from bench.gpu import child, files, floor, measure, profiling
 from bench.gpu.cases import Case
 from bench.gpu.work import Clock, Work
@@ -63,8 +65,9 @@ def _models(work: Work, clock: Clock, plan: Plan) -> bool:
             reads = files.reads(paths.model)
             routing = files.routing(paths.model, asked["on_card"], work, clock) if reads.n_experts else {}
             found = work.keep(asked, {"reads": asdict(reads), **routing}, "models", model)
-        found["bytes"] = paths.model.stat().st_size
-        found["drafter_bytes"] = paths.drafter.stat().st_size if paths.drafter else None  # may come later
+        found["bytes"] = probe_model(str(paths.model)).file_bytes
+        of_drafter = probe_model(str(paths.drafter)).file_bytes if paths.drafter else None  # may come later
+        found["drafter_bytes"] = of_drafter
         plan.say(f"{model}: {found['bytes'] / 2**30:.1f} GiB, written in {took} s")
         plan.say(f"  routing {found.get('routing')}")
     return True

@@ -11,6 +11,7 @@
 #include <cstring>
 #include <fstream>
 #include <numeric>
+#include <set>
 
 namespace draftwood {
 
@@ -51,11 +52,6 @@ int u16_of(const gguf_context * gguf, const char * key) {
     return id >= 0 && gguf_get_kv_type(gguf, id) == GGUF_TYPE_UINT16 ? gguf_get_val_u16(gguf, id) : -1;
 }
 
-// of a model's files, from 0
-int number_of(const gguf_context * gguf) {
-    return u16_of(gguf, "split.no");
-}
-
 } // namespace
 
 gguf_header::gguf_file::gguf_file(const char * path) :
@@ -81,18 +77,21 @@ gguf_header::gguf_header(const char * path) {
 
 // As llama.cpp's loader finds and checks them.
 void gguf_header::open_others(const char * path) {
-    const int n = u16_of(fields(), "split.count"), number = number_of(fields());
+    const int n = u16_of(fields(), "split.count"), number = u16_of(fields(), "split.no");
     if (n <= 1) {
         return;
     }
+    if (number < 0) {
+        fail(DW_ERR_FILE, "%s is one of %d files of a model, and has no split.no of 16 bits; expected its number", path,
+             n);
+    }
     std::vector<char> name(std::strlen(path) + 32);
-    const bool        is_named = llama_split_prefix(name.data(), name.size(), path, number, n) > 0;
-    const std::string prefix   = name.data();
-    if (!is_named) {
+    if (llama_split_prefix(name.data(), name.size(), path, number, n) <= 0) {
         fail(DW_ERR_FILE, "%s is file %d of %d of a model; expected a name that ends in -%05d-of-%05d.gguf", path,
              number + 1, n, number + 1, n);
     }
-    const auto path_of = [&](int i) {
+    const std::string prefix  = name.data();
+    const auto        path_of = [&](int i) {
         llama_split_path(name.data(), name.size(), prefix.c_str(), i, n);
         return name.data();
     };
@@ -101,17 +100,40 @@ void gguf_header::open_others(const char * path) {
              path_of(0));
     }
     for (int i = 1; i < n; ++i) {
-        files_.emplace_back(path_of(i));
-        if (number_of(files_.back().gguf.get()) != i) {
-            fail(DW_ERR_FILE, "%s is another file of a model than its name says; expected file %d of %d", path_of(i),
-                 i + 1, n);
+        open_other(path_of(i), i, n);
+    }
+    require_all_tensors(path);
+}
+
+void gguf_header::open_other(const char * path, int number, int n) {
+    if (!std::ifstream(path)) {
+        fail(DW_ERR_FILE, "%s cannot be opened for reading; expected file %d of %d of the model beside the first one",
+             path, number + 1, n);
+    }
+    const gguf_context * other = files_.emplace_back(path).gguf.get();
+    const int            found = u16_of(other, "split.no"), of = u16_of(other, "split.count");
+    if (found != number || of != n) {
+        fail(DW_ERR_FILE, "%s says that it is file %d of %d of a model; expected file %d of %d", path, found + 1, of,
+             number + 1, n);
+    }
+}
+
+void gguf_header::require_all_tensors(const char * path) const {
+    std::set<std::string> names;
+    for (const auto & [name, type] : tensors()) {
+        if (!names.insert(name).second) {
+            fail(DW_ERR_FILE, "two of the %d files of %s have a tensor %s; expected it once", (int) files_.size(), path,
+                 name.c_str());
         }
     }
     const int64_t id     = find("split.tensors.count", GGUF_TYPE_INT32);
-    const int64_t wanted = id >= 0 ? gguf_get_val_i32(fields(), id) : 0;
-    if (n_tensors() != wanted) {
-        fail(DW_ERR_FILE, "the %d files of %s have %lld tensors; expected %lld, as the first one says", n, path,
-             (long long) n_tensors(), (long long) wanted);
+    const int64_t wanted = id >= 0 ? gguf_get_val_i32(fields(), id) : -1;
+    if (wanted < 0) {
+        fail(DW_ERR_FILE, "%s has no split.tensors.count of 32 bits; expected the number of its tensors", path);
+    }
+    if ((int64_t) names.size() != wanted) {
+        fail(DW_ERR_FILE, "the %d files of %s have %zu tensors; expected %lld, as the first one says",
+             (int) files_.size(), path, names.size(), (long long) wanted);
     }
 }
 

@@ -62,6 +62,8 @@ class gguf_header {
     int64_t find(const std::string & key, gguf_type type) const;
 
     void open_others(const char * path);
+    void open_other(const char * path, int number, int n); // of n files; the first one has number 0
+    void require_all_tensors(const char * path) const;
 
     // use(file, number of a tensor in it)
     template <typename F> void for_each_tensor(F && use) const;

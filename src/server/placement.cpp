@@ -34,6 +34,13 @@ int64_t bytes_of_file(const std::string & path) {
     return failed ? 0 : (int64_t) n_bytes;
 }
 
+// of a drafter, which may be in several files
+int64_t bytes_of_model(const std::string & path) {
+    dw_model_info info{};
+    info.struct_size = sizeof(info);
+    return !path.empty() && dw_probe_model(path.c_str(), &info) == DW_OK ? info.file_bytes : 0;
+}
+
 // What a card takes for all, by the headers of files: llama.cpp moves no layers for a model whose tensors are placed.
 bool fits(const dw_model_info & info, const common_params & params, ggml_backend_dev_t card) {
     size_t free = 0, total = 0;
@@ -44,7 +51,7 @@ bool fits(const dw_model_info & info, const common_params & params, ggml_backend
     const dw_pool_spec & pool    = params.dw_pool;
     const int64_t        experts = pool.is_made ? pool.n_taken : info.expert_bytes;
     const int64_t        weights = info.file_bytes - info.expert_bytes + experts +
-                            bytes_of_file(params.speculative.dw.drafter_path) + bytes_of_file(params.mmproj.path);
+                            bytes_of_model(params.speculative.dw.drafter_path) + bytes_of_file(params.mmproj.path);
     const int64_t cells  = of_cell * info.kv_values * n_cells;
     const int64_t logits = (int64_t) sizeof(float) * info.n_vocab * params.n_ubatch;
     return (int64_t) free >= weights + cells + logits + of_slot * params.n_parallel + spare;

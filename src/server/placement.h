@@ -17,9 +17,8 @@ std::vector<ggml_backend_dev_t> cards_of(const common_params & params);
 
 // Loads the token embeddings onto the CUDA card if there is exactly one and the model (with a pool: its resident part)
 // and the KV cache fit. llama.cpp keeps them in host memory, so each decode starts on the CPU and a drafted token must
-// visit the host. No effect with --override-tensor or --n-cpu-moe, for split files, or without a --spec-type of ours or
-// a pool. If the embeddings stay on the host, no steps are queued (dw_params.queue_steps), and the context gets no
-// spare sequence.
+// visit the host. No effect with --override-tensor or --n-cpu-moe, or without a --spec-type of ours or a pool. If the
+// embeddings stay on the host, no steps are queued (dw_params.queue_steps), and the context gets no spare sequence.
 void place_embeddings(common_params & params);
 
 // whether all layers of the model are to lie on cards

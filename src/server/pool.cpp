@@ -48,9 +48,8 @@ ggml_backend_dev_t card_of(const common_params & params) {
 
 void require_experts(const dw_model_info & info) {
     if (info.n_experts == 0 || info.expert_bytes == 0) {
-        refuse("--expert-vram is given, but this file has no experts, or is one of several of a model\nhint: leave it "
-               "out; "
-               "join split files with llama-gguf-split --merge");
+        refuse("--expert-vram is given, but this model has no experts; expected a mixture of experts\nhint: leave it "
+               "out");
     }
     if (info.n_experts > DW_MAX_EXPERTS) {
         refuse(string_format(

@@ -175,7 +175,7 @@ def test_room_is_asked_for_what_will_run(llama_of, monkeypatch):
 
 
 def test_a_dense_model_is_refused(llama):
-    with pytest.raises(UnsupportedError, match="this file has no experts"):
+    with pytest.raises(UnsupportedError, match="this model has no experts"):
         llama("dense-mtp", expert_vram="1GiB")
 
 

@@ -87,7 +87,7 @@ def test_a_pool_of_its_experts(model, parts):
 def test_experts_that_are_read_ahead(model, parts):
     found = []
     for path in (model, parts[0]):
-        llm = Llama(str(path), **SMALL, expert_readahead=True)
+        llm = Llama(str(path), **SMALL, expert_readahead=True, speculation="off")
         tokens = [token for token, _ in zip(llm.generate(PROMPT, temp=0.0), range(40), strict=False)]
         stats = llm.readahead_stats
         found.append((tokens, stats.layers, stats.expert_bytes, stats.experts_used))
@@ -131,6 +131,11 @@ def swap(parts: list[Path]) -> None:
     shutil.copy(parts[1], parts[2])
 
 
+def repeat(parts: list[Path]) -> None:
+    shutil.copy(parts[1], parts[2])
+    rewrite(parts[2], "split.no", 2)
+
+
 def junk(parts: list[Path]) -> None:
     parts[2].write_bytes(b"no model at all")
 
@@ -142,9 +147,10 @@ def uncount(parts: list[Path]) -> None:
 @pytest.mark.parametrize(
     ("damage", "found"),
     [
-        (drop, "cannot be opened"),
+        (drop, "cannot be opened for reading; expected file 3 of"),
         (cut, "is cut off"),
-        (swap, "another file of a model than its name says; expected file 3 of"),
+        (swap, "says that it is file 2 of . of a model; expected file 3 of"),
+        (repeat, "two of the . files of .* have a tensor"),
         (junk, "is not a GGUF file"),
         (uncount, "tensors; expected 7"),
     ],
@@ -155,7 +161,8 @@ def test_files_that_do_not_belong_together(parts, damage, found):
         with pytest.raises(ModelFileError, match=found) as caught:
             load(str(parts[0]))
         assert isinstance(caught.value, DraftwoodError)
-        assert parts[0].name in str(caught.value) if damage is uncount else parts[2].name in str(caught.value)
+        named = parts[0] if damage in (uncount, repeat) else parts[2]
+        assert named.name in str(caught.value)
 
 
 def test_another_file_than_the_first(parts):
@@ -177,5 +184,16 @@ def test_numbers_of_another_type(parts):
     assert np.frombuffer(data[at : at + 4], "<u4")[0] == gguf_py.GGUFValueType.UINT16
     kind = int(gguf_py.GGUFValueType.INT16).to_bytes(4, "little")
     parts[1].write_bytes(data[:at] + kind + data[at + 4 :])
-    with pytest.raises(ModelFileError, match="expected file 2 of"):
+    with pytest.raises(ModelFileError, match="says that it is file 0 of 5 of a model; expected file 2 of 5"):
+        Llama(str(parts[0]), **SMALL)
+
+
+@pytest.mark.parametrize(
+    ("key", "found"),
+    [("split.no", "has no split.no of 16"), ("split.tensors.count", "has no split.tensors.count")],
+)
+def test_a_first_file_without_numbers(parts, key, found):
+    data = parts[0].read_bytes()
+    parts[0].write_bytes(data.replace(key.encode(), key.replace("split", "spilt").encode()))
+    with pytest.raises(ModelFileError, match=found):
         Llama(str(parts[0]), **SMALL)

@@ -275,7 +275,7 @@ def test_heat_of_another_model_is_refused(tmp_path: Path, changes: dict[str, Any
 def test_a_model_without_experts_is_refused(tmp_path: Path) -> None:
     path = tmp_path / "llama.gguf"
     write_llama(path, like=MODEL)
-    assert "this file has no experts, or is one of several of a model" in ended(
+    assert "this model has no experts; expected a mixture of experts" in ended(
         tmp_path, "--expert-vram", "3MB", model=str(path)
     )
 

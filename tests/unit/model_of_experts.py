@@ -5,8 +5,11 @@ Must not know: what any test expects.
 
 from __future__ import annotations
 
+from pathlib import Path
+
 from draftwood.engine.engine import ModelInfo
 
+DRAFTER = Path(__file__).resolve().parents[2] / "models" / "tiny-moe" / "dflash-f16.gguf"
 GIB = 1 << 30
 INFO = ModelInfo(
     "qwen35moe",

@@ -878,7 +878,8 @@ def test_doctor_says_that_layers_stay_on_the_cpu_and_what_to_do():
 
 
 MODEL_FACTS = {"path": "m.gguf", "architecture": "qwen35moe", "n_layer_nextn": 1, "n_tensors": 5,
-               "file_bytes": 9 << 30, "drafter": "mtp", "drafter_path": None, "reason": "", "draft_tokens": 5,
+               "file_bytes": 9 << 30, "n_files": 1,
+               "drafter": "mtp", "drafter_path": None, "reason": "", "draft_tokens": 5,
                "smallest_n_batch": 7, "recurrent_snapshots": 0, "tree_refusal": "",
                "fused": {"layers": 40, "declined": [], "reason": ""}}  # fmt: skip
 
@@ -888,6 +889,9 @@ def test_doctor_says_what_drafts_for_a_model():
     given = facts(library={"model": model})
     assert reasons(given)["MTP drafting"] == (True, "")
     assert "do not fit" in judged(given)[1]
+    assert "5 tensors, 9.0 GiB\n" in judged(given)[1]
+    given = facts(library={"model": {**model, "n_files": 3}})
+    assert "5 tensors, 9.0 GiB in 3 files\n" in judged(given)[1]
     given = facts(library={"model": {**model, "drafter": "none", "reason": "found no MTP block"}})
     assert reasons(given)["MTP drafting"] == (False, "found no MTP block")
     assert "none: found no MTP block" in judged(given)[1]

@@ -17,7 +17,7 @@ from draftwood.engine.engine import ModelInfo
 from draftwood.errors import ExpertMemoryError, OptionError, UnsupportedError
 from draftwood.load import experts, memory
 
-from tests.unit.model_of_experts import GIB, INFO
+from tests.unit.model_of_experts import DRAFTER, GIB, INFO
 
 MODEL = replace(INFO, n_ctx_train=32768)
 SERVER = {"n_batch": 2048}
@@ -58,10 +58,11 @@ def test_of_vram_experts_get_what_the_server_leaves(tmp_path):
     assert of_slots == ["--expert-vram", str(room(3000, n_slots=3))]
     small = made("-c", "8192", "-ub", "128", vram="12GiB")
     assert small == ["--expert-vram", str(room(8192, n_ubatch=128))]
-    for flag in ("-md", "-mm"):
-        file = tmp_path / "beside.gguf"
-        file.write_bytes(b"x" * 12345)
-        assert made("-c", "8192", flag, str(file), vram="12GiB") == ["--expert-vram", str(room(8192) - 12345)]
+    projector = tmp_path / "beside.gguf"
+    projector.write_bytes(b"x" * 12345)
+    for flag, file in (("-md", DRAFTER), ("-mm", projector)):
+        left = room(8192) - file.stat().st_size
+        assert made("-c", "8192", flag, str(file), vram="12GiB") == ["--expert-vram", str(left)]
 
 
 def test_more_slots_take_more():
@@ -120,7 +121,7 @@ def test_what_llama_refuses_is_refused(tmp_path, monkeypatch):
         made(expert_vram="6 apples")
     with pytest.raises(OptionError, match=r"vram is '4GiB'; expected \d+ bytes or more: .* n_ctx=32768"):
         made(vram="4GiB")
-    with pytest.raises(UnsupportedError, match="this file has no experts"):
+    with pytest.raises(UnsupportedError, match="this model has no experts"):
         made(expert_vram="6GiB", info=replace(MODEL, n_experts=0))
     with pytest.raises(OptionError, match="is a folder; expected a file"):
         made(expert_vram="6GiB", expert_heat=str(tmp_path))

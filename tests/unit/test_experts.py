@@ -12,7 +12,7 @@ from draftwood.engine.engine import ModelInfo
 from draftwood.errors import ExpertMemoryError, OptionError, UnsupportedError
 from draftwood.load import experts, memory, preparation
 
-from tests.unit.model_of_experts import GIB, INFO
+from tests.unit.model_of_experts import DRAFTER, GIB, INFO
 
 
 @pytest.mark.parametrize(
@@ -54,7 +54,7 @@ def test_nobody_asked():
 @pytest.mark.parametrize(
     ("changes", "text"),
     [
-        ({"n_experts": 0, "n_expert_layers": 0, "expert_bytes": 0}, "this file has no experts"),
+        ({"n_experts": 0, "n_expert_layers": 0, "expert_bytes": 0}, "this model has no experts"),
         ({"n_experts": 2048}, "2048 experts; a pool holds 1024 at most"),
     ],
 )
@@ -110,10 +110,8 @@ def test_of_vram_experts_get_what_is_left():
 
 
 def test_a_drafter_takes_its_part_of_vram(tmp_path):
-    drafter = tmp_path / "drafter.gguf"
-    drafter.write_bytes(b"x" * 12345)
     rest = experts.beside(INFO, {"n_ctx": 4096})
-    assert experts.beside(INFO, {"n_ctx": 4096, "drafter": str(drafter)}) == rest + 12345
+    assert experts.beside(INFO, {"n_ctx": 4096, "drafter": str(DRAFTER)}) == rest + DRAFTER.stat().st_size
     assert experts.beside(INFO, {"n_ctx": 4096, "drafter": str(tmp_path / "none")}) == rest
 
 

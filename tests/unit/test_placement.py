@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
-
 import pytest
 from draftwood.load import placement
 
@@ -27,22 +25,18 @@ def test_experts_of_more_layers_than_there_are(n_cpu_moe, rows):
 
 
 @pytest.mark.parametrize(
-    ("n_gpu_layers", "free", "backend", "is_split", "on_card"),
+    ("n_gpu_layers", "free", "backend", "on_card"),
     [
-        (-1, 80, "CUDA", False, True),
-        (99, 80, "CUDA", False, True),
-        (41, 80, "CUDA", False, False),
-        (99, 22, "CUDA", False, False),
-        (99, 80, "Vulkan", False, False),
-        (99, 80, "CUDA", True, False),
+        (-1, 80, "CUDA", True),
+        (99, 80, "CUDA", True),
+        (41, 80, "CUDA", False),
+        (99, 22, "CUDA", False),
+        (99, 80, "Vulkan", False),
     ],
 )
-def test_embeddings_lie_on_the_card_that_holds_all(
-    monkeypatch, n_gpu_layers, free, backend, is_split, on_card
-):
+def test_embeddings_lie_on_the_card_that_holds_all(monkeypatch, n_gpu_layers, free, backend, on_card):
     found = {"name": f"{backend}0", "backend": backend, "memory_free": free * GIB}
     monkeypatch.setattr(placement, "cards", lambda: [0])
     monkeypatch.setattr(placement, "describe", lambda _: found)
     expected = {r"^token_embd\.weight$": "CUDA0"} if on_card else {}
-    info = replace(INFO, is_split=is_split)
-    assert placement.embeddings_on_card(n_gpu_layers, info, lambda: 24 * GIB) == expected
+    assert placement.embeddings_on_card(n_gpu_layers, INFO, lambda: 24 * GIB) == expected

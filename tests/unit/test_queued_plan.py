@@ -9,7 +9,7 @@ import pytest
 from draftwood.load import steps
 from draftwood.options import Options, Plan
 
-HYBRID = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=0, is_split=False)
+HYBRID = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=0)
 NOWHERE = {"n_cpu_moe": 0, "tensor_buft_overrides": None, "rpc_servers": None}
 
 
@@ -79,15 +79,8 @@ def test_one_card_has_to_have_all(monkeypatch, n_cards, arguments, placement, ex
     assert bool(steps.on_one_card(HYBRID, arguments, {**NOWHERE, **placement})) is expected
 
 
-def test_a_model_in_several_files_has_its_embeddings_elsewhere(monkeypatch):
-    monkeypatch.setattr(steps, "cards", lambda: [object()])
-    arguments = {"n_gpu_layers": -1}
-    assert steps.on_one_card(HYBRID, arguments, NOWHERE)
-    assert not steps.on_one_card(SimpleNamespace(**{**vars(HYBRID), "is_split": True}), arguments, NOWHERE)
-
-
 @pytest.mark.parametrize(("n_gpu_layers", "expected"), [(41, False), (42, True)])
 def test_blocks_that_draft_count_as_layers(monkeypatch, n_gpu_layers, expected):
     monkeypatch.setattr(steps, "cards", lambda: [object()])
-    with_block = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=1, is_split=False)
+    with_block = SimpleNamespace(architecture="qwen35moe", n_layers=40, n_layer_nextn=1)
     assert steps.on_one_card(with_block, {"n_gpu_layers": n_gpu_layers}, NOWHERE) is expected

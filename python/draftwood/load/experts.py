@@ -14,7 +14,7 @@ from typing import Any
 
 from draftwood.coerce import as_bool, as_int
 from draftwood.engine import _capi
-from draftwood.engine.engine import ModelInfo
+from draftwood.engine.engine import ModelInfo, probe_model
 from draftwood.engine.experts import ExpertPool
 from draftwood.errors import DraftwoodError, ExpertMemoryError, OptionError, UnsupportedError
 from draftwood.load import memory
@@ -113,7 +113,7 @@ def beside(info: ModelInfo, kwargs: dict[str, Any]) -> int:
     """
     n_rows: int = min(kwargs.get("n_ubatch", 512), kwargs.get("n_batch", 512))
     logits = 4 * info.n_vocab * n_rows
-    files = info.file_bytes + sum(_file_bytes(kwargs.get(name)) for name in ("drafter", "mmproj"))
+    files = info.file_bytes + _drafter_bytes(kwargs.get("drafter")) + _file_bytes(kwargs.get("mmproj"))
     sequences: int = _SEQUENCE * (kwargs.get("n_seq_max", 1) - 1)
     return files - info.expert_bytes + cache_bytes(info, _n_ctx(info, kwargs)) + logits + sequences + SPARE
 
@@ -125,6 +125,14 @@ def cache_bytes(info: ModelInfo, n_ctx: int) -> int:
 
 def _n_ctx(info: ModelInfo, kwargs: dict[str, Any]) -> int:
     return kwargs.get("n_ctx", 512) or info.n_ctx_train or 4096  # 0: the model's own, if the header says it
+
+
+def _drafter_bytes(path: Any) -> int:
+    """Return the size of a drafter's files, 0 without one or for what is none: who loads it says so."""
+    try:
+        return probe_model(path).file_bytes if path else 0
+    except (DraftwoodError, TypeError, ValueError):
+        return 0
 
 
 def _file_bytes(path: Any) -> int:
@@ -224,8 +232,8 @@ def require_experts(info: ModelInfo) -> None:
     """Refuse a model that no pool can hold. Errors: UnsupportedError."""
     if info.n_experts == 0 or info.expert_bytes == 0:
         raise UnsupportedError(
-            "vram or expert_vram is given, but this file has no experts, or is one of several of a model",
-            hint="leave both out; join split files with llama-gguf-split --merge",
+            "vram or expert_vram is given, but this model has no experts; expected a mixture of experts",
+            hint="leave both out",
         )
     if info.n_experts > _capi.MAX_EXPERTS:
         raise UnsupportedError(

@@ -86,7 +86,7 @@ def _write_header(path: str, given: Mapping[str, Any], copy: str) -> None:
     try:
         with header_file.opened(path) as source:
             _lib.gguf_set_kv(header, source)
-        _lib.gguf_remove_key(header, b"split.count")  # the copy has no further files
+        _lib.gguf_remove_key(header, b"split.count")  # the copy is one file
         for name, value in given.items():
             kind = next(kind for kind in _KINDS if isinstance(value, kind))
             if _heeded(header, name, kind):

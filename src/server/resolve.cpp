@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
-#include <string_view>
 
 namespace draftwood {
 
@@ -35,6 +34,17 @@ bool on_cpu(const common_params & params) {
         }
     }
     return true;
+}
+
+// Whether parts of its layers are ops of ours, whatever drafts.
+bool is_hybrid(const char * architecture) {
+    return std::strcmp(architecture, "qwen35") == 0 || std::strcmp(architecture, "qwen35moe") == 0;
+}
+
+bool is_hybrid(const common_params & params) {
+    dw_model_info info{};
+    info.struct_size = sizeof(info);
+    return dw_probe_model(params.model.path.c_str(), &info) == DW_OK && is_hybrid(info.architecture);
 }
 
 std::string refusal_of_mtp(const std::string & path) {
@@ -126,9 +136,7 @@ bool queues_steps(const common_params & params) {
         dw_probe_model(params.model.path.c_str(), &info) != DW_OK) {
         return false;
     }
-    const std::string_view architecture = info.architecture;
-    return (architecture == "qwen35" || architecture == "qwen35moe") &&
-           (on_one_card(params, info) || results_of_tests() == DW_RESULTS_TOP);
+    return is_hybrid(info.architecture) && (on_one_card(params, info) || results_of_tests() == DW_RESULTS_TOP);
 }
 
 // From llama.cpp, which would ask for drafts of its own then.
@@ -186,6 +194,12 @@ void resolve(common_params & params) {
     dw.drafter_path = params.speculative.draft.mparams.path;
     dw.drafter      = drafter_of(dw);
     dw.refusal      = refusal_of(params);
+    if (!dw.refusal.empty() && dw.type == "auto" && dw.drafter_path.empty() && is_hybrid(params)) {
+        LOG_INF("draftwood: nothing is drafted: %s\n", dw.refusal.c_str());
+        dw.type    = "plain";
+        dw.drafter = DW_DRAFTER_NONE;
+        dw.refusal = refusal_of(params);
+    }
     if (!dw.refusal.empty() && (dw.type == "auto" || dw.type == "plain")) {
         if (dw.drafter_path.empty()) {
             LOG_INF("draftwood: decoding is llama.cpp's alone: %s\n", dw.refusal.c_str());

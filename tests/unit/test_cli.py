@@ -475,7 +475,8 @@ AUTO = ["--spec-type", "auto"]
 
 
 def header(**changes: Any) -> SimpleNamespace:
-    found = {"architecture": "qwen35moe", "n_layer_nextn": 1, "can_draft_mtp": True, **changes}
+    of_dense = {"expert_bytes": 0, "n_ctx_train": 0}  # it has no pool
+    found = {"architecture": "qwen35moe", "n_layer_nextn": 1, "can_draft_mtp": True, **of_dense, **changes}
     return SimpleNamespace(**found)
 
 
@@ -710,13 +711,19 @@ def test_serve_heeds_llama_servers_variables(model, monkeypatch):
 
 def test_serve_without_mtp_in_the_model(model, monkeypatch, capsys):
     monkeypatch.setattr(serve_module, "_header", lambda path: header(n_layer_nextn=0))
-    assert command_line([model], "auto") == ["-m", model]
+    assert command_line([model], "auto") == ["-m", model, "--spec-type", "plain"]
     assert capsys.readouterr().err.startswith("draftwood: nothing is drafted: found no MTP block in the file")
     assert command_line([model, "-md", "d.gguf"], "auto") == ["-m", model, "-md", "d.gguf", *AUTO]
     assert capsys.readouterr().err == ""
     for speculation in ("mtp", "tree"):
         with pytest.raises(UnsupportedError, match="found no MTP block"):
             command_line([model], speculation)
+
+
+def test_serve_leaves_other_architectures_to_llama_cpp(model, monkeypatch, capsys):
+    monkeypatch.setattr(serve_module, "_header", lambda path: header(architecture="llama", n_layer_nextn=0))
+    assert command_line([model], "auto") == ["-m", model]
+    assert "draftwood: nothing is drafted: found architecture 'llama'" in capsys.readouterr().err
 
 
 def test_serve_becomes_the_server_with_our_options_taken_out(model, monkeypatch):

@@ -19,7 +19,7 @@ from draftwood.cli.server_flags import DRAFTER_FILE_FLAGS, given, name_of, numbe
 from draftwood.cli.server_help import need_known, taking_values
 from draftwood.errors import UnsupportedError
 from draftwood.load.programs import program
-from draftwood.options import SPECULATIONS, Options, plan
+from draftwood.options import HYBRID_ARCHITECTURES, SPECULATIONS, Options, plan
 
 if TYPE_CHECKING:
     from draftwood.engine.engine import ModelInfo
@@ -146,7 +146,9 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
         planned = plan(Options(wished), info, {})
         if speculation == "auto" and planned.drafter == "none":
             click.echo(f"draftwood: nothing is drafted: {planned.reason}", err=True)
-            return arguments
+            # without drafts our kernels gain where layers are fused; other models are llama.cpp's alone
+            fused = info.architecture in HYBRID_ARCHITECTURES
+            return [*arguments, _TYPE, _TYPES["off"]] if fused else arguments
     return [*arguments, _TYPE, _TYPES[speculation]]
 
 
@@ -209,10 +211,9 @@ def need_free_port(arguments: list[str]) -> None:
 
 def with_pool(arguments: list[str], **options: Any) -> list[str]:
     """Return the arguments with those of a pool of experts. Errors: as `server_pool.flags` raises."""
-    wanted = server_pool.Wanted(**options)
-    path = _model(arguments)
-    asked = wanted.vram is not None or wanted.expert_vram is not None
-    return [*arguments, *server_pool.flags(wanted, arguments, _header(path) if asked and path else None)]
+    path = None if given(arguments, _HELP_FLAGS, ()) else _model(arguments)
+    info = _header(path) if path else None
+    return [*arguments, *server_pool.flags(server_pool.Wanted(**options), arguments, info)]
 
 
 def with_page(arguments: list[str]) -> list[str]:

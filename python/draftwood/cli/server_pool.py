@@ -13,6 +13,7 @@ from typing import TYPE_CHECKING, Any
 
 import click
 
+from draftwood.cli import server_own_pool
 from draftwood.cli.failure import library_needed
 from draftwood.cli.server_flags import DRAFTER_FILE_FLAGS, given, number, value
 
@@ -29,6 +30,7 @@ _PLACING = {
     **dict.fromkeys(("-ot", "--override-tensor"), "LLAMA_ARG_OVERRIDE_TENSOR"),
 }
 _CONTEXT = (("-c", "--ctx-size"), "LLAMA_ARG_CTX_SIZE")
+_OF_SLOT = (("--kv-unified-per-slot",), ("LLAMA_ARG_KV_UNIFIED_PER_SLOT",))
 _AUTO_SLOTS = 4  # of llama-server by default
 
 
@@ -43,14 +45,20 @@ class Wanted:
 
 
 def flags(wanted: Wanted, arguments: list[str], info: ModelInfo | None) -> list[str]:
-    """Return llama-server's flags for a pool, [] if none is asked for.
+    """Return llama-server's flags for a pool, [] without one.
+
+    With no size, a model larger than its card gets a pool of what is free there (server_own_pool.py).
 
     arguments: the other flags, llama-server's own. info: the header of the model; None if it is still to be
     downloaded. Errors: click.UsageError; OptionError, UnsupportedError, ExpertMemoryError as `Llama` raises.
     """
     if wanted.vram is None and wanted.expert_vram is None:
-        _need_no_size(wanted, arguments)
-        return _beside_size(wanted)
+        own = [] if info is None or _has_size(arguments) else _own(arguments, info)
+        if not own:
+            _need_no_size(wanted, arguments)
+        elif wanted.expert_heat is not None:
+            _check_heat(wanted, info)
+        return [*own, *_beside_size(wanted)]
     for flag, variable in _PLACING.items():
         if given(arguments, (flag,), (variable,)):
             raise click.UsageError(
@@ -60,9 +68,26 @@ def flags(wanted: Wanted, arguments: list[str], info: ModelInfo | None) -> list[
     return [_SIZE, str(_bytes(wanted, arguments, info)), *_beside_size(wanted)]
 
 
+def _has_size(arguments: list[str]) -> bool:
+    return given(arguments, (_SIZE,), (_SIZE_VARIABLE,))
+
+
+def _own(arguments: list[str], info: ModelInfo) -> list[str]:
+    """Return the flags of a pool that nobody asked for, [] where llama-server places experts."""
+    if given(arguments, _PLACING, _PLACING.values()):
+        return []
+    chosen = given(arguments, _CONTEXT[0], (_CONTEXT[1],)) or given(arguments, *_OF_SLOT)
+    settings = _settings(arguments, info)
+    found = server_own_pool.choose(arguments, info, settings, is_context_chosen=chosen)
+    if found is None:
+        return []
+    shortened = [_CONTEXT[0][0], str(found.n_ctx)] if found.n_ctx != settings["n_ctx"] else []
+    return [_SIZE, str(found.n_bytes), *shortened]
+
+
 def _need_no_size(wanted: Wanted, arguments: list[str]) -> None:
     alone = wanted.expert_heat is not None or wanted.expert_guess is not None
-    if alone and not given(arguments, (_SIZE,), (_SIZE_VARIABLE,)):
+    if alone and not _has_size(arguments):
         raise click.UsageError(
             f"found {_HEAT} or --expert-guess without --vram or {_SIZE}; expected a size\n\n"
             "hint: --vram 12GiB"
@@ -77,7 +102,7 @@ def _beside_size(wanted: Wanted) -> list[str]:
 
 def _bytes(wanted: Wanted, arguments: list[str], info: ModelInfo | None) -> int:
     with library_needed():
-        from draftwood.load import experts, heat
+        from draftwood.load import experts
     placement = {"vram": wanted.vram, "expert_vram": wanted.expert_vram, "n_cpu_moe": 0}
     if info is None:
         if wanted.vram is not None:
@@ -93,13 +118,19 @@ def _bytes(wanted: Wanted, arguments: list[str], info: ModelInfo | None) -> int:
     if n_bytes >= info.expert_bytes:  # llama-server makes no pool
         return n_bytes
     experts.require_host(info, n_bytes)
-    path = heat.path_of(wanted.expert_heat)
-    heat.check_path(path)
-    if path is not None and Path(path).exists():
-        heat.require(path, info)
+    _check_heat(wanted, info)
     if wanted.vram is not None and not given(arguments, _CONTEXT[0], (_CONTEXT[1],)):
         _say_context(info, settings["n_ctx"])
     return n_bytes
+
+
+def _check_heat(wanted: Wanted, info: ModelInfo | None) -> None:
+    with library_needed():
+        from draftwood.load import heat
+    path = heat.path_of(wanted.expert_heat)
+    heat.check_path(path)
+    if info is not None and path is not None and Path(path).exists():
+        heat.require(path, info)
 
 
 def _say_context(info: ModelInfo, n_ctx: int) -> None:
@@ -116,7 +147,7 @@ def _settings(arguments: list[str], info: ModelInfo) -> dict[str, Any]:
     """Return what decides how much of a card the rest of a model takes, as arguments of `Llama`."""
     n_slots = number(arguments, ("-np", "--parallel"), "LLAMA_ARG_N_PARALLEL", -1)
     n_slots = n_slots if n_slots > 0 else _AUTO_SLOTS
-    of_slot = number(arguments, ("--kv-unified-per-slot",), "LLAMA_ARG_KV_UNIFIED_PER_SLOT", 0)
+    of_slot = number(arguments, _OF_SLOT[0], _OF_SLOT[1][0], 0)
     n_ctx = number(arguments, *_CONTEXT, 0) or max(0, of_slot) * n_slots or info.n_ctx_train
     drafter = value(arguments, DRAFTER_FILE_FLAGS, None)
     projector = value(arguments, ("-mm", "--mmproj"), None)

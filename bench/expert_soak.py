@@ -38,13 +38,14 @@ from draftwood._llama_cpp import llama_cpp as native
 from draftwood.bench import results as rows_of_results
 from draftwood.engine import _capi
 from draftwood.engine.engine import Engine, probe_model
-from same_text import SAMPLING
-
-import models
 
 ROOT = Path(__file__).resolve().parents[1]
-if str(ROOT) not in sys.path:
-    sys.path.append(str(ROOT))  # last: what lies there must not shadow what is installed
+for _folder in (str(ROOT), str(ROOT / "bench")):  # with PYTHONSAFEPATH, tools/gpu.sh's, neither is there
+    if _folder not in sys.path:
+        sys.path.append(_folder)  # last: what lies there must not shadow what is installed
+from same_text import SAMPLING  # noqa: E402
+
+import models  # noqa: E402
 from bench.gpu.stamp import origin  # noqa: E402
 
 SCHEMA = 1

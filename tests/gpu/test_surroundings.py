@@ -12,6 +12,8 @@ import re
 import subprocess
 import sys
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -19,10 +21,14 @@ from pathlib import Path
 import pytest
 from draftwood import Llama
 from draftwood._llama_cpp import llama_cpp
-from draftwood.engine.engine import build_info
+from draftwood.cli import server_pool
+from draftwood.engine.engine import build_info, probe_model
 from draftwood.errors import DraftwoodError
 from draftwood.load.devices import cards
+from draftwood.load.experts import beside
+from synth_gguf import PRESETS, write
 
+from tests.model.processes import ask, ready, serving
 from tests.model.split_gguf import split
 from tests.server.process import Server
 
@@ -74,6 +80,13 @@ with warnings.catch_warnings(record=True) as said:
 stats = llm.speculation_stats
 print(json.dumps([found, stats.row_limit, [str(each.message) for each in said], stats.drafted,
                   stats.shared_rounds, stats.rounds]))
+"""
+
+
+FREE = """
+import json
+from draftwood.load.devices import cards, describe
+print(json.dumps([describe(card)["memory_free"] for card in cards()]))
 """
 
 
@@ -182,9 +195,6 @@ def test_flash_attention_is_llama_cpps_to_decide_where_nobody_says(capfd, settin
 
 def test_what_a_card_has_no_kernel_for_is_the_cpus(tmp_path):
     """Heads of 44 values, states of 24: ggml-cuda would end the process in its delta net."""
-    sys.path.append(str(ROOT / "tools"))
-    from synth_gguf import PRESETS, write
-
     path = tmp_path / "odd.gguf"
     write(PRESETS["odd"], path)
     common = {"n_gpu_layers": -1, "n_ctx": 256, "verbose": False}
@@ -214,9 +224,6 @@ def test_a_full_card_drafts_in_what_is_set_aside(tmp_path, spare):
 
     On an H100 16 were enough. With 12 ggml-cuda's own pool cannot grow, and that ends the process.
     """
-    sys.path.append(str(ROOT / "tools"))
-    from synth_gguf import PRESETS, write
-
     path = tmp_path / "wide.gguf"
     write(replace(PRESETS["moe-mtp"], vocab=248320), path)
     expected, unlimited, silent, drafted, never, _ = run(FULL, str(path), "0", cudart())
@@ -228,3 +235,41 @@ def test_a_full_card_drafts_in_what_is_set_aside(tmp_path, spare):
     assert rounds / 2 < shared <= rounds
     assert drafted_now > drafted / 2
     assert found[0][:8] == expected[0][:8]  # later tokens may part where rounding does
+
+
+@contextmanager
+def all_but(n_bytes: int) -> Iterator[None]:
+    """Hold the card's memory, but for what a process that starts now is to find free."""
+    runtime, block = ctypes.CDLL(cudart()), ctypes.c_void_p()
+    assert runtime.cudaFree(None) == 0  # which makes a context
+    assert runtime.cudaMalloc(ctypes.byref(block), ctypes.c_size_t(run(FREE)[0] - n_bytes)) == 0
+    try:
+        yield
+    finally:
+        assert runtime.cudaFree(block) == 0
+
+
+@pytest.mark.alone
+def test_a_server_takes_a_pool_by_itself(tmp_path):
+    """Its card has room for half of the experts. The model has no MTP block: its layers are fused as well."""
+    if len(cards()) != 1:
+        pytest.skip("needs one card")
+    path, log = tmp_path / "large.gguf", tmp_path / "log"
+    write(replace(PRESETS["moe-plain"], types="F16", experts=64, expert_ff=1024), path)
+    info, flags = probe_model(str(path)), ("-np", "2", "-fa", "on")
+    rest = beside(info, server_pool._settings([*flags, "-c", "2048"], info))
+    body = {"prompt": "import os\n", "n_predict": 24, "temperature": 0}
+    with (
+        all_but(rest + info.expert_bytes // 2),
+        log.open("w") as said,
+        serving(str(path), *flags, n_ctx=2048, stderr=said.fileno()) as (address, process),
+    ):
+        ready(address, process)
+        reply = ask(f"{address}/completion", body)
+    words = log.read_text()
+    assert "of them lie on the card, all of them in host memory; the context has 2048 tokens" in words
+    assert "of 64 experts of each layer in slots on CUDA0, all of them in host memory" in words
+    assert "draftwood: nothing is drafted: found no MTP block" in words
+    with serving(str(path), *flags, n_ctx=2048, stderr=subprocess.DEVNULL) as (address, process):
+        ready(address, process)
+        assert ask(f"{address}/completion", body)["content"] == reply["content"]

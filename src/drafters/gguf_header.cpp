@@ -112,6 +112,10 @@ void gguf_header::open_other(const char * path, int number, int n) {
     }
     const gguf_context * other = files_.emplace_back(path).gguf.get();
     const int            found = u16_of(other, "split.no"), of = u16_of(other, "split.count");
+    if (found < 0 || of < 0) {
+        fail(DW_ERR_FILE, "%s has no split.no and split.count of 16 bits; expected file %d of %d of the model", path,
+             number + 1, n);
+    }
     if (found != number || of != n) {
         fail(DW_ERR_FILE, "%s says that it is file %d of %d of a model; expected file %d of %d", path, found + 1, of,
              number + 1, n);

@@ -40,6 +40,9 @@ class page_search {
         const auto [newest, is_new] = newest_.try_emplace(page_of(*cell), *cell);
         newest->second              = std::max(newest->second, *cell);
         found_.push_back(*cell);
+        if (!is_found_.empty()) {
+            is_found_[*cell] = true;
+        }
         return true;
     }
 
@@ -90,19 +93,23 @@ class page_search {
 
     // the first free cell
     cell_or_none any() {
-        for (; lowest_ < cells_.size(); ++lowest_) {
-            const bool is_found = std::find(found_.begin(), found_.end(), lowest_) != found_.end();
-            if (cells_.is_empty(lowest_) && !is_found) {
-                return lowest_;
+        if (is_found_.empty()) {
+            is_found_.resize(cells_.size());
+            for (const uint32_t cell : found_) {
+                is_found_[cell] = true;
             }
         }
-        return std::nullopt;
+        while (lowest_ < cells_.size() && (is_found_[lowest_] || !cells_.is_empty(lowest_))) {
+            ++lowest_;
+        }
+        return lowest_ < cells_.size() ? cell_or_none(lowest_) : std::nullopt;
     }
 
     const llama_kv_cells &           cells_;
     std::vector<uint32_t> &          found_;
     std::map<llama_seq_id, uint32_t> ends_;       // of sequences with rows in this ubatch
     std::map<uint32_t, uint32_t>     newest_;     // by page: the last cell that was found there
+    std::vector<bool>                is_found_;   // by cell, once any() needs it
     uint32_t                         lowest_ = 0; // no cell below is free
 };
 

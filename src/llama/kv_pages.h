@@ -7,7 +7,8 @@
 // A row may still round otherwise than in a cache of its own
 // - behind a beginning that is shared up to the middle of a page, without flash attention,
 // - in a context whose whole state was loaded (llama_state_set_data packs cells),
-// - once no free page lies behind its sequence's last one.
+// - once no free page lies behind its sequence's last one, or another such sequence took the next cell of its page,
+// - in the cache of layers with a sliding window, which has no pages.
 //
 // Must not know: contexts, graphs. Test: tests/model/test_kv_pages.py.
 

@@ -200,10 +200,11 @@ void model_pool::loaded(const llama_model * model) const {
         LOG_ERR(
             "draftwood: the system refused %lld bytes of pinned host memory for experts, which take %.1f GiB in all\n"
             "hint: a larger limit of locked memory (ulimit -l, a container's), or --n-cpu-moe N in place of "
-            "--expert-vram\n",
+            "--expert-vram; --fit on leaves experts to llama-server\n",
             (long long) n_bytes, info_.expert_bytes / gib);
     } else {
-        LOG_ERR("draftwood: the card refused %lld bytes for slots of experts\nhint: a smaller --expert-vram\n",
+        LOG_ERR("draftwood: the card refused %lld bytes for slots of experts\nhint: a smaller --expert-vram, or --fit "
+                "on, which leaves experts to llama-server\n",
                 (long long) n_bytes);
     }
 }

@@ -12,6 +12,7 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
+#include <utility>
 
 namespace draftwood {
 
@@ -178,6 +179,21 @@ void fit_drafts(const common_params & params, dw_spec & dw) {
     dw.draft_tokens = dw.drafter == DW_DRAFTER_NONE ? 0 : std::min(dw.draft_tokens, n_rows - 2);
 }
 
+// For "auto" without a drafter: a hybrid's layers are fused on a card all the same.
+void try_plain(common_params & params) {
+    dw_spec & dw    = params.speculative.dw;
+    dw_spec   plain = dw;
+    plain.type      = "plain";
+    plain.drafter   = DW_DRAFTER_NONE;
+    std::swap(dw, plain);
+    if (!dw.drafter_path.empty() || on_cpu(params) || !is_hybrid(params) || !refusal_of(params).empty()) {
+        std::swap(dw, plain);
+        return;
+    }
+    LOG_INF("draftwood: nothing is drafted: %s\n", plain.refusal.c_str());
+    dw.refusal.clear();
+}
+
 } // namespace
 
 int32_t results_of_tests() {
@@ -194,11 +210,8 @@ void resolve(common_params & params) {
     dw.drafter_path = params.speculative.draft.mparams.path;
     dw.drafter      = drafter_of(dw);
     dw.refusal      = refusal_of(params);
-    if (!dw.refusal.empty() && dw.type == "auto" && dw.drafter_path.empty() && is_hybrid(params)) {
-        LOG_INF("draftwood: nothing is drafted: %s\n", dw.refusal.c_str());
-        dw.type    = "plain";
-        dw.drafter = DW_DRAFTER_NONE;
-        dw.refusal = refusal_of(params);
+    if (!dw.refusal.empty() && dw.type == "auto") {
+        try_plain(params);
     }
     if (!dw.refusal.empty() && (dw.type == "auto" || dw.type == "plain")) {
         if (dw.drafter_path.empty()) {

@@ -267,9 +267,10 @@ def test_a_server_takes_a_pool_by_itself(tmp_path):
         ready(address, process)
         reply = ask(f"{address}/completion", body)
     words = log.read_text()
-    assert "of them lie on the card, all of them in host memory; the context has 2048 tokens" in words
+    assert "of its experts get a slot there, and all lie in host memory" in words
     assert "of 64 experts of each layer in slots on CUDA0, all of them in host memory" in words
     assert "draftwood: nothing is drafted: found no MTP block" in words
+    assert "2 slots, no drafts (--spec-type plain)" in words
     with serving(str(path), *flags, n_ctx=2048, stderr=subprocess.DEVNULL) as (address, process):
         ready(address, process)
         assert ask(f"{address}/completion", body)["content"] == reply["content"]

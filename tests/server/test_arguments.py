@@ -54,22 +54,17 @@ def test_a_drafter_beside_ngram_is_refused(tmp_path: Path) -> None:
     assert "takes no drafter" in ended(tmp_path, "--spec-type", "ngram", "-md", DRAFTER)
 
 
-def test_auto_without_an_mtp_block_is_plain(tmp_path: Path) -> None:
-    """Nothing is drafted, and kernels are ours, which gain on a card."""
+def test_auto_without_an_mtp_block_is_llama_cpps_on_a_cpu(tmp_path: Path) -> None:
+    """On a card it is plain: tests/gpu/test_surroundings.py."""
     path = tmp_path / "hybrid.gguf"
     write(PRESETS["moe-plain"], path)
-    replies = []
-    for spec_type in ("auto", "plain"):
-        server = Server(
-            tmp_path / spec_type, "-c", "512", "-np", "1", "--spec-type", spec_type, model=str(path)
-        )
-        try:
-            replies.append(server.wait().complete("a", n_predict=24)["content"])
-            assert ("draftwood: nothing is drafted: " in server.words()) is (spec_type == "auto")
-            assert "decoding is llama.cpp's alone" not in server.words()
-        finally:
-            server.close()
-    assert replies[0] == replies[1]
+    server = Server(tmp_path / "log", "-c", "512", "-np", "1", "--spec-type", "auto", model=str(path))
+    try:
+        assert server.wait().complete("a", n_predict=4)["tokens_predicted"] > 0
+        assert "decoding is llama.cpp's alone" in server.words()
+        assert "nothing is drafted" not in server.words()
+    finally:
+        server.close()
 
 
 def test_auto_leaves_other_architectures_to_llama_cpp(tmp_path: Path, no_mtp: str) -> None:

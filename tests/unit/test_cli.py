@@ -483,7 +483,7 @@ def header(**changes: Any) -> SimpleNamespace:
 @pytest.fixture
 def model(tmp_path, monkeypatch):
     """An existing file whose header has an MTP block, as far as `serve` can see."""
-    variables = (*serve_module._DRAFT_VARIABLES, *serve_module._SOURCE_VARIABLES)
+    variables = (*serve_module._DRAFT_VARIABLES, *serve_module.SOURCE_VARIABLES)
     for name in ("LLAMA_ARG_MODEL", *variables):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(serve_module, "_header", lambda path: header())
@@ -618,7 +618,7 @@ def test_serve_passes_everything_else_unchanged(model):
 
 @pytest.mark.parametrize("speculation", ["auto", "off", "mtp", "ngram", "tree"])
 def test_serve_refuses_what_is_no_model_before_the_server_starts(monkeypatch, tmp_path, speculation):
-    for name in ("LLAMA_ARG_MODEL", *serve_module._DRAFT_VARIABLES, *serve_module._SOURCE_VARIABLES):
+    for name in ("LLAMA_ARG_MODEL", *serve_module._DRAFT_VARIABLES, *serve_module.SOURCE_VARIABLES):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr(os, "execv", lambda path, command: pytest.fail(f"started {command}"))
     path = tmp_path / "nope.gguf"
@@ -711,7 +711,7 @@ def test_serve_heeds_llama_servers_variables(model, monkeypatch):
 
 def test_serve_without_mtp_in_the_model(model, monkeypatch, capsys):
     monkeypatch.setattr(serve_module, "_header", lambda path: header(n_layer_nextn=0))
-    assert command_line([model], "auto") == ["-m", model, "--spec-type", "plain"]
+    assert command_line([model], "auto") == ["-m", model, *AUTO]
     assert capsys.readouterr().err.startswith("draftwood: nothing is drafted: found no MTP block in the file")
     assert command_line([model, "-md", "d.gguf"], "auto") == ["-m", model, "-md", "d.gguf", *AUTO]
     assert capsys.readouterr().err == ""
@@ -989,7 +989,7 @@ def test_doctor_exits_with_1_only_if_something_is_broken(monkeypatch):
 
 def test_every_variable_that_the_code_reads_is_documented():
     reads = re.compile(r"""(?:environ(?:\.get)?|getenv)[\[(]\s*["'](\w+)["'](?!\] = )""")
-    served = (serve_module._DRAFT_VARIABLES, serve_module._SOURCE_VARIABLES, serve_module._PAGE_VARIABLES)
+    served = (serve_module._DRAFT_VARIABLES, serve_module.SOURCE_VARIABLES, serve_module._PAGE_VARIABLES)
     names = {*itertools.chain(*served), doctor_module._OVERRIDE}
     for folder, pattern in (("python", "*.py"), ("_build", "*.py"), ("tools", "*.py"), ("tests", "*.py"),
                             ("bench", "*.py"), ("src", "*.cpp")):  # fmt: skip

@@ -9,11 +9,11 @@ from typing import Any
 import pytest
 from draftwood.cli.server_own_pool import _CHOSEN
 from draftwood.cli.server_pool import _PLACING, Wanted, _settings, flags
-from draftwood.engine.engine import ModelInfo
+from draftwood.engine.engine import ModelInfo, probe_model
 from draftwood.errors import UnsupportedError
 from draftwood.load import devices, experts, memory
 
-from tests.unit.model_of_experts import GIB, INFO
+from tests.unit.model_of_experts import DRAFTER, GIB, INFO
 
 MODEL = replace(INFO, n_ctx_train=262_144)
 
@@ -24,21 +24,22 @@ class Pool:
 
 
 @pytest.fixture(autouse=True)
-def _bare(monkeypatch):
+def _bare(monkeypatch, tmp_path):
     for name in list(os.environ):
         if name.startswith("LLAMA_ARG_"):
             monkeypatch.delenv(name)
+    monkeypatch.setenv("XDG_CONFIG_HOME", str(tmp_path / "config"))
     monkeypatch.setattr(memory, "available", lambda: 64 * GIB)
     monkeypatch.setattr(experts, "make_pool", lambda part: Pool())
 
 
 @pytest.fixture
 def machine(monkeypatch):
-    """machine(GiB that are free on each card, backend="CUDA")."""
+    """machine(GiB that are free on each card, backend="CUDA", kind="GPU")."""
 
-    def make(*free: float, backend: str = "CUDA") -> None:
+    def make(*free: float, backend: str = "CUDA", kind: str = "GPU") -> None:
         found = [
-            {"name": f"{backend}{i}", "backend": backend, "memory_free": int(n * GIB)}
+            {"name": f"{backend}{i}", "backend": backend, "type": kind, "memory_free": int(n * GIB)}
             for i, n in enumerate(free)
         ]
         monkeypatch.setattr(devices, "cards", lambda: list(range(len(found))))
@@ -67,8 +68,12 @@ def test_a_model_larger_than_its_card_gets_what_is_free(machine, capsys, free, n
     ]
     assert n_ctx == 8192 or left(free, n_ctx) >= 0.4 * free * GIB > left(free, 2 * n_ctx)
     said = capsys.readouterr().err
-    assert said.startswith(f"draftwood: CUDA0 has {free}.0 GiB free, and this model's experts take 16.0 GiB")
-    assert f"the context has {n_ctx} tokens. --vram, --expert-vram and -c choose otherwise" in said
+    takes = (free * GIB - left(free, n_ctx) + MODEL.expert_bytes) / GIB
+    assert said.startswith(
+        f"draftwood: this model takes {takes:.1f} GiB with a context of {n_ctx} tokens, "
+        f"and CUDA0 has {free}.0 GiB free: "
+    )
+    assert "% of its experts get a slot there, and all lie in host memory. --vram" in said
     assert said.count("\n") == 1
 
 
@@ -98,6 +103,8 @@ def test_other_machines_have_none(machine):
     machine(12, backend="Vulkan")
     assert made() == []
     machine(12, 12)
+    assert made() == []
+    machine(12, kind="integrated GPU")
     assert made() == []
 
 
@@ -162,3 +169,56 @@ def test_heat_and_guesses_go_with_it(machine, tmp_path):
     assert made(expert_heat=heat, expert_guess=False)[-3:] == ["--expert-heat", heat, "--no-expert-guess"]
     with pytest.raises(Exception, match="is a folder; expected a file"):
         made(expert_heat=str(tmp_path))
+
+
+def test_what_a_header_does_not_say(machine):
+    machine(14)
+    assert made(info=replace(MODEL, kv_values=0)) == []
+    assert made(info=replace(MODEL, n_ctx_train=0)) == []
+
+
+def test_a_tokens_experts_are_the_least(machine, capsys):
+    """Mixtral's two of eight are a quarter of all."""
+    mixtral = replace(MODEL, n_experts=8, n_experts_used=2, file_bytes=28 * GIB, expert_bytes=23 * GIB)
+    machine(12)
+    assert made(info=mixtral) == []
+    assert capsys.readouterr().err == ""
+
+
+def test_slots_with_a_cache_each_share_the_context(machine, capsys):
+    machine(12)
+    assert made("-np", "8")[2:] == ["-c", "65536"]
+    assert "with a context of 65536 tokens (8192 a slot)" in capsys.readouterr().err
+    assert made("-np", "8", "-kvu")[2:] == ["-c", "8192"]
+    assert "8192 tokens, and" in capsys.readouterr().err
+
+
+def test_types_of_the_cache(machine):
+    machine(14)
+    (_, n_bytes), (_, q8) = made("-c", "65536"), made("-c", "65536", "-ctk", "q8_0", "-ctv", "q8_0")
+    assert int(q8) - int(n_bytes) == 2 * 11_000 * 65536 - int(34 / 32 * 11_000 * 65536)
+    (_, f32) = made("-c", "65536", "--cache-type-k", "f32")
+    assert int(n_bytes) - int(f32) == 11_000 * 65536
+
+
+def test_a_drafter_has_a_cache_too(machine):
+    machine(14)
+    info = probe_model(str(DRAFTER))
+    assert info.kv_values > 0
+    drafted, alone = (int(made("-c", "65536", *flags)[1]) for flags in (("-md", str(DRAFTER)), ()))
+    assert alone - drafted == info.file_bytes + 2 * info.kv_values * 65536
+    assert made("-hfd", "a/b") == []
+
+
+@pytest.mark.parametrize("flags", [("-hf", "a/b"), ("-mu", "http://x/y")])
+def test_a_model_that_is_downloaded(machine, flags):
+    machine(14)
+    assert made("-m", "model.gguf", *flags) == []
+
+
+def test_a_file_of_flags(machine, tmp_path):
+    machine(14)
+    path = tmp_path / "config" / "llama.cpp" / "config.ini"
+    path.parent.mkdir(parents=True)
+    path.write_text("n-cpu-moe = 4\n")
+    assert made() == []

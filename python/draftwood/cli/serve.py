@@ -15,7 +15,18 @@ import click
 
 from draftwood.cli import server_pool, server_values, shared
 from draftwood.cli.failure import library_needed
-from draftwood.cli.server_flags import DRAFTER_FILE_FLAGS, given, name_of, number, value
+from draftwood.cli.server_flags import (
+    DRAFTER_FILE_FLAGS,
+    DRAFTER_SOURCE_FLAGS,
+    DRAFTER_SOURCE_VARIABLES,
+    SOURCE_FLAGS,
+    SOURCE_VARIABLES,
+    config_files,
+    given,
+    name_of,
+    number,
+    value,
+)
 from draftwood.cli.server_help import need_known, taking_values
 from draftwood.errors import UnsupportedError
 from draftwood.load.programs import program
@@ -27,17 +38,11 @@ if TYPE_CHECKING:
 _MODEL_FLAGS = ("-m", "--model")
 # a user who gives one of these has chosen a drafter; names from common/arg.cpp at the pin
 _DRAFTER_FILE_VARIABLE = "LLAMA_ARG_SPEC_DRAFT_MODEL"
-# with one of these the file is one of a repository
-_DRAFTER_SOURCE_FLAGS = ("--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
-_DRAFTER_SOURCE_VARIABLES = ("LLAMA_ARG_SPEC_DRAFT_HF_REPO",)
-_DRAFTER_FLAGS = frozenset((*DRAFTER_FILE_FLAGS, *_DRAFTER_SOURCE_FLAGS))
-_DRAFTER_VARIABLES = (_DRAFTER_FILE_VARIABLE, *_DRAFTER_SOURCE_VARIABLES)
+_DRAFTER_FLAGS = frozenset((*DRAFTER_FILE_FLAGS, *DRAFTER_SOURCE_FLAGS))
+_DRAFTER_VARIABLES = (_DRAFTER_FILE_VARIABLE, *DRAFTER_SOURCE_VARIABLES)
 _TYPE, _TYPE_VARIABLE = "--spec-type", "LLAMA_ARG_SPEC_TYPE"
 _TYPE_FLAGS = frozenset((_TYPE, "--spec-default"))
 _DRAFT_VARIABLES = (_TYPE_VARIABLE, *_DRAFTER_VARIABLES)
-# a model file that is not there yet may come from one of these
-_SOURCE_FLAGS = frozenset(("-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"))
-_SOURCE_VARIABLES = ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCKER_REPO")
 # a user who gives one of these has chosen a page, or none
 _PAGE_FLAGS = frozenset(("--path", "--no-ui", "--no-webui"))
 _PAGE_VARIABLES = ("LLAMA_ARG_STATIC_PATH",)
@@ -135,7 +140,7 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
     need_known(program("llama-server"), arguments, _own_flags())
     path = _model(arguments)
     info = None if path is None else _header(path)
-    has_model = path is not None or given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
+    has_model = path is not None or given(arguments, SOURCE_FLAGS, SOURCE_VARIABLES)
     if not has_model or given(arguments, _TYPE_FLAGS, (_TYPE_VARIABLE,)):
         return arguments
     has_drafter = given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES)
@@ -146,9 +151,8 @@ def command_line(arguments: list[str], speculation: str) -> list[str]:
         planned = plan(Options(wished), info, {})
         if speculation == "auto" and planned.drafter == "none":
             click.echo(f"draftwood: nothing is drafted: {planned.reason}", err=True)
-            # without drafts our kernels gain where layers are fused; other models are llama.cpp's alone
-            fused = info.architecture in HYBRID_ARCHITECTURES
-            return [*arguments, _TYPE, _TYPES["off"]] if fused else arguments
+            # on a card a hybrid's layers are fused all the same; llama-server knows where they lie
+            return [*arguments, _TYPE, "auto"] if info.architecture in HYBRID_ARCHITECTURES else arguments
     return [*arguments, _TYPE, _TYPES[speculation]]
 
 
@@ -157,10 +161,10 @@ def need_model(arguments: list[str]) -> None:
     presets = {name_of(each) for each in arguments if each.startswith("--") and each.endswith("-default")}
     if (
         _model(arguments) is None
-        and not given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)
+        and not given(arguments, SOURCE_FLAGS, SOURCE_VARIABLES)
         and not given(arguments, {*_ROUTER_FLAGS, *_HELP_FLAGS}, _ROUTER_VARIABLES)
         and not presets - _TYPE_FLAGS  # --gpt-oss-20b-default and others download one
-        and not any(path.exists() for path in _config_files())
+        and not any(path.exists() for path in config_files())
     ):
         raise click.UsageError(
             "found no model; expected draftwood serve MODEL\n\n"
@@ -169,16 +173,10 @@ def need_model(arguments: list[str]) -> None:
         )
 
 
-def _config_files() -> list[Path]:
-    """Return where llama-server looks for flags, a model's among them (common/arg.cpp at the pin)."""
-    own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
-    return [Path(folder) / "llama.cpp" / "config.ini" for folder in ("/etc", own)]
-
-
 def need_drafter(arguments: list[str]) -> None:
     """Raise ModelFileError if a drafter is given by a file that is none: not after the model has loaded."""
     path = value(arguments, DRAFTER_FILE_FLAGS, os.environ.get(_DRAFTER_FILE_VARIABLE))
-    is_local = not given(arguments, _DRAFTER_SOURCE_FLAGS, _DRAFTER_SOURCE_VARIABLES)
+    is_local = not given(arguments, DRAFTER_SOURCE_FLAGS, DRAFTER_SOURCE_VARIABLES)
     if path and is_local and not given(arguments, _HELP_FLAGS, ()):
         with library_needed():
             from draftwood.load.files import need_drafter_file
@@ -229,7 +227,7 @@ def _check(arguments: list[str]) -> None:
             hint = _OTHERWISE[name_of(flag)]
             raise click.UsageError(f"found {flag}, which llama-server does not know\n\nhint: {hint}")
     types = value(arguments, (_TYPE,), os.environ.get(_TYPE_VARIABLE)) or ""
-    downloads = given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES)  # perhaps with a drafter beside it
+    downloads = given(arguments, SOURCE_FLAGS, SOURCE_VARIABLES)  # perhaps with a drafter beside it
     if "dflash" in types and not downloads and not given(arguments, _DRAFTER_FLAGS, _DRAFTER_VARIABLES):
         raise click.UsageError(
             f"found {_TYPE} {types} without a drafter, from which nothing is drafted\n\nhint: {_DRAFTER}"
@@ -273,7 +271,7 @@ def _model(arguments: list[str]) -> str | None:
     """Return the file that will be loaded; None where there is none, or it is still to be downloaded."""
     path = value(arguments, _MODEL_FLAGS, os.environ.get("LLAMA_ARG_MODEL"))
     absent = path is None or not os.path.exists(path)
-    return None if absent and given(arguments, _SOURCE_FLAGS, _SOURCE_VARIABLES) else path
+    return None if absent and given(arguments, SOURCE_FLAGS, SOURCE_VARIABLES) else path
 
 
 def _header(path: str) -> ModelInfo:

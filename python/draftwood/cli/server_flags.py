@@ -8,9 +8,16 @@ from __future__ import annotations
 import os
 from collections.abc import Iterable
 from itertools import pairwise
+from pathlib import Path
 
 # names from common/arg.cpp at the pin
 DRAFTER_FILE_FLAGS = ("--spec-draft-model", "-md", "--model-draft")
+# with one of these the drafter's file is one of a repository
+DRAFTER_SOURCE_FLAGS = ("--spec-draft-hf", "-hfd", "-hfrd", "--hf-repo-draft")
+DRAFTER_SOURCE_VARIABLES = ("LLAMA_ARG_SPEC_DRAFT_HF_REPO",)
+# a model file that is not there yet may come from one of these
+SOURCE_FLAGS = frozenset(("-mu", "--model-url", "-hf", "-hfr", "--hf-repo", "-dr", "--docker-repo"))
+SOURCE_VARIABLES = ("LLAMA_ARG_MODEL_URL", "LLAMA_ARG_HF_REPO", "LLAMA_ARG_DOCKER_REPO")
 
 
 def name_of(argument: str) -> str:
@@ -47,3 +54,9 @@ def number(arguments: list[str], flags: Iterable[str], variable: str, default: i
         return int(value(arguments, flags, os.environ.get(variable)) or default)
     except ValueError:
         return default
+
+
+def config_files() -> list[Path]:
+    """Return where llama-server looks for flags, a model's among them (common/arg.cpp at the pin)."""
+    own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"
+    return [Path(folder) / "llama.cpp" / "config.ini" for folder in ("/etc", own)]

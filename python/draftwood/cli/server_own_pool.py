@@ -1,7 +1,7 @@
 """The pool of experts that `draftwood serve` makes by itself, as `Llama` does, if its one card is too small.
 
 llama-server would move whole layers' experts to the CPU (--fit). Must not know: what drafts, flags of a pool.
-Test: tests/unit/test_cli_serve_own_pool.py.
+Test: tests/unit/test_cli_serve_own_pool.py, tests/gpu/test_surroundings.py.
 """
 
 from __future__ import annotations
@@ -13,11 +13,21 @@ from typing import TYPE_CHECKING, Any
 import click
 
 from draftwood.cli.failure import library_needed
-from draftwood.cli.server_flags import given, value
-from draftwood.errors import UnsupportedError
+from draftwood.cli.server_flags import (
+    DRAFTER_SOURCE_FLAGS,
+    DRAFTER_SOURCE_VARIABLES,
+    SOURCE_FLAGS,
+    SOURCE_VARIABLES,
+    config_files,
+    given,
+    number,
+    value,
+)
+from draftwood.errors import DraftwoodError, UnsupportedError
 
 if TYPE_CHECKING:
     from draftwood.engine.engine import ModelInfo
+    from draftwood.load.experts import Share
 
 # with one of these a user has chosen where the model lies; names from common/arg.cpp at the pin
 _CHOSEN = {
@@ -28,9 +38,16 @@ _CHOSEN = {
     **dict.fromkeys(("-sm", "--split-mode"), "LLAMA_ARG_SPLIT_MODE"),
     **dict.fromkeys(("-ts", "--tensor-split"), "LLAMA_ARG_TENSOR_SPLIT"),
     **dict.fromkeys(("-mg", "--main-gpu"), "LLAMA_ARG_MAIN_GPU"),
+    **dict.fromkeys(("-nkvo", "--no-kv-offload"), "LLAMA_ARG_KV_OFFLOAD"),
     "--rpc": "LLAMA_ARG_RPC",
 }
 _LAYERS = (("-ngl", "--gpu-layers", "--n-gpu-layers"), "LLAMA_ARG_N_GPU_LAYERS")
+_CACHE = (
+    (("-ctk", "--cache-type-k"), "LLAMA_ARG_CACHE_TYPE_K"),
+    (("-ctv", "--cache-type-v"), "LLAMA_ARG_CACHE_TYPE_V"),
+)
+_BYTES = {"f32": 4.0, "q8_0": 34 / 32, "q5_1": 24 / 32, "q5_0": 22 / 32, "q4_1": 20 / 32, "q4_0": 18 / 32}
+_UNIFIED = (("-kvu", "--kv-unified"), ("LLAMA_ARG_KV_UNIFIED",))
 _LEAST_CONTEXT = 8192  # tokens: a model that fits with fewer is left to --fit, which shortens its context
 
 
@@ -41,7 +58,7 @@ class Found:
     n_bytes: int
     """Of the card, for experts."""
     n_ctx: int
-    """Tokens of the context: the model's own, halved until experts have two fifths of what is free."""
+    """Of the context: as chosen, else the model's own, halved until experts get two fifths of the card."""
 
 
 def choose(
@@ -49,28 +66,43 @@ def choose(
 ) -> Found | None:
     """Return the pool of a model that one CUDA card cannot hold, and say so once; None for others.
 
-    settings: of what is not experts, as arguments of `Llama`, n_ctx among them. None, too, where a flag
-    places the model, and with a reason where host memory or the card cannot have a pool.
+    settings: of what is not experts, as arguments of `Llama`, n_ctx among them. None, too, where a flag or a
+    file of flags places the model, and with a reason where host memory or the card cannot have a pool.
     """
+    is_known = info.expert_bytes > 0 and info.kv_values > 0 and settings["n_ctx"] > 0
+    if not is_known or _is_placed(arguments, info):
+        return None
     with library_needed():
         from draftwood.load import experts
         from draftwood.load.devices import cards, describe
-    if info.expert_bytes == 0 or given(arguments, _CHOSEN, _CHOSEN.values()):
-        return None
-    if not _all_layers(arguments, info):
-        return None
     devices = [describe(card) for card in cards()]
-    if len(devices) != 1 or devices[0]["backend"] != "CUDA":
+    if len(devices) != 1 or devices[0]["backend"] != "CUDA" or devices[0]["type"] != "GPU":
         return None
-    free = int(devices[0]["memory_free"])
-    found = _divide(info, settings, free, is_context_chosen=is_context_chosen)
+    device, free = str(devices[0]["name"]), int(devices[0]["memory_free"])
+    n_streams = _streams(arguments)
+    room = _Room(info, settings, _bytes_of_a_value(arguments), free)
+    found = room.divide(settings["n_ctx"] if is_context_chosen else _LEAST_CONTEXT * n_streams)
     if found is None:
         return None
-    if why := experts.short_of_host(info) or _refusal(info, found.n_bytes, devices[0]["name"]):
+    part = experts.fitting(info, found.n_bytes, device)
+    if experts.taken_by(part, info) > found.n_bytes:  # a token's experts alone are more
+        return None
+    if why := experts.short_of_host(info) or _refusal(info, part):
         click.echo(f"draftwood: {why}: llama-server places experts (--fit)", err=True)
         return None
-    _say(info, found, free, devices[0]["name"])
+    _say(info, part, found.n_ctx, room, n_streams)
     return found
+
+
+def _is_placed(arguments: list[str], info: ModelInfo) -> bool:
+    """Tell whether a user has chosen where the model lies, or it is not known which files are loaded."""
+    unknown = given(arguments, SOURCE_FLAGS, SOURCE_VARIABLES) or given(
+        arguments, DRAFTER_SOURCE_FLAGS, DRAFTER_SOURCE_VARIABLES
+    )
+    by_file = any(path.exists() for path in config_files())
+    return (
+        unknown or by_file or given(arguments, _CHOSEN, _CHOSEN.values()) or not _all_layers(arguments, info)
+    )
 
 
 def _all_layers(arguments: list[str], info: ModelInfo) -> bool:
@@ -85,39 +117,76 @@ def _all_layers(arguments: list[str], info: ModelInfo) -> bool:
         return False  # llama-server says what is wrong with it
 
 
-def _divide(info: ModelInfo, settings: dict[str, Any], free: int, *, is_context_chosen: bool) -> Found | None:
-    from draftwood.load.experts import beside
-
-    n_ctx: int = settings["n_ctx"]
-    least = n_ctx if is_context_chosen else min(n_ctx, _LEAST_CONTEXT)
-    if beside(info, {**settings, "n_ctx": least}) + info.expert_bytes <= free:
-        return None
-    left = free - beside(info, {**settings, "n_ctx": n_ctx})
-    while n_ctx // 2 >= least and 5 * left < 2 * free:
-        n_ctx //= 2
-        left = free - beside(info, {**settings, "n_ctx": n_ctx})
-    return Found(left, n_ctx) if left > 0 else None
+def _streams(arguments: list[str]) -> int:
+    """Return how many slots have a cache of their own, and share the context's tokens."""
+    n_slots = number(arguments, ("-np", "--parallel"), "LLAMA_ARG_N_PARALLEL", -1)
+    return 1 if given(arguments, *_UNIFIED) else max(1, n_slots)
 
 
-def _refusal(info: ModelInfo, n_bytes: int, device: str) -> str:
+def _bytes_of_a_value(arguments: list[str]) -> float:
+    """Return what keys and values take each, on average."""
+    types = [value(arguments, flags, os.environ.get(variable)) for flags, variable in _CACHE]
+    return sum(_BYTES.get(each or "", 2.0) for each in types) / len(types)
+
+
+@dataclass(frozen=True, slots=True)
+class _Room:
+    """What a card has, and what a model takes of it beside its experts."""
+
+    info: ModelInfo
+    settings: dict[str, Any]
+    bytes_of_a_value: float
+    free: int
+
+    def rest(self, n_ctx: int) -> int:
+        """Return the bytes that all but experts take with a context of so many tokens."""
+        from draftwood.load.experts import beside, cache_bytes
+
+        others = beside(self.info, {**self.settings, "n_ctx": n_ctx}) - cache_bytes(self.info, n_ctx)
+        return others + int(self.bytes_of_a_value * self.info.kv_values * n_ctx) + self._of_drafter(n_ctx)
+
+    def divide(self, least: int) -> Found | None:
+        """Return the pool, with `least` tokens at least; None where the model fits, or the rest does not."""
+        n_ctx: int = self.settings["n_ctx"]
+        if self.rest(min(n_ctx, least)) + self.info.expert_bytes <= self.free:
+            return None
+        while n_ctx // 2 >= least and 5 * (self.free - self.rest(n_ctx)) < 2 * self.free:
+            n_ctx //= 2
+        left = self.free - self.rest(n_ctx)
+        return Found(left, n_ctx) if left > 0 else None
+
+    def _of_drafter(self, n_ctx: int) -> int:
+        """Return what the cache of a drafter takes, which has as many cells; its file is counted already."""
+        from draftwood.engine.engine import probe_model
+        from draftwood.load.experts import cache_bytes
+
+        path = self.settings["drafter"]
+        try:
+            return cache_bytes(probe_model(path), n_ctx) if path else 0
+        except DraftwoodError:
+            return 0  # who loads it says what is wrong with it
+
+
+def _refusal(info: ModelInfo, part: Share) -> str:
     """Return why this card has no pool; "" where it can have one."""
     from draftwood.load import experts
 
     try:
         experts.require_experts(info)
-        experts.make_pool(experts.fitting(info, n_bytes, device)).close()
+        experts.make_pool(part).close()
     except UnsupportedError as error:
         return error.message
     return ""
 
 
-def _say(info: ModelInfo, found: Found, free: int, device: str) -> None:
+def _say(info: ModelInfo, part: Share, n_ctx: int, room: _Room, n_streams: int) -> None:
     from draftwood.load.experts import gib
 
-    part = found.n_bytes / info.expert_bytes
+    slots = f" ({n_ctx // n_streams} a slot)" if n_streams > 1 else ""
+    taken, share = gib(room.rest(n_ctx) + info.expert_bytes), part.slots / info.n_experts
     click.echo(
-        f"draftwood: {device} has {gib(free)} free, and this model's experts take {gib(info.expert_bytes)}: "
-        f"{part:.0%} of them lie on the card, all of them in host memory; the context has {found.n_ctx} "
-        "tokens. --vram, --expert-vram and -c choose otherwise; --fit on leaves experts to llama-server",
+        f"draftwood: this model takes {taken} with a context of {n_ctx} tokens{slots}, and {part.device} has "
+        f"{gib(room.free)} free: {share:.0%} of its experts get a slot there, and all lie in host memory. "
+        "--vram, --expert-vram and -c choose otherwise; --fit on leaves experts to llama-server",
         err=True,
     )

@@ -161,6 +161,7 @@ def test_files_that_do_not_belong_together(parts, damage, found):
         with pytest.raises(ModelFileError, match=found) as caught:
             load(str(parts[0]))
         assert isinstance(caught.value, DraftwoodError)
+        assert "hint: pass the first of the model's files; the others lie beside it" in str(caught.value)
         named = parts[0] if damage in (uncount, repeat) else parts[2]
         assert named.name in str(caught.value)
 

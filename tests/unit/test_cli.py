@@ -720,6 +720,23 @@ def test_serve_without_mtp_in_the_model(model, monkeypatch, capsys):
             command_line([model], speculation)
 
 
+def test_files_of_one_model_are_given_by_the_first(tmp_path):
+    """As a shell writes NAME*.gguf."""
+    parts = [str(tmp_path / f"m-0000{i}-of-00002.gguf") for i in (1, 2)]
+    for path in parts:
+        Path(path).touch()
+    for command, found in (
+        ("run", f"found the file {parts[1]} as a prompt"),
+        ("serve", "expected one model"),
+    ):
+        result = invoke(command, *parts)
+        assert result.exit_code == 2
+        assert found in result.stderr
+        assert (
+            "hint: give the first of the model's files alone: the others are found beside it" in result.stderr
+        )
+
+
 def test_serve_leaves_other_architectures_to_llama_cpp(model, monkeypatch, capsys):
     monkeypatch.setattr(serve_module, "_header", lambda path: header(architecture="llama", n_layer_nextn=0))
     assert command_line([model], "auto") == ["-m", model]

@@ -22,6 +22,8 @@ if TYPE_CHECKING:
 
 
 def _one(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> str | None:
+    if words and shared.is_one_of_several(words[0]):  # a shell made them of NAME*.gguf
+        raise click.UsageError(f"found the file {words[0]} as a prompt\n\nhint: {shared.FIRST_ALONE}")
     if len(words) > 1:
         hint = f"put the prompt in quotes: '{' '.join(words)}'"
         raise click.UsageError(f"found {len(words)} prompts; expected one\n\nhint: {hint}")

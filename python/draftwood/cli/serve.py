@@ -252,10 +252,9 @@ def _with_model_flag(arguments: list[str]) -> list[str]:
 
 def _need_one(models: list[str]) -> None:
     if len(models) > 1:
-        raise click.UsageError(
-            f"found {' and '.join(models)}; expected one model\n\n"
-            "hint: draftwood serve model.gguf --port 8081"
-        )
+        parts = all(map(shared.is_one_of_several, models))
+        hint = shared.FIRST_ALONE if parts else "draftwood serve model.gguf --port 8081"
+        raise click.UsageError(f"found {' and '.join(models)}; expected one model\n\nhint: {hint}")
 
 
 def _is_file(argument: str) -> bool:

@@ -9,6 +9,7 @@ from __future__ import annotations
 import ctypes
 import json
 import os
+import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -68,6 +69,9 @@ class Curve:
         return raw
 
 
+_HINT_OF_SEVERAL = "pass the first of the model's files; the others lie beside it, under their own names"
+
+
 def probe_model(path: str) -> ModelInfo:
     """Read a GGUF's header without loading it, and check that its files are whole.
 
@@ -78,7 +82,8 @@ def probe_model(path: str) -> ModelInfo:
     """
     info = _capi.ModelInfo()
     info.struct_size = ctypes.sizeof(info)
-    check(_lib.dw_probe_model(os.fsencode(path), ctypes.byref(info)))
+    hint = _HINT_OF_SEVERAL if re.search(r"-\d{5}-of-\d{5}\.gguf$", str(path)) else None
+    check(_lib.dw_probe_model(os.fsencode(path), ctypes.byref(info)), hint)
     return ModelInfo(
         architecture=info.architecture.decode("utf-8", "replace"),
         n_layer_nextn=info.n_layer_nextn,

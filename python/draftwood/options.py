@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import difflib
 import numbers
+import re
 from dataclasses import dataclass, replace
 from typing import Any, Literal
 
@@ -325,3 +326,8 @@ def needed_batch(draft_tokens: int, tree_budget: int) -> int:
 def fitted(planned: Plan, n_batch: int) -> Plan:
     """Return the plan with trees that fit batches of n_batch rows."""
     return replace(planned, tree_budget=min(planned.tree_budget, n_batch))
+
+
+def is_one_of_several(path: str) -> bool:
+    """Tell whether a file of this name is one of several of a model, as llama.cpp names them."""
+    return re.search(r"-\d{5}-of-\d{5}\.gguf$", path) is not None

@@ -12,7 +12,6 @@
 #include <cstdlib>
 #include <cstring>
 #include <stdexcept>
-#include <utility>
 
 namespace draftwood {
 
@@ -181,17 +180,19 @@ void fit_drafts(const common_params & params, dw_spec & dw) {
 
 // For "auto" without a drafter: a hybrid's layers are fused on a card all the same.
 void try_plain(common_params & params) {
-    dw_spec & dw    = params.speculative.dw;
-    dw_spec   plain = dw;
-    plain.type      = "plain";
-    plain.drafter   = DW_DRAFTER_NONE;
-    std::swap(dw, plain);
-    if (!dw.drafter_path.empty() || on_cpu(params) || !is_hybrid(params) || !refusal_of(params).empty()) {
-        std::swap(dw, plain);
+    dw_spec & dw = params.speculative.dw;
+    if (!dw.drafter_path.empty() || on_cpu(params) || !is_hybrid(params)) {
         return;
     }
-    LOG_INF("draftwood: nothing is drafted: %s\n", plain.refusal.c_str());
-    dw.refusal.clear();
+    const dw_spec refused = dw;
+    dw.type               = "plain";
+    dw.drafter            = DW_DRAFTER_NONE;
+    dw.refusal            = refusal_of(params);
+    if (!dw.refusal.empty()) {
+        dw = refused;
+        return;
+    }
+    LOG_INF("draftwood: nothing is drafted: %s\n", refused.refusal.c_str());
 }
 
 } // namespace

@@ -14,7 +14,7 @@ import click
 from draftwood.cli import shared
 from draftwood.cli.failure import library_needed
 from draftwood.errors import DraftwoodError
-from draftwood.options import DEFAULT_DRAFT_P_MIN, MAX_DRAFT_VOCAB, MIN_DRAFT_VOCAB
+from draftwood.options import DEFAULT_DRAFT_P_MIN, MAX_DRAFT_VOCAB, MIN_DRAFT_VOCAB, is_one_of_several
 
 if TYPE_CHECKING:
     from draftwood.cli.progress import Interrupt
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 
 
 def _one(_: click.Context, __: click.Parameter, words: tuple[str, ...]) -> str | None:
-    if words and shared.is_one_of_several(words[0]):  # a shell made them of NAME*.gguf
+    if words and is_one_of_several(words[0]):  # a shell made them of NAME*.gguf
         raise click.UsageError(f"found the file {words[0]} as a prompt\n\nhint: {shared.FIRST_ALONE}")
     if len(words) > 1:
         hint = f"put the prompt in quotes: '{' '.join(words)}'"

@@ -7,6 +7,7 @@ import os
 import socket
 import subprocess
 import sys
+from functools import cache
 from importlib import resources
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -30,7 +31,7 @@ from draftwood.cli.server_flags import (
 from draftwood.cli.server_help import need_known, taking_values
 from draftwood.errors import UnsupportedError
 from draftwood.load.programs import program
-from draftwood.options import HYBRID_ARCHITECTURES, SPECULATIONS, Options, plan
+from draftwood.options import HYBRID_ARCHITECTURES, SPECULATIONS, Options, is_one_of_several, plan
 
 if TYPE_CHECKING:
     from draftwood.engine.engine import ModelInfo
@@ -252,7 +253,7 @@ def _with_model_flag(arguments: list[str]) -> list[str]:
 
 def _need_one(models: list[str]) -> None:
     if len(models) > 1:
-        parts = all(map(shared.is_one_of_several, models))
+        parts = all(map(is_one_of_several, models))
         hint = shared.FIRST_ALONE if parts else "draftwood serve model.gguf --port 8081"
         raise click.UsageError(f"found {' and '.join(models)}; expected one model\n\nhint: {hint}")
 
@@ -273,7 +274,9 @@ def _model(arguments: list[str]) -> str | None:
     return None if absent and given(arguments, SOURCE_FLAGS, SOURCE_VARIABLES) else path
 
 
+@cache
 def _header(path: str) -> ModelInfo:
+    """Read once what decides who drafts and whether there is a pool."""
     with library_needed():
         from draftwood.load.files import checked_model
     return checked_model(path)

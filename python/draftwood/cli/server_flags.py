@@ -56,6 +56,11 @@ def number(arguments: list[str], flags: Iterable[str], variable: str, default: i
         return default
 
 
+def slots(arguments: list[str]) -> int:
+    """Return how many slots are asked for; -1 where llama-server decides."""
+    return number(arguments, ("-np", "--parallel"), "LLAMA_ARG_N_PARALLEL", -1)
+
+
 def config_files() -> list[Path]:
     """Return where llama-server looks for flags, a model's among them (common/arg.cpp at the pin)."""
     own = os.environ.get("XDG_CONFIG_HOME") or Path.home() / ".config"

@@ -20,7 +20,7 @@ from draftwood.cli.server_flags import (
     SOURCE_VARIABLES,
     config_files,
     given,
-    number,
+    slots,
     value,
 )
 from draftwood.errors import DraftwoodError, UnsupportedError
@@ -80,8 +80,9 @@ def choose(
         return None
     device, free = str(devices[0]["name"]), int(devices[0]["memory_free"])
     n_streams = _streams(arguments)
-    room = _Room(info, settings, _bytes_of_a_value(arguments), free)
-    found = room.divide(settings["n_ctx"] if is_context_chosen else _LEAST_CONTEXT * n_streams)
+    room = _Room.of(info, settings, _bytes_of_a_value(arguments), free)
+    n_ctx = settings["n_ctx"]
+    found = room.divide(n_ctx, n_ctx if is_context_chosen else _LEAST_CONTEXT * n_streams)
     if found is None:
         return None
     part = experts.fitting(info, found.n_bytes, device)
@@ -119,8 +120,7 @@ def _all_layers(arguments: list[str], info: ModelInfo) -> bool:
 
 def _streams(arguments: list[str]) -> int:
     """Return how many slots have a cache of their own, and share the context's tokens."""
-    n_slots = number(arguments, ("-np", "--parallel"), "LLAMA_ARG_N_PARALLEL", -1)
-    return 1 if given(arguments, *_UNIFIED) else max(1, n_slots)
+    return 1 if given(arguments, *_UNIFIED) else max(1, slots(arguments))
 
 
 def _bytes_of_a_value(arguments: list[str]) -> float:
@@ -131,40 +131,46 @@ def _bytes_of_a_value(arguments: list[str]) -> float:
 
 @dataclass(frozen=True, slots=True)
 class _Room:
-    """What a card has, and what a model takes of it beside its experts."""
+    """What a card has, and what a model takes of it beside its experts. In bytes."""
 
-    info: ModelInfo
-    settings: dict[str, Any]
-    bytes_of_a_value: float
     free: int
+    others: int
+    """All but experts and caches."""
+    of_a_token: float
+    """The model's cache and its drafter's."""
+    of_experts: int
+
+    @staticmethod
+    def of(info: ModelInfo, settings: dict[str, Any], bytes_of_a_value: float, free: int) -> _Room:
+        from draftwood.load.experts import beside, cache_bytes
+
+        others = beside(info, settings) - cache_bytes(info, settings["n_ctx"])
+        of_a_token = bytes_of_a_value * info.kv_values + _of_drafter(settings["drafter"])
+        return _Room(free, others, of_a_token, info.expert_bytes)
 
     def rest(self, n_ctx: int) -> int:
         """Return the bytes that all but experts take with a context of so many tokens."""
-        from draftwood.load.experts import beside, cache_bytes
+        return self.others + int(self.of_a_token * n_ctx)
 
-        others = beside(self.info, {**self.settings, "n_ctx": n_ctx}) - cache_bytes(self.info, n_ctx)
-        return others + int(self.bytes_of_a_value * self.info.kv_values * n_ctx) + self._of_drafter(n_ctx)
-
-    def divide(self, least: int) -> Found | None:
+    def divide(self, n_ctx: int, least: int) -> Found | None:
         """Return the pool, with `least` tokens at least; None where the model fits, or the rest does not."""
-        n_ctx: int = self.settings["n_ctx"]
-        if self.rest(min(n_ctx, least)) + self.info.expert_bytes <= self.free:
+        if self.rest(min(n_ctx, least)) + self.of_experts <= self.free:
             return None
         while n_ctx // 2 >= least and 5 * (self.free - self.rest(n_ctx)) < 2 * self.free:
             n_ctx //= 2
         left = self.free - self.rest(n_ctx)
         return Found(left, n_ctx) if left > 0 else None
 
-    def _of_drafter(self, n_ctx: int) -> int:
-        """Return what the cache of a drafter takes, which has as many cells; its file is counted already."""
-        from draftwood.engine.engine import probe_model
-        from draftwood.load.experts import cache_bytes
 
-        path = self.settings["drafter"]
-        try:
-            return cache_bytes(probe_model(path), n_ctx) if path else 0
-        except DraftwoodError:
-            return 0  # who loads it says what is wrong with it
+def _of_drafter(path: str | None) -> int:
+    """Return what a token takes in the cache of a drafter, which has as many cells as the model's."""
+    from draftwood.engine.engine import probe_model
+    from draftwood.load.experts import cache_bytes
+
+    try:
+        return cache_bytes(probe_model(path), 1) if path else 0
+    except DraftwoodError:
+        return 0  # who loads it says what is wrong with it
 
 
 def _refusal(info: ModelInfo, part: Share) -> str:
@@ -182,11 +188,11 @@ def _refusal(info: ModelInfo, part: Share) -> str:
 def _say(info: ModelInfo, part: Share, n_ctx: int, room: _Room, n_streams: int) -> None:
     from draftwood.load.experts import gib
 
-    slots = f" ({n_ctx // n_streams} a slot)" if n_streams > 1 else ""
-    taken, share = gib(room.rest(n_ctx) + info.expert_bytes), part.slots / info.n_experts
+    of_slot = f" ({n_ctx // n_streams} a slot)" if n_streams > 1 else ""
+    taken, free = gib(room.rest(n_ctx) + room.of_experts), gib(room.free)
     click.echo(
-        f"draftwood: this model takes {taken} with a context of {n_ctx} tokens{slots}, and {part.device} has "
-        f"{gib(room.free)} free: {share:.0%} of its experts get a slot there, and all lie in host memory. "
-        "--vram, --expert-vram and -c choose otherwise; --fit on leaves experts to llama-server",
+        f"draftwood: this model takes {taken} with a context of {n_ctx} tokens{of_slot}, and {part.device} "
+        f"has {free} free: {part.slots / info.n_experts:.0%} of its experts get a slot there, and all lie in "
+        "host memory. --vram, --expert-vram and -c choose otherwise; --fit on leaves experts to llama-server",
         err=True,
     )

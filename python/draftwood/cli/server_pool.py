@@ -15,7 +15,7 @@ import click
 
 from draftwood.cli import server_own_pool
 from draftwood.cli.failure import library_needed
-from draftwood.cli.server_flags import DRAFTER_FILE_FLAGS, given, number, value
+from draftwood.cli.server_flags import DRAFTER_FILE_FLAGS, given, number, slots, value
 
 if TYPE_CHECKING:
     from draftwood.engine.engine import ModelInfo
@@ -145,7 +145,7 @@ def _say_context(info: ModelInfo, n_ctx: int) -> None:
 
 def _settings(arguments: list[str], info: ModelInfo) -> dict[str, Any]:
     """Return what decides how much of a card the rest of a model takes, as arguments of `Llama`."""
-    n_slots = number(arguments, ("-np", "--parallel"), "LLAMA_ARG_N_PARALLEL", -1)
+    n_slots = slots(arguments)
     n_slots = n_slots if n_slots > 0 else _AUTO_SLOTS
     of_slot = number(arguments, _OF_SLOT[0], _OF_SLOT[1][0], 0)
     n_ctx = number(arguments, *_CONTEXT, 0) or max(0, of_slot) * n_slots or info.n_ctx_train

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Callable
 from typing import Any
 
@@ -61,8 +60,3 @@ def tree_budget(least: int = 1) -> Option:
     return click.option("--tree-budget", type=click.IntRange(least, MAX_TREE_BUDGET),
                         help="Draft trees of at most this many rows, the newest token's included. "
                         f"Default: {DEFAULT_TREE_BUDGET} if drafts are trees.")  # fmt: skip
-
-
-def is_one_of_several(path: str) -> bool:
-    """Tell whether a file of this name is one of several of a model, as llama.cpp names them."""
-    return re.search(r"-\d{5}-of-\d{5}\.gguf$", path) is not None

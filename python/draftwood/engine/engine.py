@@ -9,7 +9,6 @@ from __future__ import annotations
 import ctypes
 import json
 import os
-import re
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
@@ -18,6 +17,7 @@ from draftwood.engine import _capi
 from draftwood.engine.status import check
 from draftwood.engine.tree import Tree, native_tree
 from draftwood.errors import IDS_HINT, UnsupportedError
+from draftwood.options import is_one_of_several
 from draftwood.stats import SpeculationStats
 
 _lib = _capi.lib
@@ -82,7 +82,7 @@ def probe_model(path: str) -> ModelInfo:
     """
     info = _capi.ModelInfo()
     info.struct_size = ctypes.sizeof(info)
-    hint = _HINT_OF_SEVERAL if re.search(r"-\d{5}-of-\d{5}\.gguf$", str(path)) else None
+    hint = _HINT_OF_SEVERAL if is_one_of_several(str(path)) else None
     check(_lib.dw_probe_model(os.fsencode(path), ctypes.byref(info)), hint)
     return ModelInfo(
         architecture=info.architecture.decode("utf-8", "replace"),
